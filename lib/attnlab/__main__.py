@@ -1,0 +1,103 @@
+"""The command line behind the Makefile: measure, report, notebook."""
+
+import argparse
+import sys
+import warnings
+
+import yaml
+
+from attnlab import obtain, paths, runs, studies
+from attnlab.errors import UserError
+from attnlab.report import paper
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; a UserError becomes one line and exit status 1, Ctrl-C 130."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except UserError as error:
+        print(f"attnlab: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("attnlab: interrupted; what was recorded is kept", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"attnlab: {error.strerror or error}: {error.filename or ''}; what was recorded is kept", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="attnlab", description="Is your attention kernel really faster?")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command, about in (
+        ("measure", _measure, "measure a study into a run"),
+        ("report", _report, "render a recorded run, or measure one and render it"),
+    ):
+        sub = commands.add_parser(name, help=about)
+        sub.add_argument("--run", default="", help="name of a run in data/")
+        sub.add_argument("--study", default="", help="a study in notebooks/params/, or a path to a YAML file")
+        sub.add_argument("--device", default="auto", choices=obtain.DEVICES[:3])
+        sub.set_defaults(command=command)
+    notebook = commands.add_parser("notebook", help="execute and render one notebook")
+    notebook.add_argument("name", help="such as 02_baseline")
+    notebook.add_argument("-p", dest="parameters", action="append", default=[], metavar="NAME=VALUE")
+    notebook.set_defaults(command=_notebook)
+    readme = commands.add_parser("readme", help="write the README's picture and table from a recorded run")
+    readme.add_argument("--run", required=True)
+    readme.set_defaults(command=_readme)
+    return parser
+
+
+def _measure(options: argparse.Namespace) -> str:
+    if options.run and (runs.folder(options.run) / "manifest.json").is_file():
+        study = studies.parse(runs.read_manifest(options.run)["study"], options.run)
+        if options.study and studies.load(options.study) != study:
+            raise UserError(
+                f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
+            )
+    else:
+        study = studies.load(options.study or _default_study(options.device))
+    name = obtain.measured(options.run, study, options.device)
+    print(f"recorded {paths.shown(runs.folder(name))}/")
+    return name
+
+
+def _report(options: argparse.Namespace) -> None:
+    if options.run and (options.study or options.device != "auto"):
+        raise UserError("RUN renders what was recorded and measures nothing: leave STUDY and DEVICE out")
+    name = options.run or _measure(options)
+    page = paper.render(name)
+    print(f"rendered {paths.shown(page)}")
+
+
+def _notebook(options: argparse.Namespace) -> None:
+    page = paper.render_notebook(options.name, dict(map(_assignment, options.parameters)))
+    print(f"rendered {paths.shown(page)}")
+
+
+def _readme(options: argparse.Namespace) -> None:
+    from attnlab.report import readme
+
+    readme.update(paths.ROOT / "README.md", options.run)
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"-p takes NAME=VALUE, not {text!r}")
+    return name, yaml.safe_load(value) if value else ""
+
+
+def _default_study(device: str) -> str:
+    try:
+        from attnlab.measure import devices
+    except ImportError as error:
+        raise UserError(f"measuring needs {error.name}, which is not installed: `make measure` sets it up") from None
+    return obtain.default_study(devices.resolve(device).type)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""What a notebook shows, alike in JupyterLab and on the page: figures, tables, listings and prose.
+
+Captions and notes are one run of markdown: ``**bold**``, ``code``, ``$tex$``, and ``[](#fig-roofline)`` for "Figure 3".
+"""
+
+import base64
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from html import escape
+from io import BytesIO
+from numbers import Real
+from typing import Any, TypeVar
+
+import matplotlib
+import matplotlib.figure
+import matplotlib.pyplot as plt
+import pandas as pd
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+
+from attnlab.analyse import markdown
+
+MISSING = "—"
+T = TypeVar("T")
+
+_NUMBER = r"[<>≤≥≈~]?\s?[+\-−±]?\d[\d,\u2009\u202f]*(?:\.\d+)?(?:[eE][+\-−]?\d+)?\s?[%×]?"
+_NUMERIC = re.compile(rf"{_NUMBER}(?:\s*±\s*{_NUMBER})?(?:\s*[\[(]{_NUMBER}\s*[,–]\s*{_NUMBER}[\])])?")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with its number, caption and a description for who cannot see it."""
+
+    figure: matplotlib.figure.Figure
+    name: str
+    caption: str
+    alt: str
+
+    def __post_init__(self) -> None:
+        # An open figure would be shown a second time, at the end of the cell, by Jupyter's inline backend.
+        plt.close(self.figure)
+
+    @cached_property
+    def svg(self) -> bytes:
+        """The drawing as SVG, the same bytes whenever it is drawn the same."""
+        drawing = BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": "attnlab"}):
+            self.figure.savefig(drawing, format="svg", metadata={"Date": None})
+        return drawing.getvalue()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        source = f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode()}"
+        image = f'<img alt="{escape(self.alt)}" src="{source}">'
+        return _bundle(_float(f"fig-{self.name}", "plot", image, _caption(self.caption)), self.alt)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A frame as its caller formatted it, without its index; nothing is a dash, columns of numbers are set right.
+
+    Args:
+        highlight: position of the row that the text is about.
+    """
+
+    frame: pd.DataFrame
+    name: str
+    caption: str
+    note: str = ""
+    highlight: int | None = None
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        table = f'<div class="scroll"><table><thead>{self._head()}</thead><tbody>{self._body()}</tbody></table></div>'
+        note = f'<p class="note">{markdown.inline(self.note)}</p>' if self.note else ""
+        html = _float(f"tab-{self.name}", "table", _caption(self.caption), table, note)
+        return _bundle(html, self.frame.to_string(index=False, na_rep=MISSING))
+
+    @cached_property
+    def _alignments(self) -> list[str]:
+        columns = (self.frame.iloc[:, position] for position in range(self.frame.shape[1]))
+        return [' class="num"' if _is_numeric(column) else "" for column in columns]
+
+    def _head(self) -> str:
+        columns = zip(self.frame.columns, self._alignments, strict=True)
+        titles = (f'<th scope="col"{align}>{escape(str(title))}</th>' for title, align in columns)
+        return f"<tr>{''.join(titles)}</tr>"
+
+    def _body(self) -> str:
+        return "".join(self._row(*row) for row in enumerate(self.frame.itertuples(index=False, name=None)))
+
+    def _row(self, position: int, cells: Iterable[object]) -> str:
+        emphasis = ' class="target"' if position == self.highlight else ""
+        aligned = zip(cells, self._alignments, strict=True)
+        texts = (f"<td{align}>{escape(_text(cell))}</td>" for cell, align in aligned)
+        return f"<tr{emphasis}>{''.join(texts)}</tr>"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A text to be read as it is, such as a kernel's source; ``language`` is a name that Pygments knows."""
+
+    text: str
+    name: str
+    caption: str
+    language: str = ""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        code = highlight(self.text, get_lexer_by_name(self.language or "text"), HtmlFormatter(nowrap=True))
+        body = f'<pre class="highlight"><code>{code}</code></pre>'
+        return _bundle(_float(f"lst-{self.name}", "listing", _caption(self.caption), body), self.text)
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Paragraphs in markdown, whose numbers were computed."""
+
+    markdown: str
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/markdown": self.markdown, "text/plain": self.markdown}
+
+
+def of_sweep(show: Callable[..., T]) -> Callable[..., T | Prose]:
+    """Let `show(results, sweep, ...)` say so where the study has no such sweep."""
+
+    @wraps(show)
+    def shown(results: Any, sweep: str, *arguments: Any) -> T | Prose:
+        if sweep not in results.study.sweeps:
+            return Prose(f"*The study “{results.study.name}” has no sweep “{sweep}”.*")
+        return show(results, sweep, *arguments)
+
+    return shown
+
+
+def _bundle(html: str, plain: str) -> dict[str, str]:
+    return {"text/html": html, "text/plain": plain}
+
+
+def _float(anchor: str, kind: str, *parts: str) -> str:
+    return f'<figure id="{escape(anchor)}" class="{kind}">{"".join(parts)}</figure>'
+
+
+def _caption(text: str) -> str:
+    return f"<figcaption>{markdown.inline(text)}</figcaption>"
+
+
+def _is_numeric(column: pd.Series) -> bool:
+    present = column.dropna()
+    return not present.empty and all(map(_looks_numeric, present))
+
+
+def _looks_numeric(cell: object) -> bool:
+    if isinstance(cell, Real):
+        return not isinstance(cell, bool)
+    return _NUMERIC.fullmatch(str(cell).strip()) is not None
+
+
+def _text(cell: Any) -> str:
+    return MISSING if pd.isna(cell) else str(cell)

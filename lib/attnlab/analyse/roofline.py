@@ -1,0 +1,106 @@
+"""The machine's ceilings, and how far below them a latency lies.
+
+The roofline of Williams, Waterman and Patterson (2009), with the exponentials of the softmax as a third ceiling, since
+on recent GPUs the special-function units need as long as the matrix units do (FlashAttention-3, arXiv 2407.08608,
+section 3.1).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnlab import paths, stats
+from attnlab.shapes import Shape
+
+# What a rate is worth in operations, bytes or exponentials per microsecond.
+PER_US = {"TFLOP/s": 1e6, "GB/s": 1e3, "Gexp/s": 1e3}
+TITLES = {"copy": "memory copy", "l2": "L2 reads", "exponentials": "exponentials"}
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A rate of this machine.
+
+    Attributes:
+        measured: median of the run's own samples with its interval, None where it was not measured.
+        datasheet: the vendor's number, None for "n/a".
+        how: how it was measured, or why it wasn't.
+    """
+
+    name: str
+    unit: str
+    measured: stats.Interval | None
+    datasheet: float | None
+    sm_clock_mhz: int | None
+    how: str
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return TITLES.get(self.name, f"matrix product, {self.name.removeprefix('matmul.')}")
+
+
+class Ceilings:
+    """The ceilings of a run by name: ``matmul.<dtype>``, ``copy``, ``l2``, ``exponentials``."""
+
+    def __init__(self, manifest: dict[str, Any]) -> None:
+        sheet = datasheet(manifest["device"]["name"])
+        self.l2_bytes = int(manifest["device"]["l2_bytes"])
+        self.all = [_ceiling(name, found, sheet) for name, found in manifest["ceilings"].items()]
+        self._rates = {c.name: c.measured.estimate * PER_US[c.unit] for c in self.all if c.measured}
+
+    def terms_us(self, shape: Shape) -> dict[str, float]:
+        """Least time in us that each ceiling measured here allows for the shape."""
+        work = {f"matmul.{shape.dtype}": shape.flops, "copy": shape.bytes, "exponentials": shape.exponentials}
+        return {name: amount / self._rates[name] for name, amount in work.items() if name in self._rates}
+
+    def floor_us(self, shape: Shape) -> float:
+        """The largest of the terms: no implementation that reaches memory and the units can take less."""
+        return max(self.terms_us(shape).values(), default=np.nan)
+
+    def limit(self, shape: Shape) -> str:
+        """Which ceiling the floor stands on, in words."""
+        terms = self.terms_us(shape)
+        return _limit_title(max(terms, key=lambda name: terms[name])) if terms else "n/a"
+
+    def ridge(self, dtype: str) -> float:
+        """Intensity in FLOP per byte above which matrix products limit, by the measured ceilings."""
+        return self._rates.get(f"matmul.{dtype}", np.nan) / self._rates.get("copy", np.nan)
+
+    def rate(self, name: str) -> float:
+        """The measured ceiling in its unit; NaN where there is none."""
+        return next((c.measured.estimate for c in self.all if c.name == name and c.measured), np.nan)
+
+    def mark(self, shape: Shape, median_us: float) -> str:
+        """What must stand beside a throughput: nothing, "L2" or "above ceiling".
+
+        A bandwidth above the copy ceiling is explained where the compulsory bytes fit the L2, by the L2's own ceiling;
+        any other throughput above a ceiling is flagged as what it is until explained, an error.
+        """
+        terms = self.terms_us(shape)
+        over = [name for name, least_us in terms.items() if least_us > median_us]
+        if not over:
+            return ""
+        l2_us = shape.bytes / (self.rate("l2") * PER_US["GB/s"])
+        explained = over == ["copy"] and shape.bytes <= self.l2_bytes and not l2_us > median_us
+        return "L2" if explained else "above ceiling"
+
+
+def datasheet(device_name: str) -> pd.Series | None:
+    """The row of data/reference/datasheets.csv for a device, None for one that it doesn't know."""
+    known = pd.read_csv(paths.REFERENCE / "datasheets.csv")
+    match = known[known["matches"] == device_name]
+    return None if match.empty else match.iloc[0]
+
+
+def _ceiling(name: str, found: dict[str, Any], sheet: pd.Series | None) -> Ceiling:
+    column = {"TFLOP/s": name.replace(".", "_") + "_tflops", "GB/s": f"{name}_gbs"}.get(found["unit"], "")
+    stated = float(sheet[column]) if sheet is not None and column in sheet.index else None
+    measured = stats.bootstrap_ci(found["samples"]) if found["samples"] else None
+    return Ceiling(name, found["unit"], measured, stated, found["sm_clock_mhz"], found["how"])
+
+
+def _limit_title(name: str) -> str:
+    return {"copy": "memory", "exponentials": "exponentials"}.get(name, "matrix product")

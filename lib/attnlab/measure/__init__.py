@@ -1,0 +1,1 @@
+"""The half that needs the device: lock the environment, build inputs, call, check, time, record."""

@@ -1,0 +1,110 @@
+"""The locked environment: what is set, that it took, and what it was."""
+
+import os
+import platform
+import random
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab import runs
+from attnlab.errors import UserError
+from attnlab.measure import devices
+from attnlab.measure.telemetry import Telemetry
+
+SEED = 42
+CUBLAS_WORKSPACE = ":4096:8"
+PACKAGES = ("torch", "numpy", "triton", "cupy-cuda13x", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py")
+
+
+def lock() -> None:
+    """Fix what could change numbers or speed behind the study's back, then assert that it took.
+
+    Raises:
+        UserError: a setting did not hold; nothing is measured then.
+    """
+    # Read by cuBLAS when its first handle is made, so before anything touches the device.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
+    # In this order: setting the precision also sets the TF32 flags.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    # In strict mode SDPA silently refuses its cuDNN backend, backward passes being non-deterministic there.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # On by default with the above: it would fill every fresh tensor with NaN inside the timed window.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+    _assert_locked()
+
+
+def settings() -> dict[str, Any]:
+    """The locked settings, read back from torch."""
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+        "seed": torch.initial_seed(),
+    }
+
+
+LOCKED = {
+    "float32_matmul_precision": "highest",
+    "tf32_matmul": False,
+    "tf32_cudnn": False,
+    "cudnn_benchmark": False,
+    "cudnn_deterministic": True,
+    "deterministic_algorithms": True,
+    "deterministic_warn_only": True,
+    "fill_uninitialized_memory": False,
+    "cublas_workspace_config": CUBLAS_WORKSPACE,
+    "seed": SEED,
+}
+
+
+def fingerprint(device: torch.device) -> dict[str, Any]:
+    """Everything of the environment that a run's numbers may depend on, with its SHA-256 as ``hash``."""
+    found = {
+        "settings": settings(),
+        "device": devices.describe(device),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": _versions(),
+        "cuda": torch.version.cuda or "n/a",
+        "cudnn": str(torch.backends.cudnn.version()) if device.type == "cuda" else "n/a",
+        "driver": Telemetry(device).driver,
+        "card": Telemetry(device).limits(),
+        "threads": torch.get_num_threads(),
+    }
+    return found | {"hash": runs.digest(found)}
+
+
+def _assert_locked() -> None:
+    found = settings()
+    for setting, wanted in LOCKED.items():
+        if found[setting] != wanted:
+            raise UserError(
+                f"the environment is not locked: {setting} is {found[setting]!r} and must be {wanted!r}; "
+                "nothing was measured"
+            )
+
+
+def _versions() -> dict[str, str]:
+    there = {}
+    for package in PACKAGES:
+        try:
+            there[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            there[package] = "n/a"
+    return there | {"torch": torch.__version__}

@@ -1,0 +1,64 @@
+"""What a call did besides taking time: the kernels that ran, and the memory it held at its peak."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from attnlab.measure.clocks import Call
+
+
+def kernels(call: Call, device: torch.device) -> list[str]:
+    """Names of what ran, the longest first: device kernels on a GPU, framework operators on a CPU."""
+    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    with _quiet(), profile(activities=[activity]) as profiler:
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    spent: Counter[str] = Counter()
+    for event in profiler.events():
+        spent[event.name] += event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
+    # The profiler also lists the host's own waiting.
+    return [name for name, _ in spent.most_common() if "ynchronize" not in name]
+
+
+def peak_memory_bytes(call: Call, inputs_bytes: int, device: torch.device) -> int:
+    """Most memory that was allocated at once during a call: Q, K and V, the output, and any workspace."""
+    return inputs_bytes + (_peak_cuda(call) if device.type == "cuda" else _peak_cpu(call))
+
+
+def _peak_cuda(call: Call) -> int:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated()) - before
+
+
+def _peak_cpu(call: Call) -> int:
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        output = call()
+    # In the order of time, each allocation counts up and each release down.
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held, peak = 0, output.nbytes
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # The profiler's own library writes trace points to the standard error stream, which is not ours to fill.
+    kept, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(sink)

@@ -1,0 +1,166 @@
+"""Recording a run: what the study asks for and the run doesn't hold yet is handed out, and closed when whole."""
+
+import errno
+import hashlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from attnlab import __version__, paths, runs
+from attnlab.errors import UserError
+from attnlab.measure import clocks, devices, worker
+from attnlab.studies import Study, parse
+
+POLL_S = 0.5
+
+
+def fresh_processes() -> Executor:
+    """One process at a time, a new one for each job: one GPU, strictly serial."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
+
+
+def record(name: str, study: Study, wanted: str, executor: Executor | None = None) -> str:
+    """Measure the study into the run `name`: a new one, or one that was cut off, which goes on where it stood.
+
+    Args:
+        wanted: ``auto``, ``cuda`` or ``cpu``.
+        executor: runs the jobs, each a replicate; default `fresh_processes`.
+
+    Raises:
+        UserError: the device isn't there, the run is of another study or environment, the disk is full, a process died.
+            What was recorded until then is kept.
+    """
+    device = devices.resolve(wanted).type
+    with runs.lock(name), executor or fresh_processes() as pool:
+        try:
+            environment = _open(pool, name, study, device)
+            jobs = [
+                worker.Job(name, study, device, r, tuple(study.shapes), environment) for r in range(study.replicates)
+            ]
+            _work_through(pool, jobs)
+            runs.finish(name)
+        except KeyboardInterrupt:
+            _stop(pool)
+            raise UserError(
+                f"interrupted; what was recorded of {name!r} is kept: `make measure RUN={name}` goes on"
+            ) from None
+        except BrokenProcessPool:
+            raise UserError(
+                f"the measuring process died (killed, or out of host memory); what was recorded of {name!r} is kept: "
+                f"`make measure RUN={name}` goes on"
+            ) from None
+        except OSError as error:
+            raise UserError(_disk_problem(name, error)) from None
+    return name
+
+
+def new_name(device: torch.device) -> str:
+    """A name for a run that begins now: the device and the time, such as ``h200-20261121-064501``."""
+    described = devices.describe(device)
+    words = str(described["name"]).lower().split()
+    model = "cpu" if described["kind"] == "cpu" else next((w for w in words if any(c.isdigit() for c in w)), "gpu")
+    return f"{model}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def _open(pool: Executor, name: str, study: Study, device: str) -> str:
+    """Begin the run, or take up one that was cut off; returns the hash of its environment."""
+    if not (runs.folder(name) / "manifest.json").is_file():
+        print(f"{name}: looking at the machine and its ceilings", file=sys.stderr)
+        found = pool.submit(worker.survey, device, study).result()
+        runs.create(name, _manifest(study, device, found))
+    manifest = runs.read_manifest(name)
+    if parse(manifest["study"], name) != study:
+        raise UserError(f"the run {name!r} is of another study ({manifest['study']['name']}): choose another name")
+    if manifest["complete"]:
+        raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
+    return str(manifest["environment"]["hash"])
+
+
+def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any]:
+    missing = [str(timing) for timing in study.timings if not clocks.available(devices.resolve(device), timing)]
+    return {
+        "attnlab": __version__,
+        "commit": _commit(),
+        "command": f"make measure STUDY={study.name} DEVICE={device}",
+        **found,
+        "study": study.model_dump(mode="json"),
+        "missing_clocks": missing,
+        "sources": _digests(sorted((paths.ROOT / "lib" / "attnlab" / "measure").glob("*.[pc]*"))),
+        "kernels": _digests(sorted(paths.KERNELS.glob("*.cu"))),
+    }
+
+
+def _work_through(pool: Executor, jobs: list[worker.Job]) -> None:
+    """Hand out the jobs and show how far they are."""
+    name, study = jobs[0].run, jobs[0].study
+    waiting: set[Future[None]] = {pool.submit(worker.measure, job) for job in jobs}
+    total = len(study.shapes) * study.replicates
+    with _Progress(name, total) as show:
+        while waiting:
+            done, waiting = wait(waiting, timeout=POLL_S, return_when="FIRST_COMPLETED")
+            show(len(runs.recorded(name, "cases")))
+            for future in done:
+                future.result()
+
+
+class _Progress:
+    """A bar where someone watches, else a line now and then."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self._bar = tqdm(total=total, desc=name, unit="shape", disable=None, leave=False)
+        self._name, self._total, self._said = name, total, 0
+
+    def __enter__(self) -> Callable[[int], None]:
+        return self._show
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+    def _show(self, done: int) -> None:
+        self._bar.update(done - self._bar.n)
+        if self._bar.disable and 8 * done // self._total > self._said:
+            self._said = 8 * done // self._total
+            print(f"{self._name}: {done} of {self._total} shapes measured", file=sys.stderr, flush=True)
+
+
+def _stop(pool: Executor) -> None:
+    pool.shutdown(wait=False, cancel_futures=True)
+    for child in multiprocessing.active_children():
+        child.terminate()
+
+
+def _disk_problem(name: str, error: OSError) -> str:
+    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"writing failed ({error.strerror})"
+    return f"{what}; what was recorded of {name!r} is kept: make room, then `make measure RUN={name}` goes on"
+
+
+def _digests(files: list[Path]) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _commit() -> str:
+    """The commit that measures, with ``+`` where files differ from it.
+
+    A tree that was copied without its repository is told by ATTNLAB_COMMIT; else it is "n/a".
+    """
+    if "ATTNLAB_COMMIT" in os.environ:
+        return os.environ["ATTNLAB_COMMIT"]
+    git = ["git", "-C", os.fspath(paths.ROOT)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "n/a"
+    return commit + ("+" if changed.strip() else "")

@@ -1,0 +1,317 @@
+"""The unit of work: one replicate over a shard of the study's shapes, in a process of its own."""
+
+import random
+import signal
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import pandas as pd
+import torch
+
+from attnlab import runs
+from attnlab.errors import EnvironmentChanged
+from attnlab.measure import ceilings, clocks, devices, environment, inputs, inspection
+from attnlab.measure.attention import REGISTRY, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measure.clocks import Case
+from attnlab.measure.correctness import Check, Gate, on_poison
+from attnlab.measure.telemetry import Telemetry
+from attnlab.shapes import Shape
+from attnlab.studies import Study, Timing
+
+# Warm-up goes on past the calls that the study asks for until two windows agree, or for this many windows.
+WARMUP_WINDOW = 10
+WARMUP_WINDOWS = 20
+STEADY = 0.02
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A replicate over a shard. `environment` is the hash that this process must find again."""
+
+    run: str
+    study: Study
+    device: str
+    replicate: int
+    shapes: tuple[Shape, ...]
+    environment: str
+
+
+def survey(wanted: str, study: Study) -> dict[str, Any]:
+    """What a manifest says of the machine: device, locked environment, ceilings, clocks. In a process of its own."""
+    _die_quietly()
+    device = devices.resolve(wanted)
+    environment.lock()
+    dtypes = sorted({shape.dtype for shape in study.shapes})
+    if device.type == "cuda":
+        dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})
+    return {
+        "device": devices.describe(device),
+        "environment": environment.fingerprint(device),
+        "ceilings": ceilings.measure(device, dtypes),
+        "clocks": clocks.calibrate(device),
+        "telemetry": Telemetry(device).unavailable or "NVML",
+    }
+
+
+def measure(job: Job) -> None:
+    """Measure what the run still lacks of `job`, a block at a time.
+
+    Raises:
+        UserError: the environment can't be locked.
+        EnvironmentChanged: it isn't the one that the run began in.
+    """
+    _die_quietly()
+    started = time.monotonic()
+    device = torch.device(job.device)
+    environment.lock()
+    if environment.fingerprint(device)["hash"] != job.environment:
+        raise EnvironmentChanged(f"the environment changed since the run {job.run!r} began: start a new run")
+    session = Session(job, device, Telemetry(device), started)
+    measuring = time.monotonic()
+    for shape in job.shapes:
+        _measure_shape(session, shape)
+    row = {
+        "process": session.process,
+        "replicate": job.replicate,
+        "setup_seconds": measuring - started,
+        "measuring_seconds": time.monotonic() - measuring,
+    }
+    runs.add_part(job.run, "processes", f"r{job.replicate:02d}-{session.process}", pd.DataFrame([row]))
+
+
+@dataclass
+class Session:
+    """What holds for one process: its device, its telemetry, its random order and its name."""
+
+    job: Job
+    device: torch.device
+    telemetry: Telemetry
+    started: float
+    process: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    @property
+    def timings(self) -> list[Timing]:
+        """The study's timings that the device has a clock for."""
+        return [timing for timing in self.job.study.timings if clocks.available(self.device, timing)]
+
+    def key(self, shape: Shape) -> str:
+        """Names the blocks of a shape so that they sort in the order of the study."""
+        return shape_key(self.job.study, shape, self.job.replicate)
+
+    def seed(self, shape: Shape, purpose: str) -> int:
+        """A seed of its own for each shape, replicate and purpose."""
+        return zlib.crc32(f"{environment.SEED} {shape} {self.job.replicate} {purpose}".encode())
+
+
+def shape_key(study: Study, shape: Shape, replicate: int) -> str:
+    """Key of the blocks of one shape in one replicate."""
+    return f"r{replicate:02d}-s{study.shapes.index(shape):03d}"
+
+
+def block_key(study: Study, shape: Shape, replicate: int, timing: Timing) -> str:
+    """Key of a block of samples: one shape in one replicate under one timing."""
+    return f"{shape_key(study, shape, replicate)}-{timing.clock}-{timing.cache}"
+
+
+@dataclass
+class Subject:
+    """An implementation on its way through one shape: ready to be timed, or with the reason why it isn't."""
+
+    implementation: Implementation
+    case: Case
+    status: str = "measured"
+    reason: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        return self.status == "measured"
+
+
+def _measure_shape(session: Session, shape: Shape) -> None:
+    """One shape through the gate, the clocks and the gate again; its cases are recorded last, and close it."""
+    key = session.key(shape)
+    if key in runs.recorded(session.job.run, "cases"):
+        return
+    drawn = inputs.draw(shape, session.seed(shape, "timed"), session.device)
+    subjects = [_subject(name, drawn, shape) for name in session.job.study.implementations]
+    checks = _gate(session, shape, subjects, drawn, "before")
+    inputs.redraw(drawn, shape, session.seed(shape, "timed"))
+    _prepare(session, shape, subjects)
+    for timing in session.timings:
+        _record_block(session, shape, subjects, timing)
+    checks += _gate(session, shape, subjects, drawn, "after")
+    runs.add_part(session.job.run, "checks", key, pd.DataFrame(checks))
+    runs.add_part(session.job.run, "cases", key, pd.DataFrame([_case_row(session, shape, s) for s in subjects]))
+    subjects.clear()
+    devices.release(session.device)
+
+
+def _subject(name: str, drawn: inputs.Inputs, shape: Shape) -> Subject:
+    implementation = REGISTRY[name]
+    return Subject(implementation, Case(partial(implementation.call, *drawn, shape.causal), implementation.selected))
+
+
+def _through(subject: Subject, work: Callable[[], T]) -> T | None:
+    """Do `work` for a subject; if it can't, note why and lose nothing else."""
+    try:
+        with subject.implementation.selected():
+            return attempt(work)
+    except Unsupported as error:
+        subject.status, subject.reason = "skipped", str(error)
+    except OutOfMemory as error:
+        subject.status, subject.reason = "out of memory", str(error)
+    return None
+
+
+def _gate(
+    session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs, moment: str
+) -> list[dict[str, Any]]:
+    """Check every subject on inputs that nothing has seen, its memory poisoned; who fails is out."""
+    inputs.redraw(drawn, shape, session.seed(shape, moment))
+    gate = Gate(drawn, shape.causal)
+    rows = []
+    for subject in [subject for subject in subjects if subject.alive]:
+        for route, check in _checks(subject, gate):
+            rows.append(_check_row(session, shape, subject, check, moment, route))
+            if not check.passed:
+                subject.status, subject.reason = "failed", f"{moment} timing, {route}: {check.reason}"
+        devices.release(session.device)
+    return rows
+
+
+def _checks(subject: Subject, gate: Gate) -> Iterator[tuple[str, Check]]:
+    """Check what a subject computes from the inputs as they are now, by each route that is timed."""
+    called = _through(subject, lambda: gate.check(on_poison(subject.case.call)))
+    if called is not None:
+        yield "call", called
+    if subject.alive and subject.case.graph is not None and subject.case.output is not None:
+        subject.case.output.fill_(torch.nan)
+        subject.case.graph.replay()
+        yield "graph", gate.check(subject.case.output)
+
+
+def _prepare(session: Session, shape: Shape, subjects: list[Subject]) -> None:
+    """Warm up, look at kernels and memory, and capture graphs."""
+    inputs_bytes = 3 * shape.bytes // 4
+    for subject in [subject for subject in subjects if subject.alive]:
+        case = subject.case
+        _through(subject, case.call)
+        with subject.implementation.selected():
+            subject.details["kernels"] = inspection.kernels(case.call, session.device)
+            subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
+        subject.details |= _warm_up(session, case)
+        devices.release(session.device)
+    if any(timing.clock == "device" for timing in session.timings):
+        _capture(session, subjects)
+
+
+def _capture(session: Session, subjects: list[Subject]) -> None:
+    pool = torch.cuda.graph_pool_handle()
+    for subject in [subject for subject in subjects if subject.alive]:
+        _through(subject, partial(clocks.capture, subject.case, subject.details["warmup_us"], pool))
+        devices.release(session.device)
+
+
+def _warm_up(session: Session, case: Case) -> dict[str, Any]:
+    """Call until two windows in a row agree; say how many calls that took and whether they ever did."""
+    least = -(-session.job.study.warmup_calls // WARMUP_WINDOW)
+    last, steady = clocks.roughly_us(case, session.device, WARMUP_WINDOW), False
+    windows = 1
+    while windows < least or (not steady and windows < WARMUP_WINDOWS):
+        now = clocks.roughly_us(case, session.device, WARMUP_WINDOW)
+        steady = abs(now - last) <= STEADY * last
+        last, windows = now, windows + 1
+    return {"warmup_calls": windows * WARMUP_WINDOW, "warmup_us": last, "steady": steady}
+
+
+def _record_block(session: Session, shape: Shape, subjects: list[Subject], timing: Timing) -> None:
+    """The rounds of one timing, kept as one part."""
+    job = session.job
+    key = block_key(job.study, shape, job.replicate, timing)
+    alive = [subject for subject in subjects if subject.alive]
+    if key in runs.recorded(job.run, "samples") or not alive:
+        return
+    take = clocks.sampler(session.device, timing)
+    order = random.Random(session.seed(shape, str(timing)))
+    rows = []
+    for number in range(job.study.samples):
+        order.shuffle(alive)
+        telemetry = session.telemetry.read()
+        for position, subject in enumerate(alive):
+            latency_us, launches = take(subject.case)
+            rows.append(
+                {
+                    "implementation": subject.implementation.name,
+                    **shape.axes,
+                    "clock": timing.clock,
+                    "cache": timing.cache,
+                }
+                | {"replicate": job.replicate, "process": session.process, "round": number, "position": position}
+                | {"started_s": time.monotonic() - session.started, "launches": launches, "latency_us": latency_us}
+                | {"sm_clock_mhz": telemetry.sm_clock_mhz, "power_w": telemetry.power_w}
+                | {"temperature_c": telemetry.temperature_c, "throttle_reasons": telemetry.throttle_reasons}
+                | {"throttled": telemetry.throttled}
+            )
+    runs.add_part(job.run, "samples", key, _typed(pd.DataFrame(rows)))
+
+
+TELEMETRY_TYPES = {
+    "sm_clock_mhz": "Int32",
+    "power_w": "Float64",
+    "temperature_c": "Int32",
+    "throttle_reasons": "Int64",
+    "throttled": "boolean",
+}
+
+
+def _typed(rows: pd.DataFrame) -> pd.DataFrame:
+    # A machine without NVML has only empty readings, which must not change the columns' types.
+    return rows.astype(TELEMETRY_TYPES)
+
+
+def _check_row(
+    session: Session, shape: Shape, subject: Subject, check: Check, moment: str, route: str
+) -> dict[str, Any]:
+    return {
+        "implementation": subject.implementation.name,
+        **shape.axes,
+        "replicate": session.job.replicate,
+        "process": session.process,
+        "moment": moment,
+        "route": route,
+        "max_error": check.error.maximum,
+        "mean_error": check.error.mean,
+        "framework_max_error": check.framework_error.maximum,
+        "framework_mean_error": check.framework_error.mean,
+        "passed": check.passed,
+    }
+
+
+def _case_row(session: Session, shape: Shape, subject: Subject) -> dict[str, Any]:
+    details = subject.details
+    return {
+        "implementation": subject.implementation.name,
+        **shape.axes,
+        "replicate": session.job.replicate,
+        "process": session.process,
+        "status": subject.status,
+        "reason": subject.reason,
+        "kernels": "\n".join(details.get("kernels", [])),
+        "peak_memory_bytes": details.get("peak_memory_bytes", 0),
+        "warmup_calls": details.get("warmup_calls", 0),
+        "steady": details.get("steady", False),
+    }
+
+
+def _die_quietly() -> None:
+    # Ctrl-C reaches the whole process group; the parent says what it means, a traceback from here would not.
+    with suppress(ValueError):  # not in the main thread, as when an executor of threads runs a test
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

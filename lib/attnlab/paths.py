@@ -1,0 +1,31 @@
+"""Every place on disk, named once."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+PARAMS = NOTEBOOKS / "params"
+KERNELS = ROOT / "kernels"
+REFERENCE = ROOT / "data" / "reference"
+
+
+def data() -> Path:
+    """Where runs are: ``data/``, or what ATTNLAB_DATA names."""
+    return Path(os.environ.get("ATTNLAB_DATA", ROOT / "data"))
+
+
+def reports() -> Path:
+    """Where reports are rendered: ``reports/``, or what ATTNLAB_REPORTS names."""
+    return Path(os.environ.get("ATTNLAB_REPORTS", ROOT / "reports"))
+
+
+def figures() -> Path:
+    """Where figures are drawn as files: ``figures/``, or what ATTNLAB_FIGURES names."""
+    return Path(os.environ.get("ATTNLAB_FIGURES", ROOT / "figures"))
+
+
+def shown(path: Path) -> str:
+    """A path as a message shows it: relative to the project where it lies inside."""
+    path = Path(path).resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

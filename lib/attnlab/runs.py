@@ -1,0 +1,217 @@
+"""The run folder: the only thing that the measuring and the analysing half share.
+
+While a run is recorded, each block of rows is a file of its own in ``parts/``, written to a temporary name, flushed
+and renamed, so that a run killed at any moment holds whole blocks only. A part carries the start of its SHA-256 in its
+name. When nothing is missing any more, the parts become one Parquet file a table, whose hashes the manifest holds.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from attnlab import paths
+from attnlab.errors import UserError
+
+SCHEMA = 1
+TABLES = ("samples", "checks", "cases", "processes")
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it was recorded.
+
+    Attributes:
+        manifest: schema, environment and its hash, device, ceilings, clocks, study, hashes of the files.
+        samples: a row per sample; latencies in us, clocks in MHz, power in W, ``started_s`` since its process began.
+        checks: a row per correctness check; errors are absolute, against the float64 oracle.
+        cases: a row per case and replicate: what became of it, the kernels that ran, its peak memory in bytes.
+        processes: a row per process that measured, with its seconds.
+    """
+
+    name: str
+    manifest: Manifest
+    samples: pd.DataFrame
+    checks: pd.DataFrame
+    cases: pd.DataFrame
+    processes: pd.DataFrame
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block that the study asks for was recorded."""
+        return bool(self.manifest["complete"])
+
+
+def names() -> list[str]:
+    """The runs that are there, the newest last."""
+    folders = [path.parent for path in paths.data().glob("*/manifest.json")]
+    return [folder.name for folder in sorted(folders, key=lambda f: (_created(f), f.name))]
+
+
+def folder(name: str) -> Path:
+    """The folder of the run `name`, whether or not it is there."""
+    if not name or name != Path(name).name or name.startswith("."):
+        raise UserError(f"{name!r} can't be the name of a run: it is a folder in {paths.shown(paths.data())}/")
+    return paths.data() / name
+
+
+def load(name: str) -> Run:
+    """Read a run and check it against its manifest.
+
+    Raises:
+        UserError: there is no such run, it was changed after it was recorded, or a newer attnlab wrote it.
+    """
+    manifest = read_manifest(name)
+    tables = _whole_tables(name, manifest) if manifest["complete"] else _tables_from_parts(name)
+    return Run(name, manifest, **tables)
+
+
+def read_manifest(name: str) -> Manifest:
+    """Read and check the manifest alone; raises as `load` does."""
+    path = folder(name) / "manifest.json"
+    if not path.is_file():
+        there = ", ".join(names()) or "none yet; `make report` records one"
+        raise UserError(f"there is no run {name!r}; those that are: {there}")
+    where = paths.shown(path)
+    try:
+        manifest: Manifest = json.loads(path.read_text())
+        schema = manifest["schema"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise UserError(f"{where} has schema {schema}, this attnlab reads up to {SCHEMA}: update attnlab")
+    if manifest.get("seal") != digest({key: value for key, value in manifest.items() if key != "seal"}):
+        raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
+    return manifest
+
+
+def create(name: str, manifest: Manifest) -> None:
+    """Begin a run: its folder, with a manifest that says it isn't complete."""
+    target = folder(name)
+    (target / "parts").mkdir(parents=True)
+    stamp = datetime.now(UTC).isoformat(timespec="seconds")
+    _write_manifest(target, {"schema": SCHEMA, "name": name, "created": stamp, **manifest, "complete": False})
+
+
+@contextmanager
+def lock(name: str) -> Iterator[None]:
+    """Hold the run for writing; a second process that asks is refused.
+
+    Raises:
+        UserError: another process is measuring into this run.
+    """
+    target = folder(name)
+    target.mkdir(parents=True, exist_ok=True)
+    with open(target / ".lock", "w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"another process is measuring into the run {name!r}: wait for it, or name another"
+            ) from None
+        yield
+
+
+def add_part(name: str, table: str, key: str, rows: pd.DataFrame) -> None:
+    """Record the rows of one block for good, or, if that fails, nothing of them. A block that is there stays."""
+    if key in recorded(name, table):
+        return
+    buffer = io.BytesIO()
+    rows.to_parquet(buffer, index=False)
+    content = buffer.getvalue()
+    part = folder(name) / "parts" / f"{table}.{key}.{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+    _write_atomically(part, content)
+
+
+def recorded(name: str, table: str) -> set[str]:
+    """The keys of the blocks of one table that a run not yet complete holds."""
+    return {path.name.split(".")[1] for path in (folder(name) / "parts").glob(f"{table}.*.parquet")}
+
+
+def finish(name: str) -> None:
+    """Turn the parts into one file a table. Killed anywhere, it can be run again."""
+    target = folder(name)
+    files = {}
+    for table, frame in _tables_from_parts(name).items():
+        path = target / f"{table}.parquet"
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False, compression="zstd")
+        _write_atomically(path, buffer.getvalue())
+        files[path.name] = hashlib.sha256(buffer.getvalue()).hexdigest()
+    stamp = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest = read_manifest(name) | {"complete": True, "finished": stamp, "files": files}
+    _write_manifest(target, manifest)
+    shutil.rmtree(target / "parts")
+    (target / ".lock").unlink(missing_ok=True)
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of anything that is JSON, independent of the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _whole_tables(name: str, manifest: Manifest) -> dict[str, pd.DataFrame]:
+    tables = {}
+    for table in TABLES:
+        path = folder(name) / f"{table}.parquet"
+        where = paths.shown(path)
+        if not path.is_file():
+            raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != manifest["files"].get(path.name):
+            raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
+        tables[table] = pd.read_parquet(io.BytesIO(content))
+    return tables
+
+
+def _tables_from_parts(name: str) -> dict[str, pd.DataFrame]:
+    tables = {}
+    for table in TABLES:
+        parts = sorted((folder(name) / "parts").glob(f"{table}.*.parquet"))
+        frames = [pd.read_parquet(io.BytesIO(_verified(part))) for part in parts]
+        tables[table] = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    return tables
+
+
+def _verified(part: Path) -> bytes:
+    content = part.read_bytes()
+    if not hashlib.sha256(content).hexdigest().startswith(part.name.split(".")[2]):
+        raise UserError(f"{paths.shown(part)} was changed after it was recorded: delete it and measure it again")
+    return content
+
+
+def _write_manifest(target: Path, manifest: Manifest) -> None:
+    body = {key: value for key, value in manifest.items() if key != "seal"}
+    sealed = body | {"seal": digest(body)}
+    _write_atomically(target / "manifest.json", json.dumps(sealed, indent=1).encode() + b"\n")
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _created(target: Path) -> str:
+    try:
+        return str(json.loads((target / "manifest.json").read_text()).get("created", ""))
+    except (ValueError, AttributeError):
+        return ""

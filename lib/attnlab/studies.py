@@ -1,0 +1,143 @@
+"""A study: the cases of a run, its baseline, and how they are timed."""
+
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from attnlab import implementations, paths
+from attnlab.errors import UserError
+from attnlab.shapes import Shape
+from attnlab.suggestions import suggestion
+
+Block = dict[str, Any]
+
+
+class Timing(BaseModel):
+    """A clock and the state of the L2 that it reads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    clock: Literal["eager", "device"]
+    cache: Literal["warm", "cold"]
+
+    def __str__(self) -> str:
+        return f"{self.clock} {self.cache}"
+
+
+class Study(BaseModel):
+    """What a run measures, as a file in notebooks/params/ states it.
+
+    A sweep is a mapping of axes, or a list of such mappings; lists of values are multiplied out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: str
+    title: str
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    implementations: Annotated[list[str], Field(min_length=1)]
+    baseline: str
+    target: Block
+    timings: Annotated[list[Timing], Field(min_length=1)]
+    samples: Annotated[int, Field(ge=2)] = 100
+    replicates: Annotated[int, Field(ge=1)] = 1
+    warmup_calls: Annotated[int, Field(ge=20)] = 20
+    sweeps: Annotated[dict[str, list[Block]], Field(min_length=1)]
+
+    @field_validator("sweeps", mode="before")
+    @classmethod
+    def _single_blocks_are_lists(cls, sweeps: Any) -> Any:
+        if not isinstance(sweeps, dict):
+            return sweeps
+        return {name: [block] if isinstance(block, dict) else block for name, block in sweeps.items()}
+
+    @model_validator(mode="after")
+    def _names_and_shapes_are_known(self) -> "Study":
+        for name in [*self.implementations, self.baseline]:
+            implementations.require(name)
+        if self.baseline not in self.implementations:
+            raise UserError(f"the baseline {self.baseline} is not among the implementations")
+        for word, values in (("implementation", self.implementations), ("timing", self.timings)):
+            if len(set(values)) < len(values):
+                raise UserError(f"an {word} is listed twice" if word[0] in "aeiou" else f"a {word} is listed twice")
+        for sweep in self.sweeps:
+            self.sweep(sweep)
+        if self.target_shape not in self.shapes:
+            raise UserError(f"no sweep holds the target {self.target_shape}")
+        return self
+
+    @property
+    def target_shape(self) -> Shape:
+        """The shape that the report's headline speaks of."""
+        return _shape(self.target, "target")
+
+    def sweep(self, name: str) -> list[Shape]:
+        """The shapes of one sweep, in the order stated."""
+        return [shape for block in self.sweeps[name] for shape in _multiply_out(block, f"sweeps.{name}")]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Every shape of the study once, in the order first stated."""
+        return list(dict.fromkeys(shape for name in self.sweeps for shape in self.sweep(name)))
+
+
+def load(name: str | Path) -> Study:
+    """Read a study: a name in notebooks/params/, or a path to a YAML file.
+
+    Raises:
+        UserError: there is no such file, it isn't valid YAML, or it states something that can't be measured.
+    """
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else paths.PARAMS / f"{name}.yaml"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in paths.PARAMS.glob("*.yaml")))
+        raise UserError(f"there is no study {str(name)!r}; notebooks/params/ has {there}")
+    where = paths.shown(path)
+    try:
+        stated = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(stated, dict):
+        raise UserError(f"{where} must be a mapping with the fields of a study")
+    return parse({"name": path.stem, **stated}, where)
+
+
+def parse(stated: dict[str, Any], where: str) -> Study:
+    """Turn the fields of a study into one, or say in one line what is wrong with them and `where`."""
+    try:
+        return Study.model_validate(stated)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except ValidationError as error:
+        raise UserError(f"{where}: {_first_problem(error)}") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        near = suggestion(str(problem["loc"][-1]), Study.model_fields)
+        return f"unknown field {field!r}; fields are {', '.join(Study.model_fields)}{near}"
+    if problem["type"] == "missing":
+        return f"the field {field!r} is missing"
+    return f"{field}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
+
+
+def _multiply_out(block: Block, where: str) -> list[Shape]:
+    axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
+    if empty := [axis for axis, values in axes.items() if not values]:
+        raise UserError(f"{where}: the axis {empty[0]!r} has no values")
+    return [_shape(dict(zip(axes, values, strict=True)), where) for values in product(*axes.values())]
+
+
+def _shape(axes: Block, where: str) -> Shape:
+    for axis in axes:
+        if axis not in Shape.AXES:
+            near = suggestion(str(axis), Shape.AXES)
+            raise UserError(f"{where}: unknown axis {axis!r}; axes are {', '.join(Shape.AXES)}{near}")
+    if missing := [axis for axis in Shape.AXES[:4] if axis not in axes]:
+        raise UserError(f"{where}: the axis {missing[0]!r} is missing")
+    try:
+        return Shape(**axes)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None

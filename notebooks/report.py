@@ -1,0 +1,308 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Is it really faster? PyTorch's attention, measured so that a doubter can check
+#
+# <p class="authors">attnlab</p>
+
+# %% tags=["parameters"]
+run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
+study: str = "quick"  # what to measure: a file in params/
+device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
+
+# %%
+from attnlab import obtain
+from attnlab.analyse import figures, prose, tables
+
+results = obtain.results(run, study, device)
+baseline, target = results.study.baseline, results.study.target_shape
+
+# %% tags=["hide"]
+prose.dateline(results)
+
+# %% [markdown]
+# ## Abstract
+
+# %% tags=["hide"]
+prose.abstract(results)
+
+# %% [markdown]
+# ## The question
+#
+# A report that one attention kernel is faster than another is easy to make and easy to get wrong: a clock that times the
+# host, a cache that was warm for one side, samples that are not independent, a throughput that no such device can reach.
+# This report answers for PyTorch's own implementations, which any new kernel has to beat, and shows all that the answer
+# rests on. Every number in it was computed from the run's samples when the page was built.
+
+# %%
+tables.parameters(results)
+
+# %%
+prose.lacking(results)
+
+# %% [markdown]
+# ## The machine
+
+# %%
+prose.machine(results)
+
+# %%
+tables.machine(results)
+
+# %%
+tables.ceilings(results)
+
+# %% [markdown]
+# ## Methods
+#
+# ### Work
+#
+# For batch $B$, heads $H$, length $S$, head dimension $D$ and $b$ bytes an element, attention
+#
+# $$O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{D}}\right) V$$
+#
+# takes $F = 4BHS^2D$ FLOPs and one exponential a score, and must move $M = 4BHSDb$ bytes: $Q$, $K$ and $V$ read once and
+# $O$ written once. Under a causal mask only scores that it lets through count, $F = 2BHS(S+1)D$. Others halve the full
+# count instead, which is $S/(S+1)$ of this.
+#
+# ### Clocks
+#
+# `eager` is the time between two CUDA events around one call, with the stream idle before: what a program sees, launch
+# gap included. `device` removes the gap: a CUDA graph of $k$ calls is replayed while the stream is still busy, and the time
+# between the events divided by $k$ is one sample. $k$ is chosen so that a replay takes about 0.4 ms, at most 64 calls. On
+# a CPU, only `eager` exists, read from the system's performance counter.
+#
+# ### Caches
+#
+# Before each `warm` sample the same work runs once untimed, so that the cache holds what this implementation leaves in
+# it. Before each `cold` one a buffer of twice the last level of cache is overwritten, outside the timed window.
+#
+# ### Order
+#
+# In a round, every implementation is timed once, in random order; rounds follow one another until each has its samples. A
+# replicate is a fresh process that walks the whole study. So drift and neighbours touch all alike.
+#
+# ### Correctness
+#
+# Each case is compared with a float64 oracle before it is timed and again after, on inputs that it has not seen, its
+# memory filled with NaN before; graphs are checked by replaying them. Both the maximum and the mean error may be at most
+# twice those of the same formula composed from PyTorch operations in the dtype of the inputs [](#ref-dao2023). A case
+# that fails is reported and not timed.
+#
+# ### Inference
+#
+# The estimate is the median. Its interval is the percentile bootstrap's with 10 000 resamples [](#ref-efron1993); with
+# several replicates, replicates are resampled before the samples within them. No interval is narrower than the clock's
+# tick. Speedups are ratios of medians from rounds resampled together. A verdict is *equivalent* where the 90 % interval lies
+# within ±2 % [](#ref-schuirmann1987), *faster* or *slower* where the 95 % interval excludes 1 and the Mann-Whitney test
+# agrees, and else *inconclusive*. It is *claimable* with intervals apart, Cliff's $|\delta| \ge 0.3$ [](#ref-cliff1993)
+# and a speedup of at least 1.10. Quantiles come with order-statistic intervals or not at all. Nothing is dropped.
+
+# %% [markdown]
+# ## Results
+#
+# ### At the target
+
+# %%
+tables.timings(results, target)
+
+# %%
+figures.distribution(results, target)
+
+# %%
+prose.publishable(results, target)
+
+# %%
+tables.verdicts(results, target)
+
+# %% [markdown]
+# ### Sequence length
+
+# %%
+prose.span(results)
+
+# %%
+tables.sweep(results, "seq_len", baseline)
+
+# %%
+figures.latency(results)
+
+# %%
+tables.backends(results, "seq_len")
+
+# %%
+figures.throughput(results, ["seq_len", "causal seq_len"])
+
+# %% [markdown]
+# ### Batch and heads
+
+# %%
+tables.sweep(results, "batch", baseline)
+
+# %%
+tables.sweep(results, "heads", baseline)
+
+# %%
+figures.throughput(results, ["batch", "heads"])
+
+# %% [markdown]
+# ### Causal masks
+
+# %%
+tables.sweep(results, "causal seq_len", baseline)
+
+# %%
+tables.backends(results, "causal seq_len")
+
+# %%
+tables.listed(results, "causal small")
+
+# %% [markdown]
+# ### Scaling
+
+# %%
+tables.scaling(results, "seq_len", baseline)
+
+# %%
+tables.scaling(results, "batch", baseline)
+
+# %%
+tables.scaling(results, "heads", baseline)
+
+# %% [markdown]
+# ### Variance and tails
+
+# %%
+tables.variance(results, "seq_len", baseline)
+
+# %%
+tables.tails(results, "seq_len", baseline)
+
+# %% [markdown]
+# ### Memory
+
+# %%
+tables.memory(results, "seq_len")
+
+# %%
+figures.memory(results)
+
+# %% [markdown]
+# ### Launch gap and cache
+
+# %%
+prose.launch_gap(results)
+
+# %%
+figures.timings(results)
+
+# %% [markdown]
+# ### Which kernel ran
+
+# %%
+tables.kernels(results)
+
+# %% [markdown]
+# ## Roofline
+#
+# The floor of a shape is the largest of its FLOPs, bytes and exponentials, each over the ceiling measured in this run
+# [](#ref-williams2009); the *speed of light* is the floor over the median.
+
+# %%
+figures.roofline(results)
+
+# %%
+prose.regimes(results)
+
+# %%
+tables.roofline(results, "seq_len", baseline)
+
+# %%
+figures.speed_of_light(results)
+
+# %% [markdown]
+# ## What must be beaten
+
+# %%
+tables.to_beat(results)
+
+# %% [markdown]
+# ## Errors
+
+# %%
+prose.correctness(results)
+
+# %%
+tables.correctness(results)
+
+# %%
+figures.errors(results)
+
+# %% [markdown]
+# ## Threats to validity
+#
+# - **One machine.** Another card of the same model may differ by its silicon, cooling and power supply, and by what its
+#   neighbours in the server do.
+# - **Bursts.** Implementations take turns and the host pauses between samples, so the card is cooler than under one
+#   kernel without pause.
+# - **One distribution of inputs.** Standard normal values; zeros, for one, draw less power and can run faster.
+# - **Host time in `eager`.** It depends on this host's processor and Python, and says little about another's.
+# - **Events.** A pair of events around nothing reads more than a microsecond; `device` spreads it over $k$ calls where
+#   the cache is warm, and carries it whole where it is cold. Nothing is subtracted.
+# - **Few replicates.** Resampling a handful of processes gives intervals that are somewhat too narrow.
+# - **Burst ceilings.** Ceilings were measured in short bursts, so a sustained load may have lower ones.
+
+# %%
+prose.throttling(results)
+
+# %%
+figures.telemetry(results)
+
+# %%
+tables.cases(results)
+
+# %% [markdown]
+# ## Reproducibility
+#
+# The run folder holds every sample. It is refused when a file no longer matches its hash.
+
+# %%
+tables.checklist(results)
+
+# %%
+prose.effort(results)
+
+# %%
+prose.commands(results)
+
+# %%
+tables.settings(results)
+
+# %%
+tables.hashes(results)
+
+# %%
+prose.bibtex(results)
+
+# %% [markdown]
+# ## References
+#
+# <ol>
+# <li id="ref-williams2009">S. Williams, A. Waterman and D. Patterson. Roofline: an insightful visual performance model for multicore architectures. Communications of the ACM 52(4), 2009.</li>
+# <li id="ref-dao2023">T. Dao. FlashAttention-2: faster attention with better parallelism and work partitioning. arXiv 2307.08691, 2023; the criterion is that of its test suite.</li>
+# <li id="ref-efron1993">B. Efron and R. Tibshirani. An Introduction to the Bootstrap. Chapman and Hall, 1993.</li>
+# <li id="ref-schuirmann1987">D. J. Schuirmann. A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability. Journal of Pharmacokinetics and Biopharmaceutics 15, 1987.</li>
+# <li id="ref-cliff1993">N. Cliff. Dominance statistics: ordinal analyses to answer ordinal questions. Psychological Bulletin 114(3), 1993.</li>
+# </ol>
+
+# %% [markdown]
+# ## Appendix: Every case
+
+# %%
+tables.every_case(results)

@@ -1,0 +1,681 @@
+"""attnlab.stats against worked cases, scipy, brute force, properties and simulated coverage."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from attnlab import stats
+from attnlab.stats import Interval
+
+properties = settings(deadline=None, max_examples=60, derandomize=True)
+latency = st.floats(0.1, 1e5, allow_nan=False)
+latencies = st.lists(latency, min_size=1, max_size=30)
+# Coarse values, so that ties between and within the two sides are common.
+ticks = st.lists(st.integers(1, 12).map(float), min_size=2, max_size=25)
+
+
+def noisy(median: float, n: int = 100, seed: int = 0, spread: float = 0.01) -> np.ndarray:
+    """Samples around a median, scattered by a fraction of it; their own median is exact."""
+    samples = np.random.default_rng(seed).normal(1, spread, n)
+    return median * samples / np.median(samples)
+
+
+def drifting(replicates: int = 6, rounds: int = 50) -> np.ndarray:
+    """A machine whose rounds and replicates drift far more than its samples scatter."""
+    rng = np.random.default_rng(7)
+    drift = np.linspace(80, 120, rounds) + rng.normal(0, 10, (replicates, 1))
+    return drift + rng.normal(0, 0.1, (replicates, rounds))
+
+
+# ---------------------------------------------------------------------------------------------------------- samples
+
+
+@pytest.mark.parametrize(
+    ("samples", "complaint"),
+    [
+        ([], "must hold at least one value"),
+        (np.empty(0), "must hold at least one value"),
+        (np.empty((0, 5)), "must hold at least one value"),
+        ([[1.0], []], "replicate 1 holds no samples"),
+        ([1.0, math.nan], "not finite"),
+        ([[1.0, 2.0], [math.inf]], "replicate 1 holds samples that are not finite"),
+        (np.ones((2, 2, 2)), "must be 1-D, not 2-D"),
+        ([[1.0, 2.0], 3.0], "replicate 1 must be 1-D, not 0-D"),
+        ([1.0, [2.0, 3.0]], "must be numbers"),
+        (["fast", "slow"], "must be numbers"),
+        (3.0, "must be a sequence"),
+        (None, "must be a sequence"),
+    ],
+)
+def test_bad_samples_are_refused_in_one_line(samples, complaint):
+    for call in (stats.bootstrap_ci, stats.lag1, lambda bad: stats.cliffs_delta([1.0], bad)):
+        with pytest.raises(ValueError, match=complaint) as caught:
+            call(samples)
+        assert "\n" not in str(caught.value)
+
+
+def test_lists_arrays_and_rows_of_a_table_are_the_same_samples():
+    table = noisy(10, 60).reshape(3, 20)
+    expected = stats.bootstrap_ci(table, resamples=200)
+    assert stats.bootstrap_ci(list(table), resamples=200) == expected
+    assert stats.bootstrap_ci(table.tolist(), resamples=200) == expected
+    assert stats.bootstrap_ci(tuple(table), resamples=200) == expected
+
+
+def test_one_replicate_in_a_list_is_that_replicate():
+    assert stats.bootstrap_ci([noisy(10)]) == stats.bootstrap_ci(noisy(10))
+
+
+def test_samples_are_left_as_they_were():
+    table = noisy(10, 60).reshape(3, 20)
+    before = table.copy()
+    stats.verdict(table, table, resamples=50)
+    np.testing.assert_array_equal(table, before)
+
+
+def test_intervals_overlap_where_they_share_a_point():
+    one = Interval(1, 0, 2)
+    assert one.overlaps(Interval(3, 2, 4))
+    assert Interval(3, 2, 4).overlaps(one)
+    assert one.overlaps(Interval(1, 0.5, 1.5))
+    assert not one.overlaps(Interval(3, 2.1, 4))
+    assert not Interval(3, 2.1, 4).overlaps(one)
+
+
+# -------------------------------------------------------------------------------------------------------- bootstrap
+
+
+@pytest.mark.parametrize("n", [2, 7, 100])
+@pytest.mark.parametrize(("confidence", "seed"), [(0.95, 42), (0.9, 3)])
+def test_one_replicate_is_scipys_percentile_bootstrap(n, confidence, seed):
+    samples = noisy(50, n)
+    expected = scipy.stats.bootstrap(
+        (samples,),
+        np.median,
+        n_resamples=10_000,
+        confidence_level=confidence,
+        method="percentile",
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval
+    ours = stats.bootstrap_ci(samples, confidence, seed=seed)
+    assert (ours.low, ours.high) == pytest.approx(tuple(expected), rel=1e-12)
+    assert ours.estimate == np.median(samples)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_ratio_of_one_replicate_is_scipys_percentile_bootstrap(paired):
+    baseline, candidate = noisy(50, seed=1), noisy(40, seed=2)
+    expected = scipy.stats.bootstrap(
+        (baseline, candidate),
+        lambda b, c, axis: np.median(b, axis=axis) / np.median(c, axis=axis),
+        n_resamples=2_000,
+        paired=paired,
+        # The stream of random numbers depends on the batch where there are two sides.
+        batch=stats._BATCH_VALUES // 200,
+        method="percentile",
+        random_state=np.random.default_rng(42),
+    ).confidence_interval
+    ours = stats.ratio_ci(baseline, candidate, resamples=2_000, paired=paired)
+    assert (ours.low, ours.high) == pytest.approx(tuple(expected), rel=1e-12)
+    assert ours.estimate == pytest.approx(1.25)
+
+
+def test_two_levels_by_exhaustion():
+    """Replicates (1, 3) and (11, 13): 4 draws of replicates x 16 of samples, all 64 equally likely."""
+    replicates = [(1.0, 3.0), (11.0, 13.0)]
+    medians = sorted(
+        np.median([*first, *second])
+        for a, b in itertools.product(replicates, repeat=2)
+        for first in itertools.product(a, repeat=2)
+        for second in itertools.product(b, repeat=2)
+    )
+    ours = stats._resample(
+        [stats._resampler([[np.array(r) for r in replicates]], np.random.default_rng(0))],
+        np.asarray,
+        64_000,
+        np.random.default_rng(1),
+    )
+    values, counts = np.unique(ours, return_counts=True)
+    exact, expected = np.unique(medians, return_counts=True)
+    np.testing.assert_array_equal(values, exact)
+    # Five standard deviations of the rarest count (1000 of 64 000) is 160.
+    np.testing.assert_allclose(counts, 1000 * expected, atol=250)
+
+
+def test_two_levels_with_replicates_of_different_lengths_by_exhaustion():
+    """A drawn replicate brings as many samples as it has: (5,) twice is the median of two, (1, 2, 4) twice of six."""
+    short, long = (5.0,), (1.0, 2.0, 4.0)
+    draws = [
+        [*first, *second]
+        for a, b in itertools.product((short, long), repeat=2)
+        for first in itertools.product(a, repeat=len(a))
+        for second in itertools.product(b, repeat=len(b))
+        # Each pair of replicates is as likely as any other, however many resamples it has.
+        for _ in range(729 // len(a) ** len(a) // len(b) ** len(b))
+    ]
+    exact, expected = np.unique([np.median(draw) for draw in draws], return_counts=True)
+    ours = stats._resample(
+        [stats._resampler([[np.array(short), np.array(long)]], np.random.default_rng(0))],
+        np.asarray,
+        40_000,
+        np.random.default_rng(1),
+    )
+    values, counts = np.unique(ours, return_counts=True)
+    np.testing.assert_array_equal(values, exact)
+    np.testing.assert_allclose(counts / 40_000, expected / len(draws), atol=0.0125)
+
+
+def test_row_medians_ignore_what_lies_beyond_a_rows_size():
+    beyond = np.iinfo(np.uint16).max
+    ranks = np.array([[[2, 0, 1, beyond], [3, 0, 2, 1], [4, beyond, beyond, beyond]]], dtype=np.uint16)
+    ordered = np.array([[1.0, 2.0, 3.0, 4.0, 7.0]])
+    np.testing.assert_array_equal(stats._row_medians(ranks, np.array([3, 4, 1]), ordered), [[2.0, 2.5, 7.0]])
+
+
+def test_interval_widens_when_replicates_differ():
+    alike = [noisy(100, seed=seed) for seed in range(5)]
+    apart = [replicate * scale for replicate, scale in zip(alike, (0.94, 0.97, 1, 1.03, 1.06), strict=True)]
+    narrow, wide = stats.bootstrap_ci(alike), stats.bootstrap_ci(apart)
+    assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
+    pooled = stats.bootstrap_ci(np.concatenate(apart))
+    assert wide.high - wide.low > 3 * (pooled.high - pooled.low)
+
+
+def test_same_seed_same_interval():
+    samples = [noisy(100, n, seed=n) for n in (40, 50, 60)]
+    assert stats.bootstrap_ci(samples) == stats.bootstrap_ci(samples)
+    assert stats.bootstrap_ci(samples) != stats.bootstrap_ci(samples, seed=43)
+    assert stats.ratio_ci(samples, samples) == stats.ratio_ci(samples, samples)
+    assert stats.ratio_ci(samples, samples) != stats.ratio_ci(samples, samples, seed=43)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("samples", [[7.0], [[7.0]], [7.0] * 50, [[7.0], [7.0, 7.0]], [[7.0] * 9] * 4])
+def test_one_value_has_a_degenerate_interval_or_one_tick(samples):
+    assert stats.bootstrap_ci(samples, resamples=100) == Interval(7, 7, 7)
+    assert stats.bootstrap_ci(samples, resamples=100, tick=0.5) == Interval(7, 6.75, 7.25)
+    assert stats.ratio_ci(samples, samples, resamples=100) == Interval(1, 1, 1)
+    assert stats.ratio_ci(samples, samples, resamples=100, paired=True) == Interval(1, 1, 1)
+
+
+def test_tick_widens_a_ratio_by_both_medians():
+    ours = stats.ratio_ci([10.0] * 5, [8.0] * 5, resamples=10, tick=2)
+    assert ours == Interval(1.25, 9 / 9, 11 / 7)
+    assert stats.ratio_ci([10.0] * 5, [0.5] * 5, resamples=10, tick=2).high == math.inf
+    assert stats.ratio_ci([0.5] * 5, [10.0] * 5, resamples=10, tick=2).low == 0
+
+
+def test_tick_leaves_a_wider_interval_alone():
+    samples = noisy(100)
+    assert stats.bootstrap_ci(samples, tick=1e-6) == stats.bootstrap_ci(samples)
+    assert stats.ratio_ci(samples, samples, tick=1e-6) == stats.ratio_ci(samples, samples)
+
+
+def test_pairs_cancel_the_drift_that_both_sides_share():
+    baseline = drifting()
+    candidate = baseline / 1.05
+    apart = stats.ratio_ci(baseline, candidate, resamples=2000)
+    paired = stats.ratio_ci(baseline, candidate, resamples=2000, paired=True)
+    assert paired.low == pytest.approx(1.05)
+    assert paired.high == pytest.approx(1.05)
+    assert apart.high - apart.low > 0.1
+
+
+def test_sides_may_have_different_replicates_unless_they_are_paired():
+    baseline, candidate = noisy(100), [noisy(80, 30, 1), noisy(80, 40, 2)]
+    assert 1.2 < stats.ratio_ci(baseline, candidate).low < stats.ratio_ci(baseline, candidate).high < 1.3
+    for bad in (candidate, baseline[:99], [baseline[:50], baseline[50:]]):
+        with pytest.raises(ValueError, match="paired samples need the same rounds"):
+            stats.ratio_ci(baseline, bad, paired=True)
+
+
+@pytest.mark.parametrize("call", [stats.bootstrap_ci, lambda x, **bad: stats.ratio_ci(x, x, **bad)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"confidence": 0},
+        {"confidence": 1},
+        {"confidence": 95},
+        {"confidence": math.nan},
+        {"resamples": 0},
+        {"tick": -1},
+    ],
+)
+def test_bad_options_are_refused(call, bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
+        call([1.0, 2.0], **{"resamples": 10} | bad)
+
+
+@pytest.mark.parametrize("bad", [[0.0, 1.0], [-1.0, 1.0]])
+def test_a_ratio_needs_positive_samples(bad):
+    for sides in ((bad, [1.0, 2.0]), ([1.0, 2.0], bad)):
+        with pytest.raises(ValueError, match="needs positive samples"):
+            stats.ratio_ci(*sides)
+
+
+@properties
+@given(st.lists(latencies, min_size=1, max_size=4), st.floats(0, 10), st.sampled_from([0.1, 0.5, 0.95]))
+def test_interval_holds_the_estimate_and_a_tick(samples, tick, confidence):
+    ours = stats.bootstrap_ci(samples, confidence, resamples=50, tick=tick)
+    assert ours.estimate == np.median(np.concatenate(samples))
+    assert ours.low <= ours.estimate - tick / 2 <= ours.estimate + tick / 2 <= ours.high
+    if not tick:
+        assert np.concatenate(samples).min() <= ours.low <= ours.high <= np.concatenate(samples).max()
+
+
+@properties
+@given(latencies, latencies, st.floats(0, 1))
+def test_ratio_holds_the_estimate_and_turns_over(baseline, candidate, tick):
+    ours = stats.ratio_ci(baseline, candidate, resamples=50, tick=tick)
+    turned = stats.ratio_ci(candidate, baseline, resamples=50, tick=tick)
+    assert ours.low <= ours.estimate <= ours.high
+    assert ours.estimate * turned.estimate == pytest.approx(1)
+
+
+@properties
+@given(st.lists(st.tuples(latency, latency), min_size=1, max_size=20))
+def test_paired_interval_turns_over_whole(pairs):
+    baseline, candidate = np.transpose(pairs)
+    # At this confidence and number of resamples both ends are resamples themselves, not points between two.
+    ours = stats.ratio_ci(baseline, candidate, 0.9, resamples=41, paired=True)
+    turned = stats.ratio_ci(candidate, baseline, 0.9, resamples=41, paired=True)
+    assert (ours.low * turned.high, ours.high * turned.low) == pytest.approx((1, 1))
+
+
+@properties
+@given(latencies, latencies, st.floats(0.01, 100))
+def test_ratio_does_not_depend_on_the_unit(baseline, candidate, unit):
+    ours = stats.ratio_ci(baseline, candidate, resamples=50, tick=0.1)
+    scaled = stats.ratio_ci(np.multiply(baseline, unit), np.multiply(candidate, unit), resamples=50, tick=0.1 * unit)
+    assert (scaled.low, scaled.estimate, scaled.high) == pytest.approx((ours.low, ours.estimate, ours.high))
+
+
+def test_coverage_of_the_median():
+    truth = scipy.stats.lognorm(0.3)
+    sets = truth.rvs((300, 60), random_state=np.random.default_rng(11))
+    intervals = [stats.bootstrap_ci(samples, resamples=1000) for samples in sets]
+    assert 0.90 <= np.mean([i.low <= truth.median() <= i.high for i in intervals]) <= 0.98
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_coverage_of_the_ratio(paired):
+    rng = np.random.default_rng(12)
+    baseline, candidate = rng.normal(110, 5, (300, 60)), rng.normal(100, 5, (300, 60))
+    intervals = [stats.ratio_ci(b, c, resamples=1000, paired=paired) for b, c in zip(baseline, candidate, strict=True)]
+    assert 0.90 <= np.mean([i.low <= 1.1 <= i.high for i in intervals]) <= 0.98
+
+
+def test_coverage_of_two_levels_where_one_level_fails():
+    """Ten replicates that differ: resampling them covers; taking all samples for independent does not."""
+    rng = np.random.default_rng(13)
+    sets = rng.normal(100, 1, (200, 10, 1)) + rng.normal(0, 1, (200, 10, 20))
+    two = [stats.bootstrap_ci(samples, resamples=400) for samples in sets]
+    one = [stats.bootstrap_ci(samples.ravel(), resamples=400) for samples in sets]
+    assert 0.86 <= np.mean([i.low <= 100 <= i.high for i in two]) <= 0.99
+    assert np.mean([i.low <= 100 <= i.high for i in one]) < 0.7
+
+
+# ------------------------------------------------------------------------------------------------------ effect size
+
+
+def test_cliffs_delta_by_hand():
+    assert stats.cliffs_delta([2, 3], [1, 1]) == 1
+    assert stats.cliffs_delta([1, 1], [2, 3]) == -1
+    assert stats.cliffs_delta([5, 5, 5], [5, 5]) == 0
+    # (3, 1), (3, 4), (2, 1), (2, 4): two above, two below; then 2 > 1 and 2 = 2.
+    assert stats.cliffs_delta([3, 2], [1, 4]) == 0
+    assert stats.cliffs_delta([2], [1, 2]) == 0.5
+    assert stats.cliffs_delta([[3.0], [2.0, 9.0]], [1, 4]) == pytest.approx(1 / 3)
+
+
+@properties
+@given(ticks, ticks)
+def test_cliffs_delta_is_the_count_of_pairs(baseline, candidate):
+    above = sum(b > c for b in baseline for c in candidate)
+    below = sum(b < c for b in baseline for c in candidate)
+    expected = (above - below) / (len(baseline) * len(candidate))
+    assert stats.cliffs_delta(baseline, candidate) == pytest.approx(expected, abs=1e-12)
+
+
+@properties
+@given(ticks, ticks, st.sampled_from([0.125, 3.0, 1000.0]))
+def test_effect_sizes_turn_over_and_do_not_depend_on_the_unit(baseline, candidate, unit):
+    for effect in (stats.cliffs_delta, stats.hedges_g):
+        ours = effect(baseline, candidate)
+        assert effect(candidate, baseline) == pytest.approx(-ours, abs=1e-9)
+        assert effect(np.multiply(baseline, unit), np.multiply(candidate, unit)) == pytest.approx(ours, abs=1e-9)
+
+
+def test_hedges_g_by_hand():
+    # Means 3 and 2, variances 1 and 1, df = 4: J = 1 - 3/15.
+    assert stats.hedges_g([2, 3, 4], [1, 2, 3]) == pytest.approx(0.8)
+    # Means 4 and 1, sums of squares 8 and 0, df = 3: s = sqrt(8/3), J = 1 - 3/11.
+    assert stats.hedges_g([2, 4, 6], [1, 1]) == pytest.approx(8 / 11 * 3 / math.sqrt(8 / 3))
+    assert stats.hedges_g([[2.0, 3.0], [4.0]], [1, 2, 3]) == pytest.approx(0.8)
+
+
+@pytest.mark.filterwarnings("error")
+def test_hedges_g_where_nothing_varies():
+    # 0.1 is no binary fraction: means of constant samples round, each its own way.
+    assert stats.hedges_g([0.1] * 3, [0.1] * 7) == 0
+    assert stats.hedges_g([0.3] * 3, [0.1] * 7) == math.inf
+    assert stats.hedges_g([0.1] * 3, [0.3] * 7) == -math.inf
+    assert stats.hedges_g([0.3], [0.1] * 7) == math.inf
+    with pytest.raises(ValueError, match="at least two samples"):
+        stats.hedges_g([1.0], [2.0])
+
+
+# ------------------------------------------------------------------------------------------------------------ tests
+
+
+def test_mann_whitney_by_hand():
+    # The baseline wins all 9 pairs; 2 of the 20 ways to place 3 of 6 ranks are this extreme.
+    ours = stats.mann_whitney([4, 5, 6], [1, 2, 3])
+    assert ours.statistic == 9
+    assert ours.pvalue == pytest.approx(0.1)
+
+
+@properties
+@given(ticks, ticks)
+def test_mann_whitney_is_scipys(baseline, candidate):
+    assume(len({*baseline, *candidate}) > 1)
+    ours, theirs = stats.mann_whitney(baseline, candidate), scipy.stats.mannwhitneyu(baseline, candidate)
+    assert (ours.statistic, ours.pvalue) == (theirs.statistic, theirs.pvalue)
+    assert stats.mann_whitney(candidate, baseline).pvalue == pytest.approx(ours.pvalue)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("n", [1, 3, 100])
+def test_identical_constants_do_not_differ(n):
+    assert stats.mann_whitney([5.0] * n, [5.0] * n) == stats.RankTest(n * n / 2, 1)
+    assert stats.cliffs_delta([5.0] * n, [5.0] * n) == 0
+
+
+def test_mann_whitney_pools_replicates():
+    baseline, candidate = noisy(11, 40), noisy(10, 40, 1)
+    assert stats.mann_whitney(baseline.reshape(4, 10), [candidate[:7], candidate[7:]]) == stats.mann_whitney(
+        baseline, candidate
+    )
+
+
+def test_holm_by_hand():
+    # Sorted .01 .02 .03 .04 times 4 3 2 1 are .04 .06 .06 .04, and the running maximum ends at .06.
+    np.testing.assert_allclose(stats.holm([0.03, 0.01, 0.04, 0.02]), [0.06, 0.04, 0.06, 0.06])
+    np.testing.assert_allclose(stats.holm([0.9, 0.8]), [1, 1])
+    np.testing.assert_allclose(stats.holm([0.2]), [0.2])
+    assert stats.holm([]).shape == (0,)
+
+
+@properties
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_holm_raises_pvalues_and_keeps_their_order(pvalues):
+    raw, adjusted = np.array(pvalues), stats.holm(pvalues)
+    assert (adjusted >= raw * (1 - 1e-12)).all()
+    # Never more severe than Bonferroni.
+    assert (adjusted <= np.minimum(raw * raw.size, 1) * (1 + 1e-12)).all()
+    assert (np.diff(adjusted[np.argsort(raw, kind="stable")]) >= 0).all()
+    assert adjusted.min() == pytest.approx(min(raw.min() * raw.size, 1))
+
+
+@pytest.mark.parametrize("bad", [[-0.1], [1.1], [0.5, math.nan], [[0.1, 0.2]]])
+def test_holm_refuses_what_is_no_pvalue(bad):
+    with pytest.raises(ValueError, match="p-values must"):
+        stats.holm(bad)
+
+
+@pytest.mark.parametrize(("speedup", "same"), [(1, True), (1.01, True), (1 / 1.01, True), (1.03, False), (0.97, False)])
+def test_equivalence_within_the_margin(speedup, same):
+    baseline = noisy(100, spread=0.005)
+    candidate = noisy(100 / speedup, spread=0.005, seed=1)
+    assert stats.equivalence(baseline, candidate, resamples=2000) is same
+    assert stats.equivalence(candidate, baseline, resamples=2000) is same
+    assert stats.equivalence(baseline, candidate, margin=0.05, resamples=2000)
+
+
+def test_equivalence_is_not_the_absence_of_a_difference():
+    """Two noisy sides of the same median are not shown to be the same."""
+    baseline, candidate = noisy(100, 12, spread=0.2), noisy(100, 12, spread=0.2, seed=1)
+    assert not stats.equivalence(baseline, candidate)
+    assert stats.mann_whitney(baseline, candidate).pvalue > 0.05
+
+
+def test_equivalence_looks_at_the_interval_of_1_minus_2_alpha():
+    baseline, candidate = noisy(100, spread=0.04), noisy(100, spread=0.04, seed=3)
+    interval = stats.ratio_ci(baseline, candidate, confidence=0.9)
+    margin = max(interval.high, 1 / interval.low) - 1
+    assert stats.equivalence(baseline, candidate, margin=margin * 1.001)
+    assert not stats.equivalence(baseline, candidate, margin=margin * 0.999)
+    assert not stats.equivalence(baseline, candidate, margin=margin * 1.001, alpha=0.025)
+
+
+def test_equivalence_of_pairs_sees_through_drift():
+    baseline = drifting()
+    assert stats.equivalence(baseline, baseline / 1.01, resamples=2000, paired=True)
+    assert not stats.equivalence(baseline, baseline / 1.01, resamples=2000)
+
+
+def test_a_coarse_tick_forbids_equivalence():
+    assert stats.equivalence([10.0] * 20, [10.0] * 20, resamples=10, tick=0.1)
+    assert not stats.equivalence([10.0] * 20, [10.0] * 20, resamples=10, tick=0.3)
+
+
+@pytest.mark.parametrize("bad", [{"margin": 0}, {"margin": -0.1}, {"alpha": 0}, {"alpha": 0.5}])
+def test_equivalence_refuses_a_bad_margin_or_level(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
+        stats.equivalence([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
+
+
+# -------------------------------------------------------------------------------------------------------- quantiles
+
+
+def test_median_interval_by_hand():
+    # Of six samples all lie on one side of the median with probability 1/64 each way: the extremes cover 31/32.
+    assert stats.quantile_ci([1, 2, 3, 4, 5, 6], 0.5) == Interval(3.5, 1, 6)
+    assert stats.quantile_ci([[6, 2, 4], [1, 5, 3]], 0.5) == Interval(3.5, 1, 6)
+    assert stats.quantile_ci([1, 2, 3, 4, 5], 0.5) is None
+
+
+def test_a_hundred_samples_support_a_p95_but_no_p99():
+    samples = noisy(100)
+    p95 = stats.quantile_ci(samples, 0.95)
+    assert p95 is not None
+    assert p95.low <= p95.estimate <= p95.high
+    assert p95.estimate == np.quantile(samples, 0.95)
+    assert {p95.low, p95.high} <= set(samples)
+    assert stats.quantile_ci(samples, 0.99) is None
+
+
+@pytest.mark.parametrize(
+    ("p", "confidence", "n"),
+    [(0.5, 0.95, 6), (0.95, 0.95, 72), (0.05, 0.95, 72), (0.99, 0.95, 368), (0.95, 0.9, 59), (0.999, 0.95, 3688)],
+)
+def test_samples_needed_is_where_scipys_interval_begins(p, confidence, n):
+    assert stats.samples_needed(p, confidence) == n
+    for size, missing in ((n, False), (n - 1, True)):
+        bounds = scipy.stats.quantile_test(np.arange(size), p=p).confidence_interval(confidence)
+        assert np.isnan(bounds).any() == missing
+        assert (stats.quantile_ci(np.arange(size), p, confidence) is None) == missing
+
+
+@properties
+@given(st.floats(0.02, 0.98), st.floats(0.5, 0.995))
+def test_samples_needed_is_the_first_that_is_enough(p, confidence):
+    n = stats.samples_needed(p, confidence)
+    assert stats.quantile_ci(np.arange(n), p, confidence) is not None
+    assert n == 1 or stats.quantile_ci(np.arange(n - 1), p, confidence) is None
+
+
+@pytest.mark.parametrize("bad", [0, 1, -0.5, 95, math.nan])
+def test_quantiles_refuse_a_level_that_is_none(bad):
+    for call in (lambda p: stats.quantile_ci([1.0, 2.0], p), stats.samples_needed):
+        with pytest.raises(ValueError, match="p must lie between 0 and 1"):
+            call(bad)
+    with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
+        stats.samples_needed(0.5, bad)
+
+
+# ------------------------------------------------------------------------------------------------------- dependence
+
+
+def test_lag1_by_hand():
+    # Deviations -1.5 -0.5 0.5 1.5: products 0.75 - 0.25 + 0.75 over squares 5.
+    assert stats.lag1([1, 2, 3, 4]) == pytest.approx(0.25)
+    assert stats.lag1([1, -1, 1, -1]) == pytest.approx(-0.75)
+    assert stats.lag1([[1, 2, 3, 4], [1, -1, 1, -1]]) == pytest.approx(-0.25)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("samples", [[1.0], [1.0, 2.0], [0.1] * 30, [[0.1] * 3, [5.0] * 3]])
+def test_lag1_of_too_little_is_zero(samples):
+    assert stats.lag1(samples) == 0
+    assert stats.effective_n(samples) == np.size(samples)
+
+
+def test_lag1_stays_within_replicates():
+    """Replicates that differ are no autocorrelation; samples of one in a row would be."""
+    replicates = np.random.default_rng(5).normal(0, 1, (4, 200)) + np.array([[0], [50], [100], [150]])
+    assert abs(stats.lag1(replicates)) < 0.1
+    assert stats.lag1(replicates.ravel()) > 0.9
+
+
+def test_effective_n_by_hand():
+    # r = 1/4: 4 (3/4) / (5/4)
+    assert stats.effective_n([1, 2, 3, 4]) == pytest.approx(2.4)
+    assert stats.effective_n([[1, 2, 3, 4]] * 2) == pytest.approx(4.8)
+    assert stats.effective_n([1, -1, 1, -1]) == 4
+
+
+def test_effective_n_of_an_autoregression():
+    rng, chain = np.random.default_rng(6), [0.0]
+    for step in rng.normal(size=20_000):
+        chain.append(0.6 * chain[-1] + step)
+    assert stats.lag1(chain) == pytest.approx(0.6, abs=0.02)
+    assert stats.effective_n(chain) == pytest.approx(len(chain) / 4, rel=0.1)
+
+
+@properties
+@given(st.lists(latencies, min_size=1, max_size=3))
+def test_effective_n_lies_between_none_and_all(samples):
+    assert 0 < stats.effective_n(samples) <= sum(map(len, samples))
+
+
+# ---------------------------------------------------------------------------------------------------------- verdict
+
+
+def test_verdict_faster_and_slower():
+    slow, fast = noisy(100), noisy(80, seed=1)
+    faster, slower = stats.verdict(slow, fast), stats.verdict(fast, slow)
+    assert (faster.decision, faster.claimable) == ("faster", True)
+    assert (slower.decision, slower.claimable) == ("slower", False)
+    assert faster.speedup == stats.ratio_ci(slow, fast)
+    assert faster.speedup.estimate == pytest.approx(1.25)
+    assert faster.delta == stats.cliffs_delta(slow, fast) == 1
+    assert faster.g == stats.hedges_g(slow, fast) > 0 > slower.g
+    assert faster.pvalue == stats.mann_whitney(slow, fast).pvalue
+
+
+def test_verdict_equivalent_even_where_a_difference_shows():
+    ours = stats.verdict(noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1))
+    assert ours.pvalue < 1e-10
+    assert ours.speedup.low > 1
+    assert (ours.decision, ours.claimable) == ("equivalent", False)
+
+
+def test_verdict_inconclusive_for_too_few_noisy_samples():
+    ours = stats.verdict(noisy(100, 12, spread=0.2), noisy(95, 12, spread=0.2, seed=1))
+    assert ours.speedup.low < 1 < ours.speedup.high
+    assert (ours.decision, ours.claimable) == ("inconclusive", False)
+
+
+@pytest.mark.parametrize(("pvalue", "decision"), [(0.049, "faster"), (0.05, "inconclusive"), (1.0, "inconclusive")])
+def test_verdict_takes_the_adjusted_pvalue(pvalue, decision):
+    ours = stats.verdict(noisy(100), noisy(80, seed=1), pvalue=pvalue)
+    assert (ours.decision, ours.claimable, ours.pvalue) == (decision, decision == "faster", pvalue)
+
+
+def test_verdict_inconclusive_where_the_interval_reaches_one():
+    """A p-value alone decides nothing: the medians are the same, however different the rest."""
+    ours = stats.verdict(noisy(100, 40, spread=0.2), noisy(100, 40, spread=0.2, seed=1), pvalue=0.0)
+    assert ours.speedup.low <= 1 <= ours.speedup.high
+    assert ours.decision == "inconclusive"
+
+
+@pytest.mark.parametrize(("speedup", "claimable"), [(1.09, False), (1.12, True)])
+def test_claim_needs_a_speedup_of_1_10(speedup, claimable):
+    ours = stats.verdict(noisy(100), noisy(100 / speedup, seed=1))
+    assert (ours.decision, ours.claimable) == ("faster", claimable)
+
+
+def test_claim_needs_a_large_delta():
+    """Half of the candidate's samples are very slow: its median is 15 % lower, hardly more often than not."""
+    baseline = noisy(100, 400)
+    candidate = np.concatenate([noisy(84, 230, 1), noisy(300, 170, 2)])
+    ours = stats.verdict(baseline, candidate)
+    assert ours.decision == "faster"
+    assert ours.speedup.estimate > stats.CLAIM_SPEEDUP
+    assert not stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate))
+    assert 0 < ours.delta < stats.CLAIM_DELTA
+    assert not ours.claimable
+
+
+def test_claim_needs_intervals_apart():
+    baseline = noisy(100, 40, spread=0.2)
+    candidate = noisy(87, 40, spread=0.2, seed=3)
+    ours = stats.verdict(baseline, candidate)
+    assert stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate))
+    assert ours.speedup.estimate > stats.CLAIM_SPEEDUP
+    assert ours.delta > stats.CLAIM_DELTA
+    assert (ours.decision, ours.claimable) == ("faster", False)
+
+
+def test_verdict_knows_the_tick():
+    slow, fast = [10.0] * 50, [9.0] * 50
+    assert stats.verdict(slow, fast, resamples=10).claimable
+    blunt = stats.verdict(slow, fast, resamples=10, tick=1.5)
+    assert (blunt.decision, blunt.claimable) == ("inconclusive", False)
+
+
+def test_claim_needs_intervals_that_are_a_tick_wide_apart():
+    """The candidate's median reaches 9.9; the baseline's is 10, or 9.8 for all that this clock can tell."""
+    slow, fast = [10.0] * 50, [9.0] * 28 + [9.9] * 22
+    assert stats.verdict(slow, fast).claimable
+    blunt = stats.verdict(slow, fast, tick=0.4)
+    assert (blunt.decision, blunt.claimable) == ("faster", False)
+
+
+def test_verdict_of_pairs():
+    baseline = drifting()
+    candidate = baseline / 1.05
+    assert stats.verdict(baseline, candidate, resamples=1000).decision == "inconclusive"
+    ours = stats.verdict(baseline, candidate, resamples=1000, paired=True, pvalue=0.001)
+    assert (ours.decision, ours.claimable) == ("faster", False)
+
+
+def test_verdict_of_a_baseline_against_itself_is_rarely_wrong():
+    """A/A, with as much scatter as leaves equivalence out of reach."""
+    rng = np.random.default_rng(14)
+    sides = rng.normal(100, 10, (200, 2, 40))
+    decisions = [stats.verdict(b, c, resamples=400).decision for b, c in sides]
+    assert np.mean([decision in ("faster", "slower") for decision in decisions]) <= 0.05
+
+
+@properties
+@given(ticks, ticks)
+def test_verdicts_of_both_orders_agree(baseline, candidate):
+    assume(len(baseline) == len(candidate))
+    turned = {"faster": "slower", "slower": "faster"}
+    ours = stats.verdict(baseline, candidate, 0.05, resamples=41, paired=True)
+    other = stats.verdict(candidate, baseline, 0.05, resamples=41, paired=True)
+    assert other.decision == turned.get(ours.decision, ours.decision)
+    assert not (ours.claimable and other.claimable)
+
+
+@pytest.mark.parametrize("bad", [{"pvalue": 1.2}, {"pvalue": math.nan}, {"alpha": 0.7}, {"margin": 0}])
+def test_verdict_refuses_bad_options(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
+        stats.verdict([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
