@@ -7,8 +7,7 @@ import warnings
 import yaml
 
 from attnlab import obtain, paths, runs, studies
-from attnlab.errors import UserError
-from attnlab.report import paper
+from attnlab.errors import Interrupted, UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.command(options)
     except UserError as error:
         print(f"attnlab: {error}", file=sys.stderr)
-        return 1
+        return 130 if isinstance(error, Interrupted) else 1
     except KeyboardInterrupt:
         print("attnlab: interrupted; what was recorded is kept", file=sys.stderr)
         return 130
@@ -69,11 +68,15 @@ def _report(options: argparse.Namespace) -> None:
     if options.run and (options.study or options.device != "auto"):
         raise UserError("RUN renders what was recorded and measures nothing: leave STUDY and DEVICE out")
     name = options.run or _measure(options)
+    from attnlab.report import paper
+
     page = paper.render(name)
     print(f"rendered {paths.shown(page)}")
 
 
 def _notebook(options: argparse.Namespace) -> None:
+    from attnlab.report import paper
+
     page = paper.render_notebook(options.name, dict(map(_assignment, options.parameters)))
     print(f"rendered {paths.shown(page)}")
 
@@ -88,7 +91,10 @@ def _assignment(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"-p takes NAME=VALUE, not {text!r}")
-    return name, yaml.safe_load(value) if value else ""
+    try:
+        return name, yaml.safe_load(value) if value else ""
+    except (yaml.YAMLError, ValueError):
+        raise UserError(f"-p {name}: {value!r} is not a value; quote it") from None
 
 
 def _default_study(device: str) -> str:

@@ -12,5 +12,9 @@ class UserError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
+class Interrupted(UserError):
+    """Someone pressed Ctrl-C; what was recorded is kept."""
+
+
 class EnvironmentChanged(UserError):
     """A run that was cut off began in another environment than this one."""

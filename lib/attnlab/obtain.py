@@ -86,6 +86,8 @@ def _same_device(recorded: runs.Run, device: str) -> bool:
     except ImportError:
         return False
     wanted = recorded.manifest["device"]
+    if device not in ("auto", wanted["kind"]):
+        return False
     try:
         return bool(devices.describe(devices.resolve(wanted["kind"]))["name"] == wanted["name"])
     except UserError:

@@ -99,7 +99,7 @@ def read_manifest(name: str) -> Manifest:
 def create(name: str, manifest: Manifest) -> None:
     """Begin a run: its folder, with a manifest that says it isn't complete."""
     target = folder(name)
-    (target / "parts").mkdir(parents=True)
+    (target / "parts").mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).isoformat(timespec="seconds")
     _write_manifest(target, {"schema": SCHEMA, "name": name, "created": stamp, **manifest, "complete": False})
 
@@ -120,7 +120,11 @@ def lock(name: str) -> Iterator[None]:
             raise UserError(
                 f"another process is measuring into the run {name!r}: wait for it, or name another"
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            if not (target / "manifest.json").is_file():
+                shutil.rmtree(target)  # nothing was begun
 
 
 def add_part(name: str, table: str, key: str, rows: pd.DataFrame) -> None:
@@ -142,6 +146,13 @@ def recorded(name: str, table: str) -> set[str]:
 def finish(name: str) -> None:
     """Turn the parts into one file a table. Killed anywhere, it can be run again."""
     target = folder(name)
+    if not read_manifest(name)["complete"]:
+        _close(name, target)
+    shutil.rmtree(target / "parts", ignore_errors=True)
+    (target / ".lock").unlink(missing_ok=True)
+
+
+def _close(name: str, target: Path) -> None:
     files = {}
     for table, frame in _tables_from_parts(name).items():
         path = target / f"{table}.parquet"
@@ -152,8 +163,6 @@ def finish(name: str) -> None:
     stamp = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = read_manifest(name) | {"complete": True, "finished": stamp, "files": files}
     _write_manifest(target, manifest)
-    shutil.rmtree(target / "parts")
-    (target / ".lock").unlink(missing_ok=True)
 
 
 def digest(content: Any) -> str:

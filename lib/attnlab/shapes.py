@@ -30,7 +30,7 @@ class Shape:
                 raise ValueError(f"{axis} must be a positive integer, not {size!r}")
         if not isinstance(self.causal, bool):
             raise ValueError(f"causal must be true or false, not {self.causal!r}")
-        if self.dtype not in BYTES_PER_ELEMENT:
+        if not isinstance(self.dtype, str) or self.dtype not in BYTES_PER_ELEMENT:
             known = ", ".join(BYTES_PER_ELEMENT)
             raise ValueError(f"unknown dtype {self.dtype!r}; known are {known}")
 

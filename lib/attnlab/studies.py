@@ -25,6 +25,11 @@ class Timing(BaseModel):
     def __str__(self) -> str:
         return f"{self.clock} {self.cache}"
 
+    @property
+    def words(self) -> str:
+        """As a caption says it."""
+        return f"{self.clock} clock, {self.cache} cache"
+
 
 class Study(BaseModel):
     """What a run measures, as a file in notebooks/params/ states it.
@@ -63,6 +68,8 @@ class Study(BaseModel):
                 raise UserError(f"an {word} is listed twice" if word[0] in "aeiou" else f"a {word} is listed twice")
         for sweep in self.sweeps:
             self.sweep(sweep)
+        if exact := [shape for shape in self.shapes if shape.dtype == "float64"]:
+            raise UserError(f"{exact[0]}: float64 is the oracle's own dtype and can't be checked against it")
         if self.target_shape not in self.shapes:
             raise UserError(f"no sweep holds the target {self.target_shape}")
         return self
@@ -95,7 +102,7 @@ def load(name: str | Path) -> Study:
     where = paths.shown(path)
     try:
         stated = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that isn't one is a ValueError
         raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(stated, dict):
         raise UserError(f"{where} must be a mapping with the fields of a study")

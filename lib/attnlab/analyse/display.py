@@ -24,6 +24,7 @@ from pygments.lexers import get_lexer_by_name
 from attnlab.analyse import markdown
 
 MISSING = "—"
+LONG = 36
 T = TypeVar("T")
 
 _NUMBER = r"[<>≤≥≈~]?\s?[+\-−±]?\d[\d,\u2009\u202f]*(?:\.\d+)?(?:[eE][+\-−]?\d+)?\s?[%×]?"
@@ -92,8 +93,7 @@ class Table:
 
     def _row(self, position: int, cells: Iterable[object]) -> str:
         emphasis = ' class="target"' if position == self.highlight else ""
-        aligned = zip(cells, self._alignments, strict=True)
-        texts = (f"<td{align}>{escape(_text(cell))}</td>" for cell, align in aligned)
+        texts = (_cell(_text(cell), align) for cell, align in zip(cells, self._alignments, strict=True))
         return f"<tr{emphasis}>{''.join(texts)}</tr>"
 
 
@@ -144,6 +144,12 @@ def _float(anchor: str, kind: str, *parts: str) -> str:
 
 def _caption(text: str) -> str:
     return f"<figcaption>{markdown.inline(text)}</figcaption>"
+
+
+def _cell(text: str, align: str) -> str:
+    # Short cells keep their lines as they are; only those that read like text may be broken.
+    kind = align or (' class="long"' if len(text) > LONG else "")
+    return f"<td{kind}>{escape(text)}</td>"
 
 
 def _is_numeric(column: pd.Series) -> bool:

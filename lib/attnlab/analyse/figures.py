@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from attnlab.analyse import formats
 from attnlab.analyse.display import Figure
-from attnlab.analyse.results import Results
+from attnlab.analyse.results import AXES, Results
 from attnlab.shapes import Shape
 from attnlab.studies import Timing
 
@@ -62,7 +62,7 @@ def latency(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_le
     return Figure(
         drawing,
         "latency",
-        f"Median latency against sequence length, {results.headline} clock and cache, with 95 % intervals.",
+        f"Median latency against sequence length, {results.headline.words}, with 95 % intervals.",
         "Line plots of latency over sequence length on logarithmic axes, one line for each implementation.",
     )
 
@@ -79,7 +79,7 @@ def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
     return Figure(
         drawing,
         "throughput-" + sweeps[0].replace(" ", "-"),
-        f"Throughput, FLOPs over the median latency, {results.headline}. Causal FLOPs count the scores under the mask.",
+        f"Throughput, FLOPs over the median latency; {results.headline.words}. Causal FLOPs count the scores under the mask.",
         f"Line plots of throughput in TFLOP/s over {formats.listing([AXIS_TITLES[_axis(s)] for s in sweeps])}.",
     )
 
@@ -129,26 +129,34 @@ def memory(results: Results, sweep: str = "seq_len") -> Figure:
 
 @_styled
 def distribution(results: Results, shape: Shape) -> Figure:
-    """Every sample at one shape, with median and interval."""
+    """Every sample at one shape, as its distance from the median, a lane for each replicate."""
     rows = results.at(shape)
-    drawing, axes = plt.subplots(figsize=(7.2, 0.9 + 0.42 * len(rows)))
+    drawing, axes = plt.subplots(figsize=(7.2, 0.9 + 0.55 * len(rows)))
     rng = np.random.default_rng(0)
     for position, (name, row) in enumerate(rows.iterrows()):
-        pooled = np.concatenate(results.samples(str(name), shape))
         colour = _look(str(name))["color"]
-        jitter = position + rng.uniform(-0.28, 0.28, pooled.size)
-        axes.plot(pooled, jitter, ".", color=colour, alpha=0.25, markersize=3, rasterized=True)
-        axes.plot([row["low_us"], row["high_us"]], [position] * 2, color=colour, linewidth=5, alpha=0.5)
-        axes.plot(row["median_us"], position, "|", color=colour, markersize=18, markeredgewidth=2)
-    axes.set_yticks(range(len(rows)), [str(name) for name in rows.index])
+        replicates = results.samples(str(name), shape)
+        lane = 0.7 / len(replicates)
+        for number, latencies in enumerate(replicates):
+            height = position + lane * (number + 0.5) - 0.35 + rng.uniform(-0.35, 0.35, latencies.size) * lane
+            deviation = 100 * (latencies / row["median_us"] - 1)
+            axes.plot(deviation, height, ".", color=colour, alpha=0.35, markersize=3, rasterized=True)
+        ends = [100 * (row[end] / row["median_us"] - 1) for end in ("low_us", "high_us")]
+        axes.fill_betweenx([position - 0.4, position + 0.4], *ends, color=colour, alpha=0.25, linewidth=0)
+    axes.set_yticks(
+        range(len(rows)), [f"{name}\n{formats.number(row['median_us'], 4)} µs" for name, row in rows.iterrows()]
+    )
     axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="latency (µs)")
-    _plain_logarithm(axes.xaxis)
+    axes.set(xlabel="distance from the median (%)")
+    axes.set_xscale("symlog", linthresh=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}" if value else "0"))
     return Figure(
         drawing,
         "distribution",
-        f"Every sample at {formats.shape(shape)}, {results.headline}; bars mark the median, bands its interval.",
-        "Strips of dots, one for each implementation, with the median marked: the spread of latencies.",
+        f"Every sample at {formats.shape(shape)}, {results.headline.words}: its distance from the median of its "
+        "implementation, linear within ±2 % and logarithmic beyond, a lane for each replicate. Bands are the medians' "
+        "95 % intervals.",
+        "Strips of dots, one for each implementation, around its median: the spread of latencies in percent.",
     )
 
 
@@ -173,7 +181,7 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure | None:
     return Figure(
         drawing,
         "timings",
-        f"The same calls under each timing, relative to {results.headline}. At 1 the clock or the cache makes no difference.",
+        f"The same calls under each timing, relative to {results.headline.words}. At 1 the clock or the cache makes no difference.",
         "Line plots of the ratio between timings over sequence length, one panel for each timing.",
     )
 
@@ -188,11 +196,11 @@ def roofline(results: Results) -> Figure:
     span = np.geomspace(
         rows["intensity"].min() / 2, max(rows["intensity"].max(), results.ceilings.ridge(dtype)) * 2, 200
     )
-    _roof(axes, span, results, dtype)
+    ceilings = _roof(axes, span, results, dtype)
     for name in results.study.implementations:
         for causal, fill in ((False, None), (True, "none")):
             points = rows[(rows["implementation"] == name) & (rows["causal"] == causal)]
-            look = _look(name) | {"linestyle": "none", "label": name if fill is None else "_"}
+            look = _look(name) | {"linestyle": "none", "label": "_" if causal else name}
             if fill is not None:
                 look["markerfacecolor"] = fill
             axes.plot(points["intensity"], points["throughput_tflops"], **look)
@@ -200,12 +208,14 @@ def roofline(results: Results) -> Figure:
     axes.set_ylim(bottom=rows["throughput_tflops"].min() / 2)
     _plain_logarithm(axes.yaxis)
     _plain_logarithm(axes.xaxis)
-    _legend(drawing, axes)
+    axes.add_artist(axes.legend(handles=ceilings, loc="lower right"))
+    handles = [handle for handle in axes.get_legend_handles_labels()[0] if handle not in ceilings]
+    drawing.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     return Figure(
         drawing,
         "roofline",
-        f"Roofline in {dtype}, {results.headline}. Solid: ceilings measured in this run; dashed: datasheet; dotted: what "
-        "one exponential a score allows. Open markers are causal.",
+        f"Roofline in {dtype}; {results.headline.words}. Open markers are causal. The exponentials' ceiling is what one "
+        f"exponential a score allows at D={results.study.target_shape.head_dim}.",
         "Roofline plot: throughput over operational intensity on logarithmic axes, under memory and compute ceilings.",
     )
 
@@ -216,27 +226,26 @@ def telemetry(results: Results) -> Figure | None:
     rows = results.run.samples.dropna(subset=["sm_clock_mhz"])
     if rows.empty:
         return None
-    moments = rows.drop_duplicates(["process", "started_s"]).reset_index(drop=True)
+    moments = rows.drop_duplicates(["process", "clock", "cache", *AXES, "round"])
+    held_back = moments["throttled"].astype("boolean").fillna(False).astype(bool)
     measures = {"sm_clock_mhz": "SM clock (MHz)", "power_w": "power (W)", "temperature_c": "temperature (°C)"}
     drawing, grid = plt.subplots(3, 1, sharex=True, figsize=(7.2, 4.6))
-    for process, group in moments.groupby("process", sort=False):
-        thinned = group.iloc[:: max(1, len(group) // 800)]
-        for axes, column in zip(grid, measures, strict=True):
-            axes.plot(thinned["started_s"], thinned[column].astype(float), linewidth=0.8, label=f"process {process}")
-    for axes, title in zip(grid, measures.values(), strict=True):
+    for axes, (column, title) in zip(grid, measures.items(), strict=True):
+        for chosen, colour, label in ((~held_back, "#0072B2", "free"), (held_back, "#D55E00", "held back")):
+            part = moments[chosen]
+            look = {"color": colour, "label": label, "markersize": 2, "alpha": 0.4, "rasterized": True}
+            axes.plot(part["started_s"], part[column].astype(float), ".", **look)
         axes.set_ylabel(title)
-    held_back = moments[moments["throttled"].astype("boolean").fillna(False)]
-    if not held_back.empty:
-        grid[0].plot(
-            held_back["started_s"], held_back["sm_clock_mhz"].astype(float), ".", color="#D55E00", markersize=3
-        )
     grid[-1].set_xlabel("time since the process began (s)")
+    legend = drawing.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, markerscale=4)
+    for handle in filter(None, legend.legend_handles):
+        handle.set_alpha(1)
     return Figure(
         drawing,
         "telemetry",
-        "The card over the run, read through NVML once a round; a line for each replicate, orange where it held its clock "
-        "back. NVML averages power over part of the time.",
-        "Three stacked line plots over time: SM clock, power and temperature of the card.",
+        "The card over the run, read through NVML once a round, all replicates laid over one another; orange where it "
+        "held its clock back. NVML averages power over part of the time.",
+        "Three stacked scatter plots over time: SM clock, power and temperature of the card.",
     )
 
 
@@ -263,22 +272,23 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     )
 
 
-def _roof(axes: Axes, span: np.ndarray, results: Results, dtype: str) -> None:
+def _roof(axes: Axes, span: np.ndarray, results: Results, dtype: str) -> list[Any]:
+    """Draw the ceilings over a span of intensities and return what a legend needs."""
     ceilings = {ceiling.name: ceiling for ceiling in results.ceilings.all}
     memory_gbs, product = ceilings["copy"], ceilings[f"matmul.{dtype}"]
+    lines = []
     for source, style in (("measured", "-"), ("datasheet", "--")):
         bandwidth, peak = _rate(memory_gbs, source), _rate(product, source)
         if bandwidth and peak:
-            axes.plot(span, np.minimum(span * bandwidth / 1e3, peak), style, color="#444444", linewidth=1.2, label="_")
-            axes.annotate(
-                f"{source} {formats.number(peak)} TFLOP/s", (span[-1], peak), (0, 3), textcoords="offset points",
-                ha="right", va="bottom" if source == "datasheet" or not _rate(product, "datasheet") else "top",
-                fontsize=7, color="#444444",
-            )  # fmt: skip
+            label = f"{source}: {formats.number(bandwidth)} GB/s, {formats.number(peak)} TFLOP/s"
+            roof = np.minimum(span * bandwidth / 1e3, peak)
+            lines += axes.plot(span, roof, style, color="#444444", linewidth=1.2, label=label)
     exponentials = results.ceilings.rate("exponentials")
     if not np.isnan(exponentials):
         limit = 4 * results.study.target_shape.head_dim * exponentials / 1e3
-        axes.axhline(limit, linestyle=":", color="#444444", linewidth=1.2)
+        label = f"exponentials: {formats.number(limit)} TFLOP/s"
+        lines.append(axes.axhline(limit, linestyle=":", color="#444444", linewidth=1.2, label=label))
+    return lines
 
 
 def _rate(ceiling: Any, source: str) -> float | None:
@@ -337,7 +347,9 @@ def _axis(sweep: str) -> str:
 
 
 def _sweep_title(sweep: str) -> str:
-    return "causal" if sweep.startswith("causal") else "full (not causal)"
+    if _axis(sweep) != "seq_len":
+        return ""
+    return "causal" if sweep.startswith("causal") else "not causal"
 
 
 def _look(name: str) -> dict[str, Any]:
@@ -358,6 +370,7 @@ def _powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def _plain_logarithm(axis: Any) -> None:
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 1.5, 2.0, 3.0, 5.0) if high < 10 * low else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -17,11 +17,10 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def decimals_for(interval: Interval) -> int:
-    """Decimals that show an interval's width to two digits, at most four."""
-    width = interval.high - interval.low
-    if not 0 < width < math.inf:
-        return 3
-    return min(4, max(0, 1 - math.floor(math.log10(width))))
+    """Decimals that show an interval's width to two digits and its estimate to three, at most four."""
+    widths = [interval.high - interval.low, interval.estimate / 10]
+    finite = [width for width in widths if 0 < width < math.inf]
+    return min(4, max(0, *(1 - math.floor(math.log10(width)) for width in finite))) if finite else 3
 
 
 def interval(value: Interval) -> str:
@@ -30,6 +29,11 @@ def interval(value: Interval) -> str:
         return "—"
     decimals = decimals_for(value)
     return f"{value.estimate:,.{decimals}f} [{value.low:,.{decimals}f}, {value.high:,.{decimals}f}]"
+
+
+def stacked(value: Interval) -> str:
+    """As `interval`, on two lines: for tables of many columns."""
+    return interval(value).replace(" [", "\n[")
 
 
 def percent(value: float) -> str:

@@ -23,7 +23,7 @@ def abstract(results: Results) -> Prose:
     return Prose(
         f"We measure {_count(len(results.study.implementations), 'implementation')} of scaled dot-product attention on "
         f"{_device(results)} at {_count(len(results.study.shapes), 'shape')}, {_effort(results)}. At the target shape "
-        f"{formats.shape(shape)}, `{baseline.name}` takes {_interval_us(baseline)} ({results.headline}): "
+        f"{formats.shape(shape)}, `{baseline.name}` takes {_interval_us(baseline)} ({results.headline.words}): "
         f"{formats.number(baseline['throughput_tflops'])} TFLOP/s, "
         f"{formats.percent(baseline['speed_of_light_pct'])} of what the ceilings measured in the same run allow. "
         f"{_fastest_statement(results)} Every case was checked against a float64 oracle before it was timed and after; "
@@ -78,10 +78,8 @@ def launch_gap(results: Results) -> Prose:
     clocks = {timing.clock: timing for timing in results.timings if timing.cache == "warm"}
     if set(clocks) != {"eager", "device"}:
         return Prose(f"Only the {_only_clock(results)} clock was read in this run, so the launch gap can't be told.")
-    shapes = results.study.sweep("seq_len")
-    short, long = shapes[0], shapes[-1]
     parts = []
-    for shape in (short, long):
+    for shape in (results.study.shapes[0], results.study.target_shape):
         eager = results.at(shape, clocks["eager"]).loc[results.study.baseline, "median_us"]
         device = results.at(shape, clocks["device"]).loc[results.study.baseline, "median_us"]
         parts.append(
@@ -95,7 +93,7 @@ def launch_gap(results: Results) -> Prose:
 
 
 def throttling(results: Results) -> Prose:
-    """Whether the card held itself back, or why that isn't known."""
+    """Whether the card held itself back and where, or why that isn't known."""
     samples = results.run.samples
     known = samples["throttled"].dropna()
     if known.empty:
@@ -103,10 +101,22 @@ def throttling(results: Results) -> Prose:
     clocks = samples["sm_clock_mhz"].dropna()
     share = 100 * float(known.astype(bool).mean())
     return Prose(
-        f"The card reported throttling at {formats.percent(share)} of {len(known):,} samples; its SM clock lay between "
-        f"{clocks.min():.0f} and {clocks.max():.0f} MHz, with a median of {clocks.median():.0f} MHz. Implementations take "
-        f"turns and the host pauses between samples, so these are results of bursts: under one kernel without pause a "
-        f"card may settle at a lower clock."
+        f"The card reported that it held itself back at {formats.percent(share)} of {len(known):,} samples; its SM clock "
+        f"lay between {clocks.min():.0f} and {clocks.max():.0f} MHz, with a median of {clocks.median():.0f} MHz. "
+        f"{_sustained(results)} Implementations take turns and the host pauses between samples: one kernel without pause "
+        f"may settle at a lower clock still."
+    )
+
+
+def _sustained(results: Results) -> str:
+    rows = results.under(results.headline)
+    held = rows[rows["throttled_pct"] > 50]
+    if held.empty:
+        return f"No shape has more than half of its samples taken so ({results.headline.words}): these are results of bursts."
+    shapes = held.drop_duplicates(["batch", "heads", "seq_len", "causal"]).to_dict("records")
+    return (
+        f"More than half of the samples were taken so ({results.headline.words}) at "
+        f"{formats.listing([_at(shape) for shape in shapes])}: those are results under sustained load, the others of bursts."
     )
 
 
@@ -138,17 +148,19 @@ def correctness(results: Results) -> Prose:
     verdict = "all passed" if failed.empty else f"{len(failed)} failed, and their cases are reported without a latency"
     return Prose(
         f"The gate made {len(checks):,} checks and {verdict}. The largest error of any implementation is "
-        f"{checks['max_error'].max():.2e}, that of the framework's own composition in the same dtype "
-        f"{checks['framework_max_error'].max():.2e}."
+        f"{formats.number(checks['max_error'].max())}, that of the framework's own composition in the same dtype "
+        f"{formats.number(checks['framework_max_error'].max())}."
     )
 
 
 def effort(results: Results) -> Prose:
-    """How long measuring took."""
-    seconds = results.run.processes["measuring_seconds"]
+    """How long measuring took, and how often it was taken up again."""
+    seconds = results.run.samples.groupby("process")["started_s"].max()
+    again = len(seconds) - results.study.replicates
+    interrupted = f" It was cut off and went on {_count(again, 'time')}." if again > 0 else ""
     return Prose(
-        f"Measuring took {formats.number(float(seconds.sum()))} s in {_count(len(seconds), 'process')}, "
-        f"{_effort(results)}."
+        f"Measuring took {formats.number(float(seconds.sum()))} s from the start of each process to its last sample, "
+        f"{_effort(results)}.{interrupted}"
     )
 
 
@@ -188,8 +200,14 @@ def _statement(results: Results, name: str, shape: Shape) -> str:
     return (
         f"`{baseline.name}` takes {_interval_us(baseline)}, `{name}` {_interval_us(candidate)}: a speedup of "
         f"{formats.interval(verdict.speedup)}, Cliff's delta {verdict.delta:+.2f}, Mann-Whitney p "
-        f"{_pvalue(verdict)}. **{verdict.decision.capitalize()}**, {'' if verdict.claimable else 'not '}claimable."
+        f"{_pvalue(verdict)}. **{verdict.decision.capitalize()}**{_claim(verdict)}."
     )
+
+
+def _claim(verdict: Verdict) -> str:
+    if verdict.decision != "faster":
+        return ""
+    return ", and that may be claimed" if verdict.claimable else ", but by less than may be claimed"
 
 
 def _fastest_statement(results: Results) -> str:

@@ -17,6 +17,7 @@ CAUSAL_NOTE = (
     "Causal FLOPs count the scores under the mask, 2·B·H·S·(S+1)·D; half of 4·B·H·S²·D would be S/(S+1) of it."
 )
 LETTERS = {"seq_len": "S", "batch": "B", "heads": "H"}
+SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
 
 
 def machine(results: Results) -> Table:
@@ -130,9 +131,10 @@ def kernels(results: Results) -> Table:
     rows = rows[rows["status"] == "measured"]
     rows = rows.assign(kernel=rows["kernels"].str.split("\n").str[0].map(_kernel_name))
     grouped = rows.groupby(["implementation", "kernel"], sort=False)
+    everywhere = set(rows["seq_len"])
     frame = pd.DataFrame(
         [
-            {"implementation": name, "longest kernel": kernel, "S": ", ".join(map(str, sorted(set(group["seq_len"]))))}
+            {"implementation": name, "longest kernel": kernel, "S": _lengths(set(group["seq_len"]), everywhere)}
             for (name, kernel), group in grouped
         ]
     )
@@ -163,7 +165,7 @@ def sweep(results: Results, name: str, implementation: str) -> Table:
                 "samples": int(row["samples"]),
             }
         )
-    caption = f"{AXIS_TITLES[axis].capitalize()} sweep, `{implementation}`, {_fixed(shapes, axis)}; {results.headline}."
+    caption = f"{SWEEP_TITLES[axis]} sweep, `{implementation}`, {_fixed(shapes, axis)}; {results.headline.words}."
     return Table(
         pd.DataFrame(rows), f"sweep-{name.replace(' ', '-')}", caption, _sweep_note(results, shapes), highlight
     )
@@ -176,11 +178,9 @@ def backends(results: Results, name: str) -> Table:
     rows = []
     for shape in shapes:
         at = results.at(shape)
-        medians = {n: _median(at.loc[n]) if n in at.index else None for n in results.study.implementations}
-        rows.append({LETTERS[axis]: getattr(shape, axis), **medians, "fastest": at["median_us"].idxmin()})
-    caption = (
-        f"Median latency in µs with 95 % interval, every implementation, {_fixed(shapes, axis)}; {results.headline}."
-    )
+        medians = {n: _stacked(at.loc[n]) if n in at.index else None for n in results.study.implementations}
+        rows.append({LETTERS[axis]: getattr(shape, axis), **medians})
+    caption = f"Median latency in µs with 95 % interval, every implementation, {_fixed(shapes, axis)}; {results.headline.words}."
     highlight = shapes.index(results.study.target_shape) if results.study.target_shape in shapes else None
     return Table(pd.DataFrame(rows), f"backends-{name.replace(' ', '-')}", caption, "", highlight)
 
@@ -191,9 +191,9 @@ def listed(results: Results, name: str) -> Table:
     rows = []
     for shape in results.study.sweep(name):
         at = results.at(shape)
-        medians = {n: _median(at.loc[n]) if n in at.index else None for n in results.study.implementations}
+        medians = {n: _stacked(at.loc[n]) if n in at.index else None for n in results.study.implementations}
         rows.append({"B": shape.batch, "H": shape.heads, "S": shape.seq_len, **medians})
-    caption = f"Median latency in µs with 95 % interval at the shapes of “{name}”; {results.headline}."
+    caption = f"Median latency in µs with 95 % interval at the shapes of “{name}”; {results.headline.words}."
     return Table(pd.DataFrame(rows), f"listed-{name.replace(' ', '-')}", caption)
 
 
@@ -215,7 +215,7 @@ def scaling(results: Results, name: str, implementation: str) -> Table:
                 "latency over FLOPs": formats.number(growth.estimate / work),
             }
         )
-    caption = f"Scaling between steps of the {AXIS_TITLES[axis]}, `{implementation}`; {results.headline}."
+    caption = f"Scaling between steps of the {AXIS_TITLES[axis]}, `{implementation}`; {results.headline.words}."
     return Table(
         pd.DataFrame(rows),
         f"scaling-{name.replace(' ', '-')}",
@@ -249,7 +249,9 @@ def variance(results: Results, name: str, implementation: str) -> Table:
             }
         )
     note = "Latencies in µs. Outliers lie beyond Tukey's fences; they are labelled and kept. Lag-1 is the autocorrelation of neighbouring samples."
-    return Table(pd.DataFrame(rows), "variance", f"Variance control, `{implementation}`; {results.headline}.", note)
+    return Table(
+        pd.DataFrame(rows), "variance", f"Variance control, `{implementation}`; {results.headline.words}.", note
+    )
 
 
 @of_sweep
@@ -274,7 +276,9 @@ def tails(results: Results, name: str, implementation: str) -> Table:
         f"Order-statistic intervals, which exist from {samples_needed(0.95)} samples for a P95 and from "
         f"{samples_needed(0.99)} for a P99. All in µs."
     )
-    return Table(pd.DataFrame(rows), "tails", f"Tails of the latency, `{implementation}`; {results.headline}.", note)
+    return Table(
+        pd.DataFrame(rows), "tails", f"Tails of the latency, `{implementation}`; {results.headline.words}.", note
+    )
 
 
 @of_sweep
@@ -315,8 +319,8 @@ def correctness(results: Results) -> Table:
             "implementation": name,
             "checks": len(group),
             "passed": int(group["passed"].sum()),
-            "largest error": f"{group['max_error'].max():.2e}",
-            "mean error": f"{group['mean_error'].mean():.2e}",
+            "largest error": formats.number(group["max_error"].max()),
+            "mean error": formats.number(group["mean_error"].mean()),
             "largest share of the allowed": formats.percent(100 * _share(group).max()),
         }
         for name, group in grouped
@@ -352,7 +356,7 @@ def roofline(results: Results, name: str, implementation: str) -> Table:
             }
         )
     note = f"{_mark_note(results)} {CAUSAL_NOTE}" if name.startswith("causal") else _mark_note(results)
-    caption = f"Roofline along the sequence length, `{implementation}`{', causal' if name.startswith('causal') else ''}: least times by ceiling, and the largest over the median; {results.headline}."
+    caption = f"Roofline along the sequence length, `{implementation}`{', causal' if name.startswith('causal') else ''}: least times by ceiling, and the largest over the median; {results.headline.words}."
     return Table(pd.DataFrame(rows), f"roofline-{name.replace(' ', '-')}", caption, note.strip(), highlight)
 
 
@@ -380,7 +384,7 @@ def to_beat(results: Results) -> Table:
     return Table(
         pd.DataFrame(rows, columns=["", "value"]),
         "to-beat",
-        f"What must be beaten at {formats.shape(shape)}; {results.headline}.",
+        f"What must be beaten at {formats.shape(shape)}; {results.headline.words}.",
         note,
     )
 
@@ -404,7 +408,7 @@ def verdicts(results: Results, shape: Shape) -> Table:
             }
         )
     note = "Speedup is the ratio of medians, from rounds taken together; above 1 the candidate is faster. Equivalent means within ±2 %."
-    caption = f"Against `{results.study.baseline}` at {formats.shape(shape)}; {results.headline}."
+    caption = f"Against `{results.study.baseline}` at {formats.shape(shape)}; {results.headline.words}."
     return Table(pd.DataFrame(rows), "verdicts", caption, note)
 
 
@@ -413,21 +417,17 @@ def every_case(results: Results) -> Table:
     rows = [
         {
             "implementation": row["implementation"],
-            "B": row["batch"],
-            "H": row["heads"],
-            "S": row["seq_len"],
-            "D": row["head_dim"],
-            "causal": "yes" if row["causal"] else "no",
+            "B, H, S, D": f"{row['batch']}, {row['heads']}, {row['seq_len']}, {row['head_dim']}",
+            "mask": "causal" if row["causal"] else "full",
             "timing": f"{row['clock']} {row['cache']}",
             "k": row["launches"],
-            "N": row["samples"],
             "median (µs) [95 %]": _median(row),
             "TFLOP/s": formats.number(row["throughput_tflops"]) + _mark(row),
-            "of light": formats.percent(row["speed_of_light_pct"]),
+            "light": formats.percent(row["speed_of_light_pct"]),
         }
         for row in results.table.to_dict("records")
     ]
-    note = f"k: launches that a sample spans; N: samples. {_mark_note(results)}"
+    note = f"k: launches that a sample spans; light: floor over median. {_mark_note(results)}"
     return Table(pd.DataFrame(rows), "every-case", "Every case under every timing.", note.strip())
 
 
@@ -473,6 +473,10 @@ def hashes(results: Results) -> Table:
 
 def _median(row: Any) -> str:
     return formats.interval(Interval(row["median_us"], row["low_us"], row["high_us"]))
+
+
+def _stacked(row: Any) -> str:
+    return formats.stacked(Interval(row["median_us"], row["low_us"], row["high_us"]))
 
 
 def _quantile(row: Any, name: str) -> str:
@@ -532,6 +536,12 @@ def _shortened(text: str, most: int = 160) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def _lengths(some: set[int], everywhere: set[int]) -> str:
+    return "all" if some == everywhere else ", ".join(map(str, sorted(some)))
+
+
 def _kernel_name(name: str) -> str:
-    # Template arguments run to hundreds of characters; what tells kernels apart stands before them.
-    return _shortened(name.removeprefix("void ").split("<")[0].split("(")[0], 90)
+    # Template arguments run to hundreds of characters; what tells kernels apart stands before them, but for CUTLASS's
+    # wrapper, whose first argument is the kernel.
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("cutlass::Kernel2<", "")
+    return _shortened(plain.split("<")[0].split("(")[0].split(">")[0], 90)

@@ -84,18 +84,19 @@ def sampler(device: torch.device, timing: Timing) -> Callable[[Case], tuple[floa
     return _device_warm if timing.cache == "warm" else _DeviceCold(device)
 
 
-def capture(case: Case, latency_us: float, pool: Any) -> None:
-    """Capture the graphs of a case whose call takes about `latency_us`, into a memory pool that cases share.
+def capture(case: Case, pool: Any) -> None:
+    """Capture the graphs of a case, of one call and of several, into a memory pool that cases share.
 
     Sharing is safe as replays never overlap and each writes all that it reads but the inputs.
     """
-    case.graph_calls = max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US / max(latency_us, 1e-3))))
-    case.graph, case.output = _captured(case, case.graph_calls, pool)
-    case.single = case.graph if case.graph_calls == 1 else _captured(case, 1, pool)[0]
+    case.single, case.output = _captured(case, 1, pool)
+    case.graph, case.graph_calls = case.single, _calls_that_fill(case.single)
+    if case.graph_calls > 1:
+        case.graph, case.output = _captured(case, case.graph_calls, pool)
 
 
 def roughly_us(case: Case, device: torch.device, calls: int = 10) -> float:
-    """Mean latency of calls one after the other, to choose the length of a graph and to see warm-up settle."""
+    """Mean latency of calls one after the other, to see warm-up settle."""
     with case.selected():
         if device.type == "cpu":
             return _wall_us(lambda: [case.call() for _ in range(calls)]) / calls
@@ -131,6 +132,18 @@ def calibrate(device: torch.device) -> dict[str, float]:
         "nothing_us": median(around_nothing),
         "smallest_graph_us": median(around_tiny),
     }
+
+
+def _calls_that_fill(single: torch.cuda.CUDAGraph, replays: int = 10) -> int:
+    """How many calls take about as long as a graph should, by replays of one that follow one another."""
+
+    def replay_all() -> None:
+        for _ in range(replays):
+            single.replay()
+
+    replay_all()
+    call_us = _between_events(replay_all, hold=True) / replays
+    return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US / call_us)))
 
 
 def _captured(case: Case, calls: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

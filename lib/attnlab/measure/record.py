@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from attnlab import __version__, paths, runs
-from attnlab.errors import UserError
+from attnlab.errors import Interrupted, UserError
 from attnlab.measure import clocks, devices, worker
 from attnlab.studies import Study, parse
 
@@ -44,14 +44,11 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
     with runs.lock(name), executor or fresh_processes() as pool:
         try:
             environment = _open(pool, name, study, device)
-            jobs = [
-                worker.Job(name, study, device, r, tuple(study.shapes), environment) for r in range(study.replicates)
-            ]
-            _work_through(pool, jobs)
+            _work_through(pool, _jobs(name, study, device, environment))
             runs.finish(name)
         except KeyboardInterrupt:
             _stop(pool)
-            raise UserError(
+            raise Interrupted(
                 f"interrupted; what was recorded of {name!r} is kept: `make measure RUN={name}` goes on"
             ) from None
         except BrokenProcessPool:
@@ -100,12 +97,24 @@ def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any
     }
 
 
+def _jobs(name: str, study: Study, device: str, environment: str) -> list[worker.Job]:
+    """A job for each replicate that still lacks shapes."""
+    done = runs.recorded(name, "cases")
+    jobs = []
+    for replicate in range(study.replicates):
+        shapes = tuple(s for s in study.shapes if worker.shape_key(study, s, replicate) not in done)
+        if shapes:
+            jobs.append(worker.Job(name, study, device, replicate, shapes, environment))
+    return jobs
+
+
 def _work_through(pool: Executor, jobs: list[worker.Job]) -> None:
     """Hand out the jobs and show how far they are."""
-    name, study = jobs[0].run, jobs[0].study
+    if not jobs:
+        return
+    name, before = jobs[0].run, len(runs.recorded(jobs[0].run, "cases"))
     waiting: set[Future[None]] = {pool.submit(worker.measure, job) for job in jobs}
-    total = len(study.shapes) * study.replicates
-    with _Progress(name, total) as show:
+    with _Progress(name, before + sum(len(job.shapes) for job in jobs)) as show:
         while waiting:
             done, waiting = wait(waiting, timeout=POLL_S, return_when="FIRST_COMPLETED")
             show(len(runs.recorded(name, "cases")))

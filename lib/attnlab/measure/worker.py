@@ -1,7 +1,10 @@
 """The unit of work: one replicate over a shard of the study's shapes, in a process of its own."""
 
+import multiprocessing
+import os
 import random
 import signal
+import threading
 import time
 import uuid
 import zlib
@@ -140,23 +143,41 @@ def _measure_shape(session: Session, shape: Shape) -> None:
     key = session.key(shape)
     if key in runs.recorded(session.job.run, "cases"):
         return
-    drawn = inputs.draw(shape, session.seed(shape, "timed"), session.device)
-    subjects = [_subject(name, drawn, shape) for name in session.job.study.implementations]
-    checks = _gate(session, shape, subjects, drawn, "before")
-    inputs.redraw(drawn, shape, session.seed(shape, "timed"))
-    _prepare(session, shape, subjects)
-    for timing in session.timings:
-        _record_block(session, shape, subjects, timing)
-    checks += _gate(session, shape, subjects, drawn, "after")
+    subjects = [_subject(name) for name in session.job.study.implementations]
+    checks: list[dict[str, Any]] = []
+    try:
+        drawn = attempt(lambda: inputs.draw(shape, session.seed(shape, "timed"), session.device))
+    except OutOfMemory as error:
+        _all_out_of_memory(subjects, "Q, K and V", error)
+    else:
+        checks = _measure_subjects(session, shape, subjects, drawn)
     runs.add_part(session.job.run, "checks", key, pd.DataFrame(checks))
     runs.add_part(session.job.run, "cases", key, pd.DataFrame([_case_row(session, shape, s) for s in subjects]))
     subjects.clear()
     devices.release(session.device)
 
 
-def _subject(name: str, drawn: inputs.Inputs, shape: Shape) -> Subject:
+def _measure_subjects(
+    session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs
+) -> list[dict[str, Any]]:
+    for subject in subjects:
+        subject.case.call = partial(subject.implementation.call, *drawn, shape.causal)
+    checks = _gate(session, shape, subjects, drawn, "before")
+    inputs.redraw(drawn, shape, session.seed(shape, "timed"))
+    _prepare(session, shape, subjects)
+    for timing in session.timings:
+        _record_block(session, shape, subjects, timing)
+    return checks + _gate(session, shape, subjects, drawn, "after")
+
+
+def _subject(name: str) -> Subject:
     implementation = REGISTRY[name]
-    return Subject(implementation, Case(partial(implementation.call, *drawn, shape.causal), implementation.selected))
+    return Subject(implementation, Case(partial(implementation.call), implementation.selected))
+
+
+def _all_out_of_memory(subjects: list[Subject], what: str, error: OutOfMemory) -> None:
+    for subject in [subject for subject in subjects if subject.alive]:
+        subject.status, subject.reason = "out of memory", f"{what} don't fit: {error}"
 
 
 def _through(subject: Subject, work: Callable[[], T]) -> T | None:
@@ -176,8 +197,12 @@ def _gate(
 ) -> list[dict[str, Any]]:
     """Check every subject on inputs that nothing has seen, its memory poisoned; who fails is out."""
     inputs.redraw(drawn, shape, session.seed(shape, moment))
-    gate = Gate(drawn, shape.causal)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    try:
+        gate = attempt(lambda: Gate(drawn, shape.causal))
+    except OutOfMemory as error:
+        _all_out_of_memory(subjects, "the oracle's scores", error)
+        return rows
     for subject in [subject for subject in subjects if subject.alive]:
         for route, check in _checks(subject, gate):
             rows.append(_check_row(session, shape, subject, check, moment, route))
@@ -202,21 +227,24 @@ def _prepare(session: Session, shape: Shape, subjects: list[Subject]) -> None:
     """Warm up, look at kernels and memory, and capture graphs."""
     inputs_bytes = 3 * shape.bytes // 4
     for subject in [subject for subject in subjects if subject.alive]:
-        case = subject.case
-        _through(subject, case.call)
-        with subject.implementation.selected():
-            subject.details["kernels"] = inspection.kernels(case.call, session.device)
-            subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
-        subject.details |= _warm_up(session, case)
+        _through(subject, partial(_prepare_case, session, subject, inputs_bytes))
         devices.release(session.device)
     if any(timing.clock == "device" for timing in session.timings):
         _capture(session, subjects)
 
 
+def _prepare_case(session: Session, subject: Subject, inputs_bytes: int) -> None:
+    case = subject.case
+    case.call()
+    subject.details["kernels"] = inspection.kernels(case.call, session.device)
+    subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
+    subject.details |= _warm_up(session, case)
+
+
 def _capture(session: Session, subjects: list[Subject]) -> None:
     pool = torch.cuda.graph_pool_handle()
     for subject in [subject for subject in subjects if subject.alive]:
-        _through(subject, partial(clocks.capture, subject.case, subject.details["warmup_us"], pool))
+        _through(subject, partial(clocks.capture, subject.case, pool))
         devices.release(session.device)
 
 
@@ -229,7 +257,7 @@ def _warm_up(session: Session, case: Case) -> dict[str, Any]:
         now = clocks.roughly_us(case, session.device, WARMUP_WINDOW)
         steady = abs(now - last) <= STEADY * last
         last, windows = now, windows + 1
-    return {"warmup_calls": windows * WARMUP_WINDOW, "warmup_us": last, "steady": steady}
+    return {"warmup_calls": windows * WARMUP_WINDOW, "steady": steady}
 
 
 def _record_block(session: Session, shape: Shape, subjects: list[Subject], timing: Timing) -> None:
@@ -246,7 +274,11 @@ def _record_block(session: Session, shape: Shape, subjects: list[Subject], timin
         order.shuffle(alive)
         telemetry = session.telemetry.read()
         for position, subject in enumerate(alive):
-            latency_us, launches = take(subject.case)
+            try:
+                latency_us, launches = take(subject.case)
+            except torch.OutOfMemoryError as error:
+                subject.status, subject.reason = "out of memory", f"while timed, {timing}: {error}"
+                continue
             rows.append(
                 {
                     "implementation": subject.implementation.name,
@@ -260,6 +292,7 @@ def _record_block(session: Session, shape: Shape, subjects: list[Subject], timin
                 | {"temperature_c": telemetry.temperature_c, "throttle_reasons": telemetry.throttle_reasons}
                 | {"throttled": telemetry.throttled}
             )
+        alive = [subject for subject in alive if subject.alive]
     runs.add_part(job.run, "samples", key, _typed(pd.DataFrame(rows)))
 
 
@@ -313,5 +346,14 @@ def _case_row(session: Session, shape: Shape, subject: Subject) -> dict[str, Any
 
 def _die_quietly() -> None:
     # Ctrl-C reaches the whole process group; the parent says what it means, a traceback from here would not.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        # The lock on the run goes with the parent: whoever resumes must not find us measuring beside them.
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with suppress(ValueError):  # not in the main thread, as when an executor of threads runs a test
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

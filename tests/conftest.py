@@ -1,0 +1,176 @@
+"""What tests share: folders of their own for whatever is written, one tiny recorded run, and ways to begin others."""
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attnlab import runs, studies
+
+TINY = {
+    "name": "tiny",
+    "title": "Tiny",
+    "device": "cpu",
+    "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.math"],
+    "baseline": "sdpa.auto",
+    "target": {"batch": 1, "heads": 4, "seq_len": 32, "head_dim": 64, "dtype": "float32"},
+    "timings": [{"clock": "eager", "cache": "warm"}],
+    "samples": 5,
+    "replicates": 2,
+    "sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": [16, 32, 64], "head_dim": 64, "dtype": "float32"}},
+}
+RECORDED = "recorded"
+
+
+def tiny_study(**changes) -> studies.Study:
+    """A study of three implementations at three short shapes on the CPU, with the fields given instead of its own."""
+    return studies.parse(TINY | changes, "tiny.yaml")
+
+
+def quick_survey(device: str, study: studies.Study) -> dict:
+    """`worker.survey`, with ceilings from a product so small that it takes no time."""
+    from attnlab.measure import ceilings, worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceilings, "CPU_MATRIX", 64)
+        patch.setattr(ceilings, "_copy", small_copy)
+        return worker.survey(device, study)
+
+
+def small_copy(device) -> dict:
+    """`ceilings._copy` of 1 MiB."""
+    import torch
+
+    from attnlab.measure import ceilings
+
+    source = torch.ones(2**20, dtype=torch.int8)
+    target = torch.empty_like(source)
+    return ceilings._ceiling(device, lambda: target.copy_(source), 2 * 2**20 / 1e9, "GB/s", "copy of 1 MiB")
+
+
+@contextmanager
+def torch_as_it_was():
+    """Puts back the settings of torch that locking the environment changes, and the handler of Ctrl-C."""
+    import random
+
+    import numpy as np
+    import torch
+
+    interrupt = signal.getsignal(signal.SIGINT)
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    flags = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    fill, precision = torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn
+    kept = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch.set_float32_matmul_precision(precision)
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = kept
+        signal.signal(signal.SIGINT, interrupt)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        if workspace is not None:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
+
+
+class Quickly(Executor):
+    """Hands everything to another executor, but for the survey: that is a quick one, made here."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def submit(self, work: Callable, /, *arguments, **named) -> Future:
+        if work.__name__ != "survey":
+            return self._executor.submit(work, *arguments, **named)
+        done: Future = Future()
+        with torch_as_it_was():
+            done.set_result(quick_survey(*arguments))
+        return done
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._executor.shutdown(wait, cancel_futures=cancel_futures)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_data(tmp_path_factory) -> Path:
+    """Where the tests of a session find and put runs, unless they take `data`: never the project's own folders."""
+    root = tmp_path_factory.mktemp("session")
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in ("data", "reports", "figures"):
+            patch.setenv(f"ATTNLAB_{folder.upper()}", os.fspath(root / folder))
+        yield root / "data"
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Path:
+    """An empty data folder, and an empty reports folder beside it, for one test."""
+    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(tmp_path / "data"))
+    monkeypatch.setenv("ATTNLAB_REPORTS", os.fspath(tmp_path / "reports"))
+    return tmp_path / "data"
+
+
+@pytest.fixture(scope="session")
+def recorded(session_data) -> str:
+    """The name of a run of `tiny_study`, recorded in fresh processes. Read-only: all tests of a session share it."""
+    from attnlab.measure import record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
+        return record.record(RECORDED, tiny_study(), "cpu", Quickly(record.fresh_processes()))
+
+
+@pytest.fixture(scope="session")
+def machine(recorded, session_data) -> runs.Manifest:
+    """What the manifest of `recorded` says of this machine, to begin other runs with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
+        manifest = runs.read_manifest(recorded)
+    return {key: manifest[key] for key in ("attnlab", "commit", "device", "environment", "ceilings", "clocks")}
+
+
+@pytest.fixture
+def begin(data, machine) -> Callable[..., str]:
+    """Begins a run of a study in this test's data folder, as `record` does, without surveying the machine again."""
+
+    def begin(study: studies.Study, name: str = "begun", **changes) -> str:
+        runs.create(name, machine | {"study": study.model_dump(mode="json"), "missing_clocks": []} | changes)
+        return name
+
+    return begin
+
+
+@pytest.fixture
+def write_study(tmp_path) -> Callable[..., Path]:
+    """Writes the tiny study with changes, or a text as it is, to a YAML file."""
+
+    def write(text: str | None = None, **changes) -> Path:
+        path = tmp_path / "written.yaml"
+        stated = {key: value for key, value in (TINY | changes).items() if value is not ...}
+        path.write_text(yaml.safe_dump(stated) if text is None else text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def one_thread() -> Executor:
+    """An executor in this process, so that what a test patches holds in the job too."""
+    return ThreadPoolExecutor(1)
+
+
+@pytest.fixture
+def unlocked():
+    """For a test that locks the environment: puts everything back after it."""
+    with torch_as_it_was():
+        yield

@@ -1,0 +1,278 @@
+"""Runs that were never measured: every latency, ceiling and error in them was chosen, so that results are known.
+
+The target takes the baseline 40 µs, and n times the work takes n times as long. The samples of a case lie evenly around
+its latency, `STEP` of it apart, in an order that mixes them: `ROUNDS` of them in a replicate.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnlab import runs, studies
+from attnlab.analyse import results
+from attnlab.shapes import Shape
+
+ROUNDS = 40
+REPLICATES = 2
+STEP = 1e-4
+LAUNCHES = 10
+TICK_US = 0.032
+GAP_US = 5.0
+UNIFORM = (ROUNDS**2 - 1) / 12  # variance of 0, 1, ... ROUNDS - 1
+
+TARGET = Shape(2, 4, 128, 64)
+CONSTANT = Shape(2, 4, 64, 64, causal=True)
+ONE_BATCH = Shape(1, 4, 128, 64)
+EIGHT_HEADS = Shape(2, 8, 128, 64)
+LONG = Shape(2, 4, 256, 64)
+SHORT = Shape(2, 4, 32, 64)
+
+AXES = {"batch": 2, "heads": 4, "head_dim": 64, "dtype": "float16"}
+STUDY: dict[str, Any] = {
+    "name": "synthetic",
+    "title": "Chosen latencies",
+    "device": "cuda",
+    "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"],
+    "baseline": "sdpa.auto",
+    "target": AXES | {"seq_len": 128},
+    "timings": [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "warm"}],
+    "samples": ROUNDS,
+    "replicates": REPLICATES,
+    "sweeps": {
+        "seq_len": [AXES | {"seq_len": [32, 64, 128, 256]}],
+        "batch": [AXES | {"batch": [1, 2], "seq_len": 128}],
+        "heads": [AXES | {"heads": [4, 8], "seq_len": 128}],
+        "causal seq_len": [AXES | {"seq_len": [64, 128], "causal": True}],
+    },
+}
+# Relative to the baseline.
+PACE = {"sdpa.auto": 1.0, "sdpa.flash": 0.8, "sdpa.cudnn": 1.005, "sdpa.efficient": 1.5, "sdpa.math": 4.0}
+FATES = {
+    ("sdpa.math", LONG): ("out of memory", "tried to allocate 2.00 GiB"),
+    ("sdpa.cudnn", SHORT): ("skipped", "cuDNN takes no sequence this short"),
+    ("sdpa.math", CONSTANT): ("failed", "before timing, call: error against float64: max 5.00e-03"),
+    ("sdpa.math", EIGHT_HEADS): ("failed after timing", "after timing, graph: error against float64: max 5.00e-03"),
+}
+CEILINGS = {"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s"), "l2": (400.0, "GB/s")} | {
+    "exponentials": (100.0, "Gexp/s")
+}
+L2_BYTES = 200_000
+
+Fate = tuple[str, str]
+Fates = dict[tuple[str, Shape], Fate]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What sets a run apart from the ordinary one."""
+
+    device: str = "NVIDIA H200"
+    study: dict[str, Any] | None = None
+    ceilings: dict[str, tuple[float | None, str]] | None = None
+    fates: Fates | None = None
+    shapes: int | None = None
+    """Only so many shapes of the first replicate were recorded: the run is not complete."""
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        return STUDY | (self.study or {})
+
+    @property
+    def kind(self) -> str:
+        return "cpu" if self.stated["device"] == "cpu" else "cuda"
+
+
+def latency_us(name: str, shape: Shape) -> float:
+    """The latency in the middle of the samples of a case on the device's clock."""
+    if (name, shape) == ("sdpa.flash", SHORT):
+        return 1.2  # faster than the copy ceiling allows
+    if (name, shape) == ("sdpa.efficient", ONE_BATCH):
+        return 20.6  # 3 % more than the baseline, in noise of ±39 %
+    half = 2 if shape.causal else 1
+    return 40 * PACE[name] * shape.batch * shape.heads * shape.seq_len**2 / (8 * 128**2) / half
+
+
+def step_us(name: str, shape: Shape) -> float:
+    """How far neighbouring samples of a case lie apart, once they are sorted."""
+    noise = {("sdpa.auto", CONSTANT): 0.0, ("sdpa.efficient", ONE_BATCH): 0.02}.get((name, shape), STEP)
+    return noise * latency_us(name, shape)
+
+
+def latencies_us(name: str, shape: Shape, clock: str) -> np.ndarray:
+    """The samples of one replicate in the order of the rounds."""
+    mixed = np.arange(ROUNDS) * 7 % ROUNDS - (ROUNDS - 1) / 2
+    return latency_us(name, shape) + GAP_US * (clock == "eager") + step_us(name, shape) * mixed
+
+
+def peak_bytes(name: str, shape: Shape) -> int:
+    return shape.bytes * (2 if name == "sdpa.math" else 1)
+
+
+@contextmanager
+def folders() -> Iterator[Path]:
+    """Inside, runs and reports are kept in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLAB_DATA", f"{name}/data")
+        patch.setenv("ATTNLAB_REPORTS", f"{name}/reports")
+        yield Path(name)
+
+
+ORDINARY = Recipe()
+
+
+@cache
+def inferred() -> results.Results:
+    """The ordinary run: an H200 with every kind of case."""
+    return infer(ORDINARY)
+
+
+@cache
+def lonely() -> results.Results:
+    """A run on a CPU of which the datasheets know nothing: one implementation, one clock, no telemetry."""
+    return infer(LONELY)
+
+
+CPU = {"device": "cpu", "timings": [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "warm"}]}
+LONELY = Recipe(
+    device="Imaginary X1",
+    study=CPU | {"implementations": ["sdpa.auto"], "sweeps": {"seq_len": STUDY["sweeps"]["seq_len"]}},
+    ceilings={"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s")},
+)
+
+
+def infer(recipe: Recipe) -> results.Results:
+    """Write a run by a recipe and infer from it, in this process."""
+    with folders(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "_on_all_cores", lambda jobs: [results.infer_case(*job) for job in jobs])
+        write("synthetic", recipe)
+        return results.of(runs.load("synthetic"))
+
+
+def write(name: str, recipe: Recipe = ORDINARY) -> None:
+    """Write the folder of a run."""
+    study = studies.parse(recipe.stated, name)
+    fates = FATES if recipe.fates is None else recipe.fates
+    runs.create(name, manifest(recipe, study))
+    shapes = study.shapes[: recipe.shapes]
+    for replicate in range(study.replicates if recipe.shapes is None else 1):
+        for index, shape in enumerate(shapes):
+            _write_shape(name, study, recipe, fates, replicate, index, shape)
+        row = {"process": f"p{replicate}", "replicate": replicate, "setup_seconds": 1.0, "measuring_seconds": 30.0}
+        if recipe.shapes is None:
+            runs.add_part(name, "processes", f"r{replicate:02d}-p{replicate}", pd.DataFrame([row]))
+    if recipe.shapes is None:
+        runs.finish(name)
+
+
+def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> dict[str, Any]:
+    """A manifest as the measuring half writes it."""
+    study = study or studies.parse(recipe.stated, "synthetic")
+    gpu = recipe.kind == "cuda"
+    device = {"kind": recipe.kind, "name": recipe.device, "l2_bytes": L2_BYTES, "memory_bytes": 2**37}
+    device |= {"compute_capability": "9.0", "multiprocessors": 132} if gpu else {"threads": 2}
+    card = {"sm_clock_max_mhz": 1980, "power_limit_w": 700.0} if gpu else {"unavailable": "no NVIDIA GPU"}
+    environment = {
+        "settings": {"tf32_matmul": False, "seed": 42},
+        "python": "3.13.1",
+        "system": "Linux x86_64",
+        "packages": {"torch": "2.11.0", "numpy": "2.3.0"},
+        "cuda": "13.0" if gpu else "n/a",
+        "cudnn": "91300" if gpu else "n/a",
+        "driver": "580.65" if gpu else "n/a",
+        "card": card,
+        "hash": "e" * 64,
+    }
+    return {
+        "attnlab": "0.1.0",
+        "commit": "c" * 40,
+        "command": "make measure STUDY=synthetic",
+        "device": device,
+        "environment": environment,
+        "ceilings": {
+            name: {
+                "unit": unit,
+                "samples": [rate] * 3 if rate else [],
+                "how": "chosen" if rate else "not measured: why",
+            }
+            | {"sm_clock_mhz": 1980 if gpu and rate else None}
+            for name, (rate, unit) in (recipe.ceilings or CEILINGS).items()
+        },
+        "clocks": {"tick_us": TICK_US, "nothing_us": 1.5},
+        "telemetry": "NVML" if gpu else "the device is no NVIDIA GPU",
+        "study": study.model_dump(mode="json"),
+        "missing_clocks": [] if gpu else [str(t) for t in study.timings if t.clock == "device"],
+        "sources": {"clocks.py": "5" * 64},
+        "kernels": {},
+    }
+
+
+def _write_shape(
+    name: str, study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, index: int, shape: Shape
+) -> None:
+    key = f"r{replicate:02d}-s{index:03d}"
+    where = {"replicate": replicate, "process": f"p{replicate}"}
+    fate = {n: _fate(fates.get((n, shape), ("measured", "")), replicate) for n in study.implementations}
+    timed = [n for n in study.implementations if fate[n][0] == "measured" or "after" in fate[n][1]]
+    for timing in study.timings:
+        if recipe.kind == "cuda" or timing.clock == "eager":
+            blocks = [_samples(n, shape, timing, where, recipe) for n in timed]
+            if blocks:
+                block = pd.concat(blocks).sort_values("round", kind="stable")
+                runs.add_part(name, "samples", f"{key}-{timing.clock}-{timing.cache}", block)
+    checked = [n for n in study.implementations if fate[n][0] in ("measured", "failed")]
+    checks = [row for n in checked for row in _checks(n, shape, where, fate[n])]
+    runs.add_part(name, "checks", key, pd.DataFrame(checks))
+    cases = [_case(n, shape, where, fate[n]) for n in study.implementations]
+    runs.add_part(name, "cases", key, pd.DataFrame(cases))
+
+
+def _fate(fate: Fate, replicate: int) -> Fate:
+    if fate[0] != "failed after timing":
+        return fate
+    return ("failed", fate[1]) if replicate == 0 else ("measured", "")
+
+
+def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, Any], recipe: Recipe) -> pd.DataFrame:
+    gpu = recipe.kind == "cuda"
+    rounds = np.arange(ROUNDS)
+    frame = pd.DataFrame({"implementation": name, **shape.axes, **timing.model_dump(), **where, "round": rounds})
+    frame = frame.assign(
+        position=0,
+        started_s=rounds / 100,
+        launches=LAUNCHES if timing.clock == "device" else 1,
+        latency_us=latencies_us(name, shape, timing.clock if gpu else "device"),
+        sm_clock_mhz=1980 - rounds if gpu else None,
+        power_w=500.0 if gpu else None,
+        temperature_c=50 if gpu else None,
+        throttle_reasons=np.where(rounds == 3, 4, 0) if gpu else None,
+        throttled=(rounds == 3) if gpu else None,
+    )
+    types = {"sm_clock_mhz": "Int32", "power_w": "Float64", "temperature_c": "Int32", "throttle_reasons": "Int64"}
+    return frame.astype(types | {"throttled": "boolean"})
+
+
+def _checks(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> list[dict[str, Any]]:
+    moments = ["before", "after"] if fate[0] == "measured" or "after" in fate[1] else ["before"]
+    failing = moments[-1] if fate[0] == "failed" else None
+    return [
+        {"implementation": name, **shape.axes, **where, "moment": moment, "route": "call"}
+        | {"max_error": 5e-3 if moment == failing else 1e-3, "mean_error": 1e-4}
+        | {"framework_max_error": 1e-3, "framework_mean_error": 1e-4, "passed": moment != failing}
+        for moment in moments
+    ]
+
+
+def _case(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> dict[str, Any]:
+    measured = fate[0] == "measured"
+    row = {"implementation": name, **shape.axes, **where, "status": fate[0], "reason": fate[1]}
+    row |= {"kernels": f"void {name.split('.')[1]}_kernel<128>(float*)\nsecond" if measured else ""}
+    row |= {"peak_memory_bytes": peak_bytes(name, shape) if measured else 0}
+    return row | {"warmup_calls": 20 if measured else 0, "steady": measured}

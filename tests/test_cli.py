@@ -1,0 +1,285 @@
+"""The command line: a mistake is one line and an exit status; and who may import whom."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import tiny_study
+
+from attnlab import __main__ as cli
+from attnlab import obtain, paths, runs
+
+LIB = paths.ROOT / "lib" / "attnlab"
+
+
+def said(capsys, *arguments: str) -> str:
+    """Run a command that fails; its one line on stderr, without the prefix."""
+    assert cli.main(list(arguments)) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("attnlab: ")
+    assert error.count("\n") == 1
+    assert error.endswith("\n")
+    return error.removeprefix("attnlab: ").rstrip("\n")
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["messure"], "invalid choice: 'messure'"),
+        (["measure", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["measure", "--device", "none"], "argument --device: invalid choice: 'none'"),
+        (["report", "--what"], "unrecognized arguments: --what"),
+        (["notebook"], "the following arguments are required: name"),
+        (["readme"], "the following arguments are required: --run"),
+        (["notebook", "01_environment", "-p"], "argument -p: expected one argument"),
+    ],
+)
+def test_what_is_no_command_is_told_by_the_parser(capsys, data, arguments, problem):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[0].startswith("usage: attnlab")
+    assert error[-1].startswith("attnlab")
+    assert problem in error[-1]
+    assert not data.exists()
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("measure", "report", "notebook", "readme"))
+
+
+def test_a_run_that_is_not_there(capsys, begin):
+    begin(tiny_study(), "there")
+    assert said(capsys, "report", "--run", "nope") == "there is no run 'nope'; those that are: there"
+    assert said(capsys, "report", "--run", "../x").startswith("'../x' can't be the name of a run")
+    assert said(capsys, "measure", "--run", "a/b").startswith("'a/b' can't be the name of a run")
+
+
+@pytest.mark.parametrize("more", [["--study", "quick"], ["--device", "cpu"]])
+def test_rendering_a_run_takes_neither_study_nor_device(capsys, begin, more):
+    begin(tiny_study(), "there")
+    expected = "RUN renders what was recorded and measures nothing: leave STUDY and DEVICE out"
+    assert said(capsys, "report", "--run", "there", *more) == expected
+
+
+def test_measuring_another_study_into_a_run(capsys, begin):
+    begin(tiny_study(), "there")
+    expected = "the run 'there' is of the study 'tiny': leave STUDY out, or name a new run"
+    assert said(capsys, "measure", "--run", "there", "--study", "quick") == expected
+
+
+def test_measuring_into_a_complete_run(capsys, recorded):
+    expected = "the run 'recorded' is complete: `make report RUN=recorded` renders it"
+    assert said(capsys, "measure", "--run", recorded) == expected
+
+
+def test_a_study_that_is_not_there(capsys, data):
+    expected = "there is no study 'nope'; notebooks/params/ has cpu, gpu, quick"
+    assert said(capsys, "measure", "--study", "nope") == expected
+    assert not data.exists()
+
+
+def test_a_study_that_is_wrong(capsys, data, write_study):
+    path = write_study(samples="many")
+    expected = f"{path}: samples: input should be a valid integer, not 'many'"
+    assert said(capsys, "measure", "--study", str(path)) == expected
+    assert not data.exists()
+
+
+def test_cuda_without_a_gpu(capsys, data, write_study, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    expected = "device: cuda was asked for, but torch sees no NVIDIA GPU here: use device=cpu, or RUN=<name>"
+    assert said(capsys, "measure", "--device", "cuda") == expected
+    assert said(capsys, "measure", "--study", str(write_study()), "--device", "cuda") == expected
+    assert said(capsys, "measure", "--study", str(write_study(device="cuda"))) == expected
+    assert not data.exists()
+
+
+def test_a_tampered_run(capsys, data, begin):
+    begin(tiny_study(), "there")
+    manifest = data / "there" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"samples": 5', '"samples": 500'))
+    expected = f"{manifest} was changed after it was recorded, so the run is refused: restore it"
+    assert said(capsys, "report", "--run", "there") == expected
+    assert said(capsys, "measure", "--run", "there") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["00_nothing"], "there is no notebook '00_nothing'; there are 01_environment, 02_baseline,"),
+        (["01_environment", "-p", "run"], "-p takes NAME=VALUE, not 'run'"),
+        (["01_environment", "-p", "runn=x"], "01_environment has no parameter 'runn'; it has run, study, device"),
+        (["01_environment", "-p", "runn=x"], "; did you mean 'run'?"),
+        (["01_environment", "-p", "run=7"], "01_environment: run must be str, not 7 (int)"),
+        (["01_environment", "-p", "run=[a]"], "01_environment: run must be str, not ['a'] (list)"),
+        (["01_environment", "-p", "run=["], "-p"),
+        (["01_environment", "-p", "run=2026-13-45"], "-p"),
+    ],
+)
+def test_a_notebook_is_told_only_what_it_knows(capsys, data, arguments, problem):
+    assert problem in said(capsys, "notebook", *arguments)
+    assert not (data.parent / "reports").exists()
+
+
+def test_a_value_is_what_yaml_makes_of_it():
+    assert cli._assignment("n=3") == ("n", 3)
+    assert cli._assignment("name=a=b") == ("name", "a=b")
+    assert cli._assignment("empty=") == ("empty", "")
+    assert cli._assignment("yes=true") == ("yes", True)
+
+
+def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypatch, data):
+    asked = []
+
+    def measured(name, study, device):
+        asked.append((name, study, device))
+        return name
+
+    monkeypatch.setattr(obtain, "measured", measured)
+    begin(tiny_study(), "there")
+    assert cli.main(["measure", "--run", "there", "--device", "cpu"]) == 0
+    assert asked == [("there", tiny_study(), "cpu")]
+    assert capsys.readouterr().out == f"recorded {data}/there/\n"
+
+
+def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(obtain, "measured", interrupted)
+    assert cli.main(["measure", "--study", "quick"]) == 130
+    assert capsys.readouterr().err == "attnlab: interrupted; what was recorded is kept\n"
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "/data/x")
+
+    monkeypatch.setattr(obtain, "measured", full)
+    assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
+
+
+def test_the_device_chooses_the_study():
+    assert obtain.default_study("cuda") == "gpu"
+    assert obtain.default_study("cpu") == "cpu"
+
+
+def test_as_a_program(data):
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "attnlab", "measure", "--study", "quick", "--device", "cuda"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr == (
+        "attnlab: device: cuda was asked for, but torch sees no NVIDIA GPU here: use device=cpu, or RUN=<name>\n"
+    )
+    assert runs.names() == []
+
+
+# Who imports whom
+
+
+def imported(file: Path, everywhere: bool) -> set[str]:
+    """Names of the modules that a file imports: at its top level, or everywhere in it."""
+    tree = ast.parse(file.read_text())
+    found: set[str] = set()
+    for node in ast.walk(tree) if everywhere else tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively"
+            found |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def reaches(names: set[str], *packages: str) -> set[str]:
+    return {name for name in names for package in packages if name == package or name.startswith(f"{package}.")}
+
+
+def files(*parts: str) -> list[Path]:
+    return sorted(file for part in parts for file in ((LIB / part).rglob("*.py") if "." not in part else [LIB / part]))
+
+
+NOUNS = ("shapes.py", "studies.py", "implementations.py", "runs.py", "paths.py", "errors.py", "suggestions.py")
+
+
+@pytest.mark.parametrize("file", files("measure"), ids=lambda file: file.name)
+def test_measuring_never_imports_what_reads(file):
+    assert (
+        reaches(imported(file, True), "attnlab.analyse", "attnlab.report", "attnlab.obtain", "attnlab.stats") == set()
+    )
+
+
+@pytest.mark.parametrize("file", files("analyse", "report", "stats.py", *NOUNS), ids=lambda file: file.name)
+def test_reading_never_imports_what_measures(file):
+    assert reaches(imported(file, True), "torch", "cupy", "pynvml", "attnlab.measure") == set()
+
+
+@pytest.mark.parametrize("file", files(*NOUNS), ids=lambda file: file.name)
+def test_the_nouns_import_neither_half(file):
+    found = imported(file, True)
+    assert reaches(found, "attnlab.analyse", "attnlab.report", "attnlab.obtain", "attnlab.measure") == set()
+
+
+@pytest.mark.parametrize("file", files("analyse"), ids=lambda file: file.name)
+def test_analysis_does_not_import_what_renders_it(file):
+    assert reaches(imported(file, True), "attnlab.report", "attnlab.obtain") == set()
+
+
+def test_the_walk_sees_what_there_is_to_see():
+    assert len(files("measure")) > 5
+    assert len(files("analyse")) > 3
+    assert "torch" in imported(LIB / "measure" / "worker.py", False)
+    assert reaches(imported(LIB / "obtain.py", True), "attnlab.measure")
+    assert not reaches(imported(LIB / "obtain.py", False), "attnlab.measure")
+
+
+def test_a_recorded_run_is_read_without_torch(recorded):
+    modules = [
+        ".".join(file.relative_to(LIB.parent).with_suffix("").parts)
+        for file in files("analyse", "report", "stats.py", "obtain.py", "__main__.py", *NOUNS)
+    ]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules}: importlib.import_module(name)\n"
+        "from attnlab import obtain, runs\n"
+        f"print(len(runs.load({recorded!r}).samples))\n"
+        "print(sorted({'torch', 'cupy', 'pynvml', 'attnlab.measure'} & set(sys.modules)))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stderr == ""
+    assert ended.stdout == "90\n[]\n"
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_without_torch_measuring_says_what_is_missing(capsys, data, monkeypatch, name):
+    for module in [module for module in sys.modules if module.startswith("attnlab.measure")]:
+        monkeypatch.delitem(sys.modules, module)
+    import attnlab
+
+    monkeypatch.delattr(attnlab, "measure", raising=False)
+
+    class Missing:
+        def find_spec(self, wanted, path=None, target=None):
+            if wanted == "attnlab.measure":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    expected = f"measuring needs {name}, which is not installed: `make measure` sets it up"
+    assert said(capsys, "measure", "--study", "quick") == expected
+    assert said(capsys, "measure") == expected
+    assert not data.exists()

@@ -1,0 +1,193 @@
+"""What is drawn of the synthetic runs."""
+
+import matplotlib.colors
+import numpy as np
+import pytest
+from synthetic import TARGET, inferred, lonely
+
+from attnlab.analyse import figures
+
+LENGTHS = [32, 64, 128, 256]
+DRAWN = {
+    "latency": lambda: figures.latency(inferred()),
+    "throughput-seq_len": lambda: figures.throughput(inferred(), ["seq_len", "causal seq_len"]),
+    "throughput-batch": lambda: figures.throughput(inferred(), ["batch", "heads"]),
+    "speed-of-light": lambda: figures.speed_of_light(inferred()),
+    "memory": lambda: figures.memory(inferred()),
+    "distribution": lambda: figures.distribution(inferred(), TARGET),
+    "timings": lambda: figures.timings(inferred()),
+    "roofline": lambda: figures.roofline(inferred()),
+    "telemetry": lambda: figures.telemetry(inferred()),
+    "errors": lambda: figures.errors(inferred()),
+}
+
+
+def lines(axes) -> dict[str, list[tuple[float, float]]]:
+    """The points of the lines that a legend names."""
+    named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in named}
+
+
+def ticks(axes) -> list[str]:
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_is_described_and_the_same_bytes_whenever_it_is_drawn(name):
+    figure, again = DRAWN[name](), DRAWN[name]()
+    assert figure.name == name
+    assert figure.caption.endswith(".")
+    assert len(figure.alt) > 40
+    assert "nan" not in figure.caption + figure.alt
+    assert figure.svg.startswith(b"<?xml")
+    assert figure.svg == again.svg
+
+
+def test_latency_has_a_panel_for_each_sweep_and_a_line_for_each_implementation():
+    full, causal = figures.latency(inferred()).figure.axes
+    assert list(lines(full)) == list(lines(causal)) == inferred().study.implementations
+    assert dict(lines(full)["sdpa.auto"]) == pytest.approx(dict(zip(LENGTHS, [2.5, 10, 40, 160], strict=True)))
+    assert [size for size, _ in lines(full)["sdpa.cudnn"]] == [64, 128, 256]
+    assert [size for size, _ in lines(full)["sdpa.math"]] == [32, 64, 128]
+    assert (full.get_title(), causal.get_title()) == ("not causal", "causal")
+    assert full.get_ylabel() == "latency (µs)"
+    assert full.get_xlabel() == "sequence length S"
+    assert full.get_yscale() == "log"
+
+
+def test_ticks_are_the_sizes_of_the_sweep():
+    full, causal = figures.latency(inferred()).figure.axes
+    assert ticks(full) == ["32", "64", "128", "256"]
+    assert ticks(causal) == ["64", "128"]
+    batch, heads = figures.throughput(inferred(), ["batch", "heads"]).figure.axes
+    assert (ticks(batch), ticks(heads)) == (["1", "2"], ["4", "8"])
+    assert (batch.get_xlabel(), heads.get_xlabel()) == ("batch B", "heads H")
+    assert (
+        ticks(figures.memory(inferred()).figure.axes[0])
+        == ticks(figures.errors(inferred()).figure.axes[0])
+        == ticks(full)
+    )
+
+
+def test_the_legend_names_every_implementation_once():
+    for figure in (figures.latency(inferred()), figures.roofline(inferred())):
+        (legend,) = figure.figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == inferred().study.implementations
+
+
+def test_an_implementation_looks_the_same_everywhere():
+    for figure in (
+        figures.latency(inferred()),
+        figures.speed_of_light(inferred()),
+        figures.timings(inferred()),
+        figures.roofline(inferred()),
+    ):
+        looks = {line.get_label(): line for line in figure.figure.axes[0].get_lines()}
+        assert {name: looks[name].get_color() for name in inferred().study.implementations} == {
+            name: figures.LOOKS[name][0] for name in inferred().study.implementations
+        }
+
+
+def test_whiskers_are_the_intervals_of_the_medians():
+    full = figures.latency(inferred()).figure.axes[0]
+    black = matplotlib.colors.to_rgb(figures.LOOKS["sdpa.auto"][0])
+    ours = [c for c in full.collections if tuple(c.get_color()[0][:3]) == black]
+    ends = [segment[:, 1].tolist() for collection in ours for segment in collection.get_segments()]
+    expected = [
+        inferred().at(shape).loc["sdpa.auto", ["low_us", "high_us"]].tolist()
+        for shape in inferred().study.sweep("seq_len")
+    ]
+    np.testing.assert_allclose(ends, expected)
+
+
+def test_throughput_and_speed_of_light():
+    full = figures.throughput(inferred(), ["seq_len", "causal seq_len"]).figure.axes[0]
+    assert [rate for _, rate in lines(full)["sdpa.auto"]] == pytest.approx([0.8388608] * 4)
+    assert full.get_ylim()[0] == 0
+    light = figures.speed_of_light(inferred()).figure.axes[0]
+    assert [share for _, share in lines(light)["sdpa.auto"]] == pytest.approx([52.4288] + [41.94304] * 3)
+
+
+def test_memory_stands_beside_what_the_tensors_need():
+    drawn = lines(figures.memory(inferred()).figure.axes[0])
+    assert list(drawn) == [*inferred().study.implementations, "Q, K, V and O"]
+    assert drawn["Q, K, V and O"] == list(zip(LENGTHS, [0.125, 0.25, 0.5, 1.0], strict=True))
+    assert drawn["sdpa.math"][:3] == list(zip(LENGTHS, [0.25, 0.5, 1.0], strict=False))
+
+
+def test_a_distribution_shows_how_far_every_sample_is_from_the_median():
+    axes = figures.distribution(inferred(), TARGET).figure.axes[0]
+    labels = [label.get_text().split("\n") for label in axes.get_yticklabels()]
+    assert labels == [
+        ["sdpa.auto", "40.00 µs"],
+        ["sdpa.flash", "32.00 µs"],
+        ["sdpa.cudnn", "40.20 µs"],
+        ["sdpa.efficient", "60.00 µs"],
+        ["sdpa.math", "160.0 µs"],
+    ]
+    dots = [line for line in axes.get_lines() if line.get_marker() == "."]
+    assert [line.get_xdata().size for line in dots] == [40] * 10  # a lane for each replicate
+    for line in dots:
+        # ±19.5 steps of 0.01 %
+        np.testing.assert_allclose(sorted(line.get_xdata()), 0.01 * (np.arange(40) - 19.5), atol=1e-9)
+    assert [round(np.mean(line.get_ydata())) for line in dots] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_timings_are_ratios_to_the_first():
+    (axes,) = figures.timings(inferred()).figure.axes
+    assert axes.get_title() == "eager warm over device warm"
+    ratios = [ratio for _, ratio in lines(axes)["sdpa.auto"]]
+    assert ratios == pytest.approx([7.5 / 2.5, 15 / 10, 45 / 40, 165 / 160])
+
+
+def test_a_run_with_one_timing_has_no_ratios():
+    assert figures.timings(lonely()) is None
+
+
+def test_the_roofline_draws_points_and_ceilings():
+    axes = figures.roofline(inferred()).figure.axes[0]
+    points = {line.get_label(): line for line in axes.get_lines()}
+    assert len([line for line in axes.get_lines() if line.get_linestyle() == "None"]) == 10  # full and causal
+    # at S, intensity S/2; at B=1 and H=8 that of the target again
+    assert sorted(points["sdpa.auto"].get_xdata()) == [16, 32, 64, 64, 64, 128]
+    causal = next(
+        line for line in axes.get_lines() if line.get_markerfacecolor() == "none" and line.get_xdata().size == 2
+    )
+    assert sorted(causal.get_xdata()) == pytest.approx([64 * 65 / 64 / 4, 128 * 129 / 128 / 4])
+    measured, datasheet = (line for line in axes.get_lines() if len(line.get_xdata()) == 200)
+    assert max(measured.get_ydata()) == pytest.approx(2.0)
+    np.testing.assert_allclose(measured.get_ydata(), np.minimum(measured.get_xdata() * 0.1, 2.0))
+    np.testing.assert_allclose(datasheet.get_ydata(), np.minimum(datasheet.get_xdata() * 4.8, 989))
+    (exponentials,) = (line for line in axes.get_lines() if line.get_linestyle() == ":")
+    assert list(exponentials.get_ydata()) == pytest.approx([25.6] * 2)  # 4·64 FLOPs an exponential, 100 G of them
+
+
+def test_an_unknown_device_has_the_measured_roof_alone():
+    axes = figures.roofline(lonely()).figure.axes[0]
+    assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 200]) == 1
+    assert not [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+
+
+def test_telemetry_is_read_once_a_round():
+    clock, power, temperature = figures.telemetry(inferred()).figure.axes
+    drawn = lines(clock)
+    assert list(drawn) == ["free", "held back"]
+    # 8 shapes under 2 timings in 2 replicates, of 40 rounds, of which the third is held back
+    assert [len(points) for points in drawn.values()] == [32 * 39, 32]
+    assert {mhz for _, mhz in drawn["held back"]} == {1977}
+    assert {watts for points in lines(power).values() for _, watts in points} == {500}
+    assert {celsius for points in lines(temperature).values() for _, celsius in points} == {50}
+
+
+def test_a_run_without_telemetry_has_no_such_figure():
+    assert figures.telemetry(lonely()) is None
+
+
+def test_errors_stand_under_what_is_allowed():
+    drawn = lines(figures.errors(inferred()).figure.axes[0])
+    assert drawn["allowed"] == list(zip(LENGTHS, [2e-3] * 4, strict=True))
+    assert drawn["sdpa.auto"] == list(zip(LENGTHS, [1e-3] * 4, strict=True))
+
+
+def test_a_sweep_that_the_study_lacks_has_no_panel():
+    assert len(figures.latency(lonely()).figure.axes) == 1

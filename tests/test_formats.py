@@ -1,0 +1,111 @@
+"""Numbers as they are printed, worked by hand."""
+
+import math
+
+import pytest
+
+from attnlab.analyse import formats
+from attnlab.shapes import Shape
+from attnlab.stats import Interval
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (47.4567, 3, "47.5"),
+        (47.4567, 4, "47.46"),
+        (0.0012345, 3, "0.00123"),
+        (1234.5, 3, "1,234"),
+        (1234567.0, 3, "1,234,567"),
+        (123.4, 3, "123"),
+        (1.0, 3, "1.00"),
+        (-2.5, 2, "-2.5"),
+        (0, 3, "0"),
+        (math.inf, 3, "inf"),
+        (-math.inf, 3, "-inf"),
+        (math.nan, 3, "—"),
+        (None, 3, "—"),
+    ],
+)
+def test_significant_digits(value, digits, text):
+    assert formats.number(value, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("estimate", "low", "high", "decimals"),
+    [
+        (40.0, 40.0, 40.11, 2),  # a width of 0.11
+        (40.0, 40.0, 40.099, 3),
+        (40.0, 39.0, 41.5, 1),
+        (40.0, 20.0, 55.0, 1),  # the width asks for none, three digits of the estimate for one
+        (400.0, 390.0, 405.0, 0),
+        (4000.0, 0.0, 1e4, 0),
+        (1.0, 1.0, 1.00000001, 4),  # never more than four
+        (1.0, 1.0, 1.0, 2),
+        (1.0, 1.0, math.inf, 2),
+        (0.0, 0.0, 0.0, 3),
+    ],
+)
+def test_an_interval_shows_its_width_to_two_digits_and_its_estimate_to_three(estimate, low, high, decimals):
+    assert formats.decimals_for(Interval(estimate, low, high)) == decimals
+
+
+def test_an_interval_can_stand_on_two_lines():
+    assert formats.stacked(Interval(47.4567, 47.41, 47.52)) == "47.46\n[47.41, 47.52]"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Interval(47.4567, 47.41, 47.52), "47.46 [47.41, 47.52]"),
+        (Interval(1234.5, 1200.0, 1300.0), "1,234 [1,200, 1,300]"),
+        (Interval(0.5, 0.5, 0.5), "0.500 [0.500, 0.500]"),
+        (Interval(1.25, 1.2494, 1.2506), "1.2500 [1.2494, 1.2506]"),
+        (Interval(math.nan, 1.0, 2.0), "—"),
+    ],
+)
+def test_intervals(value, text):
+    assert formats.interval(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (9.94, "9.9 %"),
+        (0.0, "0.0 %"),
+        (10.0, "10 %"),
+        (41.94, "42 %"),
+        (150.4, "150 %"),
+        (-3.21, "-3.2 %"),
+        (math.nan, "—"),
+    ],
+)
+def test_percentages(value, text):
+    assert formats.percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1.0000"), (0.05, "0.0500"), (1e-4, "0.0001"), (9.9e-5, "<0.0001"), (0.0, "<0.0001")],
+)
+def test_pvalues(value, text):
+    assert formats.pvalue(value) == text
+
+
+def test_bytes_are_mebibytes():
+    assert formats.mebibytes(2**20) == "1.00"
+    assert formats.mebibytes(1536 * 2**10) == "1.50"
+    assert formats.mebibytes(2**31) == "2,048"
+    assert formats.mebibytes(math.nan) == "—"
+
+
+def test_shapes():
+    assert formats.shape(Shape(32, 8, 512, 64)) == "(32, 8, 512, 64) float16"
+    assert formats.shape(Shape(1, 2, 3, 4, True, "float32")) == "(1, 2, 3, 4) float32, causal"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [([], "none"), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
+)
+def test_listings(words, text):
+    assert formats.listing(words) == text

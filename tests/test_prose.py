@@ -1,0 +1,160 @@
+"""Sentences say what the tables hold."""
+
+import re
+
+import pytest
+import synthetic
+from synthetic import ONE_BATCH, TARGET, inferred, lonely
+
+from attnlab.analyse import formats, prose, tables
+
+TOLD = {
+    "dateline": prose.dateline,
+    "abstract": prose.abstract,
+    "publishable": lambda r: prose.publishable(r, TARGET),
+    "span": prose.span,
+    "regimes": prose.regimes,
+    "launch_gap": prose.launch_gap,
+    "throttling": prose.throttling,
+    "lacking": prose.lacking,
+    "correctness": prose.correctness,
+    "effort": prose.effort,
+    "machine": prose.machine,
+    "commands": prose.commands,
+    "bibtex": prose.bibtex,
+}
+
+
+def text(told) -> str:
+    return told._repr_mimebundle_()["text/plain"]
+
+
+@pytest.mark.parametrize("run", [inferred, lonely])
+@pytest.mark.parametrize("name", TOLD)
+def test_no_sentence_holds_what_is_not_a_number(run, name):
+    assert not re.search(r"\b(nan|NaN|None|inf|<NA>)\b|—", text(TOLD[name](run())))
+
+
+@pytest.mark.parametrize("run", [inferred, lonely])
+@pytest.mark.parametrize("name", TOLD)
+def test_nothing_is_misspelt_by_counting(run, name):
+    assert not re.search(r"\b1 (?:\w+s|fresh processes)\b|processs\b", text(TOLD[name](run())))
+
+
+def test_the_abstract_holds_the_numbers_of_the_tables():
+    told = text(prose.abstract(inferred()))
+    target = tables.sweep(inferred(), "seq_len", "sdpa.auto").frame.iloc[2]
+    assert f"`sdpa.auto` takes {target['median (µs) [95 %]']} µs (device clock, warm cache)" in told
+    assert f"{target['TFLOP/s']} TFLOP/s" in told
+    light = tables.roofline(inferred(), "seq_len", "sdpa.auto").frame.iloc[2]["speed of light"]
+    assert f"{light} of what the ceilings measured in the same run allow" in told
+    speedup = tables.verdicts(inferred(), TARGET).frame.iloc[0]["speedup [95 %]"]
+    assert f"that of `sdpa.flash`, which is faster (speedup {speedup})" in told
+    assert "5 implementations" in told
+    assert "at 8 shapes, with 40 samples" in told
+    assert "2 fresh processes" in told
+    assert "one NVIDIA H200" in told
+
+
+def test_the_abstract_of_a_cpu():
+    told = text(prose.abstract(lonely()))
+    assert "the CPU (Imaginary X1, 2 threads)" in told
+    assert "(eager clock, warm cache)" in told
+    assert "faster" not in told
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "verdict"),
+    [
+        (TARGET, "sdpa.flash", "**Faster**, and that may be claimed."),
+        (TARGET, "sdpa.cudnn", "**Equivalent**."),
+        (TARGET, "sdpa.efficient", "**Slower**."),
+        (ONE_BATCH, "sdpa.efficient", "**Inconclusive**."),
+    ],
+)
+def test_a_statement_ends_with_its_verdict(shape, name, verdict):
+    (line,) = (line for line in text(prose.publishable(inferred(), shape)).splitlines() if f"`{name}`" in line)
+    row = tables.verdicts(inferred(), shape).frame.set_index("candidate").loc[name]
+    assert line.endswith(verdict)
+    delta = row["Cliff's delta"]
+    assert f"a speedup of {row['speedup [95 %]']}, Cliff's delta {delta}," in line
+    p = row["p"] if row["p"].startswith("<") else f"= {row['p']}"
+    assert f"Mann-Whitney p {p}." in line
+    for implementation in ("sdpa.auto", name):
+        median = inferred().at(shape).loc[implementation]
+        assert f"`{implementation}`" in line
+        assert f"{formats.number(median['median_us'], 3).rstrip('0').rstrip('.')}" in line
+
+
+def test_there_is_a_statement_for_every_candidate():
+    told = text(prose.publishable(inferred(), TARGET)).splitlines()
+    assert [re.search(r"µs, `(.+?)`", line)[1] for line in told] == [
+        "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"
+    ]  # fmt: skip
+
+
+def test_the_span_of_the_baseline():
+    told = text(prose.span(inferred()))
+    assert "2.50 µs at B=2 H=4 S=32 to 160 µs at B=2 H=4 S=256" in told
+    assert "a factor of 64.0 for 64.0 times the FLOPs" in told
+    assert "highest throughput is 0.852 TFLOP/s at B=2 H=4 S=64, causal" in told  # 2129920·2 FLOPs in 5 µs
+    assert "highest bandwidth 52.4 GB/s at B=2 H=4 S=32." in told  # 131072 bytes in 2.5 µs, and in 5 at S=64 causal
+
+
+def test_regimes():
+    told = text(prose.regimes(inferred()))
+    assert "S = 32 by memory; S = 64, 128 and 256 by matrix product" in told
+    assert "20.0 FLOP/byte in float16" in told
+    assert "64.0 FLOP/byte, is to the right of it" in told
+
+
+def test_the_launch_gap_is_the_difference_of_the_clocks():
+    told = text(prose.launch_gap(inferred()))
+    assert "5.00 µs to 2.50 µs at S=32 (200 %) and 5.00 µs to 40.0 µs at S=128 (12 %)" in told
+    assert "Only the `eager` clock was read" in text(prose.launch_gap(lonely()))
+
+
+def test_throttling_is_told_or_why_it_is_not_known():
+    told = text(prose.throttling(inferred()))
+    assert "2.5 % of 5,920 samples" in told
+    assert "between 1941 and 1980 MHz" in told
+    assert text(prose.throttling(lonely())) == (
+        "Clock, power and throttling were not recorded: the device is no NVIDIA GPU."
+    )
+
+
+def test_what_a_run_lacks_is_named():
+    assert text(prose.lacking(inferred())).splitlines()[2:] == [
+        "- 2 cases failed",
+        "- 1 case out of memory",
+        "- 1 case skipped",
+    ]
+    told = text(prose.lacking(lonely()))
+    assert "the clock “device warm” is not there on this device" in told
+    assert "no telemetry: the device is no NVIDIA GPU" in told
+
+
+def test_a_run_that_lacks_much_says_so():
+    ceilings = synthetic.CEILINGS | {"l2": (None, "GB/s")}
+    told = text(prose.lacking(synthetic.infer(synthetic.Recipe(shapes=3, ceilings=ceilings))))
+    assert "L2 reads: not measured: why" in told
+    assert "the run is not complete: `make measure RUN=synthetic` goes on with it" in told
+
+
+def test_the_gate_in_a_sentence():
+    told = text(prose.correctness(inferred()))
+    assert "150 checks and 3 failed" in told
+    assert "is 0.00500, that" in told
+    assert "16 checks and all passed" in text(prose.correctness(lonely()))
+
+
+def test_effort_and_commands_and_citation():
+    assert "Measuring took 0.780 s from the start of each process to its last sample" in text(prose.effort(inferred()))
+    commands = text(prose.commands(inferred())).splitlines()
+    assert [line.split("#")[0].strip() for line in commands] == [
+        "make report RUN=synthetic",
+        "make measure STUDY=synthetic",
+    ]
+    assert inferred().run.manifest["seal"][:16] in text(prose.bibtex(inferred()))
+    assert "Imaginary X1" in text(prose.machine(lonely()))
+    assert inferred().run.manifest["created"][:10] in text(prose.dateline(inferred()))

@@ -1,0 +1,344 @@
+"""The run folder: whole blocks or nothing, and nothing that was changed since."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from attnlab import runs
+from attnlab.errors import UserError
+
+
+def rows(*values: float) -> pd.DataFrame:
+    return pd.DataFrame({"implementation": "sdpa.auto", "latency_us": values})
+
+
+def begun(name: str = "one", **manifest) -> str:
+    runs.create(name, {"study": {"name": "tiny"}, **manifest})
+    return name
+
+
+def filled(name: str = "one") -> str:
+    """A run with two blocks of samples and one of each other table, not yet closed."""
+    begun(name)
+    runs.add_part(name, "samples", "r00-s001-eager-warm", rows(3.5, 4.25))
+    runs.add_part(name, "samples", "r00-s000-eager-warm", rows(1.0, 2.0, 2.5))
+    runs.add_part(name, "checks", "r00-s000", pd.DataFrame({"passed": [True, False], "max_error": [0.5, float("inf")]}))
+    runs.add_part(name, "cases", "r00-s000", pd.DataFrame({"status": ["measured", "failed"]}))
+    runs.add_part(name, "processes", "r00-abc", pd.DataFrame({"process": ["abc"], "setup_seconds": [0.25]}))
+    return name
+
+
+def finished(name: str = "one") -> str:
+    runs.finish(filled(name))
+    return name
+
+
+def refused(name: str) -> str:
+    with pytest.raises(UserError) as caught:
+        runs.load(name)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_was_recorded_is_read_back(data):
+    run = runs.load(finished())
+    assert run.complete
+    assert run.name == "one"
+    # In the order of the study, whatever the order of recording.
+    assert run.samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    assert run.checks.to_dict("list") == {"passed": [True, False], "max_error": [0.5, float("inf")]}
+    assert run.cases["status"].tolist() == ["measured", "failed"]
+    assert run.processes.to_dict("list") == {"process": ["abc"], "setup_seconds": [0.25]}
+    assert run.manifest["schema"] == runs.SCHEMA
+    assert run.manifest["study"] == {"name": "tiny"}
+    assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(runs.TABLES)]
+    assert set(os.listdir(data / "one")) == {"manifest.json", *run.manifest["files"]}
+
+
+def test_a_run_that_was_cut_off_is_read_from_its_parts(data):
+    before = runs.load(filled())
+    assert not before.complete
+    runs.finish("one")
+    after = runs.load("one")
+    for table in runs.TABLES:
+        pd.testing.assert_frame_equal(getattr(before, table), getattr(after, table))
+
+
+def test_a_run_with_no_parts_yet_is_empty(data):
+    run = runs.load(begun())
+    assert not run.complete
+    assert all(getattr(run, table).empty for table in runs.TABLES)
+
+
+def test_types_survive_what_nothing_was_read_of(data):
+    begun()
+    empty = rows(1.0).assign(power_w=pd.array([None], "Float64"), throttled=pd.array([None], "boolean"))
+    full = rows(2.0).assign(power_w=pd.array([71.5], "Float64"), throttled=pd.array([True], "boolean"))
+    runs.add_part("one", "samples", "a", empty)
+    runs.add_part("one", "samples", "b", full)
+    runs.finish("one")
+    samples = runs.load("one").samples
+    assert [str(samples[column].dtype) for column in ("power_w", "throttled")] == ["Float64", "boolean"]
+    assert samples["power_w"].isna().tolist() == [True, False]
+    assert samples["throttled"].iloc[1]
+
+
+def test_a_block_that_is_there_stays(data):
+    begun()
+    runs.add_part("one", "samples", "a", rows(1.0))
+    runs.add_part("one", "samples", "a", rows(9.0, 9.0))
+    assert runs.load("one").samples["latency_us"].tolist() == [1.0]
+    assert runs.recorded("one", "samples") == {"a"}
+    assert runs.recorded("one", "cases") == set()
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace", "write"])
+def test_a_full_disk_leaves_nothing_of_a_block_and_keeps_those_before(data, monkeypatch, step):
+    begun()
+    runs.add_part("one", "samples", "a", rows(1.0))
+    before = sorted(os.listdir(data / "one" / "parts"))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if step == "write":
+            patch.setattr(runs, "open", lambda path, mode: Full(path, mode), raising=False)
+        else:
+            patch.setattr(runs.os, step, full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            runs.add_part("one", "samples", "b", rows(2.0))
+    assert caught.value.errno == errno.ENOSPC
+    assert sorted(os.listdir(data / "one" / "parts")) == before
+    assert runs.load("one").samples["latency_us"].tolist() == [1.0]
+    runs.add_part("one", "samples", "b", rows(2.0))
+    assert runs.load("one").samples["latency_us"].tolist() == [1.0, 2.0]
+
+
+class Full:
+    """A file on a disk that fills half-way through a write."""
+
+    def __init__(self, path, mode):
+        self._file = open(path, mode)  # noqa: SIM115
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._file.close()
+
+    def write(self, content):
+        self._file.write(content[: len(content) // 2])
+        self._file.flush()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_temporary_file_left_by_a_kill_is_no_block(data):
+    begun()
+    runs.add_part("one", "samples", "a", rows(1.0))
+    part = next((data / "one" / "parts").iterdir())
+    (part.parent / f".{part.name}.4711.tmp").write_bytes(part.read_bytes()[:40])
+    assert runs.recorded("one", "samples") == {"a"}
+    runs.finish("one")
+    assert runs.load("one").samples["latency_us"].tolist() == [1.0]
+
+
+def test_finish_killed_before_the_parts_are_gone_can_be_run_again(data, monkeypatch):
+    filled()
+
+    def killed(path, **_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            runs.finish("one")
+    assert runs.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    runs.finish("one")
+    assert runs.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    assert not (data / "one" / "parts").exists()
+
+
+def test_finish_killed_among_the_parts_can_be_run_again_and_loses_nothing(data, monkeypatch):
+    filled()
+
+    def killed(path, **_):
+        sorted(path.iterdir())[-1].unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            runs.finish("one")
+    runs.finish("one")
+    assert runs.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+
+
+@pytest.mark.parametrize("written", range(len(runs.TABLES) + 1))
+def test_finish_killed_between_tables_can_be_run_again(data, monkeypatch, written):
+    filled()
+    replace, done = os.replace, []
+
+    def killed(source, target):
+        if len(done) == written:
+            raise KeyboardInterrupt
+        done.append(target)
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            runs.finish("one")
+    assert len(done) == written
+    assert not runs.load("one").complete
+    runs.finish("one")
+    run = runs.load("one")
+    assert run.complete
+    assert run.samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    assert run.cases["status"].tolist() == ["measured", "failed"]
+
+
+def test_create_killed_before_the_manifest_can_be_run_again(data, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            begun()
+    assert runs.names() == []
+    begun()
+    assert runs.names() == ["one"]
+    assert not runs.load("one").complete
+
+
+@pytest.mark.parametrize("table", runs.TABLES)
+def test_a_changed_table_is_refused(data, table):
+    finished()
+    path = data / "one" / f"{table}.parquet"
+    frame = pd.read_parquet(path)
+    frame.iloc[:-1].to_parquet(path, index=False)
+    assert refused("one").startswith(f"{path} doesn't match its manifest: it was changed after it was recorded")
+
+
+def test_a_single_changed_byte_is_refused(data):
+    finished()
+    path = data / "one" / "samples.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert "samples.parquet doesn't match its manifest" in refused("one")
+
+
+@pytest.mark.parametrize("table", runs.TABLES)
+def test_a_table_that_is_gone_is_refused(data, table):
+    finished()
+    (data / "one" / f"{table}.parquet").unlink()
+    assert refused("one").startswith(f"{data}/one/{table}.parquet is missing, so the run is refused")
+
+
+def test_a_changed_part_is_refused(data):
+    filled()
+    part = next((data / "one" / "parts").glob("samples.r00-s000*"))
+    rows(0.5, 0.5, 0.5).to_parquet(part, index=False)
+    assert refused("one").startswith(f"{part} was changed after it was recorded")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["study"].update(name="other"),
+        lambda manifest: manifest.update(device={"name": "H200"}),
+        lambda manifest: manifest.update(complete=False),
+        lambda manifest: manifest["files"].update({"samples.parquet": 64 * "0"}),
+        lambda manifest: manifest.update(seal=64 * "0"),
+        lambda manifest: manifest.pop("seal"),
+    ],
+)
+def test_a_changed_manifest_is_refused(data, change):
+    path = data / finished() / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    assert refused("one") == f"{path} was changed after it was recorded, so the run is refused: restore it"
+
+
+def test_a_manifest_laid_out_anew_is_the_same(data):
+    path = data / finished() / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(manifest.items()))))
+    assert runs.load("one").manifest == manifest
+
+
+@pytest.mark.parametrize("schema", [runs.SCHEMA + 1, "2", None])
+def test_a_newer_schema_says_update(data, schema):
+    path = data / finished() / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": schema}))
+    expected = f"{path} has schema {schema}, this attnlab reads up to {runs.SCHEMA}: update attnlab"
+    assert refused("one") == expected
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b"\xff\xfe"])
+def test_what_is_no_manifest_is_refused(data, content):
+    path = data / finished() / "manifest.json"
+    path.write_bytes(content)
+    assert refused("one") == f"{path} is not a manifest: restore it from where the run came from"
+    assert "one" in runs.names()
+
+
+def test_a_run_that_is_not_there_tells_which_are(data):
+    assert refused("nope") == "there is no run 'nope'; those that are: none yet; `make report` records one"
+    finished("b")
+    finished("a")
+    message = refused("nope")
+    assert message.startswith("there is no run 'nope'; those that are: ")
+    assert sorted(message.rpartition(": ")[2].split(", ")) == ["a", "b"]
+
+
+def test_the_newest_run_is_last(data):
+    for name, created in (("a", "2026-03-01"), ("b", "2026-01-01"), ("c", "2026-02-01")):
+        begun(name, created=created)
+    assert runs.names() == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../one", "a/b", "/etc", "one/", ".hidden"])
+def test_a_name_that_is_a_path_is_refused(data, name):
+    assert refused(name) == f"{name!r} can't be the name of a run: it is a folder in {data}/"
+
+
+HOLD = """
+import sys
+from attnlab import runs
+with runs.lock("one"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(data):
+    begun()
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(UserError, match=r"^another process is measuring into the run 'one': wait for it"),
+            runs.lock("one"),
+        ):
+            pass
+        with runs.lock("two"):
+            pass
+        holder.kill()
+    with runs.lock("one"):
+        assert (data / "one" / ".lock").exists()
+
+
+def test_a_digest_is_of_the_content_not_of_its_order():
+    assert runs.digest({"a": 1, "b": [1, {"c": 2, "d": 3}]}) == runs.digest({"b": [1, {"d": 3, "c": 2}], "a": 1})
+    assert runs.digest({"a": 1}) != runs.digest({"a": 2})
+    assert runs.digest([1, 2]) != runs.digest([2, 1])
+    assert runs.digest({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"

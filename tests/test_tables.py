@@ -1,0 +1,317 @@
+"""What the tables print of the synthetic runs, worked by hand."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from bs4 import BeautifulSoup
+from synthetic import ONE_BATCH, TARGET, inferred, lonely
+
+from attnlab.analyse import tables
+from attnlab.analyse.display import Prose, Table
+from attnlab.stats import samples_needed
+
+SHOWN = {
+    "machine": lambda r: tables.machine(r),
+    "settings": lambda r: tables.settings(r),
+    "parameters": lambda r: tables.parameters(r),
+    "ceilings": lambda r: tables.ceilings(r),
+    "clock": lambda r: tables.clock_quality(r),
+    "cases": lambda r: tables.cases(r),
+    "kernels": lambda r: tables.kernels(r),
+    "sweep": lambda r: tables.sweep(r, "seq_len", "sdpa.auto"),
+    "causal": lambda r: tables.sweep(r, "causal seq_len", "sdpa.auto"),
+    "backends": lambda r: tables.backends(r, "seq_len"),
+    "scaling": lambda r: tables.scaling(r, "seq_len", "sdpa.auto"),
+    "variance": lambda r: tables.variance(r, "seq_len", "sdpa.auto"),
+    "tails": lambda r: tables.tails(r, "seq_len", "sdpa.auto"),
+    "memory": lambda r: tables.memory(r, "seq_len"),
+    "timings": lambda r: tables.timings(r, TARGET),
+    "correctness": lambda r: tables.correctness(r),
+    "roofline": lambda r: tables.roofline(r, "seq_len", "sdpa.auto"),
+    "to-beat": lambda r: tables.to_beat(r),
+    "every-case": lambda r: tables.every_case(r),
+    "checklist": lambda r: tables.checklist(r),
+    "hashes": lambda r: tables.hashes(r),
+}
+
+
+def column(table, title):
+    return [None if pd.isna(cell) else cell for cell in table.frame[title]]
+
+
+def first_number(text) -> float:
+    return float(str(text).split()[0].replace(",", ""))
+
+
+def values(table) -> dict[str, str]:
+    return dict(table.frame.itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize("run", [inferred, lonely])
+@pytest.mark.parametrize("name", SHOWN)
+def test_no_table_prints_what_is_not_a_number(run, name):
+    shown = SHOWN[name](run())
+    if shown is not None:
+        cells = BeautifulSoup(shown._repr_mimebundle_().get("text/html", ""), "html.parser").select("td, th")
+        assert not [cell for cell in cells if re.search(r"\b(nan|NaN|None|inf|NA)\b", cell.get_text())]
+
+
+def test_a_sweep():
+    table = tables.sweep(inferred(), "seq_len", "sdpa.auto")
+    assert column(table, "S") == [32, 64, 128, 256]
+    assert [first_number(cell) for cell in column(table, "median (µs) [95 %]")] == [2.5, 10, 40, 160]
+    assert column(table, "TFLOP/s") == ["0.839"] * 4  # 33554432 FLOPs in 40 µs
+    assert column(table, "GB/s") == ["52.4", "26.2", "13.1", "6.55"]
+    assert column(table, "memory (MiB)") == ["0.125", "0.250", "0.500", "1.00"]
+    assert column(table, "samples") == [80] * 4
+    assert table.highlight == 2
+    assert "B=2, H=4, D=64, float16; device clock, warm cache" in table.caption
+
+
+def test_a_sweep_prints_the_intervals_that_were_inferred():
+    row = inferred().at(TARGET).loc["sdpa.auto"]
+    printed = column(tables.sweep(inferred(), "seq_len", "sdpa.auto"), "median (µs) [95 %]")[2]
+    assert printed == f"40.000 [{row['low_us']:.3f}, {row['high_us']:.3f}]"
+
+
+def test_a_bandwidth_above_the_ceiling_is_marked():
+    table = tables.sweep(inferred(), "seq_len", "sdpa.flash")
+    assert column(table, "GB/s") == ["109 †", "32.8", "16.4", "8.19"]
+    assert "† above the copy ceiling" in table.note
+
+
+def test_a_causal_sweep_names_its_convention():
+    table = tables.sweep(inferred(), "causal seq_len", "sdpa.auto")
+    assert column(table, "TFLOP/s") == ["0.852", "0.845"]  # 2·2·4·64·65·64 in 5 µs, 2·2·4·128·129·64 in 20
+    assert tables.CAUSAL_NOTE in table.note
+    assert tables.CAUSAL_NOTE not in tables.sweep(inferred(), "seq_len", "sdpa.auto").note
+
+
+def test_every_implementation_along_a_sweep():
+    table = tables.backends(inferred(), "seq_len")
+    medians = {
+        name: [first_number(c) if c else None for c in column(table, name)] for name in inferred().study.implementations
+    }
+    assert medians == {
+        "sdpa.auto": [2.5, 10, 40, 160],
+        "sdpa.flash": [1.2, 8, 32, 128],
+        "sdpa.cudnn": [None, 10.05, 40.2, 160.8],
+        "sdpa.efficient": [3.75, 15, 60, 240],
+        "sdpa.math": [10, 40, 160, None],
+    }
+    cells = BeautifulSoup(table._repr_mimebundle_()["text/html"], "html.parser").select("tbody tr")[0].select("td")
+    assert cells[3].get_text() == "—"
+
+
+def test_shapes_along_no_axis_are_listed():
+    listed = tables.listed(inferred(), "heads")
+    assert listed.frame[["B", "H", "S"]].to_numpy().tolist() == [[2, 4, 128], [2, 8, 128]]
+    assert first_number(listed.frame["sdpa.flash"][1]) == 64
+
+
+@pytest.mark.parametrize(("sweep", "steps"), [("seq_len", 3), ("batch", 1), ("heads", 1)])
+def test_scaling(sweep, steps):
+    table = tables.scaling(inferred(), sweep, "sdpa.auto")
+    times = 4 if sweep == "seq_len" else 2
+    assert [first_number(cell) for cell in column(table, "latency ×")] == [times] * steps
+    assert column(table, "FLOPs ×") == [f"{times}.00"] * steps
+    assert column(table, "bytes ×") == ["2.00"] * steps
+    assert column(table, "latency over FLOPs") == ["1.00"] * steps
+
+
+def test_scaling_of_a_causal_sweep_counts_the_scores_under_the_mask():
+    table = tables.scaling(inferred(), "causal seq_len", "sdpa.auto")
+    assert column(table, "S") == ["64 → 128"]
+    assert column(table, "FLOPs ×") == ["3.97"]  # 128·129 / (64·65)
+    assert column(table, "latency over FLOPs") == ["1.01"]
+
+
+def test_variance():
+    table = tables.variance(inferred(), "seq_len", "sdpa.auto")
+    row = table.frame.iloc[2].to_dict()
+    assert row.pop("effective N") == "55 of 80"  # 80 (1 - 0.1826) / (1 + 0.1826)
+    assert row == {"S": 128, "median": "40.00", "mean": "40.00", "std": "0.0465", "CV": "0.1 %", "min": "39.92"} | {
+        "max": "40.08", "outliers": "0.0 %", "lag-1": "0.18", "throttled": "2.5 %"
+    }  # fmt: skip
+
+
+def test_tails_are_given_where_there_are_samples_enough():
+    table = tables.tails(inferred(), "seq_len", "sdpa.auto")
+    assert column(table, "P99") == ["not enough samples"] * 4
+    assert [first_number(cell) for cell in column(table, "P95")] == pytest.approx([2.5044, 10.0175, 40.07, 160.281])
+    assert [first_number(cell) for cell in column(table, "P50")] == [2.5, 10, 40, 160]
+    assert f"from {samples_needed(0.95)} samples for a P95 and from 368 for a P99" in table.note
+
+
+def test_memory():
+    table = tables.memory(inferred(), "seq_len")
+    assert column(table, "Q, K, V, O") == ["0.125", "0.250", "0.500", "1.00"]
+    assert column(table, "sdpa.math") == ["0.250", "0.500", "1.00", None]
+    assert column(table, "sdpa.cudnn") == [None, "0.250", "0.500", "1.00"]
+
+
+def test_every_timing_of_the_target():
+    frame = tables.timings(inferred(), TARGET).frame.set_index("implementation")
+    assert list(frame.columns) == ["device warm", "eager warm"]
+    assert frame.map(first_number).loc["sdpa.flash"].tolist() == [32, 37]
+    assert list(tables.timings(lonely(), TARGET).frame.columns) == ["implementation", "eager warm"]
+
+
+def test_the_gate_by_implementation():
+    frame = tables.correctness(inferred()).frame.set_index("implementation")
+    # 8 shapes, 2 replicates, 2 moments; math: one shape too large, one failed before timing, one after, once
+    assert frame.loc["sdpa.auto", ["checks", "passed"]].tolist() == [32, 32]
+    assert frame.loc["sdpa.math", ["checks", "passed"]].tolist() == [26, 23]
+    assert frame.loc["sdpa.math", "largest error"] == "0.00500"
+    assert frame["largest share of the allowed"].to_dict() == {
+        "sdpa.auto": "50 %", "sdpa.flash": "50 %", "sdpa.efficient": "50 %", "sdpa.math": "250 %", "sdpa.cudnn": "50 %"
+    }  # fmt: skip
+
+
+def test_the_roofline_along_a_sweep():
+    table = tables.roofline(inferred(), "seq_len", "sdpa.auto")
+    assert column(table, "FLOP/byte") == ["16.0", "32.0", "64.0", "128"]
+    assert column(table, "matrix (µs)") == ["1.05", "4.19", "16.8", "67.1"]
+    assert column(table, "memory (µs)") == ["1.31", "2.62", "5.24", "10.5"]
+    assert column(table, "exp (µs)") == ["0.0819", "0.328", "1.31", "5.24"]
+    assert column(table, "limit") == ["memory"] + ["matrix product"] * 3
+    assert column(table, "speed of light") == ["52 %", "42 %", "42 %", "42 %"]
+    assert column(tables.roofline(lonely(), "seq_len", "sdpa.auto"), "exp (µs)") == ["—"] * 4
+
+
+def test_ceilings_beside_the_datasheet():
+    frame = tables.ceilings(inferred()).frame.set_index("ceiling")
+    product = frame.loc["matrix product, float16"]
+    assert product["measured [95 %]"] == "2.00 [2.00, 2.00]"
+    assert (product["unit"], product["datasheet"], product["of datasheet"]) == ("TFLOP/s", "989", "0.2 %")
+    assert frame.loc["memory copy", ["datasheet", "of datasheet"]].tolist() == ["4,800", "2.1 %"]  # 100 of 4800
+    assert frame.loc["L2 reads", ["datasheet", "of datasheet"]].tolist() == ["n/a", "n/a"]
+
+
+def test_an_unknown_device_has_no_datasheet():
+    frame = tables.ceilings(lonely()).frame
+    assert set(frame["datasheet"]) == set(frame["of datasheet"]) == {"n/a"}
+    assert frame["SM clock (MHz)"].isna().all()
+
+
+def test_what_must_be_beaten():
+    told = values(tables.to_beat(inferred()))
+    assert told["baseline"] == "sdpa.auto"
+    assert told["its mean ± standard deviation (µs)"] == "40.00 ± 0.0465"
+    assert told["its throughput (TFLOP/s)"] == "0.839"
+    assert told["its bandwidth, compulsory bytes (GB/s)"] == "13.1"
+    assert told["its peak memory (MiB)"] == "0.500"
+    assert told["fastest here"].startswith("sdpa.flash, 32.000 [")
+    assert told["floor by the measured ceilings (µs)"] == "16.8"
+    assert told["claimable below (1.1×, intervals apart) (µs)"] == "36.36"  # 40 / 1.1
+
+
+def test_what_must_be_beaten_where_the_interval_is_wider_than_the_margin():
+    table = inferred().table.copy()
+    table["low_us"] = np.minimum(table["low_us"], 0.8 * table["median_us"])
+    wide = tables.to_beat(synthetic.results.Results(inferred().run, table))
+    assert values(wide)["claimable below (1.1×, intervals apart) (µs)"] == "32.00"
+
+
+def test_verdicts_at_the_target():
+    frame = tables.verdicts(inferred(), TARGET).frame.set_index("candidate")
+    assert list(frame.index) == ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
+    assert list(frame["decision"]) == ["faster", "equivalent", "slower", "slower"]
+    assert list(frame["claimable"]) == ["yes", "no", "no", "no"]
+    assert frame["speedup [95 %]"].map(first_number).tolist() == pytest.approx([1.25, 0.995, 0.6667, 0.25])
+    assert list(frame["Cliff's delta"]) == ["+1.00", "-1.00", "-1.00", "-1.00"]
+    assert set(frame["p"]) == {"<0.0001"}
+
+
+def test_verdicts_where_the_noise_is_too_large():
+    row = tables.verdicts(inferred(), ONE_BATCH).frame.set_index("candidate").loc["sdpa.efficient"]
+    assert (row["decision"], row["claimable"]) == ("inconclusive", "no")
+    assert float(row["p"]) > 0.05
+
+
+def test_hedges_g_is_the_difference_in_deviations():
+    (flash, *_) = tables.verdicts(inferred(), TARGET).frame["Hedges' g"]
+    step = np.hypot(0.004, 0.0032) / np.sqrt(2)  # pooled over both sides
+    g = (1 - 3 / (4 * 158 - 1)) * 8 / (step * np.sqrt(synthetic.UNIFORM * 80 / 79))
+    assert first_number(flash) == pytest.approx(g, rel=5e-3)
+
+
+def test_cases_without_a_latency_have_a_reason():
+    frame = tables.cases(inferred()).frame
+    assert frame[["implementation", "shape", "status"]].to_numpy().tolist() == [
+        ["sdpa.cudnn", "(2, 4, 32, 64) float16", "skipped"],
+        ["sdpa.math", "(2, 4, 256, 64) float16", "out of memory"],
+        ["sdpa.math", "(2, 8, 128, 64) float16", "failed"],
+        ["sdpa.math", "(2, 4, 64, 64) float16, causal", "failed"],
+    ]
+    assert frame["reason"].iloc[0] == "cuDNN takes no sequence this short"
+    assert tables.cases(lonely()) is None
+
+
+def test_kernels_are_named_without_their_arguments():
+    frame = tables.kernels(inferred()).frame
+    assert dict(zip(frame["implementation"], frame["longest kernel"], strict=True))["sdpa.flash"] == "flash_kernel"
+    assert dict(zip(frame["implementation"], frame["S"], strict=True))["sdpa.math"] == "32, 64, 128"
+
+
+def test_every_case_has_a_row():
+    frame = tables.every_case(inferred()).frame
+    assert len(frame) == len(inferred().table) == 72
+    assert frame.iloc[0][["implementation", "B, H, S, D", "mask", "timing", "k"]].tolist() == [
+        "sdpa.auto", "2, 4, 32, 64", "full", "device warm", 10
+    ]  # fmt: skip
+    medians = [first_number(cell) for cell in frame["median (µs) [95 %]"]]
+    assert medians == pytest.approx(inferred().table["median_us"], rel=1e-4)
+
+
+def test_the_checklist_and_the_hashes_come_from_the_run():
+    told = values(tables.checklist(inferred()))
+    assert told["correctness gate"] == "147 of 150 checks passed"
+    assert told["raw samples"] == "5,920 rows, none dropped, hashed below"  # 72 cases and 2 that failed late, 80 each
+    assert told["hardware named"] == "NVIDIA H200, driver 580.65"
+    hashes = values(tables.hashes(inferred()))
+    assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
+    assert hashes["measure/clocks.py"] == "5" * 32 + "…"
+
+
+def test_machines():
+    told = values(tables.machine(inferred()))
+    assert (told["device"], told["memory"], told["power limit"]) == ("NVIDIA H200", "128 GiB", "700 W")
+    assert "threads" not in told
+    assert values(tables.machine(lonely()))["threads"] == 2
+    assert "highest SM clock" not in values(tables.machine(lonely()))
+
+
+def test_parameters_and_settings_and_clock():
+    told = values(tables.parameters(inferred()))
+    assert (told["shapes"], told["replicates"], told["target shape"]) == ("8", "2", "(2, 4, 128, 64) float16")
+    assert values(tables.settings(inferred())) == {"tf32 matmul": "False", "seed": "42"}
+    assert values(tables.clock_quality(inferred())) == {
+        "tick of the clock": "0.0320", "two readings with nothing between": "1.50"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda: tables.sweep(lonely(), "batch", "sdpa.auto"),
+        lambda: tables.backends(lonely(), "batch"),
+        lambda: tables.scaling(lonely(), "batch", "sdpa.auto"),
+        lambda: tables.variance(lonely(), "batch", "sdpa.auto"),
+        lambda: tables.tails(lonely(), "batch", "sdpa.auto"),
+        lambda: tables.memory(lonely(), "batch"),
+        lambda: tables.roofline(lonely(), "batch", "sdpa.auto"),
+        lambda: tables.listed(lonely(), "batch"),
+    ],
+)
+def test_a_sweep_that_the_study_lacks_is_told(show):
+    assert show() == Prose("*The study “synthetic” has no sweep “batch”.*")
+
+
+def test_names_of_tables_tell_them_apart():
+    shown = [show(inferred()) for show in SHOWN.values()]
+    names = [table.name for table in shown if isinstance(table, Table)]
+    assert len(set(names)) == len(names) == len(SHOWN)
