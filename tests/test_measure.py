@@ -633,7 +633,7 @@ def test_a_graph_is_as_long_as_it_takes(monkeypatch, latency, calls):
 
     def capture(case, count, pool):
         captured.append(Graph(count))
-        return captured[-1], torch.zeros(1)
+        return clocks.Replay(captured[-1], count, torch.zeros(1))
 
     def between(work, hold):
         before = captured[0].replayed
@@ -644,9 +644,8 @@ def test_a_graph_is_as_long_as_it_takes(monkeypatch, latency, calls):
     monkeypatch.setattr(clocks, "_between_events", between)
     case = Case(lambda: None, REGISTRY["sdpa.auto"].selected)
     clocks.capture(case, None)
-    assert case.graph_calls == calls
-    assert case.graph.calls == calls
-    assert case.single.calls == 1
+    assert case.many.calls == calls
+    assert case.one.calls == 1
     assert [graph.calls for graph in captured] == ([1, calls] if calls > 1 else [1])
 
 
@@ -704,9 +703,13 @@ def test_ceilings_of_the_cpu(monkeypatch):
     monkeypatch.setattr(ceilings, "_copy", small_copy)
     found = ceilings.measure(CPU, ["float32", "bfloat16"])
     assert {name: ceiling["unit"] for name, ceiling in found.items()} == {
-        "matmul.float32": "TFLOP/s", "matmul.bfloat16": "TFLOP/s", "copy": "GB/s",
+        "matmul.float32": "TFLOP/s", "matmul.bfloat16": "TFLOP/s", "copy": "GB/s", "l2": "GB/s",
+        "exponentials": "Gexp/s",
     }  # fmt: skip
-    for ceiling in found.values():
+    for name in ("l2", "exponentials"):
+        assert found[name]["samples"] == []
+        assert found[name]["how"] == "not measured: the device is no NVIDIA GPU"
+    for ceiling in (found["matmul.float32"], found["matmul.bfloat16"], found["copy"]):
         assert len(ceiling["samples"]) == ceilings.SAMPLES
         assert all(0 < sample < math.inf for sample in ceiling["samples"])
         assert ceiling["sm_clock_mhz"] is None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,7 @@ def measure(device: torch.device, dtypes: list[str]) -> dict[str, Ceiling]:
     """
     found = {f"matmul.{dtype}": _matrix_product(device, dtype) for dtype in dtypes}
     found["copy"] = _copy(device)
-    if device.type == "cuda":
-        found |= _from_kernels(device)
+    found |= _from_kernels(device)
     devices.release(device)
     return found
 
@@ -47,13 +47,19 @@ def _copy(device: torch.device) -> Ceiling:
 
 
 def _from_kernels(device: torch.device) -> dict[str, Ceiling]:
+    if device.type != "cuda":
+        return _without_kernels("not measured: the device is no NVIDIA GPU")
     try:
         import cupy
     except ImportError:
-        missing: Ceiling = {"samples": [], "sm_clock_mhz": None, "how": "not measured: CuPy is not installed"}
-        return {"l2": missing | {"unit": "GB/s"}, "exponentials": missing | {"unit": "Gexp/s"}}
+        return _without_kernels("not measured: CuPy is not installed")
     module = cupy.RawModule(code=Path(__file__).with_suffix(".cu").read_text(), options=("-std=c++17",))
     return {"l2": _l2(device, module), "exponentials": _exponentials(device, module)}
+
+
+def _without_kernels(why: str) -> dict[str, Ceiling]:
+    missing: Ceiling = {"samples": [], "sm_clock_mhz": None, "how": why}
+    return {"l2": missing | {"unit": "GB/s"}, "exponentials": missing | {"unit": "Gexp/s"}}
 
 
 def _l2(device: torch.device, module: Any) -> Ceiling:
@@ -95,5 +101,9 @@ def _ceiling(device: torch.device, work: Callable[[], object], amount: float, un
     telemetry = Telemetry(device)
     for _ in range(WARMUP):
         clocks.timed_us(device, work)
-    samples = [amount / (clocks.timed_us(device, work) * 1e-6) for _ in range(SAMPLES)]
-    return {"unit": unit, "samples": samples, "sm_clock_mhz": telemetry.read().sm_clock_mhz, "how": how}
+    samples, seen = [], []
+    for _ in range(SAMPLES):
+        samples.append(amount / (clocks.timed_us(device, work) * 1e-6))
+        seen.append(telemetry.read().sm_clock_mhz)
+    known = [clock for clock in seen if clock is not None]
+    return {"unit": unit, "samples": samples, "sm_clock_mhz": median(known) if known else None, "how": how}

@@ -41,6 +41,15 @@ GRAPH_CALLS = 64
 HOLD_CYCLES = 200_000
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A captured graph of `calls` calls; `output` is what the last of them writes."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    output: torch.Tensor
+
+
 @dataclass
 class Case:
     """One implementation at one shape, ready to be timed.
@@ -48,16 +57,14 @@ class Case:
     Attributes:
         call: no arguments; returns the output.
         selected: the context in which `call` runs its implementation.
-        graph: replays `graph_calls` calls, where the device has graphs; `output` is what the last of them writes.
-        single: replays one call, for cold samples.
+        one: a single call, for cold samples, where the device has graphs.
+        many: as many calls as fill a warm sample.
     """
 
     call: Call
     selected: Callable[[], AbstractContextManager[object]]
-    graph: torch.cuda.CUDAGraph | None = None
-    graph_calls: int = 1
-    single: torch.cuda.CUDAGraph | None = None
-    output: torch.Tensor | None = None
+    one: Replay | None = None
+    many: Replay | None = None
 
 
 class Flush:
@@ -89,10 +96,9 @@ def capture(case: Case, pool: Any) -> None:
 
     Sharing is safe as replays never overlap and each writes all that it reads but the inputs.
     """
-    case.single, case.output = _captured(case, 1, pool)
-    case.graph, case.graph_calls = case.single, _calls_that_fill(case.single)
-    if case.graph_calls > 1:
-        case.graph, case.output = _captured(case, case.graph_calls, pool)
+    case.one = _captured(case, 1, pool)
+    calls = _calls_that_fill(case.one)
+    case.many = case.one if calls == 1 else _captured(case, calls, pool)
 
 
 def roughly_us(case: Case, device: torch.device, calls: int = 10) -> float:
@@ -134,25 +140,25 @@ def calibrate(device: torch.device) -> dict[str, float]:
     }
 
 
-def _calls_that_fill(single: torch.cuda.CUDAGraph, replays: int = 10) -> int:
+def _calls_that_fill(one: Replay, replays: int = 10) -> int:
     """How many calls take about as long as a graph should, by replays of one that follow one another."""
 
     def replay_all() -> None:
         for _ in range(replays):
-            single.replay()
+            one.graph.replay()
 
     replay_all()
     call_us = _between_events(replay_all, hold=True) / replays
     return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US / call_us)))
 
 
-def _captured(case: Case, calls: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+def _captured(case: Case, calls: int, pool: Any) -> Replay:
     graph = torch.cuda.CUDAGraph()
     with case.selected(), torch.cuda.graph(graph, pool=pool):
         for _ in range(calls - 1):
             case.call()
         output = case.call()
-    return graph, output
+    return Replay(graph, calls, output)
 
 
 @cache
@@ -196,9 +202,9 @@ class _EagerCold:
 
 def _device_warm(case: Case) -> tuple[float, int]:
     # The untimed replay also holds the stream: it runs for longer than the host needs to queue what follows.
-    assert case.graph is not None
-    case.graph.replay()
-    return _between_events(case.graph.replay) / case.graph_calls, case.graph_calls
+    assert case.many is not None
+    case.many.graph.replay()
+    return _between_events(case.many.graph.replay) / case.many.calls, case.many.calls
 
 
 class _DeviceCold:
@@ -206,10 +212,10 @@ class _DeviceCold:
         self._flush = Flush(device)
 
     def __call__(self, case: Case) -> tuple[float, int]:
-        assert case.single is not None
+        assert case.one is not None
         torch.cuda._sleep(HOLD_CYCLES)
         self._flush()
-        return _between_events(case.single.replay), 1
+        return _between_events(case.one.graph.replay), 1
 
 
 def _wall_us(work: Callable[[], object]) -> float:

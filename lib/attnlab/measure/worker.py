@@ -217,10 +217,10 @@ def _checks(subject: Subject, gate: Gate) -> Iterator[tuple[str, Check]]:
     called = _through(subject, lambda: gate.check(on_poison(subject.case.call)))
     if called is not None:
         yield "call", called
-    if subject.alive and subject.case.graph is not None and subject.case.output is not None:
-        subject.case.output.fill_(torch.nan)
-        subject.case.graph.replay()
-        yield "graph", gate.check(subject.case.output)
+    for replay in filter(None, dict.fromkeys((subject.case.one, subject.case.many)) if subject.alive else ()):
+        replay.output.fill_(torch.nan)
+        replay.graph.replay()
+        yield f"graph of {replay.calls}", gate.check(replay.output)
 
 
 def _prepare(session: Session, shape: Shape, subjects: list[Subject]) -> None:
