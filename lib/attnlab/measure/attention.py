@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -93,8 +93,7 @@ def attempt(work: Callable[[], T]) -> T:
         OutOfMemory: the allocation failed.
         torch.AcceleratorError: the device itself failed, after which nothing that it says can be trusted.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _all_warnings() as caught:
         try:
             return work()
         except torch.OutOfMemoryError as error:
@@ -106,6 +105,19 @@ def attempt(work: Callable[[], T]) -> T:
             if "DefaultCPUAllocator" in message:
                 raise OutOfMemory(message) from None
             raise Unsupported(_reason(message, [str(warning.message) for warning in caught])) from None
+
+
+@contextmanager
+def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    # torch gives a warning of its own once a process; the second shape that is refused deserves its reason too.
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield caught
+    finally:
+        torch.set_warn_always(before)
 
 
 def _reason(message: str, said: list[str]) -> str:
