@@ -1,6 +1,6 @@
 # attnlab. `make` lists the targets; each sets up what it needs.
 
-# An interpreter that is there (conda's, say); without one, .venv is made from requirements.lock.
+# An interpreter that is there (conda's, say), into which nothing is installed; without one, .venv is made.
 PYTHON ?=
 # A run in data/ to render, or the name of one to measure.
 RUN ?=
@@ -9,104 +9,118 @@ STUDY ?=
 # auto, cuda or cpu.
 DEVICE ?=
 # For `make notebook`: which, and NAME=VALUE pairs.
-NAME ?=
-PARAMS ?=
+NAME =
+PARAMS =
 
-.DEFAULT_GOAL := help
-SHELL := /bin/bash
-.SHELLFLAGS := -euo pipefail -c
+PUBLISHED := h200-2026-11
+KNOWN := PYTHON RUN STUDY DEVICE NAME PARAMS
+# The oldest driver that runs CUDA 13, which the extra `cuda` brings.
+DRIVER := 580
 
-KNOWN := PYTHON RUN STUDY DEVICE NAME PARAMS MAKEFLAGS
-UNKNOWN := $(filter-out $(KNOWN),$(foreach word,$(MAKEOVERRIDES),$(firstword $(subst =, ,$(word)))))
-ifneq ($(filter-out \\%,$(filter %,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))),)
-UNKNOWN := $(filter-out $(KNOWN),$(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v))))
-endif
-ifneq ($(strip $(UNKNOWN)),)
-$(error there is no variable $(UNKNOWN): use RUN, STUDY, DEVICE, NAME, PARAMS or PYTHON)
-endif
-
-# CUDA's libraries only where there is a driver to use them.
-HARDWARE := $(if $(wildcard /proc/driver/nvidia/version /dev/nvidiactl),cuda,cpu)
-
-export PYTHONPATH := lib$(if $(PYTHONPATH),:$(PYTHONPATH))
-export JUPYTER_PLATFORM_DIRS := 1
-OPTIONS = $(if $(RUN),--run '$(RUN)') $(if $(STUDY),--study '$(STUDY)') $(if $(DEVICE),--device '$(DEVICE)')
-
-ifeq ($(PYTHON),)
-python := .venv/bin/python
-# $(call ready,EXTRAS): the stamp of an environment that has them.
-ready = .venv/.ready$(if $(1),-$(subst $(comma),-,$(1)))
-else
-python := $(PYTHON)
-ready =
-endif
+empty :=
+space := $(empty) $(empty)
 comma := ,
 
-.PHONY: help report measure notebook test test-gpu bench lab kernels check format lock readme clean
+# MAKEOVERRIDES holds NAME=VALUE words, with the spaces of values escaped.
+UNKNOWN := $(filter-out $(KNOWN),$(foreach word,$(subst \$(space),_,$(MAKEOVERRIDES)),$(firstword $(subst =, ,$(word)))))
+ifneq ($(UNKNOWN),)
+$(error there is no variable $(UNKNOWN); there are $(KNOWN))
+endif
+
+# CUDA's libraries only where there is a driver that can use them.
+FIND_DRIVER := driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null)
+HARDWARE := $(if $(filter cpu,$(DEVICE)),cpu,$(shell $(FIND_DRIVER); [ "$${driver%%.*}" -ge $(DRIVER) ] 2>/dev/null && echo cuda || echo cpu))
+
+export PYTHONPATH := $(CURDIR)/lib$(if $(PYTHONPATH),:$(PYTHONPATH))
+export JUPYTER_PLATFORM_DIRS := 1
+OPTIONS = $${RUN:+--run "$$RUN"} $${STUDY:+--study "$$STUDY"} $${DEVICE:+--device "$$DEVICE"}
+
+# $(call ready,EXTRA-EXTRA): the stamp of a .venv that has these extras of pyproject.toml; `render` stands for none, and
+# any that is there will do for it.
+ifeq ($(PYTHON),)
+python := .venv/bin/python
+ready = .venv/.ready-$(1)
+rendering := $(firstword $(wildcard .venv/.ready-*) $(call ready,render))
+else
+python := $(PYTHON)
+endif
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.SILENT:
+.PHONY: help report measure notebook readme lab kernels test test-gpu bench check format lock clean
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  variables: RUN=<a run in data/> STUDY=<a file in notebooks/params/> DEVICE=<cuda|cpu> PYTHON=<an interpreter>'
+	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	echo '  variables: RUN=<a run in data/> STUDY=<a file in notebooks/params/> DEVICE=<cuda|cpu> PYTHON=<an interpreter>'
 
-report: $(call ready,$(if $(RUN),,$(HARDWARE)))  ## measure on the best device here and render; RUN=<name>: render a recorded run
-	@$(python) -m attnlab report $(OPTIONS)
+report: $(if $(RUN),$(rendering),$(call ready,$(HARDWARE)))  ## measure on the best device here and render; RUN=<name>: render a recorded run
+	$(python) -m attnlab report $(OPTIONS)
 
 measure: $(call ready,$(HARDWARE))  ## measure a study into a run, or go on with one that was cut off
-	@$(python) -m attnlab measure $(OPTIONS)
+	$(python) -m attnlab measure $(OPTIONS)
 
 notebook: $(call ready,$(HARDWARE))  ## execute and render one notebook: NAME=02_baseline PARAMS="run=... device=none"
-	@$(python) -m attnlab notebook '$(NAME)' $(foreach pair,$(PARAMS),-p '$(pair)')
+	$(python) -m attnlab notebook "$$NAME" $(foreach pair,$(PARAMS),-p '$(pair)')
 
-test: $(call ready,cpu,test)  ## run the tests that need no GPU
-	@$(python) -m pytest
+readme: $(rendering)  ## write the README's picture and table from the published run
+	$(python) -m attnlab readme --run $(or $(RUN),$(PUBLISHED))
 
-test-gpu: $(call ready,$(HARDWARE),test)  ## run the tests that need an NVIDIA GPU
-	@$(python) -m pytest -m gpu
-
-bench: $(call ready,$(HARDWARE))  ## how long measuring, inferring and rendering take here
-	@$(python) benchmarks/bench.py
-
-lab: $(call ready,$(HARDWARE),lab)  ## open the notebooks in JupyterLab
-	@cd notebooks && PYTHONPATH="$(CURDIR)/lib" $(if $(PYTHON),$(PYTHON),../$(python)) -m jupyterlab
+lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
+	$(python) -m jupyterlab --notebook-dir=notebooks
 
 kernels:  ## compile every kernel of the ladder for every architecture
-	@if compgen -G 'kernels/*.cu' >/dev/null; then echo 'no compiler step is defined yet' >&2; exit 1; \
-	else echo 'kernels/ holds no kernel yet: see kernels/README.md'; fi
+	echo 'kernels/ holds no kernel yet; kernels/README.md says what will stand there'
 
-check: $(call ready,cpu,check)  ## format, lint and types
-	@$(python) -m ruff format --check lib tests benchmarks
-	@$(python) -m ruff check lib tests benchmarks
-	@$(python) -m mypy
+test: $(call ready,cpu-test)  ## run the tests that need no GPU
+	$(python) -m pytest
 
-format: $(call ready,cpu,check)  ## format the code and bring the notebook pairs in step
-	@$(python) -m ruff format lib tests benchmarks
-	@$(python) -m ruff check --fix --quiet lib tests benchmarks
-	@$(python) -m jupytext --sync --quiet notebooks/*.py
+test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
+	$(python) -m pytest -m gpu
 
-lock: $(call ready,cpu,check)  ## resolve pyproject.toml into requirements.lock, and environment.yml from it
-	@$(python) -m uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --fork-strategy fewest \
+bench: $(call ready,$(HARDWARE))  ## time measuring, inferring and rendering here
+	$(python) benchmarks/bench.py
+
+check: $(call ready,cpu-check)  ## format, lint, types and notebook pairs
+	$(python) -m ruff format --check --quiet lib tests benchmarks
+	$(python) -m ruff check --quiet lib tests benchmarks
+	$(python) -m mypy
+	for notebook in notebooks/*.ipynb; do \
+	  $(python) -m jupytext --quiet --to py:percent --output - $$notebook | diff -u $${notebook%.ipynb}.py - \
+	  || { echo "$$notebook and its .py differ: make format" >&2; exit 1; }; \
+	done
+
+format: $(call ready,cpu-check)  ## format the code and bring the notebook pairs in step
+	$(python) -m ruff format --quiet lib tests benchmarks
+	$(python) -m ruff check --fix --quiet lib tests benchmarks
+	$(python) -m jupytext --sync --quiet notebooks/*.py
+
+lock: $(call ready,cpu-check)  ## resolve pyproject.toml into requirements.lock, and environment.yml from it
+	$(python) -m uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --fork-strategy fewest \
 	  --no-annotate --no-header --quiet -o requirements.lock
-	@$(python) tests/environment_yml.py > environment.yml
-
-readme: $(call ready)  ## write the README's picture and table from the published run
-	@$(python) -m attnlab readme --run '$(or $(RUN),h200-2026-11)'
+	resolved=$$(cat requirements.lock) && printf '%s\n' \
+	  "# Every version that attnlab is run with, on Python 3.11 and 3.12. pyproject.toml says what is needed;" \
+	  "# \`make lock\` resolves it into this file, and environment.yml follows from both." "$$resolved" > requirements.lock
+	$(python) -m attnlab.conda > environment.yml
 
 clean:  ## delete what was generated, but no run and no environment
-	@rm -rf figures/*.svg .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
-	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
-	@git clean -fdqX reports
+	find figures -type f ! -name README.md ! -name $(PUBLISHED).svg -delete
+	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
+	rm -rf reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
+	find lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-# The first python3 that is new enough makes the environment; pip installs nothing that the lock doesn't pin.
+# The first python3 that is new enough makes the environment.
 .venv/bin/python:
-	@for candidate in python3 python3.12 python3.11 python3.13; do \
+	for candidate in python3 python3.13 python3.12 python3.11; do \
 	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then chosen=$$candidate; break; fi; \
 	done; \
-	[ -n "$${chosen:-}" ] || { echo 'attnlab needs Python 3.11 or newer: install one, or name one with PYTHON=...' >&2; exit 1; }; \
-	echo "setting up .venv with $$($$chosen --version)" >&2; $$chosen -m venv .venv
+	[ "$$chosen" ] || { echo 'attnlab needs Python 3.11 or newer: install it, or name an interpreter with PYTHON=...' >&2; exit 1; }; \
+	echo "making .venv with $$($$chosen --version)"; \
+	$$chosen -m venv .venv || { rm -rf .venv; exit 1; }
 
-.venv/.ready%: pyproject.toml requirements.lock | .venv/bin/python
-	@echo 'installing $(if $(patsubst -%,%,$*),$(patsubst -%,%,$*) )from requirements.lock' >&2
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c requirements.lock \
-	  -e '.$(if $*,[$(subst -,$(comma),$(patsubst -%,%,$*))])' $(if $(findstring cpu,$*)$(findstring cuda,$*),) 2> .venv/pip.log \
-	  || { tail -5 .venv/pip.log >&2; exit 1; }
-	@touch $@
+# One stamp for each set of extras; installing one leaves the others, and all are made again when the lock changes.
+.venv/.ready-%: pyproject.toml requirements.lock | .venv/bin/python
+	echo 'installing attnlab [$(subst -,$(comma) ,$*)] as requirements.lock pins it; .venv/pip.log says how far it is'
+	.venv/bin/python -m pip install --no-input -c requirements.lock -e '.$(patsubst %,[%],$(subst -,$(comma),$(filter-out render,$*)))' \
+	  > .venv/pip.log 2>&1 || { grep -v "^WARNING" .venv/pip.log | tail -n 5 >&2; exit 1; }
+	touch $@

@@ -33,7 +33,7 @@ prose.span(results)
 # %% [markdown]
 # ## Is it right?
 #
-# Nothing is timed that is wrong: see [](#tab-correctness).
+# Nothing is timed that is wrong.
 
 # %%
 prose.correctness(results)

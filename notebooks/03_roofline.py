@@ -9,9 +9,9 @@
 # %% [markdown]
 # # Roofline
 #
-# What limits attention here? Three ceilings of this machine, each measured in the same run: matrix products, memory, and
-# the exponentials of the softmax. The largest of the three times is the floor; the floor over the median is the speed
-# of light.
+# What limits attention here? The ceilings of this machine, measured in the same run: matrix products, memory, and, where
+# the device lets them be measured, the exponentials of the softmax. The floor is the largest of the times that the
+# ceilings measured here allow; the floor over the median is the speed of light.
 
 # %% tags=["parameters"]
 run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
@@ -33,7 +33,7 @@ baseline, target = results.study.baseline, results.study.target_shape
 # $$F = 4 B H S^2 D, \qquad M = 4 B H S D\, b, \qquad E = B H S^2, \qquad I = \frac{F}{M} = \frac{S}{b}$$
 #
 # are FLOPs, compulsory bytes, exponentials and intensity; causal masks leave $2 B H S (S+1) D$ FLOPs and half the
-# exponentials, about. With the measured rates $\pi$, $\beta$ and $\varepsilon$ the floor is
+# exponentials, about. With the measured rates $\pi$, $\beta$ and $\varepsilon$ the floor is, over those of the three that were measured,
 #
 # $$t_{\min} = \max\left(\frac{F}{\pi},\; \frac{M}{\beta},\; \frac{E}{\varepsilon}\right).$$
 

@@ -38,7 +38,7 @@ prose.abstract(results)
 # A report that one attention kernel is faster than another is easy to make and easy to get wrong: a clock that times the
 # host, a cache that was warm for one side, samples that are not independent, a throughput that no such device can reach.
 # This report answers for PyTorch's own implementations, which any new kernel has to beat, and shows all that the answer
-# rests on. Every number in it was computed from the run's samples when the page was built.
+# rests on. Every measured number, interval and verdict below was computed from the run's samples when the page was built.
 
 # %%
 tables.parameters(results)
@@ -73,8 +73,8 @@ tables.ceilings(results)
 #
 # ### Clocks
 #
-# `eager` is the time between two CUDA events around one call, with the stream idle before: what a program sees, launch
-# gap included. `device` removes the gap: a CUDA graph of $k$ calls is replayed while the stream is still busy, and the time
+# On a GPU, `eager` is the time between two CUDA events around one call, with the stream idle before: what a program sees,
+# launch gap included. `device` removes the gap: a CUDA graph of $k$ calls is replayed while the stream is still busy, and the time
 # between the events divided by $k$ is one sample. $k$ is chosen so that a replay takes about 0.4 ms, at most 64 calls. On
 # a CPU, only `eager` exists, read from the system's performance counter.
 #
@@ -99,9 +99,9 @@ tables.ceilings(results)
 #
 # The estimate is the median. Its interval is the percentile bootstrap's with 10 000 resamples [](#ref-efron1993); with
 # several replicates, replicates are resampled before the samples within them. No interval is narrower than the clock's
-# tick. Speedups are ratios of medians from rounds resampled together. A verdict is *equivalent* where the 90 % interval lies
+# tick over the launches that a sample spans. Speedups are ratios of medians from rounds resampled together. A verdict is *equivalent* where the 90 % interval lies
 # within ±2 % [](#ref-schuirmann1987), *faster* or *slower* where the 95 % interval excludes 1 and the Mann-Whitney test
-# agrees, and else *inconclusive*. It is *claimable* with intervals apart, Cliff's $|\delta| \ge 0.3$ [](#ref-cliff1993)
+# agrees, its p-value adjusted by Holm over the candidates compared at that shape [](#ref-holm1979), and else *inconclusive*. It is *claimable* with intervals apart, Cliff's $|\delta| \ge 0.3$ [](#ref-cliff1993)
 # and a speedup of at least 1.10. Quantiles come with order-statistic intervals or not at all. Nothing is dropped.
 
 # %% [markdown]
@@ -211,8 +211,9 @@ tables.kernels(results)
 # %% [markdown]
 # ## Roofline
 #
-# The floor of a shape is the largest of its FLOPs, bytes and exponentials, each over the ceiling measured in this run
-# [](#ref-williams2009); the *speed of light* is the floor over the median.
+# The floor of a shape is the largest of the times that the ceilings measured here allow for its FLOPs, bytes and
+# exponentials [](#ref-williams2009); the *speed of light* is the floor over the median. Ceilings are those of short
+# bursts, so a sustained load, at a lower clock, may have lower ones.
 
 # %%
 figures.roofline(results)
@@ -247,14 +248,16 @@ figures.errors(results)
 # %% [markdown]
 # ## Threats to validity
 #
-# - **One machine.** Another card of the same model may differ by its silicon, cooling and power supply, and by what its
-#   neighbours in the server do.
-# - **Bursts.** Implementations take turns and the host pauses between samples, so the card is cooler than under one
+# - **One machine.** Another of the same model may differ by its silicon, cooling and power supply, and by what its
+#   neighbours do.
+# - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
 # - **One distribution of inputs.** Standard normal values; zeros, for one, draw less power and can run faster.
-# - **Host time in `eager`.** It depends on this host's processor and Python, and says little about another's.
-# - **Events.** A pair of events around nothing reads more than a microsecond; `device` spreads it over $k$ calls where
+# - **Host time in `eager`.** On a GPU, it depends on this host's processor and Python, and says little about another's.
+# - **Events.** On a GPU, a pair of events around nothing reads more than a microsecond; `device` spreads it over $k$ calls where
 #   the cache is warm, and carries it whole where it is cold. Nothing is subtracted.
+# - **Samples are not quite independent.** The Mann-Whitney test takes them for it, so its p-values are too small where
+#   neighbouring samples resemble each other; the bootstrap over replicates is less easily misled.
 # - **Few replicates.** Resampling a handful of processes gives intervals that are somewhat too narrow.
 # - **Burst ceilings.** Ceilings were measured in short bursts, so a sustained load may have lower ones.
 
@@ -298,6 +301,7 @@ prose.bibtex(results)
 # <li id="ref-dao2023">T. Dao. FlashAttention-2: faster attention with better parallelism and work partitioning. arXiv 2307.08691, 2023; the criterion is that of its test suite.</li>
 # <li id="ref-efron1993">B. Efron and R. Tibshirani. An Introduction to the Bootstrap. Chapman and Hall, 1993.</li>
 # <li id="ref-schuirmann1987">D. J. Schuirmann. A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability. Journal of Pharmacokinetics and Biopharmaceutics 15, 1987.</li>
+# <li id="ref-holm1979">S. Holm. A simple sequentially rejective multiple test procedure. Scandinavian Journal of Statistics 6, 1979.</li>
 # <li id="ref-cliff1993">N. Cliff. Dominance statistics: ordinal analyses to answer ordinal questions. Psychological Bulletin 114(3), 1993.</li>
 # </ol>
 

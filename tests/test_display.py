@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from attnlab.analyse.display import Figure, Listing, Prose, Table
+from attnlab.analyse.display import Figure, Listing, Prose, Table, telling
 
 
 def shown(thing) -> BeautifulSoup:
@@ -64,6 +64,8 @@ def test_cells_are_escaped_and_nothing_is_a_dash():
         ["1,024", "−3.1"],
         ["48 %", "1.23×"],
         ["<0.001", "3.1e-05"],
+        ["17–20", "3"],
+        ["109 †", "109 % †‡"],
         ["1.0 ± 0.2", "≥2"],
         ["47.5 [47, 48]", "3 (2, 4)"],
     ],
@@ -102,6 +104,19 @@ def test_a_listing_keeps_its_text():
     assert soup.pre.code.get_text() == text
     assert soup.select("pre span.k")
     assert shown(Listing(text, "k", "plain")).pre.get_text() == text
+
+
+def test_a_table_in_plain_text_has_dashes_too():
+    plain = Table(pd.DataFrame({"a": ["x", None], "b": [1.5, np.nan]}), "t", "")._repr_mimebundle_()["text/plain"]
+    assert plain.split() == ["a", "b", "x", "1.5", "—", "—"]
+
+
+def test_a_table_without_rows_is_not_there():
+    @telling
+    def show():
+        return Table(pd.DataFrame(), "t", "Latencies of `x`.")
+
+    assert show() == Prose("*Nothing was measured for “Latencies of `x`”.*")
 
 
 def test_prose_is_markdown():

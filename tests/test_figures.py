@@ -1,11 +1,15 @@
 """What is drawn of the synthetic runs."""
 
+from dataclasses import replace
+
 import matplotlib.colors
 import numpy as np
 import pytest
-from synthetic import TARGET, inferred, lonely
+from synthetic import ONE_BATCH, TARGET, inferred, lonely
 
 from attnlab.analyse import figures
+from attnlab.analyse.display import Prose
+from attnlab.analyse.results import Results
 
 LENGTHS = [32, 64, 128, 256]
 DRAWN = {
@@ -141,7 +145,9 @@ def test_timings_are_ratios_to_the_first():
 
 
 def test_a_run_with_one_timing_has_no_ratios():
-    assert figures.timings(lonely()) is None
+    assert figures.timings(lonely()) == Prose(
+        "*No case was read under two timings, so clocks and caches can't be compared.*"
+    )
 
 
 def test_the_roofline_draws_points_and_ceilings():
@@ -180,13 +186,51 @@ def test_telemetry_is_read_once_a_round():
 
 
 def test_a_run_without_telemetry_has_no_such_figure():
-    assert figures.telemetry(lonely()) is None
+    assert figures.telemetry(lonely()) == Prose(
+        "*Clock, power and temperature were not recorded: the device is no NVIDIA GPU.*"
+    )
 
 
 def test_errors_stand_under_what_is_allowed():
     drawn = lines(figures.errors(inferred()).figure.axes[0])
     assert drawn["allowed"] == list(zip(LENGTHS, [2e-3] * 4, strict=True))
     assert drawn["sdpa.auto"] == list(zip(LENGTHS, [1e-3] * 4, strict=True))
+
+
+def test_errors_that_a_logarithm_cannot_show_stand_on_the_edges():
+    checks = inferred().run.checks.copy()
+    checks.loc[(checks["implementation"] == "sdpa.flash") & (checks["seq_len"] == 64), "max_error"] = np.inf
+    checks.loc[(checks["implementation"] == "sdpa.cudnn") & (checks["seq_len"] == 128), "max_error"] = 0.0
+    figure = figures.errors(Results(replace(inferred().run, checks=checks), inferred().table))
+    edges = [line for line in figure.figure.axes[0].get_lines() if line.get_label() == "_"]
+    assert [(*line.get_xdata(), *line.get_ydata()) for line in edges] == [(64, 1.0), (128, 0.0)]
+    assert "upper edge are errors that are not finite" in figure.caption
+    assert "lower edge are errors of exactly zero" in figure.caption
+    assert "edge" not in figures.errors(inferred()).caption
+
+
+def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():
+    near, far = figures.distribution(inferred(), TARGET), figures.distribution(inferred(), ONE_BATCH)
+    assert near.figure.axes[0].get_xscale() == "linear"
+    assert "logarithmic" not in near.caption
+    assert {"−2", "−1", "0", "+1", "+2"} <= set(ticks(near.figure.axes[0]))
+    assert far.figure.axes[0].get_xscale() == "symlog"
+    assert "linear within ±2 % and logarithmic beyond" in far.caption
+    assert {"−10", "−2", "0", "+2", "+10"} <= set(ticks(far.figure.axes[0]))
+
+
+def test_captions_speak_of_what_is_drawn():
+    assert "Causal FLOPs" in figures.throughput(inferred(), ["seq_len", "causal seq_len"]).caption
+    assert "Causal" not in figures.throughput(inferred(), ["batch", "heads"]).caption
+    assert "exponential" in figures.roofline(inferred()).caption
+    assert "exponential" not in figures.roofline(lonely()).caption
+    assert "along the sweep “seq_len”" in figures.errors(inferred()).caption
+
+
+def test_figures_of_a_sweep_that_the_study_lacks_say_so():
+    for show in (figures.memory, figures.errors, figures.timings):
+        assert show(lonely(), "batch") == Prose("*The study “synthetic” has no sweep “batch”.*")
+    assert isinstance(figures.throughput(lonely(), ["batch", "heads"]), Prose)
 
 
 def test_a_sweep_that_the_study_lacks_has_no_panel():

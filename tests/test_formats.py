@@ -19,10 +19,13 @@ from attnlab.stats import Interval
         (1234567.0, 3, "1,234,567"),
         (123.4, 3, "123"),
         (1.0, 3, "1.00"),
-        (-2.5, 2, "-2.5"),
+        (-2.5, 2, "−2.5"),
+        (1e-4, 3, "0.000100"),
+        (2.391e-5, 3, "2.39e-05"),
+        (-2.391e-5, 3, "−2.39e-05"),
         (0, 3, "0"),
-        (math.inf, 3, "inf"),
-        (-math.inf, 3, "-inf"),
+        (math.inf, 3, "not finite"),
+        (-math.inf, 3, "not finite"),
         (math.nan, 3, "—"),
         (None, 3, "—"),
     ],
@@ -76,7 +79,8 @@ def test_intervals(value, text):
         (10.0, "10 %"),
         (41.94, "42 %"),
         (150.4, "150 %"),
-        (-3.21, "-3.2 %"),
+        (-3.21, "−3.2 %"),
+        (math.inf, "not finite"),
         (math.nan, "—"),
     ],
 )
@@ -97,6 +101,26 @@ def test_bytes_are_mebibytes():
     assert formats.mebibytes(1536 * 2**10) == "1.50"
     assert formats.mebibytes(2**31) == "2,048"
     assert formats.mebibytes(math.nan) == "—"
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.0, "+1.00"), (-0.333, "−0.33"), (0.0, "+0.00")])
+def test_signed_numbers(value, text):
+    assert formats.signed(value) == text
+
+
+@pytest.mark.parametrize(("amount", "text"), [(0, "0 cases"), (1, "1 case"), (2, "2 cases")])
+def test_counts(amount, text):
+    assert formats.count(amount, "case") == text
+
+
+def test_many_shapes_are_grouped():
+    full = [Shape(32, 8, length, 64) for length in (4096, 8192)]
+    causal = [Shape(32, 8, length, 64, causal=True) for length in (4096, 8192)]
+    assert formats.shapes(full) == "B=32 H=8 S=4096 and 8192"
+    assert formats.shapes(full + causal) == "B=32 H=8 S=4096 and 8192, with and without the causal mask"
+    assert formats.shapes([full[0], *causal]) == (
+        "B=32 H=8 S=4096, with and without the causal mask; B=32 H=8 S=8192, causal"
+    )
 
 
 def test_shapes():

@@ -1,6 +1,7 @@
 """Sentences say what the tables hold."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import synthetic
@@ -52,7 +53,7 @@ def test_the_abstract_holds_the_numbers_of_the_tables():
     assert f"that of `sdpa.flash`, which is faster (speedup {speedup})" in told
     assert "5 implementations" in told
     assert "at 8 shapes, with 40 samples" in told
-    assert "2 fresh processes" in told
+    assert "in 2 replicates, each a fresh process" in told
     assert "one NVIDIA H200" in told
 
 
@@ -78,8 +79,8 @@ def test_a_statement_ends_with_its_verdict(shape, name, verdict):
     assert line.endswith(verdict)
     delta = row["Cliff's delta"]
     assert f"a speedup of {row['speedup [95 %]']}, Cliff's delta {delta}," in line
-    p = row["p"] if row["p"].startswith("<") else f"= {row['p']}"
-    assert f"Mann-Whitney p {p}." in line
+    p = row["p (Holm)"] if row["p (Holm)"].startswith("<") else f"= {row['p (Holm)']}"
+    assert f"Mann-Whitney p adjusted by Holm {p}." in line
     for implementation in ("sdpa.auto", name):
         median = inferred().at(shape).loc[implementation]
         assert f"`{implementation}`" in line
@@ -110,8 +111,9 @@ def test_regimes():
 
 def test_the_launch_gap_is_the_difference_of_the_clocks():
     told = text(prose.launch_gap(inferred()))
-    assert "5.00 µs to 2.50 µs at S=32 (200 %) and 5.00 µs to 40.0 µs at S=128 (12 %)" in told
-    assert "Only the `eager` clock was read" in text(prose.launch_gap(lonely()))
+    assert "5.00 µs to 2.50 µs at B=2 H=4 S=32 (200 %) and 5.00 µs to 40.0 µs at B=2 H=4 S=128 (12 %)" in told
+    assert "At the first, a comparison by per-call events compares mostly the host." in told
+    assert "can't be told; timed were: eager clock, warm cache" in text(prose.launch_gap(lonely()))
 
 
 def test_throttling_is_told_or_why_it_is_not_known():
@@ -146,6 +148,30 @@ def test_the_gate_in_a_sentence():
     assert "150 checks and 3 failed" in told
     assert "is 0.00500, that" in told
     assert "16 checks and all passed" in text(prose.correctness(lonely()))
+
+
+def test_a_run_that_was_taken_up_again_says_how_often():
+    run = inferred().run
+    late = (run.samples["replicate"] == 1) & (run.samples["seq_len"] == 256)
+    for processes, told in (({True: "p2"}, "again once."), ({True: "p2", False: "p3"}, "again 2 times.")):
+        samples = run.samples.assign(process=run.samples["process"].mask(late, run.samples["causal"].map(processes)))
+        samples.loc[late, "process"] = [list(processes.values())[i % len(processes)] for i in range(late.sum())]
+        of = synthetic.results.Results(replace(run, samples=samples), inferred().table)
+        assert f"It was cut off and taken up {told}" in text(prose.effort(of))
+    assert "cut off" not in text(prose.effort(inferred()))
+
+
+def test_without_ceilings_there_is_neither_ridge_nor_share():
+    none = {name: (None, unit) for name, (_, unit) in synthetic.CEILINGS.items()}
+    assert "No ceiling was measured" in text(prose.regimes(synthetic.infer(synthetic.Recipe(ceilings=none))))
+    some = none | {"copy": (100.0, "GB/s")}
+    assert "ridge" not in text(prose.regimes(synthetic.infer(synthetic.Recipe(ceilings=some))))
+
+
+def test_shapes_held_back_are_named_together():
+    held = inferred().table.assign(throttled_pct=inferred().table["seq_len"].map(lambda length: 60.0 * (length == 64)))
+    told = text(prose.throttling(synthetic.results.Results(inferred().run, held)))
+    assert "at B=2 H=4 S=64, with and without the causal mask: those are results under sustained load" in told
 
 
 def test_effort_and_commands_and_citation():

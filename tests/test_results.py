@@ -1,6 +1,7 @@
 """What is inferred from samples that were chosen."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,10 +10,11 @@ import scipy.stats
 import synthetic
 from synthetic import CONSTANT, EIGHT_HEADS, LAUNCHES, LONG, ONE_BATCH, SHORT, TARGET, TICK_US
 
-from attnlab import runs
+from attnlab import runs, stats
 from attnlab.analyse import results
 from attnlab.studies import Timing
 
+CONSTANT_FULL = synthetic.Shape(2, 4, 64, 64)
 EAGER = Timing(clock="eager", cache="warm")
 DEVICE = Timing(clock="device", cache="warm")
 
@@ -66,9 +68,9 @@ def test_rates_and_speed_of_light(inferred):
     assert row["intensity"] == pytest.approx(64)
     assert row["floor_us"] == pytest.approx(16.777216)
     assert row["speed_of_light_pct"] == pytest.approx(41.94304)
-    assert (row["limit"], row["mark"]) == ("matrix product", "")
+    assert (row["limit"], row["throughput_mark"], row["bandwidth_mark"]) == ("matrix product", "", "")
     short = inferred.at(SHORT).loc["sdpa.flash"]
-    assert (short["limit"], short["mark"]) == ("memory", "L2")
+    assert (short["limit"], short["throughput_mark"], short["bandwidth_mark"][0]) == ("memory", "", "†")
     assert short["speed_of_light_pct"] == pytest.approx(100 * 1.31072 / 1.2)
 
 
@@ -115,8 +117,68 @@ def test_what_did_not_pass_or_was_not_timed_has_no_row(inferred, name, shape):
     assert name not in inferred.at(shape, EAGER).index
 
 
-def test_a_case_that_failed_in_one_replicate_has_samples_and_yet_no_row(inferred):
-    assert [len(replicate) for replicate in inferred.samples("sdpa.math", EIGHT_HEADS)] == [40, 40]
+@pytest.mark.parametrize("status", ["failed after timing", "out of memory after timing", "skipped after timing"])
+def test_a_case_that_did_not_last_in_one_replicate_has_samples_and_yet_no_latency(status):
+    of = synthetic.infer(synthetic.Recipe(study=RECIPE.study, fates={("sdpa.auto", CONSTANT_FULL): (status, "after")}))
+    raw = of.run.samples[of.run.samples["seq_len"] == 64]
+    assert len(raw) == 80
+    assert of.samples("sdpa.auto", CONSTANT_FULL) == []
+    assert of.at(CONSTANT_FULL).empty
+    assert [len(replicate) for replicate in of.samples("sdpa.auto", TARGET)] == [40, 40]
+
+
+def test_samples_of_a_shape_that_was_cut_off_before_its_last_checks_do_not_count():
+    ordinary = synthetic.inferred()
+    cases = ordinary.run.cases
+    cut = cases[~((cases["replicate"] == 1) & (cases["seq_len"] == 256))]
+    of = results.Results(replace(ordinary.run, cases=cut), ordinary.table)
+    assert [len(replicate) for replicate in of.samples("sdpa.auto", LONG)] == [40]
+    assert [len(replicate) for replicate in of.samples("sdpa.auto", TARGET)] == [40, 40]
+
+
+def test_a_run_of_which_nothing_passed_has_a_table_without_rows():
+    ordinary = synthetic.inferred()
+    table = results.infer(replace(ordinary.run, cases=ordinary.run.cases.assign(status="failed")))
+    assert table.empty
+    assert list(table.columns) == list(ordinary.table.columns) == results.COLUMNS
+    of = results.Results(ordinary.run, table)
+    assert of.headline == DEVICE
+    assert of.held_back() == []
+
+
+def test_a_latency_that_is_not_there_is_named(inferred):
+    with pytest.raises(results.NotMeasured, match=r"^`sdpa.math` has no latency at \(2, 4, 256, 64\) float16, device"):
+        inferred.row("sdpa.math", LONG)
+    with pytest.raises(results.NotMeasured, match=r"`sdpa\.cudnn` has no latency"):
+        inferred.compare("sdpa.cudnn", SHORT)
+    with pytest.raises(results.NotMeasured, match=r"Nothing but `sdpa\.auto` has a latency"):
+        synthetic.lonely().candidates(TARGET)
+    with pytest.raises(results.NotMeasured, match="Nothing has a latency"):
+        inferred.fastest(synthetic.Shape(1, 1, 1, 1))
+    with pytest.raises(results.NotMeasured, match="has no sweep “batch”"):
+        synthetic.lonely().sweep("batch")
+
+
+def test_p_values_are_adjusted_over_the_candidates_of_a_shape(inferred):
+    names = inferred.candidates(ONE_BATCH)
+    baseline = inferred.samples("sdpa.auto", ONE_BATCH)
+    alone = [stats.mann_whitney(baseline, inferred.samples(name, ONE_BATCH)).pvalue for name in names]
+    told = [inferred.compare(name, ONE_BATCH).pvalue for name in names]
+    assert names == ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
+    assert told == pytest.approx(list(stats.holm(alone)))
+    assert told[0] > alone[0]
+
+
+def test_a_tick_is_spread_over_the_fewest_launches(inferred):
+    row = inferred.row("sdpa.auto", TARGET)
+    assert (row["launches"], row["launches_most"]) == (LAUNCHES, LAUNCHES)
+    assert inferred.tick_us(row) == pytest.approx(TICK_US / LAUNCHES)
+    assert inferred.tick_us(inferred.row("sdpa.auto", TARGET, EAGER)) == pytest.approx(TICK_US)
+
+
+def test_shapes_held_back_are_those_with_more_than_half_of_their_samples(inferred):
+    table = inferred.table.assign(throttled_pct=np.where(inferred.table["seq_len"] == 256, 51.0, 50.0))
+    assert results.Results(inferred.run, table).held_back() == [LONG]
 
 
 def test_rows_stand_in_the_order_of_the_study(inferred):

@@ -53,7 +53,8 @@ def test_without_ceilings_there_is_no_floor():
     assert nothing.terms_us(synthetic.TARGET) == {}
     assert math.isnan(nothing.floor_us(synthetic.TARGET))
     assert nothing.limit(synthetic.TARGET) == "n/a"
-    assert nothing.mark(synthetic.TARGET, 1e-3) == ""
+    assert nothing.exceeded(synthetic.TARGET, 1e-3) == []
+    assert nothing.bandwidth_mark(synthetic.TARGET, 1e-3) == nothing.throughput_mark(synthetic.TARGET, 1e-3) == ""
     assert math.isnan(nothing.ridge("float16"))
     assert math.isnan(nothing.rate("copy"))
     assert all(ceiling.measured is None and ceiling.how == "not measured: why" for ceiling in nothing.all)
@@ -71,34 +72,52 @@ def test_memory_and_matrix_product_meet_at_the_ridge():
     assert [ceilings().limit(shape) for shape in (short, long)] == ["memory", "matrix product"]
 
 
+L2 = "† above the copy ceiling: the tensors fit the last level of cache, explained by the L2's own ceiling"
+WHY = ", not explained by a cache: take it for an error until it is explained"
+COPY = f"‡ above the measured ceiling of memory copy{WHY}"
+PRODUCT = f"‡ above the measured ceiling of matrix product, float16{WHY}"
+LARGE = Shape(64, 4, 16, 64)
+
+
 @pytest.mark.parametrize(
-    ("shape", "median_us", "mark"),
+    ("shape", "median_us", "bandwidth", "throughput"),
     [
         # S = 32: 131072 bytes fit 200000 of cache; copy 1.31072, L2 0.32768, product 1.048576 µs
-        (synthetic.SHORT, 1.32, ""),
-        (synthetic.SHORT, 1.31072, ""),
-        (synthetic.SHORT, 1.2, "L2"),
-        (synthetic.SHORT, 1.0, "above ceiling"),  # the product's too
+        (synthetic.SHORT, 1.32, "", ""),
+        (synthetic.SHORT, 1.31072, "", ""),
+        (synthetic.SHORT, 1.2, L2, ""),
+        (synthetic.SHORT, 1.0, L2, PRODUCT),
         # S = 128: product 16.78 µs
-        (synthetic.TARGET, 17.0, ""),
-        (synthetic.TARGET, 16.0, "above ceiling"),
+        (synthetic.TARGET, 17.0, "", ""),
+        (synthetic.TARGET, 16.0, "", PRODUCT),
         # S = 16, B = 64: 2097152 bytes don't fit the cache; copy 20.97152 µs
-        (Shape(64, 4, 16, 64), 20.97153, ""),
-        (Shape(64, 4, 16, 64), 20.9, "above ceiling"),
+        (LARGE, 20.97153, "", ""),
+        (LARGE, 20.9, COPY, ""),
     ],
 )
-def test_what_lies_above_a_ceiling_is_explained_or_flagged(shape, median_us, mark):
-    assert ceilings().mark(shape, median_us) == mark
+def test_what_lies_above_a_ceiling_is_explained_or_flagged(shape, median_us, bandwidth, throughput):
+    assert ceilings().bandwidth_mark(shape, median_us) == bandwidth
+    assert ceilings().throughput_mark(shape, median_us) == throughput
 
 
 def test_above_even_the_cache_is_flagged():
     slow_cache = ceilings(l2=105.0)  # 1.2483 µs
-    assert slow_cache.mark(synthetic.SHORT, 1.25) == "L2"
-    assert slow_cache.mark(synthetic.SHORT, 1.24) == "above ceiling"
+    assert slow_cache.bandwidth_mark(synthetic.SHORT, 1.25) == L2
+    flagged = slow_cache.bandwidth_mark(synthetic.SHORT, 1.24)
+    assert flagged == f"‡ above the measured ceilings of memory copy and L2 reads{WHY}"
+
+
+def test_a_cache_that_was_not_measured_explains_nothing():
+    mark = ceilings(l2=None).bandwidth_mark(synthetic.SHORT, 1.2)
+    assert mark.startswith("†")
+    assert mark.endswith("the tensors fit the last level of cache, whose ceiling was not measured")
 
 
 def test_a_throughput_above_the_exponentials_is_flagged():
-    assert ceilings(exponentials=1.0).mark(synthetic.TARGET, 100.0) == "above ceiling"  # 131.072 µs
+    slow = ceilings(exponentials=1.0)  # 131.072 µs
+    assert slow.exceeded(synthetic.TARGET, 100.0) == ["exponentials"]
+    assert slow.throughput_mark(synthetic.TARGET, 100.0) == f"‡ above the measured ceiling of exponentials{WHY}"
+    assert slow.bandwidth_mark(synthetic.TARGET, 100.0) == ""
 
 
 def test_the_datasheet_stands_beside_a_device_that_it_knows():

@@ -1,6 +1,7 @@
 """What the tables print of the synthetic runs, worked by hand."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -80,7 +81,20 @@ def test_a_sweep_prints_the_intervals_that_were_inferred():
 def test_a_bandwidth_above_the_ceiling_is_marked():
     table = tables.sweep(inferred(), "seq_len", "sdpa.flash")
     assert column(table, "GB/s") == ["109 †", "32.8", "16.4", "8.19"]
+    assert column(table, "TFLOP/s") == ["1.75", "1.05", "1.05", "1.05"]
     assert "† above the copy ceiling" in table.note
+    assert "†" not in tables.sweep(inferred(), "batch", "sdpa.flash").note
+    assert column(tables.roofline(inferred(), "seq_len", "sdpa.flash"), "speed of light")[0] == "109 % †"
+
+
+def test_a_throughput_above_the_ceiling_is_marked_beside_itself():
+    slow = synthetic.CEILINGS | {"matmul.float16": (0.5, "TFLOP/s")}
+    of = synthetic.infer(synthetic.Recipe(study={"implementations": ["sdpa.auto"]}, ceilings=slow, fates={}))
+    table = tables.sweep(of, "seq_len", "sdpa.auto")
+    assert column(table, "TFLOP/s") == ["0.839 ‡"] * 4
+    assert column(table, "GB/s") == ["52.4", "26.2", "13.1", "6.55"]
+    assert "‡ above the measured ceiling of matrix product, float16" in table.note
+    assert values(tables.to_beat(of))["its throughput (TFLOP/s)"] == "0.839 ‡"
 
 
 def test_a_causal_sweep_names_its_convention():
@@ -133,6 +147,7 @@ def test_variance():
     table = tables.variance(inferred(), "seq_len", "sdpa.auto")
     row = table.frame.iloc[2].to_dict()
     assert row.pop("effective N") == "55 of 80"  # 80 (1 - 0.1826) / (1 + 0.1826)
+    assert list(tables.variance(inferred(), "batch", "sdpa.auto").frame["B"]) == [1, 2]
     assert row == {"S": 128, "median": "40.00", "mean": "40.00", "std": "0.0465", "CV": "0.1 %", "min": "39.92"} | {
         "max": "40.08", "outliers": "0.0 %", "lag-1": "0.18", "throttled": "2.5 %"
     }  # fmt: skip
@@ -171,6 +186,22 @@ def test_the_gate_by_implementation():
     }  # fmt: skip
 
 
+def test_errors_of_zero_and_errors_without_end():
+    checks = pd.DataFrame({"max_error": [0.0, np.inf, 1.0], "framework_max_error": [0.0, 1.0, 0.0]})
+    checks = checks.assign(mean_error=0.0, framework_mean_error=0.0, implementation="sdpa.auto", passed=True)
+    for rows, share in (([0], "0.0 %"), ([0, 1], "not finite"), ([2], "not finite")):
+        of = synthetic.results.Results(replace(inferred().run, checks=checks.iloc[rows]), inferred().table)
+        assert column(tables.correctness(of), "largest share of the allowed") == [share]
+
+
+def test_a_roofline_against_ceilings_of_a_higher_clock_says_so():
+    assert "at the SM clock that" in tables.roofline(inferred(), "seq_len", "sdpa.auto").note
+    held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
+    note = tables.roofline(synthetic.results.Results(inferred().run, held), "seq_len", "sdpa.auto").note
+    assert "At B=2 H=4 S=256 more than half of the samples were taken while the card held its clock back" in note
+    assert "clock" not in tables.roofline(lonely(), "seq_len", "sdpa.auto").note
+
+
 def test_the_roofline_along_a_sweep():
     table = tables.roofline(inferred(), "seq_len", "sdpa.auto")
     assert column(table, "FLOP/byte") == ["16.0", "32.0", "64.0", "128"]
@@ -185,7 +216,7 @@ def test_the_roofline_along_a_sweep():
 def test_ceilings_beside_the_datasheet():
     frame = tables.ceilings(inferred()).frame.set_index("ceiling")
     product = frame.loc["matrix product, float16"]
-    assert product["measured [95 %]"] == "2.00 [2.00, 2.00]"
+    assert product["measured [95 %]"] == "2.00\n[2.00, 2.00]"
     assert (product["unit"], product["datasheet"], product["of datasheet"]) == ("TFLOP/s", "989", "0.2 %")
     assert frame.loc["memory copy", ["datasheet", "of datasheet"]].tolist() == ["4,800", "2.1 %"]  # 100 of 4800
     assert frame.loc["L2 reads", ["datasheet", "of datasheet"]].tolist() == ["n/a", "n/a"]
@@ -222,14 +253,14 @@ def test_verdicts_at_the_target():
     assert list(frame["decision"]) == ["faster", "equivalent", "slower", "slower"]
     assert list(frame["claimable"]) == ["yes", "no", "no", "no"]
     assert frame["speedup [95 %]"].map(first_number).tolist() == pytest.approx([1.25, 0.995, 0.6667, 0.25])
-    assert list(frame["Cliff's delta"]) == ["+1.00", "-1.00", "-1.00", "-1.00"]
-    assert set(frame["p"]) == {"<0.0001"}
+    assert list(frame["Cliff's delta"]) == ["+1.00", "−1.00", "−1.00", "−1.00"]
+    assert set(frame["p (Holm)"]) == {"<0.0001"}
 
 
 def test_verdicts_where_the_noise_is_too_large():
     row = tables.verdicts(inferred(), ONE_BATCH).frame.set_index("candidate").loc["sdpa.efficient"]
     assert (row["decision"], row["claimable"]) == ("inconclusive", "no")
-    assert float(row["p"]) > 0.05
+    assert float(row["p (Holm)"]) > 0.05
 
 
 def test_hedges_g_is_the_difference_in_deviations():
@@ -248,7 +279,7 @@ def test_cases_without_a_latency_have_a_reason():
         ["sdpa.math", "(2, 4, 64, 64) float16, causal", "failed"],
     ]
     assert frame["reason"].iloc[0] == "cuDNN takes no sequence this short"
-    assert tables.cases(lonely()) is None
+    assert tables.cases(lonely()) == Prose("No case that was begun failed, was skipped or ran out of memory.")
 
 
 def test_kernels_are_named_without_their_arguments():
@@ -261,7 +292,7 @@ def test_every_case_has_a_row():
     frame = tables.every_case(inferred()).frame
     assert len(frame) == len(inferred().table) == 72
     assert frame.iloc[0][["implementation", "B, H, S, D", "mask", "timing", "k"]].tolist() == [
-        "sdpa.auto", "2, 4, 32, 64", "full", "device warm", 10
+        "sdpa.auto", "2, 4, 32, 64", "full", "device warm", "10"
     ]  # fmt: skip
     medians = [first_number(cell) for cell in frame["median (µs) [95 %]"]]
     assert medians == pytest.approx(inferred().table["median_us"], rel=1e-4)
@@ -274,6 +305,7 @@ def test_the_checklist_and_the_hashes_come_from_the_run():
     assert told["hardware named"] == "NVIDIA H200, driver 580.65"
     hashes = values(tables.hashes(inferred()))
     assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
+    assert told["samples a case and timing"] == "40 in each of 2 replicates"
     assert hashes["measure/clocks.py"] == "5" * 32 + "…"
 
 

@@ -24,7 +24,19 @@ from attnlab import paths
 from attnlab.errors import UserError
 
 SCHEMA = 1
-TABLES = ("samples", "checks", "cases", "processes")
+_CASE = ("implementation", "batch", "heads", "seq_len", "head_dim", "causal", "dtype")
+_SAMPLE = ("clock", "cache", "replicate", "process", "round", "position", "started_s", "launches", "latency_us")
+_CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "throttled")
+_ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "passed")
+_FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady")
+COLUMNS = {
+    "samples": (*_CASE, *_SAMPLE, *_CARD),
+    "checks": (*_CASE, "replicate", "process", "moment", "route", *_ERRORS),
+    "cases": (*_CASE, "replicate", "process", *_FATE),
+    "processes": ("process", "replicate", "setup_seconds", "measuring_seconds"),
+}
+"""What the tables of a run hold, which a run of which nothing was recorded yet has too."""
+TABLES = tuple(COLUMNS)
 Manifest = dict[str, Any]
 
 
@@ -189,7 +201,8 @@ def _tables_from_parts(name: str) -> dict[str, pd.DataFrame]:
     for table in TABLES:
         parts = sorted((folder(name) / "parts").glob(f"{table}.*.parquet"))
         frames = [pd.read_parquet(io.BytesIO(_verified(part))) for part in parts]
-        tables[table] = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        filled = [frame for frame in frames if not frame.empty]
+        tables[table] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=COLUMNS[table])
     return tables
 
 

@@ -11,7 +11,7 @@ from functools import cached_property, wraps
 from html import escape
 from io import BytesIO
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
 import matplotlib.figure
@@ -22,13 +22,15 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 from attnlab.analyse import markdown
+from attnlab.analyse.results import NotMeasured
 
 MISSING = "—"
 LONG = 36
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUMBER = r"[<>≤≥≈~]?\s?[+\-−±]?\d[\d,\u2009\u202f]*(?:\.\d+)?(?:[eE][+\-−]?\d+)?\s?[%×]?"
-_NUMERIC = re.compile(rf"{_NUMBER}(?:\s*±\s*{_NUMBER})?(?:\s*[\[(]{_NUMBER}\s*[,–]\s*{_NUMBER}[\])])?")
+_NUMERIC = re.compile(rf"{_NUMBER}(?:\s?[†‡]+)?(?:\s*[±–]\s*{_NUMBER})?(?:\s*[\[(]{_NUMBER}\s*[,–]\s*{_NUMBER}[\])])?")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class Table:
 
     Args:
         highlight: position of the row that the text is about.
+
+    Raises:
+        NotMeasured: the frame has no rows.
     """
 
     frame: pd.DataFrame
@@ -72,11 +77,15 @@ class Table:
     note: str = ""
     highlight: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.frame.empty:
+            raise NotMeasured(f"Nothing was measured for “{self.caption.rstrip('.')}”")
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         table = f'<div class="scroll"><table><thead>{self._head()}</thead><tbody>{self._body()}</tbody></table></div>'
         note = f'<p class="note">{markdown.inline(self.note)}</p>' if self.note else ""
         html = _float(f"tab-{self.name}", "table", _caption(self.caption), table, note)
-        return _bundle(html, self.frame.to_string(index=False, na_rep=MISSING))
+        return _bundle(html, self.frame.map(_text).to_string(index=False))
 
     @cached_property
     def _alignments(self) -> list[str]:
@@ -122,14 +131,15 @@ class Prose:
         return {"text/markdown": self.markdown, "text/plain": self.markdown}
 
 
-def of_sweep(show: Callable[..., T]) -> Callable[..., T | Prose]:
-    """Let `show(results, sweep, ...)` say so where the study has no such sweep."""
+def telling(show: Callable[P, T]) -> Callable[P, T | Prose]:
+    """Let `show` say what is missing where the run does not hold what it shows."""
 
     @wraps(show)
-    def shown(results: Any, sweep: str, *arguments: Any) -> T | Prose:
-        if sweep not in results.study.sweeps:
-            return Prose(f"*The study “{results.study.name}” has no sweep “{sweep}”.*")
-        return show(results, sweep, *arguments)
+    def shown(*arguments: P.args, **named: P.kwargs) -> T | Prose:
+        try:
+            return show(*arguments, **named)
+        except NotMeasured as missing:
+            return Prose(f"*{missing}.*")
 
     return shown
 

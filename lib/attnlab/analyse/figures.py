@@ -7,18 +7,19 @@ medians; where none shows, it is smaller than the marker.
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from attnlab.analyse import formats
-from attnlab.analyse.display import Figure
-from attnlab.analyse.results import AXES, Results
+from attnlab.analyse.display import Figure, Prose, telling
+from attnlab.analyse.results import AXES, NotMeasured, Results
+from attnlab.analyse.roofline import Ceiling
 from attnlab.shapes import Shape
 from attnlab.studies import Timing
 
@@ -33,22 +34,23 @@ LOOKS = {
 }
 OTHER = ("#E69F00", "X")
 AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "heads H"}
+NEAR_PCT = 5
+"""Samples that all lie this near to their median are drawn on a linear axis."""
+DEVIATIONS_PCT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 P = ParamSpec("P")
-F = TypeVar("F", Figure, Figure | None)
 
 
-def _styled(draw: Callable[P, F]) -> Callable[P, F]:
-    """Draw in the project's style, whatever the notebook's is."""
+def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure | Prose]:
+    """Draw in the project's style, whatever the notebook's is, or say what is missing."""
 
     @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> F:
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with plt.style.context(STYLE):
             figure = draw(*args, **kwargs)
-            if figure is not None:
-                _ = figure.svg  # drawn now, while the style holds
+            _ = figure.svg  # drawn now, while the style holds
             return figure
 
-    return drawn
+    return telling(drawn)
 
 
 @_styled
@@ -58,7 +60,9 @@ def latency(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_le
     for axes, sweep in panels:
         _lines(axes, results, sweep, "median_us", intervals=True)
         axes.set(title=_sweep_title(sweep), yscale="log", ylabel="latency (µs)" if axes is panels[0][0] else "")
-    _legend(drawing, panels[0][0])
+    for axes, _ in panels:
+        _plain_logarithm(axes.yaxis)
+    _legend(drawing)
     return Figure(
         drawing,
         "latency",
@@ -69,31 +73,35 @@ def latency(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_le
 
 @_styled
 def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
-    """Throughput along sweeps, a panel for each, under the ceiling of the matrix product."""
+    """Throughput along sweeps, a panel for each."""
     drawing, panels = _panels(results, sweeps)
     for axes, sweep in panels:
         _lines(axes, results, sweep, "throughput_tflops")
         axes.set(title=_sweep_title(sweep), ylabel="throughput (TFLOP/s)" if axes is panels[0][0] else "")
         axes.set_ylim(bottom=0)
-    _legend(drawing, panels[0][0])
+    _legend(drawing)
+    causal = " Causal FLOPs count the scores under the mask." if any(_is_causal(sweep) for _, sweep in panels) else ""
     return Figure(
         drawing,
         "throughput-" + sweeps[0].replace(" ", "-"),
-        f"Throughput, FLOPs over the median latency; {results.headline.words}. Causal FLOPs count the scores under the mask.",
-        f"Line plots of throughput in TFLOP/s over {formats.listing([AXIS_TITLES[_axis(s)] for s in sweeps])}.",
+        f"Throughput, FLOPs over the median latency; {results.headline.words}.{causal}",
+        f"Line plots of throughput in TFLOP/s over {_axes_of([sweep for _, sweep in panels])}, a line for each "
+        "implementation.",
     )
 
 
 @_styled
 def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_len")) -> Figure:
     """How near each comes to the floor."""
+    if not any(results.ceilings.terms_us(shape) for shape in results.study.shapes):
+        raise NotMeasured("No ceiling was measured, so there is no floor to compare with")
     drawing, panels = _panels(results, sweeps)
     for axes, sweep in panels:
         _lines(axes, results, sweep, "speed_of_light_pct")
         axes.axhline(100, color="#888888", linewidth=1, linestyle="--")
         axes.set(title=_sweep_title(sweep), ylabel="speed of light (%)" if axes is panels[0][0] else "")
         axes.set_ylim(bottom=0)
-    _legend(drawing, panels[0][0])
+    _legend(drawing)
     return Figure(
         drawing,
         "speed-of-light",
@@ -104,26 +112,34 @@ def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal
 
 @_styled
 def memory(results: Results, sweep: str = "seq_len") -> Figure:
-    """Peak memory against length."""
-    cases = results.run.cases[results.run.cases["status"] == "measured"]
+    """Peak memory along a sweep."""
+    axis, shapes = _axis(sweep), results.sweep(sweep)
+    lines = {name: _peaks(results, name, shapes, axis) for name in results.study.implementations}
+    if not any(lines.values()):
+        raise NotMeasured(f"No case of the sweep “{sweep}” was measured, so its memory is not known")
     drawing, axes = plt.subplots(figsize=(5.2, 3.2))
-    shapes = results.study.sweep(sweep)
-    for name in results.study.implementations:
-        points = [(s, _peak(cases, name, s)) for s in shapes]
-        kept = [(getattr(s, _axis(sweep)), peak / 2**20) for s, peak in points if peak]
-        if kept:
-            axes.plot(*zip(*kept, strict=True), **_look(name))
-    compulsory = [shape.bytes / 2**20 for shape in shapes]
-    sizes = [getattr(s, _axis(sweep)) for s in shapes]
-    axes.plot(sizes, compulsory, color="#888888", linestyle="--", linewidth=1, label="Q, K, V and O")
-    axes.set(xlabel=AXIS_TITLES[_axis(sweep)], ylabel="peak memory (MiB)", yscale="log")
+    for name, points in lines.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), **_look(name))
+    sizes = [getattr(shape, axis) for shape in shapes]
+    # On top: an implementation that needs the tensors and nothing else would hide it.
+    tensors: dict[str, Any] = {
+        "color": "#222222",
+        "linestyle": "--",
+        "linewidth": 1.2,
+        "zorder": 5,
+        "label": "Q, K, V and O",
+    }
+    axes.plot(sizes, [shape.bytes / 2**20 for shape in shapes], **tensors)
+    axes.set(xlabel=AXIS_TITLES[axis], ylabel="peak memory (MiB)", yscale="log")
     _powers_of_two(axes, sizes)
+    _plain_logarithm(axes.yaxis)
     axes.legend()
     return Figure(
         drawing,
         "memory",
         "Most memory allocated at once during a call, inputs and output included, against what the tensors alone need.",
-        "Line plot of peak memory over sequence length on logarithmic axes, one line for each implementation.",
+        f"Line plot of peak memory over {AXIS_TITLES[axis]} on logarithmic axes, one line for each implementation.",
     )
 
 
@@ -131,8 +147,11 @@ def memory(results: Results, sweep: str = "seq_len") -> Figure:
 def distribution(results: Results, shape: Shape) -> Figure:
     """Every sample at one shape, as its distance from the median, a lane for each replicate."""
     rows = results.at(shape)
+    if rows.empty:
+        raise NotMeasured(f"Nothing has a latency at {formats.shape(shape)}")
     drawing, axes = plt.subplots(figsize=(7.2, 0.9 + 0.55 * len(rows)))
     rng = np.random.default_rng(0)
+    furthest = 0.0
     for position, (name, row) in enumerate(rows.iterrows()):
         colour = _look(str(name))["color"]
         replicates = results.samples(str(name), shape)
@@ -140,6 +159,7 @@ def distribution(results: Results, shape: Shape) -> Figure:
         for number, latencies in enumerate(replicates):
             height = position + lane * (number + 0.5) - 0.35 + rng.uniform(-0.35, 0.35, latencies.size) * lane
             deviation = 100 * (latencies / row["median_us"] - 1)
+            furthest = max(furthest, float(np.abs(deviation).max()))
             axes.plot(deviation, height, ".", color=colour, alpha=0.35, markersize=3, rasterized=True)
         ends = [100 * (row[end] / row["median_us"] - 1) for end in ("low_us", "high_us")]
         axes.fill_betweenx([position - 0.4, position + 0.4], *ends, color=colour, alpha=0.25, linewidth=0)
@@ -148,54 +168,55 @@ def distribution(results: Results, shape: Shape) -> Figure:
     )
     axes.invert_yaxis()
     axes.set(xlabel="distance from the median (%)")
-    axes.set_xscale("symlog", linthresh=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}" if value else "0"))
+    scale = _deviations(axes, furthest)
     return Figure(
         drawing,
         "distribution",
         f"Every sample at {formats.shape(shape)}, {results.headline.words}: its distance from the median of its "
-        "implementation, linear within ±2 % and logarithmic beyond, a lane for each replicate. Bands are the medians' "
-        "95 % intervals.",
+        f"implementation{scale}, a lane for each replicate. Bands are the medians' 95 % intervals.",
         "Strips of dots, one for each implementation, around its median: the spread of latencies in percent.",
     )
 
 
 @_styled
-def timings(results: Results, sweep: str = "seq_len") -> Figure | None:
-    """What the clock and the cache do to the same call: each timing over the headline's; None where there is one."""
+def timings(results: Results, sweep: str = "seq_len") -> Figure:
+    """What the clock and the cache do to the same call: each timing over the headline's."""
+    sizes, names = [getattr(s, _axis(sweep)) for s in results.sweep(sweep)], results.study.implementations
     others = [timing for timing in results.timings if timing != results.headline]
-    if not others:
-        return None
+    ratios = {(timing, name): _ratios(results, sweep, name, timing) for timing in others for name in names}
+    if not any(ratios.values()):
+        raise NotMeasured("No case was read under two timings, so clocks and caches can't be compared")
     drawing, grid = plt.subplots(1, len(others), sharey=True, squeeze=False)
     for axes, timing in zip(grid[0], others, strict=True):
-        for name in results.study.implementations:
-            sizes, ratios = _ratios(results, sweep, name, timing)
-            if sizes:
-                axes.plot(sizes, ratios, **_look(name))
+        for name in names:
+            if points := ratios[timing, name]:
+                axes.plot(*zip(*points, strict=True), **_look(name))
         axes.axhline(1, color="#888888", linewidth=1, linestyle="--")
         axes.set(title=f"{timing} over {results.headline}", xlabel=AXIS_TITLES[_axis(sweep)], yscale="log")
-        _powers_of_two(axes, [getattr(s, _axis(sweep)) for s in results.study.sweep(sweep)])
+        _powers_of_two(axes, sizes)
         _plain_logarithm(axes.yaxis)
     grid[0][0].set_ylabel("ratio of medians")
-    _legend(drawing, grid[0][0])
+    _legend(drawing)
     return Figure(
         drawing,
         "timings",
-        f"The same calls under each timing, relative to {results.headline.words}. At 1 the clock or the cache makes no difference.",
-        "Line plots of the ratio between timings over sequence length, one panel for each timing.",
+        f"The same calls under each timing, relative to {results.headline.words}. At 1 the clock or the cache makes no "
+        "difference.",
+        f"Line plots of the ratio between timings over {AXIS_TITLES[_axis(sweep)]}, one panel for each timing.",
     )
 
 
 @_styled
 def roofline(results: Results) -> Figure:
     """Throughput against intensity, under the measured ceilings and the datasheet's."""
-    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
     rows = results.under(results.headline)
     dtype = results.study.target_shape.dtype
     rows = rows[rows["dtype"] == dtype]
-    span = np.geomspace(
-        rows["intensity"].min() / 2, max(rows["intensity"].max(), results.ceilings.ridge(dtype)) * 2, 200
-    )
+    if rows.empty:
+        raise NotMeasured(f"Nothing has a latency in {dtype}, {results.headline.words}")
+    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
+    furthest = np.nanmax([rows["intensity"].max(), results.ceilings.ridge(dtype)])
+    span = np.geomspace(rows["intensity"].min() / 2, furthest * 2, 200)
     ceilings = _roof(axes, span, results, dtype)
     for name in results.study.implementations:
         for causal, fill in ((False, None), (True, "none")):
@@ -208,24 +229,30 @@ def roofline(results: Results) -> Figure:
     axes.set_ylim(bottom=rows["throughput_tflops"].min() / 2)
     _plain_logarithm(axes.yaxis)
     _plain_logarithm(axes.xaxis)
-    axes.add_artist(axes.legend(handles=ceilings, loc="lower right"))
+    if ceilings:
+        axes.add_artist(axes.legend(handles=ceilings, loc="lower right"))
     handles = [handle for handle in axes.get_legend_handles_labels()[0] if handle not in ceilings]
     drawing.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    told = [f"Roofline in {dtype}; {results.headline.words}."]
+    if rows["causal"].any():
+        told.append("Open markers are causal.")
+    if not np.isnan(results.ceilings.rate("exponentials")):
+        head_dim = results.study.target_shape.head_dim
+        told.append(f"The exponentials' ceiling is what one exponential a score allows at D={head_dim}.")
     return Figure(
         drawing,
         "roofline",
-        f"Roofline in {dtype}; {results.headline.words}. Open markers are causal. The exponentials' ceiling is what one "
-        f"exponential a score allows at D={results.study.target_shape.head_dim}.",
+        " ".join(told),
         "Roofline plot: throughput over operational intensity on logarithmic axes, under memory and compute ceilings.",
     )
 
 
 @_styled
-def telemetry(results: Results) -> Figure | None:
-    """Clock, power and temperature over the run; None where they were not recorded."""
+def telemetry(results: Results) -> Figure:
+    """Clock, power and temperature over the run."""
     rows = results.run.samples.dropna(subset=["sm_clock_mhz"])
     if rows.empty:
-        return None
+        raise NotMeasured(f"Clock, power and temperature were not recorded: {results.run.manifest['telemetry']}")
     moments = rows.drop_duplicates(["process", "clock", "cache", *AXES, "round"])
     held_back = moments["throttled"].astype("boolean").fillna(False).astype(bool)
     measures = {"sm_clock_mhz": "SM clock (MHz)", "power_w": "power (W)", "temperature_c": "temperature (°C)"}
@@ -252,30 +279,43 @@ def telemetry(results: Results) -> Figure | None:
 @_styled
 def errors(results: Results, sweep: str = "seq_len") -> Figure:
     """Error against the float64 oracle, beside what the gate allows."""
-    checks = results.run.checks
+    checks, axis, shapes = results.run.checks, _axis(sweep), results.sweep(sweep)
+    allowed = [(size, 2 * error) for size, error in _worst(checks, shapes, axis, "framework_max_error")]
+    if not allowed:
+        raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
     drawing, axes = plt.subplots(figsize=(5.2, 3.2))
-    sizes = [getattr(shape, _axis(sweep)) for shape in results.study.sweep(sweep)]
+    odd = []
     for name in results.study.implementations:
-        points = _worst(checks[checks["implementation"] == name], results, sweep, "max_error")
-        if points:
-            axes.plot(*zip(*points, strict=True), **_look(name))
-    allowed = [(size, 2 * error) for size, error in _worst(checks, results, sweep, "framework_max_error")]
-    axes.plot(*zip(*allowed, strict=True), color="#888888", linestyle="--", linewidth=1, label="allowed")
-    axes.set(xlabel=AXIS_TITLES[_axis(sweep)], ylabel="largest absolute error", yscale="log")
-    _powers_of_two(axes, sizes)
+        points = _worst(checks[checks["implementation"] == name], shapes, axis, "max_error")
+        usual = [point for point in points if 0 < point[1] < np.inf]
+        axes.plot([size for size, _ in usual], [error for _, error in usual], **_look(name))
+        odd += [(name, size, error) for size, error in points if (size, error) not in usual]
+    axes.plot(*zip(*allowed, strict=True), color="#888888", linestyle="--", linewidth=1.2, zorder=5, label="allowed")
+    for name, size, error in odd:
+        look = _look(name) | {"label": "_", "clip_on": False}
+        axes.plot([size], [float(error > 0)], transform=axes.get_xaxis_transform(), **look)
+    axes.set(xlabel=AXIS_TITLES[axis], ylabel="largest absolute error", yscale="log")
+    _powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
+    _plain_logarithm(axes.yaxis)
     axes.legend()
+    told = [
+        f"Largest error against the float64 oracle over all checks of a shape, along the sweep “{sweep}”; the dashed "
+        "line is twice the framework's own."
+    ]
+    told += ["Markers on the upper edge are errors that are not finite."] if any(e > 0 for *_, e in odd) else []
+    told += ["Markers on the lower edge are errors of exactly zero."] if any(e == 0 for *_, e in odd) else []
     return Figure(
         drawing,
         "errors",
-        "Largest error against the float64 oracle over all checks; the dashed line is twice the framework's own error.",
-        "Line plot of the largest absolute error over sequence length, one line for each implementation.",
+        " ".join(told),
+        f"Line plot of the largest absolute error over {AXIS_TITLES[axis]}, one line for each implementation.",
     )
 
 
 def _roof(axes: Axes, span: np.ndarray, results: Results, dtype: str) -> list[Any]:
     """Draw the ceilings over a span of intensities and return what a legend needs."""
     ceilings = {ceiling.name: ceiling for ceiling in results.ceilings.all}
-    memory_gbs, product = ceilings["copy"], ceilings[f"matmul.{dtype}"]
+    memory_gbs, product = ceilings.get("copy"), ceilings.get(f"matmul.{dtype}")
     lines = []
     for source, style in (("measured", "-"), ("datasheet", "--")):
         bandwidth, peak = _rate(memory_gbs, source), _rate(product, source)
@@ -291,16 +331,25 @@ def _roof(axes: Axes, span: np.ndarray, results: Results, dtype: str) -> list[An
     return lines
 
 
-def _rate(ceiling: Any, source: str) -> float | None:
+def _rate(ceiling: Ceiling | None, source: str) -> float | None:
+    if ceiling is None:
+        return None
     if source == "datasheet":
         return ceiling.datasheet
     return ceiling.measured.estimate if ceiling.measured else None
 
 
 def _panels(results: Results, sweeps: Sequence[str]) -> tuple[Drawing, list[tuple[Axes, str]]]:
-    there = [sweep for sweep in sweeps if sweep in results.study.sweeps]
+    """A panel for each of the sweeps that something was timed in."""
+    there = [sweep for sweep in sweeps if sweep in results.study.sweeps and _is_timed(results, sweep)]
+    if not there:
+        raise NotMeasured(f"Nothing has a latency in the sweeps {formats.listing([f'“{sweep}”' for sweep in sweeps])}")
     drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False)
     return drawing, list(zip(grid[0], there, strict=True))
+
+
+def _is_timed(results: Results, sweep: str) -> bool:
+    return any(len(results.at(shape)) for shape in results.sweep(sweep))
 
 
 def _lines(axes: Axes, results: Results, sweep: str, column: str, intervals: bool = False) -> None:
@@ -318,28 +367,46 @@ def _lines(axes: Axes, results: Results, sweep: str, column: str, intervals: boo
     _powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
 
 
-def _ratios(results: Results, sweep: str, name: str, timing: Timing) -> tuple[list[int], list[float]]:
-    sizes, ratios = [], []
-    for shape in results.study.sweep(sweep):
+def _ratios(results: Results, sweep: str, name: str, timing: Timing) -> list[tuple[int, float]]:
+    """How many times the headline's median each size takes under another timing."""
+    ratios = []
+    for shape in results.sweep(sweep):
         ours, theirs = results.at(shape), results.at(shape, timing)
         if name in ours.index and name in theirs.index:
-            sizes.append(getattr(shape, _axis(sweep)))
-            ratios.append(theirs.loc[name, "median_us"] / ours.loc[name, "median_us"])
-    return sizes, ratios
+            ratio = theirs.loc[name, "median_us"] / ours.loc[name, "median_us"]
+            ratios.append((getattr(shape, _axis(sweep)), ratio))
+    return ratios
 
 
-def _worst(checks: pd.DataFrame, results: Results, sweep: str, column: str) -> list[tuple[int, float]]:
+def _worst(checks: pd.DataFrame, shapes: list[Shape], axis: str, column: str) -> list[tuple[int, float]]:
     points = []
-    for shape in results.study.sweep(sweep):
-        same = np.logical_and.reduce([checks[axis] == value for axis, value in shape.axes.items()])
+    for shape in shapes:
+        same = np.logical_and.reduce([checks[name] == value for name, value in shape.axes.items()])
         if same.any():
-            points.append((getattr(shape, _axis(sweep)), float(checks.loc[same, column].max())))
+            points.append((getattr(shape, axis), float(checks.loc[same, column].max())))
     return points
 
 
-def _peak(cases: pd.DataFrame, name: str, shape: Shape) -> float:
-    same = np.logical_and.reduce([cases[axis] == value for axis, value in shape.axes.items()])
-    return float(cases.loc[same & (cases["implementation"] == name), "peak_memory_bytes"].max())
+def _peaks(results: Results, name: str, shapes: list[Shape], axis: str) -> list[tuple[int, float]]:
+    points = [(getattr(shape, axis), results.peak_bytes(name, shape) / 2**20) for shape in shapes]
+    return [point for point in points if point[1] > 0]
+
+
+def _deviations(axes: Axes, furthest: float) -> str:
+    """Set the scale of deviations in percent and return what a caption says of it."""
+    signed = FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
+    if furthest <= NEAR_PCT:
+        reach = max(furthest, 2) * 1.05
+        axes.set_xlim(-reach, reach)
+        axes.xaxis.set_major_formatter(signed)
+        return ""
+    axes.set_xscale("symlog", linthresh=2)
+    drawn = [value for value in DEVIATIONS_PCT if value <= furthest]
+    low, high = axes.get_xlim()
+    places = [value for value in (*(-v for v in reversed(drawn)), 0, *drawn) if low <= value <= high]
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_major_formatter(signed)
+    return ", linear within ±2 % and logarithmic beyond"
 
 
 def _axis(sweep: str) -> str:
@@ -349,7 +416,15 @@ def _axis(sweep: str) -> str:
 def _sweep_title(sweep: str) -> str:
     if _axis(sweep) != "seq_len":
         return ""
-    return "causal" if sweep.startswith("causal") else "not causal"
+    return "causal" if _is_causal(sweep) else "not causal"
+
+
+def _is_causal(sweep: str) -> bool:
+    return sweep.startswith("causal")
+
+
+def _axes_of(sweeps: Sequence[str]) -> str:
+    return formats.listing(list(dict.fromkeys(AXIS_TITLES[_axis(sweep)] for sweep in sweeps)))
 
 
 def _look(name: str) -> dict[str, Any]:
@@ -358,9 +433,12 @@ def _look(name: str) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "label": name} | hollow
 
 
-def _legend(drawing: Drawing, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+def _legend(drawing: Drawing) -> None:
+    """Name every line once, whichever panel it is in."""
+    found = [axes.get_legend_handles_labels() for axes in drawing.axes]
+    handles = {label: handle for lines in reversed(found) for handle, label in zip(*lines, strict=True)}
+    names = list(dict.fromkeys(label for _, labels in found for label in labels))
+    drawing.legend([handles[name] for name in names], names, loc="outside upper center", ncols=len(names))
 
 
 def _powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
@@ -370,7 +448,9 @@ def _powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def _plain_logarithm(axis: Any) -> None:
+    """Label a logarithmic axis in plain numbers, more of them where it spans little."""
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 1.5, 2.0, 3.0, 5.0) if high < 10 * low else (1.0,)))
+    subs = (1.0, 1.5, 2.0, 3.0, 5.0) if high < 10 * low else (1.0, 2.0, 5.0) if high < 50 * low else (1.0,)
+    axis.set_major_locator(LogLocator(base=10, subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -7,13 +7,21 @@ from attnlab.stats import Interval
 
 
 def number(value: float, digits: int = 3) -> str:
-    """`digits` significant digits, with thin thousands; an em dash for NaN."""
+    """`digits` significant digits, thousands apart, by powers of ten below 0.0001; an em dash for NaN."""
     if value is None or math.isnan(value):
         return "—"
-    if value == 0 or math.isinf(value):
-        return f"{value:g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{decimals}f}"
+    if math.isinf(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    text = f"{value:.{digits - 1}e}" if exponent < -4 else f"{value:,.{max(0, digits - 1 - exponent)}f}"
+    return _with_minus(text)
+
+
+def signed(value: float) -> str:
+    """Two decimals, the sign always there."""
+    return _with_minus(f"{value:+.2f}")
 
 
 def decimals_for(interval: Interval) -> int:
@@ -38,7 +46,9 @@ def stacked(value: Interval) -> str:
 
 def percent(value: float) -> str:
     """A percentage with one decimal below ten and none above."""
-    return "—" if math.isnan(value) else f"{value:.1f} %" if abs(value) < 10 else f"{value:.0f} %"
+    if not math.isfinite(value):
+        return number(value)
+    return _with_minus(f"{value:.1f} %" if abs(value) < 10 else f"{value:.0f} %")
 
 
 def mebibytes(value: float) -> str:
@@ -60,3 +70,32 @@ def shape(value: Shape) -> str:
 def listing(words: list[str]) -> str:
     """``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
+
+
+def count(amount: int, one: str, many: str = "") -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+
+
+def shapes(values: list[Shape]) -> str:
+    """``B=32 H=8 S=4096 and 8192, with and without the causal mask``, groups apart by semicolons."""
+    masks: dict[tuple[int, int, int], set[bool]] = {}
+    for value in values:
+        masks.setdefault((value.batch, value.heads, value.seq_len), set()).add(value.causal)
+    groups: dict[tuple[int, int, bool, bool], list[str]] = {}
+    for (batch, heads, length), found in masks.items():
+        groups.setdefault((batch, heads, True in found, False in found), []).append(str(length))
+    return "; ".join(
+        f"B={batch} H={heads} S={listing(lengths)}{_masks(causal, full)}"
+        for (batch, heads, causal, full), lengths in groups.items()
+    )
+
+
+def _masks(causal: bool, full: bool) -> str:
+    if causal:
+        return ", with and without the causal mask" if full else ", causal"
+    return ""
+
+
+def _with_minus(text: str) -> str:
+    return f"−{text[1:]}" if text.startswith("-") else text

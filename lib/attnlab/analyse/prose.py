@@ -1,10 +1,16 @@
 """The sentences that hold numbers: written from the run, so that none can outlive its data."""
 
+import math
+
 from attnlab.analyse import formats
-from attnlab.analyse.display import Listing, Prose
-from attnlab.analyse.results import Results
+from attnlab.analyse.display import Listing, Prose, telling
+from attnlab.analyse.results import CASE, NotMeasured, Results
 from attnlab.shapes import Shape
 from attnlab.stats import Interval, Verdict
+from attnlab.studies import Timing
+
+MOSTLY_HOST_PCT = 50
+"""Above this share of the kernel's own time, a launch gap is what a comparison by events compares."""
 
 
 def dateline(results: Results) -> Prose:
@@ -18,78 +24,99 @@ def dateline(results: Results) -> Prose:
 
 def abstract(results: Results) -> Prose:
     """The paper in one paragraph."""
-    shape = results.study.target_shape
-    baseline = results.at(shape).loc[results.study.baseline]
+    study = results.study
     return Prose(
-        f"We measure {_count(len(results.study.implementations), 'implementation')} of scaled dot-product attention on "
-        f"{_device(results)} at {_count(len(results.study.shapes), 'shape')}, {_effort(results)}. At the target shape "
-        f"{formats.shape(shape)}, `{baseline.name}` takes {_interval_us(baseline)} ({results.headline.words}): "
-        f"{formats.number(baseline['throughput_tflops'])} TFLOP/s, "
-        f"{formats.percent(baseline['speed_of_light_pct'])} of what the ceilings measured in the same run allow. "
-        f"{_fastest_statement(results)} Every case was checked against a float64 oracle before it was timed and after; "
-        f"the samples, their hashes and the code that took them come with this report."
+        f"We measure {formats.count(len(study.implementations), 'implementation')} of scaled dot-product attention on "
+        f"{_device(results)} at {formats.count(len(study.shapes), 'shape')}, {_effort(results)}. {_at_target(results)} "
+        "Every case that was timed was checked against a float64 oracle before and after. The samples are in the "
+        "run's folder; their hashes, and those of the code that took them, stand in [](#tab-hashes)."
     )
 
 
+@telling
 def publishable(results: Results, shape: Shape) -> Prose:
     """For each implementation at a shape, the statement that its comparison with the baseline supports."""
-    lines = []
-    for name in results.at(shape).index:
-        if name != results.study.baseline:
-            lines.append(f"- {_statement(results, str(name), shape)}")
-    return Prose("\n".join(lines))
+    return Prose("\n".join(f"- {_statement(results, name, shape)}" for name in results.candidates(shape)))
 
 
+@telling
 def span(results: Results) -> Prose:
     """The extremes of the baseline over all shapes."""
-    rows = results.under(results.headline)
-    rows = rows[rows["implementation"] == results.study.baseline]
+    name, rows = results.study.baseline, results.under(results.headline)
+    rows = rows[rows["implementation"] == name]
+    if rows.empty:
+        raise NotMeasured(f"`{name}` has no latency in this run, {results.headline.words}")
     fastest, slowest = rows.loc[rows["median_us"].idxmin()], rows.loc[rows["median_us"].idxmax()]
     busiest, widest = rows.loc[rows["throughput_tflops"].idxmax()], rows.loc[rows["bandwidth_gbs"].idxmax()]
     return Prose(
-        f"Over all shapes `{results.study.baseline}` spans {formats.number(fastest['median_us'])} µs at {_at(fastest)} to "
+        f"Over all shapes `{name}` spans {formats.number(fastest['median_us'])} µs at {_at(fastest)} to "
         f"{formats.number(slowest['median_us'])} µs at {_at(slowest)}, a factor of "
         f"{formats.number(slowest['median_us'] / fastest['median_us'])} for "
         f"{formats.number(slowest['flops'] / fastest['flops'])} times the FLOPs. Its highest throughput is "
-        f"{formats.number(busiest['throughput_tflops'])} TFLOP/s at {_at(busiest)}, its highest bandwidth "
-        f"{formats.number(widest['bandwidth_gbs'])} GB/s at {_at(widest)}{_explained(widest['mark'])}."
+        f"{formats.number(busiest['throughput_tflops'])} TFLOP/s at {_at(busiest)}"
+        f"{_explained(busiest['throughput_mark'])}, its highest bandwidth "
+        f"{formats.number(widest['bandwidth_gbs'])} GB/s at {_at(widest)}{_explained(widest['bandwidth_mark'])}."
     )
 
 
+@telling
 def regimes(results: Results, sweep: str = "seq_len") -> Prose:
     """Which ceiling limits which lengths."""
     limits: dict[str, list[Shape]] = {}
-    for shape in results.study.sweep(sweep):
+    for shape in results.sweep(sweep):
+        if not results.ceilings.terms_us(shape):
+            raise NotMeasured("No ceiling was measured, so what limits a shape can't be told")
         limits.setdefault(results.ceilings.limit(shape), []).append(shape)
     told = [f"{_lengths(shapes)} by {limit}" for limit, shapes in limits.items()]
-    dtype = results.study.target_shape.dtype
-    ridge = results.ceilings.ridge(dtype)
+    return Prose(f"By the measured ceilings the floor is set at {'; '.join(told)}.{_ridge(results)}")
+
+
+def _ridge(results: Results) -> str:
+    """Where memory and matrix products meet, if both were measured."""
     target = results.study.target_shape
+    ridge = results.ceilings.ridge(target.dtype)
+    if math.isnan(ridge):
+        return ""
     side = "right" if target.intensity > ridge else "left"
-    return Prose(
-        f"By the measured ceilings the floor is set at {'; '.join(told)}. The ridge between memory and matrix products "
-        f"lies at {formats.number(ridge)} FLOP/byte in {dtype}; the target's intensity, {formats.number(target.intensity)} "
-        f"FLOP/byte, is to the {side} of it."
+    return (
+        f" The ridge between memory and matrix products lies at {formats.number(ridge)} FLOP/byte in {target.dtype}; "
+        f"the target's intensity, {formats.number(target.intensity)} FLOP/byte, is to the {side} of it."
     )
 
 
+@telling
 def launch_gap(results: Results) -> Prose:
-    """What the launch gap adds, where both clocks were read."""
-    clocks = {timing.clock: timing for timing in results.timings if timing.cache == "warm"}
-    if set(clocks) != {"eager", "device"}:
-        return Prose(f"Only the {_only_clock(results)} clock was read in this run, so the launch gap can't be told.")
-    parts = []
-    for shape in (results.study.shapes[0], results.study.target_shape):
-        eager = results.at(shape, clocks["eager"]).loc[results.study.baseline, "median_us"]
-        device = results.at(shape, clocks["device"]).loc[results.study.baseline, "median_us"]
+    """What the launch gap adds, where both clocks were read with a warm cache."""
+    eager, device = Timing(clock="eager", cache="warm"), Timing(clock="device", cache="warm")
+    if not {eager, device} <= set(results.timings):
+        there = formats.listing([timing.words for timing in results.timings])
+        raise NotMeasured(
+            f"The launch gap, `eager` less `device` with a warm cache, can't be told; timed were: {there}"
+        )
+    parts, shares = [], []
+    for shape in dict.fromkeys((results.study.shapes[0], results.study.target_shape)):
+        with_us, without_us = (
+            results.row(results.study.baseline, shape, timing)["median_us"] for timing in (eager, device)
+        )
+        gap_us = with_us - without_us
+        shares.append(100 * gap_us / without_us)
         parts.append(
-            f"{formats.number(eager - device)} µs to {formats.number(device)} µs at S={shape.seq_len} "
-            f"({formats.percent(100 * (eager - device) / device)})"
+            f"{formats.number(gap_us)} µs to {formats.number(without_us)} µs at {formats.shapes([shape])} "
+            f"({formats.percent(shares[-1])})"
         )
     return Prose(
-        f"The launch gap, `eager` less `device`, adds to `{results.study.baseline}` {parts[0]} and {parts[1]}. A comparison "
-        "of short kernels by per-call events compares mostly the host."
+        f"The launch gap, `eager` less `device`, adds to `{results.study.baseline}` {formats.listing(parts)}."
+        f"{_host(shares)}"
     )
+
+
+def _host(shares: list[float]) -> str:
+    """Whether that is the larger part of what a comparison by events compares."""
+    mostly = [share > MOSTLY_HOST_PCT for share in shares]
+    if not any(mostly):
+        return ""
+    where = "There" if all(mostly) else "At the first" if mostly[0] else "At the second"
+    return f" {where}, a comparison by per-call events compares mostly the host."
 
 
 def throttling(results: Results) -> Prose:
@@ -101,22 +128,20 @@ def throttling(results: Results) -> Prose:
     clocks = samples["sm_clock_mhz"].dropna()
     share = 100 * float(known.astype(bool).mean())
     return Prose(
-        f"The card reported that it held itself back at {formats.percent(share)} of {len(known):,} samples; its SM clock "
-        f"lay between {clocks.min():.0f} and {clocks.max():.0f} MHz, with a median of {clocks.median():.0f} MHz. "
-        f"{_sustained(results)} Implementations take turns and the host pauses between samples: one kernel without pause "
-        f"may settle at a lower clock still."
+        f"The card reported that it held itself back at {formats.percent(share)} of {len(known):,} samples; its SM "
+        f"clock lay between {clocks.min():.0f} and {clocks.max():.0f} MHz, with a median of {clocks.median():.0f} MHz. "
+        f"{_sustained(results)} Implementations take turns and the host pauses between samples: one kernel without "
+        "pause may settle at a lower clock still."
     )
 
 
 def _sustained(results: Results) -> str:
-    rows = results.under(results.headline)
-    held = rows[rows["throttled_pct"] > 50]
-    if held.empty:
-        return f"No shape has more than half of its samples taken so ({results.headline.words}): these are results of bursts."
-    shapes = held.drop_duplicates(["batch", "heads", "seq_len", "causal"]).to_dict("records")
+    held, words = results.held_back(), results.headline.words
+    if not held:
+        return f"At no shape were more than half of the samples taken so ({words}): these are results of bursts."
     return (
-        f"More than half of the samples were taken so ({results.headline.words}) at "
-        f"{formats.listing([_at(shape) for shape in shapes])}: those are results under sustained load, the others of bursts."
+        f"More than half of the samples were taken so ({words}) at {formats.shapes(held)}: those are results under "
+        "sustained load, the others of bursts."
     )
 
 
@@ -127,11 +152,11 @@ def lacking(results: Results) -> Prose:
     notes += [f"{c.title}: {c.how}" for c in results.ceilings.all if c.measured is None]
     notes += [f"no telemetry: {manifest['telemetry']}"] if manifest["telemetry"] != "NVML" else []
     for status, group in cases[cases["status"] != "measured"].groupby("status"):
-        notes.append(
-            f"{_count(len(group[['implementation', 'batch', 'heads', 'seq_len', 'causal', 'dtype']].drop_duplicates()), 'case')} {status}"
-        )
+        notes.append(f"{formats.count(len(group[CASE].drop_duplicates()), 'case')} {status}")
     unsteady = cases[(cases["status"] == "measured") & ~cases["steady"].astype(bool)]
-    notes += [f"{_count(len(unsteady), 'warm-up')} ended without two windows within 2 %"] if len(unsteady) else []
+    notes += (
+        [f"{formats.count(len(unsteady), 'warm-up')} ended without two windows within 2 %"] if len(unsteady) else []
+    )
     if not results.run.complete:
         notes.append(f"the run is not complete: `make measure RUN={results.run.name}` goes on with it")
     return Prose(
@@ -141,23 +166,31 @@ def lacking(results: Results) -> Prose:
     )
 
 
+@telling
 def correctness(results: Results) -> Prose:
-    """The gate in one sentence."""
+    """The gate in two sentences."""
     checks = results.run.checks
+    if checks.empty:
+        raise NotMeasured("The gate made no checks yet")
     failed = checks[~checks["passed"].astype(bool)]
     verdict = "all passed" if failed.empty else f"{len(failed)} failed, and their cases are reported without a latency"
     return Prose(
-        f"The gate made {len(checks):,} checks and {verdict}. The largest error of any implementation is "
-        f"{formats.number(checks['max_error'].max())}, that of the framework's own composition in the same dtype "
+        f"The gate made {formats.count(len(checks), 'check')} and {verdict}. The largest error of any implementation "
+        f"is {formats.number(checks['max_error'].max())}, that of the framework's own composition in the same dtype "
         f"{formats.number(checks['framework_max_error'].max())}."
     )
 
 
+@telling
 def effort(results: Results) -> Prose:
     """How long measuring took, and how often it was taken up again."""
-    seconds = results.run.samples.groupby("process")["started_s"].max()
-    again = len(seconds) - results.study.replicates
-    interrupted = f" It was cut off and went on {_count(again, 'time')}." if again > 0 else ""
+    samples = results.run.samples
+    if samples.empty:
+        raise NotMeasured("Nothing was timed yet")
+    seconds = samples.groupby("process")["started_s"].max()
+    again = len(seconds) - samples["replicate"].nunique()
+    times = "once" if again == 1 else f"{again} times"
+    interrupted = f" It was cut off and taken up again {times}." if again else ""
     return Prose(
         f"Measuring took {formats.number(float(seconds.sum()))} s from the start of each process to its last sample, "
         f"{_effort(results)}.{interrupted}"
@@ -167,7 +200,10 @@ def effort(results: Results) -> Prose:
 def commands(results: Results) -> Listing:
     """What renders this report again, and what measures it again."""
     manifest = results.run.manifest
-    text = f"make report RUN={results.run.name}    # render the recorded run, measure nothing\n{manifest['command']}    # measure again\n"
+    text = (
+        f"make report RUN={results.run.name}    # render the recorded run, measure nothing\n"
+        f"{manifest['command']}    # measure again\n"
+    )
     return Listing(text, "commands", "Rendering this report again, and measuring again.", "bash")
 
 
@@ -193,14 +229,34 @@ def machine(results: Results) -> Prose:
     )
 
 
+def _at_target(results: Results) -> str:
+    """What the abstract says of the target shape."""
+    shape = results.study.target_shape
+    try:
+        row = results.row(results.study.baseline, shape)
+    except NotMeasured as missing:
+        return f"{missing}."
+    share = row["speed_of_light_pct"]
+    light = (
+        ""
+        if math.isnan(share)
+        else f", {formats.percent(share)} of what the ceilings measured in the same run allow"
+        f"{_explained(row['bandwidth_mark'])}"
+    )
+    return (
+        f"At the target shape {formats.shape(shape)}, `{row.name}` takes {_interval_us(row)} ({results.headline.words})"
+        f": {formats.number(row['throughput_tflops'])} TFLOP/s{_explained(row['throughput_mark'])}{light}. "
+        f"{_fastest_statement(results)}"
+    )
+
+
 def _statement(results: Results, name: str, shape: Shape) -> str:
     verdict = results.compare(name, shape)
-    rows = results.at(shape)
-    baseline, candidate = rows.loc[results.study.baseline], rows.loc[name]
+    baseline, candidate = results.row(results.study.baseline, shape), results.row(name, shape)
     return (
         f"`{baseline.name}` takes {_interval_us(baseline)}, `{name}` {_interval_us(candidate)}: a speedup of "
-        f"{formats.interval(verdict.speedup)}, Cliff's delta {verdict.delta:+.2f}, Mann-Whitney p "
-        f"{_pvalue(verdict)}. **{verdict.decision.capitalize()}**{_claim(verdict)}."
+        f"{formats.interval(verdict.speedup)}, Cliff's delta {formats.signed(verdict.delta)}, Mann-Whitney p "
+        f"adjusted by Holm {_pvalue(verdict)}. **{verdict.decision.capitalize()}**{_claim(verdict)}."
     )
 
 
@@ -227,7 +283,11 @@ def _fastest_statement(results: Results) -> str:
 
 def _effort(results: Results) -> str:
     study = results.study
-    return f"with {study.samples} samples a case under each timing in {_count(study.replicates, 'fresh process', 'fresh processes')}"
+    replicates = (
+        f"{formats.count(study.replicates, 'replicate')}, {'each ' if study.replicates > 1 else ''}a fresh process"
+    )
+    asked = "" if results.run.complete else "of which not all were taken, "
+    return f"with {study.samples} samples a case under each timing, {asked}in {replicates}"
 
 
 def _device(results: Results) -> str:
@@ -250,24 +310,13 @@ def _at(row: object) -> str:
 
 
 def _explained(mark: str) -> str:
-    return {
-        "": "",
-        "L2": ", above the copy ceiling because the tensors fit the last level of cache",
-        "above ceiling": ", **above the copy ceiling and unexplained**",
-    }[mark]
+    """What a table notes under its sign, within a sentence."""
+    return f" ({mark[2:]})" if mark else ""
 
 
 def _lengths(shapes: list[Shape]) -> str:
     return "S = " + formats.listing([str(shape.seq_len) for shape in shapes])
 
 
-def _only_clock(results: Results) -> str:
-    return " and ".join(sorted({f"`{timing.clock}`" for timing in results.timings}))
-
-
 def _pvalue(verdict: Verdict) -> str:
     return formats.pvalue(verdict.pvalue) if verdict.pvalue < 1e-4 else f"= {formats.pvalue(verdict.pvalue)}"
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from attnlab import paths, runs, stats, studies
+from attnlab import paths, runs, shapes, stats, studies
+from attnlab.analyse import formats, roofline
 from attnlab.analyse.roofline import Ceilings
 from attnlab.shapes import Shape
 from attnlab.studies import Study, Timing
@@ -20,6 +21,17 @@ AXES = list(Shape.AXES)
 CASE = ["implementation", *AXES]
 TIMING = ["clock", "cache"]
 QUANTILES = (0.95, 0.99)
+CONTEXT = ["replicates", "launches", "launches_most", "sm_clock_mhz", "throttled_pct"]
+MEDIAN = ["samples", "median_us", "low_us", "high_us"]
+SPREAD = ["mean_us", "std_us", "cv_pct", "min_us", "max_us", "outliers_pct", "lag1", "effective_n"]
+TAILS = [f"p{100 * p:.0f}{end}_us" for p in QUANTILES for end in ("", "_low", "_high")]
+WORK = ["flops", "bytes", "intensity", "throughput_tflops", "throughput_mark", "bandwidth_gbs", "bandwidth_mark"]
+FLOOR = ["floor_us", "limit", "speed_of_light_pct"]
+COLUMNS = [*CASE, *TIMING, *CONTEXT, *MEDIAN, *SPREAD, *TAILS, *WORK, *FLOOR]
+
+
+class NotMeasured(Exception):
+    """Something was asked of a run that it does not hold; the message is a sentence without its full stop."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +64,22 @@ class Results:
     @property
     def headline(self) -> Timing:
         """The timing that tables and figures speak of where they don't name one: the first of the study."""
-        return self.timings[0]
+        return (self.timings or self.study.timings)[0]
 
-    @property
-    def tick_us(self) -> float:
-        """The step of the clock."""
-        return float(self.run.manifest["clocks"]["tick_us"])
+    @cached_property
+    def passed(self) -> pd.DataFrame:
+        """The samples of the cases that passed in every replicate: those that the table was inferred from."""
+        return _passed(self.run)
+
+    def sweep(self, name: str) -> list[Shape]:
+        """The shapes of one sweep.
+
+        Raises:
+            NotMeasured: the study has no such sweep.
+        """
+        if name not in self.study.sweeps:
+            raise NotMeasured(f"The study “{self.study.name}” has no sweep “{name}”")
+        return self.study.sweep(name)
 
     def under(self, timing: Timing) -> pd.DataFrame:
         """The rows of one timing."""
@@ -68,9 +90,34 @@ class Results:
         rows = self.under(timing or self.headline)
         return rows[_is(rows, shape)].set_index("implementation", drop=False)
 
+    def row(self, implementation: str, shape: Shape, timing: Timing | None = None) -> pd.Series:
+        """The row of one case.
+
+        Raises:
+            NotMeasured: it has no latency.
+        """
+        rows = self.at(shape, timing)
+        if implementation not in rows.index:
+            where = f"{formats.shape(shape)}, {(timing or self.headline).words}"
+            raise NotMeasured(f"`{implementation}` has no latency at {where}")
+        return rows.loc[implementation]
+
+    def along(self, sweep: str, implementation: str) -> list[tuple[Shape, pd.Series]]:
+        """The shapes of a sweep at which an implementation has a latency, each with its row.
+
+        Raises:
+            NotMeasured: the study has no such sweep, or the implementation no latency in it.
+        """
+        there = [(shape, self.at(shape)) for shape in self.sweep(sweep)]
+        found = [(shape, rows.loc[implementation]) for shape, rows in there if implementation in rows.index]
+        if not found:
+            words = self.headline.words
+            raise NotMeasured(f"`{implementation}` has no latency in the sweep “{sweep}”, {words}")
+        return found
+
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
-        """The latencies of one case in us, an array per replicate, in the order of the rounds."""
-        timing, rows = timing or self.headline, self.run.samples
+        """The latencies of one case that passed in us, an array per replicate, in the order of the rounds."""
+        timing, rows = timing or self.headline, self.passed
         chosen = rows[
             (rows["implementation"] == implementation)
             & (rows["clock"] == timing.clock)
@@ -79,14 +126,68 @@ class Results:
         ]
         return _by_replicate(chosen)
 
+    def tick_us(self, row: pd.Series) -> float:
+        """How finely a sample of a case can be told: the step of the clock over the fewest launches it spans."""
+        return float(self.run.manifest["clocks"]["tick_us"]) / float(row["launches"])
+
+    def candidates(self, shape: Shape, timing: Timing | None = None) -> list[str]:
+        """What is compared with the baseline at one shape: one family of tests.
+
+        Raises:
+            NotMeasured: the baseline has no latency there, or nothing else has.
+        """
+        self.row(self.study.baseline, shape, timing)
+        names = [str(name) for name in self.at(shape, timing).index if name != self.study.baseline]
+        if not names:
+            raise NotMeasured(f"Nothing but `{self.study.baseline}` has a latency at {formats.shape(shape)}")
+        return names
+
     def compare(self, candidate: str, shape: Shape, timing: Timing | None = None) -> stats.Verdict:
-        """The verdict on a candidate against the study's baseline at one shape, from rounds taken together."""
-        baseline = self.samples(self.study.baseline, shape, timing)
-        return stats.verdict(baseline, self.samples(candidate, shape, timing), tick=self.tick_us, paired=True)
+        """The verdict on a candidate against the study's baseline at one shape, from rounds taken together.
+
+        Its p-value is Holm's, over all candidates at this shape and timing.
+
+        Raises:
+            NotMeasured: one of the two has no latency there.
+        """
+        rows = [self.row(name, shape, timing) for name in (self.study.baseline, candidate)]
+        return stats.verdict(
+            self.samples(self.study.baseline, shape, timing),
+            self.samples(candidate, shape, timing),
+            tick=max(self.tick_us(row) for row in rows),
+            paired=True,
+            pvalue=self._pvalues(shape, timing)[candidate],
+        )
 
     def fastest(self, shape: Shape, timing: Timing | None = None) -> str:
-        """The implementation with the smallest median at a shape."""
-        return str(self.at(shape, timing)["median_us"].idxmin())
+        """The implementation with the smallest median at a shape.
+
+        Raises:
+            NotMeasured: nothing has a latency there.
+        """
+        rows = self.at(shape, timing)
+        if rows.empty:
+            raise NotMeasured(f"Nothing has a latency at {formats.shape(shape)}")
+        return str(rows["median_us"].idxmin())
+
+    def peak_bytes(self, implementation: str, shape: Shape) -> float:
+        """The most memory that a case had allocated at once; NaN where it was not measured."""
+        cases = self.run.cases
+        chosen = cases[
+            (cases["implementation"] == implementation) & (cases["status"] == "measured") & _is(cases, shape)
+        ]
+        return float(chosen["peak_memory_bytes"].max()) if len(chosen) else np.nan
+
+    def held_back(self) -> list[Shape]:
+        """The shapes that had more than half of their samples, all implementations', taken at a throttled clock."""
+        rows = self.under(self.headline)
+        shares = rows.groupby(AXES, sort=False)["throttled_pct"].mean()
+        return [Shape(**dict(zip(AXES, key, strict=True))) for key in shares[shares > 50].index]
+
+    def _pvalues(self, shape: Shape, timing: Timing | None) -> dict[str, float]:
+        names, baseline = self.candidates(shape, timing), self.samples(self.study.baseline, shape, timing)
+        alone = [stats.mann_whitney(baseline, self.samples(name, shape, timing)).pvalue for name in names]
+        return dict(zip(names, map(float, stats.holm(alone)), strict=True))
 
 
 def of(run: runs.Run) -> Results:
@@ -104,21 +205,21 @@ def of(run: runs.Run) -> Results:
 def infer(run: runs.Run) -> pd.DataFrame:
     """A row per case and timing that passed the gate, in the order of the study; on all cores."""
     study = studies.parse(run.manifest["study"], run.name)
-    if run.samples.empty:
-        return pd.DataFrame(columns=[*CASE, *TIMING, "median_us"])
     passed = _passed(run)
+    if passed.empty:
+        return pd.DataFrame(columns=COLUMNS)
     groups = [
         (key, _by_replicate(rows), rows) for key, rows in passed.groupby([*CASE, *TIMING], sort=False, observed=True)
     ]
     tick_us = float(run.manifest["clocks"]["tick_us"])
-    jobs = [(samples, tick_us / rows["launches"].iloc[0]) for _, samples, rows in groups]
+    jobs = [(samples, tick_us / rows["launches"].min()) for _, samples, rows in groups]
     inferred = _on_all_cores(jobs)
     ceilings = Ceilings(run.manifest)
     rows = [
         dict(zip([*CASE, *TIMING], key, strict=True)) | _context(rows) | row | _rates(key, row, ceilings)
         for (key, _, rows), row in zip(groups, inferred, strict=True)
     ]
-    return _in_order(pd.DataFrame(rows), study)
+    return _in_order(pd.DataFrame(rows, columns=COLUMNS), study)
 
 
 def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
@@ -162,7 +263,8 @@ def _context(rows: pd.DataFrame) -> dict[str, float]:
     throttled = rows["throttled"].astype("Float64")
     return {
         "replicates": rows["replicate"].nunique(),
-        "launches": int(rows["launches"].iloc[0]),
+        "launches": int(rows["launches"].min()),
+        "launches_most": int(rows["launches"].max()),
         "sm_clock_mhz": _number(rows["sm_clock_mhz"].median()),
         "throttled_pct": _number(100 * throttled.mean()),
     }
@@ -177,11 +279,12 @@ def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -
         "bytes": shape.bytes,
         "intensity": shape.intensity,
         "throughput_tflops": shape.flops / median_us / 1e6,
+        "throughput_mark": ceilings.throughput_mark(shape, median_us),
         "bandwidth_gbs": shape.bytes / median_us / 1e3,
+        "bandwidth_mark": ceilings.bandwidth_mark(shape, median_us),
         "floor_us": floor_us,
         "limit": ceilings.limit(shape),
         "speed_of_light_pct": 100 * floor_us / median_us,
-        "mark": ceilings.mark(shape, median_us),
     }
 
 
@@ -191,19 +294,24 @@ def _on_all_cores(jobs: list[tuple[list[np.ndarray], float]]) -> list[dict[str, 
 
 
 def _passed(run: runs.Run) -> pd.DataFrame:
-    """The samples of cases that passed the gate in every replicate, before timing and after."""
+    """The samples of cases that were measured in every replicate, each checked before and after.
+
+    A shape whose cases are not recorded yet was cut off before its last checks: in that replicate it doesn't count.
+    """
     if run.cases.empty:
-        return run.samples
-    failed = run.cases.loc[run.cases["status"] == "failed", CASE].drop_duplicates()
-    joined = run.samples.merge(failed, on=CASE, how="left", indicator=True)
-    return joined[joined["_merge"] == "left_only"].drop(columns="_merge")
+        return run.samples.head(0)
+    measured = run.cases["status"] == "measured"
+    lost = pd.MultiIndex.from_frame(run.cases.loc[~measured, CASE])
+    whole = run.cases.loc[measured, [*CASE, "replicate"]]
+    kept = whole[~pd.MultiIndex.from_frame(whole[CASE]).isin(lost)]
+    return run.samples.merge(kept, on=[*CASE, "replicate"], how="inner")
 
 
 def _in_order(table: pd.DataFrame, study: Study) -> pd.DataFrame:
-    shapes = {tuple(shape.axes.values()): index for index, shape in enumerate(study.shapes)}
+    places = {tuple(shape.axes.values()): index for index, shape in enumerate(study.shapes)}
     order = pd.DataFrame(
         {
-            "shape": [shapes[key] for key in table[AXES].itertuples(index=False, name=None)],
+            "shape": [places[key] for key in table[AXES].itertuples(index=False, name=None)],
             "implementation": [study.implementations.index(name) for name in table["implementation"]],
         },
         index=table.index,
@@ -224,7 +332,7 @@ def _number(value: object) -> float:
 
 
 def _code() -> str:
-    files = [Path(stats.__file__), Path(__file__), Path(__file__).with_name("roofline.py")]
+    files = [Path(name) for name in (stats.__file__, shapes.__file__, roofline.__file__, __file__)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

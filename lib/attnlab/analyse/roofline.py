@@ -16,6 +16,7 @@ from attnlab.shapes import Shape
 
 # What a rate is worth in operations, bytes or exponentials per microsecond.
 PER_US = {"TFLOP/s": 1e6, "GB/s": 1e3, "Gexp/s": 1e3}
+UNEXPLAINED = ", not explained by a cache: take it for an error until it is explained"
 TITLES = {"copy": "memory copy", "l2": "L2 reads", "exponentials": "exponentials"}
 
 
@@ -73,19 +74,29 @@ class Ceilings:
         """The measured ceiling in its unit; NaN where there is none."""
         return next((c.measured.estimate for c in self.all if c.name == name and c.measured), np.nan)
 
-    def mark(self, shape: Shape, median_us: float) -> str:
-        """What must stand beside a throughput: nothing, "L2" or "above ceiling".
+    def exceeded(self, shape: Shape, median_us: float) -> list[str]:
+        """The ceilings that a latency is too short for, by name."""
+        return [name for name, least_us in self.terms_us(shape).items() if least_us > median_us]
 
-        A bandwidth above the copy ceiling is explained where the compulsory bytes fit the L2, by the L2's own ceiling;
-        any other throughput above a ceiling is flagged as what it is until explained, an error.
-        """
-        terms = self.terms_us(shape)
-        over = [name for name, least_us in terms.items() if least_us > median_us]
-        if not over:
+    def throughput_mark(self, shape: Shape, median_us: float) -> str:
+        """What must stand beside a throughput in FLOP/s: nothing, or a sign and the ceilings that it is above."""
+        over = [name for name in self.exceeded(shape, median_us) if name != "copy"]
+        return f"‡ above the measured ceiling of {self._titles(over)}{UNEXPLAINED}" if over else ""
+
+    def bandwidth_mark(self, shape: Shape, median_us: float) -> str:
+        """What must stand beside a bandwidth: nothing, or a sign and whether a cache explains it."""
+        if "copy" not in self.exceeded(shape, median_us):
             return ""
-        l2_us = shape.bytes / (self.rate("l2") * PER_US["GB/s"])
-        explained = over == ["copy"] and shape.bytes <= self.l2_bytes and not l2_us > median_us
-        return "L2" if explained else "above ceiling"
+        if shape.bytes > self.l2_bytes:
+            return f"‡ above the measured ceiling of {self._titles(['copy'])}{UNEXPLAINED}"
+        if "l2" not in self._rates:
+            return "† above the copy ceiling: the tensors fit the last level of cache, whose ceiling was not measured"
+        if shape.bytes / self._rates["l2"] > median_us:
+            return f"‡ above the measured ceilings of {self._titles(['copy', 'l2'])}{UNEXPLAINED}"
+        return "† above the copy ceiling: the tensors fit the last level of cache, explained by the L2's own ceiling"
+
+    def _titles(self, names: list[str]) -> str:
+        return " and ".join(ceiling.title for ceiling in self.all if ceiling.name in names)
 
 
 def datasheet(device_name: str) -> pd.Series | None:

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from attnlab.analyse import formats
-from attnlab.analyse.display import Table, of_sweep
+from attnlab.analyse.display import Prose, Table, telling
 from attnlab.analyse.figures import AXIS_TITLES
-from attnlab.analyse.results import AXES, Results
+from attnlab.analyse.results import AXES, NotMeasured, Results
 from attnlab.shapes import Shape
 from attnlab.stats import CLAIM_DELTA, CLAIM_SPEEDUP, Interval, ratio_ci, samples_needed
 
@@ -18,6 +18,10 @@ CAUSAL_NOTE = (
 )
 LETTERS = {"seq_len": "S", "batch": "B", "heads": "H"}
 SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
+DEPENDENCE_NOTE = (
+    "The p-value is Mann-Whitney's, adjusted by Holm over the candidates of this table; it takes samples for "
+    "independent: read it with the effective N in mind, which is told with the variance."
+)
 
 
 def machine(results: Results) -> Table:
@@ -79,7 +83,7 @@ def ceilings(results: Results) -> Table:
     rows = [
         {
             "ceiling": ceiling.title,
-            "measured [95 %]": formats.interval(ceiling.measured) if ceiling.measured else None,
+            "measured [95 %]": formats.stacked(ceiling.measured) if ceiling.measured else None,
             "unit": ceiling.unit,
             "datasheet": formats.number(ceiling.datasheet) if ceiling.datasheet else "n/a",
             "of datasheet": formats.percent(100 * ceiling.measured.estimate / ceiling.datasheet)
@@ -104,16 +108,16 @@ def clock_quality(results: Results) -> Table:
     }
     clocks = results.run.manifest["clocks"]
     rows = [(title, formats.number(clocks[key])) for key, title in titles.items() if key in clocks]
-    note = "No interval of a median is narrower than the tick, divided by the launches that a sample spans."
+    note = "No interval is narrower than the clock's tick over the launches that a sample spans."
     return Table(pd.DataFrame(rows, columns=["reading", "µs"]), "clock", "The clock itself.", note)
 
 
-def cases(results: Results) -> Table | None:
-    """What became of the cases that were not measured; None where all were."""
+def cases(results: Results) -> Table | Prose:
+    """What became of the cases that were not measured."""
     rows = results.run.cases
     rows = rows[rows["status"] != "measured"].drop_duplicates(["implementation", *AXES, "status"])
     if rows.empty:
-        return None
+        return Prose("No case that was begun failed, was skipped or ran out of memory.")
     frame = pd.DataFrame(
         {
             "implementation": rows["implementation"],
@@ -125,6 +129,7 @@ def cases(results: Results) -> Table | None:
     return Table(frame, "cases", "Cases that have no latency, and why.")
 
 
+@telling
 def kernels(results: Results) -> Table:
     """Which kernel each implementation ran, and for which lengths."""
     rows = results.run.cases
@@ -141,71 +146,62 @@ def kernels(results: Results) -> Table:
     return Table(frame, "kernels", "The kernel that ran: the longest of each call, by torch.profiler, and where.")
 
 
-@of_sweep
+@telling
 def sweep(results: Results, name: str, implementation: str) -> Table:
     """One implementation along one sweep: latency, throughput, bandwidth, memory."""
-    axis, shapes = name.split()[-1], results.study.sweep(name)
-    target = results.study.target_shape
-    rows: list[dict[str, object]] = []
-    highlight = None
-    for shape in shapes:
-        at = results.at(shape)
-        if implementation not in at.index:
-            continue
-        row = at.loc[implementation]
-        if shape == target:
-            highlight = len(rows)
-        rows.append(
-            {
-                LETTERS[axis]: getattr(shape, axis),
-                "median (µs) [95 %]": _median(row),
-                "TFLOP/s": formats.number(row["throughput_tflops"]) + _mark(row),
-                "GB/s": formats.number(row["bandwidth_gbs"]) + _mark(row),
-                "memory (MiB)": formats.mebibytes(_peak(results, implementation, shape)),
-                "samples": int(row["samples"]),
-            }
-        )
+    axis, shapes, along = name.split()[-1], results.sweep(name), results.along(name, implementation)
+    rows = [
+        {
+            LETTERS[axis]: getattr(shape, axis),
+            "median (µs) [95 %]": _median(row),
+            "TFLOP/s": formats.number(row["throughput_tflops"]) + _sign(row["throughput_mark"]),
+            "GB/s": formats.number(row["bandwidth_gbs"]) + _sign(row["bandwidth_mark"]),
+            "memory (MiB)": formats.mebibytes(results.peak_bytes(implementation, shape)),
+            "samples": int(row["samples"]),
+        }
+        for shape, row in along
+    ]
     caption = f"{SWEEP_TITLES[axis]} sweep, `{implementation}`, {_fixed(shapes, axis)}; {results.headline.words}."
-    return Table(
-        pd.DataFrame(rows), f"sweep-{name.replace(' ', '-')}", caption, _sweep_note(results, shapes), highlight
-    )
+    parts = [
+        "Throughput and bandwidth are FLOPs and compulsory bytes over the median.",
+        CAUSAL_NOTE if shapes[0].causal else "",
+        _explanations([row for _, row in along]),
+    ]
+    note, highlight = " ".join(filter(None, parts)), _place(results, [shape for shape, _ in along])
+    return Table(pd.DataFrame(rows), f"sweep-{name.replace(' ', '-')}", caption, note, highlight)
 
 
-@of_sweep
+@telling
 def backends(results: Results, name: str) -> Table:
     """Every implementation along one sweep."""
-    axis, shapes = name.split()[-1], results.study.sweep(name)
-    rows = []
-    for shape in shapes:
-        at = results.at(shape)
-        medians = {n: _stacked(at.loc[n]) if n in at.index else None for n in results.study.implementations}
-        rows.append({LETTERS[axis]: getattr(shape, axis), **medians})
-    caption = f"Median latency in µs with 95 % interval, every implementation, {_fixed(shapes, axis)}; {results.headline.words}."
-    highlight = shapes.index(results.study.target_shape) if results.study.target_shape in shapes else None
-    return Table(pd.DataFrame(rows), f"backends-{name.replace(' ', '-')}", caption, "", highlight)
+    axis, shapes = name.split()[-1], results.sweep(name)
+    rows = [{LETTERS[axis]: getattr(shape, axis)} | medians for shape, medians in _medians(results, shapes)]
+    caption = (
+        f"Median latency in µs with 95 % interval, every implementation, {_fixed(shapes, axis)}; "
+        f"{results.headline.words}."
+    )
+    return Table(pd.DataFrame(rows), f"backends-{name.replace(' ', '-')}", caption, "", _place(results, shapes))
 
 
-@of_sweep
+@telling
 def listed(results: Results, name: str) -> Table:
     """Every implementation at the shapes of a sweep along no single axis."""
-    rows = []
-    for shape in results.study.sweep(name):
-        at = results.at(shape)
-        medians = {n: _stacked(at.loc[n]) if n in at.index else None for n in results.study.implementations}
-        rows.append({"B": shape.batch, "H": shape.heads, "S": shape.seq_len, **medians})
+    rows = [
+        {"B": shape.batch, "H": shape.heads, "S": shape.seq_len} | medians
+        for shape, medians in _medians(results, results.sweep(name))
+    ]
     caption = f"Median latency in µs with 95 % interval at the shapes of “{name}”; {results.headline.words}."
     return Table(pd.DataFrame(rows), f"listed-{name.replace(' ', '-')}", caption)
 
 
-@of_sweep
+@telling
 def scaling(results: Results, name: str, implementation: str) -> Table:
     """From each step of a sweep to the next: how latency grows beside the work."""
-    axis, shapes = name.split()[-1], results.study.sweep(name)
-    there = [shape for shape in shapes if implementation in results.at(shape).index]
-    rows = []
-    for smaller, larger in pairwise(there):
+    axis, rows = name.split()[-1], []
+    for (smaller, its_row), (larger, row) in pairwise(results.along(name, implementation)):
         numerator, denominator = results.samples(implementation, larger), results.samples(implementation, smaller)
-        growth, work = ratio_ci(numerator, denominator, tick=results.tick_us), larger.flops / smaller.flops
+        growth = ratio_ci(numerator, denominator, tick=max(results.tick_us(row), results.tick_us(its_row)))
+        work = larger.flops / smaller.flops
         rows.append(
             {
                 LETTERS[axis]: f"{getattr(smaller, axis)} → {getattr(larger, axis)}",
@@ -224,18 +220,14 @@ def scaling(results: Results, name: str, implementation: str) -> Table:
     )
 
 
-@of_sweep
+@telling
 def variance(results: Results, name: str, implementation: str) -> Table:
     """How much samples vary, and how far they are independent."""
-    rows = []
-    for shape in results.study.sweep(name):
-        at = results.at(shape)
-        if implementation not in at.index:
-            continue
-        row = at.loc[implementation]
+    axis, rows = name.split()[-1], []
+    for shape, row in results.along(name, implementation):
         rows.append(
             {
-                "S": shape.seq_len,
+                LETTERS[axis]: getattr(shape, axis),
                 "median": formats.number(row["median_us"], 4),
                 "mean": formats.number(row["mean_us"], 4),
                 "std": formats.number(row["std_us"]),
@@ -243,29 +235,28 @@ def variance(results: Results, name: str, implementation: str) -> Table:
                 "min": formats.number(row["min_us"], 4),
                 "max": formats.number(row["max_us"], 4),
                 "outliers": formats.percent(row["outliers_pct"]),
-                "lag-1": f"{row['lag1']:.2f}",
+                "lag-1": formats.signed(row["lag1"]).removeprefix("+"),
                 "effective N": f"{row['effective_n']:.0f} of {row['samples']:.0f}",
                 "throttled": formats.percent(row["throttled_pct"]),
             }
         )
-    note = "Latencies in µs. Outliers lie beyond Tukey's fences; they are labelled and kept. Lag-1 is the autocorrelation of neighbouring samples."
+    note = (
+        "Latencies in µs. Outliers lie beyond Tukey's fences; they are labelled and kept. Lag-1 is the autocorrelation "
+        "of neighbouring samples."
+    )
     return Table(
         pd.DataFrame(rows), "variance", f"Variance control, `{implementation}`; {results.headline.words}.", note
     )
 
 
-@of_sweep
+@telling
 def tails(results: Results, name: str, implementation: str) -> Table:
     """P50, P95 and P99, where the sample count supports them."""
-    rows = []
-    for shape in results.study.sweep(name):
-        at = results.at(shape)
-        if implementation not in at.index:
-            continue
-        row = at.loc[implementation]
+    axis, rows = name.split()[-1], []
+    for shape, row in results.along(name, implementation):
         rows.append(
             {
-                "S": shape.seq_len,
+                LETTERS[axis]: getattr(shape, axis),
                 "P50": _median(row),
                 "P95": _quantile(row, "p95"),
                 "P99": _quantile(row, "p99"),
@@ -281,21 +272,19 @@ def tails(results: Results, name: str, implementation: str) -> Table:
     )
 
 
-@of_sweep
+@telling
 def memory(results: Results, name: str) -> Table:
     """Peak memory along a sweep."""
-    rows = []
-    for shape in results.study.sweep(name):
-        peaks = {n: _peak(results, n, shape) for n in results.study.implementations}
-        rows.append(
-            {"S": shape.seq_len, "Q, K, V, O": formats.mebibytes(shape.bytes)}
-            | {n: None if np.isnan(peak) else formats.mebibytes(peak) for n, peak in peaks.items()}
-        )
-    return Table(
-        pd.DataFrame(rows), "memory", "Most memory allocated at once during a call, in MiB, inputs and output included."
-    )
+    axis, rows = name.split()[-1], []
+    for shape in results.sweep(name):
+        peaks = {n: results.peak_bytes(n, shape) for n in results.study.implementations}
+        told = {n: None if np.isnan(peak) else formats.mebibytes(peak) for n, peak in peaks.items()}
+        rows.append({LETTERS[axis]: getattr(shape, axis), "Q, K, V, O": formats.mebibytes(shape.bytes)} | told)
+    caption = "Most memory allocated at once during a call, in MiB, inputs and output included."
+    return Table(pd.DataFrame(rows), "memory", caption)
 
 
+@telling
 def timings(results: Results, shape: Shape) -> Table:
     """One shape under every timing."""
     rows = []
@@ -311,6 +300,7 @@ def timings(results: Results, shape: Shape) -> Table:
     return Table(pd.DataFrame(rows), "timings", caption, "Columns are clock and cache.")
 
 
+@telling
 def correctness(results: Results) -> Table:
     """The gate's findings by implementation, over all shapes."""
     grouped = results.run.checks.groupby("implementation", sort=False)
@@ -325,25 +315,22 @@ def correctness(results: Results) -> Table:
         }
         for name, group in grouped
     ]
-    note = "Absolute errors against the float64 oracle, on inputs not seen before, before timing and after it, into memory filled with NaN."
+    note = (
+        "Absolute errors against the float64 oracle, on inputs not seen before, before timing and after it, into "
+        "memory filled with NaN."
+    )
     return Table(pd.DataFrame(rows), "correctness", "The correctness gate.", note)
 
 
-@of_sweep
+@telling
 def roofline(results: Results, name: str, implementation: str) -> Table:
     """Intensity, floor and what stands in the way, along a sweep."""
-    rows: list[dict[str, object]] = []
-    highlight = None
-    for shape in results.study.sweep(name):
-        at = results.at(shape)
-        if implementation not in at.index:
-            continue
-        row, terms = at.loc[implementation], results.ceilings.terms_us(shape)
-        if shape == results.study.target_shape:
-            highlight = len(rows)
+    axis, rows, along = name.split()[-1], [], results.along(name, implementation)
+    for shape, row in along:
+        terms = results.ceilings.terms_us(shape)
         rows.append(
             {
-                "S": shape.seq_len,
+                LETTERS[axis]: getattr(shape, axis),
                 "GFLOP": formats.number(shape.flops / 1e9),
                 "MB": formats.number(shape.bytes / 1e6),
                 "FLOP/byte": formats.number(shape.intensity),
@@ -352,19 +339,28 @@ def roofline(results: Results, name: str, implementation: str) -> Table:
                 "exp (µs)": formats.number(terms.get("exponentials", np.nan)),
                 "limit": row["limit"],
                 "median (µs)": formats.number(row["median_us"], 4),
-                "speed of light": formats.percent(row["speed_of_light_pct"]) + _mark(row),
+                "speed of light": _light(row),
             }
         )
-    note = f"{_mark_note(results)} {CAUSAL_NOTE}" if name.startswith("causal") else _mark_note(results)
-    caption = f"Roofline along the sequence length, `{implementation}`{', causal' if name.startswith('causal') else ''}: least times by ceiling, and the largest over the median; {results.headline.words}."
-    return Table(pd.DataFrame(rows), f"roofline-{name.replace(' ', '-')}", caption, note.strip(), highlight)
+    shapes = [shape for shape, _ in along]
+    parts = [
+        _ceilings_note(results, shapes),
+        CAUSAL_NOTE if shapes[0].causal else "",
+        _explanations([row for _, row in along]),
+    ]
+    caption = (
+        f"Roofline along the {AXIS_TITLES[axis]}, `{implementation}`{', causal' if shapes[0].causal else ''}: least "
+        f"times by ceiling, and the largest over the median; {results.headline.words}."
+    )
+    note = " ".join(filter(None, parts))
+    return Table(pd.DataFrame(rows), f"roofline-{name.replace(' ', '-')}", caption, note, _place(results, shapes))
 
 
+@telling
 def to_beat(results: Results) -> Table:
     """What a kernel has to beat at the target shape."""
     shape = results.study.target_shape
-    at = results.at(shape)
-    baseline, fastest = at.loc[results.study.baseline], at.loc[results.fastest(shape)]
+    baseline, fastest = results.row(results.study.baseline, shape), results.row(results.fastest(shape), shape)
     claimable_us = min(baseline["low_us"], baseline["median_us"] / CLAIM_SPEEDUP)
     rows = [
         ("baseline", baseline.name),
@@ -373,14 +369,21 @@ def to_beat(results: Results) -> Table:
             "its mean ± standard deviation (µs)",
             f"{formats.number(baseline['mean_us'], 4)} ± {formats.number(baseline['std_us'])}",
         ),
-        ("its throughput (TFLOP/s)", formats.number(baseline["throughput_tflops"])),
-        ("its bandwidth, compulsory bytes (GB/s)", formats.number(baseline["bandwidth_gbs"])),
-        ("its peak memory (MiB)", formats.mebibytes(_peak(results, str(baseline.name), shape))),
+        (
+            "its throughput (TFLOP/s)",
+            formats.number(baseline["throughput_tflops"]) + _sign(baseline["throughput_mark"]),
+        ),
+        (
+            "its bandwidth, compulsory bytes (GB/s)",
+            formats.number(baseline["bandwidth_gbs"]) + _sign(baseline["bandwidth_mark"]),
+        ),
+        ("its peak memory (MiB)", formats.mebibytes(results.peak_bytes(str(baseline.name), shape))),
         ("fastest here", f"{fastest.name}, {_median(fastest)} µs"),
         ("floor by the measured ceilings (µs)", formats.number(baseline["floor_us"])),
         (f"claimable below ({CLAIM_SPEEDUP:g}×, intervals apart) (µs)", formats.number(claimable_us, 4)),
     ]
-    note = f"A claim also needs |Cliff's delta| ≥ {CLAIM_DELTA:g} and a p-value that survives Holm's correction."
+    claim = f"A claim also needs |Cliff's delta| ≥ {CLAIM_DELTA:g} and a p-value that survives Holm's correction."
+    note = " ".join(filter(None, [claim, _explanations([baseline])]))
     return Table(
         pd.DataFrame(rows, columns=["", "value"]),
         "to-beat",
@@ -389,29 +392,32 @@ def to_beat(results: Results) -> Table:
     )
 
 
+@telling
 def verdicts(results: Results, shape: Shape) -> Table:
     """Every implementation against the baseline at one shape."""
     rows = []
-    for name in results.at(shape).index:
-        if name == results.study.baseline:
-            continue
-        verdict = results.compare(str(name), shape)
+    for name in results.candidates(shape):
+        verdict = results.compare(name, shape)
         rows.append(
             {
                 "candidate": name,
                 "speedup [95 %]": formats.interval(verdict.speedup),
-                "Cliff's delta": f"{verdict.delta:+.2f}",
+                "Cliff's delta": formats.signed(verdict.delta),
                 "Hedges' g": formats.number(verdict.g),
-                "p": formats.pvalue(verdict.pvalue),
+                "p (Holm)": formats.pvalue(verdict.pvalue),
                 "decision": verdict.decision,
                 "claimable": "yes" if verdict.claimable else "no",
             }
         )
-    note = "Speedup is the ratio of medians, from rounds taken together; above 1 the candidate is faster. Equivalent means within ±2 %."
+    note = (
+        "Speedup is the ratio of medians, from rounds taken together; above 1 the candidate is faster. Equivalent "
+        f"means within ±2 %. {DEPENDENCE_NOTE}"
+    )
     caption = f"Against `{results.study.baseline}` at {formats.shape(shape)}; {results.headline.words}."
     return Table(pd.DataFrame(rows), "verdicts", caption, note)
 
 
+@telling
 def every_case(results: Results) -> Table:
     """All cases under all timings."""
     rows = [
@@ -420,15 +426,16 @@ def every_case(results: Results) -> Table:
             "B, H, S, D": f"{row['batch']}, {row['heads']}, {row['seq_len']}, {row['head_dim']}",
             "mask": "causal" if row["causal"] else "full",
             "timing": f"{row['clock']} {row['cache']}",
-            "k": row["launches"],
+            "k": _launches(row),
             "median (µs) [95 %]": _median(row),
-            "TFLOP/s": formats.number(row["throughput_tflops"]) + _mark(row),
-            "light": formats.percent(row["speed_of_light_pct"]),
+            "TFLOP/s": formats.number(row["throughput_tflops"]) + _sign(row["throughput_mark"]),
+            "light": _light(row),
         }
         for row in results.table.to_dict("records")
     ]
-    note = f"k: launches that a sample spans; light: floor over median. {_mark_note(results)}"
-    return Table(pd.DataFrame(rows), "every-case", "Every case under every timing.", note.strip())
+    legend = "k: launches that a sample spans, which replicates choose for themselves; light: floor over median."
+    note = " ".join(filter(None, [legend, _explanations(results.table.to_dict("records"))]))
+    return Table(pd.DataFrame(rows), "every-case", "Every case under every timing.", note)
 
 
 def checklist(results: Results) -> Table:
@@ -443,7 +450,7 @@ def checklist(results: Results) -> Table:
         ),
         ("settings locked and asserted", f"{len(environment['settings'])} settings, hash {environment['hash'][:16]}"),
         ("inputs", "standard normal, seeded by shape, replicate and purpose"),
-        ("samples a case and timing", f"{study.samples} in each of {study.replicates} processes"),
+        ("samples a case and timing", f"{study.samples} in each of {formats.count(study.replicates, 'replicate')}"),
         ("order", "rounds interleaved, random within each"),
         ("correctness gate", f"{int(checks['passed'].sum())} of {len(checks)} checks passed"),
         ("clock, power and throttling", manifest["telemetry"]),
@@ -466,7 +473,7 @@ def hashes(results: Results) -> Table:
         *((f"kernels/{name}", value) for name, value in manifest["kernels"].items()),
     ]
     frame = pd.DataFrame(
-        [(name, f"{value[:32]}{'…' if len(value) > 32 else ''}") for name, value in rows], columns=["what", "SHA-256"]
+        [(name, f"{value[:32]}{'…' if len(value) > 32 else ''}") for name, value in rows], columns=["what", "hash"]
     )
     return Table(frame, "hashes", "Hashes of the run's files, its environment and the code that measured.")
 
@@ -485,36 +492,59 @@ def _quantile(row: Any, name: str) -> str:
     return formats.interval(Interval(row[f"{name}_us"], row[f"{name}_low_us"], row[f"{name}_high_us"]))
 
 
-def _mark(row: Any) -> str:
-    return {"": "", "L2": " †", "above ceiling": " ‡"}[row["mark"]]
+def _sign(mark: str) -> str:
+    return f" {mark[0]}" if mark else ""
 
 
-def _mark_note(results: Results) -> str:
-    marks = set(results.under(results.headline)["mark"])
-    notes = {
-        "L2": "† above the copy ceiling: the tensors fit the last level of cache, whose own ceiling explains it.",
-        "above ceiling": "‡ above a measured ceiling and not explained by the cache: take it for an error until it is.",
-    }
-    return " ".join(text for mark, text in notes.items() if mark in marks)
+def _light(row: Any) -> str:
+    marks = (row["bandwidth_mark"], row["throughput_mark"])
+    return formats.percent(row["speed_of_light_pct"]) + "".join(sorted({_sign(mark) for mark in marks}))
 
 
-def _sweep_note(results: Results, shapes: list[Shape]) -> str:
-    note = "Throughput and bandwidth are FLOPs and compulsory bytes over the median."
-    causal = CAUSAL_NOTE if shapes[0].causal else ""
-    return " ".join(part for part in (note, causal, _mark_note(results)) if part)
+def _explanations(rows: list[Any]) -> str:
+    """What the signs in these rows stand for."""
+    marks = {row[kind]: None for kind in ("bandwidth_mark", "throughput_mark") for row in rows if row[kind]}
+    return " ".join(f"{mark}." for mark in marks)
+
+
+def _ceilings_note(results: Results, shapes: list[Shape]) -> str:
+    """At which clock the ceilings were measured, where that says something about a speed of light."""
+    if not any(ceiling.sm_clock_mhz for ceiling in results.ceilings.all):
+        return ""
+    note = "The ceilings are those of bursts, at the SM clock that [](#tab-ceilings) gives."
+    held = [shape for shape in shapes if shape in results.held_back()]
+    if not held:
+        return note
+    return (
+        f"{note} At {formats.shapes(held)} more than half of the samples were taken while the card held its clock "
+        "back: there the speed of light is against ceilings of a higher clock."
+    )
+
+
+def _place(results: Results, shapes: list[Shape]) -> int | None:
+    target = results.study.target_shape
+    return shapes.index(target) if target in shapes else None
+
+
+def _medians(results: Results, shapes: list[Shape]) -> list[tuple[Shape, dict[str, str | None]]]:
+    """Every implementation's median at each shape."""
+    there = [(shape, results.at(shape)) for shape in shapes]
+    if all(rows.empty for _, rows in there):
+        raise NotMeasured(f"Nothing has a latency at {formats.shapes(shapes)}")
+    names = results.study.implementations
+    return [(shape, {n: _stacked(at.loc[n]) if n in at.index else None for n in names}) for shape, at in there]
+
+
+def _launches(row: Any) -> str:
+    least, most = row["launches"], row["launches_most"]
+    return f"{least}" if least == most else f"{least}–{most}"
 
 
 def _share(checks: pd.DataFrame) -> pd.Series:
+    """Errors over those allowed; where both are zero, none of it is used up."""
     largest = checks["max_error"] / (2 * checks["framework_max_error"])
     mean = checks["mean_error"] / (2 * checks["framework_mean_error"])
-    return np.maximum(largest, mean).replace([np.inf], np.nan).fillna(0)
-
-
-def _peak(results: Results, implementation: str, shape: Shape) -> float:
-    cases = results.run.cases
-    same = np.logical_and.reduce([cases[axis] == value for axis, value in shape.axes.items()])
-    chosen = cases[same & (cases["implementation"] == implementation) & (cases["status"] == "measured")]
-    return float(chosen["peak_memory_bytes"].max()) if len(chosen) else np.nan
+    return np.maximum(largest.fillna(0), mean.fillna(0))
 
 
 def _fixed(shapes: list[Shape], axis: str) -> str:

@@ -1,0 +1,246 @@
+"""The house: one source of truth for dependencies, a Makefile that says what it does, a README that is true of both."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from attnlab import conda, paths
+
+ROOT = paths.ROOT
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]
+PINS = conda.locked((ROOT / "requirements.lock").read_text())
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)[1].split()
+RUN_LIMIT, TREE_LIMIT = 5e6, 40e6
+
+
+def make(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+    """Run make as a user does: outside of the make that may have started these tests."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    for name in ("PYTHON", "RUN", "STUDY", "DEVICE", "PYTHONPATH"):
+        inherited.pop(name, None)
+    return subprocess.run(
+        ["make", *words], cwd=cwd, capture_output=True, text=True, env=inherited | environment, timeout=60
+    )
+
+
+def tracked() -> list[Path]:
+    """What git tracks; in a copy without git, what it would."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode == 0 and listed.stdout:
+        return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    made = re.compile(
+        r"\.(?!ci/|gitignore)|.*(__pycache__|\.egg-info|ipynb_checkpoints)"
+        r"|(data|reports)/(?!h200-2026-11|reference)|reports/.*/notebooks/"
+    )
+    return [path for path in ROOT.rglob("*") if path.is_file() and not made.match(str(path.relative_to(ROOT)))]
+
+
+# ------------------------------------------------------------------------------------------------------- dependencies
+
+
+@pytest.mark.parametrize("requirement", sorted(set(REQUIREMENTS)))
+def test_what_is_needed_is_locked_within_its_range(requirement):
+    version = PINS[conda.name_of(requirement)]
+    assert Requirement(requirement).specifier.contains(version, prereleases=True)
+
+
+def test_the_lock_is_of_one_torch():
+    assert PINS["torch"] == "2.13.0"
+
+
+def test_the_lock_pins_and_names_no_place():
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    for line in lines:
+        (specifier,) = Requirement(line).specifier
+        assert specifier.operator == "=="
+    assert "://" not in "".join(lines)
+    assert len(lines) == len(PINS)
+
+
+def test_environment_yml_follows_from_the_lock():
+    assert (ROOT / "environment.yml").read_text() == conda.environment(ROOT), "run `make lock`"
+
+
+def test_environment_yml_is_one_that_conda_reads():
+    stated = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert stated["name"] == "attnlab"
+    assert stated["channels"] == ["conda-forge"]
+    *conda_packages, pip = stated["dependencies"]
+    assert conda_packages == ["python=3.12", "pip"]
+    constraint, *packages = pip["pip"]
+    assert constraint == "-c requirements.lock"
+    assert {Requirement(package).name for package in packages} == {
+        conda.name_of(one) for one in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["cpu"]]
+    }
+
+
+def test_rendering_needs_no_cuda_and_no_torch():
+    names = {conda.name_of(one) for one in PROJECT["dependencies"]}
+    assert not names & {"torch", "cupy-cuda13x", "nvidia-ml-py", "jupyterlab"}
+
+
+# ----------------------------------------------------------------------------------------------------------- Makefile
+
+
+def test_make_lists_every_target():
+    said = make().stdout
+    assert re.findall(r"^  make (\w[\w-]*)", said, re.MULTILINE) == TARGETS
+    assert all(re.search(rf"^  make {target} +\S", said, re.MULTILINE) for target in TARGETS)
+
+
+def test_every_target_has_a_recipe():
+    assert re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE) == TARGETS
+
+
+@pytest.mark.parametrize("words", [("RNU=x", "report"), ("report", "RNU=x"), ("RNU=a b", "RUN=x", "report")])
+def test_an_unknown_variable_is_refused_in_one_line(words):
+    ended = make(*words)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert "there is no variable RNU; there are PYTHON RUN STUDY DEVICE NAME PARAMS" in line
+
+
+def test_values_with_spaces_are_no_variables():
+    ended = make("-n", "notebook", "NAME=02_baseline", "PARAMS=run=x device=none", "PYTHON=python")
+    assert ended.returncode == 0
+    assert "-p 'run=x' -p 'device=none'" in ended.stdout
+
+
+def test_a_run_that_is_not_there_is_one_line_and_a_failure():
+    ended = make("report", "RUN=nope", f"PYTHON={sys.executable}")
+    assert ended.returncode == 2
+    said, from_make = ended.stderr.splitlines()
+    assert said.startswith("attnlab: there is no run 'nope'; those that are: ")
+    assert from_make.startswith("make: ***")
+
+
+def test_an_interpreter_that_is_there_keeps_its_path_and_gets_nothing():
+    ended = make("-n", "report", "PYTHON=some-python")
+    assert ended.stdout.splitlines() == [
+        line for line in ended.stdout.splitlines() if line.startswith("some-python -m")
+    ]
+    probe = "show:; $(python) -c 'import os; print(os.environ[\"PYTHONPATH\"])'"
+    shown = make("-f", "Makefile", f"--eval={probe}", "show", f"PYTHON={sys.executable}", PYTHONPATH="/elsewhere")
+    assert shown.stdout.split(":") == [f"{ROOT}/lib", "/elsewhere\n"]
+
+
+@pytest.mark.parametrize(
+    ("words", "stamp"),
+    [
+        (("report", "RUN=x"), "render"),
+        (("report", "DEVICE=cpu"), "cpu"),
+        (("test",), "cpu-test"),
+        (("lab", "DEVICE=cpu"), "cpu-lab"),
+        (("check",), "cpu-check"),
+    ],
+)
+def test_each_target_installs_only_what_it_needs(tmp_path, words, stamp):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    extras = "" if stamp == "render" else f"[{stamp.replace('-', ',')}]"
+    said = make("-n", *words, cwd=tmp_path).stdout
+    assert f"-c requirements.lock -e '.{extras}'" in said
+    assert said.count("pip install") == 1
+    assert f"touch .venv/.ready-{stamp}\n" in said
+    # What stands is not installed again, until the lock changes.
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("bin/python", f".ready-{stamp}"):
+        (tmp_path / ".venv" / name).touch()
+    assert "pip install" not in make("-n", *words, cwd=tmp_path).stdout
+    assert "pip install" not in make("-n", "report", "RUN=x", cwd=tmp_path).stdout
+    later = (tmp_path / ".venv" / f".ready-{stamp}").stat().st_mtime + 10
+    os.utime(tmp_path / "requirements.lock", (later, later))
+    assert "pip install" in make("-n", *words, cwd=tmp_path).stdout
+
+
+def test_without_a_python_new_enough_it_says_so(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("make", "sh", "awk"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    ended = make("report", "RUN=x", cwd=tmp_path, PATH=str(tools))
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[0] == (
+        "attnlab needs Python 3.11 or newer: install it, or name an interpreter with PYTHON=..."
+    )
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_making_kernels_says_that_there_are_none():
+    ended = make("kernels")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.count("\n") == 1
+    assert not list((ROOT / "kernels").glob("*.cu"))
+
+
+# ------------------------------------------------------------------------------------------------------------- README
+
+
+def test_the_readmes_commands_are_targets():
+    named = re.findall(r"(?:^|`)make (\w[\w-]*)", README, re.MULTILINE)
+    assert set(named) <= set(TARGETS)
+    assert {"report", "measure", "lab", "notebook", "test", "test-gpu", "check", "bench", "readme"} <= set(named)
+
+
+def test_the_readmes_two_commands():
+    assert (
+        "make report                      # measure SDPA on the best device here and render the report\n"
+        "make report RUN=h200-2026-11     # render the recorded H200 run, measure nothing\n"
+    ) in README
+
+
+def test_the_readmes_study_is_one(tmp_path):
+    from attnlab import studies
+
+    path = tmp_path / "long.yaml"
+    path.write_text(re.search(r"```yaml\n(.*?)```", README, re.DOTALL)[1])
+    assert studies.load(path).shapes
+
+
+def test_the_readmes_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    assert all((ROOT / link).is_file() for link in links)
+
+
+def test_the_continuous_integration_runs_the_readmes_test_command():
+    script = ROOT / ".ci" / "run"
+    assert "\nmake test\n" in script.read_text()
+    assert os.access(script, os.X_OK)
+
+
+# --------------------------------------------------------------------------------------------------------------- tree
+
+
+def test_no_file_names_a_place_on_someones_machine():
+    homes = re.compile(
+        rb"/home/[a-z]\w*/|/Users/[A-Za-z]\w*/|/root/\w|" + rb"(?<![\w.])" + re.escape(f"{ROOT}/".encode())
+    )
+    found = {
+        str(path.relative_to(ROOT)): match[0]
+        for path in tracked()
+        if path != Path(__file__) and (match := homes.search(path.read_bytes()))
+    }
+    assert found == {}
+
+
+def test_what_is_tracked_is_small():
+    sizes = {path: path.stat().st_size for path in tracked()}
+    assert sum(sizes.values()) < TREE_LIMIT
+    for manifest in (path for path in sizes if path.name == "manifest.json"):
+        assert sum(size for path, size in sizes.items() if path.parent == manifest.parent) < RUN_LIMIT
