@@ -73,7 +73,7 @@ kernels:  ## compile every kernel of the ladder for every architecture
 	echo 'kernels/ holds no kernel yet; kernels/README.md says what will stand there'
 
 test: $(call ready,cpu-test)  ## run the tests that need no GPU
-	$(python) -m pytest
+	$(python) -m pytest --numprocesses 2 --dist loadfile
 
 test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
 	$(python) -m pytest -m gpu
