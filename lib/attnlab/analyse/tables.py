@@ -89,7 +89,7 @@ def ceilings(results: Results) -> Table:
             "of datasheet": formats.percent(100 * ceiling.measured.estimate / ceiling.datasheet)
             if ceiling.measured and ceiling.datasheet
             else "n/a",
-            "SM clock (MHz)": None if ceiling.sm_clock_mhz is None else str(ceiling.sm_clock_mhz),
+            "SM clock (MHz)": None if ceiling.sm_clock_mhz is None else f"{ceiling.sm_clock_mhz:.0f}",
             "how": ceiling.how,
         }
         for ceiling in results.ceilings.all
