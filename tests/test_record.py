@@ -124,6 +124,8 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Whoever runs the tests in the background hands them SIGINT ignored, and that is inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def __enter__(self):
@@ -145,6 +147,13 @@ class Command:
             if int(group) == self.process.pid and state != "Z":
                 there.append(int(stat.parent.name))
         return there
+
+    def gone(self, patience_s: float = 30) -> bool:
+        """Whether every process of the group ends by itself; what only tidies up may take a moment longer."""
+        deadline = time.monotonic() + patience_s
+        while self.members() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.members() == []
 
     def wait_for(self, name: str, table: str, count: int = 1) -> None:
         while len(runs.recorded(name, table)) < count:
@@ -193,7 +202,7 @@ def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_it_has(begin):
         command.wait_for(name, "samples")
         os.killpg(command.process.pid, signal.SIGINT)
         status, lines = command.end()
-        assert command.members() == []
+        assert command.gone()
     said = [line for line in lines if line.startswith("attnlab:")]
     assert said == [f"attnlab: interrupted; what was recorded of '{name}' is kept: `make measure RUN={name}` goes on"]
     assert lines[-1] == said[0]
@@ -212,10 +221,7 @@ def test_a_measuring_process_does_not_outlive_the_one_that_started_it(begin):
         command.wait_for(name, "samples")
         command.process.kill()
         command.process.wait()
-        deadline = time.monotonic() + 60
-        while command.members() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert command.members() == []
+        assert command.gone()
     assert runs.recorded(name, "processes") == set()
     assert len(runs.recorded(name, "samples")) < 6
 
