@@ -58,7 +58,7 @@ def _measure(options: argparse.Namespace) -> str:
                 f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
             )
     else:
-        study = studies.load(options.study or _default_study(options.device))
+        study = studies.load(options.study or obtain.default_study(obtain.kind(options.device)))
     name = obtain.measured(options.run, study, options.device)
     print(f"recorded {paths.shown(runs.folder(name))}/")
     return name
@@ -95,14 +95,6 @@ def _assignment(text: str) -> tuple[str, object]:
         return name, yaml.safe_load(value) if value else ""
     except (yaml.YAMLError, ValueError):
         raise UserError(f"-p {name}: {value!r} is not a value; quote it") from None
-
-
-def _default_study(device: str) -> str:
-    try:
-        from attnlab.measure import devices
-    except ImportError as error:
-        raise UserError(f"measuring needs {error.name}, which is not installed: `make measure` sets it up") from None
-    return obtain.default_study(devices.resolve(device).type)
 
 
 if __name__ == "__main__":

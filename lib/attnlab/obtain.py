@@ -1,6 +1,7 @@
 """Getting hold of a run: one that was recorded, or one measured now."""
 
 import sys
+from typing import Any
 
 from attnlab import runs, studies
 from attnlab.analyse.results import Results, of
@@ -43,11 +44,7 @@ def measured(name: str, study: Study, device: str) -> str:
     Args:
         name: the run to begin or go on with; empty to go on with one of this study that was cut off, or begin one.
     """
-    # The measuring half needs torch, which rendering a recorded run doesn't.
-    try:
-        from attnlab.measure import devices, record
-    except ImportError as error:
-        raise UserError(f"measuring needs {error.name}, which is not installed: `make measure` sets it up") from None
+    devices, record = _measuring_half()
     wanted = device if device != "auto" else study.device
     found = devices.resolve(wanted)
     unfinished = "" if name else _newest(study, found.type, complete=False)
@@ -92,6 +89,21 @@ def _same_device(recorded: runs.Run, device: str) -> bool:
         return bool(devices.describe(devices.resolve(wanted["kind"]))["name"] == wanted["name"])
     except UserError:
         return False
+
+
+def kind(device: str) -> str:
+    """``cuda`` or ``cpu``: the kind of the device that ``auto``, ``cuda`` or ``cpu`` is here."""
+    devices, _ = _measuring_half()
+    return str(devices.resolve(device).type)
+
+
+def _measuring_half() -> tuple[Any, Any]:
+    # It needs torch, which rendering a recorded run doesn't.
+    try:
+        from attnlab.measure import devices, record
+    except ImportError as error:
+        raise UserError(f"measuring needs {error.name}, which is not installed: `make measure` sets it up") from None
+    return devices, record
 
 
 def default_study(device: str) -> str:

@@ -20,11 +20,6 @@ def reports() -> Path:
     return Path(os.environ.get("ATTNLAB_REPORTS", ROOT / "reports"))
 
 
-def figures() -> Path:
-    """Where figures are drawn as files: ``figures/``, or what ATTNLAB_FIGURES names."""
-    return Path(os.environ.get("ATTNLAB_FIGURES", ROOT / "figures"))
-
-
 def shown(path: Path) -> str:
     """A path as a message shows it: relative to the project where it lies inside."""
     path = Path(path).resolve()

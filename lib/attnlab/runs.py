@@ -22,17 +22,18 @@ import pandas as pd
 
 from attnlab import paths
 from attnlab.errors import UserError
+from attnlab.shapes import Shape
 
 SCHEMA = 1
-_CASE = ("implementation", "batch", "heads", "seq_len", "head_dim", "causal", "dtype")
+CASE = ("implementation", *Shape.AXES)
 _SAMPLE = ("clock", "cache", "replicate", "process", "round", "position", "started_s", "launches", "latency_us")
 _CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "throttled")
 _ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "passed")
 _FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady")
 COLUMNS = {
-    "samples": (*_CASE, *_SAMPLE, *_CARD),
-    "checks": (*_CASE, "replicate", "process", "moment", "route", *_ERRORS),
-    "cases": (*_CASE, "replicate", "process", *_FATE),
+    "samples": (*CASE, *_SAMPLE, *_CARD),
+    "checks": (*CASE, "replicate", "process", "moment", "route", *_ERRORS),
+    "cases": (*CASE, "replicate", "process", *_FATE),
     "processes": ("process", "replicate", "setup_seconds", "measuring_seconds"),
 }
 """What the tables of a run hold, which a run of which nothing was recorded yet has too."""

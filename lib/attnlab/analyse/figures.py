@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from attnlab.analyse import formats
 from attnlab.analyse.display import Figure, Prose, telling
-from attnlab.analyse.results import AXES, NotMeasured, Results
+from attnlab.analyse.results import AXES, NotMeasured, Results, axis_of, is_of
 from attnlab.analyse.roofline import Ceiling
 from attnlab.shapes import Shape
 from attnlab.studies import Timing
@@ -113,7 +113,7 @@ def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal
 @_styled
 def memory(results: Results, sweep: str = "seq_len") -> Figure:
     """Peak memory along a sweep."""
-    axis, shapes = _axis(sweep), results.sweep(sweep)
+    axis, shapes = axis_of(sweep), results.sweep(sweep)
     lines = {name: _peaks(results, name, shapes, axis) for name in results.study.implementations}
     if not any(lines.values()):
         raise NotMeasured(f"No case of the sweep “{sweep}” was measured, so its memory is not known")
@@ -181,7 +181,7 @@ def distribution(results: Results, shape: Shape) -> Figure:
 @_styled
 def timings(results: Results, sweep: str = "seq_len") -> Figure:
     """What the clock and the cache do to the same call: each timing over the headline's."""
-    sizes, names = [getattr(s, _axis(sweep)) for s in results.sweep(sweep)], results.study.implementations
+    sizes, names = [getattr(s, axis_of(sweep)) for s in results.sweep(sweep)], results.study.implementations
     others = [timing for timing in results.timings if timing != results.headline]
     ratios = {(timing, name): _ratios(results, sweep, name, timing) for timing in others for name in names}
     if not any(ratios.values()):
@@ -192,7 +192,7 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure:
             if points := ratios[timing, name]:
                 axes.plot(*zip(*points, strict=True), **_look(name))
         axes.axhline(1, color="#888888", linewidth=1, linestyle="--")
-        axes.set(title=f"{timing} over {results.headline}", xlabel=AXIS_TITLES[_axis(sweep)], yscale="log")
+        axes.set(title=f"{timing} over {results.headline}", xlabel=AXIS_TITLES[axis_of(sweep)], yscale="log")
         _powers_of_two(axes, sizes)
         _plain_logarithm(axes.yaxis)
     grid[0][0].set_ylabel("ratio of medians")
@@ -202,7 +202,7 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure:
         "timings",
         f"The same calls under each timing, relative to {results.headline.words}. At 1 the clock or the cache makes no "
         "difference.",
-        f"Line plots of the ratio between timings over {AXIS_TITLES[_axis(sweep)]}, one panel for each timing.",
+        f"Line plots of the ratio between timings over {AXIS_TITLES[axis_of(sweep)]}, one panel for each timing.",
     )
 
 
@@ -279,7 +279,7 @@ def telemetry(results: Results) -> Figure:
 @_styled
 def errors(results: Results, sweep: str = "seq_len") -> Figure:
     """Error against the float64 oracle, beside what the gate allows."""
-    checks, axis, shapes = results.run.checks, _axis(sweep), results.sweep(sweep)
+    checks, axis, shapes = results.run.checks, axis_of(sweep), results.sweep(sweep)
     allowed = [(size, 2 * error) for size, error in _worst(checks, shapes, axis, "framework_max_error")]
     if not allowed:
         raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
@@ -353,7 +353,7 @@ def _is_timed(results: Results, sweep: str) -> bool:
 
 
 def _lines(axes: Axes, results: Results, sweep: str, column: str, intervals: bool = False) -> None:
-    axis = _axis(sweep)
+    axis = axis_of(sweep)
     shapes = results.study.sweep(sweep)
     rows = pd.concat([results.at(shape) for shape in shapes])
     for name in results.study.implementations:
@@ -374,14 +374,14 @@ def _ratios(results: Results, sweep: str, name: str, timing: Timing) -> list[tup
         ours, theirs = results.at(shape), results.at(shape, timing)
         if name in ours.index and name in theirs.index:
             ratio = theirs.loc[name, "median_us"] / ours.loc[name, "median_us"]
-            ratios.append((getattr(shape, _axis(sweep)), ratio))
+            ratios.append((getattr(shape, axis_of(sweep)), ratio))
     return ratios
 
 
 def _worst(checks: pd.DataFrame, shapes: list[Shape], axis: str, column: str) -> list[tuple[int, float]]:
     points = []
     for shape in shapes:
-        same = np.logical_and.reduce([checks[name] == value for name, value in shape.axes.items()])
+        same = is_of(checks, shape)
         if same.any():
             points.append((getattr(shape, axis), float(checks.loc[same, column].max())))
     return points
@@ -409,12 +409,8 @@ def _deviations(axes: Axes, furthest: float) -> str:
     return ", linear within ±2 % and logarithmic beyond"
 
 
-def _axis(sweep: str) -> str:
-    return sweep.split()[-1]
-
-
 def _sweep_title(sweep: str) -> str:
-    if _axis(sweep) != "seq_len":
+    if axis_of(sweep) != "seq_len":
         return ""
     return "causal" if _is_causal(sweep) else "not causal"
 
@@ -424,7 +420,7 @@ def _is_causal(sweep: str) -> bool:
 
 
 def _axes_of(sweeps: Sequence[str]) -> str:
-    return formats.listing(list(dict.fromkeys(AXIS_TITLES[_axis(sweep)] for sweep in sweeps)))
+    return formats.listing(list(dict.fromkeys(AXIS_TITLES[axis_of(sweep)] for sweep in sweeps)))
 
 
 def _look(name: str) -> dict[str, Any]:

@@ -72,9 +72,9 @@ def listing(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
 
 
-def count(amount: int, one: str, many: str = "") -> str:
+def count(amount: int, one: str) -> str:
     """``1 case``, ``2 cases``."""
-    return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+    return f"{amount:,} {one if amount == 1 else one + 's'}"
 
 
 def shapes(values: list[Shape]) -> str:

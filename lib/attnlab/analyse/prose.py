@@ -4,9 +4,9 @@ import math
 
 from attnlab.analyse import formats
 from attnlab.analyse.display import Listing, Prose, telling
-from attnlab.analyse.results import CASE, NotMeasured, Results
+from attnlab.analyse.results import CASE, NotMeasured, Results, median_of
 from attnlab.shapes import Shape
-from attnlab.stats import Interval, Verdict
+from attnlab.stats import Verdict
 from attnlab.studies import Timing
 
 MOSTLY_HOST_PCT = 50
@@ -300,8 +300,7 @@ def _device(results: Results) -> str:
 
 
 def _interval_us(row: object) -> str:
-    median = Interval(row["median_us"], row["low_us"], row["high_us"])  # type: ignore[index]
-    return f"{formats.interval(median)} µs"
+    return f"{formats.interval(median_of(row))} µs"
 
 
 def _at(row: object) -> str:

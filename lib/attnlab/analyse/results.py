@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from attnlab.shapes import Shape
 from attnlab.studies import Study, Timing
 
 AXES = list(Shape.AXES)
-CASE = ["implementation", *AXES]
+CASE = list(runs.CASE)
 TIMING = ["clock", "cache"]
 QUANTILES = (0.95, 0.99)
 CONTEXT = ["replicates", "launches", "launches_most", "sm_clock_mhz", "throttled_pct"]
@@ -71,6 +72,10 @@ class Results:
         """The samples of the cases that passed in every replicate: those that the table was inferred from."""
         return _passed(self.run)
 
+    @cached_property
+    def _samples_by_case(self) -> dict[Any, pd.DataFrame]:
+        return dict(iter(self.passed.groupby([*CASE, *TIMING], sort=False)))
+
     def sweep(self, name: str) -> list[Shape]:
         """The shapes of one sweep.
 
@@ -88,7 +93,7 @@ class Results:
     def at(self, shape: Shape, timing: Timing | None = None) -> pd.DataFrame:
         """The rows of one shape, under one timing (default: the headline's), indexed by implementation."""
         rows = self.under(timing or self.headline)
-        return rows[_is(rows, shape)].set_index("implementation", drop=False)
+        return rows[is_of(rows, shape)].set_index("implementation", drop=False)
 
     def row(self, implementation: str, shape: Shape, timing: Timing | None = None) -> pd.Series:
         """The row of one case.
@@ -117,14 +122,9 @@ class Results:
 
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
         """The latencies of one case that passed in us, an array per replicate, in the order of the rounds."""
-        timing, rows = timing or self.headline, self.passed
-        chosen = rows[
-            (rows["implementation"] == implementation)
-            & (rows["clock"] == timing.clock)
-            & (rows["cache"] == timing.cache)
-            & _is(rows, shape)
-        ]
-        return _by_replicate(chosen)
+        timing = timing or self.headline
+        case = self._samples_by_case.get((implementation, *shape.axes.values(), timing.clock, timing.cache))
+        return [] if case is None else _by_replicate(case)
 
     def tick_us(self, row: pd.Series) -> float:
         """How finely a sample of a case can be told: the step of the clock over the fewest launches it spans."""
@@ -174,7 +174,7 @@ class Results:
         """The most memory that a case had allocated at once; NaN where it was not measured."""
         cases = self.run.cases
         chosen = cases[
-            (cases["implementation"] == implementation) & (cases["status"] == "measured") & _is(cases, shape)
+            (cases["implementation"] == implementation) & (cases["status"] == "measured") & is_of(cases, shape)
         ]
         return float(chosen["peak_memory_bytes"].max()) if len(chosen) else np.nan
 
@@ -323,7 +323,18 @@ def _by_replicate(rows: pd.DataFrame) -> list[np.ndarray]:
     return [group["latency_us"].to_numpy() for _, group in rows.groupby("replicate", sort=True)]
 
 
-def _is(rows: pd.DataFrame, shape: Shape) -> pd.Series:
+def median_of(row: Any) -> stats.Interval:
+    """The median of a row of the table with its interval, in us."""
+    return stats.Interval(row["median_us"], row["low_us"], row["high_us"])
+
+
+def axis_of(sweep: str) -> str:
+    """The axis that a sweep goes along: the last word of its name."""
+    return sweep.split()[-1]
+
+
+def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:
+    """Which rows of a table are of a shape."""
     return np.logical_and.reduce([rows[axis] == value for axis, value in shape.axes.items()])
 
 

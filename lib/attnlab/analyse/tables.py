@@ -9,7 +9,7 @@ import pandas as pd
 from attnlab.analyse import formats
 from attnlab.analyse.display import Prose, Table, telling
 from attnlab.analyse.figures import AXIS_TITLES
-from attnlab.analyse.results import AXES, NotMeasured, Results
+from attnlab.analyse.results import AXES, NotMeasured, Results, axis_of, median_of
 from attnlab.shapes import Shape
 from attnlab.stats import CLAIM_DELTA, CLAIM_SPEEDUP, Interval, ratio_ci, samples_needed
 
@@ -149,7 +149,7 @@ def kernels(results: Results) -> Table:
 @telling
 def sweep(results: Results, name: str, implementation: str) -> Table:
     """One implementation along one sweep: latency, throughput, bandwidth, memory."""
-    axis, shapes, along = name.split()[-1], results.sweep(name), results.along(name, implementation)
+    axis, shapes, along = axis_of(name), results.sweep(name), results.along(name, implementation)
     rows = [
         {
             LETTERS[axis]: getattr(shape, axis),
@@ -174,7 +174,7 @@ def sweep(results: Results, name: str, implementation: str) -> Table:
 @telling
 def backends(results: Results, name: str) -> Table:
     """Every implementation along one sweep."""
-    axis, shapes = name.split()[-1], results.sweep(name)
+    axis, shapes = axis_of(name), results.sweep(name)
     rows = [{LETTERS[axis]: getattr(shape, axis)} | medians for shape, medians in _medians(results, shapes)]
     caption = (
         f"Median latency in µs with 95 % interval, every implementation, {_fixed(shapes, axis)}; "
@@ -197,7 +197,7 @@ def listed(results: Results, name: str) -> Table:
 @telling
 def scaling(results: Results, name: str, implementation: str) -> Table:
     """From each step of a sweep to the next: how latency grows beside the work."""
-    axis, rows = name.split()[-1], []
+    axis, rows = axis_of(name), []
     for (smaller, its_row), (larger, row) in pairwise(results.along(name, implementation)):
         numerator, denominator = results.samples(implementation, larger), results.samples(implementation, smaller)
         growth = ratio_ci(numerator, denominator, tick=max(results.tick_us(row), results.tick_us(its_row)))
@@ -223,7 +223,7 @@ def scaling(results: Results, name: str, implementation: str) -> Table:
 @telling
 def variance(results: Results, name: str, implementation: str) -> Table:
     """How much samples vary, and how far they are independent."""
-    axis, rows = name.split()[-1], []
+    axis, rows = axis_of(name), []
     for shape, row in results.along(name, implementation):
         rows.append(
             {
@@ -252,7 +252,7 @@ def variance(results: Results, name: str, implementation: str) -> Table:
 @telling
 def tails(results: Results, name: str, implementation: str) -> Table:
     """P50, P95 and P99, where the sample count supports them."""
-    axis, rows = name.split()[-1], []
+    axis, rows = axis_of(name), []
     for shape, row in results.along(name, implementation):
         rows.append(
             {
@@ -275,7 +275,7 @@ def tails(results: Results, name: str, implementation: str) -> Table:
 @telling
 def memory(results: Results, name: str) -> Table:
     """Peak memory along a sweep."""
-    axis, rows = name.split()[-1], []
+    axis, rows = axis_of(name), []
     for shape in results.sweep(name):
         peaks = {n: results.peak_bytes(n, shape) for n in results.study.implementations}
         told = {n: None if np.isnan(peak) else formats.mebibytes(peak) for n, peak in peaks.items()}
@@ -325,7 +325,7 @@ def correctness(results: Results) -> Table:
 @telling
 def roofline(results: Results, name: str, implementation: str) -> Table:
     """Intensity, floor and what stands in the way, along a sweep."""
-    axis, rows, along = name.split()[-1], [], results.along(name, implementation)
+    axis, rows, along = axis_of(name), [], results.along(name, implementation)
     for shape, row in along:
         terms = results.ceilings.terms_us(shape)
         rows.append(
@@ -479,11 +479,11 @@ def hashes(results: Results) -> Table:
 
 
 def _median(row: Any) -> str:
-    return formats.interval(Interval(row["median_us"], row["low_us"], row["high_us"]))
+    return formats.interval(median_of(row))
 
 
 def _stacked(row: Any) -> str:
-    return formats.stacked(Interval(row["median_us"], row["low_us"], row["high_us"]))
+    return formats.stacked(median_of(row))
 
 
 def _quantile(row: Any, name: str) -> str:
@@ -512,7 +512,8 @@ def _ceilings_note(results: Results, shapes: list[Shape]) -> str:
     if not any(ceiling.sm_clock_mhz for ceiling in results.ceilings.all):
         return ""
     note = "The ceilings are those of bursts, at the SM clock that [](#tab-ceilings) gives."
-    held = [shape for shape in shapes if shape in results.held_back()]
+    held_back = set(results.held_back())
+    held = [shape for shape in shapes if shape in held_back]
     if not held:
         return note
     return (
