@@ -211,7 +211,9 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
         "study": study.model_dump(mode="json"),
         "missing_clocks": [] if gpu else [str(t) for t in study.timings if t.clock == "device"],
         "sources": {"clocks.py": "5" * 64},
+        "ladder": [],
         "kernels": {},
+        "profile": {"tool": "", "why": "nothing was profiled", "command": ""},
     }
 
 

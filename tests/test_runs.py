@@ -76,6 +76,21 @@ def test_a_run_with_no_parts_yet_is_empty(data):
     assert all(getattr(run, table).empty for table in runs.TABLES)
 
 
+def test_a_run_of_the_first_schema_lacks_what_came_later(data):
+    path = data / finished() / "manifest.json"
+    manifest = json.loads(path.read_text()) | {"schema": 1}
+    for table in ("resources", "profile"):
+        (data / "one" / f"{table}.parquet").unlink()
+        del manifest["files"][f"{table}.parquet"]
+    body = {key: value for key, value in manifest.items() if key != "seal"}
+    path.write_text(json.dumps(body | {"seal": runs.digest(body)}))
+    run = runs.load("one")
+    assert len(run.samples) == 5
+    for table in ("resources", "profile"):
+        assert getattr(run, table).empty
+        assert tuple(getattr(run, table).columns) == runs.COLUMNS[table]
+
+
 def test_types_survive_what_nothing_was_read_of(data):
     begun()
     empty = rows(1.0).assign(power_w=pd.array([None], "Float64"), throttled=pd.array([None], "boolean"))

@@ -24,17 +24,21 @@ from attnlab import paths
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 
-SCHEMA = 1
+SCHEMA = 2
 CASE = ("implementation", *Shape.AXES)
 _SAMPLE = ("clock", "cache", "replicate", "process", "round", "position", "started_s", "launches", "latency_us")
 _CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "throttled")
 _ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "passed")
 _FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady")
+_COMPILED = ("function", "architecture", "registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes")
+_LAUNCHED = ("threads", "ctas", "ctas_per_sm")
 COLUMNS = {
     "samples": (*CASE, *_SAMPLE, *_CARD),
     "checks": (*CASE, "replicate", "process", "moment", "route", *_ERRORS),
     "cases": (*CASE, "replicate", "process", *_FATE),
     "processes": ("process", "replicate", "setup_seconds", "measuring_seconds"),
+    "resources": (*CASE, "replicate", "process", *_COMPILED, *_LAUNCHED),
+    "profile": (*CASE, "function", "launch", "metric", "unit", "value"),
 }
 """What the tables of a run hold, which a run of which nothing was recorded yet has too."""
 TABLES = tuple(COLUMNS)
@@ -46,11 +50,15 @@ class Run:
     """A run as it was recorded.
 
     Attributes:
-        manifest: schema, environment and its hash, device, ceilings, clocks, study, hashes of the files.
+        manifest: schema, environment and its hash, device, ceilings, clocks, study, ladder, hashes of the files.
         samples: a row per sample; latencies in us, clocks in MHz, power in W, ``started_s`` since its process began.
         checks: a row per correctness check; errors are absolute, against the float64 oracle.
         cases: a row per case and replicate: what became of it, the kernels that ran, its peak memory in bytes.
         processes: a row per process that measured, with its seconds.
+        resources: a row per case of a kernel of the ladder that was measured, and replicate: what was compiled, what it
+            needs (sizes in bytes, of one thread or one CTA), what was launched, and how many CTAs a multiprocessor
+            holds at once.
+        profile: a row per launch and metric of Nsight Compute in one call of a case.
     """
 
     name: str
@@ -59,6 +67,8 @@ class Run:
     checks: pd.DataFrame
     cases: pd.DataFrame
     processes: pd.DataFrame
+    resources: pd.DataFrame
+    profile: pd.DataFrame
 
     @property
     def complete(self) -> bool:
@@ -187,11 +197,14 @@ def _whole_tables(name: str, manifest: Manifest) -> dict[str, pd.DataFrame]:
     tables = {}
     for table in TABLES:
         path = folder(name) / f"{table}.parquet"
+        if path.name not in manifest["files"]:  # its schema didn't have this table
+            tables[table] = pd.DataFrame(columns=COLUMNS[table])
+            continue
         where = paths.shown(path)
         if not path.is_file():
             raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
         content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != manifest["files"].get(path.name):
+        if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
             raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
         tables[table] = pd.read_parquet(io.BytesIO(content))
     return tables
