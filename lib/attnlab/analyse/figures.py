@@ -40,7 +40,7 @@ DEVIATIONS_PCT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 P = ParamSpec("P")
 
 
-def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure | Prose]:
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure | Prose]:
     """Draw in the project's style, whatever the notebook's is, or say what is missing."""
 
     @wraps(draw)
@@ -53,7 +53,7 @@ def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure | Prose]:
     return telling(drawn)
 
 
-@_styled
+@styled
 def latency(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_len")) -> Figure:
     """Latency against sequence length, a panel for each sweep."""
     drawing, panels = _panels(results, sweeps)
@@ -71,7 +71,7 @@ def latency(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_le
     )
 
 
-@_styled
+@styled
 def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
     """Throughput along sweeps, a panel for each."""
     drawing, panels = _panels(results, sweeps)
@@ -90,7 +90,7 @@ def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
     )
 
 
-@_styled
+@styled
 def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_len")) -> Figure:
     """How near each comes to the floor."""
     if not any(results.ceilings.terms_us(shape) for shape in results.study.shapes):
@@ -110,7 +110,7 @@ def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal
     )
 
 
-@_styled
+@styled
 def memory(results: Results, sweep: str = "seq_len") -> Figure:
     """Peak memory along a sweep."""
     axis, shapes = axis_of(sweep), results.sweep(sweep)
@@ -143,7 +143,7 @@ def memory(results: Results, sweep: str = "seq_len") -> Figure:
     )
 
 
-@_styled
+@styled
 def distribution(results: Results, shape: Shape) -> Figure:
     """Every sample at one shape, as its distance from the median, a lane for each replicate."""
     rows = results.at(shape)
@@ -178,7 +178,7 @@ def distribution(results: Results, shape: Shape) -> Figure:
     )
 
 
-@_styled
+@styled
 def timings(results: Results, sweep: str = "seq_len") -> Figure:
     """What the clock and the cache do to the same call: each timing over the headline's."""
     sizes, names = [getattr(s, axis_of(sweep)) for s in results.sweep(sweep)], results.study.implementations
@@ -206,7 +206,7 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure:
     )
 
 
-@_styled
+@styled
 def roofline(results: Results) -> Figure:
     """Throughput against intensity, under the measured ceilings and the datasheet's."""
     rows = results.under(results.headline)
@@ -247,7 +247,7 @@ def roofline(results: Results) -> Figure:
     )
 
 
-@_styled
+@styled
 def telemetry(results: Results) -> Figure:
     """Clock, power and temperature over the run."""
     rows = results.run.samples.dropna(subset=["sm_clock_mhz"])
@@ -276,7 +276,7 @@ def telemetry(results: Results) -> Figure:
     )
 
 
-@_styled
+@styled
 def errors(results: Results, sweep: str = "seq_len") -> Figure:
     """Error against the float64 oracle, beside what the gate allows."""
     checks, axis, shapes = results.run.checks, axis_of(sweep), results.sweep(sweep)

@@ -67,6 +67,21 @@ def shape(value: Shape) -> str:
     return f"({value.batch}, {value.heads}, {value.seq_len}, {value.head_dim}) {value.dtype}{mask}"
 
 
+def kernel(name: str) -> str:
+    """A kernel's name without its arguments.
+
+    Template arguments run to hundreds of characters; what tells kernels apart stands before them, but for CUTLASS's
+    wrapper, whose first argument is the kernel.
+    """
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("cutlass::Kernel2<", "")
+    return shortened(plain.split("<")[0].split("(")[0].split(">")[0], 90)
+
+
+def shortened(text: str, most: int = 160) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def listing(words: list[str]) -> str:
     """``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"

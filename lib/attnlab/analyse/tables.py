@@ -123,7 +123,7 @@ def cases(results: Results) -> Table | Prose:
             "implementation": rows["implementation"],
             "shape": [formats.shape(_shape(row)) for row in rows.to_dict("records")],
             "status": rows["status"],
-            "reason": [_shortened(reason) for reason in rows["reason"]],
+            "reason": [formats.shortened(reason) for reason in rows["reason"]],
         }
     )
     return Table(frame, "cases", "Cases that have no latency, and why.")
@@ -134,7 +134,7 @@ def kernels(results: Results) -> Table:
     """Which kernel each implementation ran, and for which lengths."""
     rows = results.run.cases
     rows = rows[rows["status"] == "measured"]
-    rows = rows.assign(kernel=rows["kernels"].str.split("\n").str[0].map(_kernel_name))
+    rows = rows.assign(kernel=rows["kernels"].str.split("\n").str[0].map(formats.kernel))
     grouped = rows.groupby(["implementation", "kernel"], sort=False)
     everywhere = set(rows["seq_len"])
     frame = pd.DataFrame(
@@ -563,16 +563,5 @@ def _with_unit(value: Any, unit: str) -> str | None:
     return None if value is None else f"{value:g} {unit}"
 
 
-def _shortened(text: str, most: int = 160) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def _lengths(some: set[int], everywhere: set[int]) -> str:
     return "all" if some == everywhere else ", ".join(map(str, sorted(some)))
-
-
-def _kernel_name(name: str) -> str:
-    # Template arguments run to hundreds of characters; what tells kernels apart stands before them, but for CUTLASS's
-    # wrapper, whose first argument is the kernel.
-    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("cutlass::Kernel2<", "")
-    return _shortened(plain.split("<")[0].split("(")[0].split(">")[0], 90)
