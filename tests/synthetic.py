@@ -65,6 +65,10 @@ CEILINGS = {"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s"), "l2": (
     "exponentials": (100.0, "Gexp/s")
 }
 L2_BYTES = 200_000
+GPU = {"compute_capability": "9.0", "multiprocessors": 132, "threads_per_multiprocessor": 2048} | {
+    "registers_per_multiprocessor": 65536,
+    "shared_bytes_per_multiprocessor": 233472,
+}
 
 Fate = tuple[str, str]
 Fates = dict[tuple[str, Shape], Fate]
@@ -178,7 +182,7 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
     study = study or studies.parse(recipe.stated, "synthetic")
     gpu = recipe.kind == "cuda"
     device = {"kind": recipe.kind, "name": recipe.device, "l2_bytes": L2_BYTES, "memory_bytes": 2**37}
-    device |= {"compute_capability": "9.0", "multiprocessors": 132} if gpu else {"threads": 2}
+    device |= GPU if gpu else {"threads": 2}
     card = {"sm_clock_max_mhz": 1980, "power_limit_w": 700.0} if gpu else {"unavailable": "no NVIDIA GPU"}
     environment = {
         "settings": {"tf32_matmul": False, "seed": 42},

@@ -1,5 +1,8 @@
 """The names of what computes attention. How each is called is the measuring half's affair."""
 
+from collections.abc import Collection
+
+from attnlab import ladder
 from attnlab.errors import UserError
 from attnlab.suggestions import suggestion
 
@@ -8,16 +11,17 @@ REFERENCES = ("reference.float64",)
 
 
 def known() -> tuple[str, ...]:
-    """Every implementation that a study may name."""
-    return SDPA + REFERENCES
+    """Every implementation that a study may name: a rung of the ladder is ``kernel.<rung>``."""
+    return SDPA + REFERENCES + tuple(rung.implementation for rung in ladder.load())
 
 
-def require(name: str) -> str:
-    """Return `name` if it is known.
+def require(name: str, names: Collection[str] | None = None) -> str:
+    """Return `name` if it is one of these `names`, by default all that are known.
 
     Raises:
         UserError: it isn't; the message names the nearest that is.
     """
-    if name in known():
+    names = known() if names is None else names
+    if name in names:
         return name
-    raise UserError(f"unknown implementation {name!r}; known are {', '.join(known())}{suggestion(name, known())}")
+    raise UserError(f"unknown implementation {name!r}; known are {', '.join(names)}{suggestion(name, names)}")

@@ -6,8 +6,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 PARAMS = NOTEBOOKS / "params"
-KERNELS = ROOT / "kernels"
 REFERENCE = ROOT / "data" / "reference"
+
+
+def kernels() -> Path:
+    """Where the hand-written kernels are: ``kernels/``, or what ATTNLAB_KERNELS names."""
+    return Path(os.environ.get("ATTNLAB_KERNELS", ROOT / "kernels"))
 
 
 def data() -> Path:

@@ -56,8 +56,7 @@ class Run:
         cases: a row per case and replicate: what became of it, the kernels that ran, its peak memory in bytes.
         processes: a row per process that measured, with its seconds.
         resources: a row per case of a kernel of the ladder that was measured, and replicate: what was compiled, what it
-            needs (sizes in bytes, of one thread or one CTA), what was launched, and how many CTAs a multiprocessor
-            holds at once.
+            needs, what was launched, and how many CTAs a multiprocessor holds at once.
         profile: a row per launch and metric of Nsight Compute in one call of a case.
     """
 

@@ -1,16 +1,18 @@
 """A study: the cases of a run, its baseline, and how they are timed."""
 
+from collections.abc import Collection
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from attnlab import implementations, paths
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 from attnlab.suggestions import suggestion
+from attnlab.validation import first_problem
 
 Block = dict[str, Any]
 
@@ -34,7 +36,8 @@ class Timing(BaseModel):
 class Study(BaseModel):
     """What a run measures, as a file in notebooks/params/ states it.
 
-    A sweep is a mapping of axes, or a list of such mappings; lists of values are multiplied out.
+    A sweep is a mapping of axes, or a list of such mappings; lists of values are multiplied out. A case of which one
+    call takes longer than `longest_call_ms` is checked, but not timed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -48,6 +51,7 @@ class Study(BaseModel):
     samples: Annotated[int, Field(ge=2)] = 100
     replicates: Annotated[int, Field(ge=1)] = 1
     warmup_calls: Annotated[int, Field(ge=20)] = 20
+    longest_call_ms: Annotated[float, Field(gt=0)] = 1000.0
     sweeps: Annotated[dict[str, list[Block]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")
@@ -58,9 +62,9 @@ class Study(BaseModel):
         return {name: [block] if isinstance(block, dict) else block for name, block in sweeps.items()}
 
     @model_validator(mode="after")
-    def _names_and_shapes_are_known(self) -> "Study":
+    def _names_and_shapes_are_known(self, information: ValidationInfo) -> "Study":
         for name in [*self.implementations, self.baseline]:
-            implementations.require(name)
+            implementations.require(name, information.context)
         if self.baseline not in self.implementations:
             raise UserError(f"the baseline {self.baseline} is not among the implementations")
         for word, values in (("implementation", self.implementations), ("timing", self.timings)):
@@ -111,23 +115,21 @@ def load(name: str | Path) -> Study:
 
 def parse(stated: dict[str, Any], where: str) -> Study:
     """Turn the fields of a study into one, or say in one line what is wrong with them and `where`."""
+    return _validated(stated, where, implementations.known())
+
+
+def recorded(manifest: dict[str, Any]) -> Study:
+    """The study of a run. It may name a kernel that the ladder has no longer, or that this machine never had."""
+    return _validated(manifest["study"], manifest["name"], manifest["study"]["implementations"])
+
+
+def _validated(stated: dict[str, Any], where: str, known: Collection[str]) -> Study:
     try:
-        return Study.model_validate(stated)
+        return Study.model_validate(stated, context=known)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except ValidationError as error:
-        raise UserError(f"{where}: {_first_problem(error)}") from None
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    field = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        near = suggestion(str(problem["loc"][-1]), Study.model_fields)
-        return f"unknown field {field!r}; fields are {', '.join(Study.model_fields)}{near}"
-    if problem["type"] == "missing":
-        return f"the field {field!r} is missing"
-    return f"{field}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
+        raise UserError(f"{where}: {first_problem(error, Study.model_fields)}") from None
 
 
 def _multiply_out(block: Block, where: str) -> list[Shape]:

@@ -49,7 +49,7 @@ class Results:
     @cached_property
     def study(self) -> Study:
         """The study that was measured."""
-        return studies.parse(self.run.manifest["study"], self.run.name)
+        return studies.recorded(self.run.manifest)
 
     @cached_property
     def ceilings(self) -> Ceilings:
@@ -204,7 +204,7 @@ def of(run: runs.Run) -> Results:
 
 def infer(run: runs.Run) -> pd.DataFrame:
     """A row per case and timing that passed the gate, in the order of the study; on all cores."""
-    study = studies.parse(run.manifest["study"], run.name)
+    study = studies.recorded(run.manifest)
     passed = _passed(run)
     if passed.empty:
         return pd.DataFrame(columns=COLUMNS)

@@ -71,6 +71,7 @@ def parameters(results: Results) -> Table:
         "samples a case and replicate": study.samples,
         "replicates": study.replicates,
         "warm-up calls, at least": study.warmup_calls,
+        "longest call that is timed (ms)": f"{study.longest_call_ms:g}",
         "shapes": len(study.shapes),
     }
     return Table(
@@ -470,7 +471,7 @@ def hashes(results: Results) -> Table:
         ("commit", manifest["commit"]),
         *((name, value) for name, value in manifest.get("files", {}).items()),
         *((f"measure/{name}", value) for name, value in manifest["sources"].items()),
-        *((f"kernels/{name}", value) for name, value in manifest["kernels"].items()),
+        *((name, value) for name, value in manifest["kernels"].items()),
     ]
     frame = pd.DataFrame(
         [(name, f"{value[:32]}{'…' if len(value) > 32 else ''}") for name, value in rows], columns=["what", "hash"]

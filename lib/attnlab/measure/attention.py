@@ -1,11 +1,11 @@
-"""The implementations, callable: PyTorch's SDPA backends and the references they are checked against."""
+"""PyTorch's SDPA backends and the references they are checked against, callable."""
 
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,10 @@ class OutOfMemory(Exception):
     """The device's memory does not hold this case."""
 
 
+class Broken(Exception):
+    """An implementation can't be called at all: its kernel doesn't compile, or can't be launched as it is stated."""
+
+
 @dataclass(frozen=True)
 class Implementation:
     """Something that computes attention.
@@ -34,11 +38,13 @@ class Implementation:
         call: ``(q, k, v, causal) -> o``, all of ``(batch, heads, seq_len, head_dim)``.
         selected: a context in which `call` runs this implementation. It is entered outside the timed window, since
             a program that has chosen its backend doesn't choose it again at each call.
+        resources: ``(q, causal) ->`` what a kernel of the ladder needs and launches; None for what isn't ours.
     """
 
     name: str
     call: Attention
     selected: Callable[[], AbstractContextManager[object]] = nullcontext
+    resources: Callable[[torch.Tensor, bool], dict[str, Any]] | None = None
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -91,6 +97,7 @@ def attempt(work: Callable[[], T]) -> T:
     Raises:
         Unsupported: the implementation or the framework refused; carries the reason that it gives.
         OutOfMemory: the allocation failed.
+        Broken: it can't be called at all.
         torch.AcceleratorError: the device itself failed, after which nothing that it says can be trusted.
     """
     with _all_warnings() as caught:

@@ -50,6 +50,9 @@ def _describe_gpu(device: torch.device) -> dict[str, Any]:
         "name": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
+        "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
+        "registers_per_multiprocessor": properties.regs_per_multiprocessor,  # type: ignore[attr-defined]
+        "shared_bytes_per_multiprocessor": properties.shared_memory_per_multiprocessor,
         "l2_bytes": properties.L2_cache_size,
         "memory_bytes": properties.total_memory,
     }

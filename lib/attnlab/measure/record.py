@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from attnlab import __version__, paths, runs
+from attnlab import __version__, ladder, paths, runs
 from attnlab.errors import Interrupted, UserError
 from attnlab.measure import clocks, devices, worker
-from attnlab.studies import Study, parse
+from attnlab.studies import Study, recorded
 
 POLL_S = 0.5
 
@@ -76,14 +76,25 @@ def _open(pool: Executor, name: str, study: Study, device: str) -> str:
         found = pool.submit(worker.survey, device, study).result()
         runs.create(name, _manifest(study, device, found))
     manifest = runs.read_manifest(name)
-    if parse(manifest["study"], name) != study:
+    if recorded(manifest) != study:
         raise UserError(f"the run {name!r} is of another study ({manifest['study']['name']}): choose another name")
     if manifest["complete"]:
         raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
+    changed = [
+        kernel for kernel, value in ladder.hashes(_rungs(study)).items() if manifest["kernels"].get(kernel) != value
+    ]
+    if changed:
+        raise UserError(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
     return str(manifest["environment"]["hash"])
 
 
+def _rungs(study: Study) -> list[ladder.Rung]:
+    """The rungs of the ladder that a study measures."""
+    return [rung for rung in ladder.load() if rung.implementation in study.implementations]
+
+
 def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any]:
+    rungs = _rungs(study)
     missing = [str(timing) for timing in study.timings if not clocks.available(devices.resolve(device), timing)]
     return {
         "attnlab": __version__,
@@ -93,7 +104,8 @@ def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any
         "study": study.model_dump(mode="json"),
         "missing_clocks": missing,
         "sources": _digests(sorted((paths.ROOT / "lib" / "attnlab" / "measure").glob("*.[pc]*"))),
-        "kernels": _digests(sorted(paths.KERNELS.glob("*.cu"))),
+        "ladder": [rung.model_dump(mode="json") for rung in rungs],
+        "kernels": ladder.hashes(rungs),
     }
 
 

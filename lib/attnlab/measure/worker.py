@@ -19,8 +19,8 @@ import torch
 
 from attnlab import runs
 from attnlab.errors import EnvironmentChanged
-from attnlab.measure import ceilings, clocks, devices, environment, inputs, inspection
-from attnlab.measure.attention import REGISTRY, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measure import ceilings, clocks, devices, environment, inputs, inspection, registry
+from attnlab.measure.attention import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.clocks import Case
 from attnlab.measure.correctness import Check, Gate, on_poison
 from attnlab.measure.telemetry import Telemetry
@@ -152,6 +152,8 @@ def _measure_shape(session: Session, shape: Shape) -> None:
     else:
         checks = _measure_subjects(session, shape, subjects, drawn)
     runs.add_part(session.job.run, "checks", key, pd.DataFrame(checks))
+    if resources := [_resources_row(session, shape, s) for s in subjects if s.alive and "resources" in s.details]:
+        runs.add_part(session.job.run, "resources", key, pd.DataFrame(resources))
     runs.add_part(session.job.run, "cases", key, pd.DataFrame([_case_row(session, shape, s) for s in subjects]))
     subjects.clear()
     devices.release(session.device)
@@ -164,14 +166,14 @@ def _measure_subjects(
         subject.case.call = partial(subject.implementation.call, *drawn, shape.causal)
     checks = _gate(session, shape, subjects, drawn, "before")
     inputs.redraw(drawn, shape, session.seed(shape, "timed"))
-    _prepare(session, shape, subjects)
+    _prepare(session, shape, subjects, drawn)
     for timing in session.timings:
         _record_block(session, shape, subjects, timing)
     return checks + _gate(session, shape, subjects, drawn, "after")
 
 
 def _subject(name: str) -> Subject:
-    implementation = REGISTRY[name]
+    implementation = registry.find(name)
     return Subject(implementation, Case(partial(implementation.call), implementation.selected))
 
 
@@ -189,6 +191,8 @@ def _through(subject: Subject, work: Callable[[], T]) -> T | None:
         subject.status, subject.reason = "skipped", str(error)
     except OutOfMemory as error:
         subject.status, subject.reason = "out of memory", str(error)
+    except Broken as error:
+        subject.status, subject.reason = "failed", str(error)
     return None
 
 
@@ -223,22 +227,34 @@ def _checks(subject: Subject, gate: Gate) -> Iterator[tuple[str, Check]]:
         yield f"graph of {replay.calls}", gate.check(replay.output)
 
 
-def _prepare(session: Session, shape: Shape, subjects: list[Subject]) -> None:
-    """Warm up, look at kernels and memory, and capture graphs."""
-    inputs_bytes = 3 * shape.bytes // 4
+def _prepare(session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs) -> None:
+    """Warm up, look at kernels, memory and resources, and capture graphs."""
     for subject in [subject for subject in subjects if subject.alive]:
-        _through(subject, partial(_prepare_case, session, subject, inputs_bytes))
+        _through(subject, partial(_prepare_case, session, shape, subject, drawn))
         devices.release(session.device)
     if any(timing.clock == "device" for timing in session.timings):
         _capture(session, subjects)
 
 
-def _prepare_case(session: Session, subject: Subject, inputs_bytes: int) -> None:
-    case = subject.case
+def _prepare_case(session: Session, shape: Shape, subject: Subject, drawn: inputs.Inputs) -> None:
+    case, inputs_bytes = subject.case, 3 * shape.bytes // 4
     case.call()
+    _require_short(session, case)
+    if subject.implementation.resources:
+        subject.details["resources"] = subject.implementation.resources(drawn[0], shape.causal)
     subject.details["kernels"] = inspection.kernels(case.call, session.device)
     subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
     subject.details |= _warm_up(session, case)
+
+
+def _require_short(session: Session, case: Case) -> None:
+    """Raise Unsupported if a call takes longer than the study times."""
+    longest_ms = session.job.study.longest_call_ms
+    for _ in range(2):  # one call may have been held up
+        call_ms = clocks.roughly_us(case, session.device, 1) / 1e3
+        if call_ms <= longest_ms:
+            return
+    raise Unsupported(f"one call takes {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
 
 
 def _capture(session: Session, subjects: list[Subject]) -> None:
@@ -325,6 +341,16 @@ def _check_row(
         "framework_max_error": check.framework_error.maximum,
         "framework_mean_error": check.framework_error.mean,
         "passed": check.passed,
+    }
+
+
+def _resources_row(session: Session, shape: Shape, subject: Subject) -> dict[str, Any]:
+    return {
+        "implementation": subject.implementation.name,
+        **shape.axes,
+        "replicate": session.job.replicate,
+        "process": session.process,
+        **subject.details["resources"],
     }
 
 

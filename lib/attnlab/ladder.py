@@ -1,0 +1,257 @@
+"""The ladder: the hand-written kernels, in the order of the climb, as kernels/ladder.toml states them.
+
+Nothing here needs a GPU or a compiler. How a rung is compiled and launched is the measuring half's affair.
+"""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from attnlab import paths
+from attnlab.errors import UserError
+from attnlab.suggestions import suggestion
+from attnlab.validation import first_problem
+
+PREFIX = "kernel."
+"""What stands before a rung's name where it is an implementation."""
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+"""The type that a kernel's first template argument is, by dtype."""
+STANDARD = "-std=c++17"
+# The most that one CTA can have: threads on any architecture, shared memory on the largest of them (sm_90: 227 KB).
+MOST_THREADS = 1024
+MOST_SHARED_BYTES = 227 * 1024
+# A box of a tensor map has at most so many rows.
+MOST_BOX_ROWS = 256
+
+Positive = Annotated[int, Field(ge=1)]
+Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
+
+
+class Tile(BaseModel):
+    """How a rung serves one head_dim.
+
+    Attributes:
+        rows: queries that one work item covers.
+        keys: keys that are held at once.
+        threads: of a CTA.
+        shared_bytes: dynamic shared memory of a CTA.
+        template: template arguments after element, head_dim and causal.
+        box_rows: rows of the boxes of Q and O where the arguments are tensor maps; `rows` where it isn't stated.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    head_dim: Positive
+    rows: Positive
+    keys: Positive
+    threads: Annotated[int, Field(ge=32, le=MOST_THREADS, multiple_of=32)]
+    shared_bytes: Annotated[int, Field(ge=0, le=MOST_SHARED_BYTES)]
+    template: list[int] = []
+    box_rows: Positive | None = None
+
+
+class Rung(BaseModel):
+    """One kernel: where its source is, how it is instantiated and launched, what it serves, and what it should gain.
+
+    Attributes:
+        after: the rung that it is compared with; empty where there is none.
+        hypothesis: what it changes, and what that should gain.
+        expected_speedup: over `after`, at the target.
+        longest: the largest seq_len that it serves; 0 where any will do.
+        persistent: its CTAs stay and take work items in turn, instead of one each.
+        spill_bytes: the most that one thread may spill; more is an error of `make kernels`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
+    title: str
+    source: Annotated[str, Field(pattern=r"^[\w.-]+\.cu$")]
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+    after: str
+    hypothesis: str
+    expected_speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    dtypes: Annotated[list[Literal["float16", "bfloat16"]], Field(min_length=1)]
+    architectures: Annotated[list[Architecture], Field(min_length=1)]
+    longest: Annotated[int, Field(ge=0)] = 0
+    arguments: Literal["pointers", "tensor maps"]
+    persistent: bool = False
+    spill_bytes: Annotated[int, Field(ge=0)] = 0
+    tiles: Annotated[list[Tile], Field(min_length=1)]
+
+    @field_validator("dtypes", "architectures")
+    @classmethod
+    def _none_twice(cls, values: list[str]) -> list[str]:
+        if repeated := _repeated(values):
+            raise UserError(f"{repeated} is listed twice")
+        return values
+
+    @model_validator(mode="after")
+    def _tiles_fit(self) -> "Rung":
+        if (repeated := _repeated(tile.head_dim for tile in self.tiles)) is not None:
+            raise UserError(f"two tiles serve head_dim {repeated}: leave one")
+        for tile in self.tiles if self.arguments == "tensor maps" else ():
+            _require_boxes(tile)
+        return self
+
+    @property
+    def implementation(self) -> str:
+        """Its name in a study."""
+        return PREFIX + self.name
+
+    def tile(self, head_dim: int) -> Tile | None:
+        """The tile that serves this head_dim, if one does."""
+        return next((tile for tile in self.tiles if tile.head_dim == head_dim), None)
+
+    def architecture(self, capability: tuple[int, int]) -> str | None:
+        """What to compile for on a device of this compute capability: its own architecture, if that is served.
+
+        Code for an architecture with a letter runs on that one alone; any other serves all that came after it.
+        """
+        own = "{}{}".format(*capability)
+        for letter in ("a", "f"):
+            if f"sm_{own}{letter}" in self.architectures:
+                return f"sm_{own}{letter}"
+        plain = [int(name[3:]) for name in self.architectures if name[-1].isdigit()]
+        return f"sm_{own}" if any(number <= int(own) for number in plain) else None
+
+    def expression(self, dtype: str, tile: Tile, causal: bool) -> str:
+        """The name of one instance, as NVRTC takes it."""
+        arguments = [ELEMENTS[dtype], str(tile.head_dim), str(causal).lower(), *map(str, tile.template)]
+        return f"{self.function}<{', '.join(arguments)}>"
+
+
+def load(folder: Path | None = None) -> tuple[Rung, ...]:
+    """The rungs in the order of the climb; none where there is no ladder.toml.
+
+    Args:
+        folder: where the kernels are; default `paths.kernels`.
+
+    Raises:
+        UserError: ladder.toml is not valid; the message names the rung, and what to change.
+    """
+    folder = folder or paths.kernels()
+    path = folder / "ladder.toml"
+    if not path.is_file():
+        return ()
+    where = paths.shown(path)
+    try:
+        stated = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{where} is not valid TOML: {error}") from None
+    for key in stated:
+        if key != "rungs":
+            raise UserError(f"{where}: unknown key {key!r}; a rung begins with [[rungs]]")
+    entries = stated.get("rungs", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{where}: each rung begins with [[rungs]], in double brackets")
+    rungs: list[Rung] = []
+    for number, entry in enumerate(entries, 1):
+        name = entry.get("name")
+        place = f"{where}: rung {name!r}" if isinstance(name, str) else f"{where}: rung {number}"
+        rungs.append(_rung(entry, place))
+        _require_place(rungs, folder, place)
+    return tuple(rungs)
+
+
+def rung(name: str) -> Rung:
+    """The rung that the implementation `name` is.
+
+    Raises:
+        UserError: the ladder has no such rung.
+    """
+    rungs = {rung.implementation: rung for rung in load()}
+    if name not in rungs:
+        raise UserError(f"the ladder has no rung for {name!r}{suggestion(name, rungs)}")
+    return rungs[name]
+
+
+def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
+    """By implementation, SHA-256 over all that makes the kernel: its source, the headers of ours, its entry."""
+    return {rung.implementation: _hash(rung) for rung in (load() if rungs is None else rungs)}
+
+
+def sources(rung: Rung, folder: Path | None = None) -> list[Path]:
+    """The source of a rung, and the headers beside it that it includes, directly or through others."""
+    folder = folder or paths.kernels()
+    found: list[Path] = []
+    waiting = [folder / rung.source]
+    while waiting:
+        path = waiting.pop(0)
+        if path in found or not path.is_file():  # a header that isn't ours
+            continue
+        found.append(path)
+        waiting += [folder / name for name in _INCLUDE.findall(path.read_text())]
+    return found
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+def _hash(rung: Rung) -> str:
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources(rung)}
+    # Only what is stated: a field that a later attnlab adds makes no evidence stale.
+    content = {"entry": rung.model_dump(mode="json", exclude_unset=True), "files": files}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _rung(entry: dict[str, Any], place: str) -> Rung:
+    model: type[BaseModel] = Rung
+    try:
+        tiles = entry.get("tiles")
+        if isinstance(tiles, list):
+            model, whole = Tile, place
+            for number, tile in enumerate(tiles, 1):
+                place = f"{whole}, tile {number}"
+                Tile.model_validate(tile)
+            model, place = Rung, whole
+        return Rung.model_validate(entry)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    except ValidationError as error:
+        raise UserError(f"{place}: {first_problem(error, model.model_fields)}") from None
+
+
+def _require_place(rungs: list[Rung], folder: Path, place: str) -> None:
+    """Raise UserError unless the last rung has a name of its own, a source, and one before it to compare with."""
+    *before, last = rungs
+    earlier = [rung.name for rung in before]
+    if last.name in earlier:
+        raise UserError(f"{place}: an earlier rung has this name: choose another")
+    if last.after and last.after not in earlier:
+        known = ", ".join(earlier) or "none"
+        raise UserError(
+            f"{place}: after: no earlier rung is called {last.after!r}; earlier are {known}"
+            f"{suggestion(last.after, earlier)}"
+        )
+    if not (folder / last.source).is_file():
+        there = [path.name for path in sorted(folder.glob("*.cu"))]
+        raise UserError(
+            f"{place}: {paths.shown(folder / last.source)} is missing: add it, or correct `source`"
+            f"{suggestion(last.source, there)}"
+        )
+
+
+def _require_boxes(tile: Tile) -> None:
+    """Raise UserError unless tensor maps can be made for a tile."""
+    if tile.head_dim % 64:
+        raise UserError(f"the tile for head_dim {tile.head_dim}: a box of a tensor map has 64 columns")
+    for field, rows in (("keys", tile.keys), ("box_rows", tile.box_rows or tile.rows)):
+        if rows > MOST_BOX_ROWS:
+            raise UserError(
+                f"the tile for head_dim {tile.head_dim}: {field}: a box of a tensor map has at most "
+                f"{MOST_BOX_ROWS} rows, not {rows}"
+            )
+
+
+def _repeated(values: Iterable[Any]) -> Any:
+    seen: set[Any] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
