@@ -69,10 +69,10 @@ readme: $(rendering)  ## write the README's picture and table from the published
 lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
 	$(python) -m jupyterlab --notebook-dir=notebooks
 
-kernels:  ## compile every kernel of the ladder for every architecture
-	echo 'kernels/ holds no kernel yet; kernels/README.md says what will stand there'
+kernels: $(call ready,kernels)  ## compile every kernel for every architecture, print registers, spills, occupancy; no GPU
+	$(python) -m attnlab kernels
 
-test: $(call ready,cpu-test)  ## run the tests that need no GPU
+test: $(call ready,cpu-kernels-test)  ## run the tests that need no GPU
 	$(python) -m pytest --numprocesses 2 --dist loadfile
 
 test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU

@@ -1,4 +1,4 @@
-"""The command line behind the Makefile: measure, report, notebook."""
+"""The command line behind the Makefile: measure, report, notebook, kernels."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ import warnings
 
 import yaml
 
-from attnlab import obtain, paths, runs, studies
+from attnlab import builds, obtain, paths, runs, studies
 from attnlab.errors import Interrupted, UserError
 
 
@@ -44,6 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     notebook.add_argument("name", help="such as 02_baseline")
     notebook.add_argument("-p", dest="parameters", action="append", default=[], metavar="NAME=VALUE")
     notebook.set_defaults(command=_notebook)
+    kernels = commands.add_parser("kernels", help="compile every kernel for every architecture; needs no GPU")
+    kernels.set_defaults(command=_kernels)
     readme = commands.add_parser("readme", help="write the README's picture and table from a recorded run")
     readme.add_argument("--run", required=True)
     readme.set_defaults(command=_readme)
@@ -79,6 +81,10 @@ def _notebook(options: argparse.Namespace) -> None:
 
     page = paper.render_notebook(options.name, dict(map(_assignment, options.parameters)))
     print(f"rendered {paths.shown(page)}")
+
+
+def _kernels(options: argparse.Namespace) -> None:
+    builds.check()
 
 
 def _readme(options: argparse.Namespace) -> None:

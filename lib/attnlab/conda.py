@@ -19,6 +19,7 @@ dependencies:
       - -c requirements.lock
 """
 CUDA_NOTE = "      # On a machine with an NVIDIA driver of 580 or newer, these as well:\n"
+KERNELS_NOTE = "      # On Linux or Windows, for `make kernels`, these as well:\n"
 
 
 def environment(root: Path) -> str:
@@ -27,9 +28,11 @@ def environment(root: Path) -> str:
     pins = locked((root / "requirements.lock").read_text())
     extras = project["optional-dependencies"]
     wanted = [name_of(requirement) for requirement in [*project["dependencies"], *extras["lab"], *extras["cpu"]]]
-    cuda = [name for name in map(name_of, extras["cuda"]) if name not in wanted]
     lines = [f"      - {name}=={pins[name]}\n" for name in wanted]
-    return HEADER + "".join(lines) + CUDA_NOTE + "".join(f"      # - {name}=={pins[name]}\n" for name in cuda)
+    for note, extra in ((CUDA_NOTE, "cuda"), (KERNELS_NOTE, "kernels")):
+        named = [requirement for requirement in extras[extra] if name_of(requirement) not in wanted]
+        lines += [note, *(f"      # - {_with_extras(one)}=={pins[name_of(one)]}\n" for one in named)]
+    return HEADER + "".join(lines)
 
 
 def locked(text: str) -> dict[str, str]:
@@ -42,6 +45,11 @@ def name_of(requirement: str) -> str:
     found = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert found
     return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+def _with_extras(requirement: str) -> str:
+    found = re.search(r"\[.*?\]", requirement)
+    return name_of(requirement) + (found[0] if found else "")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,17 @@
 
 import hashlib
 import re
+from dataclasses import dataclass
+from typing import Any
 
 from attnlab import ladder, paths
+from attnlab.errors import UserError
 from attnlab.ladder import Rung
 
 SHOWN = 3
 """Errors that a message quotes."""
+BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
+"""What CuPy adds to the options of every program."""
 
 
 def program(rung: Rung) -> str:
@@ -40,3 +45,99 @@ def _errors(log: str) -> list[str]:
 def _relative(line: str) -> str:
     # Headers are named as the flag -I names their folder.
     return line.replace(f"{paths.kernels()}/", f"{paths.shown(paths.kernels())}/")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One instance of a kernel as ptxas reports on it; a thread's registers and bytes, a CTA's shared memory."""
+
+    registers: int
+    spill_bytes: int
+    static_shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Build:
+    """What came of compiling some instances of a rung for one architecture without a GPU.
+
+    Attributes:
+        instances: by name expression; empty where it failed.
+        error: why it failed, in one paragraph; empty where it didn't.
+        warnings: what ptxas said beyond its report, each once.
+    """
+
+    instances: dict[str, Instance]
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
+    """Compile instances of a rung for an architecture; needs NVRTC and CUDA's headers, but no GPU and no driver.
+
+    Raises:
+        UserError: NVRTC or the headers are not installed.
+    """
+    nvrtc, include = _toolkit()
+    options = flags(architecture)
+    words = [word.encode() for word in (*options, *BY_CUPY, f"-I{include}")]
+    program_ = _checked(nvrtc.nvrtcCreateProgram(program(rung).encode(), rung.source.encode(), 0, [], []))
+    try:
+        for expression in expressions:
+            _checked(nvrtc.nvrtcAddNameExpression(program_, expression.encode()))
+        (result,) = nvrtc.nvrtcCompileProgram(program_, len(words), words)
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program_))
+        _checked(nvrtc.nvrtcGetProgramLog(program_, log))
+        said = log.decode(errors="replace").rstrip("\0 \n")
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            return Build({}, explained(rung, f"{rung.function}<...>", options, said))
+        names = {e: _checked(nvrtc.nvrtcGetLoweredName(program_, e.encode())).decode() for e in expressions}
+    finally:
+        nvrtc.nvrtcDestroyProgram(program_)
+    reported = report(said)
+    return Build({expression: reported[name] for expression, name in names.items()}, warnings=warnings(said))
+
+
+def report(log: str) -> dict[str, Instance]:
+    """What ptxas reports with ``-v``, by the mangled name of each entry."""
+    found = {}
+    for part in log.split("Compiling entry function")[1:]:
+        name = re.search(r"'(\w+)'", part)
+        used = re.search(r"Used (\d+) registers", part)
+        if name and used:
+            spilled = [int(size) for size in re.findall(r"(\d+) bytes spill (?:stores|loads)", part)]
+            shared = re.search(r"(\d+) bytes smem", part)
+            found[name[1]] = Instance(int(used[1]), max(spilled, default=0), int(shared[1]) if shared else 0)
+    return found
+
+
+def warnings(log: str) -> tuple[str, ...]:
+    """What ptxas said of performance that was lost or of instructions that it ignored, each once."""
+    lines = (" ".join(line.split()) for line in log.splitlines())
+    return tuple(dict.fromkeys(line for line in lines if _LOST.search(line)))
+
+
+# C7508: setmaxnreg is ignored; C7510 and its kin: wgmma is serialised.
+_LOST = re.compile(r"ptxas.*(warning|C75\d\d|wgmma.*serializ|setmaxnreg.*ignored)", re.IGNORECASE)
+
+
+def _toolkit() -> tuple[Any, str]:
+    try:
+        from cuda.bindings import nvrtc
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:
+        nvrtc, include = None, None
+    else:
+        include = find_nvidia_header_directory("cudart")
+    if not nvrtc or not include:
+        raise UserError(
+            "NVRTC and CUDA's headers are not installed: `make kernels` brings them, as the extra `kernels`"
+        )
+    return nvrtc, include
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """What a call of NVRTC gives besides its status."""
+    status, *values = answer
+    if status.value:
+        raise RuntimeError(f"NVRTC: {status.name}")
+    return values[0] if values else None
