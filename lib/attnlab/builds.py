@@ -9,7 +9,7 @@ from itertools import product
 
 from tqdm import tqdm
 
-from attnlab import ladder, nvrtc, occupancy
+from attnlab import ladder, nvrtc, occupancy, paths
 from attnlab.errors import UserError
 from attnlab.ladder import Rung, Tile
 from attnlab.nvrtc import Build, Instance
@@ -44,7 +44,7 @@ def check() -> None:
     """
     rungs = ladder.load()
     if not rungs:
-        raise UserError("kernels/ladder.toml is not there: there is no kernel to compile")
+        raise UserError(f"{paths.shown(paths.kernels() / 'ladder.toml')} is not there: there is no kernel to compile")
     jobs = [(rung, architecture) for rung in rungs for architecture in rung.architectures]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         compiled = pool.map(_build, *zip(*jobs, strict=True))

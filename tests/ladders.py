@@ -1,0 +1,80 @@
+"""Ladders for tests: one kernel that is right and short, and the ways in which an entry or a source can be wrong."""
+
+from pathlib import Path
+from typing import Any
+
+HEADER = """\
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+__device__ float widen(__half x) { return __half2float(x); }
+__device__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+"""
+SOURCE = """\
+#include "widen.cuh"
+// A thread for each query, 64 of them in a CTA, which takes one work item after the other.
+template <typename T, int D, bool CAUSAL>
+__global__ void plain(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, float scale) {
+    const int tiles = (seq_len + 63) / 64;
+    for (int item = blockIdx.x; item < heads * tiles; item += gridDim.x) {
+        const int row = item % tiles * 64 + threadIdx.x;
+        if (row >= seq_len) continue;
+        const long long head = static_cast<long long>(item / tiles) * seq_len * D;
+        float out[D] = {}, most = -1e30f, sum = 0.f;
+        for (int key = 0; key < (CAUSAL ? row + 1 : seq_len); ++key) {
+            float score = 0.f;
+            for (int d = 0; d < D; ++d) score += widen(q[head + row * D + d]) * widen(k[head + key * D + d]);
+            const float larger = fmaxf(most, score * scale);
+            const float keep = expf(most - larger), p = expf(score * scale - larger);
+            for (int d = 0; d < D; ++d) out[d] = out[d] * keep + p * widen(v[head + key * D + d]);
+            sum = sum * keep + p;
+            most = larger;
+        }
+        for (int d = 0; d < D; ++d) o[head + row * D + d] = T(out[d] / sum);
+    }
+}
+"""
+TILE: dict[str, Any] = {"head_dim": 64, "rows": 64, "keys": 1, "threads": 64, "shared_bytes": 0, "template": []}
+RUNG: dict[str, Any] = {
+    "name": "plain",
+    "title": "a thread for each query",
+    "source": "plain.cu",
+    "function": "plain",
+    "after": "",
+    "hypothesis": "nothing is faster than nothing",
+    "expected_speedup": 1.0,
+    "dtypes": ["float16", "bfloat16"],
+    "architectures": ["sm_80", "sm_90a"],
+    "arguments": "pointers",
+}
+
+
+def rung(*tiles: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """An entry that is right, with the fields given instead of its own; those that are ... are left out."""
+    stated = RUNG | {"tiles": list(tiles) or [TILE]} | changes
+    return {key: value for key, value in stated.items() if value is not ...}
+
+
+def write(folder: Path, *entries: dict[str, Any], source: str = SOURCE) -> Path:
+    """Write ladder.toml, the kernel and its header into a folder, and return it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "ladder.toml").write_text("".join(map(_entry, entries or (rung(),))))
+    (folder / "plain.cu").write_text(source)
+    (folder / "widen.cuh").write_text(HEADER)
+    return folder
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    tiles = entry.get("tiles", [])
+    lines = ["[[rungs]]", *(f"{key} = {_value(value)}" for key, value in entry.items() if key != "tiles")]
+    for tile in tiles:
+        lines += ["[[rungs.tiles]]", *(f"{key} = {_value(value)}" for key, value in tile.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
