@@ -262,7 +262,7 @@ def test_a_recorded_run_is_read_without_torch(recorded):
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.stderr == ""
-    assert ended.stdout == "90\n[]\n"
+    assert ended.stdout == "120\n[]\n"
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy"])

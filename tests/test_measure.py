@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -436,13 +437,22 @@ def registered(monkeypatch):
 
 @pytest.fixture
 def measured(begin, one_thread, unlocked):
-    """Records a study in this process and returns its run."""
+    """Records a study in this process and returns its run, without what was recorded of the control."""
 
     def measure(**changes) -> runs.Run:
         study = tiny_study(**{"replicates": 1, "samples": 3} | changes)
-        return runs.load(record.record(begin(study), study, "cpu", one_thread))
+        return without_control(runs.load(record.record(begin(study), study, "cpu", one_thread)))
 
     return measure
+
+
+def without_control(run):
+    tables = {name: getattr(run, name) for name in ("samples", "checks", "cases")}
+    kept = {
+        name: table[[not implementations.is_control(n) for n in table["implementation"]]].reset_index(drop=True)
+        for name, table in tables.items()
+    }
+    return replace(run, **kept)
 
 
 def one_length(seq_len=32, **axes):
@@ -536,7 +546,7 @@ def test_a_block_is_interleaved_in_rounds(measured):
     rounds = run.samples.groupby("round")
     assert rounds.ngroups == 12
     assert all(sorted(block["implementation"]) == names for _, block in rounds)
-    assert all(block["position"].tolist() == [0, 1, 2] for _, block in rounds)
+    assert all(set(block["position"]) < {0, 1, 2, 3} for _, block in rounds)
     assert len({tuple(block["implementation"]) for _, block in rounds}) > 2
     assert run.samples["started_s"].is_monotonic_increasing
     assert (run.samples["latency_us"] > 0).all()
@@ -877,6 +887,6 @@ def test_inputs_that_do_not_fit_leave_every_case_out_of_memory(monkeypatch, sess
     monkeypatch.setattr(worker.runs, "add_part", lambda run, table, key, rows: recorded.update({table: rows}))
     study = tiny_study()
     worker._measure_shape(session_of(0, study), study.shapes[0])
-    assert list(recorded["cases"]["status"]) == ["out of memory"] * len(study.implementations)
+    assert list(recorded["cases"]["status"]) == ["out of memory"] * len(study.subjects)
     assert recorded["cases"]["reason"].str.startswith("Q, K and V don't fit: no room").all()
     assert recorded["checks"].empty

@@ -16,6 +16,7 @@ import yaml
 from conftest import Quickly, tiny_study
 
 from attnlab import obtain, paths, runs, studies
+from attnlab.analyse.results import infer
 from attnlab.errors import EnvironmentChanged, UserError
 from attnlab.measure import record, worker
 from attnlab.shapes import Shape
@@ -31,9 +32,9 @@ BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": 
 def test_a_run_holds_every_sample_once(recorded):
     run = runs.load(recorded)
     assert run.complete
-    assert len(run.samples) == 3 * 3 * 5 * 2
+    assert len(run.samples) == 4 * 3 * 5 * 2
     assert not run.samples.duplicated(SAMPLE).any()
-    assert set(run.samples["implementation"]) == {"sdpa.auto", "sdpa.flash", "sdpa.math"}
+    assert set(run.samples["implementation"]) == {"sdpa.auto", "sdpa.flash", "sdpa.math", "control.sdpa.auto"}
     assert set(run.samples["seq_len"]) == {16, 32, 64}
     assert set(run.samples["replicate"]) == {0, 1}
     assert set(run.samples["round"]) == {0, 1, 2, 3, 4}
@@ -56,8 +57,8 @@ def test_each_replicate_is_a_process_of_its_own(recorded):
 
 def test_every_case_was_checked_before_and_after(recorded):
     run = runs.load(recorded)
-    assert run.cases["status"].tolist() == ["measured"] * 18
-    assert run.checks["passed"].tolist() == [True] * 36
+    assert run.cases["status"].tolist() == ["measured"] * 24
+    assert run.checks["passed"].tolist() == [True] * 48
     assert set(run.checks["route"]) == {"call"}
     assert (
         run.checks.groupby(["implementation", "seq_len", "replicate"])["moment"].agg(set).eq({"before", "after"}).all()
@@ -176,7 +177,7 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin):
         assert command.process.wait() == -signal.SIGKILL
     cut = runs.load(name)
     assert not cut.complete
-    assert 0 < len(cut.samples) < 2 * 3 * 2 * 5 * 2
+    assert 0 < len(cut.samples) < 2 * 3 * 3 * 5 * 2
     blocks = runs.recorded(name, "samples")
 
     with Command("measure", "--run", name) as command:
@@ -184,13 +185,13 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin):
     assert status == 0, lines
     run = runs.load(name)
     assert run.complete
-    assert len(run.samples) == 2 * 3 * 2 * 5 * 2
+    assert len(run.samples) == 2 * 3 * 3 * 5 * 2
     assert not run.samples.duplicated(SAMPLE).any()
     kept = run.samples[run.samples["process"].isin(cut.samples["process"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, cut.samples)
     keys = (run.samples["replicate"].astype(str) + run.samples["seq_len"].astype(str) + run.samples["cache"]).nunique()
     assert len(blocks) < keys == 12
-    assert len(run.cases) == 2 * 3 * 2
+    assert len(run.cases) == 2 * 3 * 3
     assert not run.cases.duplicated(["implementation", "seq_len", "replicate"]).any()
     assert len(run.checks) == 2 * 2 * 3 * 2
     assert not (paths.data() / name / "parts").exists()
@@ -210,7 +211,7 @@ def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_it_has(begin):
     run = runs.load(name)
     assert not run.complete
     assert len(run.samples) > 0
-    assert len(run.samples) % 15 == 0
+    assert len(run.samples) % 20 == 0
 
 
 def test_a_measuring_process_does_not_outlive_the_one_that_started_it(begin):
@@ -272,11 +273,11 @@ def test_a_full_disk_is_told_in_a_line_and_the_run_goes_on_when_there_is_room(be
     )
     assert added == ["samples", "checks", "cases", "samples"]
     kept = runs.load(name).samples
-    assert len(kept) == 30
+    assert len(kept) == 40
     record.record(name, study, "cpu", ThreadPoolExecutor(1))
     run = runs.load(name)
-    assert len(run.samples) == 45
-    pd.testing.assert_frame_equal(run.samples.iloc[:30], kept)
+    assert len(run.samples) == 60
+    pd.testing.assert_frame_equal(run.samples.iloc[:40], kept)
 
 
 def test_another_environment_refuses_to_go_on(begin, machine, one_thread, unlocked):
@@ -298,7 +299,7 @@ def test_another_study_is_refused(begin, one_thread):
 def test_a_complete_run_is_not_measured_into(recorded, one_thread):
     with pytest.raises(UserError, match=r"^the run 'recorded' is complete: `make report RUN=recorded` renders it$"):
         record.record(recorded, tiny_study(), "cpu", one_thread)
-    assert len(runs.load(recorded).samples) == 90
+    assert len(runs.load(recorded).samples) == 120
 
 
 def test_two_do_not_measure_into_one_run(begin, one_thread):
@@ -336,7 +337,7 @@ def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
     name = begin(study)
     assert obtain.measured("", study, "cpu") == name
     assert f"{name}: going on where it was cut off\n" in capsys.readouterr().err
-    assert len(runs.load(name).samples) == 45
+    assert len(runs.load(name).samples) == 60
 
 
 def test_a_named_run_that_was_cut_off_is_shown_as_it_is_or_gone_on_with(begin, threaded):
@@ -344,7 +345,7 @@ def test_a_named_run_that_was_cut_off_is_shown_as_it_is_or_gone_on_with(begin, t
     name = begin(study)
     complete = obtain.results(run=name, device="auto")
     assert complete.run.complete
-    assert len(complete.run.samples) == 45
+    assert len(complete.run.samples) == 60
 
 
 def test_in_another_environment_a_new_run_begins(begin, machine, threaded, capsys):
@@ -381,3 +382,11 @@ def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
     got = obtain.results(study=str(path), device="cpu")
     assert got.run.manifest["study"] == studies.load(path).model_dump(mode="json")
     assert got.run.manifest["study"]["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]
+
+
+def test_the_baseline_takes_every_turn_twice_and_stays_out_of_the_table(recorded):
+    run = runs.load(recorded)
+    turns = run.samples.groupby("implementation").size()
+    assert turns["control.sdpa.auto"] == turns["sdpa.auto"]
+    table = infer(run)
+    assert set(table["implementation"]) == {"sdpa.auto", "sdpa.flash", "sdpa.math"}

@@ -8,11 +8,27 @@ from attnlab.suggestions import suggestion
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
 REFERENCES = ("reference.float64",)
+_CONTROL = "control."
 
 
 def known() -> tuple[str, ...]:
     """Every implementation that a study may name: a rung of the ladder is ``kernel.<rung>``."""
     return SDPA + REFERENCES + tuple(rung.implementation for rung in ladder.load())
+
+
+def control(baseline: str) -> str:
+    """The name under which a run measures its baseline once more, against itself."""
+    return _CONTROL + baseline
+
+
+def is_control(name: str) -> bool:
+    """Whether this is the name of a baseline that was measured once more."""
+    return name.startswith(_CONTROL)
+
+
+def under_control(name: str) -> str:
+    """What the control `name` is."""
+    return name.removeprefix(_CONTROL)
 
 
 def require(name: str, names: Collection[str] | None = None) -> str:

@@ -79,6 +79,11 @@ class Study(BaseModel):
         return self
 
     @property
+    def subjects(self) -> list[str]:
+        """What takes turns in a round: the implementations, and the baseline once more as its own control."""
+        return [*self.implementations, implementations.control(self.baseline)]
+
+    @property
     def target_shape(self) -> Shape:
         """The shape that the report's headline speaks of."""
         return _shape(self.target, "target")

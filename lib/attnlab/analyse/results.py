@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnlab import paths, runs, shapes, stats, studies
+from attnlab import implementations, paths, runs, shapes, stats, studies
 from attnlab.analyse import formats, roofline
 from attnlab.analyse.roofline import Ceilings
 from attnlab.shapes import Shape
@@ -203,9 +203,10 @@ def of(run: runs.Run) -> Results:
 
 
 def infer(run: runs.Run) -> pd.DataFrame:
-    """A row per case and timing that passed the gate, in the order of the study; on all cores."""
+    """A row per case and timing that passed the gate, in the order of the study, without controls; on all cores."""
     study = studies.recorded(run.manifest)
     passed = _passed(run)
+    passed = passed[~passed["implementation"].map(implementations.is_control).astype(bool)]
     if passed.empty:
         return pd.DataFrame(columns=COLUMNS)
     groups = [

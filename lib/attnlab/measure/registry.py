@@ -1,14 +1,19 @@
 """Every implementation, callable, by name."""
 
+from dataclasses import replace
+
+from attnlab import implementations
 from attnlab.ladder import PREFIX
 from attnlab.measure import kernels
 from attnlab.measure.attention import REGISTRY, Implementation
 
 
 def find(name: str) -> Implementation:
-    """The implementation that a study calls `name`.
+    """The implementation that a run calls `name`: one that a study names, or the control of one.
 
     Raises:
         UserError: a rung that the ladder hasn't.
     """
+    if implementations.is_control(name):
+        return replace(find(implementations.under_control(name)), name=name)
     return kernels.implementation(name) if name.startswith(PREFIX) and name not in REGISTRY else REGISTRY[name]

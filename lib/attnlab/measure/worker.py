@@ -143,7 +143,7 @@ def _measure_shape(session: Session, shape: Shape) -> None:
     key = session.key(shape)
     if key in runs.recorded(session.job.run, "cases"):
         return
-    subjects = [_subject(name) for name in session.job.study.implementations]
+    subjects = [_subject(name) for name in session.job.study.subjects]
     checks: list[dict[str, Any]] = []
     try:
         drawn = attempt(lambda: inputs.draw(shape, session.seed(shape, "timed"), session.device))
