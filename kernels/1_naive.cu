@@ -37,7 +37,7 @@ naive(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, float sc
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) query[i] = to_float(q[base + static_cast<long long>(row) * D + lane + 32 * i]) * scale;
 
-    float largest = -INFINITY;
+    float largest = -infinity();
     for (int j = 0; j < seen; ++j) largest = fmaxf(largest, score<D>(query, keys + static_cast<long long>(j) * D, lane));
 
     float sum = 0.f;

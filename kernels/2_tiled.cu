@@ -44,7 +44,7 @@ tiled(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, float sc
     load_tile<64, D>(tile.q, q + base, first, seq_len);
     float out[4][D / 8] = {}, largest[4], sum[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) largest[i] = -INFINITY;
+    for (int i = 0; i < 4; ++i) largest[i] = -infinity();
 
     for (int start = 0; start < end; start += KEYS) {
         __syncthreads();
@@ -73,7 +73,7 @@ tiled(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, float sc
 #pragma unroll
             for (int j = 0; j < KEYS / 8; ++j) {
                 const int key = start + c + 8 * j;
-                s[i][j] = key < seq_len && (!CAUSAL || key <= row) ? s[i][j] * scale : -INFINITY;
+                s[i][j] = key < seq_len && (!CAUSAL || key <= row) ? s[i][j] * scale : -infinity();
                 top = fmaxf(top, s[i][j]);
             }
 #pragma unroll

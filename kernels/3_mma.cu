@@ -40,7 +40,7 @@ mma(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, float scal
     const int end = CAUSAL ? min(seq_len, first + ROWS) : seq_len;
 
     load_tile<D>(q_tile, q + base, first, seq_len);
-    float out[D / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    float out[D / 8][4] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
 
     for (int start = 0; start < end; start += KEYS) {
         __syncthreads();
@@ -71,7 +71,7 @@ mma(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, float scal
 #pragma unroll
                 for (int x = 2 * half; x < 2 * half + 2; ++x) {
                     const int key = start + 8 * n + lane % 4 * 2 + x % 2;
-                    s[n][x] = key < seq_len && (!CAUSAL || key <= row) ? s[n][x] * scale : -INFINITY;
+                    s[n][x] = key < seq_len && (!CAUSAL || key <= row) ? s[n][x] * scale : -infinity();
                     top = fmaxf(top, s[n][x]);
                 }
             }

@@ -50,7 +50,7 @@ swizzled(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, float
 #pragma unroll
     for (int d = 0; d < D / 16; ++d)
         load_matrices(query[d], shared_address(k_tile + place<D>(16 * warp + lane % 16, 2 * d + lane / 16)));
-    float out[D / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    float out[D / 8][4] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
 
     for (int start = 0; start < end; start += KEYS) {
         __syncthreads();
@@ -77,7 +77,7 @@ swizzled(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, float
                 for (int x = 0; x < 4; ++x) {
                     const int key = start + 8 * n + lane % 4 * 2 + x % 2;
                     const int row = first + 16 * warp + lane / 4 + x / 2 * 8;
-                    if (key >= seq_len || (CAUSAL && key > row)) s[n][x] = -INFINITY;
+                    if (key >= seq_len || (CAUSAL && key > row)) s[n][x] = -infinity();
                 }
             }
         }

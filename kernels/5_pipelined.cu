@@ -60,7 +60,7 @@ pipelined(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, floa
     unsigned query[MTILES][D / 16][4];
     float out[MTILES][D / 8][4] = {}, largest[MTILES][2], sum[MTILES][2] = {};
 #pragma unroll
-    for (int m = 0; m < MTILES; ++m) largest[m][0] = largest[m][1] = -INFINITY;
+    for (int m = 0; m < MTILES; ++m) largest[m][0] = largest[m][1] = -infinity();
 
     for (int start = 0, stage = 0; start < end; start += KEYS, stage ^= 1) {
         wait_for_copies();
@@ -104,7 +104,7 @@ pipelined(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, floa
                     for (int x = 0; x < 4; ++x) {
                         const int key = start + 8 * n + lane % 4 * 2 + x % 2;
                         const int row = first + own + 16 * m + lane / 4 + x / 2 * 8;
-                        if (key >= seq_len || (CAUSAL && key > row)) s[m][n][x] = -INFINITY;
+                        if (key >= seq_len || (CAUSAL && key > row)) s[m][n][x] = -infinity();
                     }
         }
 

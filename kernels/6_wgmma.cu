@@ -112,7 +112,7 @@ wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, 
 
         wait(query_full + 8 * query.slot, query.parity);
         const unsigned q_tile = shared_address(shared.query[query.slot][consumer]);
-        float out[D / 2] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+        float out[D / 2] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
         for (int tile = 0; tile < item.tiles; ++tile) {
             float s[KEYS / 2];
             wait(full + 8 * ring.slot, ring.parity);
@@ -132,7 +132,7 @@ wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, 
                 for (int n = 0; n < KEYS / 2; ++n) {
                     const int key = KEYS * tile + n / 4 * 8 + lane % 4 * 2 + n % 2;
                     const int row = first + 16 * warp + lane / 4 + n / 2 % 2 * 8;
-                    if (key >= seq_len || (CAUSAL && key > row)) s[n] = -INFINITY;
+                    if (key >= seq_len || (CAUSAL && key > row)) s[n] = -infinity();
                 }
             }
 #pragma unroll

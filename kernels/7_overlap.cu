@@ -121,7 +121,7 @@ overlap(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k
         __syncwarp();
         if (lane == 0) arrive(query_empty);
 
-        float out[D / 2] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, shrink[2];
+        float out[D / 2] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {}, shrink[2];
         float s[KEYS / 2];
         unsigned p[KEYS / 16][4];
 
@@ -151,7 +151,7 @@ overlap(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k
                 for (int n = 0; n < KEYS / 2; ++n) {
                     const int key = KEYS * tile + n / 4 * 8 + lane % 4 * 2 + n % 2;
                     const int row = first + 16 * warp + lane / 4 + n / 2 % 2 * 8;
-                    if (key >= seq_len || (CAUSAL && key > row)) s[n] = -INFINITY;
+                    if (key >= seq_len || (CAUSAL && key > row)) s[n] = -infinity();
                 }
             }
 #pragma unroll

@@ -5,6 +5,9 @@
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
+// NVRTC has no INFINITY.
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
