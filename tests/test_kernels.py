@@ -292,6 +292,25 @@ def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, q, k, v, re
     assert str(caught.value).startswith("plain ")
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("CUDA_ERROR_INVALID_VALUE: invalid argument", Broken),
+        ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources requested for launch", Broken),
+        ("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", torch.AcceleratorError),
+    ],
+)
+def test_a_launch_that_is_refused_is_told_from_a_device_that_failed(folder, said, meant):
+    (one,) = ladder.load()
+    compiled = kernels._Compiled(None, "plain<__half, 64, false>", "sm_80", 1)
+    launch = kernels._Launch(compiled, one.tiles[0], (1,), (64,), ())
+    failure = kernels._failure(one, launch, RuntimeError(said))
+    assert type(failure) is meant
+    assert said in str(failure)
+    if meant is Broken:
+        assert str(failure).startswith(f"{folder}/ladder.toml, rung 'plain', the tile for head_dim 64: the driver")
+
+
 def test_a_kernel_is_another_once_its_source_changed(folder):
     first = kernels.implementation("kernel.plain")
     assert kernels.implementation("kernel.plain").call is first.call

@@ -16,7 +16,10 @@ from attnlab.measure.telemetry import Telemetry
 
 SEED = 42
 CUBLAS_WORKSPACE = ":4096:8"
-PACKAGES = ("torch", "numpy", "triton", "cupy-cuda13x", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py")
+PACKAGES = (
+    *("torch", "numpy", "triton", "cupy-cuda13x"),
+    *("nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py"),
+)
 
 
 def lock() -> None:
