@@ -84,6 +84,8 @@ class Recipe:
     fates: Fates | None = None
     shapes: int | None = None
     """Only so many shapes of the first replicate were recorded: the run is not complete."""
+    counters: dict[str, list[dict[str, Any]]] | None = None
+    """Of each implementation that was profiled at the target: its launches, a ``function`` and its metrics each."""
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -173,8 +175,22 @@ def write(name: str, recipe: Recipe = ORDINARY) -> None:
         row = {"process": f"p{replicate}", "replicate": replicate, "setup_seconds": 1.0, "measuring_seconds": 30.0}
         if recipe.shapes is None:
             runs.add_part(name, "processes", f"r{replicate:02d}-p{replicate}", pd.DataFrame([row]))
+    for implementation, launches in (recipe.counters or {}).items():
+        rows = _profile(implementation, study.target_shape, launches)
+        runs.add_part(name, "profile", implementation.replace(".", "-"), rows)
     if recipe.shapes is None:
         runs.finish(name)
+
+
+def _profile(implementation: str, shape: Shape, launches: list[dict[str, Any]]) -> pd.DataFrame:
+    where = {"implementation": implementation, **shape.axes}
+    rows = [
+        where | {"function": launch["function"], "launch": number, "metric": metric, "unit": "", "value": value}
+        for number, launch in enumerate(launches)
+        for metric, value in launch.items()
+        if metric != "function"
+    ]
+    return pd.DataFrame(rows)
 
 
 def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> dict[str, Any]:
@@ -217,7 +233,9 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
         "sources": {"clocks.py": "5" * 64},
         "ladder": [],
         "kernels": {},
-        "profile": {"tool": "", "why": "nothing was profiled", "command": ""},
+        "profile": {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
+        if recipe.counters
+        else {"tool": "", "why": "nothing was profiled", "command": ""},
     }
 
 

@@ -165,16 +165,20 @@ def recorded(name: str, table: str) -> set[str]:
     return {path.name.split(".")[1] for path in (folder(name) / "parts").glob(f"{table}.*.parquet")}
 
 
-def finish(name: str) -> None:
-    """Turn the parts into one file a table. Killed anywhere, it can be run again."""
+def finish(name: str, told: Manifest | None = None) -> None:
+    """Turn the parts into one file a table. Killed anywhere, it can be run again.
+
+    Args:
+        told: what the manifest is to say besides, of what was only known at the end.
+    """
     target = folder(name)
     if not read_manifest(name)["complete"]:
-        _close(name, target)
+        _close(name, target, told or {})
     shutil.rmtree(target / "parts", ignore_errors=True)
     (target / ".lock").unlink(missing_ok=True)
 
 
-def _close(name: str, target: Path) -> None:
+def _close(name: str, target: Path, told: Manifest) -> None:
     files = {}
     for table, frame in _tables_from_parts(name).items():
         path = target / f"{table}.parquet"
@@ -183,7 +187,7 @@ def _close(name: str, target: Path) -> None:
         _write_atomically(path, buffer.getvalue())
         files[path.name] = hashlib.sha256(buffer.getvalue()).hexdigest()
     stamp = datetime.now(UTC).isoformat(timespec="seconds")
-    manifest = read_manifest(name) | {"complete": True, "finished": stamp, "files": files}
+    manifest = read_manifest(name) | told | {"complete": True, "finished": stamp, "files": files}
     _write_manifest(target, manifest)
 
 

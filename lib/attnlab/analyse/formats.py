@@ -73,7 +73,9 @@ def kernel(name: str) -> str:
     Template arguments run to hundreds of characters; what tells kernels apart stands before them, but for CUTLASS's
     wrapper, whose first argument is the kernel.
     """
-    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("cutlass::Kernel2<", "")
+    plain = name.removeprefix("void ")
+    for wrapper in ("(anonymous namespace)::", "<unnamed>::", "cutlass::Kernel2<"):
+        plain = plain.replace(wrapper, "")
     return shortened(plain.split("<")[0].split("(")[0].split(">")[0], 90)
 
 

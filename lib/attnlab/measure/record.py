@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from attnlab import __version__, ladder, paths, runs
 from attnlab.errors import Interrupted, UserError
-from attnlab.measure import clocks, devices, worker
+from attnlab.measure import clocks, devices, profile, worker
 from attnlab.studies import Study, recorded
 
 POLL_S = 0.5
@@ -45,7 +45,7 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
         try:
             environment = _open(pool, name, study, device)
             _work_through(pool, _jobs(name, study, device, environment))
-            runs.finish(name)
+            runs.finish(name, {"profile": profile.take(name, study, device)})
         except KeyboardInterrupt:
             _stop(pool)
             raise Interrupted(
