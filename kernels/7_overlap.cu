@@ -3,10 +3,12 @@
 // Does    while a tile's scores are computed, the tile before is multiplied by V, and the softmax runs beside the second
 //         of the two products (FlashAttention-3, arXiv 2407.08608, algorithm 2). The two warpgroups issue their products
 //         in turns, so that one's softmax falls into the other's products (section 3.1 there). Q is kept in registers.
-// Gained  4 % over rung 6, 0.046 ms at (32, 8, 512, 64) on an H200, where 1.2x was expected. Without turns it is a loss,
-//         54 us: both warpgroups then reach their softmax together. With Q in shared memory 47.9 us.
-// Limits  16 us of exponentials and 22 us of products would fit into each other. What keeps them apart is not settled
-//         here: 07_profile shows the counters.
+// Gained  4 % over rung 6, 0.046 ms at (32, 8, 512, 64) on an H200, where 1.2x was expected; 7 to 8 % at D = 128. Without
+//         turns it is a loss, 54 us: both warpgroups then reach their softmax together. Tried and left out: rescaling
+//         only where a row's largest score rises by more than 2^8 (FlashAttention-4) took 2 % off here and 3 % at 2048
+//         keys, but added 2 to 7 % under the mask; four chains of maxima and sums instead of two changed nothing.
+// Limits  16 us of exponentials and 22 us of products would fit into each other, yet either pipe is busy for 42 % of the
+//         cycles: with two warps a scheduler, too little is ready to issue. 07_profile shows the counters.
 #include "hopper.cuh"
 
 constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS;
