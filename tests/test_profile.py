@@ -182,9 +182,10 @@ def test_a_call_of_several_kernels_is_read_whole():
 
 @pytest.fixture
 def begun(begin):
-    """A run that holds cases at its target: one measured by both replicates, one that failed in the second."""
+    """A run that holds cases at its target: two and a control measured in both replicates, one that then failed."""
     name = begin(tiny_study())
     fates = [("sdpa.auto", "measured"), ("sdpa.flash", "measured"), ("sdpa.math", "measured")]
+    fates.append(("control.sdpa.auto", "measured"))
     for replicate in range(2):
         rows = [
             {"implementation": one, **SHAPE.axes, "replicate": replicate, "status": status} for one, status in fates

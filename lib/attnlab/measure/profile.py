@@ -107,7 +107,7 @@ def take(name: str, study: Study, device: str) -> dict[str, str]:
     except Refused as refused:
         return _told(why=str(refused))
     shape, problems = study.target_shape, []
-    for implementation in _measured(name, shape):
+    for implementation in _measured(name, study):
         if _key(implementation) in runs.recorded(name, "profile"):
             continue
         print(f"{name}: counters of {implementation}", file=sys.stderr, flush=True)
@@ -192,12 +192,12 @@ def call_once(implementation: str, shape: Shape) -> None:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def _measured(name: str, shape: Shape) -> list[str]:
-    """The implementations that every replicate measured at a shape, in the order of the study."""
+def _measured(name: str, study: Study) -> list[str]:
+    """The implementations of the study that every replicate measured at its target."""
     cases = runs.load(name).cases
-    here = cases[pd.concat([cases[axis] == value for axis, value in shape.axes.items()], axis=1).all(axis=1)]
-    fates = here.groupby("implementation", sort=False)["status"].agg(lambda status: (status == "measured").all())
-    return [str(implementation) for implementation in fates[fates].index]
+    here = pd.concat([cases[axis] == value for axis, value in study.target_shape.axes.items()], axis=1).all(axis=1)
+    measured = cases[here].groupby("implementation")["status"].agg(lambda status: (status == "measured").all())
+    return [implementation for implementation in study.implementations if measured.get(implementation, False)]
 
 
 def _key(implementation: str) -> str:
