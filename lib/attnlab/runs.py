@@ -39,6 +39,8 @@ COLUMNS = {
     "processes": ("process", "replicate", "setup_seconds", "measuring_seconds"),
     "resources": (*CASE, "replicate", "process", *_COMPILED, *_LAUNCHED),
     "profile": (*CASE, "function", "launch", "metric", "unit", "value"),
+    "panel": (*CASE, "method", "round", "latency_us", "sm_clock_mhz", "why"),
+    "residency": (*CASE, "clock", "cache", "round", "metric", "unit", "value", "why"),
 }
 """What the tables of a run hold, which a run of which nothing was recorded yet has too."""
 TABLES = tuple(COLUMNS)
@@ -58,6 +60,10 @@ class Run:
         resources: a row per case of a kernel of the ladder that was measured, and replicate: what was compiled, what it
             needs, what was launched, and how many CTAs a multiprocessor holds at once.
         profile: a row per launch and metric of Nsight Compute in one call of a case.
+        panel: a row per case, method and round: the same call timed by every clock at hand. A method that couldn't be
+            used has a row that says why.
+        residency: what the L2 holds where a sample begins, and what a call then reads from memory: a row per case,
+            clock, cache, round and metric.
     """
 
     name: str
@@ -68,6 +74,8 @@ class Run:
     processes: pd.DataFrame
     resources: pd.DataFrame
     profile: pd.DataFrame
+    panel: pd.DataFrame
+    residency: pd.DataFrame
 
     @property
     def complete(self) -> bool:

@@ -14,7 +14,7 @@ from attnlab.measure.clocks import Call
 def kernels(call: Call, device: torch.device) -> list[str]:
     """Names of what ran, the longest first: device kernels on a GPU, framework operators on a CPU."""
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
-    with _quiet(), profile(activities=[activity]) as profiler:
+    with quiet(), profile(activities=[activity]) as profiler:
         call()
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -40,7 +40,7 @@ def _peak_cuda(call: Call) -> int:
 
 
 def _peak_cpu(call: Call) -> int:
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         output = call()
     # In the order of time, each allocation counts up and each release down.
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -52,7 +52,8 @@ def _peak_cpu(call: Call) -> int:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Keep what the profiler says off the standard error stream."""
     # The profiler's own library writes trace points to the standard error stream, which is not ours to fill.
     kept, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from attnlab import __version__, ladder, paths, runs
 from attnlab.errors import Interrupted, UserError
-from attnlab.measure import clocks, devices, profile, worker
+from attnlab.measure import clocks, devices, panel, profile, worker
 from attnlab.studies import Study, recorded
 
 POLL_S = 0.5
@@ -45,6 +45,7 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
         try:
             environment = _open(pool, name, study, device)
             _work_through(pool, _jobs(name, study, device, environment))
+            _take_panel(pool, panel.Job(name, study, device, environment))
             runs.finish(name, {"profile": profile.take(name, study, device)})
         except KeyboardInterrupt:
             _stop(pool)
@@ -132,6 +133,13 @@ def _work_through(pool: Executor, jobs: list[worker.Job]) -> None:
             show(len(runs.recorded(name, "cases")))
             for future in done:
                 future.result()
+
+
+def _take_panel(pool: Executor, job: panel.Job) -> None:
+    """Time the panel with every clock at hand, on a GPU."""
+    if job.device == "cuda":
+        print(f"{job.run}: the panel of clocks", file=sys.stderr, flush=True)
+        pool.submit(panel.take, job).result()
 
 
 class _Progress:

@@ -48,7 +48,7 @@ class Job:
 
 def survey(wanted: str, study: Study) -> dict[str, Any]:
     """What a manifest says of the machine: device, locked environment, ceilings, clocks. In a process of its own."""
-    _die_quietly()
+    die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
     dtypes = sorted({shape.dtype for shape in study.shapes})
@@ -70,7 +70,7 @@ def measure(job: Job) -> None:
         UserError: the environment can't be locked.
         EnvironmentChanged: it isn't the one that the run began in.
     """
-    _die_quietly()
+    die_quietly()
     started = time.monotonic()
     device = torch.device(job.device)
     environment.lock()
@@ -370,7 +370,8 @@ def _case_row(session: Session, shape: Shape, subject: Subject) -> dict[str, Any
     }
 
 
-def _die_quietly() -> None:
+def die_quietly() -> None:
+    """Let this process, which a run started, end without a word when the run is stopped."""
     # Ctrl-C reaches the whole process group; the parent says what it means, a traceback from here would not.
     parent = multiprocessing.parent_process()
     if parent is not None:
