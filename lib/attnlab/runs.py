@@ -41,6 +41,13 @@ COLUMNS = {
     "profile": (*CASE, "function", "launch", "metric", "unit", "value"),
     "panel": (*CASE, "method", "round", "latency_us", "sm_clock_mhz", "why"),
     "residency": (*CASE, "clock", "cache", "round", "metric", "unit", "value", "why"),
+    "endurance": (
+        *CASE,
+        "started_s",
+        "latency_us",
+        *(column for column in _CARD if column != "throttle_reasons"),
+        "why",
+    ),
 }
 """What the tables of a run hold, which a run of which nothing was recorded yet has too."""
 TABLES = tuple(COLUMNS)
@@ -64,6 +71,7 @@ class Run:
             used has a row that says why.
         residency: what the L2 holds where a sample begins, and what a call then reads from memory: a row per case,
             clock, cache, round and metric.
+        endurance: a row per slice of a load without pause, from a card at rest: ``started_s`` since the load began.
     """
 
     name: str
@@ -76,6 +84,7 @@ class Run:
     profile: pd.DataFrame
     panel: pd.DataFrame
     residency: pd.DataFrame
+    endurance: pd.DataFrame
 
     @property
     def complete(self) -> bool:

@@ -37,7 +37,8 @@ class Study(BaseModel):
     """What a run measures, as a file in notebooks/params/ states it.
 
     A sweep is a mapping of axes, or a list of such mappings; lists of values are multiplied out. A case of which one
-    call takes longer than `longest_call_ms` is checked, but not timed.
+    call takes longer than `longest_call_ms` is checked, but not timed. With `panel`, a run on a GPU ends with a panel
+    that times the same calls by every clock at hand, and with loads without pause: about a minute.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -52,6 +53,7 @@ class Study(BaseModel):
     replicates: Annotated[int, Field(ge=1)] = 1
     warmup_calls: Annotated[int, Field(ge=20)] = 20
     longest_call_ms: Annotated[float, Field(gt=0)] = 1000.0
+    panel: bool = True
     sweeps: Annotated[dict[str, list[Block]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")

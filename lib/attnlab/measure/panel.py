@@ -18,7 +18,8 @@ ncu.cold           cold   the same after our flush
 =================  =====  ==========================================================================================
 
 Those of the first eight run in one process and take turns; NVBench and Nsight Compute want a process of their own
-(`attnlab.measure.outside`). Beside them, the canary looks at what the L2 holds where a sample of each clock begins.
+(`attnlab.measure.outside`). Beside them, the canary looks at what the L2 holds where a sample of each clock begins, and
+a load without pause shows how long a burst lasts (`attnlab.measure.endurance`).
 """
 
 import random
@@ -34,7 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from attnlab import runs
 from attnlab.errors import EnvironmentChanged
-from attnlab.measure import clocks, devices, environment, inputs, inspection, outside, registry, worker
+from attnlab.measure import clocks, devices, endurance, environment, inputs, inspection, outside, registry, worker
 from attnlab.measure.attention import Broken, OutOfMemory, Unsupported, attempt
 from attnlab.measure.canary import Canary
 from attnlab.measure.clocks import Case
@@ -105,12 +106,19 @@ def take(job: Job) -> None:
         devices.release(device)
     del canary
     devices.release(device)
+    for implementation, shape in endurance.cases(job.study):
+        key = implementation.replace(".", "-")  # a key holds no dot: it ends at the first
+        if key not in runs.recorded(job.run, "endurance"):
+            runs.add_part(job.run, "endurance", key, frame("endurance", _loaded(implementation, shape, device)))
+            devices.release(device)
     for tool in outside.TOOLS:
         if tool not in runs.recorded(job.run, "panel"):
             _add(job.run, tool, *outside.rows(tool, chosen))
 
 
-TYPES = {"round": "Int64", "latency_us": "Float64", "sm_clock_mhz": "Int32", "value": "Float64"}
+TYPES = {"round": "Int64", "latency_us": "Float64", "value": "Float64", "started_s": "Float64"} | {
+    column: dtype for column, dtype in worker.TELEMETRY_TYPES.items() if column != "throttle_reasons"
+}
 
 
 def frame(table: str, rows: list[Row]) -> pd.DataFrame:
@@ -157,6 +165,15 @@ def _case_rows(
         return _timed(case, device, axes), _looked(case, drawn, canary, axes)
     except Exception as error:  # a panel that fails must not cost the run, which is whole without it
         return [axes | {"method": method, "why": _reason(error)} for method in METHODS], []
+
+
+def _loaded(implementation: str, shape: Shape, device: torch.device) -> list[Row]:
+    axes = {"implementation": implementation, **shape.axes}
+    try:
+        case, _ = prepared(implementation, shape, device)
+        return [axes | row for row in endurance.load(case, device)]
+    except Exception as error:  # as above
+        return [axes | {"why": _reason(error)}]
 
 
 def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:

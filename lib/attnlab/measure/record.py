@@ -137,7 +137,7 @@ def _work_through(pool: Executor, jobs: list[worker.Job]) -> None:
 
 def _take_panel(pool: Executor, job: panel.Job) -> None:
     """Time the panel with every clock at hand, on a GPU."""
-    if job.device == "cuda":
+    if job.device == "cuda" and job.study.panel:
         print(f"{job.run}: the panel of clocks", file=sys.stderr, flush=True)
         pool.submit(panel.take, job).result()
 
