@@ -22,6 +22,7 @@ TINY = {
     "timings": [{"clock": "eager", "cache": "warm"}],
     "samples": 5,
     "replicates": 2,
+    "panel": False,
     "sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": [16, 32, 64], "head_dim": 64, "dtype": "float32"}},
 }
 RECORDED = "recorded"
