@@ -154,14 +154,21 @@ def prepared(implementation: str, shape: Shape, device: torch.device) -> tuple[C
     return case, drawn
 
 
+def _graphed(implementation: str, shape: Shape, device: torch.device) -> tuple[Case, inputs.Inputs]:
+    case, drawn = prepared(implementation, shape, device)
+    with case.selected():
+        # As in a run: CUPTI is at work before graphs are captured, which it is to look into later.
+        inspection.kernels(case.call, device)
+        attempt(lambda: clocks.capture(case, torch.cuda.graph_pool_handle()))
+    return case, drawn
+
+
 def _case_rows(
     implementation: str, shape: Shape, device: torch.device, canary: Canary | str
 ) -> tuple[list[Row], list[Row]]:
     axes = {"implementation": implementation, **shape.axes}
     try:
-        case, drawn = prepared(implementation, shape, device)
-        with case.selected():
-            attempt(lambda: clocks.capture(case, torch.cuda.graph_pool_handle()))
+        case, drawn = _graphed(implementation, shape, device)
         return _timed(case, device, axes), _looked(case, drawn, canary, axes)
     except Exception as error:  # a panel that fails must not cost the run, which is whole without it
         return [axes | {"method": method, "why": _reason(error)} for method in METHODS], []
