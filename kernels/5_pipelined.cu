@@ -161,6 +161,7 @@ pipelined(const T* q, const T* k, const T* v, T* o, int heads, int seq_len, floa
     }
 
     // Through shared memory, so that rows leave in 16-byte pieces; the rows are a warp's own.
+    __syncwarp();
 #pragma unroll
     for (int m = 0; m < MTILES; ++m)
 #pragma unroll
