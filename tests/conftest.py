@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,25 @@ RECORDED = "recorded"
 def tiny_study(**changes) -> studies.Study:
     """A study of three implementations at three short shapes on the CPU, with the fields given instead of its own."""
     return studies.parse(TINY | changes, "tiny.yaml")
+
+
+def gated(call, shape, device="cpu"):
+    """A function through the worker's gate, before timing and then after: its fate, and the rows of its checks."""
+    import pandas as pd
+    import torch
+
+    from attnlab.measure import inputs, worker
+    from attnlab.measure.attention import Implementation
+    from attnlab.measure.clocks import Case
+    from attnlab.measure.telemetry import Telemetry
+
+    job = worker.Job("none", tiny_study(), device, 0, (shape,), "")
+    session = worker.Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
+    drawn = inputs.draw(shape, 0, session.device)
+    implementation = Implementation("kernel.saboteur", call)
+    subject = worker.Subject(implementation, Case(partial(call, *drawn, shape.causal), implementation.selected))
+    rows = [row for moment in ("before", "after") for row in worker._gate(session, shape, [subject], drawn, moment)]
+    return subject, pd.DataFrame(rows)
 
 
 def quick_survey(device: str, study: studies.Study) -> dict:

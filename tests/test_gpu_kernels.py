@@ -14,7 +14,7 @@ from attnlab import ladder, runs
 from attnlab.measure import clocks, devices, environment, inputs, kernels, record
 from attnlab.measure.attention import Broken, Unsupported
 from attnlab.measure.clocks import Case
-from attnlab.measure.correctness import Gate, on_poison
+from attnlab.measure.correctness import Gate
 from attnlab.shapes import Shape
 
 cupy = pytest.importorskip("cupy")
@@ -67,7 +67,7 @@ def test_every_rung_passes_the_gate(name, seq_len, causal, head_dim, dtype):
     shape = Shape(2, 3, seq_len, head_dim, causal, dtype)
     call = served(name, shape)
     tensors = drawn(shape, 1)
-    check = Gate(tensors, causal).check(on_poison(lambda: call(*tensors, causal)))
+    check = Gate(tensors, causal).examine(lambda: call(*tensors, causal))
     assert check.passed, check.reason
 
 
@@ -148,7 +148,7 @@ def test_a_kernel_that_is_right_passes_the_gate(folder, seq_len, persistent):
     shape = Shape(3, 500, seq_len, 64, True, "bfloat16")
     tensors = drawn(shape)
     kernel = kernels.implementation("kernel.plain")
-    check = Gate(tensors, True).check(on_poison(lambda: kernel.call(*tensors, True)))
+    check = Gate(tensors, True).examine(lambda: kernel.call(*tensors, True))
     assert check.passed, check.reason
     needs = kernel.resources(tensors[0], True)
     most = needs["ctas_per_sm"] * devices.describe(GPU)["multiprocessors"]

@@ -15,10 +15,21 @@ from hypothesis import strategies as st
 
 from attnlab import implementations, runs
 from attnlab.errors import UserError
-from attnlab.measure import attention, ceilings, clocks, devices, environment, inputs, inspection, record, telemetry
+from attnlab.measure import (
+    attention,
+    ceilings,
+    clocks,
+    devices,
+    environment,
+    inputs,
+    inspection,
+    outputs,
+    record,
+    telemetry,
+)
 from attnlab.measure.attention import REGISTRY, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.clocks import Case
-from attnlab.measure.correctness import Check, Error, Gate, on_poison
+from attnlab.measure.correctness import Check, Error, Gate
 from attnlab.measure.telemetry import Reading, Telemetry
 from attnlab.shapes import Shape
 from attnlab.studies import Timing
@@ -299,7 +310,7 @@ def test_a_refusal_carries_the_reason_that_torch_warned_of():
 def test_the_gate_passes_what_is_right(locked, name, dtype, causal):
     drawn = inputs.draw(Shape(2, 4, 64, 64, causal, dtype), 0, CPU)
     with REGISTRY[name].selected():
-        check = Gate(drawn, causal).check(on_poison(lambda: REGISTRY[name].call(*drawn, causal)))
+        check = Gate(drawn, causal).examine(lambda: REGISTRY[name].call(*drawn, causal))
     assert check.passed, check.reason
     assert 0 < check.error.mean < check.error.maximum
     assert 0 < check.framework_error.mean < check.framework_error.maximum
@@ -348,10 +359,11 @@ def test_twice_the_frameworks_own_error_is_allowed(error, passed):
 
 def test_memory_is_poisoned_inside_and_only_there(locked):
     # Large enough, and asked for twice: fresh memory of the system is zero without anyone's help.
-    assert torch.isnan(on_poison(lambda: torch.empty(2**20))).all()
+    with outputs.guarded(outputs.POISONS[0]):
+        assert torch.isnan(torch.empty(2**20)).all()
     assert torch.utils.deterministic.fill_uninitialized_memory is False
-    with pytest.raises(ZeroDivisionError):
-        on_poison(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError), outputs.guarded(outputs.POISONS[0]):
+        1 / 0  # noqa: B018
     assert torch.utils.deterministic.fill_uninitialized_memory is False
 
 
@@ -394,14 +406,13 @@ def is_wrong_in_the_last_row(q, k, v, causal):
     return output
 
 
-def remembers():
-    """Computes once and returns that ever after."""
-    kept = []
+def errs_later():
+    """Is right for as many calls as the gate makes before timing, and a little off ever after."""
+    calls = []
 
     def call(q, k, v, causal):
-        if not kept:
-            kept.append(attention.sdpa(q, k, v, causal))
-        return kept[0]
+        calls.append(1)
+        return attention.sdpa(q, k, v, causal) + (1e-2 if len(calls) > 6 else 0)
 
     return call
 
@@ -481,15 +492,16 @@ def test_a_saboteur_is_caught_reported_and_not_timed(registered, measured, call,
     run = measured(implementations=["sdpa.auto", name], **one_length(causal=causal, dtype=dtype))
     cases = run.cases.set_index("implementation")
     assert cases["status"].to_dict() == {"sdpa.auto": "measured", name: "failed"}
-    assert cases.at[name, "reason"].startswith("before timing, call: error against float64: max ")
+    assert cases.at[name, "reason"].startswith("before timing, call: ")
+    assert "; error against float64: max " in f"; {cases.at[name, 'reason'].partition('call: ')[2]}"
     assert set(run.samples["implementation"]) == {"sdpa.auto"}
     assert len(run.samples) == 3
     checks = run.checks.set_index(["implementation", "moment"])["passed"].to_dict()
     assert checks == {("sdpa.auto", "before"): True, ("sdpa.auto", "after"): True, (name, "before"): False}
 
 
-def test_who_returns_the_last_result_is_caught_on_inputs_it_has_not_seen(registered, measured):
-    name = registered(remembers())
+def test_who_errs_only_after_timing_is_reported_then(registered, measured):
+    name = registered(errs_later())
     run = measured(implementations=["sdpa.auto", name], **one_length())
     cases = run.cases.set_index("implementation")
     assert cases.at[name, "status"] == "failed"

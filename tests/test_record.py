@@ -58,14 +58,14 @@ def test_each_replicate_is_a_process_of_its_own(recorded):
 def test_every_case_was_checked_before_and_after(recorded):
     run = runs.load(recorded)
     assert run.cases["status"].tolist() == ["measured"] * 24
-    assert run.checks["passed"].tolist() == [True] * 48
+    assert run.checks["passed"].tolist() == [True] * 96
     assert set(run.checks["route"]) == {"call"}
     assert (
         run.checks.groupby(["implementation", "seq_len", "replicate"])["moment"].agg(set).eq({"before", "after"}).all()
     )
     # Unseen inputs: no two checks of an implementation at a shape saw the same errors.
     errors = run.checks.groupby(["implementation", "seq_len"])["framework_mean_error"].nunique()
-    assert (errors == 4).all()
+    assert (errors == 2 * (3 + 1)).all()
 
 
 def test_the_manifest_tells_how_to_do_it_again(recorded):
@@ -193,7 +193,7 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin):
     assert len(blocks) < keys == 12
     assert len(run.cases) == 2 * 3 * 3
     assert not run.cases.duplicated(["implementation", "seq_len", "replicate"]).any()
-    assert len(run.checks) == 2 * 2 * 3 * 2
+    assert len(run.checks) == 2 * 3 * 3 * (3 + 1)
     assert not (paths.data() / name / "parts").exists()
 
 

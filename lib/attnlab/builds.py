@@ -47,7 +47,7 @@ def check() -> None:
         raise UserError(f"{paths.shown(paths.kernels() / 'ladder.toml')} is not there: there is no kernel to compile")
     jobs = [(rung, architecture) for rung in rungs for architecture in rung.architectures]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        compiled = pool.map(_build, *zip(*jobs, strict=True))
+        compiled = pool.map(build, *zip(*jobs, strict=True))
         built = list(tqdm(compiled, total=len(jobs), desc="compiling", disable=None, leave=False))
     print(table([row for job, build in zip(jobs, built, strict=True) for row in rows(*job, build)]))
     problems = [line for job, build in zip(jobs, built, strict=True) for line in wrong(*job, build)]
@@ -91,7 +91,8 @@ def table(lines: list[Row]) -> str:
     return "\n".join([*text, note])
 
 
-def _build(rung: Rung, architecture: str) -> Build:
+def build(rung: Rung, architecture: str) -> Build:
+    """Every instance of a rung, compiled for one architecture."""
     return nvrtc.build(rung, architecture, [expression for *_, expression in _instances(rung)])
 
 

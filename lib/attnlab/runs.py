@@ -34,7 +34,7 @@ _COMPILED = ("function", "architecture", "registers", "local_bytes", "static_sha
 _LAUNCHED = ("threads", "ctas", "ctas_per_sm")
 COLUMNS = {
     "samples": (*CASE, *_SAMPLE, *_CARD),
-    "checks": (*CASE, "replicate", "process", "moment", "route", *_ERRORS),
+    "checks": (*CASE, "replicate", "process", "moment", "inputs", "route", *_ERRORS),
     "cases": (*CASE, "replicate", "process", *_FATE),
     "processes": ("process", "replicate", "setup_seconds", "measuring_seconds"),
     "resources": (*CASE, "replicate", "process", *_COMPILED, *_LAUNCHED),
@@ -61,7 +61,8 @@ class Run:
     Attributes:
         manifest: schema, environment and its hash, device, ceilings, clocks, study, ladder, hashes of the files.
         samples: a row per sample; latencies in us, clocks in MHz, power in W, ``started_s`` since its process began.
-        checks: a row per correctness check; errors are absolute, against the float64 oracle.
+        checks: a row per correctness check; errors are absolute, against the float64 oracle. ``inputs`` says of which
+            kind those were: "normal", "large logits" or "constant rows", whose errors have nothing in common.
         cases: a row per case and replicate: what became of it, the kernels that ran, its peak memory in bytes.
         processes: a row per process that measured, with its seconds.
         resources: a row per case of a kernel of the ladder that was measured, and replicate: what was compiled, what it
@@ -113,6 +114,8 @@ def load(name: str) -> Run:
     """
     manifest = read_manifest(name)
     tables = _whole_tables(name, manifest) if manifest["complete"] else _tables_from_parts(name)
+    if manifest["schema"] < 2:  # all its checks were on normal inputs
+        tables["checks"] = tables["checks"].assign(inputs="normal")
     return Run(name, manifest, **tables)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from attnlab import ladder, nvrtc, paths
 from attnlab.ladder import Rung, Tile
+from attnlab.measure import outputs
 from attnlab.measure.attention import Broken, Implementation, Unsupported
 
 # A box of a tensor map: 64 elements of 16 bits are the 128 bytes that its swizzle spans.
@@ -82,7 +83,7 @@ class Kernel:
             Broken: it doesn't compile, or can't be launched as its entry says.
         """
         launch = self._launch(q, k, v, causal)
-        output = output_like(q)
+        output = outputs.like(q)
         tensors = (q, k, v, output)
         if self.rung.arguments == "pointers":
             arguments = tuple([np.uint64(tensor.data_ptr()) for tensor in tensors])
@@ -190,11 +191,6 @@ class Kernel:
             if len(self._maps) > MAPS_KEPT:
                 self._maps.popitem(last=False)
         return found
-
-
-def output_like(q: torch.Tensor) -> torch.Tensor:
-    """The memory that a kernel writes its output to."""
-    return torch.empty_like(q)
 
 
 def implementation(name: str) -> Implementation:

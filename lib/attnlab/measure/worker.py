@@ -22,7 +22,7 @@ from attnlab.errors import EnvironmentChanged
 from attnlab.measure import ceilings, clocks, devices, environment, inputs, inspection, registry
 from attnlab.measure.attention import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.clocks import Case
-from attnlab.measure.correctness import Check, Gate, on_poison
+from attnlab.measure.correctness import Check, Gate
 from attnlab.measure.telemetry import Telemetry
 from attnlab.shapes import Shape
 from attnlab.studies import Study, Timing
@@ -31,6 +31,8 @@ from attnlab.studies import Study, Timing
 WARMUP_WINDOW = 10
 WARMUP_WINDOWS = 20
 STEADY = 0.02
+# Scores of which the gate compares the outcome on inputs that are not normal: 16 heads of 512 keys, and one of 2048.
+COMPARED_SCORES = 2**22
 T = TypeVar("T")
 
 
@@ -132,6 +134,8 @@ class Subject:
     status: str = "measured"
     reason: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    earlier: set[bytes] = field(default_factory=set)
+    """By what its outputs that the gate saw are known again."""
 
     @property
     def alive(self) -> bool:
@@ -199,32 +203,60 @@ def _through(subject: Subject, work: Callable[[], T]) -> T | None:
 def _gate(
     session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs, moment: str
 ) -> list[dict[str, Any]]:
-    """Check every subject on inputs that nothing has seen, its memory poisoned; who fails is out."""
-    inputs.redraw(drawn, shape, session.seed(shape, moment))
+    """Check every subject on inputs that nothing has seen, of all kinds before timing; who fails is out."""
     rows: list[dict[str, Any]] = []
-    try:
-        gate = attempt(lambda: Gate(drawn, shape.causal))
-    except OutOfMemory as error:
-        _all_out_of_memory(subjects, "the oracle's scores", error)
-        return rows
-    for subject in [subject for subject in subjects if subject.alive]:
-        for route, check in _checks(subject, gate):
-            rows.append(_check_row(session, shape, subject, check, moment, route))
-            if not check.passed:
-                subject.status, subject.reason = "failed", f"{moment} timing, {route}: {check.reason}"
-        devices.release(session.device)
+    for kind in inputs.KINDS if moment == "before" else (inputs.NORMAL,):
+        inputs.redraw(drawn, shape, session.seed(shape, f"{moment}, {kind}"), kind)
+        heads = _heads(session, shape, kind)
+        try:
+            gate = attempt(partial(Gate, drawn, shape.causal, kind, heads))
+        except OutOfMemory as error:
+            _all_out_of_memory(subjects, "the oracle's scores", error)
+            return rows
+        for subject in [subject for subject in subjects if subject.alive]:
+            for route, check in _checks(session, subject, gate, kind):
+                rows.append(_check_row(session, shape, subject, check, moment, kind, route))
+                if not check.passed:
+                    subject.status, subject.reason = "failed", f"{moment} timing, {_named(kind, route)}: {check.reason}"
+                    break
+            devices.release(session.device)
     return rows
 
 
-def _checks(subject: Subject, gate: Gate) -> Iterator[tuple[str, Check]]:
-    """Check what a subject computes from the inputs as they are now, by each route that is timed."""
-    called = _through(subject, lambda: gate.check(on_poison(subject.case.call)))
+def _heads(session: Session, shape: Shape, kind: str) -> list[int] | None:
+    """Heads whose values the gate compares: all on normal inputs; on others as many as bound what the oracle costs.
+
+    They are drawn at random, and an implementation can't know which.
+    """
+    heads = shape.batch * shape.heads
+    compared = max(1, COMPARED_SCORES // shape.seq_len**2)
+    if kind == inputs.NORMAL or compared >= heads:
+        return None
+    return sorted(random.Random(session.seed(shape, f"heads, {kind}")).sample(range(heads), compared))
+
+
+def _checks(session: Session, subject: Subject, gate: Gate, kind: str) -> Iterator[tuple[str, Check]]:
+    """Check what a subject computes from the inputs as they are now, by each route that is timed.
+
+    Before there are graphs to be timed, on a GPU one of a single call is captured for normal inputs and thrown away.
+    """
+    call = subject.case.call
+    called = _through(subject, lambda: gate.examine(call, subject.earlier))
     if called is not None:
         yield "call", called
-    for replay in filter(None, dict.fromkeys((subject.case.one, subject.case.many)) if subject.alive else ()):
-        replay.output.fill_(torch.nan)
-        replay.graph.replay()
-        yield f"graph of {replay.calls}", gate.check(replay.output)
+    if not subject.alive:
+        return
+    timed = list(filter(None, dict.fromkeys((subject.case.one, subject.case.many))))
+    for replay in timed:
+        yield f"graph of {replay.calls}", gate.examine_replay(replay)
+    if not timed and session.device.type == "cuda" and kind == inputs.NORMAL:
+        captured = _through(subject, lambda: gate.examine_captured(call))
+        if captured is not None:
+            yield "graph of 1", captured
+
+
+def _named(kind: str, route: str) -> str:
+    return route if kind == inputs.NORMAL else f"{route}, {kind}"
 
 
 def _prepare(session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs) -> None:
@@ -327,7 +359,7 @@ def _typed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _check_row(
-    session: Session, shape: Shape, subject: Subject, check: Check, moment: str, route: str
+    session: Session, shape: Shape, subject: Subject, check: Check, moment: str, kind: str, route: str
 ) -> dict[str, Any]:
     return {
         "implementation": subject.implementation.name,
@@ -335,6 +367,7 @@ def _check_row(
         "replicate": session.job.replicate,
         "process": session.process,
         "moment": moment,
+        "inputs": kind,
         "route": route,
         "max_error": check.error.maximum,
         "mean_error": check.error.mean,
