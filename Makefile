@@ -48,7 +48,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure notebook readme lab kernels test test-gpu bench check format lock clean
+.PHONY: help report measure notebook readme lab kernels test test-gpu sanitize bench check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -77,6 +77,16 @@ test: $(call ready,cpu-kernels-test)  ## run the tests that need no GPU
 
 test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
 	$(python) -m pytest -m gpu
+
+# CUDA's toolkit often lies beside the path.
+sanitize: $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sanitizer's memcheck and racecheck, on an NVIDIA GPU
+	PATH="$$PATH:/usr/local/cuda/bin"; \
+	command -v compute-sanitizer >/dev/null || { echo 'compute-sanitizer is not here: it comes with the CUDA toolkit' >&2; exit 1; }; \
+	for tool in memcheck racecheck; do \
+	  echo "$$tool:"; \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 --print-limit 20 \
+	    $(python) tests/sanitize.py || exit 1; \
+	done
 
 bench: $(call ready,$(HARDWARE))  ## time measuring, inferring and rendering here
 	$(python) benchmarks/bench.py
