@@ -214,7 +214,16 @@ def files(*parts: str) -> list[Path]:
     return sorted(file for part in parts for file in ((LIB / part).rglob("*.py") if "." not in part else [LIB / part]))
 
 
-NOUNS = ("shapes.py", "studies.py", "implementations.py", "runs.py", "paths.py", "errors.py", "suggestions.py")
+NOUNS = (
+    "shapes.py",
+    "studies.py",
+    "implementations.py",
+    "runs.py",
+    "locks.py",
+    "paths.py",
+    "errors.py",
+    "suggestions.py",
+)
 
 
 @pytest.mark.parametrize("file", files("measure"), ids=lambda file: file.name)

@@ -15,7 +15,17 @@ from attnlab.errors import UserError
 
 
 def rows(*values: float) -> pd.DataFrame:
-    return pd.DataFrame({"implementation": "sdpa.auto", "latency_us": values})
+    return stated("samples", implementation="sdpa.auto", latency_us=values)
+
+
+def stated(table: str, **columns) -> pd.DataFrame:
+    """Rows of a table, with nothing in the columns that aren't stated."""
+    return pd.DataFrame(columns).reindex(columns=list(runs.COLUMNS[table]))
+
+
+CHECKS = stated("checks", passed=[True, False], max_error=[0.5, float("inf")])
+CASES = stated("cases", status=["measured", "failed"])
+PROCESSES = stated("processes", process=["abc"], setup_seconds=[0.25])
 
 
 def begun(name: str = "one", **manifest) -> str:
@@ -28,9 +38,9 @@ def filled(name: str = "one") -> str:
     begun(name)
     runs.add_part(name, "samples", "r00-s001-eager-warm", rows(3.5, 4.25))
     runs.add_part(name, "samples", "r00-s000-eager-warm", rows(1.0, 2.0, 2.5))
-    runs.add_part(name, "checks", "r00-s000", pd.DataFrame({"passed": [True, False], "max_error": [0.5, float("inf")]}))
-    runs.add_part(name, "cases", "r00-s000", pd.DataFrame({"status": ["measured", "failed"]}))
-    runs.add_part(name, "processes", "r00-abc", pd.DataFrame({"process": ["abc"], "setup_seconds": [0.25]}))
+    runs.add_part(name, "checks", "r00-s000", CHECKS)
+    runs.add_part(name, "cases", "r00-s000", CASES)
+    runs.add_part(name, "processes", "r00-abc", PROCESSES)
     return name
 
 
@@ -52,9 +62,9 @@ def test_what_was_recorded_is_read_back(data):
     assert run.name == "one"
     # In the order of the study, whatever the order of recording.
     assert run.samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
-    assert run.checks.to_dict("list") == {"passed": [True, False], "max_error": [0.5, float("inf")]}
-    assert run.cases["status"].tolist() == ["measured", "failed"]
-    assert run.processes.to_dict("list") == {"process": ["abc"], "setup_seconds": [0.25]}
+    pd.testing.assert_frame_equal(run.checks, CHECKS)
+    pd.testing.assert_frame_equal(run.cases, CASES)
+    pd.testing.assert_frame_equal(run.processes, PROCESSES)
     assert run.manifest["schema"] == runs.SCHEMA
     assert run.manifest["study"] == {"name": "tiny"}
     assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(runs.TABLES)]
@@ -317,7 +327,7 @@ def test_a_run_that_is_not_there_tells_which_are(data):
 
 
 def test_the_newest_run_is_last(data):
-    for name, created in (("a", "2026-03-01"), ("b", "2026-01-01"), ("c", "2026-02-01")):
+    for name, created in (("b", "2026-01-01"), ("c", "2026-02-01"), ("a", "2026-03-01")):
         begun(name, created=created)
     assert runs.names() == ["b", "c", "a"]
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab import paths
+from attnlab import locks, paths
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 
@@ -94,9 +94,9 @@ class Run:
 
 
 def names() -> list[str]:
-    """The runs that are there, the newest last."""
-    folders = [path.parent for path in paths.data().glob("*/manifest.json")]
-    return [folder.name for folder in sorted(folders, key=lambda f: (_created(f), f.name))]
+    """The runs that are there, the newest last: whatever its clock said, a run comes after the one that it follows."""
+    begun = {path.parent.name: _begun(path) for path in paths.data().glob("*/manifest.json")}
+    return sorted(begun, key=lambda name: (_place(name, begun), name))
 
 
 def folder(name: str) -> Path:
@@ -113,9 +113,20 @@ def load(name: str) -> Run:
         UserError: there is no such run, it was changed after it was recorded, or a newer attnlab wrote it.
     """
     manifest = read_manifest(name)
-    tables = _whole_tables(name, manifest) if manifest["complete"] else _tables_from_parts(name)
+    tables: dict[str, pd.DataFrame] = {}
+    if not manifest["complete"]:
+        with suppress(FileNotFoundError):
+            tables = _tables_from_parts(name)
+        # Who measures it may have closed it meanwhile, and taken parts away that were not read yet.
+        manifest = read_manifest(name)
+    if manifest["complete"]:
+        tables = _whole_tables(name, manifest)
+    elif not tables:
+        raise UserError(f"the run {name!r} was changed while it was read: read it again")
     if manifest["schema"] < 2:  # all its checks were on normal inputs
         tables["checks"] = tables["checks"].assign(inputs="normal")
+    if manifest["schema"] == SCHEMA:
+        _require_columns(name, tables)
     return Run(name, manifest, **tables)
 
 
@@ -129,7 +140,7 @@ def read_manifest(name: str) -> Manifest:
     try:
         manifest: Manifest = json.loads(path.read_text())
         schema = manifest["schema"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
     if not isinstance(schema, int) or schema > SCHEMA:
         raise UserError(f"{where} has schema {schema}, this attnlab reads up to {SCHEMA}: update attnlab")
@@ -139,11 +150,19 @@ def read_manifest(name: str) -> Manifest:
 
 
 def create(name: str, manifest: Manifest) -> None:
-    """Begin a run: its folder, with a manifest that says it isn't complete."""
+    """Begin a run: its folder, with a manifest that says it isn't complete.
+
+    If by the clock the newest run isn't older, because the clock was set back or tells seconds only, the manifest says
+    that this run ``follows`` it.
+    """
     target = folder(name)
     (target / "parts").mkdir(parents=True, exist_ok=True)
-    stamp = datetime.now(UTC).isoformat(timespec="seconds")
-    _write_manifest(target, {"schema": SCHEMA, "name": name, "created": stamp, **manifest, "complete": False})
+    stamp = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
+    newest = next(reversed(names()), name)
+    late = newest != name and _begun(paths.data() / newest / "manifest.json")[0] >= stamp
+    follows = {"follows": newest} if late else {}
+    begun = {"schema": SCHEMA, "name": name, "created": stamp, **follows, **manifest, "complete": False}
+    _write_manifest(target, begun)
 
 
 @contextmanager
@@ -151,33 +170,58 @@ def lock(name: str) -> Iterator[None]:
     """Hold the run for writing; a second process that asks is refused.
 
     Raises:
-        UserError: another process is measuring into this run.
+        UserError: another process is measuring into this run, or what is there is none.
     """
     target = folder(name)
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{paths.shown(target)} is a file: move it away, or name another run")
     target.mkdir(parents=True, exist_ok=True)
     with open(target / ".lock", "w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another process is measuring into the run {name!r}: wait for it, or name another"
-            ) from None
+            # Who held it until now may have taken it away, and a third may hold the one that came after it.
+            mine = os.path.samestat(os.fstat(handle.fileno()), os.stat(target / ".lock"))
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if not mine:
+            raise UserError(f"another process is measuring into the run {name!r}: wait for it, or name another")
         try:
+            _require_run_or_nothing(target)
             yield
         finally:
             if not (target / "manifest.json").is_file():
-                shutil.rmtree(target)  # nothing was begun
+                _take_away(target)
+
+
+def _require_run_or_nothing(target: Path) -> None:
+    """Raise UserError if a folder without a manifest holds more than a run leaves that was killed as it began."""
+    if (target / "manifest.json").is_file():
+        return
+    others = {path.name for path in target.iterdir()} - {".lock", "parts", *_drafts(target)}
+    if others or any((target / "parts").glob("*.parquet")):
+        raise UserError(f"{paths.shown(target)}/ is there and has no manifest.json: restore that, or name another run")
+
+
+def _take_away(target: Path) -> None:
+    """Remove what is there of a run that was never begun, and nothing else."""
+    for draft in _drafts(target):
+        (target / draft).unlink(missing_ok=True)
+    (target / ".lock").unlink(missing_ok=True)
+    for emptied in (target / "parts", target):
+        with suppress(OSError):  # it isn't empty, so it isn't ours
+            emptied.rmdir()
 
 
 def add_part(name: str, table: str, key: str, rows: pd.DataFrame) -> None:
     """Record the rows of one block for good, or, if that fails, nothing of them. A block that is there stays."""
-    if key in recorded(name, table):
-        return
     buffer = io.BytesIO()
     rows.to_parquet(buffer, index=False)
     content = buffer.getvalue()
-    part = folder(name) / "parts" / f"{table}.{key}.{hashlib.sha256(content).hexdigest()[:16]}.parquet"
-    _write_atomically(part, content)
+    parts = folder(name) / "parts"
+    # A process that outlives the one that started it by a moment may be writing the same block.
+    with locks.held(parts / ".lock"):
+        if key not in recorded(name, table):
+            _write_atomically(parts / f"{table}.{key}.{_short_hash(content)}.parquet", content)
 
 
 def recorded(name: str, table: str) -> set[str]:
@@ -195,6 +239,8 @@ def finish(name: str, told: Manifest | None = None) -> None:
     if not read_manifest(name)["complete"]:
         _close(name, target, told or {})
     shutil.rmtree(target / "parts", ignore_errors=True)
+    for draft in _drafts(target):
+        (target / draft).unlink(missing_ok=True)
     (target / ".lock").unlink(missing_ok=True)
 
 
@@ -245,9 +291,20 @@ def _tables_from_parts(name: str) -> dict[str, pd.DataFrame]:
 
 def _verified(part: Path) -> bytes:
     content = part.read_bytes()
-    if not hashlib.sha256(content).hexdigest().startswith(part.name.split(".")[2]):
+    if _short_hash(content) != part.name.split(".")[2]:
         raise UserError(f"{paths.shown(part)} was changed after it was recorded: delete it and measure it again")
     return content
+
+
+def _require_columns(name: str, tables: dict[str, pd.DataFrame]) -> None:
+    for table, frame in tables.items():
+        if missing := [column for column in COLUMNS[table] if column not in frame]:
+            where = paths.shown(folder(name))
+            raise UserError(f"{where}: {table} lack the column {missing[0]!r}: restore it from where the run came from")
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _write_manifest(target: Path, manifest: Manifest) -> None:
@@ -267,10 +324,39 @@ def _write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    _flush(path.parent)
 
 
-def _created(target: Path) -> str:
+def _flush(folder: Path) -> None:
+    # Without it a machine that loses power may forget the new name, and remember that the parts were removed.
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        return str(json.loads((target / "manifest.json").read_text()).get("created", ""))
-    except (ValueError, AttributeError):
-        return ""
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _drafts(target: Path) -> list[str]:
+    """Names of what a process that was killed had not yet renamed."""
+    names = ["manifest.json", *(f"{table}.parquet" for table in TABLES)]
+    return [path.name for name in names for path in target.glob(f".{name}.*.tmp")]
+
+
+def _begun(manifest: Path) -> tuple[str, str]:
+    """When a run began by the clock of its machine, and the run that it follows, if its manifest names one."""
+    try:
+        stated = json.loads(manifest.read_text())
+        return str(stated.get("created", "")), str(stated.get("follows", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return "", ""
+
+
+def _place(name: str, begun: dict[str, tuple[str, str]]) -> tuple[str, int]:
+    """By what runs are ordered: the latest time among a run and those it follows, and how many came since that."""
+    chain: dict[str, str] = {}
+    while name in begun and name not in chain:
+        chain[name], name = begun[name]
+    latest, since = "", 0
+    for created in reversed(chain.values()):
+        latest, since = (created, 0) if created > latest else (latest, since + 1)
+    return latest, since

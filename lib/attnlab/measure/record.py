@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
         executor: runs the jobs, each a replicate; default `fresh_processes`.
 
     Raises:
-        UserError: the device isn't there, the run is of another study or environment, the disk is full, a process died.
-            What was recorded until then is kept.
+        UserError: the device isn't there, or failed; the run is of another study or environment; the disk or the memory
+            is full; a process died. What was recorded until then is kept.
     """
     device = devices.resolve(wanted).type
     with runs.lock(name), executor or fresh_processes() as pool:
@@ -57,17 +58,31 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
                 f"the measuring process died (killed, or out of host memory); what was recorded of {name!r} is kept: "
                 f"`make measure RUN={name}` goes on"
             ) from None
+        except torch.AcceleratorError as error:
+            raise UserError(
+                f"the device failed ({str(error).splitlines()[0]}); what was recorded of {name!r} is kept: "
+                f"`make measure RUN={name}` goes on; if it fails again, leave out of the study what it measures then"
+            ) from None
+        except MemoryError:
+            raise UserError(
+                f"host memory ran out; what was recorded of {name!r} is kept: `make measure RUN={name}` goes on"
+            ) from None
         except OSError as error:
             raise UserError(_disk_problem(name, error)) from None
     return name
 
 
 def new_name(device: torch.device) -> str:
-    """A name for a run that begins now: the device and the time, such as ``h200-20261121-064501``."""
+    """A name for a run that begins now: the device and the time, such as ``h200-20261121-064501``.
+
+    Where a run has it already, the clock having been set back, a number follows.
+    """
     described = devices.describe(device)
     words = str(described["name"]).lower().split()
     model = "cpu" if described["kind"] == "cpu" else next((w for w in words if any(c.isdigit() for c in w)), "gpu")
-    return f"{model}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    name = f"{model}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(free for free in chain([name], numbered) if not runs.folder(free).exists())
 
 
 def _open(pool: Executor, name: str, study: Study, device: str) -> str:
@@ -80,9 +95,12 @@ def _open(pool: Executor, name: str, study: Study, device: str) -> str:
     if recorded(manifest) != study:
         raise UserError(f"the run {name!r} is of another study ({manifest['study']['name']}): choose another name")
     if manifest["complete"]:
+        runs.finish(name)  # killed after its last block, it may have left parts
         raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
     changed = [
-        kernel for kernel, value in ladder.hashes(_rungs(study)).items() if manifest["kernels"].get(kernel) != value
+        kernel
+        for kernel, value in ladder.hashes(_rungs(study)).items()
+        if manifest.get("kernels", {}).get(kernel) != value
     ]
     if changed:
         raise UserError(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
@@ -169,7 +187,11 @@ def _stop(pool: Executor) -> None:
 
 
 def _disk_problem(name: str, error: OSError) -> str:
-    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"writing failed ({error.strerror})"
+    what = (
+        "the disk is full"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT)
+        else f"writing failed ({error.strerror or error})"
+    )
     return f"{what}; what was recorded of {name!r} is kept: make room, then `make measure RUN={name}` goes on"
 
 

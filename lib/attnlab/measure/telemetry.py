@@ -81,7 +81,12 @@ class Telemetry:
     @property
     def driver(self) -> str:
         """Version of the driver, or "n/a"."""
-        return str(pynvml.nvmlSystemGetDriverVersion()) if self._handle is not None else "n/a"
+        if self._handle is None:
+            return "n/a"
+        try:
+            return str(pynvml.nvmlSystemGetDriverVersion())
+        except pynvml.NVMLError:
+            return "n/a"
 
     def _scaled(self, question: str, scale: float) -> float | None:
         answer = self._ask(question)

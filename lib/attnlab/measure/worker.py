@@ -76,8 +76,12 @@ def measure(job: Job) -> None:
     started = time.monotonic()
     device = torch.device(job.device)
     environment.lock()
-    if environment.fingerprint(device)["hash"] != job.environment:
-        raise EnvironmentChanged(f"the environment changed since the run {job.run!r} began: start a new run")
+    found = environment.fingerprint(device)
+    if found["hash"] != job.environment:
+        before = runs.read_manifest(job.run)["environment"]
+        changed = ", ".join(part for part in found if part != "hash" and found[part] != before.get(part))
+        what = f" ({changed})" if changed else ""
+        raise EnvironmentChanged(f"the environment changed since the run {job.run!r} began{what}: start a new run")
     session = Session(job, device, Telemetry(device), started)
     measuring = time.monotonic()
     for shape in job.shapes:
@@ -410,6 +414,8 @@ def die_quietly() -> None:
     if parent is not None:
         # The lock on the run goes with the parent: whoever resumes must not find us measuring beside them.
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return  # nohup, or a shell's background job: the parent goes on after Ctrl-C, and needs us
     with suppress(ValueError):  # not in the main thread, as when an executor of threads runs a test
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
