@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from attnlab.analyse.display import Figure, Listing, Prose, Table, telling
+from attnlab.analyse.display import Figure, Group, Listing, Prose, Table, telling
 
 
 def shown(thing) -> BeautifulSoup:
@@ -121,3 +121,12 @@ def test_a_table_without_rows_is_not_there():
 
 def test_prose_is_markdown():
     assert Prose("**3** of 4")._repr_mimebundle_() == {"text/markdown": "**3** of 4", "text/plain": "**3** of 4"}
+
+
+def test_a_group_shows_its_parts_in_order():
+    table = Table(pd.DataFrame({"a": [1]}), "one", "One.")
+    bundle = Group((Prose("First, *then*"), table, Prose("last")))._repr_mimebundle_()
+    soup = BeautifulSoup(bundle["text/html"], "html.parser")
+    assert [tag.name for tag in soup.find_all(["p", "figure"])] == ["p", "figure", "p"]
+    assert soup.em.get_text() == "then"
+    assert bundle["text/plain"].startswith("First, *then*\n\n")

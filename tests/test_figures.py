@@ -75,7 +75,7 @@ def test_ticks_are_the_sizes_of_the_sweep():
 
 def test_the_legend_names_every_implementation_once():
     for figure in (figures.latency(inferred()), figures.roofline(inferred())):
-        (legend,) = figure.figure.legends
+        legend, *_ = figure.figure.legends
         assert [text.get_text() for text in legend.get_texts()] == inferred().study.implementations
 
 

@@ -103,6 +103,24 @@ def test_bytes_are_mebibytes():
     assert formats.mebibytes(math.nan) == "—"
 
 
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((-20.0, -20.5, -19.5), "−20.0 % [−20.5, −19.5]"),
+        ((300.0, 250.0, 350.0), "+300 % [+250, +350]"),
+        ((0.123, -0.2, 0.4), "+0.1 % [−0.2, +0.4]"),
+        ((math.nan, math.nan, math.nan), "—"),
+    ],
+)
+def test_changes_in_percent(ends, text):
+    assert formats.change(Interval(*ends)) == text
+
+
+def test_factors_and_kibibytes():
+    assert [formats.times(value) for value in (1.3, 10, 0.5)] == ["1.30×", "10.0×", "0.500×"]
+    assert [formats.kibibytes(value) for value in (0, 1024, 49152, 131184)] == ["0", "1", "48", "128.1"]
+
+
 @pytest.mark.parametrize(("value", "text"), [(1.0, "+1.00"), (-0.333, "−0.33"), (0.0, "+0.00")])
 def test_signed_numbers(value, text):
     assert formats.signed(value) == text

@@ -351,6 +351,29 @@ def test_effect_sizes_turn_over_and_do_not_depend_on_the_unit(baseline, candidat
         assert effect(np.multiply(baseline, unit), np.multiply(candidate, unit)) == pytest.approx(ours, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("delta", "word"),
+    [
+        (0, "negligible"),
+        (-0.1469, "negligible"),
+        (0.147, "small"),
+        (-0.3299, "small"),
+        (0.33, "medium"),
+        (0.4739, "medium"),
+        (-0.474, "large"),
+        (1, "large"),
+    ],
+)
+def test_a_delta_has_a_word(delta, word):
+    assert stats.magnitude(delta) == word
+
+
+@pytest.mark.parametrize("delta", [1.01, -2, math.nan])
+def test_no_delta_lies_beyond_one(delta):
+    with pytest.raises(ValueError, match="must lie in"):
+        stats.magnitude(delta)
+
+
 def test_hedges_g_by_hand():
     # Means 3 and 2, variances 1 and 1, df = 4: J = 1 - 3/15.
     assert stats.hedges_g([2, 3, 4], [1, 2, 3]) == pytest.approx(0.8)

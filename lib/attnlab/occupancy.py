@@ -41,13 +41,23 @@ LIMITS = {
 GPUS = {"80": Gpu("A100", 108), "86": Gpu("A10", 72), "89": Gpu("L4", 58), "90": Gpu("H200", 132)}
 
 
-def ctas_per_sm(limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
-    """CTAs that one multiprocessor holds: of so many threads, registers a thread and bytes of shared memory."""
+def allowed(limits: Limits, threads: int, registers: int, shared_bytes: int) -> dict[str, int]:
+    """CTAs that each resource of a multiprocessor allows by itself, if one has so many threads, and so on."""
     warps = -(-threads // WARP)
     registers_of_warp = _rounded_up(registers * WARP, REGISTERS_GRANULE)
     warps_by_registers = limits.registers // PARTITIONS // registers_of_warp * PARTITIONS
     shared_of_cta = _rounded_up(shared_bytes + RESERVED_SHARED_BYTES, SHARED_GRANULE)
-    return min(limits.ctas, limits.warps // warps, warps_by_registers // warps, limits.shared_bytes // shared_of_cta)
+    return {
+        "CTA slots": limits.ctas,
+        "threads": limits.warps // warps,
+        "registers": warps_by_registers // warps,
+        "shared memory": limits.shared_bytes // shared_of_cta,
+    }
+
+
+def ctas_per_sm(limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
+    """CTAs that one multiprocessor holds: of so many threads, registers a thread and bytes of shared memory."""
+    return min(allowed(limits, threads, registers, shared_bytes).values())
 
 
 def number(architecture: str) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "hedges_g",
     "holm",
     "lag1",
+    "magnitude",
     "mann_whitney",
     "quantile_ci",
     "ratio_ci",
@@ -45,6 +46,7 @@ __all__ = [
 Array: TypeAlias = np.ndarray
 Samples: TypeAlias = ArrayLike | Sequence[ArrayLike]
 Decision = Literal["faster", "slower", "equivalent", "inconclusive"]
+Magnitude = Literal["negligible", "small", "medium", "large"]
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
@@ -346,6 +348,18 @@ def cliffs_delta(baseline: Samples, candidate: Samples) -> float:
     # The p-value is not used, and the asymptotic one costs nothing.
     u = scipy.stats.mannwhitneyu(b, c, method="asymptotic").statistic
     return float(2 * u / (b.size * c.size) - 1)
+
+
+def magnitude(delta: float) -> Magnitude:
+    """The word for a Cliff's delta of this size: 0.147, 0.33 and 0.474 are the bounds (Romano et al. 2006).
+
+    They are what Cohen's d of 0.2, 0.5 and 0.8 come to for normal data.
+
+    Raises ValueError: a delta outside [-1, 1].
+    """
+    _require(-1 <= delta <= 1, f"Cliff's delta must lie in [-1, 1], not {delta}")
+    bounds: dict[Magnitude, float] = {"negligible": 0.147, "small": 0.33, "medium": 0.474}
+    return next((word for word, bound in bounds.items() if abs(delta) < bound), "large")
 
 
 def hedges_g(baseline: Samples, candidate: Samples) -> float:

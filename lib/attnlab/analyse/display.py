@@ -131,6 +131,18 @@ class Prose:
         return {"text/markdown": self.markdown, "text/plain": self.markdown}
 
 
+@dataclass(frozen=True)
+class Group:
+    """Several things that one cell shows, one below the other."""
+
+    parts: tuple["Figure | Table | Listing | Prose", ...]
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        bundles = [part._repr_mimebundle_() for part in self.parts]
+        html = [bundle.get("text/html") or markdown.block(bundle["text/markdown"]) for bundle in bundles]
+        return _bundle("\n".join(html), "\n\n".join(bundle["text/plain"] for bundle in bundles))
+
+
 def telling(show: Callable[P, T]) -> Callable[P, T | Prose]:
     """Let `show` say what is missing where the run does not hold what it shows."""
 

@@ -4,6 +4,7 @@ An implementation has one colour (Okabe and Ito 2008) and one marker in all of t
 medians; where none shows, it is smaller than the marker.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -31,8 +32,18 @@ LOOKS = {
     "sdpa.efficient": ("#009E73", "D"),
     "sdpa.math": ("#CC79A7", "v"),
     "reference.float64": ("#56B4E9", "P"),
+    # The ladder goes from light to dark.
+    "kernel.naive": ("#C9B3E6", "p"),
+    "kernel.tiled": ("#AF92D6", "h"),
+    "kernel.mma": ("#9672C4", "<"),
+    "kernel.swizzled": ("#7D53B0", ">"),
+    "kernel.pipelined": ("#643698", "d"),
+    "kernel.wgmma": ("#4A1C7A", "*"),
+    "kernel.overlap": ("#2E0655", "8"),
 }
-OTHER = ("#E69F00", "X")
+OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
+"""For what has no look of its own; which one depends on its name alone."""
+LEGEND_COLUMNS = 5
 AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "heads H"}
 NEAR_PCT = 5
 """Samples that all lie this near to their median are drawn on a linear axis."""
@@ -120,7 +131,7 @@ def memory(results: Results, sweep: str = "seq_len") -> Figure:
     drawing, axes = plt.subplots(figsize=(5.2, 3.2))
     for name, points in lines.items():
         if points:
-            axes.plot(*zip(*points, strict=True), **_look(name))
+            axes.plot(*zip(*points, strict=True), **look(name))
     sizes = [getattr(shape, axis) for shape in shapes]
     # On top: an implementation that needs the tensors and nothing else would hide it.
     tensors: dict[str, Any] = {
@@ -153,7 +164,7 @@ def distribution(results: Results, shape: Shape) -> Figure:
     rng = np.random.default_rng(0)
     furthest = 0.0
     for position, (name, row) in enumerate(rows.iterrows()):
-        colour = _look(str(name))["color"]
+        colour = look(str(name))["color"]
         replicates = results.samples(str(name), shape)
         lane = 0.7 / len(replicates)
         for number, latencies in enumerate(replicates):
@@ -190,7 +201,7 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure:
     for axes, timing in zip(grid[0], others, strict=True):
         for name in names:
             if points := ratios[timing, name]:
-                axes.plot(*zip(*points, strict=True), **_look(name))
+                axes.plot(*zip(*points, strict=True), **look(name))
         axes.axhline(1, color="#888888", linewidth=1, linestyle="--")
         axes.set(title=f"{timing} over {results.headline}", xlabel=AXIS_TITLES[axis_of(sweep)], yscale="log")
         _powers_of_two(axes, sizes)
@@ -221,18 +232,18 @@ def roofline(results: Results) -> Figure:
     for name in results.study.implementations:
         for causal, fill in ((False, None), (True, "none")):
             points = rows[(rows["implementation"] == name) & (rows["causal"] == causal)]
-            look = _look(name) | {"linestyle": "none", "label": "_" if causal else name}
+            style = look(name) | {"linestyle": "none", "label": "_" if causal else name}
             if fill is not None:
-                look["markerfacecolor"] = fill
-            axes.plot(points["intensity"], points["throughput_tflops"], **look)
+                style["markerfacecolor"] = fill
+            axes.plot(points["intensity"], points["throughput_tflops"], **style)
     axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP per compulsory byte)", ylabel="throughput (TFLOP/s)")
     axes.set_ylim(bottom=rows["throughput_tflops"].min() / 2)
     _plain_logarithm(axes.yaxis)
     _plain_logarithm(axes.xaxis)
-    if ceilings:
-        axes.add_artist(axes.legend(handles=ceilings, loc="lower right"))
     handles = [handle for handle in axes.get_legend_handles_labels()[0] if handle not in ceilings]
-    drawing.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    drawing.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), LEGEND_COLUMNS))
+    if ceilings:  # outside: within the axes a slow implementation may be anywhere
+        drawing.legend(handles=ceilings, loc="outside lower center", ncols=2)
     told = [f"Roofline in {dtype}; {results.headline.words}."]
     if rows["causal"].any():
         told.append("Open markers are causal.")
@@ -260,8 +271,8 @@ def telemetry(results: Results) -> Figure:
     for axes, (column, title) in zip(grid, measures.items(), strict=True):
         for chosen, colour, label in ((~held_back, "#0072B2", "free"), (held_back, "#D55E00", "held back")):
             part = moments[chosen]
-            look = {"color": colour, "label": label, "markersize": 2, "alpha": 0.4, "rasterized": True}
-            axes.plot(part["started_s"], part[column].astype(float), ".", **look)
+            style = {"color": colour, "label": label, "markersize": 2, "alpha": 0.4, "rasterized": True}
+            axes.plot(part["started_s"], part[column].astype(float), ".", **style)
         axes.set_ylabel(title)
     grid[-1].set_xlabel("time since the process began (s)")
     legend = drawing.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, markerscale=4)
@@ -288,12 +299,12 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     for name in results.study.implementations:
         points = _worst(checks[checks["implementation"] == name], shapes, axis, "max_error")
         usual = [point for point in points if 0 < point[1] < np.inf]
-        axes.plot([size for size, _ in usual], [error for _, error in usual], **_look(name))
+        axes.plot([size for size, _ in usual], [error for _, error in usual], **look(name))
         odd += [(name, size, error) for size, error in points if (size, error) not in usual]
     axes.plot(*zip(*allowed, strict=True), color="#888888", linestyle="--", linewidth=1.2, zorder=5, label="allowed")
     for name, size, error in odd:
-        look = _look(name) | {"label": "_", "clip_on": False}
-        axes.plot([size], [float(error > 0)], transform=axes.get_xaxis_transform(), **look)
+        style = look(name) | {"label": "_", "clip_on": False}
+        axes.plot([size], [float(error > 0)], transform=axes.get_xaxis_transform(), **style)
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="largest absolute error", yscale="log")
     _powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
     _plain_logarithm(axes.yaxis)
@@ -360,9 +371,9 @@ def _lines(axes: Axes, results: Results, sweep: str, column: str, intervals: boo
         line = rows[rows["implementation"] == name].sort_values(axis)
         if line.empty:
             continue
-        axes.plot(line[axis], line[column], **_look(name))
+        axes.plot(line[axis], line[column], **look(name))
         if intervals:
-            axes.vlines(line[axis], line["low_us"], line["high_us"], color=_look(name)["color"], linewidth=3, alpha=0.5)
+            axes.vlines(line[axis], line["low_us"], line["high_us"], color=look(name)["color"], linewidth=3, alpha=0.5)
     axes.set_xlabel(AXIS_TITLES[axis])
     _powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
 
@@ -423,8 +434,9 @@ def _axes_of(sweeps: Sequence[str]) -> str:
     return formats.listing(list(dict.fromkeys(AXIS_TITLES[axis_of(sweep)] for sweep in sweeps)))
 
 
-def _look(name: str) -> dict[str, Any]:
-    colour, marker = LOOKS.get(name, OTHER)
+def look(name: str) -> dict[str, Any]:
+    """Colour, marker and label of an implementation, as a plot takes them."""
+    colour, marker = LOOKS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
     hollow = {"markerfacecolor": "none", "markersize": 8} if name == "sdpa.auto" else {}
     return {"color": colour, "marker": marker, "label": name} | hollow
 
@@ -434,7 +446,9 @@ def _legend(drawing: Drawing) -> None:
     found = [axes.get_legend_handles_labels() for axes in drawing.axes]
     handles = {label: handle for lines in reversed(found) for handle, label in zip(*lines, strict=True)}
     names = list(dict.fromkeys(label for _, labels in found for label in labels))
-    drawing.legend([handles[name] for name in names], names, loc="outside upper center", ncols=len(names))
+    drawing.legend(
+        [handles[name] for name in names], names, loc="outside upper center", ncols=min(len(names), LEGEND_COLUMNS)
+    )
 
 
 def _powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:

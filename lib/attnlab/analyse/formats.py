@@ -51,6 +51,26 @@ def percent(value: float) -> str:
     return _with_minus(f"{value:.1f} %" if abs(value) < 10 else f"{value:.0f} %")
 
 
+def change(value: Interval) -> str:
+    """A change in percent, the sign always there: ``−12.3 % [−12.5, −12.1]``."""
+    if math.isnan(value.estimate):
+        return "—"
+    widths = Interval(abs(value.estimate), value.low, value.high)
+    decimals = min(1, decimals_for(widths)) if abs(value.estimate) < 1000 else 0
+    ends = (_with_minus(f"{end:+,.{decimals}f}") for end in (value.low, value.high))
+    return f"{_with_minus(f'{value.estimate:+,.{decimals}f}')} % [{', '.join(ends)}]"
+
+
+def times(value: float) -> str:
+    """A factor: ``1.30×``."""
+    return f"{number(value)}×"
+
+
+def kibibytes(value: float) -> str:
+    """Bytes in KiB, no more digits than are there."""
+    return f"{value / 2**10:,.4g}"
+
+
 def mebibytes(value: float) -> str:
     """Bytes in MiB."""
     return number(value / 2**20)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,8 @@ TAILS = [f"p{100 * p:.0f}{end}_us" for p in QUANTILES for end in ("", "_low", "_
 WORK = ["flops", "bytes", "intensity", "throughput_tflops", "throughput_mark", "bandwidth_gbs", "bandwidth_mark"]
 FLOOR = ["floor_us", "limit", "speed_of_light_pct"]
 COLUMNS = [*CASE, *TIMING, *CONTEXT, *MEDIAN, *SPREAD, *TAILS, *WORK, *FLOOR]
+Pair = tuple[str, str]
+"""A baseline and a candidate, in this order."""
 
 
 class NotMeasured(Exception):
@@ -150,14 +153,35 @@ class Results:
         Raises:
             NotMeasured: one of the two has no latency there.
         """
-        rows = [self.row(name, shape, timing) for name in (self.study.baseline, candidate)]
-        return stats.verdict(
-            self.samples(self.study.baseline, shape, timing),
-            self.samples(candidate, shape, timing),
-            tick=max(self.tick_us(row) for row in rows),
-            paired=True,
-            pvalue=self._pvalues(shape, timing)[candidate],
-        )
+        self.row(candidate, shape, timing)
+        names = self.candidates(shape, timing)
+        adjusted = self._pvalues([(self.study.baseline, name) for name in names], shape, timing)
+        return self._verdict((self.study.baseline, candidate), shape, timing, adjusted[names.index(candidate)])
+
+    def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
+        """The verdicts on pairs of (baseline, candidate) at one shape, from rounds taken together.
+
+        The pairs are one family of tests: their p-values are Holm's, over these and no others.
+
+        Raises:
+            NotMeasured: one of them has no latency there.
+        """
+        for name in dict.fromkeys(name for pair in pairs for name in pair):
+            self.row(name, shape, timing)
+        adjusted = self._pvalues(pairs, shape, timing)
+        return [self._verdict(pair, shape, timing, p) for pair, p in zip(pairs, adjusted, strict=True)]
+
+    def speedup(
+        self, candidate: str, shape: Shape, timing: Timing | None = None, baseline: str | None = None
+    ) -> stats.Interval:
+        """Ratio of medians over a baseline (default: the study's) at one shape, from rounds taken together.
+
+        Raises:
+            NotMeasured: one of the two has no latency there.
+        """
+        pair = (baseline or self.study.baseline, candidate)
+        before, after = (self.samples(name, shape, timing) for name in pair)
+        return stats.ratio_ci(before, after, tick=self._tick_us(pair, shape, timing), paired=True)
 
     def fastest(self, shape: Shape, timing: Timing | None = None) -> str:
         """The implementation with the smallest median at a shape.
@@ -184,10 +208,17 @@ class Results:
         shares = rows.groupby(AXES, sort=False)["throttled_pct"].mean()
         return [Shape(**dict(zip(AXES, key, strict=True))) for key in shares[shares > 50].index]
 
-    def _pvalues(self, shape: Shape, timing: Timing | None) -> dict[str, float]:
-        names, baseline = self.candidates(shape, timing), self.samples(self.study.baseline, shape, timing)
-        alone = [stats.mann_whitney(baseline, self.samples(name, shape, timing)).pvalue for name in names]
-        return dict(zip(names, map(float, stats.holm(alone)), strict=True))
+    def _pvalues(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None) -> list[float]:
+        sides = [[self.samples(name, shape, timing) for name in pair] for pair in pairs]
+        return [float(p) for p in stats.holm([stats.mann_whitney(*both).pvalue for both in sides])]
+
+    def _verdict(self, pair: Pair, shape: Shape, timing: Timing | None, pvalue: float) -> stats.Verdict:
+        before, after = (self.samples(name, shape, timing) for name in pair)
+        tick_us = self._tick_us(pair, shape, timing)
+        return stats.verdict(before, after, tick=tick_us, paired=True, pvalue=pvalue)
+
+    def _tick_us(self, pair: Pair, shape: Shape, timing: Timing | None) -> float:
+        return max(self.tick_us(self.row(name, shape, timing)) for name in pair)
 
 
 def of(run: runs.Run) -> Results:

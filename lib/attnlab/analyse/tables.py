@@ -155,8 +155,8 @@ def sweep(results: Results, name: str, implementation: str) -> Table:
         {
             LETTERS[axis]: getattr(shape, axis),
             "median (µs) [95 %]": _median(row),
-            "TFLOP/s": formats.number(row["throughput_tflops"]) + _sign(row["throughput_mark"]),
-            "GB/s": formats.number(row["bandwidth_gbs"]) + _sign(row["bandwidth_mark"]),
+            "TFLOP/s": formats.number(row["throughput_tflops"]) + sign(row["throughput_mark"]),
+            "GB/s": formats.number(row["bandwidth_gbs"]) + sign(row["bandwidth_mark"]),
             "memory (MiB)": formats.mebibytes(results.peak_bytes(implementation, shape)),
             "samples": int(row["samples"]),
         }
@@ -166,7 +166,7 @@ def sweep(results: Results, name: str, implementation: str) -> Table:
     parts = [
         "Throughput and bandwidth are FLOPs and compulsory bytes over the median.",
         CAUSAL_NOTE if shapes[0].causal else "",
-        _explanations([row for _, row in along]),
+        explanations([row for _, row in along]),
     ]
     note, highlight = " ".join(filter(None, parts)), _place(results, [shape for shape, _ in along])
     return Table(pd.DataFrame(rows), f"sweep-{name.replace(' ', '-')}", caption, note, highlight)
@@ -174,25 +174,23 @@ def sweep(results: Results, name: str, implementation: str) -> Table:
 
 @telling
 def backends(results: Results, name: str) -> Table:
-    """Every implementation along one sweep."""
+    """Every implementation along one sweep, a column for each shape."""
     axis, shapes = axis_of(name), results.sweep(name)
-    rows = [{LETTERS[axis]: getattr(shape, axis)} | medians for shape, medians in _medians(results, shapes)]
+    titles = [f"{LETTERS[axis]}={getattr(shape, axis)}" for shape in shapes]
     caption = (
         f"Median latency in µs with 95 % interval, every implementation, {_fixed(shapes, axis)}; "
         f"{results.headline.words}."
     )
-    return Table(pd.DataFrame(rows), f"backends-{name.replace(' ', '-')}", caption, "", _place(results, shapes))
+    return Table(_medians(results, shapes, titles), f"backends-{name.replace(' ', '-')}", caption)
 
 
 @telling
 def listed(results: Results, name: str) -> Table:
-    """Every implementation at the shapes of a sweep along no single axis."""
-    rows = [
-        {"B": shape.batch, "H": shape.heads, "S": shape.seq_len} | medians
-        for shape, medians in _medians(results, results.sweep(name))
-    ]
+    """Every implementation at the shapes of a sweep along no single axis, a column for each."""
+    shapes = results.sweep(name)
+    titles = [f"B={shape.batch} H={shape.heads} S={shape.seq_len}" for shape in shapes]
     caption = f"Median latency in µs with 95 % interval at the shapes of “{name}”; {results.headline.words}."
-    return Table(pd.DataFrame(rows), f"listed-{name.replace(' ', '-')}", caption)
+    return Table(_medians(results, shapes, titles), f"listed-{name.replace(' ', '-')}", caption)
 
 
 @telling
@@ -340,14 +338,14 @@ def roofline(results: Results, name: str, implementation: str) -> Table:
                 "exp (µs)": formats.number(terms.get("exponentials", np.nan)),
                 "limit": row["limit"],
                 "median (µs)": formats.number(row["median_us"], 4),
-                "speed of light": _light(row),
+                "speed of light": light(row),
             }
         )
     shapes = [shape for shape, _ in along]
     parts = [
         _ceilings_note(results, shapes),
         CAUSAL_NOTE if shapes[0].causal else "",
-        _explanations([row for _, row in along]),
+        explanations([row for _, row in along]),
     ]
     caption = (
         f"Roofline along the {AXIS_TITLES[axis]}, `{implementation}`{', causal' if shapes[0].causal else ''}: least "
@@ -372,11 +370,11 @@ def to_beat(results: Results) -> Table:
         ),
         (
             "its throughput (TFLOP/s)",
-            formats.number(baseline["throughput_tflops"]) + _sign(baseline["throughput_mark"]),
+            formats.number(baseline["throughput_tflops"]) + sign(baseline["throughput_mark"]),
         ),
         (
             "its bandwidth, compulsory bytes (GB/s)",
-            formats.number(baseline["bandwidth_gbs"]) + _sign(baseline["bandwidth_mark"]),
+            formats.number(baseline["bandwidth_gbs"]) + sign(baseline["bandwidth_mark"]),
         ),
         ("its peak memory (MiB)", formats.mebibytes(results.peak_bytes(str(baseline.name), shape))),
         ("fastest here", f"{fastest.name}, {_median(fastest)} µs"),
@@ -384,7 +382,7 @@ def to_beat(results: Results) -> Table:
         (f"claimable below ({CLAIM_SPEEDUP:g}×, intervals apart) (µs)", formats.number(claimable_us, 4)),
     ]
     claim = f"A claim also needs |Cliff's delta| ≥ {CLAIM_DELTA:g} and a p-value that survives Holm's correction."
-    note = " ".join(filter(None, [claim, _explanations([baseline])]))
+    note = " ".join(filter(None, [claim, explanations([baseline])]))
     return Table(
         pd.DataFrame(rows, columns=["", "value"]),
         "to-beat",
@@ -429,13 +427,13 @@ def every_case(results: Results) -> Table:
             "timing": f"{row['clock']} {row['cache']}",
             "k": _launches(row),
             "median (µs) [95 %]": _median(row),
-            "TFLOP/s": formats.number(row["throughput_tflops"]) + _sign(row["throughput_mark"]),
-            "light": _light(row),
+            "TFLOP/s": formats.number(row["throughput_tflops"]) + sign(row["throughput_mark"]),
+            "light": light(row),
         }
         for row in results.table.to_dict("records")
     ]
     legend = "k: launches that a sample spans, which replicates choose for themselves; light: floor over median."
-    note = " ".join(filter(None, [legend, _explanations(results.table.to_dict("records"))]))
+    note = " ".join(filter(None, [legend, explanations(results.table.to_dict("records"))]))
     return Table(pd.DataFrame(rows), "every-case", "Every case under every timing.", note)
 
 
@@ -493,16 +491,18 @@ def _quantile(row: Any, name: str) -> str:
     return formats.interval(Interval(row[f"{name}_us"], row[f"{name}_low_us"], row[f"{name}_high_us"]))
 
 
-def _sign(mark: str) -> str:
+def sign(mark: str) -> str:
+    """The sign of a mark, as it stands beside a number; see `explanations`."""
     return f" {mark[0]}" if mark else ""
 
 
-def _light(row: Any) -> str:
+def light(row: Any) -> str:
+    """The speed of light of a row with the signs of what is above a ceiling."""
     marks = (row["bandwidth_mark"], row["throughput_mark"])
-    return formats.percent(row["speed_of_light_pct"]) + "".join(sorted({_sign(mark) for mark in marks}))
+    return formats.percent(row["speed_of_light_pct"]) + "".join(sorted({sign(mark) for mark in marks}))
 
 
-def _explanations(rows: list[Any]) -> str:
+def explanations(rows: list[Any]) -> str:
     """What the signs in these rows stand for."""
     marks = {row[kind]: None for kind in ("bandwidth_mark", "throughput_mark") for row in rows if row[kind]}
     return " ".join(f"{mark}." for mark in marks)
@@ -528,13 +528,16 @@ def _place(results: Results, shapes: list[Shape]) -> int | None:
     return shapes.index(target) if target in shapes else None
 
 
-def _medians(results: Results, shapes: list[Shape]) -> list[tuple[Shape, dict[str, str | None]]]:
-    """Every implementation's median at each shape."""
-    there = [(shape, results.at(shape)) for shape in shapes]
-    if all(rows.empty for _, rows in there):
+def _medians(results: Results, shapes: list[Shape], titles: list[str]) -> pd.DataFrame:
+    """Every implementation's median at each shape, a row for each implementation."""
+    there = [results.at(shape) for shape in shapes]
+    if all(rows.empty for rows in there):
         raise NotMeasured(f"Nothing has a latency at {formats.shapes(shapes)}")
-    names = results.study.implementations
-    return [(shape, {n: _stacked(at.loc[n]) if n in at.index else None for n in names}) for shape, at in there]
+    rows = [
+        [name, *(_stacked(at.loc[name]) if name in at.index else None for at in there)]
+        for name in results.study.implementations
+    ]
+    return pd.DataFrame(rows, columns=["implementation", *titles])
 
 
 def _launches(row: Any) -> str:
