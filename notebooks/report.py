@@ -18,7 +18,7 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, prose, tables
+from attnlab.analyse import figures, kernels, prose, published, tables
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -234,6 +234,55 @@ figures.speed_of_light(results)
 tables.to_beat(results)
 
 # %% [markdown]
+# ## The ladder
+#
+# The hand-written kernels, each an implementation like any other: through the same gate, in the same rounds, on the same
+# clocks. Each rung states beforehand what it should gain over the one that it builds on. The page 05_kernels has the
+# ablation of each in full.
+
+# %%
+kernels.overview(results)
+
+# %%
+kernels.stale(results)
+
+# %%
+kernels.climb(results, target)
+
+# %%
+kernels.ladder(results, target)
+
+# %%
+kernels.compiled(results, target)
+
+# %%
+kernels.lessons(results, target)
+
+# %%
+kernels.ablation(results, target)
+
+# %%
+kernels.geometry(results, target)
+
+# %%
+published.l4_geometry(results)
+
+# %%
+published.l4_parallelism(results)
+
+# %%
+published.beside_l4(results)
+
+# %%
+published.l4_limits(results)
+
+# %%
+published.l4_finding(results)
+
+# %%
+published.l4_work(results)
+
+# %% [markdown]
 # ## Errors
 
 # %%
@@ -244,6 +293,12 @@ tables.correctness(results)
 
 # %%
 figures.errors(results)
+
+# %%
+kernels.correctness(results)
+
+# %%
+published.l4_errors(results)
 
 # %% [markdown]
 # ## Threats to validity

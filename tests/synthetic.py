@@ -61,6 +61,25 @@ FATES = {
     ("sdpa.math", CONSTANT): ("failed", "before timing, call: error against float64: max 5.00e-03"),
     ("sdpa.math", EIGHT_HEADS): ("failed after timing", "after timing, graph: error against float64: max 5.00e-03"),
 }
+# What the rungs of `LADDER` are to gain over the one before, and what each needs: registers, bytes of shared memory,
+# and CTAs that fit a multiprocessor.
+RUNGS: dict[str, dict[str, Any]] = {
+    "naive": {"after": "", "expected_speedup": 1.0, "needs": (40, 0, 16)},
+    "tiled": {"after": "naive", "expected_speedup": 2.5, "needs": (96, 16384, 5)},
+    "mma": {"after": "tiled", "expected_speedup": 3.0, "needs": (128, 32768, 4)},
+    "swizzled": {"after": "mma", "expected_speedup": 5.0, "needs": (168, 49152, 3)},
+    "pipelined": {"after": "swizzled", "expected_speedup": 1.2, "needs": (168, 65536, 3)},
+    "wgmma": {"after": "pipelined", "expected_speedup": 1.3, "needs": (168, 131072, 1)},
+}
+PACE |= {"kernel.naive": 10.0, "kernel.tiled": 4.0, "kernel.mma": 5.0, "kernel.swizzled": 1.25} | {
+    "kernel.pipelined": 1.0, "kernel.wgmma": 0.9
+}  # fmt: skip
+ROWS = 64
+"""Query rows of a rung's work item."""
+PERSISTENT = "wgmma"
+L4_SHAPES = [Shape(b, h, s, 64, causal=True) for b, h, s in ((1, 1, 128), (4, 8, 128), (8, 8, 128), (8, 8, 256))] + [
+    Shape(16, 8, 512, 64, causal=True)
+]
 CEILINGS = {"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s"), "l2": (400.0, "GB/s")} | {
     "exponentials": (100.0, "Gexp/s")
 }
@@ -141,12 +160,31 @@ def inferred() -> results.Results:
 
 
 @cache
+def climbed() -> results.Results:
+    """A run with kernels: one is slower than the one before it, one is refused at the target, one skips a length."""
+    return infer(LADDER)
+
+
+@cache
 def lonely() -> results.Results:
     """A run on a CPU of which the datasheets know nothing: one implementation, one clock, no telemetry."""
     return infer(LONELY)
 
 
 CPU = {"device": "cpu", "timings": [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "warm"}]}
+LADDER = Recipe(
+    study={
+        "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", *(f"kernel.{name}" for name in RUNGS)],
+        "timings": STUDY["timings"][:1],
+        "sweeps": {name: STUDY["sweeps"][name] for name in ("seq_len", "causal seq_len")}
+        | {"causal small": [shape.axes for shape in L4_SHAPES]},
+    },
+    fates={
+        ("kernel.pipelined", TARGET): ("failed", "before timing, call: error against float64: max 5.00e-03"),
+        ("kernel.naive", LONG): ("skipped", "one call takes 31 ms, longer than longest_call_ms = 20"),
+        ("kernel.tiled", L4_SHAPES[0]): ("skipped", "no such shape"),
+    },
+)
 LONELY = Recipe(
     device="Imaginary X1",
     study=CPU | {"implementations": ["sdpa.auto"], "sweeps": {"seq_len": STUDY["sweeps"]["seq_len"]}},
@@ -165,7 +203,7 @@ def infer(recipe: Recipe) -> results.Results:
 
 def write(name: str, recipe: Recipe = ORDINARY) -> None:
     """Write the folder of a run."""
-    study = studies.parse(recipe.stated, name)
+    study = _study(recipe)
     fates = FATES if recipe.fates is None else recipe.fates
     runs.create(name, manifest(recipe, study))
     shapes = study.shapes[: recipe.shapes]
@@ -195,7 +233,7 @@ def _profile(implementation: str, shape: Shape, launches: list[dict[str, Any]]) 
 
 def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> dict[str, Any]:
     """A manifest as the measuring half writes it."""
-    study = study or studies.parse(recipe.stated, "synthetic")
+    study = study or _study(recipe)
     gpu = recipe.kind == "cuda"
     device = {"kind": recipe.kind, "name": recipe.device, "l2_bytes": L2_BYTES, "memory_bytes": 2**37}
     device |= GPU if gpu else {"threads": 2}
@@ -231,8 +269,8 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
         "study": study.model_dump(mode="json"),
         "missing_clocks": [] if gpu else [str(t) for t in study.timings if t.clock == "device"],
         "sources": {"clocks.py": "5" * 64},
-        "ladder": [],
-        "kernels": {},
+        "ladder": [_rung(name) for name in RUNGS if f"kernel.{name}" in study.implementations],
+        "kernels": {name: "7" * 64 for name in study.implementations if name.startswith("kernel.")},
         "profile": {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
         if recipe.counters
         else {"tool": "", "why": "nothing was profiled", "command": ""},
@@ -255,8 +293,42 @@ def _write_shape(
     checked = [n for n in study.implementations if fate[n][0] in ("measured", "failed")]
     checks = [row for n in checked for row in _checks(n, shape, where, fate[n])]
     runs.add_part(name, "checks", key, pd.DataFrame(checks))
+    used = [_resources(n, shape, where) for n in timed if n.startswith("kernel.") and fate[n][0] == "measured"]
+    if used:
+        runs.add_part(name, "resources", key, pd.DataFrame(used))
     cases = [_case(n, shape, where, fate[n]) for n in study.implementations]
     runs.add_part(name, "cases", key, pd.DataFrame(cases))
+
+
+def _study(recipe: Recipe) -> studies.Study:
+    # As that of a run: its kernels needn't be in the ladder.
+    return studies.recorded({"name": "synthetic", "study": recipe.stated})
+
+
+def _rung(name: str) -> dict[str, Any]:
+    stated = {key: value for key, value in RUNGS[name].items() if key != "needs"}
+    number = list(RUNGS).index(name) + 1
+    return stated | {
+        "name": name,
+        "title": f"step {number}",
+        "source": f"{number}_{name}.cu",
+        "function": name,
+        "hypothesis": f"Chosen, so that {name} takes as long as it does.",
+        "dtypes": ["float16"],
+        "architectures": ["sm_90"],
+        "arguments": "pointers",
+        "persistent": name == PERSISTENT,
+        "tiles": [{"head_dim": 64, "rows": ROWS, "keys": 64, "threads": 128, "shared_bytes": RUNGS[name]["needs"][1]}],
+    }
+
+
+def _resources(name: str, shape: Shape, where: dict[str, Any]) -> dict[str, Any]:
+    registers, shared_bytes, ctas_per_sm = RUNGS[name.removeprefix("kernel.")]["needs"]
+    items = -(-shape.seq_len // ROWS) * shape.batch * shape.heads
+    most = GPU["multiprocessors"] * ctas_per_sm if name == f"kernel.{PERSISTENT}" else items
+    return {"implementation": name, **shape.axes, **where, "function": name, "architecture": "sm_90"} | {
+        "registers": registers, "local_bytes": 0, "static_shared_bytes": 1024, "dynamic_shared_bytes": shared_bytes
+    } | {"threads": 128, "ctas": min(items, most), "ctas_per_sm": ctas_per_sm}  # fmt: skip
 
 
 def _fate(fate: Fate, replicate: int) -> Fate:

@@ -3,7 +3,7 @@
 import pytest
 from conftest import TINY, tiny_study
 
-from attnlab import implementations, paths, studies
+from attnlab import implementations, ladder, paths, studies
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 from attnlab.studies import Timing
@@ -12,7 +12,7 @@ PARAMS = sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert PARAMS == ["cpu", "gpu", "quick"]
+    assert PARAMS == ["cpu", "gpu", "ladder", "quick"]
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -21,7 +21,8 @@ def test_a_shipped_study_holds_its_target_in_every_full_sweep(name):
     assert study.name == name
     assert study.baseline == "sdpa.auto"
     assert set(study.implementations) <= set(implementations.known())
-    for sweep in ("seq_len", "batch", "heads"):
+    assert "seq_len" in study.sweeps
+    for sweep in {"seq_len", "batch", "heads"} & set(study.sweeps):
         assert study.target_shape in study.sweep(sweep)
     assert study == studies.load(paths.PARAMS / f"{name}.yaml")
 
@@ -45,6 +46,20 @@ def test_gpu_holds_short_long_and_causal_ones():
     assert study.sweep("causal small") == [
         Shape(*sizes, 64, causal=True) for sizes in ((1, 1, 128), (4, 8, 128), (8, 8, 128), (8, 8, 256), (16, 8, 512))
     ]
+
+
+def test_ladder_holds_every_rung_and_every_backend():
+    study = studies.load("ladder")
+    rungs = [rung.implementation for rung in ladder.load(paths.ROOT / "kernels")]
+    assert study.implementations[: len(implementations.SDPA)] == list(implementations.SDPA)
+    assert [name for name in rungs if name in study.implementations] == study.implementations[5:]
+    assert study.target_shape == Shape(32, 8, 512, 64)
+    assert {(shape.head_dim, shape.dtype) for shape in study.shapes} == {
+        (64, "float16"),
+        (128, "float16"),
+        (64, "bfloat16"),
+    }
+    assert study.sweep("causal small") == studies.load("gpu").sweep("causal small")
 
 
 def test_gpu_is_timed_enough():
@@ -196,7 +211,7 @@ def test_one_e_two_in_yaml_is_a_string_and_is_refused(write_study):
 def test_a_study_that_is_not_there_tells_which_are(name):
     with pytest.raises(UserError) as caught:
         studies.load(name)
-    assert str(caught.value) == f"there is no study {name!r}; notebooks/params/ has cpu, gpu, quick"
+    assert str(caught.value) == f"there is no study {name!r}; notebooks/params/ has cpu, gpu, ladder, quick"
 
 
 def test_a_name_is_known_or_the_nearest_is_told():

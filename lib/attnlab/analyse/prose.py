@@ -2,7 +2,7 @@
 
 import math
 
-from attnlab.analyse import formats
+from attnlab.analyse import formats, kernels
 from attnlab.analyse.display import Listing, Prose, telling
 from attnlab.analyse.results import CASE, NotMeasured, Results, median_of
 from attnlab.shapes import Shape
@@ -28,8 +28,8 @@ def abstract(results: Results) -> Prose:
     return Prose(
         f"We measure {formats.count(len(study.implementations), 'implementation')} of scaled dot-product attention on "
         f"{_device(results)} at {formats.count(len(study.shapes), 'shape')}, {_effort(results)}. {_at_target(results)} "
-        "Every case that was timed was checked against a float64 oracle before and after. The samples are in the "
-        "run's folder; their hashes, and those of the code that took them, stand in [](#tab-hashes)."
+        f"{_standing(results)}Every case that was timed was checked against a float64 oracle before and after. The "
+        "samples are in the run's folder; their hashes, and those of the code that took them, stand in [](#tab-hashes)."
     )
 
 
@@ -248,6 +248,12 @@ def _at_target(results: Results) -> str:
         f": {formats.number(row['throughput_tflops'])} TFLOP/s{_explained(row['throughput_mark'])}{light}. "
         f"{_fastest_statement(results)}"
     )
+
+
+def _standing(results: Results) -> str:
+    """What the abstract says of hand-written kernels, where there are some."""
+    sentence = kernels.standing_sentence(results)
+    return f"{sentence} " if sentence else ""
 
 
 def _statement(results: Results, name: str, shape: Shape) -> str:
