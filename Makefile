@@ -114,7 +114,7 @@ lock: $(call ready,cpu-check)  ## resolve pyproject.toml into requirements.lock,
 	$(python) -m attnlab.conda > environment.yml
 
 clean:  ## delete what was generated, but no run and no environment
-	find figures -type f ! -name README.md ! -name $(PUBLISHED).svg -delete
+	find figures -type f ! -name README.md ! -name '$(PUBLISHED)*.svg' -delete
 	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
 	rm -rf reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 	find lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -206,6 +206,31 @@ def test_the_readmes_study_is_one(tmp_path):
     assert studies.load(path).shapes
 
 
+def test_the_readmes_kernel_is_a_rung(tmp_path, monkeypatch):
+    from attnlab import ladder, studies
+
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path / "kernels"))
+    (tmp_path / "kernels" / "mine.cu").write_text(re.search(r"```cuda\n(.*?)```", README, re.DOTALL)[1])
+    with open(tmp_path / "kernels" / "ladder.toml", "a") as entries:
+        entries.write("\n" + re.search(r"```toml\n(.*?)```", README, re.DOTALL)[1])
+    mine = ladder.rung("kernel.mine")
+    assert [path.name for path in ladder.sources(mine)] == ["mine.cu", "element.cuh"]
+    assert mine.expression("float16", mine.tile(64), True) == "mine<__half, 64, true>"
+    (tmp_path / "mine.yaml").write_text(re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[1])
+    study = studies.load(tmp_path / "mine.yaml")
+    assert {"kernel.mine", f"kernel.{mine.after}"} <= set(study.implementations)
+    assert {shape.head_dim for shape in study.shapes} == {tile.head_dim for tile in mine.tiles}
+
+
+def test_the_fields_of_a_rung_are_explained():
+    from attnlab import ladder
+
+    explained = (ROOT / "kernels" / "README.md").read_text()
+    for field in [*ladder.Rung.model_fields, *ladder.Tile.model_fields]:
+        assert field == "tiles" or f"`{field}`" in explained
+
+
 def test_the_readmes_links_lead_somewhere():
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert links

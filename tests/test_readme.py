@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+import synthetic
 
 from attnlab import paths, runs
 from attnlab.analyse import results
@@ -35,6 +36,27 @@ def curves(svg: str) -> list[tuple[str, list[float]]]:
 
 def test_its_block_is_what_the_command_writes(published):
     assert readme.current(README.read_text()) == readme.block(published), "run `make readme`"
+
+
+def test_its_ladder_is_what_the_command_writes(published):
+    assert readme.current_ladder(README.read_text()) == readme.ladder_block(published), "run `make readme`"
+
+
+def test_a_run_with_kernels_shows_its_ladder(tmp_path, monkeypatch):
+    climbed = synthetic.climbed()
+    monkeypatch.setattr(readme, "of", lambda run: climbed)
+    monkeypatch.setattr(runs, "load", lambda name: climbed.run)
+    page = tmp_path / "README.md"
+    page.write_text("\n".join([readme.BEGIN, readme.END, "", readme.LADDER_BEGIN, readme.LADDER_END]))
+    readme.update(page, "synthetic")
+    block = readme.current_ladder(page.read_text())
+    assert block == readme.ladder_block(climbed)
+    assert (tmp_path / "figures" / "synthetic-ladder.svg").read_bytes() == readme.ladder_picture(climbed).svg
+    assert "![" + readme.LADDER_ALT + "](figures/synthetic-ladder.svg)" in block
+    rows = [line for line in block.splitlines() if line.startswith("| kernel.")]
+    assert len(rows) == len(synthetic.RUNGS)
+    assert "| kernel.mma | step 3 | 200.00 [199.91, 200.09] |" in rows[2]
+    assert "slower than `sdpa.flash`" in block
 
 
 def test_its_picture_is_what_the_command_draws(published):
@@ -73,9 +95,10 @@ def test_updating_writes_between_the_markers_alone(published, tmp_path, monkeypa
     monkeypatch.setattr(readme, "of", lambda run: published)
     monkeypatch.setattr(runs, "load", lambda name: published.run)
     page = tmp_path / "README.md"
-    page.write_text(f"# Before\n\n{readme.BEGIN}\nold\n{readme.END}\n\nAfter\n")
+    ladder = f"{readme.LADDER_BEGIN}\n{readme.LADDER_END}"
+    page.write_text(f"# Before\n\n{readme.BEGIN}\nold\n{readme.END}\n\nAfter\n{ladder}\n")
     readme.update(page, PUBLISHED)
-    assert page.read_text() == f"# Before\n\n{readme.block(published)}\n\nAfter\n"
+    assert page.read_text() == f"# Before\n\n{readme.block(published)}\n\nAfter\n{readme.ladder_block(published)}\n"
     assert (tmp_path / readme.location(PUBLISHED)).read_bytes().startswith(b"<?xml")
     again = page.read_text()
     readme.update(page, PUBLISHED)

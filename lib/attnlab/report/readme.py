@@ -1,21 +1,23 @@
-"""The README's first screen: one picture and one table of a recorded run, between two markers."""
+"""What the README shows of a recorded run, between markers: a picture and a table of SDPA, and of the ladder."""
 
 import re
 from pathlib import Path
 
 from attnlab import paths, runs
-from attnlab.analyse import figures, tables
+from attnlab.analyse import figures, kernels, tables
 from attnlab.analyse.display import MISSING, Figure, Table
 from attnlab.analyse.results import Results, of
 from attnlab.errors import UserError
 
 BEGIN, END = "<!-- run: written by `make readme` -->", "<!-- /run -->"
+LADDER_BEGIN, LADDER_END = "<!-- ladder: written by `make readme` -->", "<!-- /ladder -->"
 SWEEP = "seq_len"
-ALT = "Throughput of each SDPA backend over the sequence length, without and with the causal mask."
+ALT = "Throughput of each implementation over the sequence length, without and with the causal mask."
+LADDER_ALT = "How near each hand-written kernel and each backend of SDPA comes to the floor at the target shape."
 
 
 def update(path: Path, run: str) -> None:
-    """Draw the picture into figures/ and write what lies between the markers of a README.
+    """Draw the pictures into figures/ and write what lies between the markers of a README.
 
     Raises:
         UserError: the run isn't there or has no sweep of lengths, or the file has no markers.
@@ -24,14 +26,23 @@ def update(path: Path, run: str) -> None:
     if SWEEP not in results.study.sweeps:
         raise UserError(f"the study of {run!r} has no sweep {SWEEP!r} to show: name another run")
     text = path.read_text()
-    if not _between(text):
-        raise UserError(f"{paths.shown(path)} has no lines {BEGIN} and {END} to write between: put them in")
-    drawing = picture(results)
-    written = path.parent / location(run)
-    written.parent.mkdir(parents=True, exist_ok=True)
-    written.write_bytes(drawing.svg)
-    path.write_text(text.replace(current(text), block(results)))
-    print(f"wrote {paths.shown(path)} and {paths.shown(written)} from {run}")
+    blocks = {current(text): block(results), current_ladder(text): ladder_block(results)}
+    if "" in blocks:
+        begin, end = (BEGIN, END) if not current(text) else (LADDER_BEGIN, LADDER_END)
+        raise UserError(f"{paths.shown(path)} has no lines {begin} and {end} to write between: put them in")
+    drawings = {location(run): picture(results)}
+    if (climb := ladder_picture(results)) is not None:
+        drawings[ladder_location(run)] = climb
+    for place, drawing in drawings.items():
+        written = path.parent / place
+        written.parent.mkdir(parents=True, exist_ok=True)
+        written.write_bytes(drawing.svg)
+    for old, new in blocks.items():
+        text = text.replace(old, new)
+    path.write_text(text)
+    print(
+        f"wrote {', '.join([paths.shown(path), *(paths.shown(path.parent / place) for place in drawings)])} from {run}"
+    )
 
 
 def picture(results: Results) -> Figure:
@@ -41,30 +52,54 @@ def picture(results: Results) -> Figure:
     return drawing
 
 
+def ladder_picture(results: Results) -> Figure | None:
+    """The ladder at the target; None for a run that has none, or no latency there."""
+    drawing = kernels.climb(results, results.study.target_shape)
+    return drawing if isinstance(drawing, Figure) else None
+
+
 def block(results: Results) -> str:
-    """What stands between the markers, and the markers."""
+    """What stands between the first markers, and the markers."""
     drawing, table = picture(results), tables.sweep(results, SWEEP, results.study.baseline)
     assert isinstance(table, Table)
-    environment = results.run.manifest["environment"]
-    device = f"{results.run.manifest['device']['name']}, PyTorch {environment['packages']['torch']}"
-    if environment["driver"]:
-        device += f", driver {environment['driver']}"
     interval = "Brackets hold the 95 % bootstrap interval of the median."
     parts = [
         BEGIN,
         f"![{ALT}]({location(results.run.name)})",
-        f"*{device}. {drawing.caption}*",
-        f"**{table.caption}** {device}; run `{results.run.name}`. {interval} {table.note}".strip(),
+        f"*{_device(results)}. {drawing.caption}*",
+        f"**{table.caption}** {_device(results)}; run `{results.run.name}`. {interval} {table.note}".strip(),
         _markdown(table),
         END,
     ]
     return "\n\n".join(parts)
 
 
+def ladder_block(results: Results) -> str:
+    """What stands between the ladder's markers, and the markers."""
+    drawing, table = ladder_picture(results), kernels.ladder(results, results.study.target_shape)
+    if drawing is None or not isinstance(table, Table):
+        none = f"*The run `{results.run.name}`, which this page shows, holds no latency of a kernel at its target.*"
+        return "\n\n".join([LADDER_BEGIN, none, LADDER_END])
+    parts = [
+        LADDER_BEGIN,
+        kernels.standing_sentence(results),
+        f"![{LADDER_ALT}]({ladder_location(results.run.name)})",
+        f"*{_device(results)}; run `{results.run.name}`. {drawing.caption}*",
+        f"**{table.caption}** {table.note}",
+        _markdown(table),
+        LADDER_END,
+    ]
+    return "\n\n".join(parts)
+
+
 def current(text: str) -> str:
-    """What stands between the markers of a README now, and the markers; "" where there are none."""
-    found = _between(text)
-    return found[0] if found else ""
+    """What stands between the first markers of a README now, and the markers; "" where there are none."""
+    return _between(text, BEGIN, END)
+
+
+def current_ladder(text: str) -> str:
+    """The same of the ladder's markers."""
+    return _between(text, LADDER_BEGIN, LADDER_END)
 
 
 def location(run: str) -> str:
@@ -72,8 +107,20 @@ def location(run: str) -> str:
     return f"figures/{run}.svg"
 
 
-def _between(text: str) -> re.Match[str] | None:
-    return re.search(f"{re.escape(BEGIN)}.*?{re.escape(END)}", text, re.DOTALL)
+def ladder_location(run: str) -> str:
+    """Where the ladder's picture is, from the README."""
+    return f"figures/{run}-ladder.svg"
+
+
+def _device(results: Results) -> str:
+    environment = results.run.manifest["environment"]
+    device = f"{results.run.manifest['device']['name']}, PyTorch {environment['packages']['torch']}"
+    return f"{device}, driver {environment['driver']}" if environment["driver"] else device
+
+
+def _between(text: str, begin: str, end: str) -> str:
+    found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)
+    return found[0] if found else ""
 
 
 def _markdown(table: Table) -> str:
