@@ -45,9 +45,10 @@ def rows(tool: str, cases: Cases) -> tuple[list[Row], list[Row]]:
     """What a tool says of the cases: rows of the panel, and rows of what they read from memory."""
     try:
         return _nsight(cases) if tool == "ncu" else (_nvbench(cases), [])
-    except Refused as refused:
+    except Exception as error:  # a tool that says what none foresaw must not cost the run, which is whole without it
+        why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         return [
-            {"implementation": name, **shape.axes, "method": method, "why": str(refused)}
+            {"implementation": name, **shape.axes, "method": method, "why": why}
             for name, shape in cases
             for method in TOOLS[tool]
         ], []
@@ -97,8 +98,15 @@ def _windows(said: str) -> list[list[dict[str, float]]]:
             windows.append(current)
             current = []
         else:
-            current.append({metric: float(launch[metric].replace(",", "") or "nan") for metric in (DURATION, READ)})
+            current.append({metric: _number(launch[metric]) for metric in (DURATION, READ)})
     return windows
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return float("nan")
 
 
 def _nvbench(cases: Cases) -> list[Row]:
