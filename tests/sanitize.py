@@ -35,6 +35,7 @@ def main() -> int:
                 for seq_len in LENGTHS if not rung.longest else (n for n in LENGTHS if n <= rung.longest):
                     shape = Shape(1, 2, seq_len, head_dim, causal, rung.dtypes[0])
                     q, k, v = (x.cuda() for x in inputs.draw(shape, seq_len, torch.device("cpu")))
+                    print(f"{rung.name} at {shape}", flush=True)
                     try:
                         output = kernel(q, k, v, causal).cpu()
                     except Unsupported as error:

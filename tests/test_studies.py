@@ -12,7 +12,7 @@ PARAMS = sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert PARAMS == ["cpu", "gpu", "ladder", "quick"]
+    assert PARAMS == ["cpu", "gpu", "quick"]
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -48,23 +48,17 @@ def test_gpu_holds_short_long_and_causal_ones():
     ]
 
 
-def test_ladder_holds_every_rung_and_every_backend():
-    study = studies.load("ladder")
+def test_gpu_holds_every_rung_and_every_backend():
+    study = studies.load("gpu")
     rungs = [rung.implementation for rung in ladder.load(paths.ROOT / "kernels")]
-    assert study.implementations[: len(implementations.SDPA)] == list(implementations.SDPA)
-    assert [name for name in rungs if name in study.implementations] == study.implementations[5:]
-    assert study.target_shape == Shape(32, 8, 512, 64)
-    assert {(shape.head_dim, shape.dtype) for shape in study.shapes} == {
-        (64, "float16"),
-        (128, "float16"),
-        (64, "bfloat16"),
-    }
-    assert study.sweep("causal small") == studies.load("gpu").sweep("causal small")
+    assert study.implementations == [*implementations.SDPA, *rungs]
+    served = {(shape.head_dim, shape.dtype) for shape in study.shapes}
+    assert served == {(64, "float16"), (128, "float16"), (64, "bfloat16")}
+    assert {509, 1000} <= {shape.seq_len for shape in study.shapes}
 
 
 def test_gpu_is_timed_enough():
     study = studies.load("gpu")
-    assert study.implementations == ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
     assert study.timings == [
         Timing(clock="device", cache="warm"),
         Timing(clock="device", cache="cold"),
@@ -211,7 +205,7 @@ def test_one_e_two_in_yaml_is_a_string_and_is_refused(write_study):
 def test_a_study_that_is_not_there_tells_which_are(name):
     with pytest.raises(UserError) as caught:
         studies.load(name)
-    assert str(caught.value) == f"there is no study {name!r}; notebooks/params/ has cpu, gpu, ladder, quick"
+    assert str(caught.value) == f"there is no study {name!r}; notebooks/params/ has cpu, gpu, quick"
 
 
 def test_a_name_is_known_or_the_nearest_is_told():
