@@ -18,7 +18,7 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, kernels, prose, published, tables
+from attnlab.analyse import figures, kernels, profiles, prose, published, tables
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -281,6 +281,27 @@ published.l4_finding(results)
 
 # %%
 published.l4_work(results)
+
+# %% [markdown]
+# ## What holds each back
+#
+# Nsight Compute's counters of one call at the target. A unit from 60 % of its peak counts as the bottleneck; below that,
+# what costs the most of the schedulers' cycles. The page 07_profile has all of it.
+
+# %%
+profiles.how(results)
+
+# %%
+profiles.units(results)
+
+# %%
+profiles.findings(results)
+
+# %%
+profiles.schedulers(results)
+
+# %%
+profiles.bottlenecks(results)
 
 # %% [markdown]
 # ## Errors
