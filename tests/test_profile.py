@@ -188,7 +188,9 @@ def begun(begin):
     fates.append(("control.sdpa.auto", "measured"))
     for replicate in range(2):
         rows = [
-            {"implementation": one, **SHAPE.axes, "replicate": replicate, "status": status} for one, status in fates
+            dict.fromkeys(runs.COLUMNS["cases"])
+            | {"implementation": one, **SHAPE.axes, "replicate": replicate, "status": status}
+            for one, status in fates
         ]
         rows[2]["status"] = ("measured", "failed")[replicate]
         runs.add_part(name, "cases", f"r0{replicate}-s001", pd.DataFrame(rows))
