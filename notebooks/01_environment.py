@@ -19,7 +19,7 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, prose, tables
+from attnlab.analyse import figures, panel, prose, regime, residency, tables
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -66,6 +66,38 @@ prose.launch_gap(results)
 figures.timings(results)
 
 # %% [markdown]
+# ## Is the clock right?
+#
+# The same calls, from microseconds to milliseconds, by every clock at hand: ours, CUPTI through PyTorch's profiler,
+# Triton's, NVIDIA's NVBench, and Nsight Compute. Where they differ, the reason stands beside the difference.
+
+# %%
+panel.agreement(results)
+
+# %%
+panel.gaps(results)
+
+# %%
+panel.explained(results)
+
+# %%
+panel.warm(results)
+
+# %%
+panel.cold(results)
+
+# %% [markdown]
+# ## Is cold cold, is warm warm?
+#
+# Shown by two witnesses, not assumed: what a call reads from memory, and what the L2 holds where it would be timed.
+
+# %%
+residency.told(results)
+
+# %%
+residency.table(results)
+
+# %% [markdown]
 # ## Did the machine hold still?
 
 # %%
@@ -73,6 +105,21 @@ prose.throttling(results)
 
 # %%
 figures.telemetry(results)
+
+# %% [markdown]
+# ## Burst and sustained
+#
+# A card at rest runs at its highest clock; under load, its power limit decides. Both are results. Here each
+# implementation runs alone and without pause until its clock has settled.
+
+# %%
+regime.told(results)
+
+# %%
+regime.endurance(results)
+
+# %%
+regime.endurance_table(results)
 
 # %% [markdown]
 # ## What was measured, and what was not?
