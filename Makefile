@@ -48,7 +48,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure notebook readme lab kernels test test-gpu sanitize bench check format lock clean
+.PHONY: help report measure notebook readme lab kernels test test-gpu sanitize bench calibrate check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -90,6 +90,9 @@ sanitize: $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sani
 
 bench: $(call ready,$(HARDWARE))  ## time measuring, inferring and rendering here
 	$(python) benchmarks/bench.py
+
+calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv: some minutes
+	$(python) -m attnlab calibrate
 
 check: $(call ready,cpu-check)  ## format, lint, types and notebook pairs
 	$(python) -m ruff format --check --quiet lib tests benchmarks

@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
 from attnlab import obtain, runs, studies
 from attnlab.analyse import results
 from attnlab.errors import UserError
@@ -16,6 +19,7 @@ from attnlab.errors import UserError
 RUN = "h200-2026-11"
 TEN = Path(__file__).with_name("ten.yaml")
 EVERY_S = 0.05
+CASES, REPLICATES, ROUNDS = (100, 1000), 5, 100
 
 
 def main() -> None:
@@ -26,6 +30,10 @@ def main() -> None:
             timed(f"read {RUN}", "read"),
             timed(f"infer from {RUN}", "infer"),
             timed(f"infer from and render {RUN}", "render"),
+            *(
+                timed(f"infer from {cases} cases, {REPLICATES} x {ROUNDS} samples", "cases", str(cases))
+                for cases in CASES
+            ),
         ]
         os.environ["ATTNLAB_DATA"] = str(Path(folder) / "data")
         device, study = _study()
@@ -93,6 +101,35 @@ def infer() -> None:
     results.infer(runs.load(RUN))
 
 
+def cases(count: str) -> None:
+    """Infer from so many cases that were never measured, from nothing."""
+    run = _made_up(int(count))
+    assert len(results.of(run).table) == int(count)
+
+
+def _made_up(count: int) -> runs.Run:
+    """A run that is not complete, so that nothing is kept, with the manifest of the recorded one."""
+    manifest = runs.read_manifest(RUN)
+    names, timing = manifest["study"]["implementations"], {"clock": "device", "cache": "warm"}
+    axes = {"heads": 8, "seq_len": 512, "head_dim": 64, "dtype": "float16"}
+    batches = list(range(1, count // len(names) + 1))
+    target = axes | {"batch": 1}
+    sweeps = {"batch": [axes | {"batch": batches}]}
+    study = manifest["study"] | {"timings": [timing], "target": target, "sweeps": sweeps, "replicates": REPLICATES}
+    rows = pd.MultiIndex.from_product(
+        [names, batches, range(REPLICATES), range(ROUNDS)], names=["implementation", "batch", "replicate", "round"]
+    ).to_frame(index=False)
+    rows = rows.assign(**axes, **timing, causal=False, process="", launches=8, throttled=False, sm_clock_mhz=1980)
+    noise = np.random.default_rng(0).standard_normal((len(rows) // ROUNDS, ROUNDS))
+    # What processes do differently, and what samples have in common with their neighbours.
+    noise += noise[:, :1] + np.roll(noise, 1, axis=1)
+    samples = rows.assign(latency_us=50 * np.exp(0.01 * noise.ravel()))
+    measured = samples[samples["round"] == 0].assign(status="measured")
+    empty = pd.DataFrame()
+    manifest = manifest | {"study": study, "complete": False}
+    return runs.Run("made up", manifest, samples, empty, measured[[*runs.CASE, "replicate", "status"]], *[empty] * 3)
+
+
 def render() -> None:
     """Render the recorded run, the inference included."""
     from attnlab.report import paper
@@ -105,7 +142,13 @@ def measure(device: str, study: str) -> None:
     obtain.measured("", studies.load(study), device)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"read": read, "infer": infer, "render": render, "measure": measure}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "read": read,
+    "infer": infer,
+    "cases": cases,
+    "render": render,
+    "measure": measure,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:]:

@@ -18,7 +18,7 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, kernels, profiles, prose, published, tables
+from attnlab.analyse import calibration, figures, kernels, profiles, prose, published, tables
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -97,12 +97,20 @@ tables.ceilings(results)
 #
 # ### Inference
 #
-# The estimate is the median. Its interval is the percentile bootstrap's with 10 000 resamples [](#ref-efron1993); with
-# several replicates, replicates are resampled before the samples within them. No interval is narrower than the clock's
-# tick over the launches that a sample spans. Speedups are ratios of medians from rounds resampled together. A verdict is *equivalent* where the 90 % interval lies
-# within ±2 % [](#ref-schuirmann1987), *faster* or *slower* where the 95 % interval excludes 1 and the Mann-Whitney test
-# agrees, its p-value adjusted by Holm over the candidates compared at that shape [](#ref-holm1979), and else *inconclusive*. It is *claimable* with intervals apart, Cliff's $|\delta| \ge 0.3$ [](#ref-cliff1993)
-# and a speedup of at least 1.10. Quantiles come with order-statistic intervals or not at all. Nothing is dropped.
+# The estimate is the median. Where one process measured and its samples don't resemble their neighbours, its interval is
+# the percentile bootstrap's with 10 000 resamples [](#ref-efron1993). Where several did, what is independent is the
+# replicate, not the sample [](#ref-kalibera2013): the interval is Student's $t$ over the medians of the replicates, and at
+# least half as long as that of a bootstrap which resamples replicates and the samples within them. One replicate whose
+# samples do resemble their neighbours, by the serial correlation of their ranks, is cut into five stretches that stand in
+# for replicates [](#ref-nakayama2014). No interval is narrower than the clock's tick over the launches that a sample spans.
+# Speedups are ratios of medians from rounds taken together, with intervals of the same kind. A verdict is *equivalent*
+# where the 90 % interval lies within ±2 % [](#ref-schuirmann1987), *faster* or *slower* where the 95 % interval excludes 1,
+# $p < 0.05$, and the effect is no smaller than what the baseline measured against itself left to be seen
+# [](#ref-bloom1995), and else *inconclusive*. $p$ is Mann-Whitney's, or where samples are not independent the largest of
+# it and of the $t$ tests of Cliff's $\delta$ and of the speedup over replicates or stretches; it is adjusted by Holm over
+# the candidates compared at that shape [](#ref-holm1979). A verdict is *claimable* with intervals apart, Cliff's
+# $|\delta| \ge 0.3$ [](#ref-cliff1993) and a speedup of at least 1.10. Quantiles come with order-statistic intervals or not
+# at all. Nothing is dropped. How often all this errs is told in [](#tab-calibration).
 
 # %% [markdown]
 # ## Results
@@ -120,6 +128,9 @@ prose.publishable(results, target)
 
 # %%
 tables.verdicts(results, target)
+
+# %%
+calibration.false_positives(results)
 
 # %% [markdown]
 # ### Sequence length
@@ -332,9 +343,10 @@ published.l4_errors(results)
 # - **Host time in `eager`.** On a GPU, it depends on this host's processor and Python, and says little about another's.
 # - **Events.** On a GPU, a pair of events around nothing reads more than a microsecond; `device` spreads it over $k$ calls where
 #   the cache is warm, and carries it whole where it is cold. Nothing is subtracted.
-# - **Samples are not quite independent.** The Mann-Whitney test takes them for it, so its p-values are too small where
-#   neighbouring samples resemble each other; the bootstrap over replicates is less easily misled.
-# - **Few replicates.** Resampling a handful of processes gives intervals that are somewhat too narrow.
+# - **Samples are not quite independent.** Intervals and verdicts count replicates, or stretches of one, and not samples;
+#   but quantiles, effect sizes and the effective N pool all samples.
+# - **Few replicates.** Student's $t$ makes intervals of a handful of processes as long as they must be, if the medians of
+#   processes scatter about normally. A single replicate speaks of its own process alone.
 # - **Burst ceilings.** Ceilings were measured in short bursts, so a sustained load may have lower ones.
 
 # %%
@@ -379,7 +391,22 @@ prose.bibtex(results)
 # <li id="ref-schuirmann1987">D. J. Schuirmann. A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability. Journal of Pharmacokinetics and Biopharmaceutics 15, 1987.</li>
 # <li id="ref-holm1979">S. Holm. A simple sequentially rejective multiple test procedure. Scandinavian Journal of Statistics 6, 1979.</li>
 # <li id="ref-cliff1993">N. Cliff. Dominance statistics: ordinal analyses to answer ordinal questions. Psychological Bulletin 114(3), 1993.</li>
+# <li id="ref-kalibera2013">T. Kalibera and R. Jones. Rigorous benchmarking in reasonable time. International Symposium on Memory Management, 2013.</li>
+# <li id="ref-nakayama2014">M. K. Nakayama. Confidence intervals for quantiles using sectioning when applying variance-reduction techniques. ACM Transactions on Modeling and Computer Simulation 24(4), 2014.</li>
+# <li id="ref-bloom1995">H. S. Bloom. Minimum detectable effects: a simple way to report the statistical power of experimental designs. Evaluation Review 19(5), 1995.</li>
 # </ol>
+
+# %% [markdown]
+# ## Appendix: How often the inference is wrong
+
+# %%
+calibration.summary()
+
+# %%
+calibration.table()
+
+# %%
+calibration.controls(results)
 
 # %% [markdown]
 # ## Appendix: Every case

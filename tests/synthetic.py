@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnlab import runs, studies
+from attnlab import implementations, runs, studies
 from attnlab.analyse import results
 from attnlab.shapes import Shape
 
@@ -105,6 +105,8 @@ class Recipe:
     """Only so many shapes of the first replicate were recorded: the run is not complete."""
     counters: dict[str, list[dict[str, Any]]] | None = None
     """Of each implementation that was profiled at the target: its launches, a ``function`` and its metrics each."""
+    control_pace: float | None = None
+    """The baseline was measured against itself, and took so many times as long the second time."""
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -282,21 +284,22 @@ def _write_shape(
 ) -> None:
     key = f"r{replicate:02d}-s{index:03d}"
     where = {"replicate": replicate, "process": f"p{replicate}"}
-    fate = {n: _fate(fates.get((n, shape), ("measured", "")), replicate) for n in study.implementations}
-    timed = [n for n in study.implementations if fate[n][0] == "measured" or "after" in fate[n][1]]
+    subjects = study.implementations if recipe.control_pace is None else study.subjects
+    fate = {n: _fate(fates.get((n, shape), ("measured", "")), replicate) for n in subjects}
+    timed = [n for n in subjects if fate[n][0] == "measured" or "after" in fate[n][1]]
     for timing in study.timings:
         if recipe.kind == "cuda" or timing.clock == "eager":
             blocks = [_samples(n, shape, timing, where, recipe) for n in timed]
             if blocks:
                 block = pd.concat(blocks).sort_values("round", kind="stable")
                 runs.add_part(name, "samples", f"{key}-{timing.clock}-{timing.cache}", block)
-    checked = [n for n in study.implementations if fate[n][0] in ("measured", "failed")]
+    checked = [n for n in subjects if fate[n][0] in ("measured", "failed")]
     checks = [row for n in checked for row in _checks(n, shape, where, fate[n])]
     runs.add_part(name, "checks", key, pd.DataFrame(checks))
     used = [_resources(n, shape, where) for n in timed if n.startswith("kernel.") and fate[n][0] == "measured"]
     if used:
         runs.add_part(name, "resources", key, pd.DataFrame(used))
-    cases = [_case(n, shape, where, fate[n]) for n in study.implementations]
+    cases = [_case(n, shape, where, fate[n]) for n in subjects]
     runs.add_part(name, "cases", key, pd.DataFrame(cases))
 
 
@@ -345,7 +348,7 @@ def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, A
         position=0,
         started_s=rounds / 100,
         launches=LAUNCHES if timing.clock == "device" else 1,
-        latency_us=latencies_us(name, shape, timing.clock if gpu else "device"),
+        latency_us=_read(name, shape, timing.clock if gpu else "device", recipe),
         sm_clock_mhz=1980 - rounds if gpu else None,
         power_w=500.0 if gpu else None,
         temperature_c=50 if gpu else None,
@@ -354,6 +357,13 @@ def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, A
     )
     types = {"sm_clock_mhz": "Int32", "power_w": "Float64", "temperature_c": "Int32", "throttle_reasons": "Int64"}
     return frame.astype(types | {"throttled": "boolean"})
+
+
+def _read(name: str, shape: Shape, clock: str, recipe: Recipe) -> np.ndarray:
+    if not implementations.is_control(name):
+        return latencies_us(name, shape, clock)
+    # Not in the order of the baseline, with which each sample would make the same pair.
+    return (recipe.control_pace or 1) * np.roll(latencies_us(implementations.under_control(name), shape, clock), 11)
 
 
 def _checks(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> list[dict[str, Any]]:

@@ -162,7 +162,7 @@ def test_a_latency_that_is_not_there_is_named(inferred):
 def test_p_values_are_adjusted_over_the_candidates_of_a_shape(inferred):
     names = inferred.candidates(ONE_BATCH)
     baseline = inferred.samples("sdpa.auto", ONE_BATCH)
-    alone = [stats.mann_whitney(baseline, inferred.samples(name, ONE_BATCH)).pvalue for name in names]
+    alone = [stats.difference_pvalue(baseline, inferred.samples(name, ONE_BATCH), paired=True) for name in names]
     told = [inferred.compare(name, ONE_BATCH).pvalue for name in names]
     assert names == ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
     assert told == pytest.approx(list(stats.holm(alone)))
@@ -224,6 +224,82 @@ def test_verdicts(inferred, name, shape, decision, claimable, speedup):
 
 def test_a_verdict_under_another_timing_is_about_its_samples(inferred):
     assert inferred.compare("sdpa.flash", TARGET, EAGER).speedup.estimate == pytest.approx(45 / 37)
+
+
+# ---------------------------------------------------------------------------------------------------------- controls
+
+
+@pytest.fixture(scope="module")
+def controlled():
+    """The baseline takes as long when it is measured again."""
+    return synthetic.infer(synthetic.Recipe(control_pace=1.0))
+
+
+@pytest.fixture(scope="module")
+def biased():
+    """The baseline takes 1.3 times as long when it is measured again: that much, this machine makes of nothing."""
+    return synthetic.infer(synthetic.Recipe(control_pace=1.3))
+
+
+def test_controls_have_samples_and_no_row(controlled, inferred):
+    pd.testing.assert_frame_equal(controlled.table, inferred.table)
+    assert [len(replicate) for replicate in controlled.samples("control.sdpa.auto", TARGET)] == [40, 40]
+    assert "control.sdpa.auto" not in controlled.candidates(TARGET)
+    assert len(controlled.controlled()) == 16  # eight shapes under two timings
+
+
+def test_a_control_is_judged_like_a_candidate(controlled):
+    sides = [controlled.samples(name, TARGET) for name in ("sdpa.auto", "control.sdpa.auto")]
+    ours = controlled.control(TARGET)
+    assert ours == stats.verdict(*sides, tick=TICK_US / LAUNCHES, paired=True)
+    assert (ours.decision, ours.speedup.estimate) == ("equivalent", 1)
+    eager = controlled.control(TARGET, EAGER)
+    assert eager.speedup.high - eager.speedup.low > 0
+    expected = stats.smallest_effect(*sides, tick=TICK_US / LAUNCHES, paired=True)
+    assert controlled.smallest_effect(TARGET) == expected
+
+
+def test_false_positives_are_counted_over_shapes_and_timings(controlled, biased):
+    ours = controlled.false_positives
+    assert (ours.wrong, ours.comparisons, ours.rate.estimate, ours.rate.low) == (0, 16, 0, 0)
+    # None of n: the upper bound is 1 - 0.025^(1/n).
+    assert ours.rate.high == pytest.approx(1 - 0.025 ** (1 / 16))
+    assert (biased.false_positives.wrong, biased.false_positives.rate.high) == (16, 1)
+
+
+def test_no_verdict_claims_less_than_a_control_shows(controlled, inferred, biased):
+    names = ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
+    for of in (inferred, controlled):
+        decisions = [of.compare(name, TARGET).decision for name in names]
+        assert decisions == ["faster", "equivalent", "slower", "slower"]
+    assert biased.control(TARGET).decision == "slower"
+    assert 0.3 < biased.smallest_effect(TARGET) < 0.31
+    # 1.25 times as fast is less than what nothing made; 1.5 times as slow is more.
+    decisions = [biased.compare(name, TARGET).decision for name in names]
+    assert decisions == ["inconclusive", "equivalent", "slower", "slower"]
+    assert not biased.compare("sdpa.flash", TARGET).claimable
+    assert biased.compare("sdpa.flash", TARGET).speedup == inferred.compare("sdpa.flash", TARGET).speedup
+
+
+def test_a_run_without_controls_says_so_and_goes_on(inferred):
+    assert not inferred.is_controlled(TARGET)
+    assert inferred.controlled() == []
+    missing = r"^`sdpa.auto` was not measured against itself at \(2, 4, 128, 64\) float16, device clock, warm cache$"
+    for ask in (inferred.control, inferred.smallest_effect):
+        with pytest.raises(results.NotMeasured, match=missing):
+            ask(TARGET)
+    with pytest.raises(results.NotMeasured, match="did not measure its baseline against itself"):
+        _ = inferred.false_positives
+
+
+def test_a_control_that_did_not_pass_controls_nothing():
+    fates = {("control.sdpa.auto", CONSTANT_FULL): ("failed", "before timing, call: error")}
+    of = synthetic.infer(synthetic.Recipe(study=RECIPE.study, fates=fates, control_pace=1.0))
+    assert [shape for shape, _ in of.controlled()] == [TARGET]
+    assert not of.at(CONSTANT_FULL).empty
+
+
+# -------------------------------------------------------------------------------------------------------------- whole
 
 
 def test_the_fastest_has_the_smallest_median(inferred):

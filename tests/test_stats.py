@@ -5,11 +5,13 @@ import math
 
 import numpy as np
 import pytest
+import scipy.signal
 import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from statsmodels.tsa.stattools import acf
 
-from attnlab import stats
+from attnlab import bootstrap, stats
 from attnlab.stats import Interval
 
 properties = settings(deadline=None, max_examples=60, derandomize=True)
@@ -116,7 +118,7 @@ def test_ratio_of_one_replicate_is_scipys_percentile_bootstrap(paired):
         n_resamples=2_000,
         paired=paired,
         # The stream of random numbers depends on the batch where there are two sides.
-        batch=stats._BATCH_VALUES // 200,
+        batch=bootstrap.BATCH_VALUES // 200,
         method="percentile",
         random_state=np.random.default_rng(42),
     ).confidence_interval
@@ -134,8 +136,8 @@ def test_two_levels_by_exhaustion():
         for first in itertools.product(a, repeat=2)
         for second in itertools.product(b, repeat=2)
     )
-    ours = stats._resample(
-        [stats._resampler([[np.array(r) for r in replicates]], np.random.default_rng(0))],
+    ours = bootstrap.resample(
+        [bootstrap.resampler([[np.array(r) for r in replicates]], np.random.default_rng(0))],
         np.asarray,
         64_000,
         np.random.default_rng(1),
@@ -159,8 +161,8 @@ def test_two_levels_with_replicates_of_different_lengths_by_exhaustion():
         for _ in range(729 // len(a) ** len(a) // len(b) ** len(b))
     ]
     exact, expected = np.unique([np.median(draw) for draw in draws], return_counts=True)
-    ours = stats._resample(
-        [stats._resampler([[np.array(short), np.array(long)]], np.random.default_rng(0))],
+    ours = bootstrap.resample(
+        [bootstrap.resampler([[np.array(short), np.array(long)]], np.random.default_rng(0))],
         np.asarray,
         40_000,
         np.random.default_rng(1),
@@ -174,7 +176,7 @@ def test_row_medians_ignore_what_lies_beyond_a_rows_size():
     beyond = np.iinfo(np.uint16).max
     ranks = np.array([[[2, 0, 1, beyond], [3, 0, 2, 1], [4, beyond, beyond, beyond]]], dtype=np.uint16)
     ordered = np.array([[1.0, 2.0, 3.0, 4.0, 7.0]])
-    np.testing.assert_array_equal(stats._row_medians(ranks, np.array([3, 4, 1]), ordered), [[2.0, 2.5, 7.0]])
+    np.testing.assert_array_equal(bootstrap._row_medians(ranks, np.array([3, 4, 1]), ordered), [[2.0, 2.5, 7.0]])
 
 
 def test_interval_widens_when_replicates_differ():
@@ -182,7 +184,7 @@ def test_interval_widens_when_replicates_differ():
     apart = [replicate * scale for replicate, scale in zip(alike, (0.94, 0.97, 1, 1.03, 1.06), strict=True)]
     narrow, wide = stats.bootstrap_ci(alike), stats.bootstrap_ci(apart)
     assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
-    pooled = stats.bootstrap_ci(np.concatenate(apart))
+    pooled = stats.bootstrap_ci(np.random.default_rng(0).permutation(np.concatenate(apart)))
     assert wide.high - wide.low > 3 * (pooled.high - pooled.low)
 
 
@@ -264,8 +266,8 @@ def test_interval_holds_the_estimate_and_a_tick(samples, tick, confidence):
     ours = stats.bootstrap_ci(samples, confidence, resamples=50, tick=tick)
     assert ours.estimate == np.median(np.concatenate(samples))
     assert ours.low <= ours.estimate - tick / 2 <= ours.estimate + tick / 2 <= ours.high
-    if not tick:
-        assert np.concatenate(samples).min() <= ours.low <= ours.high <= np.concatenate(samples).max()
+    if not tick and len(samples) == 1 and len(samples[0]) < 20:
+        assert min(samples[0]) <= ours.low <= ours.high <= max(samples[0])
 
 
 @properties
@@ -310,14 +312,148 @@ def test_coverage_of_the_ratio(paired):
     assert 0.90 <= np.mean([i.low <= 1.1 <= i.high for i in intervals]) <= 0.98
 
 
-def test_coverage_of_two_levels_where_one_level_fails():
-    """Ten replicates that differ: resampling them covers; taking all samples for independent does not."""
+def test_coverage_over_replicates_where_taking_samples_for_independent_fails():
+    """Ten replicates that differ."""
     rng = np.random.default_rng(13)
     sets = rng.normal(100, 1, (200, 10, 1)) + rng.normal(0, 1, (200, 10, 20))
     two = [stats.bootstrap_ci(samples, resamples=400) for samples in sets]
-    one = [stats.bootstrap_ci(samples.ravel(), resamples=400) for samples in sets]
+    one = [stats.bootstrap_ci(rng.permutation(samples.ravel()), resamples=400) for samples in sets]
     assert 0.86 <= np.mean([i.low <= 100 <= i.high for i in two]) <= 0.99
     assert np.mean([i.low <= 100 <= i.high for i in one]) < 0.7
+
+
+# ----------------------------------------------------------------------------------------------------------- blocks
+
+
+def autoregression(shape: tuple[int, ...], correlation: float, seed: int = 0) -> np.ndarray:
+    """First-order autoregressions of mean and median zero and variance one."""
+    steps = np.random.default_rng(seed).standard_normal((*shape[:-1], shape[-1] + 100))
+    return scipy.signal.lfilter([math.sqrt(1 - correlation**2)], [1, -correlation], steps, axis=-1)[..., 100:]
+
+
+def test_neighbours_are_told_by_the_serial_correlation_of_ranks():
+    at_the_edge = np.random.default_rng(0).standard_normal(100)
+    for samples in (*autoregression((40, 100), 0.25), at_the_edge):
+        lag1 = acf(scipy.stats.rankdata(samples), nlags=1, fft=False)[1]
+        assert bootstrap.resembles_neighbours(samples) == (lag1 > scipy.stats.norm.ppf(0.99) / 10)
+
+
+def test_samples_that_are_independent_are_taken_for_it():
+    sets = np.random.default_rng(1).lognormal(size=(2000, 100))
+    assert np.mean([bootstrap.resembles_neighbours(samples) for samples in sets]) < 0.015
+    assert not bootstrap.resembles_neighbours(np.arange(19.0))
+    assert bootstrap.resembles_neighbours(np.arange(20.0))
+    assert not bootstrap.resembles_neighbours(np.ones(100))
+
+
+def test_one_outlier_does_not_hide_that_neighbours_resemble_each_other():
+    samples = autoregression((100,), 0.7)
+    samples[50] = 1e6
+    assert abs(stats.lag1(samples)) < 0.05
+    assert bootstrap.resembles_neighbours(samples)
+
+
+def test_blocks_are_replicates_or_stretches_or_none():
+    dependent, independent = 50 + autoregression((100,), 0.7), noisy(50)
+    assert bootstrap.blocks([[independent]], paired=False) is None
+    (replicates,) = bootstrap.blocks([[independent, dependent]], paired=False)
+    assert [len(block) for block in replicates] == [100, 100]
+    (stretches,) = bootstrap.blocks([[dependent]], paired=False)
+    assert [len(block) for block in stretches] == [20] * bootstrap.BATCHES
+    np.testing.assert_array_equal(np.concatenate(stretches), dependent)
+    # One side that can't be taken sample by sample is enough.
+    for sides in ([[dependent], [independent]], [[independent], [dependent]]):
+        cut = bootstrap.blocks(sides, paired=True)
+        assert [[len(block) for block in side] for side in cut] == [[20] * 5] * 2
+    cut = bootstrap.blocks([[independent], [independent, dependent]], paired=False)
+    assert [[len(block) for block in side] for side in cut] == [[20] * 5, [100] * 2]
+    assert bootstrap.blocks([[independent[:19]], [independent, dependent]], paired=False) is None
+
+
+def test_pairs_are_cut_where_only_their_ratio_resembles_its_neighbours():
+    drift, noise = np.linspace(0, 0.05, 100), np.random.default_rng(2).normal(0, 0.1, 100)
+    baseline, candidate = np.exp(noise), np.exp(noise + drift)
+    assert not bootstrap.resembles_neighbours(baseline)
+    assert bootstrap.blocks([[baseline], [candidate]], paired=False) is None
+    assert bootstrap.blocks([[baseline], [candidate]], paired=True) is not None
+
+
+def test_scatter_by_hand():
+    # Medians 2, 4 and 9: mean 5, deviations -3 -1 4, variance 13.
+    scatter = bootstrap.scatter_of_median([np.array([1.0, 2, 7]), np.array([4.0]), np.array([8.0, 10])])
+    assert (scatter.mean, scatter.freedom) == (5, 2)
+    assert scatter.error == pytest.approx(math.sqrt(13 / 3))
+    assert bootstrap.Scatter(0, 0, 4).pvalue == 1
+    assert bootstrap.Scatter(0.1, 0, 4).pvalue == 0
+
+
+@properties
+@given(st.lists(latency, min_size=3, max_size=8, unique=True), st.lists(latency, min_size=3, max_size=8, unique=True))
+def test_scatter_is_the_t_test_of_scipy(baseline, candidate):
+    sides = [[np.array([value]) for value in side] for side in (baseline, candidate)]
+    logs = np.log(baseline), np.log(candidate)
+    welch = scipy.stats.ttest_ind(*logs, equal_var=False)
+    ours = bootstrap.scatter_of_log_ratio(sides, paired=False)
+    assert (ours.pvalue, ours.freedom) == pytest.approx((welch.pvalue, welch.df), rel=1e-6)
+    bounds = welch.confidence_interval(0.9)
+    assert (ours.mean - ours.reach(0.9), ours.mean + ours.reach(0.9)) == pytest.approx(tuple(bounds), abs=1e-8)
+    n = min(len(baseline), len(candidate))
+    assume(np.std(logs[0][:n] - logs[1][:n]) > 1e-6)
+    paired = scipy.stats.ttest_rel(logs[0][:n], logs[1][:n])
+    ours = bootstrap.scatter_of_log_ratio([sides[0][:n], sides[1][:n]], paired=True)
+    assert (ours.pvalue, ours.freedom) == pytest.approx((paired.pvalue, n - 1), rel=1e-6)
+
+
+@properties
+@given(ticks, ticks)
+def test_scatter_of_placements_is_the_test_of_brunner_and_munzel(baseline, candidate):
+    sides = [[np.array([value]) for value in side] for side in (baseline, candidate)]
+    ours = bootstrap.scatter_of_placements(sides, paired=False)
+    assert 2 * ours.mean == pytest.approx(stats.cliffs_delta(baseline, candidate), abs=1e-12)
+    assume(ours.error > 1e-9)
+    assert ours.pvalue == pytest.approx(scipy.stats.brunnermunzel(baseline, candidate).pvalue, rel=1e-6)
+
+
+def test_scatter_of_placements_by_hand():
+    sides = [[np.array([1.0, 4.0]), np.array([5.0, 2.5])], [np.array([2.0, 2.0]), np.array([3.0, 4.5])]]
+    # Baseline: 0, 3/4, 1, 1/2; candidate: 1/4, 1/4, 1/2, 3/4. Blocks: 3/8 - 1/4 and 3/4 - 5/8.
+    ours = bootstrap.scatter_of_placements(sides, paired=True)
+    assert (ours.mean, ours.error) == pytest.approx((1 / 16, 0))
+
+
+def test_the_interval_over_replicates_is_students():
+    replicates = [noisy(median, seed=index) for index, median in enumerate((94, 97, 100, 103, 109))]
+    ours = stats.bootstrap_ci(replicates, 0.9)
+    low, high = scipy.stats.t.interval(0.9, 4, 100.6, scipy.stats.sem([94, 97, 100, 103, 109]))
+    assert (ours.low, ours.high) == pytest.approx((low, high))
+    ratio = stats.ratio_ci(replicates, np.array(replicates) * 0.5, 0.9, resamples=500)
+    logs = np.log([94, 97, 100, 103, 109])
+    expected = scipy.stats.ttest_ind(logs, logs - math.log(2), equal_var=False).confidence_interval(0.9)
+    assert (ratio.low, ratio.high) == pytest.approx(tuple(np.exp(expected)))
+
+
+def test_replicates_that_agree_by_chance_promise_no_certainty():
+    replicates = [noisy(100, seed=seed) for seed in range(3)]
+    ours, one = stats.bootstrap_ci(replicates), stats.bootstrap_ci(replicates[0])
+    assert ours.high - ours.low > (one.high - one.low) / math.sqrt(3) / 3
+    others = [noisy(100, seed=seed) for seed in range(3, 6)]
+    ratio = stats.ratio_ci(replicates, others, paired=True)
+    assert 0.001 < math.log(ratio.high / ratio.low) < 0.01
+
+
+@pytest.mark.parametrize("correlation", [0.2, 0.7])
+def test_coverage_where_samples_resemble_their_neighbours(correlation):
+    sets = 100 + autoregression((300, 100), correlation, seed=15)
+    intervals = [stats.bootstrap_ci(samples, resamples=500) for samples in sets]
+    assert np.mean([i.low <= 100 <= i.high for i in intervals]) > 0.89
+
+
+@pytest.mark.parametrize("spread", [0, 0.1, 2])
+def test_coverage_of_five_replicates(spread):
+    rng = np.random.default_rng(16)
+    sets = rng.normal(100, spread, (300, 5, 1)) + rng.normal(0, 1, (300, 5, 100))
+    intervals = [stats.bootstrap_ci(samples, resamples=200) for samples in sets]
+    assert 0.91 <= np.mean([i.low <= 100 <= i.high for i in intervals]) <= 0.985
 
 
 # ------------------------------------------------------------------------------------------------------ effect size
@@ -424,6 +560,34 @@ def test_mann_whitney_pools_replicates():
     assert stats.mann_whitney(baseline.reshape(4, 10), [candidate[:7], candidate[7:]]) == stats.mann_whitney(
         baseline, candidate
     )
+
+
+def test_the_p_value_that_decides_is_mann_whitneys_where_samples_are_independent():
+    baseline, candidate = noisy(100), noisy(99.5, seed=1)
+    assert stats.difference_pvalue(baseline, candidate) == stats.mann_whitney(baseline, candidate).pvalue
+    assert (
+        stats.difference_pvalue([baseline], [candidate], paired=True) == stats.mann_whitney(baseline, candidate).pvalue
+    )
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_p_value_that_decides_counts_a_replicate_once(paired):
+    """Replicates whose medians lie apart by more than their samples scatter: 500 samples are five observations."""
+    medians = [100, 103, 98, 101, 99], [97, 101, 98, 97, 99]
+    sides = [[noisy(median, seed=median) for median in side] for side in medians]
+    logs = np.log(medians)
+    test = scipy.stats.ttest_rel(*logs) if paired else scipy.stats.ttest_ind(*logs, equal_var=False)
+    assert stats.mann_whitney(*sides).pvalue < 1e-10
+    placed = bootstrap.scatter_of_placements(sides, paired).pvalue
+    assert stats.difference_pvalue(*sides, paired=paired) == pytest.approx(max(test.pvalue, placed))
+    assert max(test.pvalue, placed) > 0.05
+
+
+def test_the_p_value_that_decides_is_no_smaller_than_mann_whitneys():
+    sides = [[noisy(100, 10, seed, 0.2) for seed in seeds] for seeds in ((1, 2, 3), (4, 5, 6))]
+    sides[1] = [replicate * 0.99 for replicate in sides[1]]
+    assert bootstrap.scatter_of_log_ratio(sides, paired=True).pvalue < 1e-6
+    assert stats.difference_pvalue(*sides, paired=True) == stats.mann_whitney(*sides).pvalue
 
 
 def test_holm_by_hand():
@@ -587,6 +751,63 @@ def test_effective_n_lies_between_none_and_all(samples):
     assert 0 < stats.effective_n(samples) <= sum(map(len, samples))
 
 
+# ------------------------------------------------------------------------------------------------------ sensitivity
+
+
+def test_the_smallest_effect_of_replicates_by_hand():
+    """Ratios of 1.01, 1 / 1.01, 1, 1.02 and 1 / 1.02: their logarithms have mean zero."""
+    baseline = [noisy(100, seed=seed, spread=1e-4) for seed in range(5)]
+    control = [r * scale for r, scale in zip(baseline, (1.01, 1 / 1.01, 1, 1.02, 1 / 1.02), strict=True)]
+    error = math.sqrt((2 * math.log(1.01) ** 2 + 2 * math.log(1.02) ** 2) / 4 / 5)
+    found, missed = scipy.stats.t.ppf([0.975, 0.8], 4)
+    ours = stats.smallest_effect(baseline, control, paired=True)
+    assert ours == pytest.approx(math.expm1((found + missed) * error), rel=1e-6)
+    found, missed = scipy.stats.t.ppf([0.95, 0.9], 4)
+    ours = stats.smallest_effect(baseline, control, alpha=0.1, power=0.9, paired=True)
+    assert ours == pytest.approx(math.expm1((found + missed) * error), rel=1e-6)
+
+
+def test_the_smallest_effect_of_one_replicate():
+    baseline, control = noisy(100, seed=1), noisy(100, seed=2)
+    interval = stats.ratio_ci(baseline, control, paired=True)
+    half = math.log(interval.high / interval.low) / 2
+    ours = stats.smallest_effect(baseline, control, paired=True)
+    # 1.96 and 0.84 standard errors of the normal law.
+    assert ours == pytest.approx(math.expm1(half * (1 + 0.8416 / 1.9600)), rel=1e-3)
+
+
+def test_a_control_that_differs_leaves_less_to_be_seen():
+    baseline, control = noisy(100, spread=1e-3), noisy(97, seed=2, spread=1e-3)
+    interval = stats.ratio_ci(baseline, control)
+    assert stats.smallest_effect(baseline, control) == pytest.approx(interval.high - 1)
+    turned = stats.ratio_ci(control, baseline)
+    assert stats.smallest_effect(control, baseline) == pytest.approx(1 / turned.low - 1)
+
+
+def test_the_smallest_effect_knows_the_tick():
+    constant = [10.0] * 20
+    assert stats.smallest_effect(constant, constant) == 0
+    assert stats.smallest_effect(constant, constant, tick=0.1) > 0.01
+    assert stats.smallest_effect(constant, constant, tick=20) == math.inf
+
+
+@pytest.mark.parametrize("bad", [{"alpha": 0}, {"power": 1}])
+def test_the_smallest_effect_refuses_what_is_no_level(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must lie between 0 and 1"):
+        stats.smallest_effect([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
+
+
+def test_effects_of_that_size_are_found_that_often():
+    """Four in five, over processes that differ; the standard error of 250 is 2.5 %."""
+    rng = np.random.default_rng(17)
+    found = []
+    for _ in range(250):
+        baseline, candidate = 100 * np.exp(rng.normal(0, 0.02, (2, 5, 1)) + rng.normal(0, 0.02, (2, 5, 30)))
+        true = math.expm1(sum(scipy.stats.t.ppf([0.975, 0.8], 4)) * 0.02 * math.sqrt(2 / 5 * (1 + math.pi / 60)))
+        found.append(stats.ratio_ci(baseline, candidate / (1 + true), resamples=100, paired=True).low > 1)
+    assert 0.7 < np.mean(found) < 0.9
+
+
 # ---------------------------------------------------------------------------------------------------------- verdict
 
 
@@ -637,7 +858,8 @@ def test_claim_needs_a_speedup_of_1_10(speedup, claimable):
 def test_claim_needs_a_large_delta():
     """Half of the candidate's samples are very slow: its median is 15 % lower, hardly more often than not."""
     baseline = noisy(100, 400)
-    candidate = np.concatenate([noisy(84, 230, 1), noisy(300, 170, 2)])
+    modes = np.concatenate([noisy(84, 230, 1), noisy(300, 170, 2)])
+    candidate = np.random.default_rng(0).permutation(modes)
     ours = stats.verdict(baseline, candidate)
     assert ours.decision == "faster"
     assert ours.speedup.estimate > stats.CLAIM_SPEEDUP
@@ -698,7 +920,21 @@ def test_verdicts_of_both_orders_agree(baseline, candidate):
     assert not (ours.claimable and other.claimable)
 
 
-@pytest.mark.parametrize("bad", [{"pvalue": 1.2}, {"pvalue": math.nan}, {"alpha": 0.7}, {"margin": 0}])
+@pytest.mark.parametrize(("smallest", "decision"), [(0.0, "faster"), (0.24, "faster"), (0.26, "inconclusive")])
+def test_verdict_claims_no_less_than_could_be_seen(smallest, decision):
+    assert stats.verdict(noisy(100), noisy(80, seed=1), smallest_effect=smallest).decision == decision
+    turned = {"faster": "slower"}.get(decision, decision)
+    assert stats.verdict(noisy(80, seed=1), noisy(100), smallest_effect=smallest).decision == turned
+
+
+def test_what_is_equivalent_stays_so_however_little_could_be_seen():
+    ours = stats.verdict(noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1), smallest_effect=0.5)
+    assert ours.decision == "equivalent"
+
+
+@pytest.mark.parametrize(
+    "bad", [{"pvalue": 1.2}, {"pvalue": math.nan}, {"alpha": 0.7}, {"margin": 0}, {"smallest_effect": -0.1}]
+)
 def test_verdict_refuses_bad_options(bad):
     with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
         stats.verdict([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)

@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     readme = commands.add_parser("readme", help="write the README's picture and table from a recorded run")
     readme.add_argument("--run", required=True)
     readme.set_defaults(command=_readme)
+    calibrate = commands.add_parser("calibrate", help="simulate how often the inference is wrong")
+    calibrate.set_defaults(command=_calibrate)
     return parser
 
 
@@ -91,6 +93,13 @@ def _readme(options: argparse.Namespace) -> None:
     from attnlab.report import readme
 
     readme.update(paths.ROOT / "README.md", options.run)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from attnlab import calibration
+
+    calibration.write(calibration.run(), calibration.published())
+    print(f"wrote {paths.shown(calibration.published())}")
 
 
 def _assignment(text: str) -> tuple[str, object]:

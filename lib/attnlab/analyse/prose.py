@@ -261,7 +261,7 @@ def _statement(results: Results, name: str, shape: Shape) -> str:
     baseline, candidate = results.row(results.study.baseline, shape), results.row(name, shape)
     return (
         f"`{baseline.name}` takes {_interval_us(baseline)}, `{name}` {_interval_us(candidate)}: a speedup of "
-        f"{formats.interval(verdict.speedup)}, Cliff's delta {formats.signed(verdict.delta)}, Mann-Whitney p "
+        f"{formats.interval(verdict.speedup)}, Cliff's delta {formats.signed(verdict.delta)}, p "
         f"adjusted by Holm {_pvalue(verdict)}. **{verdict.decision.capitalize()}**{_claim(verdict)}."
     )
 

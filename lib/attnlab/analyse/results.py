@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.stats
 
-from attnlab import implementations, paths, runs, shapes, stats, studies
+from attnlab import bootstrap, implementations, paths, runs, shapes, stats, studies
 from attnlab.analyse import formats, roofline
 from attnlab.analyse.roofline import Ceilings
 from attnlab.shapes import Shape
@@ -32,10 +33,27 @@ FLOOR = ["floor_us", "limit", "speed_of_light_pct"]
 COLUMNS = [*CASE, *TIMING, *CONTEXT, *MEDIAN, *SPREAD, *TAILS, *WORK, *FLOOR]
 Pair = tuple[str, str]
 """A baseline and a candidate, in this order."""
+NO_CONTROL = "This run did not measure its baseline against itself, so how often it errs can't be told from it"
 
 
 class NotMeasured(Exception):
     """Something was asked of a run that it does not hold; the message is a sentence without its full stop."""
+
+
+@dataclass(frozen=True)
+class FalsePositives:
+    """How often a run told its baseline from itself.
+
+    Attributes:
+        wrong: how many of the comparisons found it faster or slower.
+        comparisons: all of them, one per shape and timing.
+        rate: their ratio with its exact 95 % interval (Clopper & Pearson 1934, Biometrika 26:404). It takes the
+            comparisons for independent.
+    """
+
+    wrong: int
+    comparisons: int
+    rate: stats.Interval
 
 
 @dataclass(frozen=True)
@@ -125,8 +143,7 @@ class Results:
 
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
         """The latencies of one case that passed in us, an array per replicate, in the order of the rounds."""
-        timing = timing or self.headline
-        case = self._samples_by_case.get((implementation, *shape.axes.values(), timing.clock, timing.cache))
+        case = self._case(implementation, shape, timing or self.headline)
         return [] if case is None else _by_replicate(case)
 
     def tick_us(self, row: pd.Series) -> float:
@@ -148,7 +165,9 @@ class Results:
     def compare(self, candidate: str, shape: Shape, timing: Timing | None = None) -> stats.Verdict:
         """The verdict on a candidate against the study's baseline at one shape, from rounds taken together.
 
-        Its p-value is Holm's, over all candidates at this shape and timing.
+        Its p-value is Holm's, over all candidates at this shape and timing. Where the run measured its baseline against
+        itself there, nothing is faster or slower by less than the `smallest_effect`; where it didn't, only the
+        comparison's own samples decide (`is_controlled` tells which).
 
         Raises:
             NotMeasured: one of the two has no latency there.
@@ -180,8 +199,75 @@ class Results:
             NotMeasured: one of the two has no latency there.
         """
         pair = (baseline or self.study.baseline, candidate)
-        before, after = (self.samples(name, shape, timing) for name in pair)
-        return stats.ratio_ci(before, after, tick=self._tick_us(pair, shape, timing), paired=True)
+        for name in pair:
+            self.row(name, shape, timing)
+        tick_us = self._tick_us(pair, shape, timing)
+        return stats.ratio_ci(*self._sides(pair, shape, timing), tick=tick_us, paired=True)
+
+    def is_controlled(self, shape: Shape, timing: Timing | None = None) -> bool:
+        """Whether the run measured its baseline against itself at one shape, and both passed."""
+        names = (self.study.baseline, implementations.control(self.study.baseline))
+        return all(self.samples(name, shape, timing) for name in names)
+
+    def control(self, shape: Shape, timing: Timing | None = None) -> stats.Verdict:
+        """The verdict on the baseline against itself at one shape (A/A), come to as that on any candidate.
+
+        Raises:
+            NotMeasured: the run has no control there.
+        """
+        timing = timing or self.headline
+        if (shape, timing) not in self._controls:
+            pair = self._against_itself(shape, timing)
+            sides, tick_us = self._sides(pair, shape, timing), self._tick_us(pair, shape, timing)
+            self._controls[shape, timing] = stats.verdict(*sides, tick=tick_us, paired=True)
+        return self._controls[shape, timing]
+
+    def smallest_effect(self, shape: Shape, timing: Timing | None = None) -> float:
+        """The smallest effect, a fraction, that could have been seen at one shape: `stats.smallest_effect` of the A/A.
+
+        Raises:
+            NotMeasured: the run has no control there.
+        """
+        timing = timing or self.headline
+        if (shape, timing) not in self._smallest_effects:
+            pair = self._against_itself(shape, timing)
+            sides, tick_us = self._sides(pair, shape, timing), self._tick_us(pair, shape, timing)
+            self._smallest_effects[shape, timing] = stats.smallest_effect(*sides, tick=tick_us, paired=True)
+        return self._smallest_effects[shape, timing]
+
+    def controlled(self) -> list[tuple[Shape, Timing]]:
+        """The shapes and timings at which the run measured its baseline against itself."""
+        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
+        return [place for place in places if self.is_controlled(*place)]
+
+    @cached_property
+    def false_positives(self) -> FalsePositives:
+        """How often this run told its baseline from itself, over all shapes and timings.
+
+        Raises:
+            NotMeasured: the run has no control anywhere.
+        """
+        decisions = [self.control(*place).decision for place in self.controlled()]
+        if not decisions:
+            raise NotMeasured(NO_CONTROL)
+        wrong = sum(decision in ("faster", "slower") for decision in decisions)
+        exact = scipy.stats.binomtest(wrong, len(decisions)).proportion_ci(0.95, method="exact")
+        rate = stats.Interval(wrong / len(decisions), float(exact.low), float(exact.high))
+        return FalsePositives(wrong, len(decisions), rate)
+
+    @cached_property
+    def _controls(self) -> dict[tuple[Shape, Timing], stats.Verdict]:
+        return {}
+
+    @cached_property
+    def _smallest_effects(self) -> dict[tuple[Shape, Timing], float]:
+        return {}
+
+    def _against_itself(self, shape: Shape, timing: Timing) -> Pair:
+        if not self.is_controlled(shape, timing):
+            where = f"{formats.shape(shape)}, {timing.words}"
+            raise NotMeasured(f"`{self.study.baseline}` was not measured against itself at {where}")
+        return self.study.baseline, implementations.control(self.study.baseline)
 
     def fastest(self, shape: Shape, timing: Timing | None = None) -> str:
         """The implementation with the smallest median at a shape.
@@ -209,16 +295,27 @@ class Results:
         return [Shape(**dict(zip(AXES, key, strict=True))) for key in shares[shares > 50].index]
 
     def _pvalues(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None) -> list[float]:
-        sides = [[self.samples(name, shape, timing) for name in pair] for pair in pairs]
-        return [float(p) for p in stats.holm([stats.mann_whitney(*both).pvalue for both in sides])]
+        sides = [self._sides(pair, shape, timing) for pair in pairs]
+        return [float(p) for p in stats.holm([stats.difference_pvalue(*both, paired=True) for both in sides])]
 
     def _verdict(self, pair: Pair, shape: Shape, timing: Timing | None, pvalue: float) -> stats.Verdict:
-        before, after = (self.samples(name, shape, timing) for name in pair)
-        tick_us = self._tick_us(pair, shape, timing)
-        return stats.verdict(before, after, tick=tick_us, paired=True, pvalue=pvalue)
+        smallest = self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
+        sides, tick_us = self._sides(pair, shape, timing), self._tick_us(pair, shape, timing)
+        return stats.verdict(*sides, tick=tick_us, paired=True, pvalue=pvalue, smallest_effect=smallest)
+
+    def _sides(self, pair: Pair, shape: Shape, timing: Timing | None) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        baseline, candidate = (self.samples(name, shape, timing) for name in pair)
+        return baseline, candidate
 
     def _tick_us(self, pair: Pair, shape: Shape, timing: Timing | None) -> float:
-        return max(self.tick_us(self.row(name, shape, timing)) for name in pair)
+        """How finely both of a pair can be told."""
+        cases = [self._case(name, shape, timing) for name in pair]
+        launches = min(int(case["launches"].min()) for case in cases if case is not None)
+        return float(self.run.manifest["clocks"]["tick_us"]) / launches
+
+    def _case(self, name: str, shape: Shape, timing: Timing | None) -> pd.DataFrame | None:
+        timing = timing or self.headline
+        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache))
 
 
 def of(run: runs.Run) -> Results:
@@ -375,7 +472,7 @@ def _number(value: object) -> float:
 
 
 def _code() -> str:
-    files = [Path(name) for name in (stats.__file__, shapes.__file__, roofline.__file__, __file__)]
+    files = [Path(name) for name in (stats.__file__, bootstrap.__file__, shapes.__file__, roofline.__file__, __file__)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -19,8 +19,8 @@ CAUSAL_NOTE = (
 LETTERS = {"seq_len": "S", "batch": "B", "heads": "H"}
 SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
 DEPENDENCE_NOTE = (
-    "The p-value is Mann-Whitney's, adjusted by Holm over the candidates of this table; it takes samples for "
-    "independent: read it with the effective N in mind, which is told with the variance."
+    "The p-value is adjusted by Holm over the candidates of this table: Mann-Whitney's, and where samples are not "
+    "independent no smaller than those of the t tests over replicates, or over stretches of the only one."
 )
 
 
@@ -453,7 +453,7 @@ def checklist(results: Results) -> Table:
         ("order", "rounds interleaved, random within each"),
         ("correctness gate", f"{int(checks['passed'].sum())} of {len(checks)} checks passed"),
         ("clock, power and throttling", manifest["telemetry"]),
-        ("intervals", "percentile bootstrap, 10 000 resamples, seed 42"),
+        ("intervals", "percentile bootstrap, 10 000 resamples, seed 42; Student's t over replicates"),
         ("raw samples", f"{len(results.run.samples):,} rows, none dropped, hashed below"),
         ("code", f"attnlab {manifest['attnlab']}, commit {manifest['commit'][:12]}, sources hashed below"),
     ]
