@@ -17,7 +17,19 @@ from bs4 import BeautifulSoup
 from synthetic import TARGET, Recipe
 
 from attnlab import obtain, paths, runs, studies
-from attnlab.analyse import figures, kernels, panel, profiles, prose, published, regime, residency, results, tables
+from attnlab.analyse import (
+    calibration,
+    figures,
+    kernels,
+    panel,
+    profiles,
+    prose,
+    published,
+    regime,
+    residency,
+    results,
+    tables,
+)
 from attnlab.errors import UserError
 from attnlab.measure import record
 from attnlab.report import notebooks, paper
@@ -152,7 +164,14 @@ def show(run: str) -> list[dict[str, str]]:
     """What the cells of the notebooks show of a run, each once, without a kernel."""
     of = synthetic.infer(ODD[run])
     names = {"figures": figures, "kernels": kernels, "profiles": profiles, "prose": prose, "published": published}
-    names |= {"panel": panel, "regime": regime, "residency": residency, "tables": tables, "results": of}
+    names |= {
+        "calibration": calibration,
+        "panel": panel,
+        "regime": regime,
+        "residency": residency,
+        "tables": tables,
+        "results": of,
+    }
     names |= {"baseline": of.study.baseline, "target": of.study.target_shape}
     shown = [eval(call, dict(names)) for call in CALLS]
     return [thing._repr_mimebundle_() for thing in shown if thing is not None]

@@ -55,7 +55,7 @@ def test_a_run_with_kernels_shows_its_ladder(tmp_path, monkeypatch):
     assert "![" + readme.LADDER_ALT + "](figures/synthetic-ladder.svg)" in block
     rows = [line for line in block.splitlines() if line.startswith("| kernel.")]
     assert len(rows) == len(synthetic.RUNGS)
-    assert "| kernel.mma | step 3 | 200.00 [199.91, 200.09] |" in rows[2]
+    assert "| kernel.mma | step 3 | 200.000 [199.955, 200.045] |" in rows[2]
     assert "slower than `sdpa.flash`" in block
 
 
