@@ -38,6 +38,7 @@ TITLES = {
     "nvbench.batch": "NVBench, batch",
     "triton.cudagraph": "Triton, graph",
     "eager": "`eager`",
+    "device.traced": "`device`, traced",
     "device.cold": "`device`, cold",
     "ncu.cold": "Nsight Compute, flushed",
     "nvbench.cold": "NVBench, cold",
@@ -45,7 +46,7 @@ TITLES = {
 }
 CUPTI_METHODS = list(TITLES)[1:4]
 WARM_METHODS = list(TITLES)[1:8]
-COLD_METHODS = list(TITLES)[9:]
+COLD_METHODS = list(TITLES)[10:]
 LOOKS = {
     "cupti.graph": ("#0072B2", "o"),
     "cupti.span": ("#56B4E9", "P"),
@@ -132,7 +133,11 @@ class Panel:
 
     def reading(self, case: tuple[str, Shape], method: str) -> Reading | None:
         """What a method says of a case; None where it says nothing, or ours doesn't."""
-        methods, ours = self._samples[case], WARM if method in WARM_METHODS else COLD
+        return self.against(case, method, WARM if method in WARM_METHODS else COLD)
+
+    def against(self, case: tuple[str, Shape], method: str, ours: str) -> Reading | None:
+        """What a method says, beside what another says; None where either says nothing."""
+        methods = self._samples[case]
         if method not in methods or ours not in methods:
             return None
         theirs, reference = methods[method], methods[ours]
@@ -235,7 +240,7 @@ def agreement(results: Results) -> Prose:
     )
     told += f" It lies outside at {'; '.join(cases['out'])}." if cases["out"] else ""
     told += f" It can't be told from these rounds at {'; '.join(cases['unsure'])}." if cases["unsure"] else ""
-    return Prose(f"{told} {_kernels_alone(results, panel)}")
+    return Prose(" ".join(filter(None, (told, _traced(panel), _kernels_alone(results, panel)))))
 
 
 def _bracketed(panel: Panel, case: tuple[str, Shape]) -> str:
@@ -248,6 +253,22 @@ def _bracketed(panel: Panel, case: tuple[str, Shape]) -> str:
     if beyond <= 0 or _is_near(beyond, kernels.ours_us):
         return "in"
     return "unsure" if surely <= 0 or _is_near(surely, kernels.ours_us) else "out"
+
+
+def _traced(panel: Panel) -> str:
+    """How far CUPTI's span is from our clock around the very same replay, where no drift can come between."""
+    readings = [found for case in panel.cases if (found := panel.against(case, "cupti.span", "device.traced"))]
+    if not readings:
+        return ""
+    near = sum(reading.near for reading in readings)
+    short = [-reading.gap.estimate for reading in readings if reading.short]
+    long = [-reading.gap_pct for reading in readings if not reading.short]
+    parts = [f"{_range(short, 'µs')} below {SHORT_US} µs"] if short else []
+    parts += [f"{_range(long, '%')} above"] if long else []
+    return (
+        "Around the very replay that CUPTI traces, our clock and CUPTI's agree within those limits in "
+        f"{near} of {len(readings)} cases: ours reads {' and '.join(parts)}."
+    )
 
 
 def _kernels_alone(results: Results, panel: Panel) -> str:
