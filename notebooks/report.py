@@ -18,7 +18,7 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import calibration, figures, kernels, profiles, prose, published, tables
+from attnlab.analyse import calibration, figures, kernels, panel, profiles, prose, published, regime, residency, tables
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -214,6 +214,18 @@ prose.launch_gap(results)
 figures.timings(results)
 
 # %% [markdown]
+# ### The clock and the cache, held to others
+
+# %%
+panel.agreement(results)
+
+# %%
+panel.gaps(results)
+
+# %%
+residency.told(results)
+
+# %% [markdown]
 # ### Which kernel ran
 
 # %%
@@ -354,6 +366,12 @@ prose.throttling(results)
 
 # %%
 figures.telemetry(results)
+
+# %%
+regime.told(results)
+
+# %%
+regime.endurance(results)
 
 # %%
 tables.cases(results)
