@@ -77,7 +77,8 @@ def execute(notebook: Path, output: Path, values: Mapping[str, object], cwd: Pat
             progress_bar=False,
             log_output=False,
             extra_arguments=["--log-level=CRITICAL"],
-            cwd=cwd,
+            # Not papermill's own `cwd`: it moves this whole process there, with whatever else it renders meanwhile.
+            resources={"metadata": {"path": str(cwd)}},
         )
     except PapermillExecutionError as error:
         reason = f"{error.ename}: {error.evalue}".splitlines()[0].rstrip(": ")
