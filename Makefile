@@ -12,7 +12,7 @@ DEVICE ?=
 NAME =
 PARAMS =
 
-PUBLISHED := h200-2026-11
+PUBLISHED := h200-2026-11-21
 KNOWN := PYTHON RUN STUDY DEVICE NAME PARAMS
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
@@ -48,7 +48,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure notebook readme lab kernels test test-gpu sanitize bench calibrate check format lock clean
+.PHONY: help report measure close notebook readme lab kernels test test-gpu sanitize bench calibrate check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ report: $(if $(RUN),$(rendering),$(call ready,$(HARDWARE)))  ## measure on the b
 
 measure: $(call ready,$(HARDWARE))  ## measure a study into a run, or go on with one that was cut off
 	$(python) -m attnlab measure $(OPTIONS)
+
+close: $(rendering)  ## close a run that was cut off with the replicates that it holds: RUN=<name>
+	$(python) -m attnlab close --run "$$RUN"
 
 notebook: $(call ready,$(HARDWARE))  ## execute and render one notebook: NAME=02_baseline PARAMS="run=... device=none"
 	$(python) -m attnlab notebook "$$NAME" $(foreach pair,$(PARAMS),-p '$(pair)')

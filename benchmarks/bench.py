@@ -16,7 +16,7 @@ from attnlab import obtain, runs, studies
 from attnlab.analyse import results
 from attnlab.errors import UserError
 
-RUN = "h200-2026-11"
+RUN = "h200-2026-11-21"
 TEN = Path(__file__).with_name("ten.yaml")
 EVERY_S = 0.05
 CASES, REPLICATES, ROUNDS = (100, 1000), 5, 100

@@ -12,7 +12,7 @@ from attnlab.errors import UserError
 from attnlab.report import readme
 
 README = paths.ROOT / "README.md"
-PUBLISHED = "h200-2026-11"
+PUBLISHED = "h200-2026-11-21"
 
 
 @pytest.fixture(scope="module")

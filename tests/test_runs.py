@@ -9,8 +9,9 @@ import sys
 
 import pandas as pd
 import pytest
+import synthetic
 
-from attnlab import runs
+from attnlab import runs, studies
 from attnlab.errors import UserError
 
 
@@ -339,7 +340,8 @@ def test_a_name_that_is_a_path_is_refused(data, name):
 
 HOLD = """
 import sys
-from attnlab import runs
+import synthetic
+from attnlab import runs, studies
 with runs.lock("one"):
     print("held", flush=True)
     sys.stdin.read()
@@ -367,3 +369,25 @@ def test_a_digest_is_of_the_content_not_of_its_order():
     assert runs.digest({"a": 1}) != runs.digest({"a": 2})
     assert runs.digest([1, 2]) != runs.digest([2, 1])
     assert runs.digest({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+def test_a_run_that_was_cut_off_is_closed_with_the_replicates_that_are_whole(data):
+    study = studies.parse(synthetic.STUDY | {"name": "synthetic"}, "synthetic")
+    synthetic.write("cut", synthetic.Recipe(shapes=len(study.shapes)))
+    held = runs.load("cut").samples
+    runs.close_early("cut")
+    closed = runs.load("cut")
+    assert closed.complete
+    assert closed.manifest["closed_early"] == {
+        "replicates": 1, "shapes": len(study.shapes), "planned": len(study.shapes) * study.replicates
+    }  # fmt: skip
+    pd.testing.assert_frame_equal(closed.samples, held)
+    with pytest.raises(UserError, match="is complete: there is nothing to close"):
+        runs.close_early("cut")
+
+
+def test_a_run_without_a_whole_replicate_is_not_closed(data):
+    synthetic.write("begun", synthetic.Recipe(shapes=1))
+    with pytest.raises(UserError, match="no replicate of 'begun' is whole yet"):
+        runs.close_early("begun")
+    assert not runs.load("begun").complete

@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     readme = commands.add_parser("readme", help="write the README's picture and table from a recorded run")
     readme.add_argument("--run", required=True)
     readme.set_defaults(command=_readme)
+    close = commands.add_parser("close", help="close a run that was cut off with the replicates that it holds")
+    close.add_argument("--run", required=True)
+    close.set_defaults(command=_close)
     calibrate = commands.add_parser("calibrate", help="simulate how often the inference is wrong")
     calibrate.set_defaults(command=_calibrate)
     return parser
@@ -66,6 +69,11 @@ def _measure(options: argparse.Namespace) -> str:
     name = obtain.measured(options.run, study, options.device)
     print(f"recorded {paths.shown(runs.folder(name))}/")
     return name
+
+
+def _close(options: argparse.Namespace) -> None:
+    runs.close_early(options.run)
+    print(f"closed {paths.shown(runs.folder(options.run))}/")
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab import locks, paths
+from attnlab import locks, paths, studies
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 
@@ -244,17 +245,53 @@ def finish(name: str, told: Manifest | None = None) -> None:
     (target / ".lock").unlink(missing_ok=True)
 
 
+def close_early(name: str, told: Manifest | None = None) -> None:
+    """Close a run that was cut off with what it holds, and have its manifest say how much of its study that is.
+
+    Args:
+        told: what the manifest is to say besides.
+
+    Raises:
+        UserError: it is complete, is being measured into, or holds no replicate that is whole.
+    """
+    manifest = read_manifest(name)
+    if manifest["complete"]:
+        raise UserError(f"the run {name!r} is complete: there is nothing to close")
+    study = studies.recorded(manifest)
+    with lock(name):
+        held = Counter(key.split("-")[0] for key in recorded(name, "cases"))
+        whole = sum(count == len(study.shapes) for count in held.values())
+        if not whole:
+            raise UserError(f"no replicate of {name!r} is whole yet: `make measure RUN={name}` goes on")
+        closed = {"replicates": whole, "shapes": held.total(), "planned": len(study.shapes) * study.replicates}
+        finish(name, {**(told or {}), "closed_early": closed})
+
+
 def _close(name: str, target: Path, told: Manifest) -> None:
     files = {}
     for table, frame in _tables_from_parts(name).items():
         path = target / f"{table}.parquet"
-        buffer = io.BytesIO()
-        frame.to_parquet(buffer, index=False, compression="zstd")
-        _write_atomically(path, buffer.getvalue())
-        files[path.name] = hashlib.sha256(buffer.getvalue()).hexdigest()
+        content = _packed(frame)
+        _write_atomically(path, content)
+        files[path.name] = hashlib.sha256(content).hexdigest()
     stamp = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = read_manifest(name) | told | {"complete": True, "finished": stamp, "files": files}
     _write_manifest(target, manifest)
+
+
+def _packed(frame: pd.DataFrame) -> bytes:
+    # A time never comes twice: a dictionary of them would be longer than they are.
+    times = [column for column in frame.columns if column == "started_s"]
+    buffer = io.BytesIO()
+    frame.to_parquet(
+        buffer,
+        index=False,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[column for column in frame.columns if column not in times],
+        column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"),
+    )
+    return buffer.getvalue()
 
 
 def digest(content: Any) -> str:

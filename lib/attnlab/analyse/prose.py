@@ -159,6 +159,11 @@ def lacking(results: Results) -> Prose:
     )
     if not results.run.complete:
         notes.append(f"the run is not complete: `make measure RUN={results.run.name}` goes on with it")
+    if closed := manifest.get("closed_early"):
+        notes.append(
+            f"it was closed before it was complete, with {closed['replicates']} of the {results.study.replicates} "
+            f"replicates that its study asks for, {closed['shapes']} of {closed['planned']} passes over a shape"
+        )
     return Prose(
         "This run lacks nothing that its study asks for."
         if not notes
