@@ -43,12 +43,15 @@ ready = .venv/.ready-$(1)
 rendering := $(firstword $(wildcard .venv/.ready-*) $(call ready,render))
 else
 python := $(PYTHON)
+ready = usable
+rendering := usable
 endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure close notebook readme lab kernels test test-gpu sanitize bench calibrate check format lock clean
+.PHONY: help report measure close notebook readme lab kernels test test-gpu sanitize faults bench calibrate check format \
+  lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -91,6 +94,9 @@ sanitize: $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sani
 	    $(python) tests/sanitize.py || exit 1; \
 	done
 
+faults: $(call ready,cpu-test)  ## kill a run at 200 random moments, go on with it each time, and say what was lost
+	$(python) -m pytest -m faults
+
 bench: $(call ready,$(HARDWARE))  ## time measuring, inferring and rendering here
 	$(python) benchmarks/bench.py
 
@@ -124,6 +130,17 @@ clean:  ## delete what was generated, but no run and no environment
 	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
 	rm -rf reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 	find lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# An interpreter that was named, into which nothing is installed, has to have what a report needs.
+NEEDED := pandas papermill pydantic yaml
+.PHONY: usable
+usable:
+	refuse() { echo "PYTHON=$$PYTHON $$1, or leave PYTHON out" >&2; exit 1; }; \
+	set -- $$PYTHON; command -v "$$1" >/dev/null || refuse 'is not there: name an interpreter that is'; \
+	new=$$($(python) -c 'import sys; print(sys.version_info >= (3, 11))' 2>/dev/null); \
+	[ "$$new" = True ] || refuse 'is not Python 3.11 or newer: name one that is'; \
+	lacks=$$($(python) -c 'import sys; from importlib.util import find_spec; print(*[name for name in sys.argv[1:] if not find_spec(name)])' $(NEEDED)); \
+	[ -z "$$lacks" ] || refuse "lacks $$lacks: install attnlab into it"
 
 # The first python3 that is new enough makes the environment.
 .venv/bin/python:

@@ -46,10 +46,10 @@ def test_what_is_no_command_is_told_by_the_parser(capsys, data, arguments, probl
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
-    error = capsys.readouterr().err.splitlines()
-    assert error[0].startswith("usage: attnlab")
-    assert error[-1].startswith("attnlab")
-    assert problem in error[-1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("attnlab: ")
+    assert problem in line
+    assert line.endswith("--help` tells what there is")
     assert not data.exists()
 
 

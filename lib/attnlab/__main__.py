@@ -3,6 +3,7 @@
 import argparse
 import sys
 import warnings
+from typing import NoReturn
 
 import yaml
 
@@ -11,13 +12,13 @@ from attnlab.errors import Interrupted, UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; a UserError becomes one line and exit status 1, Ctrl-C 130."""
+    """Run one command; a UserError becomes one line and exit status 1, a word that is none 2, Ctrl-C 130."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
     except UserError as error:
-        print(f"attnlab: {error}", file=sys.stderr)
+        print(f"attnlab: {str(error).replace(chr(10), ' ')}", file=sys.stderr)
         return 130 if isinstance(error, Interrupted) else 1
     except KeyboardInterrupt:
         print("attnlab: interrupted; what was recorded is kept", file=sys.stderr)
@@ -28,8 +29,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line, as everything else does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"attnlab: {' '.join(message.split())}; `python -m {self.prog} --help` tells what there is\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="attnlab", description="Is your attention kernel really faster?")
+    parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, about in (
         ("measure", _measure, "measure a study into a run"),
@@ -116,7 +124,7 @@ def _assignment(text: str) -> tuple[str, object]:
         raise UserError(f"-p takes NAME=VALUE, not {text!r}")
     try:
         return name, yaml.safe_load(value) if value else ""
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise UserError(f"-p {name}: {value!r} is not a value; quote it") from None
 
 

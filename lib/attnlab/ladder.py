@@ -141,7 +141,7 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
     where = paths.shown(path)
     try:
         stated = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{where} is not valid TOML: {error}") from None
     for key in stated:
         if key != "rungs":
@@ -176,7 +176,11 @@ def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
 
 
 def sources(rung: Rung, folder: Path | None = None) -> list[Path]:
-    """The source of a rung, and the headers beside it that it includes, directly or through others."""
+    """The source of a rung, and the headers beside it that it includes, directly or through others.
+
+    Raises:
+        UserError: one of them is not a text.
+    """
     folder = folder or paths.kernels()
     found: list[Path] = []
     waiting = [folder / rung.source]
@@ -185,8 +189,15 @@ def sources(rung: Rung, folder: Path | None = None) -> list[Path]:
         if path in found or not path.is_file():  # a header that isn't ours
             continue
         found.append(path)
-        waiting += [folder / name for name in _INCLUDE.findall(path.read_text())]
+        waiting += [folder / name for name in _INCLUDE.findall(_text(path))]
     return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        raise UserError(f"{paths.shown(path)} is not a text in UTF-8: save it as one") from None
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)

@@ -1,5 +1,6 @@
 """A study: the cases of a run, its baseline, and how they are timed."""
 
+import math
 from collections.abc import Collection
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,11 @@ from attnlab.suggestions import suggestion
 from attnlab.validation import first_problem
 
 Block = dict[str, Any]
+Line = Annotated[str, Field(pattern=r"^[^\r\n]+$")]
+MOST_SHAPES = 10_000
+"""That a block of a sweep may stand for; to multiply out many more takes longer than anyone waits."""
+MOST_BYTES = 2**60
+"""Of a shape; beyond, sizes overflow before memory is asked for."""
 
 
 class Timing(BaseModel):
@@ -42,8 +48,8 @@ class Study(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    name: str
-    title: str
+    name: Line
+    title: Line
     device: Literal["auto", "cuda", "cpu"] = "auto"
     implementations: Annotated[list[str], Field(min_length=1)]
     baseline: str
@@ -52,9 +58,9 @@ class Study(BaseModel):
     samples: Annotated[int, Field(ge=2)] = 100
     replicates: Annotated[int, Field(ge=1)] = 1
     warmup_calls: Annotated[int, Field(ge=20)] = 20
-    longest_call_ms: Annotated[float, Field(gt=0)] = 1000.0
+    longest_call_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1000.0
     panel: bool = True
-    sweeps: Annotated[dict[str, list[Block]], Field(min_length=1)]
+    sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")
     @classmethod
@@ -113,7 +119,7 @@ def load(name: str | Path) -> Study:
     where = paths.shown(path)
     try:
         stated = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, ValueError) as error:  # a date that isn't one is a ValueError
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that isn't one is a ValueError
         raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(stated, dict):
         raise UserError(f"{where} must be a mapping with the fields of a study")
@@ -143,6 +149,8 @@ def _multiply_out(block: Block, where: str) -> list[Shape]:
     axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
     if empty := [axis for axis, values in axes.items() if not values]:
         raise UserError(f"{where}: the axis {empty[0]!r} has no values")
+    if (shapes := math.prod(map(len, axes.values()))) > MOST_SHAPES:
+        raise UserError(f"{where}: {shapes} shapes, of which a run can hold {MOST_SHAPES}: state fewer values")
     return [_shape(dict(zip(axes, values, strict=True)), where) for values in product(*axes.values())]
 
 
@@ -154,6 +162,9 @@ def _shape(axes: Block, where: str) -> Shape:
     if missing := [axis for axis in Shape.AXES[:4] if axis not in axes]:
         raise UserError(f"{where}: the axis {missing[0]!r} is missing")
     try:
-        return Shape(**axes)
+        shape = Shape(**axes)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
+    if shape.bytes > MOST_BYTES:
+        raise UserError(f"{where}: no memory holds {shape}: state smaller sizes")
+    return shape

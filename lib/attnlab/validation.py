@@ -12,6 +12,8 @@ def first_problem(error: ValidationError, fields: Collection[str]) -> str:
     problem = error.errors()[0]
     field = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
+        if len(problem["loc"]) > 1:  # not one of these fields, but inside of one
+            return f"unknown field {field!r}: leave it out"
         near = suggestion(str(problem["loc"][-1]), fields)
         return f"unknown field {field!r}; fields are {', '.join(fields)}{near}"
     if problem["type"] == "missing":

@@ -322,8 +322,8 @@ def of(run: runs.Run) -> Results:
     """Infer from a run, or take what was inferred from exactly these samples by exactly this code before."""
     key = hashlib.sha256(f"{runs.digest(run.manifest)} {_code()}".encode()).hexdigest()[:16]
     kept = paths.reports() / run.name / f"inference-{key}.parquet"
-    if run.complete and kept.is_file():
-        return Results(run, pd.read_parquet(kept))
+    if run.complete and (table := _kept(kept)) is not None:
+        return Results(run, table)
     results = Results(run, infer(run))
     if run.complete:
         _keep(results.table, kept)
@@ -476,10 +476,18 @@ def _code() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
+def _kept(path: Path) -> pd.DataFrame | None:
+    """What was kept, unless it isn't there or not whole: it can always be inferred again."""
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError):  # pyarrow's errors are one or the other
+        return None
+
+
 def _keep(table: pd.DataFrame, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob("inference-*.parquet"):
-        old.unlink()
+        old.unlink(missing_ok=True)  # another process may be keeping the same
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     table.to_parquet(temporary, index=False)
     temporary.replace(path)

@@ -4,9 +4,10 @@ import os
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from attnlab import paths, runs
+from attnlab import locks, paths, runs
 from attnlab.analyse import results
 from attnlab.errors import UserError
 from attnlab.report import notebooks, pages
@@ -30,7 +31,7 @@ def render(name: str) -> Path:
     results.of(run)
     values = {"run": name, "device": "none"}
     # A notebook waits for its kernel most of the time; two at once is what two cores and 1.5 GB bear.
-    with ThreadPoolExecutor(2) as pool:
+    with _alone(name), ThreadPoolExecutor(2) as pool:
         rendered = list(pool.map(lambda part: _page(part, name, values), parts()))
     return rendered[-1]
 
@@ -39,12 +40,26 @@ def render_notebook(part: str, values: Mapping[str, object]) -> Path:
     """Execute one notebook with the parameters given and render its page.
 
     Raises:
-        UserError: there is no such notebook, it doesn't know a parameter, or a cell failed.
+        UserError: there is no such notebook, it doesn't know a parameter, the run isn't there, or a cell failed.
     """
     if part not in parts():
         raise UserError(f"there is no notebook {part!r}; there are {', '.join(parts())}")
     notebooks.check(_source(part), values)
-    return _page(part, str(values.get("run") or "latest"), values)
+    run = str(values.get("run") or "latest")
+    if values.get("run"):
+        runs.read_manifest(run)
+    with _alone(run):
+        return _page(part, run, values)
+
+
+def _alone(run: str) -> AbstractContextManager[None]:
+    """Wait until no other process renders this run: two would write the same files."""
+    folder = paths.reports() / run
+
+    def say() -> None:
+        print(f"{paths.shown(folder)}/: another process is rendering it; waiting", file=sys.stderr, flush=True)
+
+    return locks.held(folder / ".lock", say)
 
 
 def _page(part: str, run: str, values: Mapping[str, object]) -> Path:

@@ -1,0 +1,304 @@
+"""A process that has imported everything, and forks one that measures or renders whenever it is told to.
+
+Starting Python and torch is most of what it costs to measure for a moment and be killed; a fork takes milliseconds.
+Each fork is a process group of its own, does the steps that it was told one after the other, and ends with what the
+last one returned. What it is told are names of functions here, and their arguments.
+"""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from attnlab import runs
+
+TESTS = Path(__file__).parent
+
+
+class Forks:
+    """The process that forks, from the outside; ends with the context, and all that it forked with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._forked = folder, []
+        # More than one thread and a fork of it go ill together, and one is what tiny shapes need.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+        command = [sys.executable, __file__]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> "Forks":
+        assert self._process.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for fork in self._forked:
+            fork.kill()
+        self._process.stdin.close()
+        self._process.wait()
+
+    def start(self, *steps: tuple[Any, ...]) -> "Fork":
+        """Fork, and let it do these steps in this test's folders; each is a function's name and its arguments."""
+        log = self._folder / f"fork-{len(self._forked)}.log"
+        log.touch()  # it may be killed before it does anything
+        places = {name: os.environ[name] for name in ("ATTNLAB_DATA", "ATTNLAB_REPORTS")}
+        fork = Fork(self, int(self.ask({"steps": steps, "log": os.fspath(log), "places": places})), log)
+        self._forked.append(fork)
+        return fork
+
+    def run(self, *steps: tuple[Any, ...]) -> tuple[int, list[str]]:
+        """Fork and wait; the exit status, negative for a signal, and the lines on stderr."""
+        return self.start(*steps).end()
+
+    def ask(self, question: Any) -> str:
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+
+@dataclass
+class Fork:
+    """One process group that was forked."""
+
+    forks: Forks
+    pid: int
+    log: Path
+
+    def kill(self, how: int = signal.SIGKILL) -> None:
+        """Send a signal to the whole group, if there is still one."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, how)
+
+    def end(self) -> tuple[int, list[str]]:
+        """Wait for it; the exit status, negative for a signal, and the lines on stderr."""
+        status = os.waitstatus_to_exitcode(int(self.forks.ask(self.pid)))
+        said = self.log.read_text()
+        assert "Traceback" not in said, said
+        return status, said.splitlines()
+
+    def wait_for(self, there: Callable[[], object], patience_s: float = 60) -> None:
+        """Wait until something is there."""
+        deadline = time.monotonic() + patience_s
+        while not there():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.002)
+
+
+# What a fork can do
+
+
+def command(*arguments: str) -> int:
+    """A command of attnlab, which forks what measures instead of starting it anew."""
+    from conftest import Quickly
+
+    from attnlab import __main__ as cli
+    from attnlab.measure import record
+
+    record.fresh_processes = lambda: Quickly(ProcessPoolExecutor(1, mp_context=_forking()))
+    return cli.main(list(arguments))
+
+
+def ignore_interrupts() -> None:
+    """As nohup and a shell's background jobs do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def limit_files(most_bytes: int) -> None:
+    """Let no file grow beyond so many bytes."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def die_at_block(number: int) -> None:
+    """Let the process die, as if it was killed, that is about to record this block of all."""
+    add, added = runs.add_part, []
+
+    def counted(*arguments: Any) -> None:
+        added.append(arguments)
+        if len(added) == number:
+            os._exit(9)
+        add(*arguments)
+
+    runs.add_part = counted
+
+
+def kill_at(step: int) -> None:
+    """Kill the group at this step on the disk."""
+    watch(pytest.MonkeyPatch(), step, lambda: os.killpg(0, signal.SIGKILL))
+
+
+def live(name: str) -> int:
+    """All that a run goes through on the disk, from nothing or from where it was cut off, with nothing measured."""
+    with runs.lock(name):
+        if name not in runs.names():
+            runs.create(name, {"study": {"name": "lived"}})
+        if not runs.read_manifest(name)["complete"]:
+            for table, key, rows in BLOCKS:
+                runs.add_part(name, table, key, rows)
+        runs.finish(name)
+    return 0
+
+
+def render(name: str) -> int:
+    """Render a run from notebooks that only take their time, and say if anyone else writes there meanwhile."""
+    from attnlab.report import notebooks, pages, paper
+
+    def execute(notebook: Path, output: Path, *_: object, **__: object) -> None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(f"{os.getpid()} begins")
+        time.sleep(0.2)
+        assert output.read_text() == f"{os.getpid()} begins", "Traceback: another process wrote here too"
+        output.write_text(f"{os.getpid()} ends")
+
+    def page(executed: Path, page: Path, **_: object) -> None:
+        assert executed.read_text() == f"{os.getpid()} ends", "Traceback: another process wrote here too"
+        page.write_text("whole")
+
+    notebooks.execute, pages.render = execute, page
+    paper.results.of = lambda run: None
+    return command("report", "--run", name)
+
+
+def _block(table: str, **columns: Any) -> pd.DataFrame:
+    return pd.DataFrame(columns).reindex(columns=list(runs.COLUMNS[table]))
+
+
+BLOCKS = (
+    ("samples", "r00-s000-eager-warm", _block("samples", implementation="sdpa.auto", latency_us=[1.0, 2.0])),
+    ("cases", "r00-s000", _block("cases", implementation="sdpa.auto", status=["measured"])),
+)
+
+
+# Steps on the disk
+
+
+def watch(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object], only: tuple[str, ...] = ()) -> list[str]:
+    """Count what is done to the disk, and act as the step comes that is the one at `at`, counted from 1.
+
+    A file that is written is two steps: one half-way through, and fsync, which is left out otherwise.
+
+    Args:
+        only: the steps that count, of write, fsync, replace, mkdir, unlink, rmdir; default all.
+
+    Returns:
+        The steps until now, to which those to come are added.
+    """
+    done: list[str] = []
+
+    def step(name: str) -> None:
+        if only and name not in only:
+            return
+        done.append(name)
+        if len(done) == at:
+            act()
+
+    class Watched:
+        """A file of which the first half is on the disk before the second is written."""
+
+        def __init__(self, path: Path, mode: str) -> None:
+            self._file = open(path, mode)  # noqa: SIM115
+
+        def __enter__(self) -> "Watched":
+            return self
+
+        def __exit__(self, *exception: object) -> None:
+            self._file.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def write(self, content: bytes) -> None:
+            self._file.write(content[: len(content) // 2])
+            self._file.flush()
+            step("write")
+            self._file.write(content[len(content) // 2 :])
+
+    def watched(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def stepping(*arguments: Any, **named: Any) -> Any:
+            step(name)
+            return None if name == "fsync" else real(*arguments, **named)
+
+        return stepping
+
+    patch.setattr(runs, "open", Watched, raising=False)
+    for name in ("fsync", "replace", "mkdir", "unlink", "rmdir"):
+        patch.setattr(os, name, watched(name))
+    return done
+
+
+def full() -> None:
+    """What a disk says that has no room."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# In the process that forks
+
+
+def _forking() -> Any:
+    import multiprocessing
+
+    return multiprocessing.get_context("fork")
+
+
+def _serve() -> None:
+    import pyarrow.parquet  # noqa: F401
+
+    import attnlab.__main__
+    import attnlab.measure.record
+    import attnlab.report.paper  # noqa: F401
+    from attnlab.measure import environment
+
+    environment.lock()  # loads more of torch; nothing here may start a thread, which a fork would lack
+    print("ready", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if isinstance(asked, int):
+            print(os.waitpid(asked, 0)[1], flush=True)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            _follow(**asked)
+        os.setpgid(pid, pid)
+        print(pid, flush=True)
+
+
+def _follow(steps: list[list[Any]], log: str, places: dict[str, str]) -> None:
+    os.setpgid(0, 0)
+    os.environ.update(places)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(handle, 2)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    # Whoever runs the tests in the background hands them SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    status = 70
+    try:
+        for name, *arguments in steps:
+            status = globals()[name](*arguments)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        status = 70
+    finally:
+        sys.stderr.flush()
+        os._exit(status or 0)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,467 @@
+"""Bad input of every kind: one line that says what to do, an exit status, and no recorded run that changed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ladders
+import pandas as pd
+import pytest
+import yaml
+from conftest import TINY, tiny_study
+from forks import BLOCKS
+from ladders import TILE, rung
+
+from attnlab import __main__ as cli
+from attnlab import paths, runs
+
+MEASURE = ("measure", "--run", "new", "--study", "{study}")
+SHAPE = TINY["target"]
+SWEEP = TINY["sweeps"]["seq_len"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test's input lies: a complete run ``there``, one that was cut off ``cut``, a study and a ladder."""
+
+    data: Path
+    study: Path
+    kernels: Path
+
+    def file(self, name: str) -> Path:
+        """A file of the complete run."""
+        return self.data / "there" / name
+
+    def part(self) -> Path:
+        """The block of samples of the run that was cut off."""
+        return next((self.data / "cut" / "parts").glob("samples.*.parquet"))
+
+
+@pytest.fixture
+def place(recorded, session_data, data, begin, tmp_path, monkeypatch) -> Place:
+    shutil.copytree(session_data / recorded, data / "there")
+    begin(tiny_study(), "cut")
+    for table, key, rows in BLOCKS:
+        runs.add_part("cut", table, key, rows)
+    place = Place(data, tmp_path / "study.yaml", ladders.write(tmp_path / "kernels"))
+    place.study.write_text(yaml.safe_dump(TINY))
+    monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(place.kernels))
+    return place
+
+
+# Ways to spoil it
+
+
+def study(**changes: Any) -> Callable[[Place], object]:
+    """A study with these fields instead of its own; those that are ... are left out."""
+    stated = {key: value for key, value in (TINY | changes).items() if value is not ...}
+    return lambda place: place.study.write_text(yaml.safe_dump(stated))
+
+
+def target(**changes: Any) -> Callable[[Place], object]:
+    return study(target={key: value for key, value in (SHAPE | changes).items() if value is not ...})
+
+
+def sweep(**changes: Any) -> Callable[[Place], object]:
+    return study(sweeps={"seq_len": {key: value for key, value in (SWEEP | changes).items() if value is not ...}})
+
+
+def text(content: str | bytes) -> Callable[[Place], object]:
+    return lambda place: place.study.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def entry(*tiles: dict[str, Any], **changes: Any) -> Callable[[Place], object]:
+    """A ladder of one rung with these fields instead of its own."""
+    return lambda place: ladders.write(place.kernels, rung(*tiles, **changes))
+
+
+def toml(content: str | bytes) -> Callable[[Place], object]:
+    raw = content if isinstance(content, bytes) else content.encode()
+    return lambda place: (place.kernels / "ladder.toml").write_bytes(raw)
+
+
+def source(*changes: tuple[str, str]) -> Callable[[Place], object]:
+    """A kernel in which this stands instead of that."""
+
+    def spoil(place: Place) -> None:
+        written = ladders.SOURCE
+        for before, after in changes:
+            assert before in written
+            written = written.replace(before, after)
+        ladders.write(place.kernels, rung(architectures=["sm_80"]), source=written)
+
+    return spoil
+
+
+def manifest(change: Callable[[dict[str, Any]], object], seal: bool = False) -> Callable[[Place], object]:
+    """The complete run with a manifest that was changed, and sealed again if it says so."""
+
+    def spoil(place: Place) -> None:
+        stated = json.loads(place.file("manifest.json").read_text())
+        change(stated)
+        if seal:
+            stated["seal"] = runs.digest({key: value for key, value in stated.items() if key != "seal"})
+        place.file("manifest.json").write_text(json.dumps(stated))
+
+    return spoil
+
+
+def content(name: str, change: Callable[[bytes], bytes]) -> Callable[[Place], object]:
+    """The complete run with a file of which the content was changed."""
+    return lambda place: place.file(name).write_bytes(change(place.file(name).read_bytes()))
+
+
+def without(table: str, column: str) -> Callable[[Place], object]:
+    """The complete run with a table that lacks a column, as if it had been recorded so."""
+
+    def spoil(place: Place) -> None:
+        path = place.file(f"{table}.parquet")
+        pd.read_parquet(path).drop(columns=column).to_parquet(path)
+        digest = runs.hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest(lambda stated: stated["files"].update({path.name: digest}), seal=True)(place)
+
+    return spoil
+
+
+def swapped(place: Place) -> None:
+    """The complete run with two tables under each other's names."""
+    one, other = place.file("samples.parquet"), place.file("checks.parquet")
+    held = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(held)
+
+
+def part(change: Callable[[bytes], bytes]) -> Callable[[Place], object]:
+    """The run that was cut off with a block of which the content was changed."""
+    return lambda place: place.part().write_bytes(change(place.part().read_bytes()))
+
+
+def foreign(name: str) -> Callable[[Place], object]:
+    """Something of the user's own where the run would go."""
+
+    def spoil(place: Place) -> None:
+        (place.data / "new").mkdir()
+        (place.data / "new" / name).write_text("mine")
+
+    return spoil
+
+
+def nothing(place: Place) -> None:
+    """All is as it should be, but what is asked for."""
+
+
+RUN = ("report", "--run", "there")
+CUT = ("report", "--run", "cut")
+KERNELS = ("kernels",)
+NOTEBOOK = ("notebook", "02_baseline", "-p")
+BOX = {"arguments": "tensor maps"}
+
+COMMANDS = [
+    (nothing, (), "the following arguments are required: COMMAND"),
+    (nothing, ("messure",), "invalid choice: 'messure' (choose from "),
+    (nothing, ("measure", "--device", "tpu"), "argument --device: invalid choice: 'tpu' (choose from "),
+    (nothing, ("measure", "--run"), "argument --run: expected one argument"),
+    (nothing, ("report", "--what"), "unrecognized arguments: --what; `python -m attnlab --help` tells what there is"),
+    (nothing, ("measure", "a\nb"), "unrecognized arguments: a b; "),
+    (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
+    (nothing, ("readme",), "the following arguments are required: --run"),
+    (nothing, (*RUN, "--study", "quick"), "RUN renders what was recorded and measures nothing: leave STUDY and"),
+    (nothing, (*RUN, "--device", "cpu"), "RUN renders what was recorded and measures nothing: leave STUDY and DEVICE"),
+    (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
+    (nothing, ("readme", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
+    (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: it is a folder in "),
+    (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: it is a folder in "),
+    (nothing, ("measure", "--run", 300 * "x"), "File name too long: "),
+    (nothing, ("measure", "--run", "there"), "the run 'there' is complete: `make report RUN=there` renders it"),
+    (nothing, ("measure", "--run", "cut", "--study", "quick"), "the run 'cut' is of the study 'tiny': leave STUDY out"),
+    (nothing, ("measure", "--study", "nope"), "there is no study 'nope'; notebooks/params/ has cpu, gpu, quick"),
+    (nothing, ("measure", "--study", "nope.yaml"), "there is no study 'nope.yaml'; notebooks/params/ has"),
+    (foreign("notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
+    (lambda place: (place.data / "new").write_text("mine"), MEASURE, "/new is a file: move it away, or name another"),
+]
+STUDIES = [
+    (text(""), "study.yaml must be a mapping with the fields of a study"),
+    (text("- a\n- b\n"), "study.yaml must be a mapping with the fields of a study"),
+    (text("a: [1"), "study.yaml is not valid YAML: while parsing a flow sequence"),
+    (text("title: 2026-13-45"), "study.yaml is not valid YAML: month must be in 1..12"),
+    (text("title: café\n".encode("latin-1")), "study.yaml is not valid YAML: 'utf-8' codec can't decode byte 0xe9"),
+    (text(5000 * "["), "study.yaml is not valid YAML: maximum recursion depth exceeded"),
+    (text("!!python/object:os.system x"), "study.yaml is not valid YAML: could not determine a constructor"),
+    (text("title: a\x00b"), "study.yaml is not valid YAML: unacceptable character #x0000"),
+    (study(name=7), "study.yaml: name: input should be a valid string, not 7"),
+    (study(name="a\nb"), "study.yaml: name: string should match pattern"),
+    (study(title=...), "study.yaml: the field 'title' is missing"),
+    (study(title=3), "study.yaml: title: input should be a valid string, not 3"),
+    (study(device="gpu"), "study.yaml: device: input should be 'auto', 'cuda' or 'cpu', not 'gpu'"),
+    (study(device=None), "study.yaml: device: input should be 'auto', 'cuda' or 'cpu', not None"),
+    (study(implementations=[]), "study.yaml: implementations: list should have at least 1 item"),
+    (study(implementations="sdpa.auto"), "study.yaml: implementations: input should be a valid list, not 'sdpa.auto'"),
+    (study(implementations=["sdpa.auto", 3]), "study.yaml: implementations.1: input should be a valid string, not 3"),
+    (study(implementations=2 * ["sdpa.auto"]), "study.yaml: an implementation is listed twice"),
+    (study(implementations=["sdpa.fast"]), "study.yaml: unknown implementation 'sdpa.fast'; known are sdpa.auto,"),
+    (study(implementations=["sdpa.auto", "kernel.gone"]), "study.yaml: unknown implementation 'kernel.gone'; known"),
+    (study(implementations=["sdpa.auto", "control.sdpa.auto"]), "unknown implementation 'control.sdpa.auto'; known"),
+    (study(baseline=...), "study.yaml: the field 'baseline' is missing"),
+    (study(baseline="sdpa.atuo"), "study.yaml: unknown implementation 'sdpa.atuo'; "),
+    (study(baseline="sdpa.efficient"), "study.yaml: the baseline sdpa.efficient is not among the implementations"),
+    (study(target=[1]), "study.yaml: target: input should be a valid dictionary, not [1]"),
+    (target(seq_len=[16, 32]), "study.yaml: target: seq_len must be a positive integer, not [16, 32]"),
+    (target(seq_len=48), "study.yaml: no sweep holds the target B=1 H=4 S=48 D=64 full float32"),
+    (target(seq_len=...), "study.yaml: target: the axis 'seq_len' is missing"),
+    (target(sequence=32), "study.yaml: target: unknown axis 'sequence'; axes are batch, heads, seq_len, head_dim,"),
+    (target(dtype="fp16"), "study.yaml: target: unknown dtype 'fp16'; known are float16, bfloat16, float32, float64"),
+    (target(causal=1), "study.yaml: target: causal must be true or false, not 1"),
+    (study(timings=[]), "study.yaml: timings: list should have at least 1 item"),
+    (study(timings="eager"), "study.yaml: timings: input should be a valid list, not 'eager'"),
+    (study(timings=[{"clock": "wall", "cache": "warm"}]), "timings.0.clock: input should be 'eager' or 'device'"),
+    (study(timings=[{"clock": "eager", "cache": "hot"}]), "timings.0.cache: input should be 'warm' or 'cold'"),
+    (study(timings=[{"clock": "eager"}]), "study.yaml: the field 'timings.0.cache' is missing"),
+    (study(timings=[TINY["timings"][0] | {"x": 1}]), "study.yaml: unknown field 'timings.0.x': leave it out"),
+    (study(timings=2 * TINY["timings"]), "study.yaml: a timing is listed twice"),
+    (study(samples="many"), "study.yaml: samples: input should be a valid integer, not 'many'"),
+    (study(samples=1), "study.yaml: samples: input should be greater than or equal to 2, not 1"),
+    (study(samples=2.5), "study.yaml: samples: input should be a valid integer, not 2.5"),
+    (study(samples=True), "study.yaml: samples: input should be a valid integer, not True"),
+    (study(replicates=0), "study.yaml: replicates: input should be greater than or equal to 1, not 0"),
+    (study(replicates=None), "study.yaml: replicates: input should be a valid integer, not None"),
+    (study(warmup_calls=3), "study.yaml: warmup_calls: input should be greater than or equal to 20, not 3"),
+    (study(longest_call_ms=0), "study.yaml: longest_call_ms: input should be greater than 0, not 0"),
+    (study(longest_call_ms="long"), "study.yaml: longest_call_ms: input should be a valid number, not 'long'"),
+    (study(longest_call_ms=float("inf")), "study.yaml: longest_call_ms: input should be a finite number, not inf"),
+    (study(panel="yes"), "study.yaml: panel: input should be a valid boolean, not 'yes'"),
+    (study(sampels=3), "study.yaml: unknown field 'sampels'; fields are name, title, "),
+    (study(sweeps={}), "study.yaml: sweeps: dictionary should have at least 1 item"),
+    (study(sweeps=[SWEEP]), "study.yaml: sweeps: input should be a valid dictionary, not "),
+    (study(sweeps={"seq_len": []}), "study.yaml: sweeps.seq_len: list should have at least 1 item"),
+    (study(sweeps={"seq_len": 3}), "study.yaml: sweeps.seq_len: input should be a valid list, not 3"),
+    (study(sweeps={3: SWEEP}), "study.yaml: sweeps.3.[key]: input should be a valid string, not 3"),
+    (sweep(seq_len=[]), "study.yaml: sweeps.seq_len: the axis 'seq_len' has no values"),
+    (sweep(seq_len=[32, 0]), "study.yaml: sweeps.seq_len: seq_len must be a positive integer, not 0"),
+    (sweep(seq_len=[32, "64"]), "study.yaml: sweeps.seq_len: seq_len must be a positive integer, not '64'"),
+    (sweep(seq_len=[32, [64]]), "study.yaml: sweeps.seq_len: seq_len must be a positive integer, not [64]"),
+    (sweep(seq_len=[32, 10**30]), "study.yaml: sweeps.seq_len: no memory holds B=1 H=4 S=1000000000000000000000"),
+    (sweep(batch=-1), "study.yaml: sweeps.seq_len: batch must be a positive integer, not -1"),
+    (sweep(batch=True), "study.yaml: sweeps.seq_len: batch must be a positive integer, not True"),
+    (sweep(batch=...), "study.yaml: sweeps.seq_len: the axis 'batch' is missing"),
+    (sweep(heads=None), "study.yaml: sweeps.seq_len: heads must be a positive integer, not None"),
+    (sweep(heads={"a": 1}), "study.yaml: sweeps.seq_len: heads must be a positive integer, not {'a': 1}"),
+    (sweep(head_dim=64.0), "study.yaml: sweeps.seq_len: head_dim must be a positive integer, not 64.0"),
+    (sweep(causal="yes"), "study.yaml: sweeps.seq_len: causal must be true or false, not 'yes'"),
+    (sweep(dtype=["float32", "float63"]), "study.yaml: sweeps.seq_len: unknown dtype 'float63'; known are float16,"),
+    (sweep(dtype=["float32", "float64"]), "float64 is the oracle's own dtype and can't be checked against it"),
+    (sweep(length=3), "study.yaml: sweeps.seq_len: unknown axis 'length'; axes are batch, heads, seq_len, head_dim,"),
+    (sweep(batch=list(range(1, 200)), seq_len=list(range(1, 200))), "39601 shapes, of which a run can hold 10000"),
+]
+LADDERS = [
+    (toml("[[rungs"), "ladder.toml is not valid TOML: Expected ']]'"),
+    (toml(b"\xff\xfe"), "ladder.toml is not valid TOML: 'utf-8' codec can't decode byte 0xff"),
+    (toml("rungs = " + 3000 * "["), "ladder.toml is not valid TOML: maximum recursion depth exceeded"),
+    (toml("x = 1"), "ladder.toml: unknown key 'x'; a rung begins with [[rungs]]"),
+    (toml("[rungs]\nname = 'x'"), "ladder.toml: each rung begins with [[rungs]], in double brackets"),
+    (toml("rungs = [1]"), "ladder.toml: each rung begins with [[rungs]], in double brackets"),
+    (entry(titel="x"), "rung 'plain': unknown field 'titel'; fields are name, title, "),
+    (entry(name="Plain"), "rung 'Plain': name: string should match pattern"),
+    (entry(name=3), "rung 1: name: input should be a valid string, not 3"),
+    (entry(title=...), "rung 'plain': the field 'title' is missing"),
+    (entry(source="plane.cu"), "plane.cu is missing: add it, or correct `source`; did you mean 'plain.cu'?"),
+    (entry(source="../plain.cu"), "rung 'plain': source: string should match pattern"),
+    (entry(function="2plain"), "rung 'plain': function: string should match pattern"),
+    (entry(after="gone"), "rung 'plain': after: no earlier rung is called 'gone'; earlier are none"),
+    (entry(hypothesis=1), "rung 'plain': hypothesis: input should be a valid string, not 1"),
+    (entry(expected_speedup=0.0), "rung 'plain': expected_speedup: input should be greater than 0, not 0.0"),
+    (entry(expected_speedup=float("nan")), "rung 'plain': expected_speedup: input should be a finite number, not nan"),
+    (entry(dtypes=["float32"]), "rung 'plain': dtypes.0: input should be 'float16' or 'bfloat16', not 'float32'"),
+    (entry(architectures=["90a"]), "rung 'plain': architectures.0: string should match pattern"),
+    (entry(longest=-1), "rung 'plain': longest: input should be greater than or equal to 0, not -1"),
+    (entry(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers' or 'tensor maps', not 'pointer'"),
+    (entry(persistent=1), "rung 'plain': persistent: input should be a valid boolean, not 1"),
+    (entry(spill_bytes=-1), "rung 'plain': spill_bytes: input should be greater than or equal to 0, not -1"),
+    (entry(tiles=...), "rung 'plain': the field 'tiles' is missing"),
+    (entry(TILE | {"head_dim": 0}), "tile 1: head_dim: input should be greater than or equal to 1, not 0"),
+    (entry(TILE | {"rows": "64"}), "tile 1: rows: input should be a valid integer, not '64'"),
+    (entry(TILE | {"keys": -1}), "tile 1: keys: input should be greater than or equal to 1, not -1"),
+    (entry(TILE | {"threads": 100}), "tile 1: threads: input should be a multiple of 32, not 100"),
+    (entry(TILE | {"shared_bytes": 10**6}), "tile 1: shared_bytes: input should be less than or equal to 232448"),
+    (entry(TILE | {"template": ["x"]}), "tile 1: template.0: input should be a valid integer"),
+    (entry(TILE | {"box_rows": 0}), "tile 1: box_rows: input should be greater than or equal to 1, not 0"),
+    (entry(TILE | {"thread": 1}), "tile 1: unknown field 'thread'; fields are head_dim, "),
+    (entry(TILE, TILE), "rung 'plain': two tiles serve head_dim 64: leave one"),
+    (entry(TILE | {"keys": 512}, **BOX), "keys: a box of a tensor map has at most 256 rows, not 512"),
+    (lambda place: ladders.write(place.kernels, rung(), rung()), "rung 'plain': an earlier rung has this name: choose"),
+    (lambda place: (place.kernels / "plain.cu").unlink(), "plain.cu is missing: add it, or correct `source`"),
+]
+SOURCES = [
+    (toml(""), "ladder.toml is not there: there is no kernel to compile"),
+    (source(("widen(q", "widne(q")), 'plain.cu(13): error: identifier "widne" is undefined'),
+    (entry(function="plane", architectures=["sm_80"]), 'error: identifier "plane" is undefined'),
+    (entry(architectures=["sm_30"]), "error: invalid value for --gpu-architecture (-arch)"),
+    (
+        entry(TILE | {"template": [1]}, architectures=["sm_80"]),
+        'cannot determine which instance of function template "',
+    ),
+    (source(('#include "widen.cuh"', '#include "wide.cuh"')), 'cannot open source file "wide.cuh"'),
+    (
+        lambda place: (place.kernels / "plain.cu").write_bytes(b"\xff\x00"),
+        "plain.cu is not a text in UTF-8: save it as",
+    ),
+]
+RUNS = [
+    (content("manifest.json", lambda held: b""), RUN, "manifest.json is not a manifest: restore it from where the run"),
+    (content("manifest.json", lambda held: held[:500]), RUN, "manifest.json is not a manifest: restore it from where"),
+    (content("manifest.json", lambda held: b"[1]"), RUN, "manifest.json is not a manifest: restore it from where the"),
+    (content("manifest.json", lambda held: 100_000 * b"["), RUN, "manifest.json is not a manifest: restore it from"),
+    (content("manifest.json", lambda held: b"\xff" + held), RUN, "manifest.json is not a manifest: restore it from"),
+    (
+        manifest(lambda stated: stated.update(schema=99)),
+        RUN,
+        "has schema 99, this attnlab reads up to 2: update attnlab",
+    ),
+    (manifest(lambda stated: stated.update(schema=99)), ("measure", "--run", "there"), "has schema 99, this attnlab"),
+    (
+        manifest(lambda stated: stated.update(complete=False)),
+        RUN,
+        "manifest.json was changed after it was recorded, so",
+    ),
+    (
+        manifest(lambda stated: stated.update(complete=False)),
+        ("measure", "--run", "there"),
+        "manifest.json was changed after it was recorded, so the run is refused: restore it",
+    ),
+    (
+        manifest(lambda stated: stated["study"].update(samples=50)),
+        RUN,
+        "manifest.json was changed after it was recorded",
+    ),
+    (manifest(lambda stated: stated["files"].popitem()), RUN, "manifest.json was changed after it was recorded"),
+    (manifest(lambda stated: stated.pop("seal")), RUN, "manifest.json was changed after it was recorded"),
+    (lambda place: place.file("samples.parquet").unlink(), RUN, "samples.parquet is missing, so the run is refused:"),
+    (content("samples.parquet", lambda held: b""), RUN, "samples.parquet doesn't match its manifest: it was changed"),
+    (
+        content("samples.parquet", lambda held: held[: len(held) // 2]),
+        RUN,
+        "samples.parquet doesn't match its manifest",
+    ),
+    (content("cases.parquet", lambda held: held[:-9] + b"X" + held[-8:]), RUN, "cases.parquet doesn't match its"),
+    (swapped, RUN, "samples.parquet doesn't match its manifest: it was changed after it was recorded; restore it"),
+    (without("samples", "latency_us"), RUN, "there: samples lack the column 'latency_us': restore it from where"),
+    (without("checks", "passed"), RUN, "there: checks lack the column 'passed': restore it from where the run came"),
+    (without("cases", "status"), RUN, "there: cases lack the column 'status': restore it from where the run came from"),
+    (part(lambda held: b""), CUT, "parquet was changed after it was recorded: delete it and measure it again"),
+    (part(lambda held: held[:40]), CUT, "parquet was changed after it was recorded: delete it and measure it again"),
+    (part(lambda held: held[:99] + b"X" + held[100:]), CUT, "parquet was changed after it was recorded: delete it and"),
+    (
+        lambda place: place.part().rename(place.part().with_name("samples.r00.parquet")),
+        CUT,
+        "samples.r00.parquet was changed after it was recorded: delete it and measure it again",
+    ),
+    (
+        lambda place: (place.data / "cut" / "manifest.json").unlink(),
+        CUT,
+        "there is no run 'cut'; those that are: there",
+    ),
+    (
+        lambda place: (place.data / "cut" / "manifest.json").unlink(),
+        ("measure", "--run", "cut", "--study", "{study}"),
+        "/cut/ is there and has no manifest.json: restore that, or name another run",
+    ),
+]
+NOTEBOOKS = [
+    (("notebook", "02_nothing"), "there is no notebook '02_nothing'; there are 01_environment, 02_baseline,"),
+    (("notebook", ""), "there is no notebook ''; there are 01_environment, 02_baseline,"),
+    ((*NOTEBOOK, "run"), "-p takes NAME=VALUE, not 'run'"),
+    ((*NOTEBOOK, "=there"), "02_baseline has no parameter ''; it has run, study, device"),
+    ((*NOTEBOOK, "runn=there"), "02_baseline has no parameter 'runn'; it has run, study, device; did you mean 'run'?"),
+    ((*NOTEBOOK, "run=7"), "02_baseline: run must be str, not 7 (int)"),
+    ((*NOTEBOOK, "run=[a]"), "02_baseline: run must be str, not ['a'] (list)"),
+    ((*NOTEBOOK, "run=["), "-p run: '[' is not a value; quote it"),
+    ((*NOTEBOOK, "run=2026-13-45"), "-p run: '2026-13-45' is not a value; quote it"),
+    ((*NOTEBOOK, "run=nope"), "there is no run 'nope'; those that are: there, cut"),
+    ((*NOTEBOOK, "run=../there"), "'../there' can't be the name of a run: it is a folder in "),
+    ((*NOTEBOOK, "study=true"), "02_baseline: study must be str, not True (bool)"),
+    ((*NOTEBOOK, "device=gpu"), "unknown device 'gpu'; choose one of auto, cuda, cpu, none; what was executed is kept"),
+]
+ALL = {
+    "command": COMMANDS,
+    "study": [(spoil, MEASURE, said) for spoil, said in STUDIES],
+    "ladder": [(spoil, MEASURE, said) for spoil, said in LADDERS],
+    "source": [(spoil, KERNELS, said) for spoil, said in SOURCES],
+    "run": RUNS,
+    "notebook": [(nothing, command, said) for command, said in NOTEBOOKS],
+}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "command", "said"),
+    [pytest.param(*row, id=f"{kind} {number}") for kind, rows in ALL.items() for number, row in enumerate(rows, 1)],
+)
+def test_bad_input_is_one_line_and_a_status_and_changes_no_run(place, capsys, spoil, command, said):
+    if command == KERNELS:
+        pytest.importorskip("cuda.bindings.nvrtc")
+    spoil(place)
+    before = held(place.data)
+    capsys.readouterr()
+    try:
+        status = cli.main([os.fspath(place.study) if word == "{study}" else word for word in command])
+    except SystemExit as ended:  # argparse's own
+        status = ended.code
+    error = capsys.readouterr().err
+    assert status in (1, 2)
+    assert error.startswith("attnlab: ")
+    assert error.endswith("\n")
+    assert len(error.splitlines()) == 1
+    assert said in error
+    assert held(place.data) == before
+
+
+def held(data: Path) -> dict[Path, bytes]:
+    """What is in a data folder, byte for byte."""
+    return {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+
+
+def test_there_are_more_than_forty_kinds():
+    assert len({said for rows in ALL.values() for *_, said in rows}) > 40
+
+
+# Through make
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["report", "RUN=../there"], "attnlab: '../there' can't be the name of a run: it is a folder in "),
+        (["measure", "STUDY=no such"], "attnlab: there is no study 'no such'; notebooks/params/ has cpu, gpu, quick"),
+        (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
+        (["notebook", "NAME=02_nothing"], "attnlab: there is no notebook '02_nothing'; there are 01_environment,"),
+        (["notebook", "NAME=02_baseline", "PARAMS=run"], "attnlab: -p takes NAME=VALUE, not 'run'"),
+        (["report", "PYTHON=/no/python"], "PYTHON=/no/python is not there: name an interpreter that is, or leave"),
+        (["report", "PYTHON=/bin/true"], "PYTHON=/bin/true is not Python 3.11 or newer: name one that is, or leave"),
+    ],
+)
+def test_bad_input_to_make_is_one_line_besides_its_own(place, words, said):
+    before = held(place.data)
+    python = [] if words[-1].startswith("PYTHON") else [f"PYTHON={sys.executable}"]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    ended = subprocess.run(["make", *words, *python], cwd=paths.ROOT, capture_output=True, text=True, env=inherited)
+    assert ended.returncode == 2
+    first, *others = ended.stderr.splitlines()
+    assert said in first
+    assert [line.startswith("make: ***") for line in others] == [True]
+    assert held(place.data) == before
+
+
+def test_an_interpreter_without_what_a_report_needs_is_told(tmp_path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    ended = subprocess.run(
+        ["make", "report", "RUN=x", f"PYTHON={bare}"], cwd=paths.ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    expected = f"PYTHON={bare} lacks pandas papermill pydantic yaml: install attnlab into it, or leave PYTHON out"
+    assert ended.stderr.splitlines()[0] == expected

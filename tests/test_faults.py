@@ -1,0 +1,547 @@
+"""What goes wrong around a run: kills, full disks, crowds, clocks that jump, cards that fall silent."""
+
+import contextlib
+import errno
+import io
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import forks as forking
+import pandas as pd
+import pytest
+import torch
+import yaml
+from conftest import TINY, Quickly, tiny_study
+from forks import BLOCKS, Fork, Forks, live, watch
+
+from attnlab import locks, obtain, paths, runs
+from attnlab.analyse import results
+from attnlab.errors import UserError
+from attnlab.measure import record, telemetry, worker
+from attnlab.shapes import Shape
+
+SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
+CASE = [*runs.CASE, "replicate", "status"]
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    with Forks(tmp_path_factory.mktemp("forks")) as forks:
+        yield forks
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Writes a study of many tiny shapes."""
+
+    def write(shapes: int) -> Path:
+        axes = {"batch": 1, "heads": 1, "seq_len": list(range(1, shapes + 1)), "head_dim": 8, "dtype": "float32"}
+        few = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2, "replicates": 2}
+        stated = TINY | few | {"target": axes | {"seq_len": 1}, "sweeps": {"seq_len": axes}}
+        path = tmp_path / "many.yaml"
+        path.write_text(yaml.safe_dump(stated))
+        return path
+
+    return write
+
+
+# Killed at any moment
+
+
+@pytest.mark.parametrize(("kills", "shapes"), [(12, 6), pytest.param(200, 12, marks=pytest.mark.faults)])
+def test_killed_at_random_moments_a_run_loses_doubles_and_halves_nothing(forks, study, data, kills, shapes, capsys):
+    killed = Killed(forks, study(shapes), random.Random(kills))
+    while killed.kills < kills:
+        killed.once()
+    killed.completed()
+    if kills > 100:
+        with capsys.disabled():
+            print(f"\n{killed}")
+
+
+class Killed:
+    """Runs of one study that are killed, one after the other: the next begins when one is complete nevertheless.
+
+    A run that nobody disturbs says what each has to hold in the end. A process is given a random time before it is
+    killed: around as long as it takes here to record a block, which is found on the way.
+    """
+
+    def __init__(self, forks: Forks, study: Path, draw: random.Random) -> None:
+        self._forks, self._study, self._draw = forks, study, draw
+        status, said = self._start("undisturbed").end()
+        assert status == 0, said
+        self._whole = runs.load("undisturbed")
+        self._parts: dict[str, bytes] = {}
+        self._patience_s = 0.2
+        self._drafts: set[Path] = set()
+        self.kills = self.runs = self.samples = self.drafts = 0
+        self.found = dict.fromkeys(("before it began", "before a new block", "after new blocks", "as it closed"), 0)
+
+    def once(self) -> None:
+        """Go on with the run, or begin the next, kill it, and look at what is there."""
+        fork = self._start(self._name)
+        time.sleep(self._draw.uniform(0, 2 * self._patience_s))
+        fork.kill()
+        status, said = fork.end()
+        assert status in (0, -signal.SIGKILL), said
+        self.kills += status != 0
+        if status == 0:
+            self._complete()
+        else:
+            self._look()
+
+    def completed(self) -> None:
+        """Go on with the run until it is complete."""
+        if self._parts or self._name in runs.names():
+            status, said = self._start(self._name).end()
+            assert status == 0, said
+            self._complete()
+
+    def __str__(self) -> str:
+        moments = ", ".join(f"{count} {moment}" for moment, count in self.found.items())
+        return (
+            f"{self.kills} kills: {moments}; {self.drafts} of them left a file half-way to its name. {self.runs} runs "
+            f"completed; {self.samples} samples written, each there once and as it was written, none half, none lost"
+        )
+
+    @property
+    def _name(self) -> str:
+        return f"killed-{self.runs}"
+
+    def _start(self, name: str) -> Fork:
+        return self._forks.start(("command", "measure", "--run", name, "--study", str(self._study)))
+
+    def _look(self) -> None:
+        folder = runs.folder(self._name)
+        drafts = set(folder.rglob(".*.tmp"))
+        self.drafts += bool(drafts - self._drafts)
+        self._drafts |= drafts
+        if self._name not in runs.names():
+            assert not self._parts
+            self.found["before it began"] += 1
+            return
+        run = runs.load(self._name)  # every block is whole, or this refuses it
+        if run.complete:
+            self.found["as it closed"] += 1
+            status, said = self._start(self._name).end()  # takes away what the kill left
+            assert (status, len(said)) == (1, 1)
+            self._complete()
+            return
+        there = {path.name: path.read_bytes() for path in (folder / "parts").glob("*.parquet")}
+        assert self._parts.items() <= there.items()
+        news = len(there) > len(self._parts)
+        self._patience_s *= 0.9 if news else 1.1
+        self.found["after new blocks" if news else "before a new block"] += 1
+        self._parts = there
+
+    def _complete(self) -> None:
+        run = runs.load(self._name)
+        assert run.complete
+        assert set(os.listdir(runs.folder(self._name))) == {"manifest.json", *run.manifest["files"]}
+        for columns, table in ((SAMPLE, "samples"), (CASE, "cases")):
+            assert not getattr(run, table).duplicated(columns).any()
+            pd.testing.assert_frame_equal(getattr(run, table)[columns], getattr(self._whole, table)[columns])
+        blocks = [io.BytesIO(self._parts[name]) for name in sorted(self._parts) if name.startswith("samples.")]
+        if blocks:
+            written = pd.concat(map(pd.read_parquet, blocks), ignore_index=True)
+            kept = run.samples.merge(written[SAMPLE], on=SAMPLE, how="inner")
+            pd.testing.assert_frame_equal(kept, written)
+            self.samples += len(written)
+        self._parts = {}
+        self.runs += 1
+
+
+def test_killed_at_every_step_on_the_disk_a_run_goes_on(forks, data, monkeypatch):
+    live("undisturbed")
+    whole = runs.load("undisturbed")
+    for step in itertools.count(1):
+        name = f"killed-{step}"
+        status, said = forks.run(("kill_at", step), ("live", name))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL, said
+        if name in runs.names():
+            assert runs.load(name).samples["latency_us"].tolist() in ([], [1.0, 2.0])
+        else:
+            assert step < 10
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: None)
+            live(name)
+        assert same(runs.load(name), whole)
+        assert set(os.listdir(data / name)) == {"manifest.json", *whole.manifest["files"]}
+        shutil.rmtree(data / name)
+    assert step > 40, "the kills did not go through all of a run"
+
+
+def same(run: runs.Run, whole: runs.Run) -> bool:
+    """Whether a run is complete and holds just what another does."""
+    return run.complete and all(getattr(run, table).equals(getattr(whole, table)) for table in runs.TABLES)
+
+
+def test_a_process_that_dies_among_its_blocks_is_told_in_a_line_and_gone_on_with(forks, study, data):
+    command = ("command", "measure", "--run", "dying", "--study", str(study(2)))
+    status, said = forks.run(("die_at_block", 5), command)
+    assert status == 1
+    assert said[-1] == (
+        "attnlab: the measuring process died (killed, or out of host memory); what was recorded of 'dying' is kept: "
+        "`make measure RUN=dying` goes on"
+    )
+    kept = runs.load("dying").samples
+    assert len(kept) == 4 + 4
+    assert forks.run(command)[0] == 0
+    pd.testing.assert_frame_equal(runs.load("dying").samples.head(len(kept)), kept)
+
+
+def test_two_processes_that_write_one_block_leave_one(data):
+    # A process that measures outlives the one that started it, and held the lock, by a moment.
+    runs.create("one", {"study": {"name": "tiny"}})
+    rows = [BLOCKS[0][2].assign(latency_us=float(number)) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda frame: runs.add_part("one", "samples", "a", frame), rows))
+    assert len(runs.load("one").samples) == 2
+
+
+# Interrupted where interrupts are ignored
+
+
+def test_where_interrupts_are_ignored_they_are_ignored_by_all(forks, study, data):
+    fork = forks.start(("ignore_interrupts",), ("command", "measure", "--run", "on", "--study", str(study(4))))
+    fork.wait_for(lambda: runs.recorded("on", "samples"))
+    fork.kill(signal.SIGINT)
+    status, said = fork.end()
+    assert status == 0, said
+    assert runs.load("on").complete
+
+
+# A disk without room
+
+
+def test_a_disk_that_fills_at_any_step_loses_nothing_and_leaves_nothing_half(data, monkeypatch):
+    writing = ("write", "fsync", "replace", "mkdir")
+    live("undisturbed")
+    whole = runs.load("undisturbed")
+    for step in itertools.count(1):
+        name = f"full-{step}"
+        with monkeypatch.context() as patch:
+            done = watch(patch, step, forking.full, writing)
+            with contextlib.suppress(OSError):
+                live(name)
+        if len(done) < step:
+            break
+        if name in runs.names():
+            assert runs.load(name).samples["latency_us"].tolist() in ([], [1.0, 2.0])
+            assert not list((data / name).rglob(".*.tmp"))
+        else:
+            assert not (data / name).exists()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: None)
+            live(name)
+        assert same(runs.load(name), whole)
+        shutil.rmtree(data / name)
+    assert step > 20, "the disk was not full at all of a run's steps"
+
+
+def held(data: Path) -> dict[Path, bytes]:
+    """What the files of a data folder hold, but for locks."""
+    return {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize("begun", [0, 1, 3])
+def test_a_file_that_may_not_grow_is_told_in_a_line_and_gone_on_with(forks, study, data, begun):
+    command = ("command", "measure", "--run", "full", "--study", str(study(2)))
+    if begun:
+        forks.run(("die_at_block", begun), command)
+    before = held(data)
+    status, said = forks.run(("limit_files", 2000), command)
+    assert status == 1
+    assert said[-1] == (
+        f"attnlab: writing failed ({os.strerror(errno.EFBIG)}); what was recorded of 'full' is kept: make room, then "
+        "`make measure RUN=full` goes on"
+    )
+    assert held(data) == before
+    assert forks.run(command)[0] == 0
+    assert runs.load("full").complete
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access\nmore"), "the device failed (CUDA error: an ill"),
+        (MemoryError(), "host memory ran out; what was recorded of 'begun' is kept: `make measure RUN=begun` goes on"),
+        (OSError("pyarrow's"), "writing failed (pyarrow's); what was recorded of 'begun' is kept: make room"),
+        (OSError(errno.ENOSPC, "No space left"), "the disk is full; what was recorded of 'begun' is kept: make room"),
+    ],
+)
+def test_what_ends_a_process_is_told_in_a_line(begin, monkeypatch, unlocked, one_thread, error, expected):
+    name = begin(tiny_study())
+
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(worker, "measure", failing)
+    with pytest.raises(UserError) as caught:
+        record.record(name, tiny_study(), "cpu", one_thread)
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+# More than one at once
+
+
+def test_of_two_that_measure_into_one_run_one_is_refused(forks, study, data):
+    command = ("command", "measure", "--run", "shared", "--study", str(study(6)))
+    first = forks.start(command)
+    first.wait_for(lambda: runs.recorded("shared", "samples"))
+    status, said = forks.run(command)
+    assert status == 1
+    assert said == ["attnlab: another process is measuring into the run 'shared': wait for it, or name another"]
+    assert first.end()[0] == 0
+    run = runs.load("shared")
+    assert not run.samples.duplicated(SAMPLE).any()
+    assert set(run.processes["process"]) == set(run.samples["process"])
+
+
+def test_of_two_that_render_one_run_one_waits(forks, begin):
+    name = begin(tiny_study())
+    both = [forks.start(("render", name)), forks.start(("render", name))]
+    ended = [fork.end() for fork in both]
+    assert [status for status, _ in ended] == [0, 0]
+    waiting = f"{paths.reports() / name}/: another process is rendering it; waiting"
+    assert sum(said.count(waiting) for _, said in ended) == 1
+    assert (paths.reports() / name / "report.html").read_text() == "whole"
+
+
+def test_a_run_that_is_closed_while_it_is_read_is_read_whole(data, monkeypatch):
+    live("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "finish", lambda name: None)
+        live("closing")
+    read = runs._tables_from_parts
+
+    def closed_meanwhile(name):
+        monkeypatch.setattr(runs, "_tables_from_parts", read)
+        runs.finish(name)
+        return read(name)
+
+    monkeypatch.setattr(runs, "_tables_from_parts", closed_meanwhile)
+    assert runs.load("closing").samples["latency_us"].tolist() == [1.0, 2.0]
+
+
+def test_a_lock_that_was_taken_away_is_no_lock(data):
+    runs.create("one", {"study": {"name": "tiny"}})
+    with runs.lock("one"):
+        (data / "one" / ".lock").unlink()  # as `finish` does
+        with runs.lock("one"):
+            pass
+    opened = open
+
+    def taken_away(path, mode):
+        handle = opened(path, mode)
+        Path(path).unlink()
+        return handle
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "open", taken_away, raising=False)
+        with pytest.raises(UserError, match="another process is measuring into the run 'one'"), runs.lock("one"):
+            pass
+
+
+def test_a_lock_says_that_it_waits_only_if_it_does(tmp_path):
+    said = []
+    with locks.held(tmp_path / "folder" / ".lock", lambda: said.append("waits")):
+        assert said == []
+    with ThreadPoolExecutor(1) as pool:
+        with locks.held(tmp_path / ".lock"):
+
+            def second():
+                with locks.held(tmp_path / ".lock", lambda: said.append("waits")):
+                    return True
+
+            waiting = pool.submit(second)
+            while not said:
+                time.sleep(0.001)
+            assert not waiting.done()
+        assert waiting.result(timeout=30)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1 not really PAR1"])
+def test_what_was_inferred_and_not_kept_whole_is_inferred_again(tmp_path, content):
+    path = tmp_path / "inference-0.parquet"
+    assert results._kept(path) is None
+    path.write_bytes(content)
+    assert results._kept(path) is None
+    results._keep(pd.DataFrame({"a": [1]}), path)
+    assert results._kept(path).to_dict("list") == {"a": [1]}
+    assert os.listdir(tmp_path) == ["inference-0.parquet"]
+
+
+# What is there already
+
+
+@pytest.mark.parametrize("left", [["reference.csv"], ["parts/samples.a.0123.parquet"], [".notes", "samples.parquet"]])
+def test_a_folder_that_is_no_run_is_left_alone(begin, one_thread, data, left):
+    for name in left:
+        (data / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / "mine" / name).write_text("mine")
+    expected = f"{data}/mine/ is there and has no manifest.json: restore that, or name another run"
+    with pytest.raises(UserError) as caught:
+        record.record("mine", tiny_study(), "cpu", one_thread)
+    assert str(caught.value) == expected
+    assert sorted(str(path.relative_to(data / "mine")) for path in (data / "mine").rglob("*") if path.is_file()) == left
+
+
+def test_a_file_in_place_of_a_run_is_left_alone(data, one_thread):
+    data.mkdir()
+    (data / "mine").write_text("mine")
+    with pytest.raises(UserError, match=r"^.*/data/mine is a file: move it away, or name another run$"):
+        record.record("mine", tiny_study(), "cpu", one_thread)
+    assert (data / "mine").read_text() == "mine"
+
+
+def test_a_run_that_fails_before_it_begins_leaves_no_folder(data, one_thread, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker, "survey", failing)
+    with pytest.raises(UserError, match="the disk is full"):
+        record.record("new", tiny_study(), "cpu", one_thread)
+    assert os.listdir(data) == []
+
+
+# A clock that jumps
+
+
+class Jumping(datetime):
+    """A clock that goes back by an hour each time it is asked."""
+
+    asked = 0
+
+    @classmethod
+    def now(cls, tz=None):
+        cls.asked += 1
+        return datetime(2026, 11, 21, 12, tzinfo=UTC) - timedelta(hours=cls.asked)
+
+
+def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkeypatch):
+    monkeypatch.setattr(runs, "datetime", Jumping)
+    for name in ("c", "a", "b"):
+        runs.create(name, {"study": tiny_study().model_dump(mode="json"), "device": {"kind": "cpu"}})
+    assert runs.names() == ["c", "a", "b"]
+    created = [runs.read_manifest(name)["created"] for name in runs.names()]
+    assert created == sorted(created, reverse=True)
+    assert obtain._newest(tiny_study(), "cpu", complete=False) == "b"
+    # When the clock is right again, order goes by it.
+    runs.create("a-later", {"study": {"name": "tiny"}, "created": "2026-11-21T13:00:00+00:00"})
+    assert runs.names() == ["c", "a", "b", "a-later"]
+    assert "follows" not in runs.read_manifest("a-later")
+
+
+def test_runs_that_name_each_other_are_still_ordered(data):
+    # Nothing writes these, but a folder that was renamed may come near.
+    for name, follows in (("a", "b"), ("b", "a"), ("c", "c"), ("d", "gone")):
+        runs.create(name, {"study": {"name": "tiny"}, "created": "2026-01-01", "follows": follows})
+    assert sorted(runs.names()) == ["a", "b", "c", "d"]
+
+
+def test_a_name_that_the_clock_gives_twice_is_given_once(data, monkeypatch):
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2026, 11, 21, 6, 45, 1, tzinfo=UTC)
+
+    monkeypatch.setattr(record, "datetime", Stopped)
+    names = []
+    for _ in range(3):
+        names.append(record.new_name(torch.device("cpu")))
+        runs.create(names[-1], {"study": {"name": "tiny"}})
+    assert names == ["cpu-20261121-064501", "cpu-20261121-064501-2", "cpu-20261121-064501-3"]
+    assert runs.names() == names
+
+
+def test_latencies_do_not_know_what_time_it_is(begin, monkeypatch, unlocked, one_thread):
+    asked = itertools.count()
+    monkeypatch.setattr(time, "time", lambda: 1.8e9 - 3600 * next(asked))
+    study = tiny_study(replicates=1, implementations=["sdpa.auto"])
+    samples = runs.load(record.record(begin(study), study, "cpu", one_thread)).samples
+    assert samples["latency_us"].between(0, 1e7, inclusive="neither").all()
+    assert samples["started_s"].is_monotonic_increasing
+    assert samples["started_s"].iloc[0] > 0
+
+
+# A card that falls silent
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Silent:
+    """NVML that answers so many questions and then no more."""
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = NVML_CLOCK_MEM = 0
+
+    def __init__(self, answers: int) -> None:
+        self._left = answers
+
+    def __getattr__(self, question):
+        def answer(*_):
+            self._left -= 1
+            if self._left < 0:
+                raise NVMLError("GPU is lost")
+            return 1410
+
+        return answer
+
+
+def test_a_card_that_falls_silent_costs_its_readings_and_nothing_else(begin, monkeypatch, unlocked, one_thread):
+    monkeypatch.setattr(telemetry, "pynvml", Silent(4 * 7))
+    card = telemetry.Telemetry(torch.device("cpu"))
+    card._handle = object()
+    monkeypatch.setattr(worker, "Telemetry", lambda device: card)
+    study = tiny_study(replicates=1, implementations=["sdpa.auto"])
+    run = runs.load(record.record(begin(study), study, "cpu", one_thread))
+    assert run.complete
+    assert len(run.samples) == 2 * 3 * 5
+    heard = run.samples["sm_clock_mhz"].notna()
+    assert heard.tolist() == [True] * 14 + [False] * 16
+    assert run.samples["throttled"].notna().tolist() == heard.tolist()
+    assert {column: str(run.samples[column].dtype) for column in worker.TELEMETRY_TYPES} == worker.TELEMETRY_TYPES
+
+
+@pytest.mark.parametrize("answers", range(4))
+def test_nvml_may_fail_at_any_question(monkeypatch, answers):
+    monkeypatch.setattr(telemetry, "pynvml", Silent(answers))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
+    card = telemetry.Telemetry(torch.device("cuda"))
+    assert card.unavailable == ("" if answers > 1 else "NVML: GPU is lost")
+    assert card.driver == ("1410" if answers > 2 else "n/a")
+    assert card.read() == telemetry.Reading(sm_clock_mhz=1410 if answers > 3 else None)
+    assert all(value is None for key, value in card.limits().items() if key != "unavailable")
+
+
+def test_what_changed_of_the_environment_is_named(begin, machine, unlocked, one_thread):
+    before = machine["environment"] | {"driver": "580.1", "hash": 64 * "0"}
+    name = begin(tiny_study(), environment=before)
+    with pytest.raises(UserError, match=r"^the environment changed .* 'begun' began \(driver\): start a new run$"):
+        record.record(name, tiny_study(), "cpu", Quickly(one_thread))
+
+
+def test_a_manifest_that_cannot_be_read_hides_no_other_run(data):
+    for name, content in (("deep", "[" * 100_000), ("list", "[1]"), ("text", json.dumps({"created": [1]}))):
+        (data / name).mkdir(parents=True)
+        (data / name / "manifest.json").write_text(content)
+    live("whole")
+    assert "whole" in runs.names()
+    assert obtain._newest(tiny_study(), "cpu", complete=True) == ""
+    with pytest.raises(UserError, match="is not a manifest"):
+        runs.load("deep")
