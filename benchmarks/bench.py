@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from attnlab import obtain, runs, studies
+from attnlab import implementations, obtain, runs, studies
 from attnlab.analyse import results
 from attnlab.errors import UserError
 
@@ -110,12 +110,13 @@ def cases(count: str) -> None:
 def _made_up(count: int) -> runs.Run:
     """A run that is not complete, so that nothing is kept, with the manifest of the recorded one."""
     manifest = runs.read_manifest(RUN)
-    names, timing = manifest["study"]["implementations"], {"clock": "device", "cache": "warm"}
+    names, timing = list(implementations.SDPA), {"clock": "device", "cache": "warm"}
     axes = {"heads": 8, "seq_len": 512, "head_dim": 64, "dtype": "float16"}
     batches = list(range(1, count // len(names) + 1))
     target = axes | {"batch": 1}
     sweeps = {"batch": [axes | {"batch": batches}]}
-    study = manifest["study"] | {"timings": [timing], "target": target, "sweeps": sweeps, "replicates": REPLICATES}
+    study = manifest["study"] | {"implementations": names, "baseline": names[0], "timings": [timing]}
+    study |= {"target": target, "sweeps": sweeps, "replicates": REPLICATES}
     rows = pd.MultiIndex.from_product(
         [names, batches, range(REPLICATES), range(ROUNDS)], names=["implementation", "batch", "replicate", "round"]
     ).to_frame(index=False)
@@ -125,9 +126,9 @@ def _made_up(count: int) -> runs.Run:
     noise += noise[:, :1] + np.roll(noise, 1, axis=1)
     samples = rows.assign(latency_us=50 * np.exp(0.01 * noise.ravel()))
     measured = samples[samples["round"] == 0].assign(status="measured")
-    empty = pd.DataFrame()
-    manifest = manifest | {"study": study, "complete": False}
-    return runs.Run("made up", manifest, samples, empty, measured[[*runs.CASE, "replicate", "status"]], *[empty] * 3)
+    tables = dict.fromkeys(runs.TABLES, pd.DataFrame())
+    tables |= {"samples": samples, "cases": measured[[*runs.CASE, "replicate", "status"]]}
+    return runs.Run("made up", manifest | {"study": study, "complete": False}, **tables)
 
 
 def render() -> None:
