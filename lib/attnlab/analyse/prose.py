@@ -295,6 +295,7 @@ def _fastest_statement(results: Results) -> str:
 def _effort(results: Results) -> str:
     study, closed = results.study, results.run.manifest.get("closed_early")
     taken = closed["replicates"] if closed else study.replicates
+    asked = "" if results.run.complete else "of which not all were taken, "
     replicates = f"{formats.count(taken, 'replicate')}, {'each ' if taken > 1 else ''}a fresh process"
     return f"with {study.samples} samples a case under each timing, {asked}in {replicates}"
 
