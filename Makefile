@@ -43,15 +43,14 @@ ready = .venv/.ready-$(1)
 rendering := $(firstword $(wildcard .venv/.ready-*) $(call ready,render))
 else
 python := $(PYTHON)
-ready = usable
-rendering := usable
+ready = .usable
+rendering := .usable
 endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure close notebook readme lab kernels test test-gpu sanitize faults bench calibrate check format \
-  lock clean
+.PHONY: help report measure close notebook readme lab kernels test test-gpu sanitize faults bench calibrate check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -133,8 +132,8 @@ clean:  ## delete what was generated, but no run and no environment
 
 # An interpreter that was named, into which nothing is installed, has to have what a report needs.
 NEEDED := pandas papermill pydantic yaml
-.PHONY: usable
-usable:
+.PHONY: .usable
+.usable:
 	refuse() { echo "PYTHON=$$PYTHON $$1, or leave PYTHON out" >&2; exit 1; }; \
 	set -- $$PYTHON; command -v "$$1" >/dev/null || refuse 'is not there: name an interpreter that is'; \
 	new=$$($(python) -c 'import sys; print(sys.version_info >= (3, 11))' 2>/dev/null); \
