@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from attnlab.analyse import formats
 from attnlab.analyse.display import Figure, Prose, telling
-from attnlab.analyse.results import AXES, NotMeasured, Results, axis_of, is_of
+from attnlab.analyse.results import AXES, NotMeasured, Results, axis_of, is_of, on_normal
 from attnlab.analyse.roofline import Ceiling
 from attnlab.shapes import Shape
 from attnlab.studies import Timing
@@ -290,7 +290,7 @@ def telemetry(results: Results) -> Figure:
 @styled
 def errors(results: Results, sweep: str = "seq_len") -> Figure:
     """Error against the float64 oracle, beside what the gate allows."""
-    checks, axis, shapes = results.run.checks, axis_of(sweep), results.sweep(sweep)
+    checks, axis, shapes = on_normal(results.run.checks), axis_of(sweep), results.sweep(sweep)
     allowed = [(size, 2 * error) for size, error in _worst(checks, shapes, axis, "framework_max_error")]
     if not allowed:
         raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
@@ -310,8 +310,8 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     _plain_logarithm(axes.yaxis)
     axes.legend()
     told = [
-        f"Largest error against the float64 oracle over all checks of a shape, along the sweep “{sweep}”; the dashed "
-        "line is twice the framework's own."
+        "Largest error against the float64 oracle over all checks of a shape on standard normal inputs, along the "
+        f"sweep “{sweep}”; the dashed line is twice the framework's own."
     ]
     told += ["Markers on the upper edge are errors that are not finite."] if any(e > 0 for *_, e in odd) else []
     told += ["Markers on the lower edge are errors of exactly zero."] if any(e == 0 for *_, e in odd) else []

@@ -457,6 +457,11 @@ def median_of(row: Any) -> stats.Interval:
     return stats.Interval(row["median_us"], row["low_us"], row["high_us"])
 
 
+def on_normal(checks: pd.DataFrame) -> pd.DataFrame:
+    """The checks that were made on standard normal inputs, as is timed."""
+    return checks[checks["inputs"] == "normal"]
+
+
 def axis_of(sweep: str) -> str:
     """The axis that a sweep goes along: the last word of its name."""
     return sweep.split()[-1]
