@@ -273,17 +273,19 @@ def _traced(panel: Panel) -> str:
 
 def _kernels_alone(results: Results, panel: Panel) -> str:
     """How far the kernels alone are from our clock, by how many pieces of work a call is made of."""
-    groups: dict[int, list[Reading]] = {}
+    groups: dict[int, dict[str, Reading]] = {}
     for case in panel.cases:
         reading, pieces = panel.reading(case, JUDGE), _pieces(results, case[0])
         if reading and pieces:
-            groups.setdefault(pieces, []).append(reading)
+            groups.setdefault(pieces, {})[_case(case)] = reading
     parts = []
     for pieces, readings in sorted(groups.items()):
-        short = [-reading.gap.estimate for reading in readings if reading.short]
-        near = sum(reading.near for reading in readings)
+        short = [-reading.gap.estimate for reading in readings.values() if reading.short]
+        far = [f"{case}, {_signed(-readings[case].gap.estimate)} µs" for case in readings if not readings[case].near]
         gap = f"{formats.number(float(np.median(short)), 2)} µs below {SHORT_US} µs; " if short else ""
-        parts.append(f"calls of {formats.count(pieces, 'piece')} ({gap}{near} of {len(readings)} within those limits)")
+        but = f", not {far[0]}" if len(far) == 1 else ""
+        within = f"{len(readings) - len(far)} of {len(readings)} within those limits{but}"
+        parts.append(f"calls of {formats.count(pieces, 'piece')} ({gap}{within})")
     if not parts:
         return ""
     return (

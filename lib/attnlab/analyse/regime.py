@@ -53,7 +53,7 @@ def endurance_table(results: Results) -> Table:
                 "implementation": name,
                 "burst (µs)": formats.number(burst, 4),
                 "sustained (µs)": formats.number(sustained, 4),
-                "slower by": formats.percent(100 * (sustained / burst - 1)),
+                "slower by": formats.percent(_slower_pct(load)),
                 "slower after (s)": formats.number(_slower_after_s(load), 2),
                 "held back after (s)": formats.number(_throttled_after_s(load), 2),
                 "SM clock (MHz)": _span(load["sm_clock_mhz"]),
@@ -103,7 +103,7 @@ def told(results: Results) -> Prose:
     """How long a burst lasts, what it is worth, and which shapes speak of which regime."""
     loads = _loads(results)
     after = {name: _slower_after_s(load) for name, load in loads.items()}
-    costs = {name: 100 * (_sustained_us(load) / _burst_us(load) - 1) for name, load in loads.items()}
+    costs = {name: _slower_pct(load) for name, load in loads.items()}
     slower = {name: seconds for name, seconds in after.items() if not np.isnan(seconds)}
     where = f"Without pause at {formats.shape(_shape(results))}, from a card at rest,"
     if slower:
@@ -121,11 +121,13 @@ def told(results: Results) -> Prose:
 
 
 def _by_regime(results: Results) -> str:
-    groups: dict[str, list[Shape]] = {}
+    groups: dict[str, list[str]] = {}
     for shape in results.study.shapes:
-        groups.setdefault(regime(results, shape), []).append(shape)
-    parts = [f"**{name}**: {formats.shapes(shapes)}" for name, shapes in groups.items()]
-    return f"By their samples, {results.headline.words}, these shapes speak of the regime: {'. '.join(parts)}."
+        groups.setdefault(regime(results, shape), []).append(formats.shape(shape))
+    counted = formats.listing([f"{len(shapes)} are {name}" for name, shapes in groups.items()])
+    named = [f"{name}: {'; '.join(groups[name])}" for name in ("mixed", "sustained") if name in groups]
+    told = f"By the samples themselves, {results.headline.words}, of {len(results.study.shapes)} shapes {counted}."
+    return " ".join([told, *(f"{words[0].upper()}{words[1:]}." for words in named)])
 
 
 def _names(names: list[str]) -> str:
@@ -142,7 +144,8 @@ def _loads(results: Results) -> dict[str, pd.DataFrame]:
     if rows.empty:
         raise NotMeasured(f"No load without pause was recorded: {why_absent(results)}")
     taken = {str(name): load for name, load in rows.groupby("implementation", sort=False)}
-    loads = {name: load for name, load in taken.items() if not load["latency_us"].isna().any()}
+    order = [*results.study.implementations, *taken]
+    loads = {name: taken[name] for name in order if name in taken and not taken[name]["latency_us"].isna().any()}
     if not loads:
         raise NotMeasured(f"No load without pause was recorded: {rows['why'].iloc[0]}")
     return loads
@@ -165,6 +168,11 @@ def _shape(results: Results) -> Shape:
 
 def _burst_us(load: pd.DataFrame) -> float:
     return float(load["latency_us"].head(BURST_SLICES).median())
+
+
+def _slower_pct(load: pd.DataFrame) -> float:
+    """By how much sustained is slower than the burst; as a table prints it, so that no zero has a sign."""
+    return round(100 * (_sustained_us(load) / _burst_us(load) - 1), 1) + 0.0
 
 
 def _slower_after_s(load: pd.DataFrame) -> float:
