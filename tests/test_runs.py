@@ -340,8 +340,7 @@ def test_a_name_that_is_a_path_is_refused(data, name):
 
 HOLD = """
 import sys
-import synthetic
-from attnlab import runs, studies
+from attnlab import runs
 with runs.lock("one"):
     print("held", flush=True)
     sys.stdin.read()
