@@ -172,10 +172,17 @@ class Results:
         Raises:
             NotMeasured: one of the two has no latency there.
         """
+        timing = timing or self.headline
         self.row(candidate, shape, timing)
-        names = self.candidates(shape, timing)
-        adjusted = self._pvalues([(self.study.baseline, name) for name in names], shape, timing)
-        return self._verdict((self.study.baseline, candidate), shape, timing, adjusted[names.index(candidate)])
+        if (shape, timing) not in self._families:
+            names = self.candidates(shape, timing)
+            adjusted = self._pvalues([(self.study.baseline, name) for name in names], shape, timing)
+            self._families[shape, timing] = dict(zip(names, adjusted, strict=True))
+        pvalue = self._families[shape, timing][candidate]
+        if (candidate, shape, timing) not in self._verdicts:
+            verdict = self._verdict((self.study.baseline, candidate), shape, timing, pvalue)
+            self._verdicts[candidate, shape, timing] = verdict
+        return self._verdicts[candidate, shape, timing]
 
     def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
         """The verdicts on pairs of (baseline, candidate) at one shape, from rounds taken together.
@@ -254,6 +261,14 @@ class Results:
         exact = scipy.stats.binomtest(wrong, len(decisions)).proportion_ci(0.95, method="exact")
         rate = stats.Interval(wrong / len(decisions), float(exact.low), float(exact.high))
         return FalsePositives(wrong, len(decisions), rate)
+
+    @cached_property
+    def _families(self) -> dict[tuple[Shape, Timing], dict[str, float]]:
+        return {}
+
+    @cached_property
+    def _verdicts(self) -> dict[tuple[str, Shape, Timing], stats.Verdict]:
+        return {}
 
     @cached_property
     def _controls(self) -> dict[tuple[Shape, Timing], stats.Verdict]:
