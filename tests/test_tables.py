@@ -191,7 +191,9 @@ def test_the_gate_by_implementation():
 
 def test_errors_of_zero_and_errors_without_end():
     checks = pd.DataFrame({"max_error": [0.0, np.inf, 1.0], "framework_max_error": [0.0, 1.0, 0.0]})
-    checks = checks.assign(mean_error=0.0, framework_mean_error=0.0, implementation="sdpa.auto", passed=True)
+    checks = checks.assign(
+        mean_error=0.0, framework_mean_error=0.0, implementation="sdpa.auto", passed=True, inputs="normal"
+    )
     for rows, share in (([0], "0.0 %"), ([0, 1], "not finite"), ([2], "not finite")):
         of = synthetic.results.Results(replace(inferred().run, checks=checks.iloc[rows]), inferred().table)
         assert column(tables.correctness(of), "largest share of the allowed") == [share]

@@ -128,7 +128,7 @@ def memory(results: Results, sweep: str = "seq_len") -> Figure:
     lines = {name: _peaks(results, name, shapes, axis) for name in results.study.implementations}
     if not any(lines.values()):
         raise NotMeasured(f"No case of the sweep “{sweep}” was measured, so its memory is not known")
-    drawing, axes = plt.subplots(figsize=(5.2, 3.2))
+    drawing, axes = plt.subplots(figsize=(6.4, 3.8))
     for name, points in lines.items():
         if points:
             axes.plot(*zip(*points, strict=True), **look(name))
@@ -145,7 +145,7 @@ def memory(results: Results, sweep: str = "seq_len") -> Figure:
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="peak memory (MiB)", yscale="log")
     _powers_of_two(axes, sizes)
     _plain_logarithm(axes.yaxis)
-    axes.legend()
+    _legend(drawing)
     return Figure(
         drawing,
         "memory",
@@ -294,7 +294,7 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     allowed = [(size, 2 * error) for size, error in _worst(checks, shapes, axis, "framework_max_error")]
     if not allowed:
         raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
-    drawing, axes = plt.subplots(figsize=(5.2, 3.2))
+    drawing, axes = plt.subplots(figsize=(6.4, 3.8))
     odd = []
     for name in results.study.implementations:
         points = _worst(checks[checks["implementation"] == name], shapes, axis, "max_error")
@@ -308,7 +308,7 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="largest absolute error", yscale="log")
     _powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
     _plain_logarithm(axes.yaxis)
-    axes.legend()
+    _legend(drawing)
     told = [
         "Largest error against the float64 oracle over all checks of a shape on standard normal inputs, along the "
         f"sweep “{sweep}”; the dashed line is twice the framework's own."
