@@ -439,9 +439,12 @@ def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkey
     created = [runs.read_manifest(name)["created"] for name in runs.names()]
     assert created == sorted(created, reverse=True)
     assert obtain._newest(tiny_study(), "cpu", complete=False) == "b"
+    # It is put right in part: still before the first of them, but after the last.
+    runs.create("0", {"study": {"name": "tiny"}, "created": "2026-11-21T10:30:00+00:00"})
+    assert runs.names() == ["c", "a", "b", "0"]
     # When the clock is right again, order goes by it.
     runs.create("a-later", {"study": {"name": "tiny"}, "created": "2026-11-21T13:00:00+00:00"})
-    assert runs.names() == ["c", "a", "b", "a-later"]
+    assert runs.names() == ["c", "a", "b", "0", "a-later"]
     assert "follows" not in runs.read_manifest("a-later")
 
 

@@ -96,7 +96,7 @@ class Run:
 
 def names() -> list[str]:
     """The runs that are there, the newest last: whatever its clock said, a run comes after the one that it follows."""
-    begun = {path.parent.name: _begun(path) for path in paths.data().glob("*/manifest.json")}
+    begun = _all_begun()
     return sorted(begun, key=lambda name: (_place(name, begun), name))
 
 
@@ -159,9 +159,9 @@ def create(name: str, manifest: Manifest) -> None:
     target = folder(name)
     (target / "parts").mkdir(parents=True, exist_ok=True)
     stamp = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
-    newest = next(reversed(names()), name)
-    late = newest != name and _begun(paths.data() / newest / "manifest.json")[0] >= stamp
-    follows = {"follows": newest} if late else {}
+    others = _all_begun()
+    newest = max(others, key=lambda other: (_place(other, others), other), default="")
+    follows = {"follows": newest} if newest and _place(newest, others)[0] >= stamp else {}
     begun = {"schema": SCHEMA, "name": name, "created": stamp, **follows, **manifest, "complete": False}
     _write_manifest(target, begun)
 
@@ -377,6 +377,10 @@ def _drafts(target: Path) -> list[str]:
     """Names of what a process that was killed had not yet renamed."""
     names = ["manifest.json", *(f"{table}.parquet" for table in TABLES)]
     return [path.name for name in names for path in target.glob(f".{name}.*.tmp")]
+
+
+def _all_begun() -> dict[str, tuple[str, str]]:
+    return {path.parent.name: _begun(path) for path in paths.data().glob("*/manifest.json")}
 
 
 def _begun(manifest: Path) -> tuple[str, str]:
