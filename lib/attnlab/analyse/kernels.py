@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 RIVALS = ("sdpa.flash", "sdpa.cudnn")
 """The backends of SDPA that every rung is set against."""
-INPUTS = "normal"
-"""What the gate drew where a run doesn't say: standard normal values."""
 
 
 def of_kernels(show: Callable[Concatenate[Results, P], T]) -> Callable[Concatenate[Results, P], T | Prose | None]:
@@ -77,10 +75,7 @@ def stale(results: Results) -> Prose | None:
 def correctness(results: Results) -> Table:
     """Errors against float64 by implementation and kind of input, the framework's own beside them."""
     checks = results.run.checks
-    if "inputs" not in checks:
-        checks = checks.assign(inputs=INPUTS)
-    grouped = checks.assign(inputs=checks["inputs"].fillna(INPUTS)).groupby(["implementation", "inputs"], sort=False)
-    groups = dict(iter(grouped))
+    groups = dict(iter(checks.groupby(["implementation", "inputs"], sort=False)))
     order = [(name, kind) for name in _in_climbing_order(results) for kind in dict.fromkeys(checks["inputs"])]
     rows = [
         {

@@ -176,13 +176,9 @@ class Results:
         self.row(candidate, shape, timing)
         if (shape, timing) not in self._families:
             names = self.candidates(shape, timing)
-            adjusted = self._pvalues([(self.study.baseline, name) for name in names], shape, timing)
-            self._families[shape, timing] = dict(zip(names, adjusted, strict=True))
-        pvalue = self._families[shape, timing][candidate]
-        if (candidate, shape, timing) not in self._verdicts:
-            verdict = self._verdict((self.study.baseline, candidate), shape, timing, pvalue)
-            self._verdicts[candidate, shape, timing] = verdict
-        return self._verdicts[candidate, shape, timing]
+            verdicts = self.compare_pairs([(self.study.baseline, name) for name in names], shape, timing)
+            self._families[shape, timing] = dict(zip(names, verdicts, strict=True))
+        return self._families[shape, timing][candidate]
 
     def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
         """The verdicts on pairs of (baseline, candidate) at one shape, from rounds taken together.
@@ -263,11 +259,7 @@ class Results:
         return FalsePositives(wrong, len(decisions), rate)
 
     @cached_property
-    def _families(self) -> dict[tuple[Shape, Timing], dict[str, float]]:
-        return {}
-
-    @cached_property
-    def _verdicts(self) -> dict[tuple[str, Shape, Timing], stats.Verdict]:
+    def _families(self) -> dict[tuple[Shape, Timing], dict[str, stats.Verdict]]:
         return {}
 
     @cached_property
