@@ -17,7 +17,7 @@ from attnlab.shapes import Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 3, 65, 64, dtype="float32")
-ELEMENTS = SHAPE.tensor_elements
+ELEMENTS = SHAPE.query_elements
 
 
 @pytest.fixture(autouse=True)

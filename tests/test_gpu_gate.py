@@ -19,7 +19,7 @@ GPU = torch.device("cuda")
 SABOTEURS = Path(__file__).parent / "saboteurs"
 # Tiles of 128 rows and 64 keys: two and four whole ones, and a rest of 44 each.
 SHAPE = Shape(2, 3, 300, 64)
-ELEMENTS = SHAPE.tensor_elements
+ELEMENTS = SHAPE.query_elements
 
 
 @pytest.fixture(scope="module", autouse=True)

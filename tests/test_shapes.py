@@ -42,7 +42,7 @@ def test_flash_attentions_causal_convention_is_s_over_s_plus_one_of_this():
 @given(shapes)
 def test_the_four_tensors_are_the_compulsory_traffic(shape):
     tensor = shape.batch * shape.heads * shape.seq_len * shape.head_dim
-    assert shape.tensor_elements == tensor
+    assert shape.query_elements == shape.key_elements == tensor
     assert shape.bytes == 4 * tensor * BYTES_PER_ELEMENT[shape.dtype]
     assert shape.flops == 4 * shape.exponentials * shape.head_dim
     assert shape.intensity * shape.bytes == pytest.approx(shape.flops)
@@ -95,6 +95,7 @@ def test_axes_are_those_of_the_tables_in_their_order():
     shape = Shape(2, 3, 5, 7, True, "float32")
     assert list(shape.axes.items()) == [
         ("batch", 2), ("heads", 3), ("seq_len", 5), ("head_dim", 7), ("causal", True), ("dtype", "float32"),
+        ("kv_heads", 3), ("kv_len", 5), ("lengths", "equal"), ("direction", "forward"),
     ]  # fmt: skip
     assert tuple(shape.axes) == Shape.AXES
     assert Shape(**shape.axes) == shape

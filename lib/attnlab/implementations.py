@@ -2,18 +2,21 @@
 
 from collections.abc import Collection
 
-from attnlab import ladder
+from attnlab import dispatch, ladder
 from attnlab.errors import UserError
 from attnlab.suggestions import suggestion
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
+PEERS = ("peer.flex", "peer.flash4")
+"""Of other packages, where they are installed: PyTorch's FlexAttention, and flash-attn-4."""
 REFERENCES = ("reference.float64",)
 _CONTROL = "control."
 
 
 def known() -> tuple[str, ...]:
     """Every implementation that a study may name: a rung of the ladder is ``kernel.<rung>``."""
-    return SDPA + REFERENCES + tuple(rung.implementation for rung in ladder.load())
+    rungs = tuple(rung.implementation for rung in ladder.load())
+    return SDPA + PEERS + REFERENCES + (dispatch.IMPLEMENTATION,) + rungs
 
 
 def control(baseline: str) -> str:

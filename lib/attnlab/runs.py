@@ -25,7 +25,7 @@ from attnlab import locks, paths, studies
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 
-SCHEMA = 2
+SCHEMA = 3
 CASE = ("implementation", *Shape.AXES)
 _SAMPLE = ("clock", "cache", "replicate", "process", "round", "position", "started_s", "launches", "latency_us")
 _CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "throttled")
@@ -126,6 +126,8 @@ def load(name: str) -> Run:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
     if manifest["schema"] < 2:  # all its checks were on normal inputs
         tables["checks"] = tables["checks"].assign(inputs="normal")
+    if manifest["schema"] < 3:  # all its shapes were plain self-attention, forward
+        tables = {table: plain(frame) if "seq_len" in COLUMNS[table] else frame for table, frame in tables.items()}
     if manifest["schema"] == SCHEMA:
         _require_columns(name, tables)
     return Run(name, manifest, **tables)
@@ -324,6 +326,11 @@ def _tables_from_parts(name: str) -> dict[str, pd.DataFrame]:
         filled = [frame for frame in frames if not frame.empty]
         tables[table] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=COLUMNS[table])
     return tables
+
+
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a table that only holds forward passes of plain self-attention, with all axes of a shape."""
+    return frame.assign(kv_heads=frame["heads"], kv_len=frame["seq_len"], lengths="equal", direction="forward")
 
 
 def _verified(part: Path) -> bytes:

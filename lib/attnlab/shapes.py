@@ -1,17 +1,28 @@
 """The shape of one attention problem, and the arithmetic that follows from it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+LENGTHS = ("equal", "spread")
+DIRECTIONS = ("forward", "training")
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """Self-attention over Q, K, V of ``(batch, heads, seq_len, head_dim)`` each.
+    """Attention of queries of ``(batch, heads, seq_len, head_dim)`` over keys and values of ``(batch, kv_heads, kv_len,
+    head_dim)``.
+
+    Attributes:
+        kv_heads: of keys and values, each shared by as many query heads; 0, the default, for one of its own each.
+        kv_len: how many keys; 0, the default, for as many as queries. With another number there is no causal mask, of
+            which frameworks disagree where it would begin.
+        lengths: ``equal``, or ``spread``: the sequences of the batch lie end to end without padding, and the i-th of B
+            has i/B of `seq_len` tokens, rounded up.
+        direction: ``forward``, or ``training``: forward and backward, the gradients of Q, K and V included.
 
     Raises:
-        ValueError: a size that is not a positive integer, or a dtype that is not known.
+        ValueError: a size that is not a positive integer, a word that is not known, or axes that don't go together.
     """
 
     batch: int
@@ -20,53 +31,116 @@ class Shape:
     head_dim: int
     causal: bool = False
     dtype: str = "float16"
+    kv_heads: int = 0
+    kv_len: int = 0
+    lengths: str = "equal"
+    direction: str = "forward"
 
-    AXES: ClassVar[tuple[str, ...]] = ("batch", "heads", "seq_len", "head_dim", "causal", "dtype")
+    AXES: ClassVar[tuple[str, ...]] = (
+        *("batch", "heads", "seq_len", "head_dim", "causal", "dtype"),
+        *("kv_heads", "kv_len", "lengths", "direction"),
+    )
 
     def __post_init__(self) -> None:
         for axis in ("batch", "heads", "seq_len", "head_dim"):
-            size = getattr(self, axis)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{axis} must be a positive integer, not {size!r}")
+            _require_size(axis, getattr(self, axis), least=1)
+        for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):
+            _require_size(axis, getattr(self, axis), least=0)
+            object.__setattr__(self, axis, getattr(self, axis) or getattr(self, like))
         if not isinstance(self.causal, bool):
             raise ValueError(f"causal must be true or false, not {self.causal!r}")
-        if not isinstance(self.dtype, str) or self.dtype not in BYTES_PER_ELEMENT:
-            known = ", ".join(BYTES_PER_ELEMENT)
-            raise ValueError(f"unknown dtype {self.dtype!r}; known are {known}")
+        for axis, words in (("dtype", tuple(BYTES_PER_ELEMENT)), ("lengths", LENGTHS), ("direction", DIRECTIONS)):
+            word = getattr(self, axis)
+            if not isinstance(word, str) or word not in words:
+                raise ValueError(f"unknown {axis} {word!r}; known are {', '.join(words)}")
+        self._require_axes_that_go_together()
+
+    def _require_axes_that_go_together(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads must divide heads, and {self.kv_heads} doesn't divide {self.heads}")
+        if self.kv_len == self.seq_len:
+            if self.lengths == "spread" and self.direction == "training":
+                raise ValueError("lengths: spread is for direction: forward")
+            return
+        for axis, plain in (("causal", False), ("lengths", "equal"), ("direction", "forward")):
+            if getattr(self, axis) != plain:
+                stated = f"{axis}: {str(getattr(self, axis)).lower()}"
+                raise ValueError(f"{stated} needs as many keys as queries, not {self.kv_len} for {self.seq_len}")
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
-        return f"B={self.batch} H={self.heads} S={self.seq_len} D={self.head_dim} {mask} {self.dtype}"
+        special = "".join(f" {word}" for word in self.special)
+        return f"B={self.batch} H={self.heads} S={self.seq_len} D={self.head_dim} {mask} {self.dtype}{special}"
+
+    @property
+    def special(self) -> list[str]:
+        """What sets it apart from a forward pass of plain self-attention, as words of a caption."""
+        words = {
+            f"{self.kv_heads} KV heads": self.kv_heads != self.heads,
+            f"{self.kv_len} keys": self.kv_len != self.seq_len,
+            f"{self.lengths} lengths": self.lengths != "equal",
+            self.direction: self.direction != "forward",
+        }
+        return [word for word, there in words.items() if there]
 
     @property
     def axes(self) -> dict[str, int | bool | str]:
         """The axes by name, in the order in which the run's tables hold them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def resized(self, **axes: int | bool | str) -> "Shape":
+        """The shape with other axes: of keys there stay as many as of queries, if there were, and so of heads."""
+        for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):
+            if getattr(self, axis) == getattr(self, like):
+                axes.setdefault(axis, 0)
+        return replace(self, **axes)  # type: ignore[arg-type]
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """Tokens of queries in each sequence of the batch."""
+        if self.lengths == "equal":
+            return (self.seq_len,) * self.batch
+        return tuple(-(-self.seq_len * number // self.batch) for number in range(1, self.batch + 1))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of queries, over the batch."""
+        return sum(self.sequences) if self.lengths == "spread" else self.batch * self.seq_len
+
     @property
     def scores(self) -> int:
         """Entries of the score matrix that the mask lets through, over all heads."""
-        pairs = self.seq_len * (self.seq_len + 1) // 2 if self.causal else self.seq_len**2
-        return self.batch * self.heads * pairs
+        if self.lengths == "equal":
+            pairs = self.seq_len * (self.seq_len + 1) // 2 if self.causal else self.seq_len * self.kv_len
+            return self.batch * self.heads * pairs
+        return self.heads * sum(n * (n + 1) // 2 if self.causal else n * n for n in self.sequences)
 
     @property
     def flops(self) -> int:
         """Floating-point operations of Q·Kᵀ and P·V, a multiply-add counted as two.
 
         ``4·B·H·S²·D``, causal ``2·B·H·S·(S+1)·D``: only scores under the mask count. FlashAttention-2 (arXiv
-        2307.08691, section 4.1) halves the full count instead, which is ``S/(S+1)`` of this.
+        2307.08691, section 4.1) halves the full count instead, which is ``S/(S+1)`` of this. Training takes 3.5 times
+        as many: the backward pass has five products of that size (Q·Kᵀ again, dO·Vᵀ, and those of dV, dQ and dK).
         """
-        return 4 * self.scores * self.head_dim
+        return (4 if self.direction == "forward" else 14) * self.scores * self.head_dim
 
     @property
     def bytes(self) -> int:
-        """Compulsory traffic: Q, K and V read once and O written once."""
-        return 4 * self.tensor_elements * BYTES_PER_ELEMENT[self.dtype]
+        """Compulsory traffic: Q, K and V read once and O written once; in training dO, dQ, dK and dV besides."""
+        tensors = 2 if self.direction == "forward" else 4
+        return tensors * (self.query_elements + self.key_elements) * BYTES_PER_ELEMENT[self.dtype]
 
     @property
-    def tensor_elements(self) -> int:
-        """Elements of one of Q, K, V, O."""
-        return self.batch * self.heads * self.seq_len * self.head_dim
+    def query_elements(self) -> int:
+        """Elements of Q, as of O."""
+        return self.tokens * self.heads * self.head_dim
+
+    @property
+    def key_elements(self) -> int:
+        """Elements of K, as of V."""
+        keys = self.tokens if self.lengths == "spread" else self.batch * self.kv_len
+        return keys * self.kv_heads * self.head_dim
 
     @property
     def intensity(self) -> float:
@@ -75,5 +149,10 @@ class Shape:
 
     @property
     def exponentials(self) -> int:
-        """Exponentials of the softmax, one per score."""
-        return self.scores
+        """Exponentials of the softmax, one per score; in training one more, as the backward pass takes them again."""
+        return self.scores * (1 if self.direction == "forward" else 2)
+
+
+def _require_size(axis: str, size: object, least: int) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < least:
+        raise ValueError(f"{axis} must be a positive integer, not {size!r}")

@@ -83,8 +83,8 @@ def pvalue(value: float) -> str:
 
 def shape(value: Shape) -> str:
     """``(32, 8, 512, 64)``, with what differs from the ordinary named."""
-    mask = ", causal" if value.causal else ""
-    return f"({value.batch}, {value.heads}, {value.seq_len}, {value.head_dim}) {value.dtype}{mask}"
+    words = ["causal"] * value.causal + value.special
+    return ", ".join([f"({value.batch}, {value.heads}, {value.seq_len}, {value.head_dim}) {value.dtype}", *words])
 
 
 def kernel(name: str) -> str:

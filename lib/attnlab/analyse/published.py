@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab import paths
+from attnlab import paths, runs
 from attnlab.analyse import formats
 from attnlab.analyse.display import Prose, Table
 from attnlab.analyse.kernels import of_kernels, whole
@@ -29,7 +29,8 @@ STILL_PCT = 2
 @cache
 def l4_numbers() -> pd.DataFrame:
     """Every number of the report that was transcribed, a row each, with the place where it stands."""
-    return pd.read_csv(paths.REFERENCE / "002.csv", dtype={"document": str, "causal": "boolean", "dtype": "string"})
+    types = {"document": str, "causal": "boolean", "dtype": "string"}
+    return runs.plain(pd.read_csv(paths.REFERENCE / "002.csv", dtype=types))
 
 
 def stated(subject: str, quantity: str, place: str = FIVE, shape: Shape | None = None) -> float:

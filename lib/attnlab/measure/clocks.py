@@ -31,7 +31,8 @@ import torch
 from attnlab.measure import devices
 from attnlab.studies import Timing
 
-Call = Callable[[], torch.Tensor]
+Output = torch.Tensor | tuple[torch.Tensor, ...]
+Call = Callable[[], Output]
 
 # A graph is made long enough that the microsecond which a pair of events costs is spread thin, and short enough that a
 # sample stays a sample.
@@ -47,7 +48,7 @@ class Replay:
 
     graph: torch.cuda.CUDAGraph
     calls: int
-    output: torch.Tensor
+    output: Output
 
 
 @dataclass

@@ -11,18 +11,21 @@ An output is compared with the float64 oracle; how it came about is looked at as
 - work that the calling stream doesn't order: the second run is called before that stream has written the inputs, its
   output is copied by that stream at once, and a graph captured from the stream has to compute the result alone.
 
-All implementations have to be the same in every bit from run to run: the environment is locked to deterministic
-algorithms, and nothing that is timed here adds with atomics.
+A forward pass has to be the same in every bit from run to run: the environment is locked to deterministic algorithms,
+and nothing that is timed here adds with atomics. Backward passes do add with them, and each run of one is held to the
+error instead.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from attnlab.measure import devices, inputs, outputs, scrub, streams
-from attnlab.measure.attention import composed, float64
+from attnlab.measure.attention import Attention, Tensors, by_sequence, composed, of_each_head, with_gradients
 from attnlab.measure.clocks import Call, Replay
 from attnlab.measure.inputs import Inputs
 
@@ -31,6 +34,8 @@ from attnlab.measure.inputs import Inputs
 ALLOWED = 2.0
 # The first elements of an output, by which it is known again.
 KNOWN_BY = 4096
+# What a call returns: the first alone, or all in training.
+OUTPUTS = ("O", "dQ", "dK", "dV")
 # Scores held at once where the effect of their rounding is worked out, in elements: 128 MiB of float64, several times.
 HELD_SCORES = 2**24
 
@@ -69,12 +74,14 @@ class Check:
         framework_error: of the same formula composed from torch operations in the dtype of the inputs.
         unavoidable: what the rounding of large scores in float32 does to the output; see `Gate`.
         faults: what is wrong besides the error, in words.
+        output: of `OUTPUTS`, whose errors these are: where there are several, the farthest from what is allowed.
     """
 
     error: Error
     framework_error: Error
     unavoidable: Error = NONE
     faults: tuple[str, ...] = ()
+    output: str = OUTPUTS[0]
 
     @property
     def passed(self) -> bool:
@@ -88,6 +95,12 @@ class Check:
         return "; ".join([*self.faults, *([self._distance] if wrong or not self.faults else [])])
 
     @property
+    def strain(self) -> float:
+        """How far the larger of the two errors is, in units of what is allowed."""
+        allowed = self._allowed
+        return max(_ratio(self.error.maximum, allowed.maximum), _ratio(self.error.mean, allowed.mean))
+
+    @property
     def _allowed(self) -> Error:
         return Error(
             ALLOWED * max(self.framework_error.maximum, self.unavoidable.maximum),
@@ -97,8 +110,9 @@ class Check:
     @property
     def _distance(self) -> str:
         unit = Error(self._allowed.maximum / ALLOWED, self._allowed.mean / ALLOWED)
+        of = "" if self.output == OUTPUTS[0] else f" of {self.output}"
         return (
-            f"error against float64: max {self.error.maximum:.2e} mean {self.error.mean:.2e}, "
+            f"error{of} against float64: max {self.error.maximum:.2e} mean {self.error.mean:.2e}, "
             f"allowed {ALLOWED:g}x max {unit.maximum:.2e} mean {unit.mean:.2e}"
         )
 
@@ -114,31 +128,57 @@ class Gate:
     √(Σ P_j² (v_j - o)²), P being the row of the softmax. In float16 and bfloat16 the framework's error is far larger.
 
     Args:
-        given: Q, K and V; they are to be changed by nobody but the gate.
-        kind: of `inputs.KINDS`, what they are.
-        heads: of those of all batches, the ones whose values are compared; None for all. Everything else that the gate
-            looks at is looked at in all of them.
+        given: Q, K and V, in training the gradient of O besides; they are to be changed by nobody but the gate.
+        kind: of `inputs.KINDS`, what they are; in training normal.
+        heads: of those of all batches, the ones whose values are compared, in a forward pass; None for all. Everything
+            else that the gate looks at is looked at in all of them.
+        sequences: how long each is that lies end to end; none where a batch has one length.
     """
 
     def __init__(
-        self, given: Inputs, causal: bool, kind: str = inputs.NORMAL, heads: Sequence[int] | None = None
+        self,
+        given: Inputs,
+        causal: bool,
+        kind: str = inputs.NORMAL,
+        heads: Sequence[int] | None = None,
+        sequences: tuple[int, ...] = (),
     ) -> None:
         self._inputs = given
         self._values = tuple(tensor.clone() for tensor in given)
-        self._returned: torch.Tensor | None = None
+        self._returned: Tensors | None = None
         self._heads = None if heads is None else torch.tensor(heads, device=given[0].device)
-        q, k, v = (self._compared(tensor) for tensor in given)
-        self._oracle = float64(q, k, v, causal)
-        self._framework_error = Error.between(composed(q, k, v, causal), self._oracle)
-        self._unavoidable = _unavoidable(q, k, v, causal, self._oracle) if kind != inputs.NORMAL else NONE
+        self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
+        attention: Attention = partial(by_sequence, composed, sequences=sequences) if sequences else composed
+        compared = self._compared_inputs()
+        exact = _computed(attention, tuple(tensor.double() for tensor in compared), causal)
+        self._oracle = exact
+        self._framework_errors = [
+            Error.between(output, oracle)
+            for output, oracle in zip(_computed(attention, compared, causal), exact, strict=True)
+        ]
+        self._unavoidable = _unavoidable(compared, causal, exact[0], sequences) if kind != inputs.NORMAL else NONE
 
-    def check(self, output: torch.Tensor, faults: Sequence[str] = ()) -> Check:
-        """Compare an output computed from the inputs of this gate, of which `faults` are known already."""
-        if output.shape != self._inputs[0].shape:
-            wrong = f"returned {tuple(output.shape)}, not {tuple(self._inputs[0].shape)}"
-            return Check(UNBOUNDED, self._framework_error, self._unavoidable, (*faults, wrong))
-        error = Error.between(self._compared(output), self._oracle)
-        return Check(error, self._framework_error, self._unavoidable, tuple(dict.fromkeys(faults)))
+    @property
+    def _outputs(self) -> int:
+        """How many tensors a call returns."""
+        return 1 if len(self._inputs) == 3 else len(OUTPUTS)
+
+    def check(self, output: torch.Tensor | Tensors, faults: Sequence[str] = ()) -> Check:
+        """Compare what was computed from the inputs of this gate, of which `faults` are known already.
+
+        In training these are four tensors, of which the check speaks of the one whose error is the worst.
+        """
+        returned = _each(output)
+        if wrong := self._misshapen(returned):
+            return Check(UNBOUNDED, self._framework_errors[0], self._unavoidable, (*faults, wrong))
+        told = tuple(dict.fromkeys(faults))
+        checks = [
+            Check(Error.between(self._compared(tensor), oracle), framework_error, self._unavoidable, told, name)
+            for tensor, oracle, framework_error, name in zip(
+                returned, self._oracle, self._framework_errors, OUTPUTS, strict=False
+            )
+        ]
+        return max(checks, key=lambda check: check.strain)
 
     def examine(self, call: Call, earlier: set[bytes] | None = None) -> Check:
         """Run `call`, twice, and check what it returns and how it came about.
@@ -148,19 +188,19 @@ class Gate:
         """
         self._returned = None
         first, faults = self._run(call, 0)
-        if first.shape != self._inputs[0].shape:
+        if self._misshapen(first):
             return self.check(first, faults)
         second, more = self._run(call, 1, streams.before_inputs)
         faults += more
-        if differing := _unlike(first, second):
+        if self._exact and (differing := _unlike(first, second)):
             again, _ = self._run(call, 1)
-            faults.append(_why_different(differing, first.numel(), only_before_inputs=not _unlike(first, again)))
+            faults.append(_why_different(differing, _elements(first), only_before_inputs=not _unlike(first, again)))
         if earlier is not None:
-            known_by = _bits(first).flatten()[:KNOWN_BY].cpu().numpy().tobytes()
+            known_by = _bits(first[0]).flatten()[:KNOWN_BY].cpu().numpy().tobytes()
             if known_by in earlier:
                 faults.append("returned its output for earlier inputs")
             earlier.add(known_by)
-        return self.check(first, faults)
+        return self._worse(first, second, faults)
 
     def examine_captured(self, call: Call) -> Check:
         """Capture a graph of one call, of which nothing but the calling stream's work is part, and check its replay."""
@@ -171,7 +211,7 @@ class Gate:
                 fault = (
                     f"does work that the stream which calls it doesn't order: no graph of it can be captured, {error}"
                 )
-                return Check(UNBOUNDED, self._framework_error, self._unavoidable, (fault,))
+                return Check(UNBOUNDED, self._framework_errors[0], self._unavoidable, (fault,))
         return self.examine_replay(replay, guards)
 
     def examine_replay(self, replay: Replay, guards: outputs.Guards | None = None) -> Check:
@@ -180,42 +220,73 @@ class Gate:
         first, faults = self._run(lambda: _replayed(replay), 0, guards=guards)
         second, more = self._run(lambda: _replayed(replay), 1, guards=guards)
         faults += more
-        if differing := _unlike(first, second):
-            faults.append(_why_different(differing, first.numel(), only_before_inputs=False))
-        return self.check(first, faults)
+        if self._exact and (differing := _unlike(first, second)):
+            faults.append(_why_different(differing, _elements(first), only_before_inputs=False))
+        return self._worse(first, second, faults)
+
+    @property
+    def _exact(self) -> bool:
+        """Whether two runs have to be the same in every bit."""
+        return self._outputs == 1
+
+    def _worse(self, first: Tensors, second: Tensors, faults: list[str]) -> Check:
+        """The check of the first run, or of the one farther from the oracle where they may differ."""
+        runs = [first] if self._exact else [first, second]
+        return max((self.check(run, faults) for run in runs), key=lambda check: check.strain)
+
+    def _misshapen(self, returned: Tensors) -> str:
+        """What is wrong with the shapes of what was returned."""
+        shapes = tuple(tensor.shape for tensor in returned)
+        if shapes == self._shapes:
+            return ""
+        there, wanted = (", ".join(str(tuple(shape)) for shape in each) for each in (shapes, self._shapes))
+        return f"returned {there}, not {wanted}"
 
     def _run(
         self,
         call: Call,
         turn: int,
-        calling: Callable[[Call, Inputs, tuple[torch.Tensor, ...]], torch.Tensor] | None = None,
+        calling: Callable[[Call, Inputs, tuple[torch.Tensor, ...]], Any] | None = None,
         guards: outputs.Guards | None = None,
-    ) -> tuple[torch.Tensor, list[str]]:
-        """A copy of the output of a run, the first or second, on poisoned memory, and what is wrong about that run."""
+    ) -> tuple[Tensors, list[str]]:
+        """Copies of what a run returns, the first or second, on poisoned memory, and what is wrong about that run."""
         device = self._inputs[0].device
         scrub.fill(device, scrub.WORDS[turn])
         devices.synchronize(device)
         try:
             with outputs.guarded(outputs.POISONS[turn]) as fresh:
-                output = calling(call, self._inputs, self._values) if calling else call()
-            at_once = output.clone()
+                returned = _each(calling(call, self._inputs, self._values) if calling else call())
+            at_once = tuple(output.clone() for output in returned)
             devices.synchronize(device)
-            return at_once, self._faults(output, at_once, guards or fresh)
+            return at_once, self._faults(returned, at_once, guards or fresh)
         finally:
             for held, value in zip(self._inputs, self._values, strict=True):
                 held.copy_(value)
 
-    def _faults(self, output: torch.Tensor, at_once: torch.Tensor, guards: outputs.Guards) -> list[str]:
+    def _faults(self, returned: Tensors, at_once: Tensors, guards: outputs.Guards) -> list[str]:
         faults = guards.overruns()
         changed = [
-            name for name, held, value in zip("QKV", self._inputs, self._values, strict=True) if _differing(held, value)
+            name
+            for name, held, value in zip(("Q", "K", "V", "dO"), self._inputs, self._values, strict=False)
+            if _differing(held, value)
         ]
         if changed:
             faults.append(f"changed its inputs: {', '.join(changed)}")
+        before = self._returned or (None,) * len(returned)
+        self._returned = returned
+        for output, copied, earlier in zip(returned, at_once, before, strict=False):
+            faults += self._faults_of(output, copied, earlier, guards)
+        return faults
+
+    def _faults_of(
+        self, output: torch.Tensor, at_once: torch.Tensor, earlier: torch.Tensor | None, guards: outputs.Guards
+    ) -> list[str]:
+        """What is wrong with one tensor that was returned, `earlier` being what stood in its place the last time."""
+        faults = []
         if any(_overlap(output, held) for held in self._inputs):
-            return [*faults, "returned memory of its inputs"]
+            return ["returned memory of its inputs"]
         if any(size > 1 and not stride for size, stride in zip(output.shape, output.stride(), strict=True)):
-            return [*faults, "returned elements that share memory"]
+            return ["returned elements that share memory"]
         if late := _differing(at_once, output):
             faults.append(
                 f"wrote {late} of {output.numel()} elements after the stream that called it had gone on: it works on "
@@ -224,24 +295,53 @@ class Gate:
         unwritten = guards.unwritten(output, at_once)
         if unwritten:
             faults.append(f"{unwritten} of {output.numel()} elements not written")
-        elif self._returned is not None and _overlap(output, self._returned) and (left := int(at_once.isnan().sum())):
+        elif earlier is not None and _overlap(output, earlier) and (left := int(at_once.isnan().sum())):
             faults.append(f"returned what it had returned before, {left} of {output.numel()} elements not written anew")
             unwritten = left
         if not_finite := int((~at_once.isfinite()).sum()) - unwritten:
             faults.append(f"{not_finite} of {output.numel()} elements are not finite")
         output.fill_(torch.nan)  # who returns this memory again has to write it again
-        self._returned = output
         return faults
+
+    def _compared_inputs(self) -> Tensors:
+        if self._heads is None:
+            return self._inputs
+        q, k, v = self._inputs
+        return tuple(self._compared(tensor) for tensor in of_each_head(q, k, v))
 
     def _compared(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self._heads is None else tensor.flatten(0, 1)[self._heads].unsqueeze(0)
 
 
-def _unavoidable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, oracle: torch.Tensor) -> Error:
+def _ratio(error: float, allowed: float) -> float:
+    return error / allowed if allowed else math.inf * error if error else 0.0
+
+
+def _computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
+    """O, in training dQ, dK and dV besides, in the dtype of the inputs."""
+    if len(given) == 3:
+        q, k, v = given
+        return (attention(q, k, v, causal),)
+    return with_gradients(attention, given, causal)
+
+
+def _unavoidable(given: Tensors, causal: bool, oracle: torch.Tensor, sequences: tuple[int, ...]) -> Error:
+    q, k, v = given
+    lengths = sequences or (q.shape[2],)
+    keys = sequences or (k.shape[2],)
+    q, k, v = of_each_head(q, k, v)
+    apart = zip(q.split(lengths, 2), k.split(keys, 2), v.split(keys, 2), oracle.split(lengths, 2), strict=True)
+    errors = [(_unavoidable_of(*each, causal=causal), each[0].numel()) for each in apart]
+    mean = sum(error.mean * elements for error, elements in errors) / oracle.numel()
+    return Error(max(error.maximum for error, _ in errors), mean)
+
+
+def _unavoidable_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, oracle: torch.Tensor, causal: bool) -> Error:
     seq_len, head_dim = q.shape[-2:]
-    hidden = torch.ones(seq_len, seq_len, dtype=torch.bool, device=q.device).triu(1) if causal else None
+    kv_len = k.shape[-2]
+    hidden = torch.ones(seq_len, kv_len, dtype=torch.bool, device=q.device).triu(1) if causal else None
     largest, total, ulp = 0.0, 0.0, 0.0
-    group = max(1, HELD_SCORES // seq_len**2)
+    group = max(1, HELD_SCORES // (seq_len * kv_len))
     slabs = zip(*(tensor.flatten(0, 1).split(group) for tensor in (q, k, v, oracle)), strict=True)
     for queries, keys, values, exact in slabs:
         queries, keys, values = queries.double(), keys.double(), values.double()
@@ -258,8 +358,13 @@ def _unavoidable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
     return Error(ulp * largest, ulp * total / oracle.numel())
 
 
-def _replayed(replay: Replay) -> torch.Tensor:
-    replay.output.fill_(torch.nan)
+def _each(output: torch.Tensor | Tensors) -> Tensors:
+    return output if isinstance(output, tuple) else (output,)
+
+
+def _replayed(replay: Replay) -> torch.Tensor | Tensors:
+    for output in _each(replay.output):
+        output.fill_(torch.nan)
     replay.graph.replay()
     return replay.output
 
@@ -269,9 +374,16 @@ def _differing(a: torch.Tensor, b: torch.Tensor) -> int:
     return int((_bits(a) != _bits(b)).sum())
 
 
-def _unlike(first: torch.Tensor, second: torch.Tensor) -> int:
+def _unlike(first: Tensors, second: Tensors) -> int:
     """In how many elements two runs differ, but for those that are not a number in either."""
-    return int(((_bits(first) != _bits(second)) & ~(first.isnan() & second.isnan())).sum())
+    return sum(
+        int(((_bits(one) != _bits(other)) & ~(one.isnan() & other.isnan())).sum())
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def _elements(tensors: Tensors) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

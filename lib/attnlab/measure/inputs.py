@@ -15,7 +15,8 @@ import torch
 
 from attnlab.shapes import Shape
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Inputs = tuple[torch.Tensor, ...]
+"""Q, K and V, in training the gradient of O besides."""
 
 NORMAL, LARGE_LOGITS, CONSTANT_ROWS = KINDS = ("normal", "large logits", "constant rows")
 # Standard deviation of the scores where they are large.
@@ -23,19 +24,34 @@ LOGITS = 50.0
 
 
 def draw(shape: Shape, seed: int, device: torch.device, kind: str = NORMAL) -> Inputs:
-    """Q, K and V of ``(batch, heads, seq_len, head_dim)``, contiguous, of one of `KINDS`.
+    """Q, K and V of one of `KINDS`, contiguous, and in training a standard normal gradient of O.
 
-    Values matter for speed as well as for errors: zeros draw less power and can run faster.
+    Q is of ``(batch, heads, seq_len, head_dim)``, K and V of ``(batch, kv_heads, kv_len, head_dim)``. Where lengths are
+    spread, all are views of ``(1, heads, tokens, head_dim)`` in which a token's heads lie side by side. Values matter
+    for speed as well as for errors: zeros draw less power and can run faster.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    size = (shape.batch, shape.heads, shape.seq_len, shape.head_dim)
     dtype = getattr(torch, shape.dtype)
-    q, k, v = (torch.randn(size, generator=generator, device=device, dtype=torch.float32) for _ in range(3))
+    q, k, v, *gradient = (
+        torch.randn(size, generator=generator, device=device, dtype=torch.float32) for size in _sizes(shape)
+    )
     if kind != NORMAL:
         q *= LOGITS
     if kind == CONSTANT_ROWS:
-        k = k[:, :, :1].expand(size)
-    return q.to(dtype), k.to(dtype).contiguous(), v.to(dtype)
+        k = k[:, :, :1].expand_as(k)
+    drawn = (tensor.to(dtype).contiguous() for tensor in (q, k, v, *gradient))
+    if shape.lengths == "spread":
+        return tuple(tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in drawn)
+    return tuple(drawn)
+
+
+def _sizes(shape: Shape) -> list[tuple[int, int, int, int]]:
+    batch, length, keys = shape.batch, shape.seq_len, shape.kv_len
+    if shape.lengths == "spread":
+        batch, length, keys = 1, shape.tokens, shape.tokens
+    queries = (batch, shape.heads, length, shape.head_dim)
+    values = (batch, shape.kv_heads, keys, shape.head_dim)
+    return [queries, values, values] + ([queries] if shape.direction == "training" else [])
 
 
 def redraw(inputs: Inputs, shape: Shape, seed: int, kind: str = NORMAL) -> None:

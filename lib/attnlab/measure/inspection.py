@@ -44,7 +44,7 @@ def _peak_cpu(call: Call) -> int:
         output = call()
     # In the order of time, each allocation counts up and each release down.
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held, peak = 0, output.nbytes
+    held, peak = 0, sum(tensor.nbytes for tensor in (output if isinstance(output, tuple) else (output,)))
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)

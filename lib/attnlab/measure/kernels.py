@@ -201,7 +201,7 @@ def implementation(name: str) -> Implementation:
     """
     rung = ladder.rung(name)
     kernel = _KERNELS.setdefault(ladder.hashes([rung])[name], Kernel(rung))
-    return Implementation(name, kernel, resources=kernel.resources)
+    return Implementation(name, kernel, resources=kernel.resources, differentiable=False)
 
 
 _KERNELS: dict[str, Kernel] = {}

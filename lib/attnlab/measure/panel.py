@@ -70,10 +70,10 @@ class Job:
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
     """What the panel times: the target's axes over lengths, from the shortest call that there is, short to long."""
-    target = study.target_shape.axes | {"causal": False}
-    shape = {length: Shape(**target | {"seq_len": length}) for length in LENGTHS}  # type: ignore[arg-type]
-    tiny = Shape(**target | {"batch": 1, "heads": 1, "seq_len": 128})  # type: ignore[arg-type]
-    causal = [Shape(**target | {"seq_len": length, "causal": True}) for length in (512, 2048)]  # type: ignore[arg-type]
+    target = study.target_shape.resized(causal=False)
+    shape = {length: target.resized(seq_len=length) for length in LENGTHS}
+    tiny = target.resized(batch=1, heads=1, seq_len=128)
+    causal = [target.resized(seq_len=length, causal=True) for length in (512, 2048)]
     return [
         *((name, tiny) for name in ("sdpa.flash", "sdpa.auto")),
         *((name, shape[length]) for length in LENGTHS for name in ("sdpa.flash", "sdpa.auto")),
@@ -144,7 +144,7 @@ def prepared(implementation: str, shape: Shape, device: torch.device) -> tuple[C
     """
     chosen = registry.find(implementation)
     drawn = attempt(lambda: inputs.draw(shape, environment.SEED, device))
-    case = Case(partial(chosen.call, *drawn, shape.causal), chosen.selected)
+    case = Case(chosen.bound(drawn, shape), chosen.selected)
     with chosen.selected():
         attempt(case.call)
     call_ms = min(clocks.roughly_us(case, device, 1) for _ in range(2)) / 1e3

@@ -182,12 +182,13 @@ def call_once(implementation: str, shape: Shape) -> None:
     environment.lock()
     chosen = registry.find(implementation)
     drawn = inputs.draw(shape, environment.SEED, torch.device("cuda"))
+    call = chosen.bound(drawn, shape)
     with chosen.selected():
         for _ in range(WARMUP_CALLS):
-            chosen.call(*drawn, shape.causal)
+            call()
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStart()
-        chosen.call(*drawn, shape.causal)
+        call()
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStop()
 

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from attnlab import implementations
 from attnlab.ladder import PREFIX
-from attnlab.measure import kernels
-from attnlab.measure.attention import REGISTRY, Implementation
+from attnlab.measure import attend, attention, kernels, peers
+from attnlab.measure.attention import Implementation
+
+REGISTRY = attention.REGISTRY | {other.name: other for other in (*peers.PEERS, attend.DISPATCHED)}
 
 
 def find(name: str) -> Implementation:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnlab.measure.clocks import Call, Replay
+from attnlab.measure.clocks import Call, Output, Replay
 
 # Cycles for which the stream is held before it writes the inputs, 2 ms at 2 GHz and more: the first that the host
 # stays ahead of. A call that waits for the device itself outlasts them all, and has waited for its inputs.
@@ -17,7 +17,7 @@ class NotCaptured(Exception):
     """A call can't be captured in a graph: it does something that the current stream alone does not order."""
 
 
-def before_inputs(call: Call, inputs: tuple[torch.Tensor, ...], values: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def before_inputs(call: Call, inputs: tuple[torch.Tensor, ...], values: tuple[torch.Tensor, ...]) -> Output:
     """The output of `call`, made while `inputs` hold NaN and the current stream has yet to copy `values` there.
 
     What is ordered by the current stream sees the values; work on any other stream that doesn't wait for it sees NaN.

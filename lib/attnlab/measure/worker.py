@@ -171,7 +171,7 @@ def _measure_subjects(
     session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs
 ) -> list[dict[str, Any]]:
     for subject in subjects:
-        subject.case.call = partial(subject.implementation.call, *drawn, shape.causal)
+        subject.case.call = subject.implementation.bound(drawn, shape)
     checks = _gate(session, shape, subjects, drawn, "before")
     inputs.redraw(drawn, shape, session.seed(shape, "timed"))
     _prepare(session, shape, subjects, drawn)
@@ -209,11 +209,11 @@ def _gate(
 ) -> list[dict[str, Any]]:
     """Check every subject on inputs that nothing has seen, of all kinds before timing; who fails is out."""
     rows: list[dict[str, Any]] = []
-    for kind in inputs.KINDS if moment == "before" else (inputs.NORMAL,):
+    for kind in _kinds(shape, moment):
         inputs.redraw(drawn, shape, session.seed(shape, f"{moment}, {kind}"), kind)
         heads = _heads(session, shape, kind)
         try:
-            gate = attempt(partial(Gate, drawn, shape.causal, kind, heads))
+            gate = attempt(partial(Gate, drawn, shape.causal, kind, heads, _end_to_end(shape)))
         except OutOfMemory as error:
             _all_out_of_memory(subjects, "the oracle's scores", error)
             return rows
@@ -227,13 +227,22 @@ def _gate(
     return rows
 
 
+def _kinds(shape: Shape, moment: str) -> tuple[str, ...]:
+    """Kinds of inputs to check on: all before timing, but in training, whose gradients a saturated softmax has none."""
+    return inputs.KINDS if moment == "before" and shape.direction == "forward" else (inputs.NORMAL,)
+
+
+def _end_to_end(shape: Shape) -> tuple[int, ...]:
+    return shape.sequences if shape.lengths == "spread" else ()
+
+
 def _heads(session: Session, shape: Shape, kind: str) -> list[int] | None:
     """Heads whose values the gate compares: all on normal inputs; on others as many as bound what the oracle costs.
 
     They are drawn at random, and an implementation can't know which.
     """
-    heads = shape.batch * shape.heads
-    compared = max(1, COMPARED_SCORES // shape.seq_len**2)
+    heads = shape.heads * (1 if shape.lengths == "spread" else shape.batch)
+    compared = max(1, COMPARED_SCORES * heads // shape.scores)
     if kind == inputs.NORMAL or compared >= heads:
         return None
     return sorted(random.Random(session.seed(shape, f"heads, {kind}")).sample(range(heads), compared))
@@ -273,7 +282,7 @@ def _prepare(session: Session, shape: Shape, subjects: list[Subject], drawn: inp
 
 
 def _prepare_case(session: Session, shape: Shape, subject: Subject, drawn: inputs.Inputs) -> None:
-    case, inputs_bytes = subject.case, 3 * shape.bytes // 4
+    case, inputs_bytes = subject.case, sum(tensor.nbytes for tensor in drawn)
     case.call()
     _require_short(session, case)
     if subject.implementation.resources:

@@ -1,0 +1,102 @@
+"""A dispatch table: what `attnlab.attend` calls at which shape, as a run found it, and on which device that holds."""
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from attnlab import paths
+from attnlab.errors import UserError
+from attnlab.shapes import Shape
+from attnlab.validation import first_problem
+
+IMPLEMENTATION = "dispatch.attend"
+"""The name under which `attnlab.attend` is measured."""
+FALLBACK = "sdpa.auto"
+"""What is called where no table says otherwise."""
+
+
+class Choice(BaseModel):
+    """What to call at one shape, and how much faster than the fallback it was, with its 95 % interval."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    batch: int
+    heads: int
+    seq_len: int
+    head_dim: int
+    causal: bool
+    dtype: str
+    kv_heads: int
+    kv_len: int
+    implementation: str
+    speedup: float = Field(gt=0, allow_inf_nan=False)
+    low: float = Field(gt=0, allow_inf_nan=False)
+    high: float = Field(gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _is_of_a_shape(self) -> "Choice":
+        _ = self.shape  # a ValueError says what is wrong with it
+        return self
+
+    @property
+    def shape(self) -> Shape:
+        """Where it holds."""
+        axes = ("batch", "heads", "seq_len", "head_dim", "causal", "dtype", "kv_heads", "kv_len")
+        return Shape(**{axis: getattr(self, axis) for axis in axes})
+
+
+class Dispatch(BaseModel):
+    """The choices of one run on one device."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    schema_: Literal[1] = Field(1, alias="schema")
+    run: str
+    seal: str
+    device: str
+    torch: str
+    timing: str
+    choices: list[Choice]
+
+    def chosen(self) -> list[Choice]:
+        """The choices that are not the fallback."""
+        return [choice for choice in self.choices if choice.implementation != FALLBACK]
+
+
+def path(device_name: str) -> Path:
+    """Where the table for a device is kept, by the device's name."""
+    return paths.data() / "dispatch" / f"{'-'.join(device_name.lower().split())}.json"
+
+
+def write(table: Dispatch) -> Path:
+    """Keep a table where `attnlab.attend` finds it on its device; returns its path."""
+    target = path(table.device)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(table.model_dump_json(indent=1, by_alias=True) + "\n")
+    temporary.replace(target)
+    return target
+
+
+def load(source: Path, device_name: str) -> Dispatch:
+    """Read a table for use on a device.
+
+    Raises:
+        UserError: there is none, it can't be read, or it was made on another device.
+    """
+    where = paths.shown(source)
+    try:
+        table = Dispatch.model_validate(json.loads(source.read_text()))
+    except FileNotFoundError:
+        raise UserError(f"there is no dispatch table {where}: `make dispatch RUN=<run>` writes one") from None
+    except ValidationError as error:
+        raise UserError(f"{where} is no dispatch table: {first_problem(error, Dispatch.model_fields)}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{where} is no dispatch table: `make dispatch RUN=<run>` writes one") from None
+    if table.device != device_name:
+        raise UserError(
+            f"{where} was made on {table.device}, and this is {device_name}, where other choices may be right: "
+            "measure a run here, then `make dispatch RUN=<run>`"
+        )
+    return table

@@ -1,0 +1,111 @@
+"""`attnlab.attend`: attention by what a run found to be the fastest at each shape, and by SDPA everywhere else."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from attnlab import dispatch
+from attnlab.errors import UserError
+from attnlab.ladder import PREFIX
+from attnlab.measure import attention, kernels
+from attnlab.measure.attention import Attention, Implementation, Unsupported
+from attnlab.shapes import Shape
+
+Key = tuple[torch.Size | tuple[int, ...], torch.Size | tuple[int, ...], torch.dtype, bool]
+_calls: dict[Key, Attention] | None = None
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    """softmax(Q·Kᵀ/√D)·V by the implementation that the dispatch table of this device names for the shape.
+
+    Args:
+        q: ``(batch, heads, seq_len, head_dim)``.
+        k: ``(batch, kv_heads, kv_len, head_dim)``; v likewise.
+        causal: whether a query sees no key after its own; q, k and v are then of one length.
+
+    Outside the table, on another device than a GPU, where gradients are asked for, and where the chosen implementation
+    does not serve these tensors (their layout, say), it is PyTorch's scaled_dot_product_attention. The table is read at
+    the first call on a GPU: that of `use`, else the one that `make dispatch` wrote for this device, if it did.
+
+    Raises:
+        UserError: the table can't be read, or was made on another device.
+    """
+    if q.is_cuda and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        calls = _calls if _calls is not None else use()
+        call = calls.get((q.shape, k.shape, q.dtype, causal))
+        if call is not None and v.shape == k.shape and q.dtype == k.dtype == v.dtype:
+            try:
+                return call(q, k, v, causal)
+            except Unsupported:
+                pass
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def use(source: Path | str | None = None) -> dict[Key, Attention]:
+    """Have `attend` go by this table from now on; None for the one that `make dispatch` wrote for this device.
+
+    Raises:
+        UserError: torch sees no GPU, the table can't be read, or was made on another device.
+    """
+    global _calls
+    if not torch.cuda.is_available():
+        raise UserError("a dispatch table serves an NVIDIA GPU, and torch sees none here")
+    device_name = torch.cuda.get_device_name()
+    found = dispatch.path(device_name) if source is None else Path(source)
+    if source is None and not found.is_file():
+        _calls = {}
+    else:
+        _calls = {_key(choice.shape): _call(choice) for choice in dispatch.load(found, device_name).chosen()}
+    return _calls
+
+
+def _key(shape: Shape) -> Key:
+    queries = (shape.batch, shape.heads, shape.seq_len, shape.head_dim)
+    values = (shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim)
+    return queries, values, getattr(torch, shape.dtype), shape.causal
+
+
+def _call(choice: dispatch.Choice) -> Attention:
+    """The implementation of a choice, as little of Python as can be between it and its caller."""
+    direct = _DIRECT.get(choice.implementation)
+    return direct if direct else _selected(choice.implementation)
+
+
+@cache
+def _selected(name: str) -> Attention:
+    if name.startswith(PREFIX):
+        return kernels.implementation(name).call
+    return partial(_within, attention.REGISTRY[name])
+
+
+def _within(
+    implementation: Implementation, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> torch.Tensor:
+    with implementation.selected():
+        return implementation.call(q, k, v, causal)
+
+
+# SDPA's backends by the operators that it would call: to choose one takes longer than many of them run.
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
+
+
+def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+    return attention(q, k, v, None, False, 0.0, causal)[0]
+
+
+def _efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention
+    return attention(q, k, v, None, False, 0.0, causal)[0]
+
+
+_DIRECT: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]] = {
+    "sdpa.flash": _flash,
+    "sdpa.cudnn": _cudnn,
+    "sdpa.efficient": _efficient,
+}
+DISPATCHED = Implementation(dispatch.IMPLEMENTATION, attend)
