@@ -50,7 +50,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure close notebook readme lab kernels test test-gpu sanitize faults bench calibrate check format lock clean
+.PHONY: help report measure dispatch close notebook readme lab kernels test test-gpu sanitize faults bench calibrate check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -98,6 +98,9 @@ faults: $(call ready,cpu-test)  ## kill a run at 200 random moments, go on with 
 
 bench: $(call ready,$(HARDWARE))  ## time measuring, inferring and rendering here
 	$(python) benchmarks/bench.py
+
+dispatch: $(rendering)  ## write from a run what attnlab.attend calls at which shape: RUN=<name>
+	$(python) -m attnlab dispatch --run "$$RUN"
 
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv: some minutes
 	$(python) -m attnlab calibrate

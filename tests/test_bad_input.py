@@ -183,7 +183,11 @@ COMMANDS = [
     (nothing, ("measure", "--run", 300 * "x"), "File name too long: "),
     (nothing, ("measure", "--run", "there"), "the run 'there' is complete: `make report RUN=there` renders it"),
     (nothing, ("measure", "--run", "cut", "--study", "quick"), "the run 'cut' is of the study 'tiny': leave STUDY out"),
-    (nothing, ("measure", "--study", "nope"), "there is no study 'nope'; notebooks/params/ has cpu, gpu, quick"),
+    (
+        nothing,
+        ("measure", "--study", "nope"),
+        "there is no study 'nope'; notebooks/params/ has backends, cpu, gpu, peers, quick",
+    ),
     (nothing, ("measure", "--study", "nope.yaml"), "there is no study 'nope.yaml'; notebooks/params/ has"),
     (foreign("notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
     (lambda place: (place.data / "new").write_text("mine"), MEASURE, "/new is a file: move it away, or name another"),
@@ -323,7 +327,7 @@ RUNS = [
     (
         manifest(lambda stated: stated.update(schema=99)),
         RUN,
-        "has schema 99, this attnlab reads up to 2: update attnlab",
+        "has schema 99, this attnlab reads up to 3: update attnlab",
     ),
     (manifest(lambda stated: stated.update(schema=99)), ("measure", "--run", "there"), "has schema 99, this attnlab"),
     (
@@ -438,7 +442,10 @@ def test_there_are_more_than_forty_kinds():
     ("words", "said"),
     [
         (["report", "RUN=../there"], "attnlab: '../there' can't be the name of a run: it is a folder in "),
-        (["measure", "STUDY=no such"], "attnlab: there is no study 'no such'; notebooks/params/ has cpu, gpu, quick"),
+        (
+            ["measure", "STUDY=no such"],
+            "attnlab: there is no study 'no such'; notebooks/params/ has backends, cpu, gpu, peers, quick",
+        ),
         (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
         (["notebook", "NAME=02_nothing"], "attnlab: there is no notebook '02_nothing'; there are 01_environment,"),
         (["report", "PYTHON=/no/python"], "PYTHON=/no/python is not there: name an interpreter that is, or leave"),

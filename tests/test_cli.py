@@ -87,7 +87,7 @@ def test_measuring_into_a_complete_run(capsys, recorded):
 
 
 def test_a_study_that_is_not_there(capsys, data):
-    expected = "there is no study 'nope'; notebooks/params/ has cpu, gpu, quick"
+    expected = "there is no study 'nope'; notebooks/params/ has backends, cpu, gpu, peers, quick"
     assert said(capsys, "measure", "--study", "nope") == expected
     assert not data.exists()
 

@@ -355,9 +355,9 @@ def test_a_share_of_the_heads_is_compared_and_all_else_is_looked_at_in_all(monke
     seen = []
 
     class Watched(Gate):
-        def __init__(self, given, causal, kind, heads):
+        def __init__(self, given, causal, kind, heads, sequences):
             seen.append(heads)
-            super().__init__(given, causal, kind, heads)
+            super().__init__(given, causal, kind, heads, sequences)
 
     monkeypatch.setattr(worker, "Gate", Watched)
     assert gated(honest, SHAPE)[0].alive

@@ -390,7 +390,10 @@ def test_a_kernel_that_does_not_compile_has_failed_and_the_rest_goes_on(measured
 def test_what_a_kernel_needs_is_recorded(measured):
     from attnlab.measure.attention import sdpa
 
-    needs = dict.fromkeys(runs.COLUMNS["resources"][9:], 1) | {"function": "plain<__half>", "architecture": "sm_90a"}
+    needs = dict.fromkeys((*runs._COMPILED, *runs._LAUNCHED), 1) | {
+        "function": "plain<__half>",
+        "architecture": "sm_90a",
+    }
     asked = []
 
     def resources(q, causal):

@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     close = commands.add_parser("close", help="close a run that was cut off with the replicates that it holds")
     close.add_argument("--run", required=True)
     close.set_defaults(command=_close)
+    dispatch = commands.add_parser("dispatch", help="write from a run what attnlab.attend calls at which shape")
+    dispatch.add_argument("--run", required=True)
+    dispatch.set_defaults(command=_dispatch)
     calibrate = commands.add_parser("calibrate", help="simulate how often the inference is wrong")
     calibrate.set_defaults(command=_calibrate)
     return parser
@@ -109,6 +112,20 @@ def _readme(options: argparse.Namespace) -> None:
     from attnlab.report import readme
 
     readme.update(paths.ROOT / "README.md", options.run)
+
+
+def _dispatch(options: argparse.Namespace) -> None:
+    from attnlab import dispatch
+    from attnlab.analyse import choices, results
+
+    made = choices.table(results.of(runs.load(options.run)))
+    table = dispatch.write(made)
+    study = table.with_suffix(".yaml")
+    study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))
+    print(
+        f"wrote {paths.shown(table)}: {len(made.choices)} shapes, {len(made.chosen())} of them not by {dispatch.FALLBACK}; "
+        f"`make measure STUDY={paths.shown(study)}` measures attnlab.attend at each"
+    )
 
 
 def _calibrate(options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from attnlab import paths
+from attnlab import ladder, paths
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 from attnlab.validation import first_problem
@@ -19,7 +19,11 @@ FALLBACK = "sdpa.auto"
 
 
 class Choice(BaseModel):
-    """What to call at one shape, and how much faster than the fallback it was, with its 95 % interval."""
+    """What to call at one shape, and how much faster than the fallback it was, with its 95 % interval.
+
+    Attributes:
+        source: the hash of the kernel's source, where it is one of the ladder.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     batch: int
@@ -34,6 +38,7 @@ class Choice(BaseModel):
     speedup: float = Field(gt=0, allow_inf_nan=False)
     low: float = Field(gt=0, allow_inf_nan=False)
     high: float = Field(gt=0, allow_inf_nan=False)
+    source: str = ""
 
     @model_validator(mode="after")
     def _is_of_a_shape(self) -> "Choice":
@@ -60,8 +65,10 @@ class Dispatch(BaseModel):
     choices: list[Choice]
 
     def chosen(self) -> list[Choice]:
-        """The choices that are not the fallback."""
-        return [choice for choice in self.choices if choice.implementation != FALLBACK]
+        """The choices that are not the fallback, without those of kernels that changed since."""
+        named = [choice for choice in self.choices if choice.implementation != FALLBACK]
+        now = ladder.hashes() if any(choice.source for choice in named) else {}
+        return [choice for choice in named if choice.source == now.get(choice.implementation, "")]
 
 
 def path(device_name: str) -> Path:

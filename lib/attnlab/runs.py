@@ -40,6 +40,7 @@ COLUMNS = {
     "processes": ("process", "replicate", "setup_seconds", "measuring_seconds"),
     "resources": (*CASE, "replicate", "process", *_COMPILED, *_LAUNCHED),
     "profile": (*CASE, "function", "launch", "metric", "unit", "value"),
+    "stream": (*CASE, "replicate", "process", "position", "latency_us", "host_us"),
     "panel": (*CASE, "method", "round", "latency_us", "sm_clock_mhz", "why"),
     "residency": (*CASE, "clock", "cache", "round", "metric", "unit", "value", "why"),
     "endurance": (
@@ -69,6 +70,8 @@ class Run:
         resources: a row per case of a kernel of the ladder that was measured, and replicate: what was compiled, what it
             needs, what was launched, and how many CTAs a multiprocessor holds at once.
         profile: a row per launch and metric of Nsight Compute in one call of a case.
+        stream: a row per call of a stream of requests: ``latency_us`` until its output was there, ``host_us`` until the
+            call came back.
         panel: a row per case, method and round: the same call timed by every clock at hand. A method that couldn't be
             used has a row that says why.
         residency: what the L2 holds where a sample begins, and what a call then reads from memory: a row per case,
@@ -84,6 +87,7 @@ class Run:
     processes: pd.DataFrame
     resources: pd.DataFrame
     profile: pd.DataFrame
+    stream: pd.DataFrame
     panel: pd.DataFrame
     residency: pd.DataFrame
     endurance: pd.DataFrame

@@ -44,7 +44,8 @@ class Study(BaseModel):
 
     A sweep is a mapping of axes, or a list of such mappings; lists of values are multiplied out. A case of which one
     call takes longer than `longest_call_ms` is checked, but not timed. With `panel`, a run on a GPU ends with a panel
-    that times the same calls by every clock at hand, and with loads without pause: about a minute.
+    that times the same calls by every clock at hand, and with loads without pause: about a minute. After its shapes a
+    replicate answers a `stream` of so many requests, of shapes that follow one another at random.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -60,6 +61,7 @@ class Study(BaseModel):
     warmup_calls: Annotated[int, Field(ge=20)] = 20
     longest_call_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1000.0
     panel: bool = True
+    stream: Annotated[int, Field(ge=0)] = 0
     sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from attnlab import __version__, ladder, paths, runs
+from attnlab import __version__, dispatch, ladder, paths, runs
 from attnlab.errors import Interrupted, UserError
 from attnlab.measure import clocks, devices, panel, profile, worker
 from attnlab.studies import Study, recorded
@@ -125,16 +125,25 @@ def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any
         "sources": _digests(sorted((paths.ROOT / "lib" / "attnlab" / "measure").glob("*.[pc]*"))),
         "ladder": [rung.model_dump(mode="json") for rung in rungs],
         "kernels": ladder.hashes(rungs),
+        "dispatch": _dispatched(study, found["device"]["name"]),
     }
 
 
+def _dispatched(study: Study, device_name: str) -> dict[str, str]:
+    """The table by which `attnlab.attend` chooses in this run, and its hash; empty where it isn't measured."""
+    table = dispatch.path(device_name)
+    if dispatch.IMPLEMENTATION not in study.implementations or not table.is_file():
+        return {}
+    return {"run": dispatch.load(table, device_name).run, **_digests([table])}
+
+
 def _jobs(name: str, study: Study, device: str, environment: str) -> list[worker.Job]:
-    """A job for each replicate that still lacks shapes."""
-    done = runs.recorded(name, "cases")
+    """A job for each replicate that still lacks shapes, or its stream."""
+    done, streams = runs.recorded(name, "cases"), runs.recorded(name, "stream")
     jobs = []
     for replicate in range(study.replicates):
         shapes = tuple(s for s in study.shapes if worker.shape_key(study, s, replicate) not in done)
-        if shapes:
+        if shapes or (study.stream and worker.replicate_key(replicate) not in streams):
             jobs.append(worker.Job(name, study, device, replicate, shapes, environment))
     return jobs
 
@@ -145,7 +154,7 @@ def _work_through(pool: Executor, jobs: list[worker.Job]) -> None:
         return
     name, before = jobs[0].run, len(runs.recorded(jobs[0].run, "cases"))
     waiting: set[Future[None]] = {pool.submit(worker.measure, job) for job in jobs}
-    with _Progress(name, before + sum(len(job.shapes) for job in jobs)) as show:
+    with _Progress(name, max(1, before + sum(len(job.shapes) for job in jobs))) as show:
         while waiting:
             done, waiting = wait(waiting, timeout=POLL_S, return_when="FIRST_COMPLETED")
             show(len(runs.recorded(name, "cases")))

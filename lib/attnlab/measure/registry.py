@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from attnlab import implementations
 from attnlab.ladder import PREFIX
-from attnlab.measure import attend, attention, kernels, peers
-from attnlab.measure.attention import Implementation
+from attnlab.measure import attend, kernels, peers
+from attnlab.measure.attention import REGISTRY, Implementation
 
-REGISTRY = attention.REGISTRY | {other.name: other for other in (*peers.PEERS, attend.DISPATCHED)}
+_OTHERS = {other.name: other for other in (*peers.PEERS, attend.DISPATCHED)}
 
 
 def find(name: str) -> Implementation:
@@ -18,4 +18,5 @@ def find(name: str) -> Implementation:
     """
     if implementations.is_control(name):
         return replace(find(implementations.under_control(name)), name=name)
-    return kernels.implementation(name) if name.startswith(PREFIX) and name not in REGISTRY else REGISTRY[name]
+    known = REGISTRY | _OTHERS
+    return kernels.implementation(name) if name.startswith(PREFIX) and name not in known else known[name]

@@ -19,7 +19,7 @@ import torch
 
 from attnlab import runs
 from attnlab.errors import EnvironmentChanged
-from attnlab.measure import ceilings, clocks, devices, environment, inputs, inspection, registry
+from attnlab.measure import ceilings, clocks, devices, environment, inputs, inspection, registry, stream
 from attnlab.measure.attention import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.clocks import Case
 from attnlab.measure.correctness import Check, Gate
@@ -86,13 +86,15 @@ def measure(job: Job) -> None:
     measuring = time.monotonic()
     for shape in job.shapes:
         _measure_shape(session, shape)
+    if job.study.stream:
+        _record_stream(session)
     row = {
         "process": session.process,
         "replicate": job.replicate,
         "setup_seconds": measuring - started,
         "measuring_seconds": time.monotonic() - measuring,
     }
-    runs.add_part(job.run, "processes", f"r{job.replicate:02d}-{session.process}", pd.DataFrame([row]))
+    runs.add_part(job.run, "processes", f"{replicate_key(job.replicate)}-{session.process}", pd.DataFrame([row]))
 
 
 @dataclass
@@ -119,14 +121,27 @@ class Session:
         return zlib.crc32(f"{environment.SEED} {shape} {self.job.replicate} {purpose}".encode())
 
 
+def replicate_key(replicate: int) -> str:
+    """Key of what a replicate records once."""
+    return f"r{replicate:02d}"
+
+
 def shape_key(study: Study, shape: Shape, replicate: int) -> str:
     """Key of the blocks of one shape in one replicate."""
-    return f"r{replicate:02d}-s{study.shapes.index(shape):03d}"
+    return f"{replicate_key(replicate)}-s{study.shapes.index(shape):03d}"
 
 
 def block_key(study: Study, shape: Shape, replicate: int, timing: Timing) -> str:
     """Key of a block of samples: one shape in one replicate under one timing."""
     return f"{shape_key(study, shape, replicate)}-{timing.clock}-{timing.cache}"
+
+
+def _record_stream(session: Session) -> None:
+    job = session.job
+    calls = stream.take(
+        job.run, job.study, job.replicate, session.device, zlib.crc32(f"stream {job.replicate}".encode())
+    )
+    runs.add_part(job.run, "stream", replicate_key(job.replicate), calls.assign(process=session.process))
 
 
 @dataclass
