@@ -123,8 +123,8 @@ def _dispatch(options: argparse.Namespace) -> None:
     study = table.with_suffix(".yaml")
     study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))
     print(
-        f"wrote {paths.shown(table)}: {len(made.choices)} shapes, {len(made.chosen())} of them not by {dispatch.FALLBACK}; "
-        f"`make measure STUDY={paths.shown(study)}` measures attnlab.attend at each"
+        f"wrote {paths.shown(table)}: {len(made.choices)} shapes, {len(made.chosen())} of them not by "
+        f"{dispatch.FALLBACK}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend at each"
     )
 
 

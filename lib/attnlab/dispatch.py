@@ -56,7 +56,7 @@ class Dispatch(BaseModel):
     """The choices of one run on one device."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    schema_: Literal[1] = Field(1, alias="schema")
+    version: Literal[1] = 1
     run: str
     seal: str
     device: str
@@ -81,7 +81,7 @@ def write(table: Dispatch) -> Path:
     target = path(table.device)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(table.model_dump_json(indent=1, by_alias=True) + "\n")
+    temporary.write_text(table.model_dump_json(indent=1) + "\n")
     temporary.replace(target)
     return target
 

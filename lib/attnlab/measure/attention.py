@@ -25,6 +25,9 @@ Tensors = tuple[torch.Tensor, ...]
 REFERENCE_CHUNK = 2**28
 # The logger by which torch says why a backend doesn't take nested tensors.
 NESTED = "torch.nested._internal.sdpa"
+# What torch says of nested tensors whoever uses them, once a process, is not for a log.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype stage")
 
 
 class Unsupported(Exception):
