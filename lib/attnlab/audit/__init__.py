@@ -1,11 +1,10 @@
 """Published numbers held against themselves, each other and the hardware: each claim of five reports on an NVIDIA L4.
 
 data/reference/ holds the numbers as printed and the claims about them; here is what decides. A stated number *holds*
-where the recomputed one prints the same; it is *rounding* where the digits that were printed leave room for it; else the
-rule says what it is.
+where the recomputed one prints the same; it is *rounding* where the printed digits leave room for it; else the rule
+says what it is.
 """
 
-from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -31,19 +30,14 @@ def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
         folder: what is read instead of data/reference/.
 
     Returns:
-        A row a claim: ``id``, ``source`` (the document), ``place`` (the section), ``claim`` (what is said), ``stated`` as
-        printed, ``recomputed`` in the same unit, ``unit``, ``finding`` (one of `FINDINGS`), ``why`` in a line, ``rule``,
-        ``telling`` (rank among the claims that tell the most, NA for the rest), and ``factor``: how many times too large
-        or too small the stated number is, NaN for words.
+        A row a claim: ``id``, ``source`` (the document), ``place`` (the section), ``claim`` (what is said), ``stated``
+        as printed, ``recomputed`` in the same unit, ``unit``, ``finding`` (one of `FINDINGS`), ``why`` in a line,
+        ``rule``, ``telling`` (rank among the claims that tell the most, NA for the rest), and ``factor``: how many
+        times too large or too small the stated number is, NaN for words.
 
     Raises:
         UserError: a row or a claim that can't be read; the message names file, line and what is wrong.
     """
-    return _audited(folder).copy()
-
-
-@cache
-def _audited(folder: Path) -> pd.DataFrame:
     reference = Reference(folder)
     rows = []
     for claim, place in reference.claims():
@@ -92,12 +86,13 @@ def _inputs(claim: Claim, rule: Rule, reference: Reference) -> list[Term]:
 
 
 def _counted(claim: Claim, reference: Reference) -> list[Term]:
-    """How many are needed, then a term for each row of the document that states the quantity."""
+    """A quantity and how many of it are needed, then a term for each row of the document that states it."""
     if len(claim.terms) != 2:
         raise UserError(f"the rule {claim.rule!r} takes a quantity and how often it is needed")
     quantity, needed = claim.terms
     there = [row for row in reference.rows[claim.document].values() if row.quantity == quantity]
-    return [*reference.terms(needed, claim.document), *(Term(row.number, row, row.shown) for row in there)]
+    asked = [Term(None, None, quantity), *reference.terms(needed, claim.document)]
+    return [*asked, *(Term(row.number, row, row.shown) for row in there)]
 
 
 def _finding(outcome: Outcome, rule: Rule, stated: Row, inputs: list[Term]) -> Finding:

@@ -1,7 +1,8 @@
 """Printed numbers: what their digits leave open, carried through arithmetic.
 
-A number printed as 0.3210 may have been anything from 0.32095 to 0.32105. Arithmetic on such ranges is that of intervals
-(Moore, Interval Analysis, 1966), so that a recomputed number differs by rounding or it doesn't, and no tolerance is chosen.
+A number printed as 0.3210 may have been anything from 0.32095 to 0.32105. Arithmetic on such ranges is that of
+intervals (Moore, Interval Analysis, 1966), so that a recomputed number differs by rounding or it doesn't, and no
+tolerance is chosen.
 """
 
 import math

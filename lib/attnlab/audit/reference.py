@@ -29,6 +29,8 @@ DOCUMENTS = {
     "004": "fixed-shape comparison",
 }
 """The documents, by the name of the CSV that holds their numbers."""
+SHEET = "datasheet"
+"""The place of a number of a datasheet."""
 CLAIMS = "claims.csv"
 DATASHEETS = "datasheets.csv"
 _SHEET_UNITS = {"tflops": "TFLOP/s", "gbs": "GB/s", "multiprocessors": "count", "mib": "MiB", "w": "W", "gb": "GB"}
@@ -164,11 +166,16 @@ class Reference:
             yield claim, place
 
     def row(self, name: str, document: str) -> Row:
-        """The row that an id names.
+        """The row that an id names; with ± before it, the row as if what is printed after ± were its value.
 
         Raises:
             UserError: there is none.
         """
+        if name.startswith("±"):
+            row = self.row(name[1:], document)
+            if row.plus_minus is None:
+                raise UserError(f"the row {row.id!r} has nothing after ±")
+            return Row(**row.model_dump() | {"value": row.plus_minus, "plus_minus": None})
         source, _, identifier = name.rpartition(":")
         source = source or document
         if source not in self.rows:
@@ -189,14 +196,13 @@ class Reference:
                 return [Term(Number.exact(float(name[1:])), None, name[1:])]
             except ValueError:
                 raise UserError(f"{name[1:]!r} is not a number: write a constant as in '=2'") from None
-        if name.startswith("±"):
-            row = self.row(name[1:], document)
-            if row.plus_minus is None:
-                raise UserError(f"the row {row.id!r} has nothing after ±")
-            return [Term(Number.printed(row.plus_minus, row.unit), row, f"{row.plus_minus} {row.unit}")]
         if "*" in name:
             source, _, pattern = name.rpartition(":")
-            found = [row for id, row in self.rows.get(source or document, {}).items() if fnmatchcase(id, pattern)]
+            found = [
+                row
+                for identifier, row in self.rows.get(source or document, {}).items()
+                if fnmatchcase(identifier, pattern)
+            ]
             if not found:
                 raise UserError(f"no row of {source or document} fits {pattern!r}")
             return [_term(row, document) for row in found]
@@ -224,18 +230,16 @@ class Reference:
                 unit = TEXT if column == "memory_kind" else _SHEET_UNITS.get(column.rsplit("_", 1)[-1])
                 if unit and text:
                     blank = dict.fromkeys([*_SIZES, "causal", "dtype", "plus_minus"])
-                    told = {"id": column, "document": device, "place": "datasheet", "subject": device}
+                    told = {"id": column, "document": device, "place": SHEET, "subject": device}
                     entry = told | {"quantity": column, "value": text, "unit": unit}
                     sheets[device][column] = _model(Row, entry | blank, place)
         return sheets
 
 
 def _term(row: Row, document: str) -> Term:
-    return Term(row.number, row, row.shown if row.document == document else f"{row.shown} ({_origin(row)})")
-
-
-def _origin(row: Row) -> str:
-    return row.document if row.document in DOCUMENTS else f"datasheet of the {row.document}"
+    if row.place == SHEET:
+        return Term(row.number, row, f"{row.shown} ({row.document}'s datasheet)")
+    return Term(row.number, row, row.shown if row.document == document else f"{row.shown} ({row.document})")
 
 
 def _read(path: Path, model: type[M]) -> Iterator[tuple[str, M]]:

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from typing import Literal
 
 from attnlab.audit.numbers import Number
-from attnlab.audit.reference import Row, Term
+from attnlab.audit.reference import SHEET, Row, Term
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 
@@ -77,10 +77,19 @@ def _rule(
 @_rule("same")
 def _same(stated: Row, inputs: list[Term]) -> Outcome:
     (other,) = inputs
+    row = _of(other)
+    how = f"{row.shown} in {_place(row)}"
     if other.number is None:
-        agrees = stated.value.casefold() == other.shown.partition(" (")[0].casefold()
-        return Outcome(other.shown.partition(" (")[0], f"{other.shown} elsewhere", agrees)
-    return Outcome(_number(other), f"{other.shown} elsewhere")
+        return Outcome(row.value, how, stated.value.casefold() == row.value.casefold())
+    return Outcome(other.number, how)
+
+
+@_rule("at least")
+def _at_least(stated: Row, inputs: list[Term]) -> Outcome:
+    """What is stated reaches a threshold."""
+    (threshold,) = inputs
+    agrees = _own(stated).value >= _number(threshold).value
+    return Outcome(_number(threshold), f"the threshold is {threshold.shown}", agrees)
 
 
 @_rule("ratio", 2)
@@ -216,7 +225,7 @@ def _measured_again(stated: Row, inputs: list[Term]) -> Outcome:
     low, high = inputs
     within = Number(_number(low).value, _number(low).low, _number(high).high)
     agrees = within.meets(_own(stated))
-    return Outcome(_ends(low, high), f"{'within' if agrees else 'outside'} the interval of {_source(low)}", agrees)
+    return Outcome(_ends(low, high), f"{'within' if agrees else 'outside'} the interval of {_place(_of(low))}", agrees)
 
 
 @_rule("two samples", 2, math.inf, otherwise="unsupported")
@@ -230,10 +239,11 @@ def _two_samples(stated: Row, inputs: list[Term]) -> Outcome:
 
 @_rule("evidence", 1, math.inf, otherwise="unsupported", counts=True)
 def _evidence(stated: Row, inputs: list[Term]) -> Outcome:
-    """The document gives the quantity that a statement rests on, as often as it takes. The first input is how often."""
-    needed, *there = inputs
+    """The document gives what a statement rests on as often as it takes: the inputs are both, then the rows."""
+    quantity, needed, *there = inputs
     found, least = len(there), int(_number(needed).value)
-    return Outcome(f"{found} of {least} given", f"it takes {least}, and the document gives {found}", found >= least)
+    told = f"{found} of {least} given" if found else "not given"
+    return Outcome(told, f"{quantity.shown}: {told}", found >= least)
 
 
 # -------------------------------------------------------------------------------------------- comparisons and trends
@@ -305,7 +315,7 @@ def _throughput_drops(stated: Row, inputs: list[Term]) -> Outcome:
     before, *after = (_rate(term) for term in inputs)
     agrees = all(rate.high < before.low for rate in after)
     rates = ", ".join(f"{rate.value / 1e12:.1f}" for rate in (before, *after))
-    return Outcome("drops" if agrees else "rises", f"{rates} TFLOP/s at {_sizes(inputs)}", agrees)
+    return Outcome("drops" if agrees else "does not drop", f"{rates} TFLOP/s at {_sizes(inputs)}", agrees)
 
 
 @_rule("scaling", 2, math.inf)
@@ -332,14 +342,14 @@ def _throughput(stated: Row, inputs: list[Term]) -> Outcome:
     """4·B·H·S²·D FLOPs over a latency, whatever the mask hides: the documents' own convention."""
     (latency,) = inputs
     work = _square(_shape(_of(latency)))
-    return Outcome(Number.exact(work) / _number(latency), f"{work:.4g} FLOP in {latency.shown}")
+    return Outcome(Number.exact(work) / _number(latency), f"{_gflop(work)} in {latency.shown}")
 
 
 @_rule("throughput under the mask", otherwise="wrong work")
 def _masked_throughput(stated: Row, inputs: list[Term]) -> Outcome:
     (latency,) = inputs
     shape = _shape(_of(latency))
-    how = f"{shape.flops:.4g} FLOP under the mask in {latency.shown}; without it {_square(shape):.4g}"
+    how = f"{_gflop(shape.flops)} under the mask in {latency.shown}, not {_gflop(_square(shape))}"
     return Outcome(Number.exact(shape.flops) / _number(latency), how)
 
 
@@ -380,7 +390,7 @@ def _bytes(stated: Row, inputs: list[Term]) -> Outcome:
 @_rule("intensity", 0, otherwise="wrong work")
 def _intensity(stated: Row, inputs: list[Term]) -> Outcome:
     shape = _shape(stated)
-    return Outcome(Number.exact(shape.intensity), f"{shape.flops:.4g} FLOP over {_mb(shape.bytes)} of Q, K, V and O")
+    return Outcome(Number.exact(shape.intensity), f"{_gflop(shape.flops)} over {_mb(shape.bytes)} of Q, K, V and O")
 
 
 @_rule("room for the tensors", 0, otherwise="wrong work")
@@ -396,8 +406,8 @@ def _equal_work(stated: Row, inputs: list[Term]) -> Outcome:
     before, after = inputs
     work = Number.exact(_work(before, after))
     found = _number(before) / _number(after) * work
-    how = f"{before.shown} over {after.shown}, for {_fraction(1 / work.value)} less work"
-    return Outcome(found, how if work.value < 1 else f"{before.shown} over {after.shown}, for {work.value:g}× the work")
+    compared = f"{work.value:g} times the work" if work.value > 1 else f"1/{1 / work.value:g} of the work"
+    return Outcome(found, f"{before.shown} over {after.shown}, for {compared}")
 
 
 @_rule("speedup at equal tokens", 2, otherwise="wrong work")
@@ -467,7 +477,7 @@ def _no_headroom(stated: Row, inputs: list[Term]) -> Outcome:
     latency, rate, bandwidth, bar = inputs
     least, why = _least(_shape(_of(latency)), rate, bandwidth)
     most = _number(latency) / least
-    how = f"{latency.shown} is {most.value:.2f}× the floor: {why}; {bar.shown}× would be worth claiming"
+    how = f"{latency.shown} is {most.value:.2f}× the floor: {why}; {bar.shown} would be worth claiming"
     return Outcome(f"up to {most.value:.2f}×", how, most.high < _number(bar).value)
 
 
@@ -545,7 +555,7 @@ def _least(shape: Shape, rate: Term, bandwidth: Term) -> tuple[Number, str]:
     compute = Number.exact(shape.flops) / _number(rate)
     memory = Number.exact(shape.bytes) / _number(bandwidth)
     if compute.value > memory.value:
-        return compute, f"{shape.flops:.4g} FLOP at {rate.shown} take {1e3 * compute.value:.4g} ms"
+        return compute, f"{_gflop(shape.flops)} at {rate.shown} take {1e3 * compute.value:.4g} ms"
     return memory, f"{_mb(shape.bytes)} at {bandwidth.shown} take {1e3 * memory.value:.4g} ms"
 
 
@@ -575,8 +585,8 @@ def _ends(low: Term, high: Term) -> str:
     return f"[{_of(low).value}, {_of(high).value}]"
 
 
-def _source(term: Term) -> str:
-    return f"{_of(term).document}, “{_of(term).place}”"
+def _place(row: Row) -> str:
+    return f"{row.document}, “{row.place}”" if row.place != SHEET else f"the datasheet of the {row.document}"
 
 
 def _at(term: Term) -> str:
@@ -584,7 +594,13 @@ def _at(term: Term) -> str:
 
 
 def _sizes(terms: Sequence[Term]) -> str:
-    return ", ".join(f"S={_shape(_of(term)).seq_len}" for term in terms)
+    """The shapes of terms, by the axes in which they differ."""
+    shapes = [_shape(_of(term)) for term in terms]
+    axes = {"B": "batch", "H": "heads", "S": "seq_len"}
+    differ = {letter: axis for letter, axis in axes.items() if len({getattr(shape, axis) for shape in shapes}) > 1}
+    return ", ".join(
+        " ".join(f"{letter}={getattr(shape, axis)}" for letter, axis in differ.items()) for shape in shapes
+    )
 
 
 def _brief(shape: Shape) -> str:
@@ -595,5 +611,5 @@ def _mb(amount: float) -> str:
     return f"{amount / 1e6:.1f} MB"
 
 
-def _fraction(times: float) -> str:
-    return f"{times:g}×"
+def _gflop(amount: float) -> str:
+    return f"{amount / 1e9:.4g} GFLOP"
