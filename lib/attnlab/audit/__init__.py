@@ -48,6 +48,42 @@ def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"telling": "Int64"})
 
 
+def advice(claims: pd.DataFrame, folder: Path = paths.REFERENCE) -> pd.DataFrame:
+    """What the documents advise, and whether the claims that it rests on bear it.
+
+    Args:
+        claims: what `audit` found.
+        folder: what is read instead of data/reference/.
+
+    Returns:
+        A row a piece of advice: ``source``, ``advice``, ``verdict`` (``stands`` where every claim holds or is rounding,
+        ``unsupported`` where the others are no worse, else ``falls``), ``against`` (the claims that do not hold), and
+        ``instead``.
+
+    Raises:
+        UserError: a row that can't be read, or one that rests on a claim that isn't there.
+    """
+    found = claims.set_index("id")["finding"]
+    rows = []
+    for told, place in Reference(folder).advice():
+        for claim in told.rests_on:
+            if claim not in found:
+                raise UserError(f"{place}: there is no claim {claim!r}{suggestion(claim, list(found.index))}")
+        against = [claim for claim in told.rests_on if found[claim] not in FINE]
+        kinds = {str(found[claim]) for claim in against}
+        verdict = "stands" if not against else "unsupported" if kinds == {"unsupported"} else "falls"
+        rows.append(
+            {
+                "source": told.document,
+                "advice": told.advice,
+                "verdict": verdict,
+                "against": against,
+                "instead": told.instead,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def _judged(claim: Claim, reference: Reference) -> dict[str, object]:
     rule, stated = _rule(claim), reference.row(claim.stated, claim.document)
     inputs = _inputs(claim, rule, reference)
@@ -118,4 +154,4 @@ def _factor(stated: Row, number: Number | None) -> float:
     return max(ratio, 1 / ratio)
 
 
-__all__ = ["DOCUMENTS", "FINDINGS", "FINE", "audit"]
+__all__ = ["DOCUMENTS", "FINDINGS", "FINE", "advice", "audit"]

@@ -32,6 +32,7 @@ DOCUMENTS = {
 SHEET = "datasheet"
 """The place of a number of a datasheet."""
 CLAIMS = "claims.csv"
+ADVICE = "advice.csv"
 DATASHEETS = "datasheets.csv"
 _SHEET_UNITS = {"tflops": "TFLOP/s", "gbs": "GB/s", "multiprocessors": "count", "mib": "MiB", "w": "W", "gb": "GB"}
 _SIZES = ("batch", "heads", "seq_len", "head_dim")
@@ -134,6 +135,26 @@ class Claim(BaseModel):
         return [term.strip() for term in (self.inputs or "").split(";") if term.strip()]
 
 
+class Advice(BaseModel):
+    """What a document tells its readers to do.
+
+    Attributes:
+        claims: ids of the claims that it rests on, apart by semicolons.
+        instead: what the recomputed numbers say.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    document: Words
+    advice: Words
+    claims: Words
+    instead: Words
+
+    @property
+    def rests_on(self) -> list[str]:
+        """The claims one by one."""
+        return [claim.strip() for claim in self.claims.split(";")]
+
+
 @dataclass(frozen=True)
 class Term:
     """An input of a rule: a number or a word, and the row that it stands in, if it does."""
@@ -164,6 +185,13 @@ class Reference:
                 raise UserError(f"{place}: an earlier claim has the id {claim.id!r}: choose another")
             seen.add(claim.id)
             yield claim, place
+
+    def advice(self) -> Iterator[tuple[Advice, str]]:
+        """The documents' advice, each with the place that an error message names."""
+        for place, advice in _read(self.folder / ADVICE, Advice):
+            if advice.document not in DOCUMENTS:
+                raise UserError(f"{place}: {_unknown('document', advice.document, DOCUMENTS)}")
+            yield advice, place
 
     def row(self, name: str, document: str) -> Row:
         """The row that an id names; with ± before it, the row as if what is printed after ± were its value.
