@@ -3,6 +3,7 @@
 Everything here is of data/reference/ alone and the same for every run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnlab import audit
@@ -29,13 +31,15 @@ COLOURS = {
     "unsupported": "#999999",
 }
 LOOKS = {
-    "000": ("#000000", "o"),
-    "002": ("#CC79A7", "v"),
-    "003": ("#0072B2", "s"),
-    "004": ("#E69F00", "D"),
+    "000": ("#000000", "o", 3),
+    "002": ("#CC79A7", "v", 5),
+    "003": ("#0072B2", "s", 6),
+    "004": ("#E69F00", "D", 7),
 }
-"""Colour and marker of each document that gives latencies."""
+"""Colour, marker and its size of each document that gives latencies: one may lie within another."""
 LATENCIES = ("median latency", "mean latency", "latency")
+SOLID = 5
+"""Markers that are larger are hollow."""
 DEVICE = "L4"
 FEW = 4
 """Segments of a bar that are narrower than so many claims have no label."""
@@ -164,7 +168,7 @@ def furthest() -> Table:
     rows = off.sort_values("factor", ascending=False, kind="stable").drop_duplicates(["source", "place", "stated"])
     rows = rows.head(FURTHEST)
     frame = _claims(rows, source=True)
-    frame.insert(4, "off by", [f"{factor:.3g}×" for factor in rows["factor"]])
+    frame.insert(3, "off by", [f"{factor:.3g}×" for factor in rows["factor"]])
     return Table(frame, "audit-furthest", "Numbers that are furthest off.")
 
 
@@ -179,17 +183,19 @@ def _document(name: str) -> Table:
 
 
 def _claims(rows: pd.DataFrame, source: bool = False) -> pd.DataFrame:
-    frame = pd.DataFrame(
+    cells = [
         {
-            "document": rows["source"],
-            "claim": rows["claim"],
-            "stated": [_quantity(*pair) for pair in zip(rows["stated"], rows["unit"], strict=True)],
-            "recomputed": [_quantity(*pair) for pair in zip(rows["recomputed"], rows["unit"], strict=True)],
-            "finding": rows["finding"],
-            "why": rows["why"],
-            "place": rows["place"],
+            "document": row["source"],
+            "claim (where it stands)": f"{row['claim']} ({row['place']})",
+            "stated,\nrecomputed": "\n".join(
+                _quantity(row[column], row["unit"]) for column in ("stated", "recomputed")
+            ),
+            "finding": "\n".join(row["finding"].split(" ", 1)),
+            "why": row["why"],
         }
-    )
+        for row in rows.to_dict("records")
+    ]
+    frame = pd.DataFrame(cells)
     return frame if source else frame.drop(columns="document")
 
 
@@ -283,55 +289,61 @@ def _is_rounded(row: Row, other: Row) -> bool:
 def roofline() -> Figure:
     """Where the documents' latencies stand under the L4's ceilings, once work and bytes are those of the shapes."""
     rate, bandwidth = _ceilings()
-    drawing, axes = plt.subplots(figsize=(7.2, 4.4))
-    span = np.geomspace(8, 2048, 300)
-    roof: dict[str, Any] = {"color": "#444444", "linewidth": 1.4}
-    lines = axes.plot(span, np.minimum(span * bandwidth / 1e3, rate), **roof, label=f"L4: {_roof(rate, bandwidth)}")
-    theirs, narrow = _stated("000", "peak.throughput"), _stated("000", "peak.bandwidth")
-    label = f"000 and 002: {_roof(theirs, narrow)}"
-    lines += axes.plot(span, np.minimum(span * narrow / 1e3, theirs), **roof | {"linestyle": "--"}, label=label)
-    for name, (colour, marker) in LOOKS.items():
-        for kernel in (False, True):
-            there = [p for p in points() if p.document == name and p.subject.startswith("kernel") == kernel]
-            if there:
-                label = f"{name}, {'its kernel' if kernel else 'SDPA'}"
-                style: dict[str, Any] = {
-                    "color": colour,
-                    "marker": marker,
-                    "linestyle": "none",
-                    "label": label,
-                    "alpha": 0.85,
-                }
-                style |= {"markerfacecolor": "none"} if kernel else {}
-                axes.plot([p.shape.intensity for p in there], [p.tflops for p in there], **style)
-    over = [point for point in points() if _is_above(point)]
-    ring: dict[str, Any] = {
-        "marker": "o",
-        "markersize": 13,
-        "markerfacecolor": "none",
-        "color": "#C00000",
-        "linestyle": "none",
-    }
-    axes.plot([p.shape.intensity for p in over], [p.tflops for p in over], **ring, label="above the memory's line")
-    axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP per compulsory byte)", ylabel="throughput (TFLOP/s)")
-    axes.set_ylim(bottom=min(point.tflops for point in points()) / 2)
-    axes.xaxis.set_major_locator(FixedLocator([16, 32, 64, 128, 256, 512, 1024, 2048]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    plain_logarithm(axes.yaxis)
-    axes.axvline(1e3 * rate / bandwidth, color="#888888", linewidth=0.8, linestyle=":")
-    handles = [handle for handle in axes.get_legend_handles_labels()[0] if handle not in lines]
-    drawing.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    drawing, (whole, near) = plt.subplots(1, 2, figsize=(7.2, 4.2), width_ratios=(1, 1.5))
+    lines, _ = (_roofs(axes) for axes in (whole, near))
+    full = [point for point in points() if not point.shape.causal and point.subject == "sdpa"]
+    for axes, shown in ((whole, points()), (near, full)):
+        _scatter(axes, shown)
+        axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP per compulsory byte)")
+        axes.axvline(1e3 * rate / bandwidth, color="#888888", linewidth=0.8, linestyle=":")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    whole.set(ylabel="throughput (TFLOP/s)", title="all", ylim=(min(point.tflops for point in points()) / 2, 300))
+    whole.xaxis.set_major_locator(FixedLocator([32, 128, 512]))
+    near.set(title="SDPA without a mask", xlim=(45, 1600), ylim=(0.8 * min(point.tflops for point in full), 160))
+    near.xaxis.set_major_locator(FixedLocator([64, 128, 256, 512, 1024]))
+    for axes in (whole, near):
+        plain_logarithm(axes.yaxis)
+    handles = [handle for handle in whole.get_legend_handles_labels()[0] if handle not in lines]
+    drawing.legend(handles=handles, loc="outside upper center", ncols=3)
     drawing.legend(handles=lines, loc="outside lower center", ncols=2)
     return Figure(
         drawing,
         "audit-roofline",
-        f"The L4's roofline with the datasheet's ceilings, and every latency of the documents with the FLOPs and bytes "
-        f"of its shape. The dotted line is the ridge, {1e3 * rate / bandwidth:.0f} FLOP/byte. Ringed: above what "
-        "memory delivers; the tensors of each of these fit the L2.",
-        "Roofline plot on logarithmic axes: throughput over intensity of each published latency, under the ceilings of "
-        "the datasheet and under those that the documents take for it.",
+        "The L4's roofline with the datasheet's ceilings, and every latency of the documents with the FLOPs and bytes "
+        "of its shape. The dotted line is the ridge, "
+        f"{1e3 * rate / bandwidth:.0f} FLOP/byte. Ringed: above what memory delivers; the tensors of each of these fit "
+        "the L2.",
+        "Roofline plots on logarithmic axes: throughput over intensity of each published latency, under the ceilings "
+        "of the datasheet and under those that the documents take for it.",
     )
+
+
+def _roofs(axes: Axes) -> list[Any]:
+    """Draw the datasheet's roof and the one that the documents state, and return what a legend needs."""
+    span, lines = np.geomspace(8, 2048, 300), []
+    theirs = _stated("000", "peak.throughput"), _stated("000", "peak.bandwidth")
+    for name, dash, (rate, bandwidth) in (("L4", "-", _ceilings()), ("as 000 and 002 state it", "--", theirs)):
+        style: dict[str, Any] = {"color": "#444444", "linewidth": 1.4, "linestyle": dash}
+        lines += axes.plot(
+            span, np.minimum(span * bandwidth / 1e3, rate), label=f"{name}: {_roof(rate, bandwidth)}", **style
+        )
+    return lines
+
+
+def _scatter(axes: Axes, shown: Sequence[Point]) -> None:
+    for name, (colour, marker, size) in LOOKS.items():
+        for kernel in (False, True):
+            there = [p for p in shown if p.document == name and (p.subject == "kernel") == kernel]
+            if there:
+                style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "none", "markersize": size}
+                style |= {"label": f"{name}, {'its kernel' if kernel else 'SDPA'}", "markeredgewidth": 1.1}
+                style |= {"markerfacecolor": "none"} if kernel or size > SOLID else {}
+                axes.plot([p.shape.intensity for p in there], [p.tflops for p in there], **style)
+    over = [p for p in shown if _is_above(p)]
+    ring: dict[str, Any] = {"marker": "o", "markersize": 15, "markerfacecolor": "none", "linestyle": "none"}
+    spots = [p.shape.intensity for p in over], [p.tflops for p in over]
+    axes.plot(*spots, color="#C00000", label="above memory's line", **ring)
 
 
 def standing() -> Table:
@@ -351,7 +363,7 @@ def standing() -> Table:
                 "GB/s": formats.number(point.gbs),
                 "FLOP/byte": formats.number(shape.intensity),
                 "floor": "compute" if shape.intensity > 1e3 * rate / bandwidth else "memory",
-                "of the roof": formats.percent(100 * point.tflops / roof) + (" †" if _is_above(point) else ""),
+                "of the roof": f"{formats.number(100 * point.tflops / roof)} %" + (" †" if _is_above(point) else ""),
             }
         )
     return Table(

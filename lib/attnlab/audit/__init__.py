@@ -88,6 +88,7 @@ def _judged(claim: Claim, reference: Reference) -> dict[str, object]:
     rule, stated = _rule(claim), reference.row(claim.stated, claim.document)
     inputs = _inputs(claim, rule, reference)
     outcome = rule.apply(stated, inputs)
+    finding = _finding(outcome, rule, stated, inputs)
     number = outcome.recomputed if isinstance(outcome.recomputed, Number) else None
     return {
         "id": claim.id,
@@ -97,7 +98,7 @@ def _judged(claim: Claim, reference: Reference) -> dict[str, object]:
         "stated": stated.value,
         "recomputed": as_printed(number, stated.value, stated.unit) if number else outcome.recomputed,
         "unit": stated.unit,
-        "finding": _finding(outcome, rule, stated, inputs),
+        "finding": finding,
         "why": "; ".join(filter(None, (outcome.how, claim.note))),
         "rule": claim.rule,
         "telling": claim.telling,
