@@ -92,11 +92,11 @@ def summary() -> Prose:
     found = findings()
     counts = found["finding"].value_counts()
     fine = int(counts.reindex(audit.FINE).sum())
-    parts = [f"{counts[kind]} *{kind}*" for kind in audit.FINDINGS[len(audit.FINE) :] if counts.get(kind)]
+    parts = [f"*{kind}* {counts[kind]}" for kind in audit.FINDINGS[len(audit.FINE) :] if counts.get(kind)]
     return Prose(
         f"Of {len(found)} claims that the {_count_word(len(DOCUMENTS))} reports make or imply, {fine} stand: "
         f"{counts.get('holds', 0)} hold, {counts.get('rounding', 0)} differ by no more than the printed digits leave "
-        f"open. Of the other {len(found) - fine}, {formats.listing(parts)}."
+        f"open. The other {len(found) - fine}: {formats.listing(parts)}."
     )
 
 
@@ -397,8 +397,8 @@ def roofline_told() -> Prose:
         f"{100 * fastest.tflops / rate:.0f} % of their rate, not {100 * fastest.tflops / theirs:.0f} % of a peak.",
         f"**{_count_word(len(over)).capitalize()} points are above memory's line**, "
         f"{formats.listing([f'{p.document} at S={p.shape.seq_len} ({p.gbs:.0f} GB/s)' for p in over])}. Their tensors "
-        f"take {max(p.shape.bytes for p in over) / 1e6:.1f} MB and fit the L2, which still holds them from the call "
-        "before: what was measured is the cache.",
+        f"take {max(p.shape.bytes for p in over) / 1e6:.1f} MB and fit the L2, which may hold them from the call "
+        "before: at least a part of what was measured is the cache.",
     ]
     return Prose("\n".join(f"- {line}" for line in lines))
 
