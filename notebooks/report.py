@@ -18,7 +18,19 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import calibration, figures, kernels, panel, profiles, prose, published, regime, residency, tables
+from attnlab.analyse import (
+    audited,
+    calibration,
+    figures,
+    kernels,
+    panel,
+    profiles,
+    prose,
+    published,
+    regime,
+    residency,
+    tables,
+)
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -343,6 +355,24 @@ kernels.correctness(results)
 
 # %%
 published.l4_errors(results)
+
+# %% [markdown]
+# ## Published numbers
+#
+# Five reports on an NVIDIA L4 asked the questions that this one asks. Their numbers were transcribed and every claim
+# recomputed from what they print; the page 08_audit has all of them, the roofline put right, and what is left of the advice.
+
+# %%
+audited.summary()
+
+# %%
+audited.counts()
+
+# %%
+audited.counted()
+
+# %%
+audited.telling()
 
 # %% [markdown]
 # ## Threats to validity

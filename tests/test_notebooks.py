@@ -35,7 +35,7 @@ from attnlab.measure import record
 from attnlab.report import notebooks, paper
 from attnlab.shapes import Shape
 
-PARTS = ["01_environment", "02_baseline", "03_roofline", "05_kernels", "07_profile", "report"]
+PARTS = ["01_environment", "02_baseline", "03_roofline", "05_kernels", "07_profile", "08_audit", "report"]
 CPU = {"head_dim": 16, "dtype": "float32"}
 TINY = {
     "title": "Tiny, on the CPU",

@@ -72,7 +72,7 @@ def latency(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_le
         _lines(axes, results, sweep, "median_us", intervals=True)
         axes.set(title=_sweep_title(sweep), yscale="log", ylabel="latency (µs)" if axes is panels[0][0] else "")
     for axes, _ in panels:
-        _plain_logarithm(axes.yaxis)
+        plain_logarithm(axes.yaxis)
     _legend(drawing)
     return Figure(
         drawing,
@@ -144,7 +144,7 @@ def memory(results: Results, sweep: str = "seq_len") -> Figure:
     axes.plot(sizes, [shape.bytes / 2**20 for shape in shapes], **tensors)
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="peak memory (MiB)", yscale="log")
     _powers_of_two(axes, sizes)
-    _plain_logarithm(axes.yaxis)
+    plain_logarithm(axes.yaxis)
     _legend(drawing)
     return Figure(
         drawing,
@@ -205,7 +205,7 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure:
         axes.axhline(1, color="#888888", linewidth=1, linestyle="--")
         axes.set(title=f"{timing} over {results.headline}", xlabel=AXIS_TITLES[axis_of(sweep)], yscale="log")
         _powers_of_two(axes, sizes)
-        _plain_logarithm(axes.yaxis)
+        plain_logarithm(axes.yaxis)
     grid[0][0].set_ylabel("ratio of medians")
     _legend(drawing)
     return Figure(
@@ -238,8 +238,8 @@ def roofline(results: Results) -> Figure:
             axes.plot(points["intensity"], points["throughput_tflops"], **style)
     axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP per compulsory byte)", ylabel="throughput (TFLOP/s)")
     axes.set_ylim(bottom=rows["throughput_tflops"].min() / 2)
-    _plain_logarithm(axes.yaxis)
-    _plain_logarithm(axes.xaxis)
+    plain_logarithm(axes.yaxis)
+    plain_logarithm(axes.xaxis)
     handles = [handle for handle in axes.get_legend_handles_labels()[0] if handle not in ceilings]
     drawing.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), LEGEND_COLUMNS))
     if ceilings:  # outside: within the axes a slow implementation may be anywhere
@@ -307,7 +307,7 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
         axes.plot([size], [float(error > 0)], transform=axes.get_xaxis_transform(), **style)
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="largest absolute error", yscale="log")
     _powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
-    _plain_logarithm(axes.yaxis)
+    plain_logarithm(axes.yaxis)
     _legend(drawing)
     told = [
         "Largest error against the float64 oracle over all checks of a shape on standard normal inputs, along the "
@@ -457,7 +457,7 @@ def _powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _plain_logarithm(axis: Any) -> None:
+def plain_logarithm(axis: Any) -> None:
     """Label a logarithmic axis in plain numbers, more of them where it spans little."""
     low, high = axis.get_view_interval()
     subs = (1.0, 1.5, 2.0, 3.0, 5.0) if high < 10 * low else (1.0, 2.0, 5.0) if high < 50 * low else (1.0,)

@@ -46,7 +46,7 @@ def stated(subject: str, quantity: str, place: str = FIVE, shape: Shape | None =
 def l4_shapes() -> list[Shape]:
     """The report's five configurations, in its order."""
     rows = l4_numbers()
-    rows = rows[rows["place"] == FIVE].drop_duplicates(AXES)
+    rows = rows[rows["place"] == FIVE].dropna(subset=AXES).drop_duplicates(AXES)
     sizes = rows[AXES[:4]].astype(int).to_dict("records")
     return [Shape(**axes, causal=True, dtype=dtype) for axes, dtype in zip(sizes, rows["dtype"], strict=True)]
 
