@@ -184,6 +184,22 @@ class Results:
             self._samples[key] = [] if case is None else _by_replicate(case)
         return self._samples[key]
 
+    def median(self, name: str, shape: Shape, timing: Timing | None = None) -> stats.Interval:
+        """The median of one case with its interval, in us; a control's too, which has no row.
+
+        Raises:
+            NotMeasured: it has no latency.
+        """
+        samples = self.samples(name, shape, timing)
+        if not samples or not implementations.is_control(name):
+            return median_of(self.row(name, shape, timing))
+        return stats.bootstrap_ci(samples, tick=self._sides((name, name), shape, timing).tick_us)
+
+    def throttled(self, names: Sequence[str], shape: Shape, timing: Timing | None = None) -> pd.Series:
+        """Whether the card held itself back, for each sample of these implementations that passed; NA: not known."""
+        cases = [self._case(name, shape, timing) for name in names]
+        return pd.concat([case["throttled"] for case in cases if case is not None])
+
     def tick_us(self, row: pd.Series) -> float:
         """How finely a sample of a case can be told: the step of the clock over the fewest launches it spans."""
         return float(self.run.manifest["clocks"]["tick_us"]) / float(row["launches"])
