@@ -121,7 +121,7 @@ def compiled(results: Results, shape: Shape) -> Table:
     note = (
         "Registers and local memory are a thread's, where the compiler spills to; shared memory is a CTA's. CTAs per "
         "SM is what the driver says; occupancy is their warps over those that a multiprocessor can hold. "
-        f"{tables.without(results, [rung.name for rung in rungs(results)], shape)}"
+        f"{_without(results, shape)}"
     )
     return Table(
         whole(rows), "compiled", f"Resources of the kernels at {formats.shape(shape)}.", " ".join(note.split())
@@ -189,7 +189,7 @@ def ladder(results: Results, shape: Shape) -> Table:
             rows.append(row | {f"over {rival}": _speedup(results, rival, name, shape) for rival in rivals})
     note = (
         "Speedups are ratios of medians from rounds taken together, with 95 % intervals; above 1 the row is faster. "
-        f"Light is the floor over the median. {tables.explanations(at.to_dict('records'))} {tables.without(results, [rung.name for rung in rungs(results)], shape)}"
+        f"Light is the floor over the median. {tables.explanations(at.to_dict('records'))} {_without(results, shape)}"
     )
     caption = f"The ladder at {formats.shape(shape)}, and SDPA's backends; {results.headline.words}."
     return Table(whole(rows), "ladder", caption, " ".join(note.split()))
@@ -278,7 +278,7 @@ def ablation(results: Results, shape: Shape) -> Table:
         f"The p-value is Mann-Whitney's, adjusted by Holm over the {formats.count(len(family), 'comparison')} of this "
         "table. An expectation is *reached* where the interval of the speedup comes within 2 % of it. Cliff's delta is "
         "negligible below 0.147, small below 0.33, medium below 0.474 and large from there. "
-        f"{tables.without(results, [rung.name for rung in rungs(results)], shape)}"
+        f"{_without(results, shape)}"
     )
     caption = f"Ablation: each rung against the one that it builds on, at {formats.shape(shape)}; "
     return Table(whole(rows), "ablation", f"{caption}{results.headline.words}.", " ".join(note.split()))
@@ -372,7 +372,9 @@ def _no_lesson(results: Results, rung: Rung, shape: Shape) -> str:
         return f"It has no latency here: {formats.clause(absence(results, rung.name, shape))}."
     if not rung.after:
         return "It is the first, and there is none before it."
-    return f"The rung before, `{rung.after}`, has no latency here: {formats.clause(absence(results, rung.after, shape))}."
+    return (
+        f"The rung before, `{rung.after}`, has no latency here: {formats.clause(absence(results, rung.after, shape))}."
+    )
 
 
 def outcome(expected: float, speedup: Interval) -> str:
@@ -435,7 +437,7 @@ def geometry(results: Results, shape: Shape) -> Table:
     note = (
         "A work item is a tile of query rows of one head. A wave is as many of them as the device holds at once; the "
         "last one is as full as told. A persistent kernel launches no more CTAs than fit, and each takes several "
-        f"items.{unequal} {tables.without(results, [rung.name for rung in rungs(results)], shape)}"
+        f"items.{unequal} {_without(results, shape)}"
     )
     return Table(pd.DataFrame(rows), "geometry", f"Launch geometry at {formats.shape(shape)}.", " ".join(note.split()))
 
@@ -479,6 +481,11 @@ def _in_climbing_order(results: Results) -> list[str]:
     """The rungs, then the backends of SDPA, then what else the study names."""
     first = [*(rung.name for rung in rungs(results)), *_backends(results)]
     return [*first, *(name for name in results.study.implementations if name not in first)]
+
+
+def _without(results: Results, shape: Shape) -> str:
+    """Which rungs have no latency at a shape, and why."""
+    return tables.without(results, [rung.name for rung in rungs(results)], shape)
 
 
 def _refused(results: Results, rung: Rung) -> str:

@@ -30,9 +30,8 @@ CAUSAL_NOTE = (
 )
 LETTERS = {"seq_len": "S", "batch": "B", "heads": "H"}
 SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
-JUDGED = ["speedup [95 %]", "p (Mann-Whitney)", "p (Holm)", "Cliff's delta", "Hedges' g", "intervals"] + [
-    "verdict", "claimable", "regime"
-]  # fmt: skip
+JUDGED = ["speedup [95 %]", "p (Mann-Whitney)", "p (Holm)", "Cliff's delta", "Hedges' g", "intervals", "verdict"]
+JUDGED += ["claimable", "regime"]
 REGIME_NOTE = (
     f"Regime: a burst where the card held itself back at no more than {100 - regime.MOSTLY_PCT} % of both sides' "
     f"samples, sustained from {regime.MOSTLY_PCT} % on."
@@ -477,9 +476,7 @@ def without(results: Results, names: list[str], shape: Shape) -> str:
     """Which of these have no latency at a shape, and why."""
     there = results.at(shape).index
     reasons = {name: absence(results, name, shape) for name in names if name not in there}
-    return " ".join(
-        f"`{name}` has no latency here: {formats.clause(reason, 160)}." for name, reason in reasons.items()
-    )
+    return " ".join(f"`{name}` has no latency here: {formats.clause(reason, 160)}." for name, reason in reasons.items())
 
 
 @telling
