@@ -30,7 +30,7 @@ prose.machine(results)
 # %% [markdown]
 # ## At one shape
 #
-# A published report set an array of samples against itself, found a speedup of exactly 1 and p = 1, and called the
+# A published report set an array of samples against itself, found a speedup of exactly 1 and $p = 1$, and called the
 # baseline optimal. Such a comparison has no candidate, and no noise either. Here the candidates are other
 # implementations, and the control is the baseline measured a second time in the same rounds.
 

@@ -26,6 +26,8 @@ MARKER = 5
 CROSSING = 60
 """By how many points nearer is worth a marker of another under a label or its line."""
 FONT = 7.5
+ORDERS = 30
+"""In which names are tried to be placed."""
 
 
 class Point(NamedTuple):
@@ -92,35 +94,61 @@ def _span(axes: Axes, points: list[Point], allowed: float) -> None:
     latencies = [end for point in points for end in (point.latency_us.low, point.latency_us.high)]
     errors = [allowed, *(end for point in points for end in (point.error.low, point.error.high))]
     axes.set(xscale="log", yscale="log", xlabel="latency (µs)", ylabel="mean absolute error against float64")
-    axes.set_xlim(max(min(latencies), 1e-3) / 1.7, max(latencies) * 1.7)
+    axes.set_xlim(max(min(latencies), 1e-3) / 2.5, max(latencies) * 1.7)
     axes.set_ylim(min(errors) / 1.7, max(errors) * 1.4)
 
 
 def _label(axes: Axes, points: list[Point], limit: Text) -> None:
     """Name each point beside it: near, with a line that leads there, off all other names and off the limit."""
-    axes.figure.canvas.draw()  # only then it is known where things are
-    inside, pixels = axes.get_window_extent(), axes.figure.dpi / 72
+    drawing = axes.get_figure(root=True)
+    assert drawing is not None
+    drawing.draw_without_rendering()
+    drawing.set_layout_engine("none")  # now it is known where things are, and there they stay
+    inside, pixels = axes.get_window_extent().padded(-3), drawing.dpi / 72
     centres = axes.transData.transform([(point.latency_us.estimate, point.error.estimate) for point in points])
+    sizes = [_size(axes, point.name) for point in points]
     line = axes.transData.transform((1, limit.get_position()[1]))[1]
-    taken = [limit.get_window_extent(), Bbox.from_extents(inside.x0, line - pixels, inside.x1, line + pixels)]
-    for number, (point, centre) in enumerate(zip(points, centres, strict=True)):
-        size = _size(axes, point.name)
-        others = [_around(other, MARKER * pixels) for other in np.delete(centres, number, axis=0)]
-        places = [_place(centre, reach, angle, size, pixels) for reach in REACHES for angle in ANGLES]
-        free = [place for place in places if place.inside(inside) and not place.meets(taken)]
-        if not free:
-            continue
-        best = min(free, key=lambda place: place.reach + CROSSING * sum(place.meets([other]) for other in others))
-        taken += best.boxes
-        _write(axes, point, best)
+    fixed = [limit.get_window_extent(), Bbox.from_extents(inside.x0, line - pixels, inside.x1, line + pixels)]
+    choices = [_choices(number, centres, sizes[number], inside, pixels) for number in range(len(points))]
+    # Who is placed first has the choice; the best of some orders will do.
+    orders = np.random.default_rng(0)
+    layouts = [_layout(orders.permutation(len(points)), choices, fixed) for _ in range(ORDERS)]
+    for number, place in min(layouts, key=lambda layout: sum(place.cost for place in layout.values())).items():
+        _write(axes, points[number], place)
+
+
+def _choices(number: int, centres: np.ndarray, size: Bbox, inside: Bbox, pixels: float) -> list["Place"]:
+    """Where the name of a point may stand, the best first."""
+    markers = [_around(centre, MARKER * pixels) for centre in centres]
+    # A line can't but cross the markers that lie on its own.
+    apart = [marker for marker in markers if not marker.overlaps(markers[number])]
+    places = [_place(centres[number], reach, angle, size, pixels) for reach in REACHES for angle in ANGLES]
+    places = [place for place in places if place.inside(inside)]
+    costs = [place.reach + CROSSING * place.crossed(markers, apart) for place in places]
+    return sorted((place._replace(cost=cost) for place, cost in zip(places, costs, strict=True)), key=lambda p: p.cost)
+
+
+def _layout(order: np.ndarray, choices: list[list["Place"]], fixed: list[Bbox]) -> dict[int, "Place"]:
+    """The first free place of each, in an order; one that finds none takes its best."""
+    taken, layout = list(fixed), {}
+    for number in map(int, order):
+        free = (place for place in choices[number] if not place.meets(taken))
+        found = next(free, None)
+        layout[number] = found or choices[number][0]._replace(cost=1e3)
+        taken += layout[number].boxes
+    return layout
 
 
 class Place(NamedTuple):
-    """Where a label may stand: its distance from the point, its offset in points, and what it covers with its line."""
+    """Where a label may stand: its distance from the point, its offset in points, and what it covers with its line.
+
+    `cost` is its distance, and more for each marker of another that it covers.
+    """
 
     reach: float
     offset: tuple[float, float]
     boxes: list[Bbox]
+    cost: float = 0.0
 
     @property
     def side(self) -> str:
@@ -132,9 +160,14 @@ class Place(NamedTuple):
         box = self.boxes[0]
         return bool(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1)
 
+    def crossed(self, under_label: list[Bbox], under_line: list[Bbox]) -> int:
+        """How many markers the label and its line cover."""
+        label, *line = self.boxes
+        return label.count_overlaps(under_label) + sum(any(box.overlaps(m) for box in line) for m in under_line)
+
     def meets(self, others: list[Bbox]) -> bool:
         """Whether it covers a part of what others do."""
-        return any(box.overlaps(other) for box in self.boxes for other in others)
+        return any(box.count_overlaps(others) for box in self.boxes)
 
 
 def _place(centre: np.ndarray, reach: float, angle: float, size: Bbox, pixels: float) -> Place:
@@ -142,7 +175,7 @@ def _place(centre: np.ndarray, reach: float, angle: float, size: Bbox, pixels: f
     place = Place(reach, offset, [])
     x, y = centre + pixels * np.array(offset)
     left = {"left": x, "right": x - size.width, "center": x - size.width / 2}[place.side]
-    label = Bbox.from_bounds(left, y - size.height / 2, size.width, size.height)
+    label = Bbox.from_bounds(left, y - size.height / 2, size.width, size.height).padded(pixels)
     led = [centre + pixels * part * np.array(offset) for part in np.arange(MARKER, reach, 2) / reach]
     return place._replace(boxes=[label, *(_around(spot, pixels / 2) for spot in led)])
 

@@ -31,7 +31,7 @@ CAUSAL_NOTE = (
 LETTERS = {"seq_len": "S", "batch": "B", "heads": "H"}
 SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
 JUDGED = ["speedup [95 %]", "p (Mann-Whitney)", "p (Holm)", "Cliff's delta", "Hedges' g", "intervals", "verdict"]
-JUDGED += ["claimable", "regime"]
+JUDGED += ["regime"]
 REGIME_NOTE = (
     f"Regime: a burst where the card held itself back at no more than {100 - regime.MOSTLY_PCT} % of both sides' "
     f"samples, sustained from {regime.MOSTLY_PCT} % on."
@@ -426,14 +426,16 @@ def verdicts(results: Results, shape: Shape) -> Table:
         rows.append({"implementation": name} | _compared(results, name, shape, verdict))
     note = (
         "Speedup is the ratio of medians, from rounds taken together; above 1 the candidate is faster. Equivalent "
-        f"means within ±{100 * EQUIVALENCE_MARGIN:g} %, where so little could have been seen. {DEPENDENCE_NOTE} "
+        f"means within ±{100 * EQUIVALENCE_MARGIN:g} %, where so little could have been seen; claimable, faster with "
+        f"intervals apart, a speedup of {CLAIM_SPEEDUP:.2f} and a delta of {CLAIM_DELTA:g}, both at least. "
+        f"{DEPENDENCE_NOTE} "
         "Mann-Whitney's alone takes all samples for independent. Intervals: whether that of the median is apart from "
         f"the baseline's. {REGIME_NOTE}"
     )
     if family.control is not None:
         itself = implementations.control(baseline)
         rows.append({"implementation": f"{baseline} again"} | _compared(results, itself, shape, family.control))
-        rows[-1] |= {"p (Holm)": None, "claimable": None}
+        rows[-1] |= {"p (Holm)": None, "verdict": family.control.decision}
         seen = formats.percent(100 * family.smallest_effect)
         note += (
             " Last, the baseline against itself: it took a second turn in each round, and what differs is noise. It is "
@@ -466,8 +468,7 @@ def judged(results: Results, name: str, shape: Shape, timing: Timing, verdict: V
         "p (Holm)": formats.pvalue(verdict.pvalue),
         "Cliff's delta": formats.signed(verdict.delta),
         "Hedges' g": formats.number(verdict.g),
-        "verdict": verdict.decision,
-        "claimable": "yes" if verdict.claimable else "no",
+        "verdict": f"{verdict.decision},\nclaimable" if verdict.claimable else verdict.decision,
         "regime": regime.compared(results, [results.study.baseline, name], shape, timing),
     }
 

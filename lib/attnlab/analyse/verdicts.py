@@ -117,7 +117,7 @@ def every(results: Results) -> Table:
         {
             "candidate": one.candidate,
             "B, H, S, D": ", ".join(str(getattr(one.shape, axis)) for axis in LETTERS),
-            "mask, dtype": f"{'causal' if one.shape.causal else 'full'}, {one.shape.dtype}",
+            "mask": _mask(one.shape, results.study.target_shape),
             "timing": str(one.timing),
         }
         | {
@@ -126,9 +126,15 @@ def every(results: Results) -> Table:
         }
         for one in comparisons(results)
     ]
+    dtype = results.study.target_shape.dtype
     note = f"{tables.DEPENDENCE_NOTE.replace('of this table', 'at its shape and timing')} {tables.REGIME_NOTE}"
-    caption = f"Every comparison with `{results.study.baseline}`."
+    caption = f"Every comparison with `{results.study.baseline}`; {dtype} where nothing else is said."
     return Table(pd.DataFrame(rows), "every-verdict", caption, note)
+
+
+def _mask(shape: Shape, target: Shape) -> str:
+    mask = "causal" if shape.causal else "full"
+    return mask if shape.dtype == target.dtype else f"{mask}, {shape.dtype}"
 
 
 # --------------------------------------------------------------------------------------------------------- statement
@@ -184,7 +190,7 @@ def _abstract(results: Results, best: str, shape: Shape, verdict: Verdict) -> st
         f"{_effort(results, best, shape)}; {timed}), a speedup of "
         f"{formats.interval(verdict.speedup)}. The effect is {magnitude(verdict.delta)} (Cliff's delta "
         f"{formats.signed(verdict.delta)}, Hedges' g {formats.number(verdict.g)}), {_significance(verdict)} after "
-        f"Holm's adjustment over {formats.count(count, 'comparison')}. **{_conclusion(verdict, best, baseline)}**"
+        f"Holm's adjustment over {formats.count(count, 'comparison')}. **{_conclusion(results, best, shape, verdict)}**"
     )
 
 
@@ -200,18 +206,29 @@ def _significance(verdict: Verdict) -> str:
     return f"and the difference is {'' if verdict.pvalue < ALPHA else 'not '}significant ({told})"
 
 
-def _conclusion(verdict: Verdict, best: str, baseline: str) -> str:
+def _conclusion(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
+    if verdict.decision == "faster" and not verdict.claimable:
+        return f"`{best}` is faster, but that may not be claimed: {_missing(results, best, shape, verdict)}."
     return {
-        "faster": f"`{best}` is faster"
-        + (
-            ", and that may be claimed."
-            if verdict.claimable
-            else f", but a claim needs {CLAIM_SPEEDUP:.2f}×, intervals apart and a delta of {CLAIM_DELTA:g}."
-        ),
+        "faster": f"`{best}` is faster, and that may be claimed.",
         "equivalent": f"The two are equivalent within ±{100 * EQUIVALENCE_MARGIN:g} %.",
         "inconclusive": "Neither a difference nor equivalence was shown.",
-        "slower": f"`{best}` is slower than `{baseline}`.",
+        "slower": f"`{best}` is slower than `{results.study.baseline}`.",
     }[verdict.decision]
+
+
+def _missing(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
+    """What a candidate that is faster lacks of a claim."""
+    lacks = {
+        f"the speedup is below {CLAIM_SPEEDUP:.2f}": verdict.speedup.estimate < CLAIM_SPEEDUP,
+        f"|delta| is below {CLAIM_DELTA:g}": abs(verdict.delta) < CLAIM_DELTA,
+        "the intervals of the medians overlap": _overlap(results, best, shape),
+    }
+    return formats.listing([words for words, lacking in lacks.items() if lacking])
+
+
+def _overlap(results: Results, best: str, shape: Shape) -> bool:
+    return results.median(results.study.baseline, shape).overlaps(results.median(best, shape))
 
 
 def _findings(results: Results, best: str, shape: Shape, verdict: Verdict) -> list[str]:
@@ -219,7 +236,7 @@ def _findings(results: Results, best: str, shape: Shape, verdict: Verdict) -> li
     medians = {name: results.median(name, shape) for name in (baseline, best)}
     ratio = verdict.speedup
     gain = Interval(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))
-    apart = "overlap" if medians[baseline].overlaps(medians[best]) else "are apart"
+    apart = "overlap" if _overlap(results, best, shape) else "are apart"
     return [
         *(f"`{name}`: {formats.interval(median)} µs" for name, median in medians.items()),
         f"speedup: {formats.interval(verdict.speedup)} ({formats.change(gain)}); the intervals of the medians {apart}",
@@ -238,7 +255,7 @@ def _seen(results: Results, shape: Shape, verdict: Verdict) -> str:
     control, smallest = results.control(shape), formats.percent(100 * results.smallest_effect(shape))
     told = (
         f"*Power.* Against itself, `{results.study.baseline}` comes to {formats.interval(control.speedup)}. From that, "
-        f"an effect of {smallest} would have been found four times in five"
+        f"an effect of {smallest} or more would have been found four times in five"
     )
     if verdict.decision in ("faster", "slower"):
         return f"{told}; this one is {formats.percent(100 * abs(np.expm1(abs(np.log(verdict.speedup.estimate)))))}."
