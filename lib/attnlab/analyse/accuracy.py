@@ -104,7 +104,7 @@ def _label(axes: Axes, points: list[Point], limit: Text) -> None:
     assert drawing is not None
     drawing.draw_without_rendering()
     drawing.set_layout_engine("none")  # now it is known where things are, and there they stay
-    inside, pixels = axes.get_window_extent().padded(-3), drawing.dpi / 72
+    inside, pixels = axes.get_window_extent().padded(-8), drawing.dpi / 72
     centres = axes.transData.transform([(point.latency_us.estimate, point.error.estimate) for point in points])
     sizes = [_size(axes, point.name) for point in points]
     line = axes.transData.transform((1, limit.get_position()[1]))[1]
