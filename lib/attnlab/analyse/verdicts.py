@@ -133,8 +133,8 @@ def every(results: Results) -> Table:
 
 
 def _mask(shape: Shape, target: Shape) -> str:
-    mask = "causal" if shape.causal else "full"
-    return mask if shape.dtype == target.dtype else f"{mask}, {shape.dtype}"
+    dtype = [] if shape.dtype == target.dtype else [shape.dtype]
+    return ", ".join(["causal" if shape.causal else "full", *dtype, *shape.special])
 
 
 # --------------------------------------------------------------------------------------------------------- statement
@@ -343,7 +343,11 @@ def _labels(sweep: str, shapes: list[Shape]) -> list[str]:
     """What tells the shapes of a sweep apart."""
     varying = [axis for axis in LETTERS if len({getattr(shape, axis) for shape in shapes}) > 1]
     axes = varying or [axis for axis in LETTERS if axis == axis_of(sweep)] or list(LETTERS)
-    return [" ".join(f"{LETTERS[axis]}={getattr(shape, axis)}" for axis in axes) for shape in shapes]
+    special = len({tuple(shape.special) for shape in shapes}) > 1
+    return [
+        " ".join([*(f"{LETTERS[axis]}={getattr(shape, axis)}" for axis in axes), *(shape.special if special else [])])
+        for shape in shapes
+    ]
 
 
 def _kind(verdict: Verdict | None) -> str:
