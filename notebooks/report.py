@@ -18,19 +18,8 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import (
-    audited,
-    calibration,
-    figures,
-    kernels,
-    panel,
-    profiles,
-    prose,
-    published,
-    regime,
-    residency,
-    tables,
-)
+from attnlab.analyse import accuracy, audited, calibration, figures, kernels, panel, profiles, prose
+from attnlab.analyse import published, regime, residency, tables, verdicts
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -116,7 +105,7 @@ tables.ceilings(results)
 # samples do resemble their neighbours, by the serial correlation of their ranks, is cut into five stretches that stand in
 # for replicates [](#ref-nakayama2014). No interval is narrower than the clock's tick over the launches that a sample spans.
 # Speedups are ratios of medians from rounds taken together, with intervals of the same kind. A verdict is *equivalent*
-# where the 90 % interval lies within ±2 % [](#ref-schuirmann1987), *faster* or *slower* where the 95 % interval excludes 1,
+# where the 90 % interval lies within ±2 % [](#ref-schuirmann1987) and so little could have been seen, *faster* or *slower* where the 95 % interval excludes 1,
 # $p < 0.05$, and the effect is no smaller than what the baseline measured against itself left to be seen
 # [](#ref-bloom1995), and else *inconclusive*. $p$ is Mann-Whitney's, or where samples are not independent the largest of
 # it and of the $t$ tests of Cliff's $\delta$ and of the speedup over replicates or stretches; it is adjusted by Holm over
@@ -136,10 +125,27 @@ tables.timings(results, target)
 figures.distribution(results, target)
 
 # %%
-prose.publishable(results, target)
+tables.verdicts(results, target)
 
 # %%
-tables.verdicts(results, target)
+verdicts.statement(results, target)
+
+# %%
+accuracy.plane(results, target)
+
+# %% [markdown]
+# ### Every comparison
+#
+# The page 06_verdicts has them one by one, under every timing.
+
+# %%
+verdicts.told(results)
+
+# %%
+verdicts.by_timing(results)
+
+# %%
+verdicts.chart(results)
 
 # %%
 calibration.false_positives(results)

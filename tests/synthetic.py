@@ -198,7 +198,7 @@ LONELY = Recipe(
 def infer(recipe: Recipe) -> results.Results:
     """Write a run by a recipe and infer from it, in this process."""
     with folders(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "_on_all_cores", lambda jobs: [results.infer_case(*job) for job in jobs])
+        patch.setattr(results, "_on_all_cores", lambda work, jobs: [work(*job) for job in jobs])
         write("synthetic", recipe)
         return results.of(runs.load("synthetic"))
 

@@ -18,6 +18,7 @@ from synthetic import TARGET, Recipe
 
 from attnlab import obtain, paths, runs, studies
 from attnlab.analyse import (
+    accuracy,
     calibration,
     figures,
     kernels,
@@ -29,13 +30,17 @@ from attnlab.analyse import (
     residency,
     results,
     tables,
+    verdicts,
 )
 from attnlab.errors import UserError
 from attnlab.measure import record
 from attnlab.report import notebooks, paper
 from attnlab.shapes import Shape
 
-PARTS = ["01_environment", "02_baseline", "03_roofline", "05_kernels", "07_profile", "08_audit", "report"]
+PARTS = [
+    *("01_environment", "02_baseline", "03_roofline", "05_kernels", "06_verdicts", "07_profile", "08_audit"),
+    "report",
+]
 CPU = {"head_dim": 16, "dtype": "float32"}
 TINY = {
     "title": "Tiny, on the CPU",
@@ -165,11 +170,13 @@ def show(run: str) -> list[dict[str, str]]:
     of = synthetic.infer(ODD[run])
     names = {"figures": figures, "kernels": kernels, "profiles": profiles, "prose": prose, "published": published}
     names |= {
+        "accuracy": accuracy,
         "calibration": calibration,
         "panel": panel,
         "regime": regime,
         "residency": residency,
         "tables": tables,
+        "verdicts": verdicts,
         "results": of,
     }
     names |= {"baseline": of.study.baseline, "target": of.study.target_shape}

@@ -927,9 +927,14 @@ def test_verdict_claims_no_less_than_could_be_seen(smallest, decision):
     assert stats.verdict(noisy(80, seed=1), noisy(100), smallest_effect=smallest).decision == turned
 
 
-def test_what_is_equivalent_stays_so_however_little_could_be_seen():
-    ours = stats.verdict(noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1), smallest_effect=0.5)
-    assert ours.decision == "equivalent"
+@pytest.mark.parametrize(
+    ("smallest", "margin", "decision"),
+    [(0.0, 0.02, "equivalent"), (0.02, 0.02, "equivalent"), (0.021, 0.02, "inconclusive"), (0.021, 0.03, "equivalent")],
+)
+def test_nothing_is_equivalent_where_the_margin_could_not_have_been_seen(smallest, margin, decision):
+    sides = noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1)
+    assert stats.equivalence(*sides, margin=margin)
+    assert stats.verdict(*sides, margin=margin, smallest_effect=smallest).decision == decision
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import synthetic
 from bs4 import BeautifulSoup
 from synthetic import ONE_BATCH, TARGET, inferred, lonely
 
 from attnlab.analyse import tables
 from attnlab.analyse.display import Prose, Table
+from attnlab.analyse.results import Results
 from attnlab.stats import samples_needed
 
 SHOWN = {
@@ -253,23 +255,78 @@ def test_what_must_be_beaten_where_the_interval_is_wider_than_the_margin():
 
 
 def test_verdicts_at_the_target():
-    frame = tables.verdicts(inferred(), TARGET).frame.set_index("candidate")
-    assert list(frame.index) == ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
-    assert list(frame["decision"]) == ["faster", "equivalent", "slower", "slower"]
-    assert list(frame["claimable"]) == ["yes", "no", "no", "no"]
-    assert frame["speedup [95 %]"].map(first_number).tolist() == pytest.approx([1.25, 0.995, 0.6667, 0.25])
+    table = tables.verdicts(inferred(), TARGET)
+    frame = table.frame.set_index("implementation")
+    assert list(frame.index) == ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
+    assert table.highlight == 0
+    assert list(frame["median (µs) [95 %]"].map(first_number)) == [40, 32, 40.2, 60, 160]
+    decisions = ["the baseline", "faster,\nclaimable", "equivalent", "slower", "slower"]
+    assert list(frame["verdict"]) == decisions
+    assert list(frame["regime"]) == ["burst"] * 5
+    frame = frame.drop("sdpa.auto")
+    assert frame["speedup [95 %]"].map(first_number).tolist() == pytest.approx([1.25, 0.995, 0.6667, 0.25], abs=1e-3)
     assert list(frame["Cliff's delta"]) == ["+1.00", "−1.00", "−1.00", "−1.00"]
-    assert set(frame["p (Holm)"]) == {"<0.0001"}
+    assert list(frame["intervals"]) == ["apart"] * 4
+    sides = [np.concatenate(inferred().samples(name, TARGET)) for name in ("sdpa.auto", "sdpa.cudnn")]
+    assert scipy.stats.mannwhitneyu(*sides).pvalue < 1e-4
+    assert set(frame["p (Holm)"]) == set(frame["p (Mann-Whitney)"]) == {"<0.0001"}
+    assert "did not measure its baseline against itself" in table.note
 
 
 def test_verdicts_where_the_noise_is_too_large():
-    row = tables.verdicts(inferred(), ONE_BATCH).frame.set_index("candidate").loc["sdpa.efficient"]
-    assert (row["decision"], row["claimable"]) == ("inconclusive", "no")
+    row = tables.verdicts(inferred(), ONE_BATCH).frame.set_index("implementation").loc["sdpa.efficient"]
+    assert (row["verdict"], row["intervals"]) == ("inconclusive", "overlap")
     assert float(row["p (Holm)"]) > 0.05
+    sides = [np.concatenate(inferred().samples(name, ONE_BATCH)) for name in ("sdpa.auto", "sdpa.efficient")]
+    assert float(row["p (Mann-Whitney)"]) == pytest.approx(scipy.stats.mannwhitneyu(*sides).pvalue, abs=1e-4)
+
+
+def test_the_baseline_against_itself_comes_last():
+    of = synthetic.infer(synthetic.Recipe(control_pace=1.3))
+    table = tables.verdicts(of, TARGET)
+    row = table.frame.iloc[-1]
+    assert row["implementation"] == "sdpa.auto again"
+    assert first_number(row["median (µs) [95 %]"]) == pytest.approx(52)
+    assert first_number(row["speedup [95 %]"]) == pytest.approx(1 / 1.3, abs=1e-3)
+    assert row[["verdict", "intervals", "regime"]].tolist() == ["slower", "apart", "burst"]
+    assert pd.isna(row["p (Holm)"])
+    assert "smallest effect that could have been seen is 30 %" in table.note
+    assert list(table.frame["verdict"][1:5]) == ["inconclusive", "inconclusive", "slower", "slower"]
+
+
+def test_a_candidate_that_failed_has_its_reason_under_the_verdicts():
+    table = tables.verdicts(inferred(), synthetic.EIGHT_HEADS)
+    assert "sdpa.math" not in list(table.frame["implementation"])
+    assert "`sdpa.math` has no latency here: failed, after timing, graph: error against float64" in table.note
+    alone = synthetic.infer(synthetic.Recipe(fates={("sdpa.auto", TARGET): ("failed", "before timing")}))
+    assert "`sdpa.auto` has no latency at" in tables.verdicts(alone, TARGET).markdown
+    assert "Nothing but `sdpa.auto` has a latency" in tables.verdicts(lonely(), TARGET).markdown
+
+
+def throttled_from(length: int) -> Results:
+    """The ordinary run, but that the card held itself back from a length on."""
+    run = inferred().run
+    held = run.samples["throttled"] | (run.samples["seq_len"] >= length)
+    return Results(replace(run, samples=run.samples.assign(throttled=held)), inferred().table)
+
+
+def test_tables_say_which_regime_they_speak_of():
+    assert tables.backends(inferred(), "seq_len").note == "All were timed in bursts."
+    assert tables.backends(lonely(), "seq_len").note == "All were timed in a regime that was not recorded."
+    note = tables.backends(throttled_from(128), "seq_len").note
+    assert note == "Timed were B=2 H=4 S=32 and 64 in bursts; B=2 H=4 S=128 and 256 under sustained load."
+    assert tables.listed(throttled_from(128), "heads").note == "All were timed under sustained load."
+    assert set(tables.verdicts(throttled_from(128), TARGET).frame["regime"]) == {"sustained"}
+    # one side of two was held back
+    run = throttled_from(999).run
+    flash = run.samples["throttled"] | (run.samples["implementation"] == "sdpa.flash")
+    mixed = Results(replace(run, samples=run.samples.assign(throttled=flash)), inferred().table)
+    frame = tables.verdicts(mixed, TARGET).frame
+    assert list(frame["regime"]) == ["burst", "mixed", "burst", "burst", "burst"]
 
 
 def test_hedges_g_is_the_difference_in_deviations():
-    (flash, *_) = tables.verdicts(inferred(), TARGET).frame["Hedges' g"]
+    flash = tables.verdicts(inferred(), TARGET).frame["Hedges' g"][1]
     step = np.hypot(0.004, 0.0032) / np.sqrt(2)  # pooled over both sides
     g = (1 - 3 / (4 * 158 - 1)) * 8 / (step * np.sqrt(synthetic.UNIFORM * 80 / 79))
     assert first_number(flash) == pytest.approx(g, rel=5e-3)

@@ -236,14 +236,17 @@ def _replicates_then_samples(sides: Sequence[Side], rng: np.random.Generator) ->
     sizes = np.array([replicate.size for replicate in sides[0]])
     width = int(sizes.max())
     ordered, ranks = _ordered(sides, width)
+    flat = ranks.reshape(len(sides), -1)
 
     def medians(drawn: Array) -> Array:
         drawn_sizes = sizes[drawn][..., np.newaxis]
         highest = width if sizes.min() == width else drawn_sizes
         position = rng.integers(highest, size=(*drawn.shape, width), dtype=np.uint32)
-        drawn_ranks = ranks[:, drawn[..., np.newaxis], position]
-        # A shorter replicate has fewer draws; the places left over sort last, where no median looks.
-        drawn_ranks[:, np.arange(width) >= drawn_sizes] = np.iinfo(ranks.dtype).max
+        # `take` from a flat row is many times faster than an index for each axis.
+        drawn_ranks = flat.take(drawn[..., np.newaxis] * width + position, axis=1)
+        if sizes.min() < width:
+            # A shorter replicate has fewer draws; the places left over sort last, where no median looks.
+            drawn_ranks[:, np.arange(width) >= drawn_sizes] = np.iinfo(ranks.dtype).max
         return _row_medians(drawn_ranks.reshape(len(sides), len(drawn), -1), drawn_sizes.sum(axis=(1, 2)), ordered)
 
     return Resampler(_units(sizes.size), ranks.size, medians)

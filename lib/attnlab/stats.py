@@ -399,11 +399,11 @@ def verdict(
 ) -> Verdict:
     """Whether the candidate is faster than the baseline, and whether that may be claimed.
 
-    In this order: *equivalent* where `equivalence` holds, be the difference detectable or not; *faster* or *slower*
-    where the whole 1 - alpha interval of the speedup lies above or below 1, p < alpha, and the medians lie at least
-    `smallest_effect` apart, a fraction; else *inconclusive*. `pvalue` stands in for `difference_pvalue`: the
-    comparison's adjusted p-value, where it is one of a family (`holm`). `smallest_effect` is what the baseline measured
-    against itself leaves to be seen (see the function of that name).
+    In this order: *equivalent* where `equivalence` holds, be the difference detectable or not, and a difference of
+    `margin` could have been seen; *faster* or *slower* where the whole 1 - alpha interval of the speedup lies above or
+    below 1, p < alpha, and the medians lie at least `smallest_effect` apart, a fraction; else *inconclusive*. `pvalue`
+    stands in for `difference_pvalue`: the comparison's adjusted p-value, where it is one of a family (`holm`).
+    `smallest_effect` is what the baseline measured against itself leaves to be seen (see the function of that name).
 
     Claimable is a faster candidate that also has a speedup of at least CLAIM_SPEEDUP, |delta| of at least CLAIM_DELTA,
     and a `bootstrap_ci` of its median apart from the baseline's.
@@ -417,7 +417,8 @@ def verdict(
     require(smallest_effect >= 0, f"smallest_effect must not be negative, not {smallest_effect}")
     delta = cliffs_delta(baseline, candidate)
     seen = abs(math.log(speedup.estimate)) >= math.log1p(smallest_effect)
-    decision = _decide(_is_equivalent(ratio, margin, alpha), speedup, p < alpha and seen)
+    equivalent = _is_equivalent(ratio, margin, alpha) and smallest_effect <= margin
+    decision = _decide(equivalent, speedup, p < alpha and seen)
 
     def median(samples: Samples) -> Interval:
         return bootstrap_ci(samples, 1 - alpha, resamples, seed, tick)

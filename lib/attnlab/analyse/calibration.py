@@ -7,6 +7,7 @@ from attnlab.analyse import formats
 from attnlab.analyse.display import Prose, Table, telling
 from attnlab.analyse.results import NO_CONTROL, NotMeasured, Results
 from attnlab.calibration import CLAIMED, COVERED, EQUIVALENT, RATIO_COVERED, WRONG
+from attnlab.stats import EQUIVALENCE_MARGIN
 
 KEY = ["kind", "replicates", "processes"]
 COVERAGE = {COVERED: "median covered", RATIO_COVERED: "ratio covered"}
@@ -70,23 +71,25 @@ def _range(percent: pd.Series) -> str:
 def controls(results: Results) -> Table:
     """The baseline against itself (A/A), at every shape under the headline's timing."""
     timing = results.headline
-    shapes = [shape for shape, where in results.controlled() if where == timing]
-    if not shapes:
-        raise NotMeasured(NO_CONTROL)
-    verdicts = [(shape, results.control(shape, timing)) for shape in shapes]
+    families = [(shape, family) for (shape, where), family in results.families.items() if where == timing]
     rows = [
         {
             "shape": formats.shape(shape),
-            "ratio [95 %]": formats.interval(verdict.speedup),
-            "p": formats.pvalue(verdict.pvalue),
-            "decision": verdict.decision,
-            "smallest effect": formats.percent(100 * results.smallest_effect(shape, timing)),
+            "ratio [95 %]": formats.interval(family.control.speedup),
+            "p": formats.pvalue(family.control.pvalue),
+            "decision": family.control.decision,
+            "smallest effect": formats.percent(100 * family.smallest_effect),
         }
-        for shape, verdict in verdicts
+        for shape, family in families
+        if family.control is not None
     ]
+    if not rows:
+        raise NotMeasured(NO_CONTROL)
     note = (
         "Smallest effect: the larger of what a test at 5 % finds four times in five, given this scatter, and of the "
-        "end of the interval that lies farther from 1. No candidate is called faster or slower by less."
+        "end of the interval that lies farther from 1. No candidate is called faster or slower by less, and none "
+        f"equivalent where it is more than {100 * EQUIVALENCE_MARGIN:g} %. The decisions here are by the two sides' "
+        "own samples alone."
     )
     caption = f"`{results.study.baseline}` against itself; {timing.words}."
     return Table(pd.DataFrame(rows), "controls", caption, note)
@@ -102,5 +105,7 @@ def false_positives(results: Results) -> Prose:
         f"(shape and timing) and called it faster or slower at {found.wrong}: {100 * found.rate.estimate:.1f} % "
         f"[{100 * found.rate.low:.1f}, {100 * found.rate.high:.1f}] (Clopper and Pearson). The smallest effect that it "
         f"could have seen lies between {formats.percent(min(effects))} and {formats.percent(max(effects))}; no "
-        "candidate is called faster or slower by less than the one of its shape."
+        "candidate is called faster or slower by less than the one of its place. It is more than "
+        f"{100 * EQUIVALENCE_MARGIN:g} % at {sum(effect > 100 * EQUIVALENCE_MARGIN for effect in effects)} of them, "
+        "where nothing is called equivalent."
     )

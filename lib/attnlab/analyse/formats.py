@@ -104,6 +104,11 @@ def shortened(text: str, most: int = 160) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def clause(text: str, most: int = 200) -> str:
+    """A text on one line, without its full stop, as a part of a sentence."""
+    return shortened(" ".join(text.split()).rstrip("."), most)
+
+
 def listing(words: list[str]) -> str:
     """``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"

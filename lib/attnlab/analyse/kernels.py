@@ -150,7 +150,7 @@ def climb(results: Results, shape: Shape) -> Figure:
             axes.hlines(place, *ends, color="#222222", linewidth=1.4)
             axes.text(ends[1] + 0.012 * reach, place, f"{formats.number(row['median_us'])} µs", va="center", fontsize=8)
         else:
-            why = _clause(absence(results, name, shape), 70)
+            why = formats.clause(absence(results, name, shape), 70)
             axes.text(0.012 * reach, place, why, va="center", fontsize=8, color="#666666", style="italic")
     rivals = [name for name in names if name in SDPA and name in at.index]
     if rivals:
@@ -369,10 +369,12 @@ def _lesson(rung: Rung, verdict: Verdict) -> str:
 def _no_lesson(results: Results, rung: Rung, shape: Shape) -> str:
     there = results.at(shape).index
     if rung.name not in there:
-        return f"It has no latency here: {_clause(absence(results, rung.name, shape))}."
+        return f"It has no latency here: {formats.clause(absence(results, rung.name, shape))}."
     if not rung.after:
         return "It is the first, and there is none before it."
-    return f"The rung before, `{rung.after}`, has no latency here: {_clause(absence(results, rung.after, shape))}."
+    return (
+        f"The rung before, `{rung.after}`, has no latency here: {formats.clause(absence(results, rung.after, shape))}."
+    )
 
 
 def outcome(expected: float, speedup: Interval) -> str:
@@ -483,9 +485,7 @@ def _in_climbing_order(results: Results) -> list[str]:
 
 def _without(results: Results, shape: Shape) -> str:
     """Which rungs have no latency at a shape, and why."""
-    there = results.at(shape).index
-    lost = [rung.name for rung in rungs(results) if rung.name not in there]
-    return " ".join(f"`{name}` has no latency here: {_clause(absence(results, name, shape), 160)}." for name in lost)
+    return tables.without(results, [rung.name for rung in rungs(results)], shape)
 
 
 def _refused(results: Results, rung: Rung) -> str:
@@ -500,7 +500,3 @@ def whole(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A frame of rows whose columns are those of the fullest, in its order."""
     columns = max(rows, key=len)
     return pd.DataFrame(rows, columns=[*columns, *(c for row in rows for c in row if c not in columns)]).astype(object)
-
-
-def _clause(text: str, most: int = 200) -> str:
-    return formats.shortened(" ".join(text.split()).rstrip("."), most)

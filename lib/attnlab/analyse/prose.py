@@ -2,7 +2,7 @@
 
 import math
 
-from attnlab.analyse import formats, kernels
+from attnlab.analyse import formats, kernels, regime
 from attnlab.analyse.display import Listing, Prose, telling
 from attnlab.analyse.results import CASE, NotMeasured, Results, median_of, on_normal
 from attnlab.shapes import Shape
@@ -265,10 +265,11 @@ def _standing(results: Results) -> str:
 def _statement(results: Results, name: str, shape: Shape) -> str:
     verdict = results.compare(name, shape)
     baseline, candidate = results.row(results.study.baseline, shape), results.row(name, shape)
+    told = regime.IN[regime.compared(results, [results.study.baseline, name], shape)]
     return (
         f"`{baseline.name}` takes {_interval_us(baseline)}, `{name}` {_interval_us(candidate)}: a speedup of "
         f"{formats.interval(verdict.speedup)}, Cliff's delta {formats.signed(verdict.delta)}, p "
-        f"adjusted by Holm {_pvalue(verdict)}. **{verdict.decision.capitalize()}**{_claim(verdict)}."
+        f"adjusted by Holm {_pvalue(verdict)}, {told}. **{verdict.decision.capitalize()}**{_claim(verdict)}."
     )
 
 

@@ -4,6 +4,7 @@ Both are results, and they differ. Which of the two a comparison speaks of is to
 were taken while the card held itself back; how long a burst lasts, from a load without pause.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import matplotlib.pyplot as plt
@@ -28,18 +29,51 @@ SLOWER_PCT = 2.0
 """By so much must two slices in a row be slower than the burst for it to be over."""
 
 
+IN = {
+    "burst": "in bursts",
+    "sustained": "under sustained load",
+    "mixed": "partly in bursts and partly under sustained load",
+    "not recorded": "in a regime that was not recorded",
+}
+"""What a sentence says of samples of each regime."""
+
+
 def regime(results: Results, shape: Shape, timing: Timing | None = None) -> Regime:
     """Which regime the samples at a shape speak of: all implementations', since they take turns on one card."""
     samples = results.run.samples
     timing = timing or results.headline
     there = is_of(samples, shape) & (samples["clock"] == timing.clock) & (samples["cache"] == timing.cache)
-    known = samples.loc[there, "throttled"].dropna().astype(bool)
+    return _of(samples.loc[there, "throttled"])
+
+
+def compared(results: Results, names: Sequence[str], shape: Shape, timing: Timing | None = None) -> Regime:
+    """Which regime a comparison at a shape speaks of: by the samples of the implementations compared, all sides'."""
+    return _of(results.throttled(names, shape, timing))
+
+
+def _of(throttled: pd.Series) -> Regime:
+    known = throttled.dropna().astype(bool)
     if known.empty:
         return "not recorded"
     held_back_pct = 100 * float(known.mean())
     if held_back_pct >= MOSTLY_PCT:
         return "sustained"
     return "burst" if held_back_pct <= 100 - MOSTLY_PCT else "mixed"
+
+
+def at_shapes(results: Results, shapes: Sequence[Shape]) -> str:
+    """A sentence on which of the shapes speak of which regime, under the headline's timing."""
+    groups: dict[Regime, list[Shape]] = {}
+    for shape in shapes:
+        names = [str(name) for name in results.at(shape).index]
+        if names:
+            groups.setdefault(compared(results, names, shape), []).append(shape)
+    if not groups:
+        return ""
+    if len(groups) == 1:
+        return f"All were timed {IN[next(iter(groups))]}."
+    told = "; ".join(f"{formats.shapes(some)} {IN[name]}" for name, some in groups.items())
+    return f"Timed were {told}."
 
 
 @telling

@@ -2,13 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,6 +33,10 @@ FLOOR = ["floor_us", "limit", "speed_of_light_pct"]
 COLUMNS = [*CASE, *TIMING, *CONTEXT, *MEDIAN, *SPREAD, *TAILS, *WORK, *FLOOR]
 Pair = tuple[str, str]
 """A baseline and a candidate, in this order."""
+Place = tuple[Shape, Timing]
+VERDICT = ["decision", "claimable", "speedup", "low", "high", "delta", "g", "pvalue"]
+MANY = 64
+"""Jobs from which on it saves time to start processes for them."""
 NO_CONTROL = "This run did not measure its baseline against itself, so how often it errs can't be told from it"
 
 
@@ -56,16 +60,43 @@ class FalsePositives:
     rate: stats.Interval
 
 
+class Sides(NamedTuple):
+    """Two implementations' samples in us, an array per replicate, and how finely they can be told."""
+
+    baseline: list[np.ndarray]
+    candidate: list[np.ndarray]
+    tick_us: float
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is said of the candidates at one shape under one timing, against the baseline: one family of tests.
+
+    Attributes:
+        verdicts: by candidate, in the order of the study, with Holm's p-values.
+        unadjusted: the p-values before Holm's adjustment.
+        control: the verdict on the baseline against itself, from its samples alone; None where there is no control.
+        smallest_effect: what that leaves to be seen, a fraction; 0 where there is no control.
+    """
+
+    verdicts: dict[str, stats.Verdict]
+    unadjusted: dict[str, float]
+    control: stats.Verdict | None
+    smallest_effect: float
+
+
 @dataclass(frozen=True)
 class Results:
     """A run and what was inferred from it.
 
     Attributes:
         table: a row per case and timing, in the order of the study; latencies in us. See `infer_case`.
+        key: under which name the verdicts are kept for other processes; empty where they are not.
     """
 
     run: runs.Run
     table: pd.DataFrame
+    key: str = ""
 
     @cached_property
     def study(self) -> Study:
@@ -96,6 +127,10 @@ class Results:
     @cached_property
     def _samples_by_case(self) -> dict[Any, pd.DataFrame]:
         return dict(iter(self.passed.groupby([*CASE, *TIMING], sort=False)))
+
+    @cached_property
+    def _samples(self) -> dict[tuple[str, Shape, Timing], list[np.ndarray]]:
+        return {}
 
     def sweep(self, name: str) -> list[Shape]:
         """The shapes of one sweep.
@@ -143,8 +178,27 @@ class Results:
 
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
         """The latencies of one case that passed in us, an array per replicate, in the order of the rounds."""
-        case = self._case(implementation, shape, timing or self.headline)
-        return [] if case is None else _by_replicate(case)
+        key = (implementation, shape, timing or self.headline)
+        if key not in self._samples:
+            case = self._case(*key)
+            self._samples[key] = [] if case is None else _by_replicate(case)
+        return self._samples[key]
+
+    def median(self, name: str, shape: Shape, timing: Timing | None = None) -> stats.Interval:
+        """The median of one case with its interval, in us; a control's too, which has no row.
+
+        Raises:
+            NotMeasured: it has no latency.
+        """
+        samples = self.samples(name, shape, timing)
+        if not samples or not implementations.is_control(name):
+            return median_of(self.row(name, shape, timing))
+        return stats.bootstrap_ci(samples, tick=self._sides((name, name), shape, timing).tick_us)
+
+    def throttled(self, names: Sequence[str], shape: Shape, timing: Timing | None = None) -> pd.Series:
+        """Whether the card held itself back, for each sample of these implementations that passed; NA: not known."""
+        cases = [self._case(name, shape, timing) for name in names]
+        return pd.concat([case["throttled"] for case in cases if case is not None])
 
     def tick_us(self, row: pd.Series) -> float:
         """How finely a sample of a case can be told: the step of the clock over the fewest launches it spans."""
@@ -166,19 +220,38 @@ class Results:
         """The verdict on a candidate against the study's baseline at one shape, from rounds taken together.
 
         Its p-value is Holm's, over all candidates at this shape and timing. Where the run measured its baseline against
-        itself there, nothing is faster or slower by less than the `smallest_effect`; where it didn't, only the
-        comparison's own samples decide (`is_controlled` tells which).
+        itself there, nothing is faster, slower or equivalent by less than the `smallest_effect`; where it didn't, only
+        the comparison's own samples decide (`is_controlled` tells which).
 
         Raises:
             NotMeasured: one of the two has no latency there.
         """
-        timing = timing or self.headline
         self.row(candidate, shape, timing)
-        if (shape, timing) not in self._families:
-            names = self.candidates(shape, timing)
-            verdicts = self.compare_pairs([(self.study.baseline, name) for name in names], shape, timing)
-            self._families[shape, timing] = dict(zip(names, verdicts, strict=True))
-        return self._families[shape, timing][candidate]
+        return self.family(shape, timing).verdicts[candidate]
+
+    def family(self, shape: Shape, timing: Timing | None = None) -> Family:
+        """What is said of the candidates at one shape under one timing.
+
+        Raises:
+            NotMeasured: the baseline has no latency there.
+        """
+        place = (shape, timing or self.headline)
+        if place not in self._known:
+            self._known[place] = infer_family(*self._job(*place))
+        return self._known[place]
+
+    @cached_property
+    def families(self) -> dict[Place, Family]:
+        """The family of every shape and timing at which the baseline has a latency; on all cores, and kept."""
+        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
+        places = [place for place in places if self.samples(self.study.baseline, *place)]
+        missing = [place for place in places if place not in self._known]
+        inferred = _on_all_cores(infer_family, [self._job(*place) for place in missing])
+        self._known.update(zip(missing, inferred, strict=True))
+        found = {place: self._known[place] for place in places}
+        if missing and self.key:
+            _keep(_as_table(found), self._kept_families)
+        return found
 
     def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
         """The verdicts on pairs of (baseline, candidate) at one shape, from rounds taken together.
@@ -190,8 +263,9 @@ class Results:
         """
         for name in dict.fromkeys(name for pair in pairs for name in pair):
             self.row(name, shape, timing)
-        adjusted = self._pvalues(pairs, shape, timing)
-        return [self._verdict(pair, shape, timing, p) for pair, p in zip(pairs, adjusted, strict=True)]
+        smallest = self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
+        judged, _ = _judge([self._sides(pair, shape, timing) for pair in pairs], smallest)
+        return judged
 
     def speedup(
         self, candidate: str, shape: Shape, timing: Timing | None = None, baseline: str | None = None
@@ -204,8 +278,8 @@ class Results:
         pair = (baseline or self.study.baseline, candidate)
         for name in pair:
             self.row(name, shape, timing)
-        tick_us = self._tick_us(pair, shape, timing)
-        return stats.ratio_ci(*self._sides(pair, shape, timing), tick=tick_us, paired=True)
+        sides = self._sides(pair, shape, timing)
+        return stats.ratio_ci(sides.baseline, sides.candidate, tick=sides.tick_us, paired=True)
 
     def is_controlled(self, shape: Shape, timing: Timing | None = None) -> bool:
         """Whether the run measured its baseline against itself at one shape, and both passed."""
@@ -213,17 +287,12 @@ class Results:
         return all(self.samples(name, shape, timing) for name in names)
 
     def control(self, shape: Shape, timing: Timing | None = None) -> stats.Verdict:
-        """The verdict on the baseline against itself at one shape (A/A), come to as that on any candidate.
+        """The verdict on the baseline against itself at one shape (A/A), from its samples alone.
 
         Raises:
             NotMeasured: the run has no control there.
         """
-        timing = timing or self.headline
-        if (shape, timing) not in self._controls:
-            pair = self._against_itself(shape, timing)
-            sides, tick_us = self._sides(pair, shape, timing), self._tick_us(pair, shape, timing)
-            self._controls[shape, timing] = stats.verdict(*sides, tick=tick_us, paired=True)
-        return self._controls[shape, timing]
+        return self._controlled(shape, timing)[0]
 
     def smallest_effect(self, shape: Shape, timing: Timing | None = None) -> float:
         """The smallest effect, a fraction, that could have been seen at one shape: `stats.smallest_effect` of the A/A.
@@ -231,12 +300,7 @@ class Results:
         Raises:
             NotMeasured: the run has no control there.
         """
-        timing = timing or self.headline
-        if (shape, timing) not in self._smallest_effects:
-            pair = self._against_itself(shape, timing)
-            sides, tick_us = self._sides(pair, shape, timing), self._tick_us(pair, shape, timing)
-            self._smallest_effects[shape, timing] = stats.smallest_effect(*sides, tick=tick_us, paired=True)
-        return self._smallest_effects[shape, timing]
+        return self._controlled(shape, timing)[1]
 
     def controlled(self) -> list[tuple[Shape, Timing]]:
         """The shapes and timings at which the run measured its baseline against itself."""
@@ -250,7 +314,7 @@ class Results:
         Raises:
             NotMeasured: the run has no control anywhere.
         """
-        decisions = [self.control(*place).decision for place in self.controlled()]
+        decisions = [family.control.decision for family in self.families.values() if family.control]
         if not decisions:
             raise NotMeasured(NO_CONTROL)
         wrong = sum(decision in ("faster", "slower") for decision in decisions)
@@ -259,22 +323,31 @@ class Results:
         return FalsePositives(wrong, len(decisions), rate)
 
     @cached_property
-    def _families(self) -> dict[tuple[Shape, Timing], dict[str, stats.Verdict]]:
-        return {}
+    def _known(self) -> dict[Place, Family]:
+        """The families that were inferred so far, in this process or before."""
+        table = _kept(self._kept_families) if self.key else None
+        return {} if table is None else _from_table(table)
 
-    @cached_property
-    def _controls(self) -> dict[tuple[Shape, Timing], stats.Verdict]:
-        return {}
+    @property
+    def _kept_families(self) -> Path:
+        return _path(self.run, "verdicts", self.key)
 
-    @cached_property
-    def _smallest_effects(self) -> dict[tuple[Shape, Timing], float]:
-        return {}
-
-    def _against_itself(self, shape: Shape, timing: Timing) -> Pair:
+    def _controlled(self, shape: Shape, timing: Timing | None) -> tuple[stats.Verdict, float]:
         if not self.is_controlled(shape, timing):
-            where = f"{formats.shape(shape)}, {timing.words}"
+            where = f"{formats.shape(shape)}, {(timing or self.headline).words}"
             raise NotMeasured(f"`{self.study.baseline}` was not measured against itself at {where}")
-        return self.study.baseline, implementations.control(self.study.baseline)
+        family = self.family(shape, timing)
+        assert family.control is not None
+        return family.control, family.smallest_effect
+
+    def _job(self, shape: Shape, timing: Timing) -> tuple[dict[str, Sides], Sides | None]:
+        """What `infer_family` takes."""
+        baseline = self.study.baseline
+        self.row(baseline, shape, timing)
+        names = [str(name) for name in self.at(shape, timing).index if name != baseline]
+        against_itself = (baseline, implementations.control(baseline))
+        control = self._sides(against_itself, shape, timing) if self.is_controlled(shape, timing) else None
+        return {name: self._sides((baseline, name), shape, timing) for name in names}, control
 
     def fastest(self, shape: Shape, timing: Timing | None = None) -> str:
         """The implementation with the smallest median at a shape.
@@ -301,24 +374,12 @@ class Results:
         shares = rows.groupby(AXES, sort=False)["throttled_pct"].mean()
         return [Shape(**dict(zip(AXES, key, strict=True))) for key in shares[shares > 50].index]
 
-    def _pvalues(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None) -> list[float]:
-        sides = [self._sides(pair, shape, timing) for pair in pairs]
-        return [float(p) for p in stats.holm([stats.difference_pvalue(*both, paired=True) for both in sides])]
-
-    def _verdict(self, pair: Pair, shape: Shape, timing: Timing | None, pvalue: float) -> stats.Verdict:
-        smallest = self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
-        sides, tick_us = self._sides(pair, shape, timing), self._tick_us(pair, shape, timing)
-        return stats.verdict(*sides, tick=tick_us, paired=True, pvalue=pvalue, smallest_effect=smallest)
-
-    def _sides(self, pair: Pair, shape: Shape, timing: Timing | None) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _sides(self, pair: Pair, shape: Shape, timing: Timing | None) -> Sides:
+        """The samples of a pair, and how finely both can be told."""
         baseline, candidate = (self.samples(name, shape, timing) for name in pair)
-        return baseline, candidate
-
-    def _tick_us(self, pair: Pair, shape: Shape, timing: Timing | None) -> float:
-        """How finely both of a pair can be told."""
         cases = [self._case(name, shape, timing) for name in pair]
         launches = min(int(case["launches"].min()) for case in cases if case is not None)
-        return float(self.run.manifest["clocks"]["tick_us"]) / launches
+        return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches)
 
     def _case(self, name: str, shape: Shape, timing: Timing | None) -> pd.DataFrame | None:
         timing = timing or self.headline
@@ -327,14 +388,14 @@ class Results:
 
 def of(run: runs.Run) -> Results:
     """Infer from a run, or take what was inferred from exactly these samples by exactly this code before."""
+    if not run.complete:
+        return Results(run, infer(run))
     key = hashlib.sha256(f"{runs.digest(run.manifest)} {_code()}".encode()).hexdigest()[:16]
-    kept = paths.reports() / run.name / f"inference-{key}.parquet"
-    if run.complete and (table := _kept(kept)) is not None:
-        return Results(run, table)
-    results = Results(run, infer(run))
-    if run.complete:
-        _keep(results.table, kept)
-    return results
+    kept = _path(run, "inference", key)
+    if (table := _kept(kept)) is None:
+        table = infer(run)
+        _keep(table, kept)
+    return Results(run, table, key)
 
 
 def infer(run: runs.Run) -> pd.DataFrame:
@@ -349,7 +410,7 @@ def infer(run: runs.Run) -> pd.DataFrame:
     ]
     tick_us = float(run.manifest["clocks"]["tick_us"])
     jobs = [(samples, tick_us / rows["launches"].min()) for _, samples, rows in groups]
-    inferred = _on_all_cores(jobs)
+    inferred = _on_all_cores(infer_case, jobs)
     ceilings = Ceilings(run.manifest)
     rows = [
         dict(zip([*CASE, *TIMING], key, strict=True)) | _context(rows) | row | _rates(key, row, ceilings)
@@ -424,9 +485,41 @@ def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -
     }
 
 
-def _on_all_cores(jobs: list[tuple[list[np.ndarray], float]]) -> list[dict[str, float]]:
+def infer_family(pairs: dict[str, Sides], control: Sides | None) -> Family:
+    """The verdicts on candidates at one shape, each from its and the baseline's samples, and on the baseline itself."""
+    itself, smallest = None, 0.0
+    if control is not None:
+        sides = control.baseline, control.candidate
+        itself = stats.verdict(*sides, tick=control.tick_us, paired=True)
+        smallest = stats.smallest_effect(*sides, tick=control.tick_us, paired=True)
+    verdicts, pvalues = _judge(list(pairs.values()), smallest)
+    named = dict(zip(pairs, verdicts, strict=True)), dict(zip(pairs, pvalues, strict=True))
+    return Family(*named, itself, smallest)
+
+
+def _judge(family: Sequence[Sides], smallest_effect: float) -> tuple[list[stats.Verdict], list[float]]:
+    """The verdicts on one family of tests, with Holm's p-values, and the p-values that Holm adjusted."""
+    alone = [stats.difference_pvalue(sides.baseline, sides.candidate, paired=True) for sides in family]
+    verdicts = [
+        stats.verdict(
+            sides.baseline,
+            sides.candidate,
+            tick=sides.tick_us,
+            paired=True,
+            pvalue=float(pvalue),
+            smallest_effect=smallest_effect,
+        )
+        for sides, pvalue in zip(family, stats.holm(alone), strict=True)
+    ]
+    return verdicts, alone
+
+
+def _on_all_cores(work: Callable[..., Any], jobs: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What each job comes to, in their order."""
+    if len(jobs) < MANY:
+        return [work(*job) for job in jobs]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
-        return list(pool.map(infer_case, *zip(*jobs, strict=True), chunksize=8))
+        return list(pool.map(work, *zip(*jobs, strict=True), chunksize=4))
 
 
 def _passed(run: runs.Run) -> pd.DataFrame:
@@ -488,6 +581,10 @@ def _code() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
+def _path(run: runs.Run, what: str, key: str) -> Path:
+    return paths.reports() / run.name / f"{what}-{key}.parquet"
+
+
 def _kept(path: Path) -> pd.DataFrame | None:
     """What was kept, unless it isn't there or not whole: it can always be inferred again."""
     try:
@@ -498,8 +595,45 @@ def _kept(path: Path) -> pd.DataFrame | None:
 
 def _keep(table: pd.DataFrame, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob("inference-*.parquet"):
+    for old in path.parent.glob(f"{path.stem.split('-')[0]}-*.parquet"):
         old.unlink(missing_ok=True)  # another process may be keeping the same
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     table.to_parquet(temporary, index=False)
     temporary.replace(path)
+
+
+def _as_table(families: dict[Place, Family]) -> pd.DataFrame:
+    """A row per verdict, the control's first, as `_from_table` reads them."""
+    rows = []
+    for (shape, timing), family in families.items():
+        where = {**shape.axes, "clock": timing.clock, "cache": timing.cache, "smallest": family.smallest_effect}
+        for name, verdict in {"": family.control, **family.verdicts}.items():
+            told = [None] * len(VERDICT) if verdict is None else _flat(verdict)
+            alone = family.unadjusted.get(name, np.nan)
+            rows.append({**where, "candidate": name, **dict(zip(VERDICT, told, strict=True)), "unadjusted": alone})
+    return pd.DataFrame(rows, columns=[*AXES, *TIMING, "smallest", "candidate", *VERDICT, "unadjusted"])
+
+
+def _flat(verdict: stats.Verdict) -> list[Any]:
+    speedup = verdict.speedup
+    ends = [speedup.estimate, speedup.low, speedup.high]
+    return [verdict.decision, verdict.claimable, *ends, verdict.delta, verdict.g, verdict.pvalue]
+
+
+def _from_table(table: pd.DataFrame) -> dict[Place, Family]:
+    families = {}
+    for key, rows in table.groupby([*AXES, *TIMING], sort=False):
+        *axes, clock, cache = key
+        place = Shape(**dict(zip(AXES, axes, strict=True))), Timing(clock=clock, cache=cache)
+        (control, *_), *candidates = [(_verdict(row), row) for row in rows.to_dict("records")]
+        verdicts = {row["candidate"]: verdict for verdict, row in candidates if verdict}
+        unadjusted = {row["candidate"]: row["unadjusted"] for _, row in candidates}
+        families[place] = Family(verdicts, unadjusted, control, float(rows["smallest"].iloc[0]))
+    return families
+
+
+def _verdict(row: dict[str, Any]) -> stats.Verdict | None:
+    if pd.isna(row["decision"]):
+        return None
+    speedup = stats.Interval(row["speedup"], row["low"], row["high"])
+    return stats.Verdict(row["decision"], bool(row["claimable"]), speedup, row["delta"], row["g"], row["pvalue"])

@@ -6,18 +6,36 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnlab.analyse import formats
+from attnlab import implementations
+from attnlab.analyse import formats, regime
 from attnlab.analyse.display import Prose, Table, telling
 from attnlab.analyse.figures import AXIS_TITLES
-from attnlab.analyse.results import AXES, NotMeasured, Results, axis_of, median_of, on_normal
+from attnlab.analyse.results import AXES, NO_CONTROL, NotMeasured, Results, axis_of, median_of, on_normal
+from attnlab.analyse.rungs import absence
 from attnlab.shapes import Shape
-from attnlab.stats import CLAIM_DELTA, CLAIM_SPEEDUP, Interval, ratio_ci, samples_needed
+from attnlab.stats import (
+    CLAIM_DELTA,
+    CLAIM_SPEEDUP,
+    EQUIVALENCE_MARGIN,
+    Interval,
+    Verdict,
+    mann_whitney,
+    ratio_ci,
+    samples_needed,
+)
+from attnlab.studies import Timing
 
 CAUSAL_NOTE = (
     "Causal FLOPs count the scores under the mask, 2·B·H·S·(S+1)·D; half of 4·B·H·S²·D would be S/(S+1) of it."
 )
 LETTERS = {"seq_len": "S", "batch": "B", "heads": "H"}
 SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
+JUDGED = ["speedup [95 %]", "p (Mann-Whitney)", "p (Holm)", "Cliff's delta", "Hedges' g", "intervals", "verdict"]
+JUDGED += ["regime"]
+REGIME_NOTE = (
+    f"Regime: a burst where the card held itself back at no more than {100 - regime.MOSTLY_PCT} % of both sides' "
+    f"samples, sustained from {regime.MOSTLY_PCT} % on."
+)
 DEPENDENCE_NOTE = (
     "The p-value is adjusted by Holm over the candidates of this table: Mann-Whitney's, and where samples are not "
     "independent no smaller than those of the t tests over replicates, or over stretches of the only one."
@@ -181,7 +199,8 @@ def backends(results: Results, name: str) -> Table:
         f"Median latency in µs with 95 % interval, every implementation, {_fixed(shapes, axis)}; "
         f"{results.headline.words}."
     )
-    return Table(_medians(results, shapes, titles), f"backends-{name.replace(' ', '-')}", caption)
+    note = regime.at_shapes(results, shapes)
+    return Table(_medians(results, shapes, titles), f"backends-{name.replace(' ', '-')}", caption, note)
 
 
 @telling
@@ -190,7 +209,8 @@ def listed(results: Results, name: str) -> Table:
     shapes = results.sweep(name)
     titles = [f"B={shape.batch} H={shape.heads} S={shape.seq_len}" for shape in shapes]
     caption = f"Median latency in µs with 95 % interval at the shapes of “{name}”; {results.headline.words}."
-    return Table(_medians(results, shapes, titles), f"listed-{name.replace(' ', '-')}", caption)
+    note = regime.at_shapes(results, shapes)
+    return Table(_medians(results, shapes, titles), f"listed-{name.replace(' ', '-')}", caption, note)
 
 
 @telling
@@ -394,27 +414,70 @@ def to_beat(results: Results) -> Table:
 
 @telling
 def verdicts(results: Results, shape: Shape) -> Table:
-    """Every implementation against the baseline at one shape."""
-    rows = []
-    for name in results.candidates(shape):
-        verdict = results.compare(name, shape)
-        rows.append(
-            {
-                "candidate": name,
-                "speedup [95 %]": formats.interval(verdict.speedup),
-                "Cliff's delta": formats.signed(verdict.delta),
-                "Hedges' g": formats.number(verdict.g),
-                "p (Holm)": formats.pvalue(verdict.pvalue),
-                "decision": verdict.decision,
-                "claimable": "yes" if verdict.claimable else "no",
-            }
-        )
+    """Every implementation against the baseline at one shape, and last the baseline against itself."""
+    baseline, names = results.study.baseline, results.candidates(shape)
+    family, row = results.family(shape), results.row(baseline, shape)
+    its_regime = regime.compared(results, [baseline], shape)
+    rows: list[dict[str, Any]] = [
+        {"implementation": baseline, "median (µs) [95 %]": _stacked(row), "verdict": "the baseline"}
+        | {"regime": its_regime}
+    ]
+    for name, verdict in [(name, results.compare(name, shape)) for name in names]:
+        rows.append({"implementation": name} | _compared(results, name, shape, verdict))
     note = (
         "Speedup is the ratio of medians, from rounds taken together; above 1 the candidate is faster. Equivalent "
-        f"means within ±2 %. {DEPENDENCE_NOTE}"
+        f"means within ±{100 * EQUIVALENCE_MARGIN:g} %, where so little could have been seen; claimable, faster with "
+        f"intervals apart, a speedup of {CLAIM_SPEEDUP:.2f} and a delta of {CLAIM_DELTA:g}, both at least. "
+        f"{DEPENDENCE_NOTE} "
+        "Mann-Whitney's alone takes all samples for independent. Intervals: whether that of the median is apart from "
+        f"the baseline's. {REGIME_NOTE}"
     )
-    caption = f"Against `{results.study.baseline}` at {formats.shape(shape)}; {results.headline.words}."
-    return Table(pd.DataFrame(rows), "verdicts", caption, note)
+    if family.control is not None:
+        itself = implementations.control(baseline)
+        rows.append({"implementation": f"{baseline} again"} | _compared(results, itself, shape, family.control))
+        rows[-1] |= {"p (Holm)": None, "verdict": family.control.decision}
+        seen = formats.percent(100 * family.smallest_effect)
+        note += (
+            " Last, the baseline against itself: it took a second turn in each round, and what differs is noise. It is "
+            f"no part of the family that Holm adjusts for. The smallest effect that could have been seen is {seen}."
+        )
+    else:
+        note += f" {NO_CONTROL}."
+    note = " ".join([note, without(results, [n for n in results.study.implementations if n not in names], shape)])
+    columns = ["implementation", "median (µs) [95 %]", *JUDGED]
+    caption = f"Against `{baseline}` at {formats.shape(shape)}; {results.headline.words}."
+    return Table(pd.DataFrame(rows, columns=columns).astype(object), "verdicts", caption, note.strip(), 0)
+
+
+def _compared(results: Results, name: str, shape: Shape, verdict: Verdict) -> dict[str, object]:
+    """What a row says of one comparison at a shape, under the headline's timing."""
+    sides = [results.samples(each, shape) for each in (results.study.baseline, name)]
+    baseline = median_of(results.row(results.study.baseline, shape))
+    median = results.median(name, shape)
+    return judged(results, name, shape, results.headline, verdict) | {
+        "median (µs) [95 %]": formats.stacked(median),
+        "p (Mann-Whitney)": formats.pvalue(mann_whitney(*sides).pvalue),
+        "intervals": "overlap" if median.overlaps(baseline) else "apart",
+    }
+
+
+def judged(results: Results, name: str, shape: Shape, timing: Timing, verdict: Verdict) -> dict[str, object]:
+    """What a row says of the verdict on one candidate."""
+    return {
+        "speedup [95 %]": formats.stacked(verdict.speedup),
+        "p (Holm)": formats.pvalue(verdict.pvalue),
+        "Cliff's delta": formats.signed(verdict.delta),
+        "Hedges' g": formats.number(verdict.g),
+        "verdict": f"{verdict.decision},\nclaimable" if verdict.claimable else verdict.decision,
+        "regime": regime.compared(results, [results.study.baseline, name], shape, timing),
+    }
+
+
+def without(results: Results, names: list[str], shape: Shape) -> str:
+    """Which of these have no latency at a shape, and why."""
+    there = results.at(shape).index
+    reasons = {name: absence(results, name, shape) for name in names if name not in there}
+    return " ".join(f"`{name}` has no latency here: {formats.clause(reason, 160)}." for name, reason in reasons.items())
 
 
 @telling
