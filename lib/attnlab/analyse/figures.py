@@ -32,6 +32,9 @@ LOOKS = {
     "sdpa.efficient": ("#009E73", "D"),
     "sdpa.math": ("#CC79A7", "v"),
     "reference.float64": ("#56B4E9", "P"),
+    "peer.flex": ("#8C6D1F", "X"),
+    "peer.flash4": ("#E69F00", "P"),
+    "dispatch.attend": ("#7F7F7F", "*"),
     # The ladder goes from light to dark.
     "kernel.naive": ("#C9B3E6", "p"),
     "kernel.tiled": ("#AF92D6", "h"),
@@ -44,7 +47,10 @@ LOOKS = {
 OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
 """For what has no look of its own; which one depends on its name alone."""
 LEGEND_COLUMNS = 5
-AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "heads H"}
+AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "heads H"} | {
+    "kv_heads": "heads of keys and values",
+    "kv_len": "keys",
+}
 NEAR_PCT = 5
 """Samples that all lie this near to their median are drawn on a linear axis."""
 DEVIATIONS_PCT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -73,7 +79,7 @@ def latency(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_le
         axes.set(title=_sweep_title(sweep), yscale="log", ylabel="latency (µs)" if axes is panels[0][0] else "")
     for axes, _ in panels:
         plain_logarithm(axes.yaxis)
-    _legend(drawing)
+    legend(drawing)
     return Figure(
         drawing,
         "latency",
@@ -90,7 +96,7 @@ def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
         _lines(axes, results, sweep, "throughput_tflops")
         axes.set(title=_sweep_title(sweep), ylabel="throughput (TFLOP/s)" if axes is panels[0][0] else "")
         axes.set_ylim(bottom=0)
-    _legend(drawing)
+    legend(drawing)
     causal = " Causal FLOPs count the scores under the mask." if any(_is_causal(sweep) for _, sweep in panels) else ""
     return Figure(
         drawing,
@@ -112,7 +118,7 @@ def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal
         axes.axhline(100, color="#888888", linewidth=1, linestyle="--")
         axes.set(title=_sweep_title(sweep), ylabel="speed of light (%)" if axes is panels[0][0] else "")
         axes.set_ylim(bottom=0)
-    _legend(drawing)
+    legend(drawing)
     return Figure(
         drawing,
         "speed-of-light",
@@ -143,9 +149,9 @@ def memory(results: Results, sweep: str = "seq_len") -> Figure:
     }
     axes.plot(sizes, [shape.bytes / 2**20 for shape in shapes], **tensors)
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="peak memory (MiB)", yscale="log")
-    _powers_of_two(axes, sizes)
+    powers_of_two(axes, sizes)
     plain_logarithm(axes.yaxis)
-    _legend(drawing)
+    legend(drawing)
     return Figure(
         drawing,
         "memory",
@@ -204,10 +210,10 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure:
                 axes.plot(*zip(*points, strict=True), **look(name))
         axes.axhline(1, color="#888888", linewidth=1, linestyle="--")
         axes.set(title=f"{timing} over {results.headline}", xlabel=AXIS_TITLES[axis_of(sweep)], yscale="log")
-        _powers_of_two(axes, sizes)
+        powers_of_two(axes, sizes)
         plain_logarithm(axes.yaxis)
     grid[0][0].set_ylabel("ratio of medians")
-    _legend(drawing)
+    legend(drawing)
     return Figure(
         drawing,
         "timings",
@@ -306,9 +312,9 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
         style = look(name) | {"label": "_", "clip_on": False}
         axes.plot([size], [float(error > 0)], transform=axes.get_xaxis_transform(), **style)
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="largest absolute error", yscale="log")
-    _powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
+    powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
     plain_logarithm(axes.yaxis)
-    _legend(drawing)
+    legend(drawing)
     told = [
         "Largest error against the float64 oracle over all checks of a shape on standard normal inputs, along the "
         f"sweep “{sweep}”; the dashed line is twice the framework's own."
@@ -375,7 +381,7 @@ def _lines(axes: Axes, results: Results, sweep: str, column: str, intervals: boo
         if intervals:
             axes.vlines(line[axis], line["low_us"], line["high_us"], color=look(name)["color"], linewidth=3, alpha=0.5)
     axes.set_xlabel(AXIS_TITLES[axis])
-    _powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
+    powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
 
 
 def _ratios(results: Results, sweep: str, name: str, timing: Timing) -> list[tuple[int, float]]:
@@ -441,7 +447,7 @@ def look(name: str) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "label": name} | hollow
 
 
-def _legend(drawing: Drawing) -> None:
+def legend(drawing: Drawing) -> None:
     """Name every line once, whichever panel it is in."""
     found = [axes.get_legend_handles_labels() for axes in drawing.axes]
     handles = {label: handle for lines in reversed(found) for handle, label in zip(*lines, strict=True)}
@@ -451,7 +457,7 @@ def _legend(drawing: Drawing) -> None:
     )
 
 
-def _powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
+def powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(sizes)), [f"{size}" for size in sorted(set(sizes))])
     axes.xaxis.set_minor_locator(NullLocator())

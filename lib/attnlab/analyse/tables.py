@@ -28,7 +28,7 @@ from attnlab.studies import Timing
 CAUSAL_NOTE = (
     "Causal FLOPs count the scores under the mask, 2·B·H·S·(S+1)·D; half of 4·B·H·S²·D would be S/(S+1) of it."
 )
-LETTERS = {"seq_len": "S", "batch": "B", "heads": "H"}
+LETTERS = {"seq_len": "S", "batch": "B", "heads": "H", "kv_heads": "KV heads", "kv_len": "keys"}
 SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
 JUDGED = ["speedup [95 %]", "p (Mann-Whitney)", "p (Holm)", "Cliff's delta", "Hedges' g", "intervals", "verdict"]
 JUDGED += ["regime"]
@@ -620,7 +620,8 @@ def _fixed(shapes: list[Shape], axis: str) -> str:
     first = shapes[0]
     sizes = {"B": first.batch, "H": first.heads, "S": first.seq_len, "D": first.head_dim}
     kept = [f"{letter}={size}" for letter, size in sizes.items() if letter != LETTERS[axis]]
-    return f"{', '.join(kept)}, {first.dtype}{', causal' if first.causal else ''}"
+    special = first.resized(**{axis: 0}).special if axis.startswith("kv_") else first.special
+    return ", ".join([*kept, first.dtype, *(["causal"] if first.causal else []), *special])
 
 
 def _shape(row: dict[str, Any]) -> Shape:
