@@ -1,30 +1,31 @@
-"""Runs beside the one that is shown: of the same device, each of a study that answers what others don't."""
+"""Runs beside the one that is shown: on the same device, of studies that answer what this one's doesn't."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from attnlab import runs
-from attnlab.analyse.results import NotMeasured, Results, of
+from attnlab.analyse.results import Results, of
 from attnlab.errors import UserError
 
 
-def of_study(results: Results, study: str) -> Results:
-    """The newest recorded run of a study on the device of this run, or this run itself if it is one.
+def with_sweep(results: Results, sweep: str) -> Results:
+    """The newest run on this device whose study has a sweep: this one if its own has, or if there is none."""
+    return _newest(results, lambda study: sweep in study["sweeps"])
 
-    Raises:
-        NotMeasured: there is none.
-    """
-    if results.study.name == study:
+
+def with_implementation(results: Results, name: str) -> Results:
+    """The newest run on this device whose study names an implementation: this one if its own does, or there is none."""
+    return _newest(results, lambda study: name in study["implementations"])
+
+
+def _newest(results: Results, answers: Callable[[dict[str, Any]], bool]) -> Results:
+    if answers(results.run.manifest["study"]):
         return results
     device = results.run.manifest["device"]["name"]
     for name in reversed(runs.names()):
         with suppress(UserError):  # a run that is refused is no companion
             manifest = runs.read_manifest(name)
-            if manifest["complete"] and _is_one(manifest, study) and manifest["device"]["name"] == device:
+            if manifest["complete"] and manifest["device"]["name"] == device and answers(manifest["study"]):
                 return of(runs.load(name))
-    raise NotMeasured(
-        f"No run of the study “{study}” on an {device} is there: `make measure STUDY={study}` records one"
-    )
-
-
-def _is_one(manifest: runs.Manifest, study: str) -> bool:
-    return bool(manifest["study"]["name"] == study)
+    return results
