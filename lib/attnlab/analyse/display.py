@@ -33,6 +33,10 @@ _NUMBER = r"[<>≤≥≈~]?\s?[+\-−±]?\d[\d,\u2009\u202f]*(?:\.\d+)?(?:[eE][+
 _NUMERIC = re.compile(rf"{_NUMBER}(?:\s?[†‡]+)?(?:\s*[±–]\s*{_NUMBER})?(?:\s*[\[(]{_NUMBER}\s*[,–]\s*{_NUMBER}[\])])?")
 
 
+class Inline(str):
+    """A cell of a table in markdown, such as a citation; other cells are printed as they are."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """A drawing with its number, caption and a description for who cannot see it."""
@@ -102,7 +106,7 @@ class Table:
 
     def _row(self, position: int, cells: Iterable[object]) -> str:
         emphasis = ' class="target"' if position == self.highlight else ""
-        texts = (_cell(_text(cell), align) for cell, align in zip(cells, self._alignments, strict=True))
+        texts = (_cell(cell, align) for cell, align in zip(cells, self._alignments, strict=True))
         return f"<tr{emphasis}>{''.join(texts)}</tr>"
 
 
@@ -168,10 +172,11 @@ def _caption(text: str) -> str:
     return f"<figcaption>{markdown.inline(text)}</figcaption>"
 
 
-def _cell(text: str, align: str) -> str:
+def _cell(cell: object, align: str) -> str:
+    text = _text(cell)
     # Short cells keep their lines as they are; only those that read like text may be broken.
     kind = align or (' class="long"' if len(text) > LONG else "")
-    return f"<td{kind}>{escape(text)}</td>"
+    return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
 
 
 def _is_numeric(column: pd.Series) -> bool:
