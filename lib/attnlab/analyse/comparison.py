@@ -45,23 +45,54 @@ def highest(results: Results) -> Table:
         key = (number.device, number.implementation)
         if key not in best or number.share_pct > best[key].share_pct:
             best[key] = number
-    return _table(
-        results,
-        best.values(),
+    return Table(
+        pd.DataFrame([_normalised(number) | _beside(results, number) for number in best.values()]),
         "literature",
         "The highest share of its device's dense peak that was published of each implementation, and what this run has "
         f"at the nearest shape of the same D and mask; here {results.headline.words}.",
+        _note(best.values()),
     )
 
 
 def every(results: Results) -> Table:
     """Every published number, beside the nearest case of this run."""
+    numbers = by_device(published())
+    rows = [
+        _normalised(number)
+        | {"stated": f"{number.value:g} {number.unit}", "where": f"{number.place}, {number.read_from}"}
+        | _beside(results, number)
+        for number in numbers
+    ]
     caption = f"Every published number, as data/reference/literature.csv holds it; here {results.headline.words}."
-    return _table(results, by_device(published()), "literature-all", caption)
+    return Table(pd.DataFrame(rows), "literature-all", caption, _note(numbers))
 
 
-def _table(results: Results, numbers: Iterable[Published], name: str, caption: str) -> Table:
-    numbers = list(numbers)
+def _normalised(number: Published) -> dict[str, object]:
+    return {
+        "published": f"{number.implementation}\n{number.device.removeprefix('NVIDIA ')}",
+        "source": Inline(references.cite(number.source)),
+        "shape": _two_lines(number.axes),
+        "TFLOP/s": formats.number(number.throughput_tflops),
+        "of peak": f"{formats.percent(number.share_pct)}{f' {OVER}' if number.is_above_peak else ''}",
+    }
+
+
+def _beside(results: Results, number: Published) -> dict[str, object]:
+    ours = here(results, number)
+    return {
+        "here": f"{ours.name}\n{_two_lines(formats.shape(ours.shape))}" if ours else None,
+        "TFLOP/s here": formats.number(ours.throughput_tflops) if ours else None,
+        "of peak here": formats.percent(ours.datasheet_pct) if ours else None,
+        "of measured": formats.percent(ours.measured_pct) if ours else None,
+    }
+
+
+def _two_lines(shape: str) -> str:
+    """A shape as `formats.shape` writes it, its dtype below its sizes."""
+    return shape.replace(") ", ")\n")
+
+
+def _note(numbers: Iterable[Published]) -> str:
     note = (
         "TFLOP/s count the scores under the mask; a causal number that counts half of the square was brought to that. "
         "Of peak: of the dense products with FP32 accumulation that the device's datasheet states. Here: the same "
@@ -70,32 +101,13 @@ def _table(results: Results, numbers: Iterable[Published], name: str, caption: s
     )
     if any(number.is_above_peak for number in numbers):
         note += f" {OVER} Above what the device can do: take it for an error of the source until it is explained."
-    return Table(pd.DataFrame([_cells(results, number) for number in numbers]), name, caption, note)
-
-
-def _cells(results: Results, number: Published) -> dict[str, object]:
-    beside = here(results, number)
-    return {
-        "device": number.device.removeprefix("NVIDIA "),
-        "implementation": number.implementation,
-        "source": Inline(references.cite(number.source)),
-        "place": number.place,
-        "shape": number.axes,
-        "stated": f"{number.value:g} {number.unit}",
-        "TFLOP/s": formats.number(number.throughput_tflops),
-        "of peak": f"{formats.percent(number.share_pct)}{f' {OVER}' if number.is_above_peak else ''}",
-        "here": beside.name if beside else None,
-        "its shape": formats.shape(beside.shape) if beside else None,
-        "its TFLOP/s": formats.number(beside.throughput_tflops) if beside else None,
-        "its share of peak": formats.percent(beside.datasheet_pct) if beside else None,
-        "of measured": formats.percent(beside.measured_pct) if beside else None,
-    }
+    return note
 
 
 @styled
 def figure(results: Results) -> Figure:
     """Share of the device's dense peak against sequence length, a panel for each head_dim and mask, this run on top."""
-    drawing, grid = plt.subplots(2, 2, sharex=True, sharey=True, figsize=(7.2, 6.4))
+    drawing, grid = plt.subplots(2, 2, sharex=True, sharey=True, figsize=(6, 6.4))
     places = [(head_dim, causal) for head_dim in HEAD_DIMS for causal in (False, True)]
     drawn = [number for number in published() if number.shape and number.implementation in COLOURS]
     for axes, (head_dim, causal) in zip(grid.flat, places, strict=True):
@@ -113,7 +125,7 @@ def figure(results: Results) -> Figure:
         axes.set_xlabel("sequence length S")
     for axes in grid[:, 0]:
         axes.set_ylabel("share of the device's dense peak (%)")
-    drawing.legend(handles=_implementations(drawing), loc="outside upper center", ncols=4)
+    drawing.legend(handles=_implementations(drawing), loc="outside upper center", ncols=3)
     devices = [
         Line2D([], [], color="#444444", linestyle=style, label=device.removeprefix("NVIDIA "))
         for device, style in LINES.items()
@@ -240,7 +252,9 @@ def same(results: Results) -> Table:
     pairs: dict[tuple[str, str], list[tuple[Published, Here]]] = {}
     for number in by_device(published()):
         beside = here(results, number) if number.implementation in COUNTERPARTS else None
-        if beside and beside.name == COUNTERPARTS[number.implementation] and beside.shape.seq_len == number.seq_len:
+        if beside is None or beside.name != COUNTERPARTS[number.implementation] or math.isnan(beside.datasheet_pct):
+            continue
+        if beside.shape.seq_len == number.seq_len:
             pairs.setdefault((number.implementation, number.device), []).append((number, beside))
     rows = [
         {

@@ -33,8 +33,14 @@ _NUMBER = r"[<>≤≥≈~]?\s?[+\-−±]?\d[\d,\u2009\u202f]*(?:\.\d+)?(?:[eE][+
 _NUMERIC = re.compile(rf"{_NUMBER}(?:\s?[†‡]+)?(?:\s*[±–]\s*{_NUMBER})?(?:\s*[\[(]{_NUMBER}\s*[,–]\s*{_NUMBER}[\])])?")
 
 
-class Inline(str):
+@dataclass(frozen=True)
+class Inline:
     """A cell of a table in markdown, such as a citation; other cells are printed as they are."""
+
+    markdown: str
+
+    def __str__(self) -> str:
+        return self.markdown
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,7 @@ def _caption(text: str) -> str:
 def _cell(cell: object, align: str) -> str:
     text = _text(cell)
     # Short cells keep their lines as they are; only those that read like text may be broken.
-    kind = align or (' class="long"' if len(text) > LONG else "")
+    kind = align or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
     return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
 
 

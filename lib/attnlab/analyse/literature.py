@@ -104,13 +104,12 @@ class Published(BaseModel):
     @property
     def axes(self) -> str:
         """Its shape in words, as far as it is stated."""
+        if self.shape:
+            words = formats.shape(self.shape)
+            return words if self.dtype else words.replace(self.shape.dtype, "dtype not stated")
         stated = {"B": self.batch, "H": self.heads, "S": self.seq_len, "D": self.head_dim}
-        if self.shape and self.dtype:
-            return formats.shape(self.shape)
         known = " ".join(f"{name}={size}" for name, size in stated.items() if size)
-        if not known:
-            return "not stated"
-        return known + (", mask not stated" if self.causal is None else ", causal" if self.causal else "")
+        return known + ", mask not stated" * (self.causal is None) if known else "not stated"
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,9 @@ def published(path: Path = PATH) -> list[Published]:
         return [_row(row, f"{paths.shown(path)}, line {reader.line_num}") for row in reader]
 
 
-def _row(row: dict[str, str], where: str) -> Published:
+def _row(row: dict[str | None, str], where: str) -> Published:
+    if None in row:
+        raise UserError(f"{where}: it has more cells than there are columns")
     stated = {column: cell for column, cell in row.items() if cell}
     try:
         number = Published.model_validate(stated)
