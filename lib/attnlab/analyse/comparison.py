@@ -299,7 +299,7 @@ def _span(shares: Sequence[float]) -> str:
 def _above() -> str:
     over = [number for number in published() if number.is_above_peak]
     if not over:
-        return "None lies above the dense peak of its device."
+        return "No number lies above the dense peak of its device."
     named = formats.listing(
         [
             f"{number.implementation} at {formats.percent(number.share_pct)} {references.cite(number.source)}"
@@ -322,10 +322,10 @@ def limits(results: Results) -> Prose:
     lines = [
         "**Peaks are not ceilings.** The only ceiling that is known of all devices is the datasheet's, at one clock."
         + _clock(results),
-        "**Clocks and power.** None of these numbers comes with the power or the temperature of its card, and only "
+        "**Clocks and power.** No number comes with the power or the temperature of its card, and only "
         f"NVIDIA's own {references.cite('nvidia2026frontend')} with a peak at the clock that was seen. So bursts "
         "can't be told from sustained loads.",
-        "**Caches.** None comes with what the L2 held; at short sequences that decides.",
+        "**Caches.** What the L2 held is told of no number; at short sequences that decides.",
         f"**Shapes.** {whole} of {len(numbers)} state the whole shape. Most keep the tokens of a batch the same, "
         "16,384 or more, so at short lengths they have more heads in flight than this run's "
         f"{target.batch * target.heads} at its target; {grouped} share K and V among heads, which leaves the work the "
