@@ -170,6 +170,8 @@ def test_the_same_shape_and_algorithm_stand_beside_it():
         ({"seq_len": 16384, "batch": 1}, synthetic.LONG),
         ({"batch": 1}, synthetic.ONE_BATCH),
         ({"heads": 64}, synthetic.EIGHT_HEADS),
+        ({"batch": 1, "heads": 4}, synthetic.ONE_BATCH),
+        ({"batch": 4, "heads": 4}, synthetic.EIGHT_HEADS),
         ({"causal": "true", "seq_len": 64}, synthetic.CONSTANT),
         ({"heads": None, "seq_len": 256}, synthetic.LONG),
     ],

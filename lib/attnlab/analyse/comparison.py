@@ -59,12 +59,16 @@ def every(results: Results) -> Table:
     numbers = by_device(published())
     rows = [
         _normalised(number)
-        | {"stated": f"{number.value:g} {number.unit}", "where": f"{number.place}, {number.read_from}"}
-        | _beside(results, number)
+        | {"stated": f"{number.value:g} {number.unit}, {number.read_from}\n{number.place}"}
+        | _briefly(_beside(results, number))
         for number in numbers
     ]
-    caption = f"Every published number, as data/reference/literature.csv holds it; here {results.headline.words}."
-    return Table(pd.DataFrame(rows), "literature-all", caption, _note(numbers))
+    caption = (
+        "Every published number, with its place and what it was read from there, as data/reference/literature.csv "
+        f"holds it; here {results.headline.words}."
+    )
+    note = f"{_note(numbers)} Its shares: of peak and, below it, of measured."
+    return Table(pd.DataFrame(rows), "literature-all", caption, note)
 
 
 def _normalised(number: Published) -> dict[str, object]:
@@ -77,7 +81,7 @@ def _normalised(number: Published) -> dict[str, object]:
     }
 
 
-def _beside(results: Results, number: Published) -> dict[str, object]:
+def _beside(results: Results, number: Published) -> dict[str, str | None]:
     ours = here(results, number)
     return {
         "here": f"{ours.name}\n{_two_lines(formats.shape(ours.shape))}" if ours else None,
@@ -85,6 +89,12 @@ def _beside(results: Results, number: Published) -> dict[str, object]:
         "of peak here": formats.percent(ours.datasheet_pct) if ours else None,
         "of measured": formats.percent(ours.measured_pct) if ours else None,
     }
+
+
+def _briefly(cells: dict[str, str | None]) -> dict[str, str | None]:
+    """The shares of a case of this run below one another."""
+    shares = [cells["of peak here"], cells["of measured"]]
+    return {"here": cells["here"], "its shares": "\n".join(filter(None, shares)) or None}
 
 
 def _two_lines(shape: str) -> str:

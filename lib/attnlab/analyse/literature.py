@@ -180,7 +180,8 @@ def _peaks() -> dict[str, float]:
 def here(results: Results, number: Published) -> Here | None:
     """What this run has beside a published number, None where no case has its head_dim and mask.
 
-    Near is, in this order: the sequence length by its ratio, the heads of the batch by theirs, the dtype.
+    Near is, in this order: the sequence length by its ratio, the heads of the whole batch and the batch by theirs, the
+    dtype.
     """
     if number.seq_len is None:
         return None
@@ -194,6 +195,7 @@ def here(results: Results, number: Published) -> Here | None:
         {
             "seq_len": (rows["seq_len"] / number.seq_len).map(_apart),
             "heads": (rows["batch"] * rows["heads"] / _heads(number)).map(_apart),
+            "batch": (rows["batch"] / (number.batch or math.nan)).map(_apart),
             "dtype": rows["dtype"] != (number.dtype or rows["dtype"]),
             "median_us": rows["median_us"],
         }
