@@ -180,6 +180,14 @@ def test_else_the_nearest_shape_of_the_same_head_dim_and_mask(changes, shape):
     assert literature.here(synthetic.inferred(), number(**changes)).shape == shape
 
 
+def test_decoding_training_and_ragged_batches_stand_beside_nothing():
+    like = synthetic.AXES | {"seq_len": 128}
+    other = [like | {"kv_len": 512}, like | {"lengths": "spread"}, like | {"direction": "training"}]
+    of = synthetic.infer(Recipe(study={"sweeps": {"seq_len": [like], "other": other}}, fates={}))
+    assert set(literature.alike(of)["implementation"]) == set(of.study.implementations)
+    assert len(literature.alike(of)) == len(of.study.implementations)
+
+
 def test_else_the_fastest_algorithm():
     beside = literature.here(synthetic.inferred(), number(implementation="FlashAttention-3"))
     assert beside.name == "sdpa.flash"  # 0.8 of the baseline's latency

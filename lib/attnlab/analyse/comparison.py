@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from attnlab.analyse import formats, references
 from attnlab.analyse.display import Figure, Inline, Prose, Table, telling
 from attnlab.analyse.figures import look, styled
-from attnlab.analyse.literature import COUNTERPARTS, Here, Published, by_device, here, published, shares_pct
+from attnlab.analyse.literature import COUNTERPARTS, Here, Published, alike, by_device, here, published, shares_pct
 from attnlab.analyse.results import NotMeasured, Results
 from attnlab.analyse.roofline import datasheet
 from attnlab.ladder import PREFIX
@@ -168,12 +168,12 @@ def _draw_published(axes: Axes, numbers: list[Published]) -> None:
 
 def _draw_here(axes: Axes, results: Results, head_dim: int, causal: bool) -> None:
     target = results.study.target_shape
-    alike = {"batch": target.batch, "heads": target.heads, "dtype": target.dtype} | {
+    fixed = {"batch": target.batch, "heads": target.heads, "kv_heads": target.heads, "dtype": target.dtype} | {
         "head_dim": head_dim,
         "causal": causal,
     }
-    rows = results.under(results.headline)
-    rows = rows[np.logical_and.reduce([rows[axis] == value for axis, value in alike.items()])]
+    rows = alike(results)
+    rows = rows[np.logical_and.reduce([rows[axis] == value for axis, value in fixed.items()])]
     rows = rows[np.log2(rows["seq_len"].astype(float)) % 1 == 0]  # ragged lengths would notch the line
     for name in _shown(results):
         line = rows[rows["implementation"] == name].sort_values("seq_len")
@@ -232,7 +232,7 @@ def _reached(results: Results) -> str:
         f"{f'D={number.head_dim}' if number.head_dim else 'shape not stated'})"
         for device, number in best.items()
     ]
-    rows = results.under(results.headline)
+    rows = alike(results)
     rows = rows[rows["dtype"].isin(["float16", "bfloat16"])]
     if rows.empty:
         return f"The highest published shares of the dense peak are {formats.listing(shares)}."

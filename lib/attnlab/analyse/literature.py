@@ -77,7 +77,7 @@ class Published(BaseModel):
         if self.causal is None or None in sizes:
             return None
         batch, heads, seq_len, head_dim = (size or 0 for size in sizes)
-        return Shape(batch, heads, seq_len, head_dim, self.causal, self.dtype or "float16")
+        return Shape(batch, heads, seq_len, head_dim, self.causal, self.dtype or "float16", self.kv_heads or 0)
 
     @property
     def throughput_tflops(self) -> float:
@@ -180,12 +180,12 @@ def _peaks() -> dict[str, float]:
 def here(results: Results, number: Published) -> Here | None:
     """What this run has beside a published number, None where no case has its head_dim and mask.
 
-    Near is, in this order: the sequence length by its ratio, the heads of the whole batch and the batch by theirs, the
-    dtype.
+    Near is, in this order: the sequence length by its ratio, the heads of the whole batch and the batch by theirs, how
+    many heads share their keys, the dtype.
     """
     if number.seq_len is None:
         return None
-    rows = results.under(results.headline)
+    rows = alike(results)
     rows = rows[(rows["head_dim"] == number.head_dim) & (rows["causal"] == number.causal)]
     same = rows[rows["implementation"] == COUNTERPARTS.get(number.implementation)]
     rows = rows if same.empty else same
@@ -196,15 +196,26 @@ def here(results: Results, number: Published) -> Here | None:
             "seq_len": (rows["seq_len"] / number.seq_len).map(_apart),
             "heads": (rows["batch"] * rows["heads"] / _heads(number)).map(_apart),
             "batch": (rows["batch"] / (number.batch or math.nan)).map(_apart),
+            "shared": (rows["heads"] / rows["kv_heads"] / _shared(number)).map(_apart),
             "dtype": rows["dtype"] != (number.dtype or rows["dtype"]),
             "median_us": rows["median_us"],
         }
     )
     row = rows.loc[apart.sort_values(list(apart.columns)).index[0]]
-    batch, heads, seq_len, head_dim = (int(row[axis]) for axis in Shape.AXES[:4])
-    shape = Shape(batch, heads, seq_len, head_dim, bool(row["causal"]), str(row["dtype"]))
+    batch, heads, seq_len, head_dim, kv_heads = (int(row[axis]) for axis in (*Shape.AXES[:4], "kv_heads"))
+    shape = Shape(batch, heads, seq_len, head_dim, bool(row["causal"]), str(row["dtype"]), kv_heads)
     tflops = float(row["throughput_tflops"])
     return Here(str(row["implementation"]), shape, tflops, *shares_pct(results, shape.dtype, tflops))
+
+
+def alike(results: Results) -> pd.DataFrame:
+    """This run's rows that can stand beside a published number: forward, as many keys as queries, of equal lengths."""
+    rows = results.under(results.headline)
+    return rows[(rows["kv_len"] == rows["seq_len"]) & (rows["lengths"] == "equal") & (rows["direction"] == "forward")]
+
+
+def _shared(number: Published) -> float:
+    return number.heads / number.kv_heads if number.heads and number.kv_heads else math.nan
 
 
 def _heads(number: Published) -> float:
