@@ -20,7 +20,7 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, prose, tables
+from attnlab.analyse import comparison, figures, prose, references, tables
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -60,3 +60,29 @@ tables.roofline(results, "causal seq_len", baseline)
 
 # %%
 figures.speed_of_light(results)
+
+# %% [markdown]
+# ## Beside what others published
+#
+# Every number that was found, in this project's count of work and as a share of its own device's dense peak.
+
+# %%
+comparison.told(results)
+
+# %%
+comparison.figure(results)
+
+# %%
+comparison.same(results)
+
+# %%
+comparison.limits(results)
+
+# %%
+comparison.every(results)
+
+# %% [markdown]
+# ## References
+
+# %% tags=["hide"]
+references.listing()

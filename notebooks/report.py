@@ -18,8 +18,8 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import accuracy, audited, calibration, figures, kernels, panel, profiles, prose
-from attnlab.analyse import published, regime, residency, tables, verdicts
+from attnlab.analyse import accuracy, audited, calibration, comparison, figures, kernels, panel, profiles, prose
+from attnlab.analyse import published, references, regime, residency, tables, verdicts
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -324,6 +324,28 @@ published.l4_finding(results)
 published.l4_work(results)
 
 # %% [markdown]
+# ## Beside what others published
+#
+# Published numbers come from other devices, shapes and versions. What can be set side by side is the work, counted alike, as
+# a share of what each device's datasheet says it can do. A number without a source that was read is not among them; each
+# row, with its place, is on the page 03_roofline.
+
+# %%
+comparison.told(results)
+
+# %%
+comparison.highest(results)
+
+# %%
+comparison.figure(results)
+
+# %%
+comparison.same(results)
+
+# %%
+comparison.limits(results)
+
+# %% [markdown]
 # ## What holds each back
 #
 # Nsight Compute's counters of one call at the target. A unit from 60 % of its peak counts as the bottleneck; below that,
@@ -437,18 +459,9 @@ prose.bibtex(results)
 
 # %% [markdown]
 # ## References
-#
-# <ol>
-# <li id="ref-williams2009">S. Williams, A. Waterman and D. Patterson. Roofline: an insightful visual performance model for multicore architectures. Communications of the ACM 52(4), 2009.</li>
-# <li id="ref-dao2023">T. Dao. FlashAttention-2: faster attention with better parallelism and work partitioning. arXiv 2307.08691, 2023; the criterion is that of its test suite.</li>
-# <li id="ref-efron1993">B. Efron and R. Tibshirani. An Introduction to the Bootstrap. Chapman and Hall, 1993.</li>
-# <li id="ref-schuirmann1987">D. J. Schuirmann. A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability. Journal of Pharmacokinetics and Biopharmaceutics 15, 1987.</li>
-# <li id="ref-holm1979">S. Holm. A simple sequentially rejective multiple test procedure. Scandinavian Journal of Statistics 6, 1979.</li>
-# <li id="ref-cliff1993">N. Cliff. Dominance statistics: ordinal analyses to answer ordinal questions. Psychological Bulletin 114(3), 1993.</li>
-# <li id="ref-kalibera2013">T. Kalibera and R. Jones. Rigorous benchmarking in reasonable time. International Symposium on Memory Management, 2013.</li>
-# <li id="ref-nakayama2014">M. K. Nakayama. Confidence intervals for quantiles using sectioning when applying variance-reduction techniques. ACM Transactions on Modeling and Computer Simulation 24(4), 2014.</li>
-# <li id="ref-bloom1995">H. S. Bloom. Minimum detectable effects: a simple way to report the statistical power of experimental designs. Evaluation Review 19(5), 1995.</li>
-# </ol>
+
+# %% tags=["hide"]
+references.listing()
 
 # %% [markdown]
 # ## Appendix: How often the inference is wrong

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from attnlab.analyse.display import Figure, Group, Listing, Prose, Table, telling
+from attnlab.analyse.display import Figure, Group, Inline, Listing, Prose, Table, telling
 
 
 def shown(thing) -> BeautifulSoup:
@@ -90,6 +90,11 @@ def test_a_table_has_caption_note_and_one_highlighted_row():
     assert soup.select_one("p.note a")["href"] == "#fig-a"
     assert [row.get_text() for row in soup.select("tr.target")] == ["b"]
     assert not shown(Table(frame, "rows", "Two rows")).select(".note, .target")
+
+
+def test_a_cell_in_markdown_is_rendered_and_no_other():
+    table = Table(pd.DataFrame({"source": [Inline("[](#ref-a)")], "text": ["[](#ref-a)"]}), "t", "A.")
+    assert '<td><a href="#ref-a"></a></td><td>[](#ref-a)</td>' in table._repr_mimebundle_()["text/html"]
 
 
 def test_a_table_with_repeated_titles_keeps_every_column():

@@ -20,6 +20,7 @@ from attnlab import obtain, paths, runs, studies
 from attnlab.analyse import (
     accuracy,
     calibration,
+    comparison,
     figures,
     kernels,
     panel,
@@ -172,6 +173,7 @@ def show(run: str) -> list[dict[str, str]]:
     names |= {
         "accuracy": accuracy,
         "calibration": calibration,
+        "comparison": comparison,
         "panel": panel,
         "regime": regime,
         "residency": residency,

@@ -110,7 +110,7 @@ def test_links_without_text_are_named():
         "Section 1.1",
         "Appendix A",
         "Appendix A.1",
-        "[2]",
+        "[1]",
         "References",
         "own words",
     ]

@@ -34,6 +34,16 @@ _NUMERIC = re.compile(rf"{_NUMBER}(?:\s?[†‡]+)?(?:\s*[±–]\s*{_NUMBER})?(?
 
 
 @dataclass(frozen=True)
+class Inline:
+    """A cell of a table in markdown, such as a citation; other cells are printed as they are."""
+
+    markdown: str
+
+    def __str__(self) -> str:
+        return self.markdown
+
+
+@dataclass(frozen=True)
 class Figure:
     """A drawing with its number, caption and a description for who cannot see it."""
 
@@ -102,7 +112,7 @@ class Table:
 
     def _row(self, position: int, cells: Iterable[object]) -> str:
         emphasis = ' class="target"' if position == self.highlight else ""
-        texts = (_cell(_text(cell), align) for cell, align in zip(cells, self._alignments, strict=True))
+        texts = (_cell(cell, align) for cell, align in zip(cells, self._alignments, strict=True))
         return f"<tr{emphasis}>{''.join(texts)}</tr>"
 
 
@@ -168,10 +178,11 @@ def _caption(text: str) -> str:
     return f"<figcaption>{markdown.inline(text)}</figcaption>"
 
 
-def _cell(text: str, align: str) -> str:
+def _cell(cell: object, align: str) -> str:
+    text = _text(cell)
     # Short cells keep their lines as they are; only those that read like text may be broken.
-    kind = align or (' class="long"' if len(text) > LONG else "")
-    return f"<td{kind}>{escape(text)}</td>"
+    kind = align or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
+    return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
 
 
 def _is_numeric(column: pd.Series) -> bool:

@@ -99,16 +99,21 @@ class Ceilings:
         return " and ".join(ceiling.title for ceiling in self.all if ceiling.name in names)
 
 
+def datasheets() -> pd.DataFrame:
+    """data/reference/datasheets.csv: a row for each device, NaN where a rate is not stated."""
+    return pd.read_csv(paths.REFERENCE / "datasheets.csv")
+
+
 def datasheet(device_name: str) -> pd.Series | None:
-    """The row of data/reference/datasheets.csv for a device, None for one that it doesn't know."""
-    known = pd.read_csv(paths.REFERENCE / "datasheets.csv")
+    """The row of the datasheets for a device, None for one that they don't have."""
+    known = datasheets()
     match = known[known["matches"] == device_name]
     return None if match.empty else match.iloc[0]
 
 
 def _ceiling(name: str, found: dict[str, Any], sheet: pd.Series | None) -> Ceiling:
     column = {"TFLOP/s": name.replace(".", "_") + "_tflops", "GB/s": f"{name}_gbs"}.get(found["unit"], "")
-    stated = float(sheet[column]) if sheet is not None and column in sheet.index else None
+    stated = float(sheet[column]) if sheet is not None and pd.notna(sheet.get(column)) else None
     measured = stats.bootstrap_ci(found["samples"]) if found["samples"] else None
     return Ceiling(name, found["unit"], measured, stated, found["sm_clock_mhz"], found["how"])
 

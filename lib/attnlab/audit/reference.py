@@ -253,6 +253,8 @@ class Reference:
         sheets: dict[str, dict[str, Row]] = {}
         for place, cells in _lines(self.folder / DATASHEETS):
             device = cells["device"].split()[1]
+            if device in sheets:
+                continue  # another form of the same card: a short name means the form that stands first
             sheets[device] = {}
             for column, text in cells.items():
                 unit = TEXT if column == "memory_kind" else _SHEET_UNITS.get(column.rsplit("_", 1)[-1])

@@ -19,6 +19,8 @@ _UNNUMBERED = {"Abstract", "References"}
 def number(soup: BeautifulSoup) -> None:
     """Numbers a page in place, writes the text of its empty links, and sets a table of contents after the abstract.
 
+    Of its list of references stays what it cites, in the order of first citation.
+
     Raises:
         ValueError: two elements have the same id.
         UserError: a link leads to something that the page does not have.
@@ -76,10 +78,18 @@ def _number_floats(soup: BeautifulSoup) -> dict[str, str]:
 
 
 def _number_references(soup: BeautifulSoup) -> dict[str, str]:
+    """Keeps of the list of references those that the page cites, in the order of their first citation."""
     heading = _section(soup, "References")
     listing = heading.find_next("ol") if heading else None
-    items = listing.find_all("li", recursive=False) if listing else []
-    return {str(item["id"]): f"[{position}]" for position, item in enumerate(items, 1) if item.get("id")}
+    if listing is None:
+        return {}
+    items = {str(item.get("id")): item.extract() for item in listing.find_all("li", recursive=False)}
+    cited = [str(link["href"])[1:] for link in soup.select('a[href^="#"]')]
+    kept = [anchor for anchor in dict.fromkeys(cited) if anchor in items]
+    listing.clear()
+    for anchor in kept:
+        listing.extend([items[anchor], "\n"])
+    return {anchor: f"[{position}]" for position, anchor in enumerate(kept, 1)}
 
 
 def _require_unique_ids(soup: BeautifulSoup) -> None:
