@@ -17,7 +17,7 @@ from attnlab.analyse import chunks, formats
 from attnlab.analyse.display import Figure, Prose, Table, telling
 from attnlab.analyse.figures import AXIS_TITLES, legend, look, plain_logarithm, powers_of_two, styled
 from attnlab.analyse.results import NotMeasured, Results, axis_of, median_of
-from attnlab.analyse.tables import LETTERS, explanations, light, sign
+from attnlab.analyse.tables import LETTERS, explanations, light, sign, without
 from attnlab.shapes import Shape
 from attnlab.stats import Interval
 from attnlab.studies import Timing
@@ -75,8 +75,18 @@ def choice(results: Results, sweep: str) -> Table:
         "Fastest by its median, with the backends whose ratio to it has an interval that holds 1. Sequences and tokens "
         "are those of the queries, over the median of a call."
     )
-    note = f"{told} {explanations([setting.row for setting in settings])}".strip()
-    return Table(frame, f"choice-{sweep.replace(' ', '-')}", f"{_title(results, sweep)}.", note, _cheapest(settings))
+    absent = [_absent(results, setting.shape) for setting in settings]
+    note = " ".join(filter(None, [told, *absent, explanations([setting.row for setting in settings])]))
+    # Other heads are another model, of which a token is another task.
+    highlight = None if "heads" in letters else _cheapest(settings)
+    return Table(frame, f"choice-{sweep.replace(' ', '-')}", f"{_title(results, sweep)}.", note, highlight)
+
+
+def _absent(results: Results, shape: Shape) -> str:
+    """That the baseline has no latency at a shape, and why: what is fastest there was not compared with it."""
+    return without(results, [results.study.baseline], shape).replace(
+        "no latency here", f"no latency at {formats.shape(shape)}"
+    )
 
 
 def _chosen(setting: Setting) -> dict[str, Any]:
