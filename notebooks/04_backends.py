@@ -159,6 +159,9 @@ cost.energy(results)
 # `attnlab.attend` calls at each shape what a run found to be faster than SDPA's own choice, and SDPA everywhere else.
 
 # %%
+prose.machine(attended)
+
+# %%
 dispatched.chosen(attended)
 
 # %%
@@ -174,6 +177,9 @@ dispatched.stream(attended)
 # ## Peers
 #
 # Attention of other packages, through the same gate, in the same rounds, on the same clocks.
+
+# %%
+prose.machine(others)
 
 # %%
 peers.support(others)

@@ -18,11 +18,15 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import accuracy, audited, calibration, comparison, figures, kernels, panel, profiles, prose
-from attnlab.analyse import published, references, regime, residency, tables, verdicts
+from attnlab.analyse import accuracy, advice, audited, backends, calibration, companions, comparison, dispatched, figures
+from attnlab.analyse import kernels, panel, peers, profiles, prose, published, references, regime, residency, tables
+from attnlab.analyse import variants, verdicts
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
+choices = companions.with_sweep(results, "grid seq_len")
+others = companions.with_implementation(results, "peer.flex")
+attended = companions.with_implementation(results, "dispatch.attend")
 
 # %% tags=["hide"]
 prose.dateline(results)
@@ -322,6 +326,82 @@ published.l4_finding(results)
 
 # %%
 published.l4_work(results)
+
+# %% [markdown]
+# ## Choosing a backend
+#
+# Settings are compared by what a token takes in them: a call over fewer tokens is no faster for being shorter. Where the
+# run above lacks what this asks for, it is of the newest run on the same device that holds it. The page 04_backends has
+# every table, the cost and the energy.
+
+# %%
+prose.machine(choices)
+
+# %%
+advice.summary(choices)
+
+# %%
+backends.choice(choices, "seq_len")
+
+# %%
+backends.tokens(choices)
+
+# %%
+backends.length(choices)
+
+# %%
+backends.chunking(choices)
+
+# %%
+backends.settled(choices)
+
+# %% [markdown]
+# ### What models call
+
+# %%
+variants.grouped(choices)
+
+# %%
+variants.decode(choices)
+
+# %%
+variants.ragged(choices)
+
+# %%
+variants.training(choices)
+
+# %% [markdown]
+# ### What to use, and what to avoid
+
+# %%
+advice.rules(choices)
+
+# %% [markdown]
+# ### Letting a table choose
+
+# %%
+prose.machine(attended)
+
+# %%
+dispatched.chosen(attended)
+
+# %%
+dispatched.overhead(attended)
+
+# %%
+dispatched.stream(attended)
+
+# %% [markdown]
+# ### Peers
+
+# %%
+prose.machine(others)
+
+# %%
+peers.support(others)
+
+# %%
+peers.beside(others)
 
 # %% [markdown]
 # ## Beside what others published
