@@ -19,6 +19,16 @@ def with_implementation(results: Results, name: str) -> Results:
     return _newest(results, lambda study: name in study["implementations"])
 
 
+def beside(results: Results) -> list[Results]:
+    """All whom the pages show beside this run, each once."""
+    there = [
+        with_sweep(results, "grid seq_len"),
+        with_implementation(results, "peer.flex"),
+        with_implementation(results, "dispatch.attend"),
+    ]
+    return list({other.run.name: other for other in there if other.run.name != results.run.name}.values())
+
+
 def _newest(results: Results, answers: Callable[[dict[str, Any]], bool]) -> Results:
     if answers(results.run.manifest["study"]):
         return results

@@ -193,7 +193,7 @@ class Results:
         samples = self.samples(name, shape, timing)
         if not samples or not implementations.is_control(name):
             return median_of(self.row(name, shape, timing))
-        return stats.bootstrap_ci(samples, tick=self._sides((name, name), shape, timing).tick_us)
+        return _median_us(samples, self._sides((name, name), shape, timing).tick_us)
 
     def throttled(self, names: Sequence[str], shape: Shape, timing: Timing | None = None) -> pd.Series:
         """Whether the card held itself back, for each sample of these implementations that passed; NA: not known."""
@@ -426,7 +426,7 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
     samples for one), outliers by Tukey's fences (labelled, never dropped), lag-1 autocorrelation and effective N.
     """
     pooled = np.concatenate(samples)
-    median = stats.bootstrap_ci(samples, tick=tick_us)
+    median = _median_us(samples, tick_us)
     lower, upper = np.quantile(pooled, [0.25, 0.75])
     reach = 1.5 * (upper - lower)
     row = {
@@ -444,6 +444,12 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
         "effective_n": stats.effective_n(samples),
     }
     return row | _quantiles(samples)
+
+
+def _median_us(samples: list[np.ndarray], tick_us: float) -> stats.Interval:
+    """The median with its interval, of which Student's t over few replicates doesn't know that no latency is below 0."""
+    median = stats.bootstrap_ci(samples, tick=tick_us)
+    return stats.Interval(median.estimate, max(median.low, 0.0), median.high)
 
 
 def _quantiles(samples: list[np.ndarray]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from attnlab import locks, paths, runs
-from attnlab.analyse import results
+from attnlab.analyse import companions, results
 from attnlab.errors import UserError
 from attnlab.report import notebooks, pages
 
@@ -28,7 +28,9 @@ def render(name: str) -> Path:
     """
     run = runs.load(name)
     print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    _ = results.of(run).families  # kept, so that no notebook infers them again
+    shown = results.of(run)
+    for each in [shown, *companions.beside(shown)]:
+        _ = each.families  # kept, so that no notebook infers them again
     values = {"run": name, "device": "none"}
     # A notebook waits for its kernel most of the time; two at once is what two cores and 1.5 GB bear. The report takes
     # as long as all others together, so it goes first.
