@@ -447,7 +447,7 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
 
 
 def _median_us(samples: list[np.ndarray], tick_us: float) -> stats.Interval:
-    """The median with its interval, of which Student's t over few replicates doesn't know that no latency is below 0."""
+    """The median with its interval; Student's t over few replicates doesn't know that no latency is below 0."""
     median = stats.bootstrap_ci(samples, tick=tick_us)
     return stats.Interval(median.estimate, max(median.low, 0.0), median.high)
 
