@@ -50,7 +50,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure dispatch close notebook export readme lab kernels test test-gpu sanitize faults bench calibrate check format lock clean
+.PHONY: help report measure close notebook export readme lab kernels test test-gpu sanitize faults bench dispatch calibrate check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

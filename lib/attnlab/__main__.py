@@ -120,9 +120,9 @@ def _readme(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     from attnlab.analyse import export, results
 
-    run = runs.load(options.run)
+    run, target = runs.load(options.run), export.folder(options.run)
+    export.require_place(target, run.name)
     print(f"{run.name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    target = export.folder(run.name)
     export.write(results.of(run), target)
     print(f"exported {paths.shown(target)}/")
 

@@ -34,7 +34,7 @@ def write(results: Results, target: Path) -> None:
     """
     files = contents(results)
     with locks.held(target.parent / f".{target.name}.lock"):
-        _require_own(target, results.run.name)
+        require_place(target, results.run.name)
         made, old = (target.with_name(f".{target.name}.{state}") for state in ("new", "old"))
         for left_over in (made, old):  # by a process that was killed
             shutil.rmtree(left_over, ignore_errors=True)
@@ -62,6 +62,29 @@ def _replace(target: Path, made: Path, old: Path) -> None:
             old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def require_place(target: Path, run: str) -> None:
+    """See that a folder may become an export of a run: it isn't there, is empty, or holds one of it and nothing else.
+
+    Raises:
+        UserError: the folder holds something else.
+        OSError: nothing can be written beside it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    where = f"{paths.shown(target.parent)}/{target.name}"
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise UserError(f"{where} is no folder of an export: move it away")
+    held = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
+    if not held:
+        return
+    exported = _exported(target)
+    if exported is None:
+        raise UserError(f"{where}/ is there and is no export: move it away")
+    if exported != run:
+        raise UserError(f"{where}/ is an export of the run {exported!r}: move it away")
+    if foreign := sorted(held - {SUMS} - _listed(target)):
+        raise UserError(f"{where}/ holds {foreign[0]!r}, which the export didn't write: move it away")
 
 
 def contents(results: Results) -> dict[str, bytes]:
@@ -101,23 +124,6 @@ def _array(samples: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, samples, allow_pickle=False)
     return buffer.getvalue()
-
-
-def _require_own(target: Path, run: str) -> None:
-    """Raise UserError unless a folder is not there, is empty, or holds an export of this run and nothing else."""
-    where = paths.shown(target)
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise UserError(f"{where} is no folder of an export: move it away")
-    held = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
-    if not held:
-        return
-    exported = _exported(target)
-    if exported is None:
-        raise UserError(f"{where}/ is there and is no export: move it away")
-    if exported != run:
-        raise UserError(f"{where}/ is an export of the run {exported!r}: move it away")
-    if foreign := sorted(held - {SUMS} - _listed(target)):
-        raise UserError(f"{where}/ holds {foreign[0]!r}, which the export didn't write: move it away")
 
 
 def _exported(target: Path) -> str | None:
