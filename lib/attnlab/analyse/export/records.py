@@ -40,7 +40,7 @@ BOOTSTRAPPED = "percentile bootstrap"
 CONVENTIONS = {
     "latency": "microseconds of one call; where a sample spans several launches it is their mean, and launches says so",
     "flops": "4·scores·D forward and 14·scores·D in training, a multiply-add counted as two; scores counts the entries "
-    "that the mask lets through: B·H·S·S_kv full, B·H·S·(S+1)/2 causal",
+    "that the mask lets through: B·H·S·S_kv full, B·H·S·(S+1)/2 causal, summed over sequences of different lengths",
     "bytes": "compulsory traffic: Q, K and V read once, O written once; in training dO, dQ, dK and dV besides",
     "throughput": "FLOPs over the median latency; bandwidth: compulsory bytes over the median latency",
     "floor": "the longest of FLOPs, bytes and exponentials over the ceilings measured in this run",
