@@ -50,7 +50,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure dispatch close notebook readme lab kernels test test-gpu sanitize faults bench calibrate check format lock clean
+.PHONY: help report measure close notebook export readme lab kernels test test-gpu sanitize faults bench dispatch calibrate check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -67,6 +67,9 @@ close: $(rendering)  ## close a run that was cut off with the replicates that it
 
 notebook: $(call ready,$(HARDWARE))  ## execute and render one notebook: NAME=02_baseline PARAMS="run=... device=none"
 	$(python) -m attnlab notebook "$$NAME" $(foreach pair,$(PARAMS),-p '$(pair)')
+
+export: $(rendering)  ## write a recorded run as JSON, NumPy arrays and a report in Markdown: RUN=<name>
+	$(python) -m attnlab export --run "$$RUN"
 
 readme: $(rendering)  ## write the README's picture and table from the published run
 	$(python) -m attnlab readme --run $(or $(RUN),$(PUBLISHED))
@@ -130,7 +133,7 @@ lock: $(call ready,cpu-check)  ## resolve pyproject.toml into requirements.lock,
 clean:  ## delete what was generated, but no run and no environment
 	find figures -type f ! -name README.md ! -name '$(PUBLISHED)*.svg' -delete
 	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
-	rm -rf reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
+	rm -rf exports reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 	find lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # An interpreter that was named, into which nothing is installed, has to have what a report needs.

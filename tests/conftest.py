@@ -128,16 +128,17 @@ def session_data(tmp_path_factory) -> Path:
     """Where the tests of a session find and put runs, unless they take `data`: never the project's own folders."""
     root = tmp_path_factory.mktemp("session")
     with pytest.MonkeyPatch.context() as patch:
-        for folder in ("data", "reports", "figures"):
+        for folder in ("data", "reports", "exports", "figures"):
             patch.setenv(f"ATTNLAB_{folder.upper()}", os.fspath(root / folder))
         yield root / "data"
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch) -> Path:
-    """An empty data folder, and an empty reports folder beside it, for one test."""
+    """An empty data folder, and empty folders of reports and exports beside it, for one test."""
     monkeypatch.setenv("ATTNLAB_DATA", os.fspath(tmp_path / "data"))
     monkeypatch.setenv("ATTNLAB_REPORTS", os.fspath(tmp_path / "reports"))
+    monkeypatch.setenv("ATTNLAB_EXPORTS", os.fspath(tmp_path / "exports"))
     return tmp_path / "data"
 
 

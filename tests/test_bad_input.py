@@ -152,11 +152,28 @@ def foreign(name: str) -> Callable[[Place], object]:
     return spoil
 
 
+def exported(name: str) -> Callable[[Place], object]:
+    """Something of the user's own where the export would go: a file in its folder, or one in its place."""
+
+    def spoil(place: Place) -> None:
+        path = place.data.parent / "exports" / "there" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+
+    return spoil
+
+
+def nowhere(place: Place) -> None:
+    """No folder of exports can be made."""
+    (place.data.parent / "exports").write_text("mine")
+
+
 def nothing(place: Place) -> None:
     """All is as it should be, but what is asked for."""
 
 
 RUN = ("report", "--run", "there")
+EXPORT = ("export", "--run", "there")
 CUT = ("report", "--run", "cut")
 KERNELS = ("kernels",)
 NOTEBOOK = ("notebook", "02_baseline", "-p")
@@ -174,6 +191,13 @@ COMMANDS = [
     (nothing, (*RUN, "--study", "quick"), "RUN renders what was recorded and measures nothing: leave STUDY and"),
     (nothing, (*RUN, "--device", "cpu"), "RUN renders what was recorded and measures nothing: leave STUDY and DEVICE"),
     (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
+    (nothing, ("export",), "the following arguments are required: --run"),
+    (nothing, ("export", "--run", ""), "'' can't be the name of a run: it is a folder in "),
+    (nothing, ("export", "--run", "../there"), "'../there' can't be the name of a run: it is a folder in "),
+    (nothing, ("export", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
+    (exported("notes.txt"), EXPORT, "/exports/there/ is there and is no export: move it away"),
+    (exported(""), EXPORT, "/exports/there is no folder of an export: move it away"),
+    (nowhere, EXPORT, "/exports; what was recorded is kept"),
     (nothing, ("readme", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("close", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),

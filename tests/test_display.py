@@ -135,3 +135,11 @@ def test_a_group_shows_its_parts_in_order():
     assert [tag.name for tag in soup.find_all(["p", "figure"])] == ["p", "figure", "p"]
     assert soup.em.get_text() == "then"
     assert bundle["text/plain"].startswith("First, *then*\n\n")
+
+
+def test_a_table_in_markdown_keeps_each_row_on_a_line():
+    frame = pd.DataFrame({"name": ["a|b", None], "µs": ["1.0\n[0.9, 1.1]", "2"]})
+    table = Table(frame, "t", "Caption.", "Note.")
+    rows = ["| name | µs |", "| --- | ---: |", "| a\\|b | 1.0 [0.9, 1.1] |", "| — | 2 |"]
+    assert table.grid.splitlines() == rows
+    assert table.markdown == "\n\n".join(["**Caption.**", "\n".join(rows), "Note."])

@@ -42,7 +42,7 @@ def tracked() -> list[Path]:
         return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
     made = re.compile(
         r"\.(?!ci/|gitignore)|.*(__pycache__|\.egg-info|ipynb_checkpoints)"
-        r"|(data|reports)/(?!h200-2026-11|reference)|reports/.*/notebooks/"
+        r"|(data|reports)/(?!h200-2026-11|reference)|reports/.*/notebooks/|exports/"
     )
     return [path for path in ROOT.rglob("*") if path.is_file() and not made.match(str(path.relative_to(ROOT)))]
 

@@ -409,3 +409,10 @@ def test_names_of_tables_tell_them_apart():
     shown = [show(inferred()) for show in SHOWN.values()]
     names = [table.name for table in shown if isinstance(table, Table)]
     assert len(set(names)) == len(names) == len(SHOWN)
+
+
+def test_the_checklist_counts_the_replicates_that_were_taken():
+    closed = {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}}
+    cut_off = replace(inferred(), run=replace(inferred().run, manifest=inferred().run.manifest | closed))
+    assert values(tables.checklist(cut_off))["samples a case and timing"] == "40 in each of 1 replicate"
+    assert values(tables.checklist(inferred()))["samples a case and timing"] == "40 in each of 2 replicates"

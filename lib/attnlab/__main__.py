@@ -1,4 +1,4 @@
-"""The command line behind the Makefile: measure, report, notebook, kernels."""
+"""The command line behind the Makefile: measure, report, notebook, export, kernels."""
 
 import argparse
 import sys
@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     readme = commands.add_parser("readme", help="write the README's picture and table from a recorded run")
     readme.add_argument("--run", required=True)
     readme.set_defaults(command=_readme)
+    export = commands.add_parser("export", help="write a recorded run as JSON, NumPy arrays and a report in Markdown")
+    export.add_argument("--run", required=True)
+    export.set_defaults(command=_export)
     close = commands.add_parser("close", help="close a run that was cut off with the replicates that it holds")
     close.add_argument("--run", required=True)
     close.set_defaults(command=_close)
@@ -112,6 +115,16 @@ def _readme(options: argparse.Namespace) -> None:
     from attnlab.report import readme
 
     readme.update(paths.ROOT / "README.md", options.run)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from attnlab.analyse import export, results
+
+    run, target = runs.load(options.run), export.folder(options.run)
+    export.require_place(target, run.name)
+    print(f"{run.name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
+    export.write(results.of(run), target)
+    print(f"exported {paths.shown(target)}/")
 
 
 def _dispatch(options: argparse.Namespace) -> None:

@@ -24,6 +24,11 @@ def reports() -> Path:
     return Path(os.environ.get("ATTNLAB_REPORTS", ROOT / "reports"))
 
 
+def exports() -> Path:
+    """Where runs are exported to: ``exports/``, or what ATTNLAB_EXPORTS names."""
+    return Path(os.environ.get("ATTNLAB_EXPORTS", ROOT / "exports"))
+
+
 def shown(path: Path) -> str:
     """A path as a message shows it: relative to the project where it lies inside."""
     path = Path(path).resolve()

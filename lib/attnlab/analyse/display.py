@@ -98,6 +98,18 @@ class Table:
         return _bundle(html, self.frame.map(_text).to_string(index=False))
 
     @cached_property
+    def grid(self) -> str:
+        """Titles and rows as GitHub sets a table."""
+        columns = [self.frame.columns, ["---:" if align else "---" for align in self._alignments]]
+        rows = [[_text(cell) for cell in row] for row in self.frame.itertuples(index=False, name=None)]
+        return "\n".join(f"| {' | '.join(map(_in_line, row))} |" for row in [*columns, *rows])
+
+    @property
+    def markdown(self) -> str:
+        """Caption, titles and rows, and note."""
+        return "\n\n".join(filter(None, [f"**{self.caption}**", self.grid, self.note]))
+
+    @cached_property
     def _alignments(self) -> list[str]:
         columns = (self.frame.iloc[:, position] for position in range(self.frame.shape[1]))
         return [' class="num"' if _is_numeric(column) else "" for column in columns]
@@ -183,6 +195,11 @@ def _cell(cell: object, align: str) -> str:
     # Short cells keep their lines as they are; only those that read like text may be broken.
     kind = align or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
     return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
+
+
+def _in_line(text: object) -> str:
+    """A cell of a table in Markdown, whose rows are lines."""
+    return str(text).replace("\n", " ").replace("|", "\\|")
 
 
 def _is_numeric(column: pd.Series) -> bool:

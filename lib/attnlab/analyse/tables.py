@@ -505,6 +505,7 @@ def checklist(results: Results) -> Table:
     """What a reviewer asks for, answered from the manifest and the tables."""
     manifest, checks = results.run.manifest, results.run.checks
     environment, study = manifest["environment"], results.study
+    taken = manifest.get("closed_early", {}).get("replicates", study.replicates)
     rows = [
         ("hardware named", f"{manifest['device']['name']}, driver {environment['driver']}"),
         (
@@ -513,7 +514,7 @@ def checklist(results: Results) -> Table:
         ),
         ("settings locked and asserted", f"{len(environment['settings'])} settings, hash {environment['hash'][:16]}"),
         ("inputs", "timed on standard normal ones, seeded by shape, replicate and purpose"),
-        ("samples a case and timing", f"{study.samples} in each of {formats.count(study.replicates, 'replicate')}"),
+        ("samples a case and timing", f"{study.samples} in each of {formats.count(taken, 'replicate')}"),
         ("order", "rounds interleaved, random within each"),
         ("correctness gate", f"{int(checks['passed'].sum())} of {len(checks)} checks passed"),
         ("clock, power and throttling", manifest["telemetry"]),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from attnlab import paths, runs
 from attnlab.analyse import figures, kernels, tables
-from attnlab.analyse.display import MISSING, Figure, Table
+from attnlab.analyse.display import Figure, Table
 from attnlab.analyse.results import Results, of
 from attnlab.errors import UserError
 
@@ -68,7 +68,7 @@ def block(results: Results) -> str:
         f"![{ALT}]({location(results.run.name)})",
         f"*{_device(results)}. {drawing.caption}*",
         f"**{table.caption}** {_device(results)}; run `{results.run.name}`. {interval} {table.note}".strip(),
-        _markdown(table),
+        table.grid,
         END,
     ]
     return "\n\n".join(parts)
@@ -86,7 +86,7 @@ def ladder_block(results: Results) -> str:
         f"![{LADDER_ALT}]({ladder_location(results.run.name)})",
         f"*{_device(results)}; run `{results.run.name}`. {drawing.caption}*",
         f"**{table.caption}** {table.note}",
-        _markdown(table),
+        table.grid,
         LADDER_END,
     ]
     return "\n\n".join(parts)
@@ -121,15 +121,3 @@ def _device(results: Results) -> str:
 def _between(text: str, begin: str, end: str) -> str:
     found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)
     return found[0] if found else ""
-
-
-def _markdown(table: Table) -> str:
-    """A table as GitHub sets it, numbers to the right."""
-    frame = table.frame.astype(object).where(table.frame.notna(), MISSING)
-    rows = [frame.columns, *frame.itertuples(index=False)]
-    lines = [f"| {' | '.join(_cell(value) for value in row)} |" for row in rows]
-    return "\n".join([lines[0], f"|{'---:|' * len(frame.columns)}", *lines[1:]])
-
-
-def _cell(value: object) -> str:
-    return str(value).replace("\n", " ").replace("|", "\\|")
