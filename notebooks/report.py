@@ -19,8 +19,8 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 # %%
 from attnlab import obtain
 from attnlab.analyse import accuracy, advice, audited, backends, calibration, companions, comparison, dispatched, figures
-from attnlab.analyse import kernels, panel, peers, profiles, prose, published, references, regime, residency, tables
-from attnlab.analyse import variants, verdicts
+from attnlab.analyse import kernels, panel, peers, profiles, prose, published, references, regime, repeat, residency
+from attnlab.analyse import tables, variants, verdicts
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -463,6 +463,15 @@ kernels.correctness(results)
 
 # %%
 published.l4_errors(results)
+
+# %% [markdown]
+# ## Measured again
+#
+# Replicates differ by what a process draws; another run, on another machine or at another hour, by all else. What of this
+# run's medians another recorded run on a device of the same name found again, and what moved:
+
+# %%
+repeat.told(results)
 
 # %% [markdown]
 # ## Published numbers
