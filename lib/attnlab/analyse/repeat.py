@@ -238,7 +238,8 @@ def differences(repetition: Repetition) -> Table:
     if apart:
         rows.append(("measuring code", f"commit {here['commit']}", f"commit {there['commit']}"))
     rows += _ceilings(repetition.here, repetition.there)
-    same = [name for name in FIELDS if not any(row[0].split()[0] == name for row in rows)]
+    apart_in = {name.split()[0] for name in names}
+    same = [name for name in FIELDS if name in here["environment"] and name not in apart_in]
     note = f"The same in both: {formats.listing(same)}." if same else ""
     note += f" Files of the measuring code that differ: {len(apart)}." if apart else ""
     frame = pd.DataFrame(rows, columns=["", "here", "there"])
@@ -268,10 +269,8 @@ def _which(repetition: Repetition) -> str:
 
 def _how_many(repetition: Repetition) -> str:
     cases, moved = repetition.cases, repetition.moved
-    shared = (
-        f"They share {formats.count(len(repetition.shared), 'case')}, {repetition.timing.words}{_left_out(repetition)}; "
-        f"{len(cases)} of them take longer than {LEAST_US} µs here."
-    )
+    count = f"{formats.count(len(repetition.shared), 'case')}, {repetition.timing.words}{_left_out(repetition)}"
+    shared = f"They share {count}; {len(cases)} of them take longer than {LEAST_US} µs here."
     if not cases:
         return shared
     again = f"Of these, {len(cases) - len(moved)} have medians within {NEAR_PCT:g} % of each other"
@@ -331,15 +330,9 @@ def _others(results: Results) -> list[Results]:
         with suppress(UserError):  # one that is refused says so where it is itself asked for
             stated = runs.read_manifest(name)
             same = stated["device"]["name"] == mine["device"]["name"]
-            if name != results.run.name and stated["complete"] and same and not _copied(stated, mine):
+            if same and stated["complete"] and stated["seal"] != mine["seal"]:  # nor is a copy another run
                 found.append(Results(runs.load(name), results.table.head(0)))
     return found
-
-
-def _copied(one: runs.Manifest, other: runs.Manifest) -> bool:
-    """Whether one run is the other under another name."""
-    samples = [manifest.get("files", {}).get("samples.parquet") for manifest in (one, other)]
-    return samples[0] is not None and samples[0] == samples[1]
 
 
 def _changed(one: Results, other: Results) -> set[str]:
