@@ -207,18 +207,18 @@ def table(repetition: Repetition) -> Table:
         {
             "implementation": case.implementation,
             "shape": formats.shape(case.shape),
-            "here (µs) [95 %]": formats.stacked(case.here.median),
-            "there (µs) [95 %]": formats.stacked(case.there.median),
-            "change [95 %]": formats.change(_in_percent(case.ratio)).replace(" [", "\n["),
-            "in cycles": None if np.isnan(case.cycles_pct) else f"{formats.signed(case.cycles_pct)} %",
-            "SM clock (MHz)": _pair(case, "sm_clock_mhz", "{:.0f}"),
-            "held back (%)": _pair(case, "throttled_pct", "{:.0f}"),
-            "replicates apart (%)": _pair(case, "spread_pct", "{:.2f}"),
+            "here (µs)\n[95 %]": formats.stacked(case.here.median),
+            "there (µs)\n[95 %]": formats.stacked(case.there.median),
+            "change\n[95 %]": formats.change(_in_percent(case.ratio)).replace(" [", "\n["),
+            "in\ncycles": None if np.isnan(case.cycles_pct) else f"{formats.signed(case.cycles_pct)} %",
+            "SM clock\n(MHz)": _pair(case, "sm_clock_mhz", "{:.0f}"),
+            "held\nback (%)": _pair(case, "throttled_pct", "{:.0f}"),
+            "replicates\napart (%)": _pair(case, "spread_pct", "{:.2f}"),
         }
         for case in cases
     ]
     note = (
-        "Of two numbers the first is of this run. Held back: the share of samples taken while the card held its clock "
+        "Of two numbers the upper is of this run. Held back: the share of samples taken while the card held its clock "
         "back. Replicates apart: the largest less the smallest median of a replicate, over the median. In cycles: the "
         "change of the latency times the SM clock."
     )
@@ -385,7 +385,7 @@ def _percent(value: float) -> str:
 
 def _pair(case: Case, field: str, form: str) -> str | None:
     values = getattr(case.here, field), getattr(case.there, field)
-    return None if any(np.isnan(values)) else ", ".join(form.format(value) for value in values)
+    return None if any(np.isnan(values)) else "\n".join(form.format(value) for value in values)
 
 
 def _began(manifest: runs.Manifest) -> datetime:
