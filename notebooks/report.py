@@ -78,7 +78,7 @@ tables.ceilings(results)
 #
 # ### Clocks
 #
-# On a GPU, `eager` is the time between two CUDA events around one call, with the stream idle before: what a program sees,
+# On a GPU, `eager` is the time between the CUDA events around one call, with the stream idle before: what a program sees,
 # launch gap included. `device` removes the gap: a CUDA graph of $k$ calls is replayed while the stream is still busy, and the time
 # between the events divided by $k$ is one sample. $k$ is chosen so that a replay takes about 0.4 ms, at most 64 calls. On
 # a CPU, only `eager` exists, read from the system's performance counter.
