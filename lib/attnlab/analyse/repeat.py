@@ -206,7 +206,7 @@ def table(repetition: Repetition) -> Table:
     rows = [
         {
             "implementation": case.implementation,
-            "shape": formats.shape(case.shape),
+            "shape": formats.shape(case.shape).replace(") ", ")\n"),
             "here (µs)\n[95 %]": formats.stacked(case.here.median),
             "there (µs)\n[95 %]": formats.stacked(case.there.median),
             "change\n[95 %]": formats.change(_in_percent(case.ratio)).replace(" [", "\n["),
