@@ -15,10 +15,12 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 
 from attnlab import bootstrap, ladder, paths, runs, shapes, stats, studies
-from attnlab.analyse import profiles, published, results
+from attnlab.analyse import audited, profiles, results
+from attnlab.audit import numbers
 from attnlab.bootstrap import Interval, Scatter
 from attnlab.measure import clocks, correctness, devices, worker
 
@@ -71,7 +73,7 @@ def percent(fraction: float) -> str:
 def of_published() -> results.Results:
     """The published run, with nothing inferred that isn't asked for: medians of all samples will do here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ATTNLAB_DATA")
+        patch.delenv("ATTNLAB_DATA", raising=False)
         run = runs.load(PUBLISHED)
     passed = results.Results(run, run.samples.head(0)).passed
     medians = passed.groupby([*results.CASE, *results.TIMING], dropna=False, sort=False)["latency_us"].median()
@@ -185,6 +187,27 @@ def no_difference() -> float:
 # ------------------------------------------------------------------------------------------------------------ claims
 
 
+def reports() -> list[Path]:
+    """The published reports that were transcribed."""
+    return sorted((ROOT / "data" / "reference").glob("[0-9][0-9][0-9].csv"))
+
+
+def dated() -> str:
+    """Their dates, as the audit's own tables cite them."""
+    return re.search(r"in reports of (\d.*? \d{4})\.", Path(audited.__file__).read_text())[1]
+
+
+def compared() -> list[str]:
+    """What the report that compared an array with itself printed of it: a speedup and a p-value."""
+    rows = pd.read_csv(reports()[-1], index_col="id", dtype={"value": str})["value"]
+    return [plain(float(rows[f"compare.{name}"])) for name in ("speedup", "p")]
+
+
+def rounding() -> float:
+    """By how much of a unit of its last digit a printed number may be off."""
+    return float(numbers.Number.printed("7", "s").high) - 7
+
+
 @dataclass(frozen=True)
 class Claim:
     """A piece of a sentence, with a gap for each number, and what belongs there."""
@@ -222,7 +245,12 @@ def claims() -> tuple[Claim, ...]:
         claim("{} backends,", word(kinds("sdpa."))),
         claim("{} kernels and {} timings", word(kinds(ladder.PREFIX)), word(len(gpu.timings))),
         claim("cut off after {} replicates", word(closed["replicates"])),
-        claim("of {} on an NVIDIA L4", re.search(r"of (\d+ \w+ \d+) \(", published.REPORT)[1]),
+        # Published numbers
+        claim("{} published reports", word(len(reports()))),
+        claim("{} reports of {} on", word(len(reports())), dated()),
+        claim("{} reports on", word(len(reports())).capitalize()),
+        claim("a speedup of exactly {} and $p = {}$", *compared()),
+        claim("{} a unit of its last digit", times(rounding())),
         # Kernels
         claim("first {} template arguments", word(instance.count(",") + 1)),
         claim("after the first {} |", word(instance.count(",") + 1)),
@@ -265,6 +293,7 @@ def claims() -> tuple[Claim, ...]:
         # Arithmetic
         claim("{} times for {} the length", word(more_work("seq_len", 2)), times(2)),
         claim("{} for {} the batch or heads", times(more_work("batch", 2)), times(more_work("heads", 2))),
+        claim("is ${}BHS^2D$ FLOPs, or ${}BHS(S+{})D$", *map(plain, (flops_factor(), causal_factor(), diagonal()))),
         claim("$F = {}BHS^2D$ FLOPs", plain(flops_factor())),
         claim("$M = {}BHSDb$ bytes", plain(bytes_factor())),
         claim("$F = {}BHS(S+{})D$", plain(causal_factor()), plain(diagonal())),

@@ -41,7 +41,7 @@ def record(monkeypatch) -> Callable[..., None]:
                 patch.setattr(synthetic, "manifest", lambda *arguments: manifest(*arguments) | changes)
                 synthetic.write(name, recipe)
 
-        monkeypatch.setattr(results, "_on_all_cores", lambda jobs: [results.infer_case(*job) for job in jobs])
+        monkeypatch.setattr(results, "_on_all_cores", lambda work, jobs: [work(*job) for job in jobs])
         yield write
 
 
