@@ -36,13 +36,14 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 COUNTED = {word: number for number, word in enumerate(WORDS) if number > 1} | {"twice": 2, "half": 0.5}
 NUMBER = re.compile(rf"(?<![\w.\-^])\d(?:[\d,. ]*\d)?(?![\d_]*_)|\b(?:{'|'.join(COUNTED)})\b", re.IGNORECASE)
 NO_SENTENCES = (
-    r"<!-- (\w+):.*?<!-- /\1 -->",  # what `make readme` writes
+    r"<!-- (\w+):.*?<!-- /\1 -->",  # what `make readme` writes, and what is told of others' sources
     r"```.*?```",
     r"^#.*$",
     r"^<li id=.*$",
     r"`[^`]*`",
     r"\]\([^)]*\)",  # where links lead
     r"<[^>]*>",
+    r"\b[A-Z]{3,} \d{4}\b",  # a product, such as RTX 4090
 )
 
 
@@ -294,6 +295,13 @@ def claims() -> tuple[Claim, ...]:
         claim("{} times for {} the length", word(more_work("seq_len", 2)), times(2)),
         claim("{} for {} the batch or heads", times(more_work("batch", 2)), times(more_work("heads", 2))),
         claim("is ${}BHS^2D$ FLOPs, or ${}BHS(S+{})D$", *map(plain, (flops_factor(), causal_factor(), diagonal()))),
+        claim(
+            "`full` {}·B·H·S²·D, `halved` {} of it, `masked` {}·B·H·S·(S+{})·D",
+            plain(flops_factor()),
+            times(causal_share()),
+            plain(causal_factor()),
+            plain(diagonal()),
+        ),
         claim("$F = {}BHS^2D$ FLOPs", plain(flops_factor())),
         claim("$M = {}BHSDb$ bytes", plain(bytes_factor())),
         claim("$F = {}BHS(S+{})D$", plain(causal_factor()), plain(diagonal())),
