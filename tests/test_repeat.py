@@ -69,6 +69,7 @@ def test_what_was_found_again_and_what_moved(record):
     assert all(case.moved_surely for case in repetition.moved)
     told = text()
     assert "`there`, was recorded on 2026-11-20, 09:00 to" in told
+    assert " in 2 replicates; this one on 2026-11-21, 10:30 to" in told
     assert "26 hours apart from start to start" in told
     assert "They share 36 cases, device clock, warm cache; 20 of them take longer than 20 µs here." in told
     assert "Of these, 17 have medians within 1 % of each other, and 3 moved, 3 of them with the whole interval" in told
@@ -83,7 +84,7 @@ def test_what_the_clock_moved_has_not_moved_in_cycles(record):
     assert (flash.here.sm_clock_mhz, flash.there.sm_clock_mhz) == (2000, 2040)
     assert flash.cycles_pct == pytest.approx(100 * (0.8 / 0.784 * 2000 / 2040 - 1))
     assert abs(flash.cycles_pct) < 0.1
-    assert text().count("Counted in cycles, 3 of those that moved lie within 1 %: there the SM clock moved.") == 1
+    assert text().count("Counted in cycles, 3 of 3 lie within 1 %: there the SM clock moved.") == 1
     row = repeat.table(found()).frame.iloc[0]
     assert row["SM clock\n(MHz)"] == "2000\n2040"
     assert row["held\nback (%)"] == "2\n2"  # one round in forty
@@ -191,7 +192,7 @@ def test_what_else_differs_is_told(record):
     shown = repeat.differences(found())
     rows = {name: (here, there) for name, here, there in shown.frame.itertuples(index=False, name=None)}
     assert rows["packages torch"] == ("2.11.0", "2.10.0")
-    assert rows["measuring code"] == (f"commit {'c' * 40}", f"commit {'d' * 40}")
+    assert rows["measuring code"] == (f"commit {'c' * 7}", f"commit {'d' * 7}")
     assert rows["memory copy (GB/s)"][0] == rows["memory copy (GB/s)"][1]
     assert "The same in both: driver, cuda, cudnn, python, system, card and settings." in shown.note
     assert "Files of the measuring code that differ: 1." in shown.note

@@ -188,14 +188,20 @@ def drawn(repetition: Repetition) -> Figure:
             FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
         )
     grid[0][0].set_ylabel("here over there (%)")
+    estimates = [change.estimate for changes in panels.values() for change in changes]
+    low, high = min(-NEAR_PCT, *estimates), max(NEAR_PCT, *estimates)
+    low, high = low - (high - low) / 4, high + (high - low) / 4
+    grid[0][0].set_ylim(low, high)  # one long interval would flatten all else
+    beyond = any(change.low < low or change.high > high for changes in panels.values() for change in changes)
     handles, labels = grid[0][0].get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), LEGEND_COLUMNS))
     by_clock = " Right: the same in cycles, where a lower clock makes no difference." if len(panels) > 1 else ""
+    cut = " Intervals that leave the picture are longer still." if beyond else ""
     return Figure(
         drawing,
         "again",
         f"Medians of this run against those of `{repetition.there.run.name}`, {repetition.timing.words}, with 95 % "
-        f"intervals of the ratio; the band is ±{NEAR_PCT:g} %.{by_clock}",
+        f"intervals of the ratio; the band is ±{NEAR_PCT:g} %.{by_clock}{cut}",
         "Scatter plots over latency: by how many percent the median of each case differs between two runs.",
     )
 
@@ -236,7 +242,7 @@ def differences(repetition: Repetition) -> Table:
     rows = [(name, *(side.get(name, "not recorded") for side in stated)) for name in names]
     apart = sorted(n for n in here["sources"] | there["sources"] if here["sources"].get(n) != there["sources"].get(n))
     if apart:
-        rows.append(("measuring code", f"commit {here['commit']}", f"commit {there['commit']}"))
+        rows.append(("measuring code", f"commit {here['commit'][:7]}", f"commit {there['commit'][:7]}"))
     rows += _ceilings(repetition.here, repetition.there)
     apart_in = {name.split()[0] for name in names}
     same = [name for name in FIELDS if name in here["environment"] and name not in apart_in]
@@ -257,14 +263,20 @@ def _drawn(repetition: Repetition) -> Iterator[Any]:
 def _which(repetition: Repetition) -> str:
     here, there = repetition.here.run.manifest, repetition.there.run.manifest
     apart_s = abs((_began(here) - _began(there)).total_seconds())
+    replicates = [formats.count(len(_taken(of)), "replicate") for of in (repetition.there, repetition.here)]
     both = f"Both ran on {here['device']['name']}; whether on the same card, they don't say."
     apart = (
         formats.count(round(apart_s / 60), "minute") if apart_s < 7200 else f"{formats.number(apart_s / 3600, 2)} hours"
     )
     return (
-        f"Another run, `{repetition.there.run.name}`, was recorded on {_span(there)}; this one on {_span(here)}, "
+        f"Another run, `{repetition.there.run.name}`, was recorded on {_span(there)} in {replicates[0]}; this one on "
+        f"{_span(here)} in {replicates[1]}, "
         f"{apart} apart from start to start. {both}"
     )
+
+
+def _taken(results: Results) -> list[int]:
+    return sorted(results.passed["replicate"].unique())
 
 
 def _how_many(repetition: Repetition) -> str:
@@ -304,7 +316,7 @@ def _by_clock(moved: list[Case]) -> str:
         return " The SM clock explains none of these: counted in cycles, they moved as well."
     rest = f" The others differ in cycles by at most {_percent(max(other))}." if other else ""
     return (
-        f" Counted in cycles, {len(moved) - len(other)} of those that moved lie within {NEAR_PCT:g} %: there the SM "
+        f" Counted in cycles, {len(moved) - len(other)} of {len(moved)} lie within {NEAR_PCT:g} %: there the SM "
         f"clock moved.{rest}"
     )
 
