@@ -10,7 +10,7 @@
 # # Environment
 #
 # A latency means something only together with the machine that it was taken on, the settings that were in force, and
-# the clock that read it. This notebook shows all three, and what the machine can do at most.
+# the clock that read it. This notebook shows them all, and what the machine can do at most.
 
 # %% tags=["parameters"]
 run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
@@ -37,7 +37,7 @@ tables.machine(results)
 # ## Is it locked?
 #
 # Settings that change results or speed behind a study's back are fixed before anything is measured, then read back and
-# asserted. Two of them are traps. Setting the matrix precision also sets the TF32 flags, so the flags come second.
+# asserted. Some of them are traps. Setting the matrix precision also sets the TF32 flags, so the flags come second.
 # And deterministic algorithms in strict mode make PyTorch refuse its cuDNN attention without a word, and fill every
 # fresh tensor with NaN inside the timed window; here they only warn, and nothing is filled.
 
@@ -89,7 +89,7 @@ panel.cold(results)
 # %% [markdown]
 # ## Is cold cold, is warm warm?
 #
-# Shown by two witnesses, not assumed: what a call reads from memory, and what the L2 holds where it would be timed.
+# Shown by witnesses, not assumed: what a call reads from memory, and what the L2 holds where it would be timed.
 
 # %%
 residency.told(results)

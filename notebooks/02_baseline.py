@@ -19,7 +19,7 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, prose, tables
+from attnlab.analyse import figures, prose, repeat, tables
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -151,3 +151,11 @@ tables.verdicts(results, target)
 
 # %%
 prose.publishable(results, target)
+
+# %% [markdown]
+# ## Measured again
+#
+# What another recorded run on a device of the same name found again, and what moved.
+
+# %%
+repeat.told(results)

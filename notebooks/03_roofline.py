@@ -33,7 +33,7 @@ baseline, target = results.study.baseline, results.study.target_shape
 # $$F = 4 B H S^2 D, \qquad M = 4 B H S D\, b, \qquad E = B H S^2, \qquad I = \frac{F}{M} = \frac{S}{b}$$
 #
 # are FLOPs, compulsory bytes, exponentials and intensity; causal masks leave $2 B H S (S+1) D$ FLOPs and half the
-# exponentials, about. With the measured rates $\pi$, $\beta$ and $\varepsilon$ the floor is, over those of the three that were measured,
+# exponentials, about. With the measured rates $\pi$, $\beta$ and $\varepsilon$ the floor is, over those of them that were measured,
 #
 # $$t_{\min} = \max\left(\frac{F}{\pi},\; \frac{M}{\beta},\; \frac{E}{\varepsilon}\right).$$
 

@@ -40,8 +40,8 @@ profiles.launches(results)
 # ## How busy each unit was
 #
 # The use of a unit, in percent of its peak rate over the kernel's whole time, is a share of the time that no reordering
-# saves: only doing less on that unit does. For attention with $D = 64$ the tensor cores and the exponential unit (XU)
-# need about the same time on recent GPUs, so a fast kernel has both busy at once. A busy pipe need not be a fast one:
+# saves: only doing less on that unit does. With small heads the exponential unit (XU) needs nearly as long as the tensor
+# cores on recent GPUs, so a fast kernel has both busy at once. A busy pipe need not be a fast one:
 # `mma.sync` holds Hopper's tensor cores half as long again as `wgmma` does for the same product.
 
 # %%
@@ -80,7 +80,7 @@ profiles.bottlenecks(results)
 # %% [markdown]
 # ## From rung to rung
 #
-# Cycles of the two parts above, issued and waited, add up to those of the call: so the difference between two rungs can
+# Cycles issued and waited, the parts above, add up to those of the call: so the difference from rung to rung can
 # be told by where it arose.
 
 # %%

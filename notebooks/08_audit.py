@@ -29,7 +29,7 @@ audited.summary()
 #
 # A claim is a line of `claims.csv`: a rule, the number that it is about, and those that it should follow from. A printed
 # number stands for all that would have been printed so, half a unit of its last digit to each side, and these ranges are
-# carried through the arithmetic. So whether two numbers differ by rounding is computed, and no tolerance is chosen.
+# carried through the arithmetic. So whether numbers differ by rounding is computed, and no tolerance is chosen.
 
 # %%
 audited.meanings()

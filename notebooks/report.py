@@ -19,8 +19,8 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 # %%
 from attnlab import obtain
 from attnlab.analyse import accuracy, advice, audited, backends, calibration, companions, comparison, dispatched, figures
-from attnlab.analyse import kernels, panel, peers, profiles, prose, published, references, regime, residency, tables
-from attnlab.analyse import variants, verdicts
+from attnlab.analyse import kernels, panel, peers, profiles, prose, published, references, regime, repeat, residency
+from attnlab.analyse import tables, variants, verdicts
 
 results = obtain.results(run, study, device)
 baseline, target = results.study.baseline, results.study.target_shape
@@ -78,7 +78,7 @@ tables.ceilings(results)
 #
 # ### Clocks
 #
-# On a GPU, `eager` is the time between two CUDA events around one call, with the stream idle before: what a program sees,
+# On a GPU, `eager` is the time between the CUDA events around one call, with the stream idle before: what a program sees,
 # launch gap included. `device` removes the gap: a CUDA graph of $k$ calls is replayed while the stream is still busy, and the time
 # between the events divided by $k$ is one sample. $k$ is chosen so that a replay takes about 0.4 ms, at most 64 calls. On
 # a CPU, only `eager` exists, read from the system's performance counter.
@@ -463,6 +463,15 @@ kernels.correctness(results)
 
 # %%
 published.l4_errors(results)
+
+# %% [markdown]
+# ## Measured again
+#
+# Replicates differ by what a process draws; another run, on another machine or at another hour, by all else. What of this
+# run's medians another recorded run on a device of the same name found again, and what moved:
+
+# %%
+repeat.told(results)
 
 # %% [markdown]
 # ## Published numbers
