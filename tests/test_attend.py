@@ -111,7 +111,11 @@ def test_the_table_of_this_device_is_found(h200):
     )
     calls = attend.use()
     assert list(calls) == [key(PLAIN), key(grouped), key(decode), key(PLAIN.resized(batch=3))]
-    assert [calls[key(shape)] for shape in (PLAIN, grouped, decode)] == [attend._flash, attend._cudnn, attend._efficient]
+    assert [calls[key(shape)] for shape in (PLAIN, grouped, decode)] == [
+        attend._flash,
+        attend._cudnn,
+        attend._efficient,
+    ]
     assert attend._calls is calls
 
 
@@ -121,7 +125,9 @@ def test_another_table_may_be_named(h200, tmp_path):
     other.write_text(table(choice(PLAIN, "sdpa.cudnn")).model_dump_json())
     assert attend.use(str(other)) == {key(PLAIN): attend._cudnn}
     assert attend.use() == {key(PLAIN): attend._flash}
-    with pytest.raises(UserError, match="^there is no dispatch table .*gone.json: `make dispatch RUN=<run>` writes one$"):
+    with pytest.raises(
+        UserError, match="^there is no dispatch table .*gone.json: `make dispatch RUN=<run>` writes one$"
+    ):
         attend.use(tmp_path / "gone.json")
 
 
@@ -130,7 +136,9 @@ def test_a_table_that_is_refused_leaves_the_one_before(h200, tmp_path):
     before = attend.use()
     other = tmp_path / "other.json"
     other.write_text(table(choice(PLAIN, "sdpa.cudnn"), device="NVIDIA L4").model_dump_json())
-    with pytest.raises(UserError, match="other.json was made on NVIDIA L4, and this is NVIDIA H200, where other choices"):
+    with pytest.raises(
+        UserError, match="other.json was made on NVIDIA L4, and this is NVIDIA H200, where other choices"
+    ):
         attend.use(other)
     assert attend._calls is before
 

@@ -407,7 +407,9 @@ def test_a_stale_output_with_gradients_of_its_own_is_known_again():
         return kept[0].clone(), *rest[:3]
 
     subject, _ = gated(spoiled(first), TRAINING)
-    assert subject.reason.startswith("after timing, call: returned its output for earlier inputs; error "), subject.reason
+    assert subject.reason.startswith("after timing, call: returned its output for earlier inputs; error "), (
+        subject.reason
+    )
 
 
 def test_backward_passes_that_add_in_another_order_pass():

@@ -470,7 +470,9 @@ def test_a_stream_that_was_changed_is_refused(data):
     runs.add_part("one", "stream", "r00", stated("stream", latency_us=[1.0]))
     runs.finish("one")
     stated("stream", latency_us=[0.5]).to_parquet(data / "one" / "stream.parquet")
-    assert refused("one").endswith("stream.parquet doesn't match its manifest: it was changed after it was recorded; restore it")
+    assert refused("one").endswith(
+        "stream.parquet doesn't match its manifest: it was changed after it was recorded; restore it"
+    )
 
 
 @pytest.mark.parametrize("column", ["kv_heads", "kv_len", "lengths", "direction"])
