@@ -60,7 +60,7 @@ def test_it_is_importable_and_the_package_alone_imports_no_torch():
     code = "import sys, attnlab; print('torch' in sys.modules); from attnlab import attend; print(callable(attend))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.stdout.split(), ended.returncode) == (["False", "True"], 0), ended.stderr
-    with pytest.raises(AttributeError, match="^module 'attnlab' has no attribute 'attends'$"):
+    with pytest.raises(AttributeError, match=r"^module 'attnlab' has no attribute 'attends'$"):
         _ = attnlab.attends
 
 
@@ -93,7 +93,7 @@ def test_without_a_gpu_there_is_nothing_to_go_by(monkeypatch, data):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     written = dispatch.write(table(choice(PLAIN, "sdpa.flash")))
     for source in (None, written, str(written)):
-        with pytest.raises(UserError, match="^a dispatch table serves an NVIDIA GPU, and torch sees none here$"):
+        with pytest.raises(UserError, match=r"^a dispatch table serves an NVIDIA GPU, and torch sees none here$"):
             attend.use(source)
 
 
@@ -126,7 +126,7 @@ def test_another_table_may_be_named(h200, tmp_path):
     assert attend.use(str(other)) == {key(PLAIN): attend._cudnn}
     assert attend.use() == {key(PLAIN): attend._flash}
     with pytest.raises(
-        UserError, match="^there is no dispatch table .*gone.json: `make dispatch RUN=<run>` writes one$"
+        UserError, match=r"^there is no dispatch table .*gone.json: `make dispatch RUN=<run>` writes one$"
     ):
         attend.use(tmp_path / "gone.json")
 
@@ -137,7 +137,7 @@ def test_a_table_that_is_refused_leaves_the_one_before(h200, tmp_path):
     other = tmp_path / "other.json"
     other.write_text(table(choice(PLAIN, "sdpa.cudnn"), device="NVIDIA L4").model_dump_json())
     with pytest.raises(
-        UserError, match="other.json was made on NVIDIA L4, and this is NVIDIA H200, where other choices"
+        UserError, match=r"other.json was made on NVIDIA L4, and this is NVIDIA H200, where other choices"
     ):
         attend.use(other)
     assert attend._calls is before

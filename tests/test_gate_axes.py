@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 GROUPED = Shape(2, 6, 65, 32, dtype="float32", kv_heads=2)
 DECODE = Shape(3, 4, 1, 32, dtype="float32", kv_len=129)
 SPREAD = Shape(3, 4, 50, 32, dtype="float32", lengths="spread")
-# In half precision: in float32 an honest backward pass may stray farther than twice the framework's, which has more luck.
+# In half precision: in float32 an honest backward pass may stray farther than twice the framework's, for luck.
 TRAINING = Shape(2, 3, 33, 32, dtype="float16", direction="training")
 SHAPES = [
     GROUPED,

@@ -26,7 +26,7 @@ GROUPED_DECODE = DECODE.resized(kv_heads=2)
 SPREAD = Shape(4, 8, 200, 64, lengths="spread")
 CAUSAL_SPREAD = SPREAD.resized(causal=True)
 TRAINING = Shape(2, 4, 128, 64, direction="training")
-CAUSAL_TRAINING = TRAINING.resized(causal=True, dtype="bfloat16")
+CAUSAL_TRAINING = Shape(8, 8, 512, 64, causal=True, direction="training")
 SHAPES = [GROUPED, DECODE, GROUPED_DECODE, SPREAD, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING]
 # cuDNN's kernel for one query isn't the same in every bit from run to run, and torch's call of it for sequences end to
 # end can't be captured: the gate refuses both, and so whatever SDPA chooses for one query.
@@ -144,7 +144,7 @@ def test_stale_gradients_are_caught_on_a_gpu_too():
         Shape(2, 4, 256, 64, causal=True),
         Shape(2, 8, 256, 64, causal=True, dtype="bfloat16", kv_heads=2),
         Shape(4, 8, 1, 64, dtype="bfloat16", kv_heads=2, kv_len=512),
-        Shape(2, 4, 256, 64, causal=True, direction="training"),
+        CAUSAL_TRAINING,
     ],
     ids=str,
 )
@@ -223,7 +223,7 @@ def test_attend_runs_the_very_kernel_that_the_table_names(by_table, name, causal
     by_table((shape, name))
     drawn = inputs.draw(shape, 0, GPU)
     call = partial(attnlab.attend, *drawn, causal)
-    assert ran(call)[0] == named[0]
+    assert set(ran(call)) == set(named)
     gate = Gate(drawn, causal)
     for check in (gate.examine(call), gate.examine_captured(call)):
         assert check.passed, check.reason
@@ -235,7 +235,7 @@ def test_attend_serves_heads_that_share_keys(by_table, name):
     by_table((GROUPED, name))
     drawn = inputs.draw(GROUPED, 0, GPU)
     call = partial(attnlab.attend, *drawn, True)
-    assert ran(call)[0] == named[0]
+    assert set(ran(call)) == set(named)
     check = Gate(drawn, True).examine(call)
     assert check.passed, check.reason
 
@@ -245,7 +245,7 @@ def test_attend_serves_decoding(by_table):
     by_table((DECODE, "sdpa.flash"))
     drawn = inputs.draw(DECODE, 0, GPU)
     call = partial(attnlab.attend, *drawn)
-    assert ran(call)[0] == named[0]
+    assert set(ran(call)) == set(named)
     assert Gate(drawn, False).examine(call).passed
 
 
@@ -262,11 +262,11 @@ def test_shapes_apart_from_the_table_are_for_sdpa(by_table):
     other = PLAIN.resized(seq_len=256)
     expected = needs("sdpa.auto", other)
     drawn = inputs.draw(other, 0, GPU)
-    assert ran(partial(attnlab.attend, *drawn))[0] == expected[0]
+    assert set(ran(partial(attnlab.attend, *drawn))) == set(expected)
 
 
 def test_attend_refuses_a_table_of_another_device(by_table):
-    with pytest.raises(UserError, match="was made on NVIDIA X1, and this is .*, where other choices may be right"):
+    with pytest.raises(UserError, match=r"was made on NVIDIA X1, and this is .*, where other choices may be right"):
         by_table((PLAIN, "sdpa.flash"), device="NVIDIA X1")
     with pytest.raises(UserError, match="was made on NVIDIA X1"):
         attnlab.attend(*inputs.draw(PLAIN, 0, GPU))
@@ -283,9 +283,6 @@ def test_attend_serves_any_layout_by_itself_or_by_sdpa(by_table, name):
         "a token's heads side by side": [t.transpose(1, 2).contiguous().transpose(1, 2) for t in drawn],
         "head_dim strided": [t.transpose(2, 3).contiguous().transpose(2, 3) for t in drawn],
         "cut out of a longer cache": [torch.cat([t, t], 2)[:, :, : PLAIN.seq_len] for t in drawn],
-        "off by an element": [
-            torch.empty(t.numel() + 1, dtype=t.dtype, device=GPU)[1:].view(t.shape).copy_(t) for t in drawn
-        ],
     }
     for layout, given in layouts.items():
         try:
@@ -317,7 +314,7 @@ def test_attend_has_gradients_whatever_the_table_says(by_table, name):
     assert check.passed, check.reason
     with torch.no_grad():
         q, k, v = (tensor.requires_grad_() for tensor in given[:3])
-        assert ran(partial(attnlab.attend, q, k, v))[0] == needs(name, PLAIN)[0]
+        assert set(ran(partial(attnlab.attend, q, k, v))) == set(needs(name, PLAIN))
 
 
 def test_a_graph_of_attend_reads_what_is_in_its_inputs_when_it_is_replayed(by_table):
@@ -331,4 +328,4 @@ def test_a_graph_of_attend_reads_what_is_in_its_inputs_when_it_is_replayed(by_ta
     replay.graph.replay()
     torch.cuda.synchronize()
     assert Gate(drawn, False).check(replay.output).passed
-    assert ran(call)[0] == named[0]
+    assert set(ran(call)) == set(named)

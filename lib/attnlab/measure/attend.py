@@ -48,7 +48,8 @@ def use(source: Path | str | None = None) -> dict[Key, Attention]:
     """Have `attend` go by this table from now on; None for the one that `make dispatch` wrote for this device.
 
     Raises:
-        UserError: torch sees no GPU, the table can't be read, names what can't be called, or was made on another device.
+        UserError: torch sees no GPU, or the table can't be read, names what can't be called, or was made on another
+            device.
     """
     global _calls
     if not torch.cuda.is_available():
