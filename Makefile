@@ -62,9 +62,6 @@ report: $(if $(RUN),$(rendering),$(call ready,$(HARDWARE)))  ## measure on the b
 measure: $(call ready,$(HARDWARE))  ## measure a study into a run, or go on with one that was cut off
 	$(python) -m attnlab measure $(OPTIONS)
 
-dispatch: $(rendering)  ## write from a run what attnlab.attend calls at which shape: RUN=<name>
-	$(python) -m attnlab dispatch --run "$$RUN"
-
 close: $(rendering)  ## close a run that was cut off with the replicates that it holds: RUN=<name>
 	$(python) -m attnlab close --run "$$RUN"
 
@@ -104,6 +101,9 @@ faults: $(call ready,cpu-test)  ## kill a run at 200 random moments, go on with 
 
 bench: $(call ready,$(HARDWARE))  ## time measuring, inferring and rendering here
 	$(python) benchmarks/bench.py
+
+dispatch: $(rendering)  ## write from a run what attnlab.attend calls at which shape: RUN=<name>
+	$(python) -m attnlab dispatch --run "$$RUN"
 
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv: some minutes
 	$(python) -m attnlab calibrate
