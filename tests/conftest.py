@@ -5,7 +5,6 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,10 @@ def tiny_study(**changes) -> studies.Study:
 
 
 def gated(call, shape, device="cpu"):
-    """A function through the worker's gate, before timing and then after: its fate, and the rows of its checks."""
+    """An implementation, or a function as one, through the worker's gate, before timing and then after.
+
+    Returns its fate, and the rows of its checks.
+    """
     import pandas as pd
     import torch
 
@@ -47,8 +49,8 @@ def gated(call, shape, device="cpu"):
     job = worker.Job("none", tiny_study(), device, 0, (shape,), "")
     session = worker.Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
     drawn = inputs.draw(shape, 0, session.device)
-    implementation = Implementation("kernel.saboteur", call)
-    subject = worker.Subject(implementation, Case(partial(call, *drawn, shape.causal), implementation.selected))
+    implementation = call if isinstance(call, Implementation) else Implementation("kernel.saboteur", call)
+    subject = worker.Subject(implementation, Case(implementation.bound(drawn, shape), implementation.selected))
     rows = [row for moment in ("before", "after") for row in worker._gate(session, shape, [subject], drawn, moment)]
     return subject, pd.DataFrame(rows)
 

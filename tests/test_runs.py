@@ -13,6 +13,7 @@ import synthetic
 
 from attnlab import runs, studies
 from attnlab.errors import UserError
+from attnlab.shapes import Shape
 
 
 def rows(*values: float) -> pd.DataFrame:
@@ -390,3 +391,93 @@ def test_a_run_without_a_whole_replicate_is_not_closed(data):
     with pytest.raises(UserError, match="no replicate of 'begun' is whole yet"):
         runs.close_early("begun")
     assert not runs.load("begun").complete
+
+
+# The third schema: axes of shapes that aren't plain, and streams
+
+
+def test_the_published_run_of_the_second_schema_loads_with_all_axes_filled(monkeypatch):
+    monkeypatch.delenv("ATTNLAB_DATA")
+    run = runs.load("h200-2026-11-21")
+    assert run.manifest["schema"] == 2
+    assert "stream.parquet" not in run.manifest["files"]
+    for name, digest in run.manifest["files"].items():
+        content = (runs.folder(run.name) / name).read_bytes()
+        assert runs.hashlib.sha256(content).hexdigest() == digest
+    for table in runs.TABLES:
+        frame = getattr(run, table)
+        assert set(runs.COLUMNS[table]) <= set(frame.columns), table
+        if "seq_len" in runs.COLUMNS[table] and len(frame):
+            assert (frame["kv_heads"] == frame["heads"]).all()
+            assert (frame["kv_len"] == frame["seq_len"]).all()
+            assert set(frame["lengths"]) == {"equal"}
+            assert set(frame["direction"]) == {"forward"}
+    assert run.stream.empty
+    assert len(run.samples) > 100_000
+    study = studies.recorded(run.manifest)
+    assert study.stream == 0
+    recorded = {Shape(**axes) for axes in run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")}
+    assert recorded == set(study.shapes)
+
+
+def test_a_run_of_the_second_schema_that_was_cut_off_is_read_with_all_axes(data):
+    begun(schema=2)
+    old = rows(1.0, 2.0).assign(heads=4, seq_len=16).drop(columns=["kv_heads", "kv_len", "lengths", "direction"])
+    runs.add_part("one", "samples", "a", old)
+    runs.add_part("one", "samples", "b", rows(3.0).assign(heads=4, seq_len=32, kv_heads=4, kv_len=32))
+    for _ in range(2):  # from its parts, and when it was closed
+        samples = runs.load("one").samples
+        assert samples["kv_heads"].tolist() == [4, 4, 4]
+        assert samples["kv_len"].tolist() == [16, 16, 32]
+        assert set(samples["direction"]) == {"forward"}
+        runs.finish("one")
+
+
+SPECIAL = [
+    Shape(2, 8, 16, 32, True, "bfloat16", kv_heads=2),
+    Shape(2, 8, 1, 32, kv_len=48),
+    Shape(3, 4, 16, 32, lengths="spread"),
+    Shape(2, 4, 16, 32, direction="training"),
+]
+
+
+def test_a_run_of_this_schema_with_a_stream_is_read_back(data):
+    begun()
+    for replicate in (1, 0):
+        answers = [
+            {"implementation": "sdpa.auto", **shape.axes, "replicate": replicate, "process": f"p{replicate}"}
+            | {"position": position, "latency_us": 10.5 + position, "host_us": 4.25}
+            for position, shape in enumerate(SPECIAL)
+        ]
+        runs.add_part("one", "stream", f"r{replicate:02d}", pd.DataFrame(answers))
+    samples = pd.DataFrame([shape.axes for shape in SPECIAL]).assign(implementation="sdpa.auto", latency_us=1.5)
+    runs.add_part("one", "samples", "r00-s000", samples.reindex(columns=runs.COLUMNS["samples"]))
+    cut = runs.load("one")
+    runs.finish("one")
+    run = runs.load("one")
+    assert run.manifest["schema"] == 3
+    pd.testing.assert_frame_equal(run.stream, cut.stream)
+    assert tuple(run.stream.columns) == runs.COLUMNS["stream"]
+    assert run.stream["replicate"].tolist() == [0] * 4 + [1] * 4
+    assert run.stream["latency_us"].tolist() == [10.5, 11.5, 12.5, 13.5] * 2
+    for frame in (run.samples, run.stream.head(4)):
+        read = [Shape(**axes) for axes in frame[list(Shape.AXES)].to_dict("records")]
+        assert read == SPECIAL
+
+
+def test_a_stream_that_was_changed_is_refused(data):
+    begun()
+    runs.add_part("one", "stream", "r00", stated("stream", latency_us=[1.0]))
+    runs.finish("one")
+    stated("stream", latency_us=[0.5]).to_parquet(data / "one" / "stream.parquet")
+    assert refused("one").endswith(
+        "stream.parquet doesn't match its manifest: it was changed after it was recorded; restore it"
+    )
+
+
+@pytest.mark.parametrize("column", ["kv_heads", "kv_len", "lengths", "direction"])
+def test_a_table_of_this_schema_without_a_new_axis_is_refused(data, column):
+    begun()
+    runs.add_part("one", "samples", "a", rows(1.0).drop(columns=column))
+    runs.finish("one")
+    assert f": samples lack the column '{column}': restore it from where the run came from" in refused("one")

@@ -12,7 +12,7 @@ PARAMS = sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert PARAMS == ["cpu", "gpu", "quick"]
+    assert PARAMS == ["backends", "cpu", "gpu", "peers", "quick"]
 
 
 @pytest.mark.parametrize("name", PARAMS)

@@ -42,7 +42,10 @@ class Choice(BaseModel):
 
     @model_validator(mode="after")
     def _is_of_a_shape(self) -> "Choice":
-        _ = self.shape  # a ValueError says what is wrong with it
+        try:
+            _ = self.shape
+        except ValueError as error:
+            raise UserError(str(error)) from None
         return self
 
     @property
@@ -97,6 +100,10 @@ def load(source: Path, device_name: str) -> Dispatch:
         table = Dispatch.model_validate(json.loads(source.read_text()))
     except FileNotFoundError:
         raise UserError(f"there is no dispatch table {where}: `make dispatch RUN=<run>` writes one") from None
+    except OSError as error:
+        raise UserError(f"{where} can't be read: {error.strerror}") from None
+    except UserError as error:
+        raise UserError(f"{where} is no dispatch table: {error}") from None
     except ValidationError as error:
         raise UserError(f"{where} is no dispatch table: {first_problem(error, Dispatch.model_fields)}") from None
     except (ValueError, RecursionError):

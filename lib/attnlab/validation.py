@@ -18,4 +18,5 @@ def first_problem(error: ValidationError, fields: Collection[str]) -> str:
         return f"unknown field {field!r}; fields are {', '.join(fields)}{near}"
     if problem["type"] == "missing":
         return f"the field {field!r} is missing"
-    return f"{field}: {problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
+    what = f"{problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
+    return f"{field}: {what}" if field else what  # no field where it is the whole that is wrong

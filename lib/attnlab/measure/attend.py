@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from attnlab import dispatch
+from attnlab import dispatch, implementations, paths
 from attnlab.errors import UserError
 from attnlab.ladder import PREFIX
 from attnlab.measure import attention, kernels
@@ -39,7 +39,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = Fal
         if call is not None and v.shape == k.shape and q.dtype == k.dtype == v.dtype:
             try:
                 return call(q, k, v, causal)
-            except Unsupported:
+            except (Unsupported, RuntimeError):  # in RuntimeErrors torch's operators say what they don't serve
                 pass
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -48,7 +48,8 @@ def use(source: Path | str | None = None) -> dict[Key, Attention]:
     """Have `attend` go by this table from now on; None for the one that `make dispatch` wrote for this device.
 
     Raises:
-        UserError: torch sees no GPU, the table can't be read, or was made on another device.
+        UserError: torch sees no GPU, or the table can't be read, names what can't be called, or was made on another
+            device.
     """
     global _calls
     if not torch.cuda.is_available():
@@ -57,8 +58,12 @@ def use(source: Path | str | None = None) -> dict[Key, Attention]:
     found = dispatch.path(device_name) if source is None else Path(source)
     if source is None and not found.is_file():
         _calls = {}
-    else:
-        _calls = {_key(choice.shape): _call(choice) for choice in dispatch.load(found, device_name).chosen()}
+        return _calls
+    table = dispatch.load(found, device_name)
+    try:
+        _calls = {_key(choice.shape): _call(choice) for choice in table.chosen()}
+    except UserError as error:
+        raise UserError(f"{paths.shown(found)}: {error}") from None
     return _calls
 
 
@@ -78,7 +83,7 @@ def _call(choice: dispatch.Choice) -> Attention:
 def _selected(name: str) -> Attention:
     if name.startswith(PREFIX):
         return kernels.implementation(name).call
-    return partial(_within, attention.REGISTRY[name])
+    return partial(_within, attention.REGISTRY[implementations.require(name, implementations.SDPA)])
 
 
 def _within(

@@ -27,7 +27,9 @@ REFERENCE_CHUNK = 2**28
 NESTED = "torch.nested._internal.sdpa"
 # What torch says of nested tensors whoever uses them, once a process, is not for a log.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype stage")
+PROTOTYPE = "The PyTorch API of nested tensors is in prototype stage"
+warnings.filterwarnings("ignore", message=PROTOTYPE)
+NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
 
 
 class Unsupported(Exception):
@@ -228,9 +230,9 @@ class _Kept(logging.Handler):
 
 def _reason(message: str, said: list[str]) -> str:
     # torch explains itself in warnings: a heading for each backend ("... not used because:"), then its reasons. A
-    # backend that the selection itself switched off is no reason.
+    # backend that the selection itself switched off is no reason, nor is it that nested tensors are a prototype.
     told = [" ".join(text.split(" (Triggered", 1)[0].split()) for text in said]
-    reasons = [text for text in told if "not used because" not in text and "runtime disabled" not in text]
+    reasons = [text for text in told if not any(words in text for words in NO_REASON)]
     return reasons[0] if reasons else message
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from attnlab.measure.clocks import Call
@@ -20,8 +21,10 @@ def kernels(call: Call, device: torch.device) -> list[str]:
             torch.cuda.synchronize()
     spent: Counter[str] = Counter()
     for event in profiler.events():
-        spent[event.name] += event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
-    # The profiler also lists the host's own waiting.
+        if device.type == "cpu":
+            spent[event.name] += event.self_cpu_time_total
+        elif event.device_type == DeviceType.CUDA:  # the profiler also lists the host's own calls and its waiting
+            spent[event.name] += event.self_device_time_total
     return [name for name, _ in spent.most_common() if "ynchronize" not in name]
 
 

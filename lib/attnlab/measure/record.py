@@ -104,6 +104,8 @@ def _open(pool: Executor, name: str, study: Study, device: str) -> str:
     ]
     if changed:
         raise UserError(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
+    if manifest.get("dispatch", {}) != _dispatched(study, manifest["device"]["name"]):
+        raise UserError(f"the dispatch table changed since the run {name!r} began: start a new run")
     return str(manifest["environment"]["hash"])
 
 

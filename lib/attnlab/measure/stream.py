@@ -6,12 +6,15 @@ round, nothing is repeated to warm the cache for the call that is timed.
 
 import random
 import time
+from functools import partial
 
 import pandas as pd
 import torch
 
 from attnlab import runs
+from attnlab.errors import UserError
 from attnlab.measure import devices, inputs, registry
+from attnlab.measure.attention import OutOfMemory, attempt
 from attnlab.measure.clocks import Case
 from attnlab.shapes import Shape
 from attnlab.studies import Study
@@ -26,8 +29,17 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
     ``latency_us`` is from before the call until its output is there, by the host's clock; ``host_us`` until the call
     came back, which on a GPU is before the output is there. A shape at which an implementation has no latency in this
     replicate is not asked for.
+
+    Raises:
+        UserError: the device's memory doesn't hold the inputs of all shapes at once.
     """
-    answering = _ready(run, study, replicate, device, seed)
+    try:
+        answering = attempt(partial(_ready, run, study, replicate, device, seed))
+    except OutOfMemory as error:
+        raise UserError(
+            f"the stream of {run!r} keeps inputs of all its shapes at hand, which don't fit ({error}): ask for fewer "
+            "shapes in a new run, or leave `stream` out"
+        ) from None
     order = random.Random(seed)
     rows = []
     for position, shape in enumerate(order.choices(list(answering), k=study.stream) if answering else ()):
