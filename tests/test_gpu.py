@@ -330,7 +330,7 @@ def test_a_run_on_the_gpu_is_complete(recorded_on_gpu):
     run = recorded_on_gpu
     assert run.complete
     assert run.cases["reason"].unique().tolist() == [""]
-    assert run.cases["status"].tolist() == 4 * 2 * 2 * ["measured"]
+    assert run.cases["status"].tolist() == 5 * 2 * 2 * ["measured"]  # four implementations and the control
     assert len(run.samples) == 4 * 2 * 4 * 5 * 2
     assert run.manifest["missing_clocks"] == []
     assert run.manifest["telemetry"] == "NVML"
@@ -360,7 +360,7 @@ def test_both_routes_were_checked(recorded_on_gpu):
     assert graphs["route"].str.fullmatch(r"graph of \d+").all()
     # Before, the call on inputs of three kinds and a graph of it; afterwards the call, and the graphs that were timed.
     routes = checks.groupby(["moment", "inputs"])["route"].agg(lambda column: len(column))
-    cases = 4 * 2 * 2
+    cases = 5 * 2 * 2
     assert routes.to_dict() == {
         ("before", "normal"): 2 * cases, ("before", "large logits"): cases, ("before", "constant rows"): cases,
         ("after", "normal"): 3 * cases,
