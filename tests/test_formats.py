@@ -131,6 +131,13 @@ def test_counts(amount, text):
     assert formats.count(amount, "case") == text
 
 
+@pytest.mark.parametrize(
+    ("text", "ended"), [("it\nfailed.", "it failed."), ("it", "it."), ("a long story", "a long s…")]
+)
+def test_a_sentence_ends_once(text, ended):
+    assert formats.ended(text, 9 if "long" in text else 20) == ended
+
+
 def test_many_shapes_are_grouped():
     full = [Shape(32, 8, length, 64) for length in (4096, 8192)]
     causal = [Shape(32, 8, length, 64, causal=True) for length in (4096, 8192)]

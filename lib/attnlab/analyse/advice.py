@@ -127,7 +127,7 @@ def summary(results: Results) -> Prose:
         gains = [(_gain(family), shape) for shape, family in families.items()]
         lost = [(gain, shape) for gain, shape in gains if gain > 1]
         most = max(lost, default=None)
-        at_most = f", {formats.number(most[0])} times at most ({formats.shape(most[1])})" if most else ""
+        at_most = f", {formats.number(most[0])} times at most, at {formats.shape(most[1])}" if most else ""
         of = formats.count(len(families), "shape")
         told.append(f"by the {timing.words}, something else is faster at {len(lost)} of {of}{at_most}")
     if not told:

@@ -131,7 +131,8 @@ def overhead(results: Results) -> Prose:
     added = _over_replicates(list(sign * (medians[IMPLEMENTATION] - medians[FALLBACK])))
     return Prose(
         f"Where `attend` calls what SDPA calls, it takes {formats.interval(added)} µs {word} of the host than SDPA "
-        f"alone (median of {len(calls) // 2:,} requests, Student's t over replicates; {ALLOWED_US} µs is what it may take)."
+        f"alone (median of {len(calls) // 2:,} requests, Student's t over replicates; {ALLOWED_US} µs is what it may "
+        "take)."
     )
 
 

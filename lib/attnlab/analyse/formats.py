@@ -110,6 +110,12 @@ def clause(text: str, most: int = 200) -> str:
     return shortened(" ".join(text.split()).rstrip("."), most)
 
 
+def ended(text: str, most: int = 200) -> str:
+    """A `clause` at the end of a sentence: with a full stop, unless it was shortened."""
+    short = clause(text, most)
+    return short if short.endswith("…") else f"{short}."
+
+
 def listing(words: list[str]) -> str:
     """``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"

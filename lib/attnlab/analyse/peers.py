@@ -80,4 +80,4 @@ def _reasons(results: Results) -> list[str]:
     cases = results.run.cases
     lost = cases[cases["implementation"].isin(results.study.implementations) & (cases["status"] != "measured")]
     lost = lost.drop_duplicates(["implementation", "reason"]).drop_duplicates(["implementation", *AXES])
-    return [f"`{row.implementation}`: {formats.clause(row.reason, 140)}." for row in lost.itertuples()]
+    return [f"`{row.implementation}`: {formats.ended(row.reason, 140)}" for row in lost.itertuples()]

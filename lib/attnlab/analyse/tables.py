@@ -480,7 +480,7 @@ def without(results: Results, names: list[str], shape: Shape) -> str:
     """Which of these have no latency at a shape, and why."""
     there = results.at(shape).index
     reasons = {name: absence(results, name, shape) for name in names if name not in there}
-    return " ".join(f"`{name}` has no latency here: {formats.clause(reason, 160)}." for name, reason in reasons.items())
+    return " ".join(f"`{name}` has no latency here: {formats.ended(reason, 160)}" for name, reason in reasons.items())
 
 
 @telling
@@ -614,8 +614,8 @@ def _absent(results: Results, shapes: list[Shape]) -> str:
     for name in results.study.implementations:
         missing = [shape for shape in shapes if name not in results.at(shape).index]
         if missing:
-            reason = formats.clause(absence(results, name, missing[0]), 120)
-            told.append(f"`{name}` has no latency at {len(missing)} of {len(shapes)}: {reason}.")
+            reason = formats.ended(absence(results, name, missing[0]), 120)
+            told.append(f"`{name}` has no latency at {len(missing)} of {len(shapes)}: {reason}")
     return " ".join(told)
 
 
