@@ -22,6 +22,7 @@ price_per_hour: float = 3.0  # of the device, in dollars; set your own
 from attnlab import obtain
 from attnlab.analyse import advice, backends, companions, cost, dispatched, peers, prose, tables, variants
 
+cost.require_price(price_per_hour)
 results = obtain.results(run, study, device)
 choices = companions.with_sweep(results, "grid seq_len")
 others = companions.with_implementation(results, "peer.flex")

@@ -74,6 +74,7 @@ RUNGS: dict[str, dict[str, Any]] = {
 PACE |= {"kernel.naive": 10.0, "kernel.tiled": 4.0, "kernel.mma": 5.0, "kernel.swizzled": 1.25} | {
     "kernel.pipelined": 1.0, "kernel.wgmma": 0.9
 }  # fmt: skip
+PACE |= {"peer.flex": 2.0, "peer.flash4": 0.95, "dispatch.attend": 1.0}
 ROWS = 64
 """Query rows of a rung's work item."""
 PERSISTENT = "wgmma"
@@ -105,6 +106,8 @@ class Recipe:
     """Only so many shapes of the first replicate were recorded: the run is not complete."""
     counters: dict[str, list[dict[str, Any]]] | None = None
     """Of each implementation that was profiled at the target: its launches, a ``function`` and its metrics each."""
+    latencies_us: dict[tuple[str, Shape], float] | None = None
+    """Latencies of cases that differ from `latency_us`."""
     control_pace: float | None = None
     """The baseline was measured against itself, and took so many times as long the second time."""
 
@@ -168,6 +171,12 @@ def climbed() -> results.Results:
 
 
 @cache
+def chosen() -> results.Results:
+    """A run to choose a backend by: a grid, grouped heads, decoding, many lengths, training, and peers."""
+    return infer(CHOICES)
+
+
+@cache
 def lonely() -> results.Results:
     """A run on a CPU of which the datasheets know nothing: one implementation, one clock, no telemetry."""
     return infer(LONELY)
@@ -185,6 +194,47 @@ LADDER = Recipe(
         ("kernel.pipelined", TARGET): ("failed", "before timing, call: error against float64: max 5.00e-03"),
         ("kernel.naive", LONG): ("skipped", "one call takes 31 ms, longer than longest_call_ms = 20"),
         ("kernel.tiled", L4_SHAPES[0]): ("skipped", "no such shape"),
+    },
+)
+BACKENDS = ["sdpa.auto", "sdpa.flash", "sdpa.math", "peer.flex", "peer.flash4"]
+HALF, DOUBLE, CHEAP = Shape(2, 4, 64, 64), Shape(2, 4, 256, 64), Shape(4, 8, 64, 64)
+PLAIN, PAIRS, SHARED = (Shape(2, 4, 128, 64, causal=True, kv_heads=heads) for heads in (4, 2, 1))
+NEAR, FAR = (Shape(2, 4, 1, 64, kv_heads=1, kv_len=keys) for keys in (256, 1024))
+PACKED, LOST = (Shape(4, 4, length, 64, causal=True, lengths="spread") for length in (128, 256))
+PADDED, TRAINED = Shape(4, 4, 128, 64, causal=True), Shape(2, 4, 128, 64, causal=True, direction="training")
+GONE = ("failed", "before timing, call: error against float64: max 5.00e-03")
+# Of the baseline; the others by their pace.
+BASE_US = {NEAR: 3.328, FAR: 26.3168, PACKED: 10.0, TRAINED: 100.0}
+CHOICES = Recipe(
+    study={
+        "implementations": BACKENDS,
+        "sweeps": {
+            "seq_len": [AXES | {"seq_len": [64, 128, 256]}],
+            "batch": [AXES | {"batch": [1, 2, 4], "seq_len": 128}],
+            "grid seq_len": [AXES | {"batch": [2, 4], "heads": [4, 8], "seq_len": [64, 128]}],
+            "grouped kv_heads": [AXES | {"seq_len": 128, "causal": True, "kv_heads": [4, 2, 1]}],
+            "decode kv_len": [AXES | {"seq_len": 1, "kv_heads": 1, "kv_len": [256, 1024]}],
+            "end to end seq_len": [AXES | {"batch": 4, "seq_len": [128, 256], "causal": True, "lengths": "spread"}],
+            "padded seq_len": [AXES | {"batch": 4, "seq_len": [128, 256], "causal": True}],
+            "training seq_len": [AXES | {"seq_len": 128, "causal": True, "direction": "training"}],
+        },
+    },
+    latencies_us={(name, shape): us * PACE[name] for name in BACKENDS for shape, us in BASE_US.items()}
+    | {
+        ("sdpa.math", HALF): 8.0,  # as long as flash
+        ("sdpa.flash", DOUBLE): 200.0,  # longer than the baseline
+        ("peer.flex", DOUBLE): 200.0,  # the least by which it is slower
+        ("sdpa.flash", CHEAP): 25.6,  # 100 ns a token
+        ("sdpa.flash", PAIRS): 8.0,
+        ("sdpa.flash", SHARED): 4.0,
+    },
+    fates={(name, LOST): GONE for name in BACKENDS}
+    | {
+        ("peer.flex", NEAR): ("out of memory", "tried to allocate 2.00 GiB"),
+        ("peer.flex", FAR): ("out of memory", "tried to allocate 2.00 GiB"),
+        ("peer.flash4", TRAINED): ("skipped", "no gradients on this device"),
+        ("peer.flash4", DOUBLE): ("failed", "before timing, call: error against float64: max 7.00e-03"),
+        ("sdpa.auto", PACKED): GONE,
     },
 )
 LONELY = Recipe(
@@ -360,6 +410,9 @@ def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, A
 
 
 def _read(name: str, shape: Shape, clock: str, recipe: Recipe) -> np.ndarray:
+    if (name, shape) in (recipe.latencies_us or {}):
+        mixed = latencies_us("sdpa.auto", TARGET, "device") / latency_us("sdpa.auto", TARGET)
+        return recipe.latencies_us[name, shape] * mixed + GAP_US * (clock == "eager")
     if not implementations.is_control(name):
         return latencies_us(name, shape, clock)
     # Not in the order of the baseline, with which each sample would make the same pair.

@@ -177,6 +177,7 @@ EXPORT = ("export", "--run", "there")
 CUT = ("report", "--run", "cut")
 KERNELS = ("kernels",)
 NOTEBOOK = ("notebook", "02_baseline", "-p")
+PRICED = ("notebook", "04_backends", "-p", "run=there", "-p", "device=none", "-p")
 BOX = {"arguments": "tensor maps"}
 
 COMMANDS = [
@@ -415,6 +416,15 @@ NOTEBOOKS = [
     ((*NOTEBOOK, "run=nope"), "there is no run 'nope'; those that are: there, cut"),
     ((*NOTEBOOK, "run=../there"), "'../there' can't be the name of a run: it is a folder in "),
     ((*NOTEBOOK, "study=true"), "02_baseline: study must be str, not True (bool)"),
+    ((*PRICED, "price_per_hour=cheap"), "04_backends: price_per_hour must be float, not 'cheap' (str)"),
+    ((*PRICED, "price_per_hour='3'"), "04_backends: price_per_hour must be float, not '3' (str)"),
+    ((*PRICED, "price_per_hour="), "04_backends: price_per_hour must be float, not "),
+    ((*PRICED, "price_per_hour=null"), "04_backends: price_per_hour must be float, not None (NoneType)"),
+    ((*PRICED, "price_per_hour=true"), "04_backends: price_per_hour must be float, not True (bool)"),
+    ((*PRICED, "price_per_hour=.nan"), "price_per_hour has to be a number of dollars above zero, not nan; what was"),
+    ((*PRICED, "price_per_hour=.inf"), "price_per_hour has to be a number of dollars above zero, not inf; what was"),
+    ((*PRICED, "price_per_hour=0"), "price_per_hour has to be a number of dollars above zero, not 0; what was"),
+    ((*PRICED, "price_per_hour=-2.5"), "price_per_hour has to be a number of dollars above zero, not -2.5; what was"),
     ((*NOTEBOOK, "device=gpu"), "unknown device 'gpu'; choose one of auto, cuda, cpu, none; what was executed is kept"),
 ]
 ALL = {

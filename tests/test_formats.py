@@ -131,6 +131,13 @@ def test_counts(amount, text):
     assert formats.count(amount, "case") == text
 
 
+@pytest.mark.parametrize(
+    ("text", "ended"), [("it\nfailed.", "it failed."), ("it", "it."), ("a long story", "a long s…")]
+)
+def test_a_sentence_ends_once(text, ended):
+    assert formats.ended(text, 9 if "long" in text else 20) == ended
+
+
 def test_many_shapes_are_grouped():
     full = [Shape(32, 8, length, 64) for length in (4096, 8192)]
     causal = [Shape(32, 8, length, 64, causal=True) for length in (4096, 8192)]
@@ -139,6 +146,26 @@ def test_many_shapes_are_grouped():
     assert formats.shapes([full[0], *causal]) == (
         "B=32 H=8 S=4096, with and without the causal mask; B=32 H=8 S=8192, causal"
     )
+
+
+def test_shapes_are_told_apart_by_what_is_special():
+    decoding = [Shape(2, 4, 1, 64, kv_heads=2, kv_len=keys) for keys in (128, 256)]
+    assert formats.shapes(decoding) == "B=2 H=4 S=1, 2 KV heads, 128 keys; B=2 H=4 S=1, 2 KV heads, 256 keys"
+    trained = [Shape(2, 4, length, 64, causal=True, direction="training") for length in (64, 128)]
+    assert formats.shapes(trained) == "B=2 H=4 S=64 and 128, causal, training"
+
+
+def test_one_of_a_kind_is_no_plural():
+    assert formats.shape(Shape(2, 4, 1, 64, kv_heads=1, kv_len=16)) == "(2, 4, 1, 64) float16, 1 KV head, 16 keys"
+    assert formats.shape(Shape(2, 4, 8, 64, kv_len=1)) == "(2, 4, 8, 64) float16, 1 key"
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [((-4.2, -7.9, -0.5), "−4.2 [−7.9, −0.5]"), ((20.0, -math.inf, math.inf), "20.0 [−∞, ∞]")],
+)
+def test_ends_below_zero_and_without_end(ends, text):
+    assert formats.interval(Interval(*ends)) == text
 
 
 def test_shapes():

@@ -19,11 +19,16 @@ from synthetic import TARGET, Recipe
 from attnlab import obtain, paths, runs, studies
 from attnlab.analyse import (
     accuracy,
+    advice,
+    backends,
     calibration,
     comparison,
+    cost,
+    dispatched,
     figures,
     kernels,
     panel,
+    peers,
     profiles,
     prose,
     published,
@@ -32,6 +37,7 @@ from attnlab.analyse import (
     residency,
     results,
     tables,
+    variants,
     verdicts,
 )
 from attnlab.errors import UserError
@@ -40,9 +46,10 @@ from attnlab.report import notebooks, paper
 from attnlab.shapes import Shape
 
 PARTS = [
-    *("01_environment", "02_baseline", "03_roofline", "05_kernels", "06_verdicts", "07_profile", "08_audit"),
-    "report",
+    *("01_environment", "02_baseline", "03_roofline", "04_backends", "05_kernels", "06_verdicts", "07_profile"),
+    *("08_audit", "report"),
 ]
+PRICED = ["04_backends"]
 CPU = {"head_dim": 16, "dtype": "float32"}
 TINY = {
     "title": "Tiny, on the CPU",
@@ -87,10 +94,11 @@ def test_one_cell_holds_the_parameters_and_they_are_literals(part):
     statements = ast.parse(parameters_of(part).source).body
     assert all(isinstance(statement, ast.AnnAssign) for statement in statements)
     stated = {statement.target.id: ast.literal_eval(statement.value) for statement in statements}
-    assert stated == {"run": "", "study": "quick", "device": "auto"}
-    assert {name: known.type for name, known in notebooks.parameters(source(part)).items()} == dict.fromkeys(
-        stated, "str"
-    )
+    price = {"price_per_hour": 3.0} if part in PRICED else {}
+    assert stated == {"run": "", "study": "quick", "device": "auto"} | price
+    assert {name: known.type for name, known in notebooks.parameters(source(part)).items()} == {
+        name: type(value).__name__ for name, value in stated.items()
+    }
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -125,7 +133,15 @@ def test_no_cell_shows_what_another_notebook_cell_shows(part):
 # ------------------------------------------------------------------------------------------------- as they are shown
 
 
-CALLS = list(dict.fromkeys(cell.source for part in PARTS for cell in cells(part) if "(results" in cell.source))
+RUNS = ("results", "choices", "attended", "others")
+CALLS = list(
+    dict.fromkeys(
+        cell.source
+        for part in PARTS
+        for cell in cells(part)
+        if re.match(rf"\w+\.\w+\(({'|'.join(RUNS)})\b", cell.source)
+    )
+)
 MIDDLE = Shape(2, 4, 64, 64)
 GONE = ("failed", "before timing, call: error against float64")
 NAMES = ["sdpa.auto", "sdpa.flash"]
@@ -173,16 +189,22 @@ def show(run: str) -> list[dict[str, str]]:
     names = {"figures": figures, "kernels": kernels, "profiles": profiles, "prose": prose, "published": published}
     names |= {
         "accuracy": accuracy,
+        "advice": advice,
+        "backends": backends,
         "calibration": calibration,
         "comparison": comparison,
+        "cost": cost,
+        "dispatched": dispatched,
         "panel": panel,
+        "peers": peers,
         "regime": regime,
         "repeat": repeat,
         "residency": residency,
         "tables": tables,
+        "variants": variants,
         "verdicts": verdicts,
-        "results": of,
     }
+    names |= dict.fromkeys(RUNS, of) | {"price_per_hour": 3.0}
     names |= {"baseline": of.study.baseline, "target": of.study.target_shape}
     shown = [eval(call, dict(names)) for call in CALLS]
     return [thing._repr_mimebundle_() for thing in shown if thing is not None]

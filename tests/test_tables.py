@@ -311,11 +311,16 @@ def throttled_from(length: int) -> Results:
 
 
 def test_tables_say_which_regime_they_speak_of():
-    assert tables.backends(inferred(), "seq_len").note == "All were timed in bursts."
+    absent = (
+        " `sdpa.cudnn` has no latency at 1 of 4: skipped, cuDNN takes no sequence this short."
+        " `sdpa.math` has no latency at 1 of 4: out of memory, tried to allocate 2.00 GiB."
+    )
+    assert tables.backends(inferred(), "seq_len").note == f"All were timed in bursts.{absent}"
     assert tables.backends(lonely(), "seq_len").note == "All were timed in a regime that was not recorded."
     note = tables.backends(throttled_from(128), "seq_len").note
-    assert note == "Timed were B=2 H=4 S=32 and 64 in bursts; B=2 H=4 S=128 and 256 under sustained load."
-    assert tables.listed(throttled_from(128), "heads").note == "All were timed under sustained load."
+    bursts = "Timed were B=2 H=4 S=32 and 64 in bursts; B=2 H=4 S=128 and 256 under sustained load."
+    assert note == f"{bursts}{absent}"
+    assert tables.listed(throttled_from(128), "batch").note == "All were timed under sustained load."
     assert set(tables.verdicts(throttled_from(128), TARGET).frame["regime"]) == {"sustained"}
     # one side of two was held back
     run = throttled_from(999).run
@@ -403,6 +408,21 @@ def test_parameters_and_settings_and_clock():
 )
 def test_a_sweep_that_the_study_lacks_is_told(show):
     assert show() == Prose("*The study “synthetic” has no sweep “batch”.*")
+
+
+def test_more_shapes_than_implementations_go_down_the_page():
+    down = tables.listed(synthetic.chosen(), "grid seq_len").frame
+    assert list(down.columns) == ["shape", *synthetic.BACKENDS]
+    assert list(down["shape"])[:2] == ["B=2 H=4 S=64", "B=2 H=4 S=128"]
+    assert [first_number(cell) for cell in down.iloc[0, 1:]] == [10, 8, 8, 20, 9.5]
+    across = tables.listed(inferred(), "seq_len").frame
+    assert list(across.columns) == ["implementation", *(f"B=2 H=4 S={length}" for length in (32, 64, 128, 256))]
+
+
+def test_the_second_turn_of_the_baseline_is_named_as_such():
+    fates = {("control.sdpa.auto", TARGET): ("failed", "after timing, call: differs")}
+    frame = tables.cases(synthetic.infer(synthetic.Recipe(control_pace=1.0, fates=fates))).frame
+    assert frame[["implementation", "status"]].to_numpy().tolist() == [["sdpa.auto again", "failed"]]
 
 
 def test_names_of_tables_tell_them_apart():

@@ -76,8 +76,8 @@ class Shape:
     def special(self) -> list[str]:
         """What sets it apart from a forward pass of plain self-attention, as words of a caption."""
         words = {
-            f"{self.kv_heads} KV heads": self.kv_heads != self.heads,
-            f"{self.kv_len} keys": self.kv_len != self.seq_len,
+            f"{self.kv_heads} KV head{'s' * (self.kv_heads > 1)}": self.kv_heads != self.heads,
+            f"{self.kv_len} key{'s' * (self.kv_len > 1)}": self.kv_len != self.seq_len,
             f"{self.lengths} lengths": self.lengths != "equal",
             self.direction: self.direction != "forward",
         }

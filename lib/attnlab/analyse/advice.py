@@ -1,6 +1,7 @@
 """What to use and what to avoid: rules read off the verdicts, each with the comparison that backs it."""
 
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import pandas as pd
@@ -35,8 +36,8 @@ def rules(results: Results) -> Table:
     note = (
         f"All against `{results.study.baseline}`. A rule to use holds where the verdict is *faster*, one to avoid "
         "where it is *slower* at every shape that was compared; “claimable” is said where it is at all of them. The "
-        "comparison given is the weakest of those behind the rule. A crossover lies between two neighbours of a sweep "
-        "at which the verdicts are opposite."
+        "comparison given is the weakest of those behind the rule. A crossover lies between two shapes of a sweep, one "
+        "*faster* and one *slower*, with neither between them."
     )
     return Table(pd.DataFrame(found), "rules", "What to use, and what to avoid.", note)
 
@@ -76,7 +77,8 @@ def _avoid(name: str, verdicts: Judged, timing: Timing) -> list[Rule]:
     if any(verdict.decision != "slower" for verdict in verdicts.values()):
         return []
     weakest = max(verdicts, key=lambda shape: verdicts[shape].speedup.estimate)
-    everywhere = f"at all {formats.count(len(verdicts), 'shape')} compared, {timing.words}"
+    compared = "the only shape" if len(verdicts) == 1 else f"all {len(verdicts)} shapes"
+    everywhere = f"at {compared} compared, {timing.words}"
     return [Rule("avoid", name, everywhere, _backing(verdicts, weakest))]
 
 
@@ -86,7 +88,7 @@ def _crossovers(results: Results, name: str, verdicts: Judged, timing: Timing) -
         axis = axis_of(sweep)
         if axis not in LETTERS or _is_grid(results.sweep(sweep), axis):
             continue
-        there = [shape for shape in results.sweep(sweep) if shape in verdicts]
+        there = sorted((shape for shape in results.sweep(sweep) if shape in verdicts), key=attrgetter(axis))
         decided = [shape for shape in there if verdicts[shape].decision in ("faster", "slower")]
         for before, after in pairwise(decided):
             if verdicts[before].decision != verdicts[after].decision:
@@ -104,8 +106,8 @@ def _is_grid(shapes: list[Shape], axis: str) -> bool:
 def _where(verdicts: Judged, timing: Timing) -> str:
     alike: dict[str, list[Shape]] = {}
     for shape in verdicts:
-        alike.setdefault(", ".join([f"D={shape.head_dim}", shape.dtype, *shape.special]), []).append(shape)
-    told = [f"{formats.shapes(shapes)} ({words})" for words, shapes in alike.items()]
+        alike.setdefault(f"D={shape.head_dim}, {shape.dtype}", []).append(shape)
+    told = [f"{formats.shapes(sorted(shapes))} ({words})" for words, shapes in alike.items()]
     return f"{'; '.join(told)}; {timing.words}"
 
 
@@ -118,14 +120,16 @@ def summary(results: Results) -> Prose:
     """How often leaving the choice to the baseline costs something that can be told, and how much at most."""
     told = []
     for timing in results.timings:
-        families = {shape: family for (shape, under), family in results.families.items() if under == timing}
+        here = {shape: family for (shape, under), family in results.families.items() if under == timing}
+        families = {shape: family for shape, family in here.items() if family.verdicts}
         if not families:
             continue
         gains = [(_gain(family), shape) for shape, family in families.items()]
         lost = [(gain, shape) for gain, shape in gains if gain > 1]
         most = max(lost, default=None)
-        at_most = f", by {formats.number(most[0])} at most ({formats.shape(most[1])})" if most else ""
-        told.append(f"by the {timing.words} something else is faster at {len(lost)} of {len(families)} shapes{at_most}")
+        at_most = f", {formats.number(most[0])} times at most, at {formats.shape(most[1])}" if most else ""
+        of = formats.count(len(families), "shape")
+        told.append(f"by the {timing.words}, something else is faster at {len(lost)} of {of}{at_most}")
     if not told:
         raise NotMeasured(f"`{results.study.baseline}` was compared with nothing")
     return Prose(f"Against leaving the choice to `{results.study.baseline}`, {'; '.join(told)}.")

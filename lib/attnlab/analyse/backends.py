@@ -65,7 +65,7 @@ def _holds_one(ratio: Interval) -> bool:
 def choice(results: Results, sweep: str) -> Table:
     """The best backend at each shape of a sweep: per call, per sequence, per token."""
     axis, settings = axis_of(sweep), _settings(results, results.sweep(sweep))
-    rows = [_chosen(setting) | {"share of the floor": light(setting.row)} for setting in settings]
+    rows = [_chosen(setting) | {"speed of light": light(setting.row)} for setting in settings]
     letters = _varying([setting.shape for setting in settings], axis)
     for row, setting in zip(rows, settings, strict=True):
         row |= {LETTERS[each]: getattr(setting.shape, each) for each in letters}
@@ -73,7 +73,7 @@ def choice(results: Results, sweep: str) -> Table:
     frame = frame[[*(LETTERS[each] for each in letters), *(c for c in frame if c not in LETTERS.values())]]
     told = (
         "Fastest by its median, with the backends whose ratio to it has an interval that holds 1. Sequences and tokens "
-        "are those of the queries, over the median of a call."
+        "are those of the queries, over the median of a call; speed of light is the floor over it."
     )
     absent = [_absent(results, setting.shape) for setting in settings]
     note = " ".join(filter(None, [told, *absent, explanations([setting.row for setting in settings])]))
@@ -95,8 +95,8 @@ def _chosen(setting: Setting) -> dict[str, Any]:
         "fastest": "\n".join([setting.name, *(f"or {name}" for name in setting.others)]),
         "call (µs) [95 %]": formats.stacked(median),
         "TFLOP/s": formats.number(setting.row["throughput_tflops"]) + sign(setting.row["throughput_mark"]),
-        "sequences/s": formats.number(1e6 * setting.shape.batch / median.estimate),
-        "tokens/s": formats.number(1e6 * setting.shape.tokens / median.estimate),
+        "10³ sequences/s": formats.number(1e3 * setting.shape.batch / median.estimate),
+        "10⁶ tokens/s": formats.number(setting.shape.tokens / median.estimate),
         "ns a token [95 %]": formats.stacked(setting.per_token_ns()),
     }
 
@@ -120,8 +120,11 @@ def _varying(shapes: Sequence[Shape], axis: str) -> list[str]:
 
 
 def _title(results: Results, sweep: str) -> str:
-    shape = results.sweep(sweep)[0]
-    words = [shape.dtype, *(["causal"] if shape.causal else []), f"D={shape.head_dim}"]
+    shapes = results.sweep(sweep)
+    shape, varying = shapes[0], _varying(shapes, axis_of(sweep))
+    sizes = [f"{LETTERS[each]}={getattr(shape, each)}" for each in ("batch", "heads", "seq_len") if each not in varying]
+    grouped = [f"KV heads={shape.kv_heads}"] if shape.kv_heads != shape.heads and "kv_heads" not in varying else []
+    words = [*sizes, f"D={shape.head_dim}", *grouped, shape.dtype, *(["causal"] if shape.causal else [])]
     return (
         f"Along “{sweep}” ({', '.join(words)}): the fastest backend, and what a token takes; {results.headline.words}"
     )
@@ -129,18 +132,29 @@ def _title(results: Results, sweep: str) -> str:
 
 @telling
 def settled(results: Results) -> Prose:
-    """The setting of the grid in which a token takes the least, and those that can't be told from it."""
-    settings = _settings(results, results.sweep(GRID))
+    """The settings of the grid in which a token takes the least, and those that can't be told from them.
+
+    One for each number of heads: other heads are another model, of which a token is another task.
+    """
+    by_heads: dict[int, list[Setting]] = {}
+    for setting in _settings(results, results.sweep(GRID)):
+        by_heads.setdefault(setting.shape.heads, []).append(setting)
+    return Prose(" ".join(_settled(results, heads, settings) for heads, settings in by_heads.items()))
+
+
+def _settled(results: Results, heads: int, settings: Sequence[Setting]) -> str:
+    if len(settings) == 1:
+        return f"With H={heads} the grid has one setting that was timed, {_setting(settings[0].shape)}."
     cheapest = settings[_cheapest(settings)]
     same = [setting for setting in settings if setting is not cheapest and _equal_per_token(results, cheapest, setting)]
     told = (
-        f"Of the {len(settings)} settings of the grid a token takes the least at {_setting(cheapest.shape)}, by "
-        f"`{cheapest.name}`: {formats.interval(cheapest.per_token_ns())} ns."
+        f"Of the {len(settings)} settings of the grid with H={heads} a token takes the least at "
+        f"{_setting(cheapest.shape)}, by `{cheapest.name}`: {formats.interval(cheapest.per_token_ns())} ns."
     )
     if not same:
-        return Prose(f"{told} Every other setting takes more, by the 95 % interval of the ratio.")
+        return f"{told} Every other takes more, by the 95 % interval of the ratio."
     listed = formats.listing([f"{_setting(setting.shape)} (`{setting.name}`)" for setting in same])
-    return Prose(f"{told} By the 95 % interval of the ratio it can't be told from {listed}.")
+    return f"{told} By the 95 % interval of the ratio it can't be told from {listed}."
 
 
 def _equal_per_token(results: Results, one: Setting, other: Setting) -> bool:
@@ -156,7 +170,7 @@ def _per_token_ratio(results: Results, one: tuple[str, Shape], other: tuple[str,
 
 
 def _setting(shape: Shape) -> str:
-    return f"B={shape.batch}, H={shape.heads}, S={shape.seq_len}"
+    return f"B={shape.batch}, S={shape.seq_len}"
 
 
 @styled
@@ -192,12 +206,9 @@ def _ns(results: Results, name: str, shape: Shape) -> float:
 @telling
 def length(results: Results, sweep: str = "seq_len") -> Prose:
     """What a shorter sequence saves a call, and what it saves a token."""
-    there = [(shape, row) for shape, row in results.along(sweep, results.study.baseline)]
-    target = next((each for each in there if each[0] == results.study.target_shape), None)
-    if target is None or there[0][0] == target[0]:
-        raise NotMeasured("Nothing is shorter than the target in the sweep of lengths")
-    (short, its_row), (long, row) = there[0], target
-    name = results.study.baseline
+    name, long = results.study.baseline, results.study.target_shape
+    row, short = results.row(name, long), _shorter(results, sweep)[0]
+    its_row = results.row(name, short)
     ratio = _per_token_ratio(results, (name, long), (name, short))
     calls = row["median_us"] / its_row["median_us"]
     work, fewer = (
@@ -206,18 +217,44 @@ def length(results: Results, sweep: str = "seq_len") -> Prose:
     return Prose(
         f"A call of `{name}` at S={short.seq_len} is {formats.number(calls)} times as fast as one at S={long.seq_len}, "
         f"and does {work} times less work on {fewer} times fewer tokens. A token takes {formats.interval(ratio)} times "
-        "less: that is what a shorter sequence saves, and only where the task has shorter sequences."
+        f"as long at the longer: {_saved(ratio)}."
     )
+
+
+def _saved(ratio: Interval) -> str:
+    """What a token takes at a length over what it takes at a shorter one, in words."""
+    if _holds_one(ratio):
+        return "a token can't be told to take less in the shorter sequence"
+    if ratio.estimate < 1:
+        return "the shorter sequence saves nothing, and a token takes more in it"
+    return "that is what a shorter sequence saves, and only where the task has shorter sequences"
+
+
+def _shorter(results: Results, sweep: str) -> list[Shape]:
+    """The shapes of a sweep that differ from the target in their length alone, and are shorter; the shortest first.
+
+    Raises:
+        NotMeasured: the baseline has a latency at none of them.
+    """
+    target = results.study.target_shape
+    there = [shape for shape, _ in results.along(sweep, results.study.baseline)]
+    alike = [shape for shape in there if shape == target.resized(seq_len=shape.seq_len)]
+    shorter = sorted(shape for shape in alike if shape.seq_len < target.seq_len)
+    if not shorter:
+        raise NotMeasured(f"Nothing in the sweep “{sweep}” is the target but for a shorter sequence")
+    return shorter
 
 
 @telling
 def chunking(results: Results) -> Prose:
     """What cutting a sequence into chunks computes: another function, with its error, and its cost."""
     long = results.study.target_shape
-    shorter = [shape for shape in results.sweep("seq_len") if long.seq_len % shape.seq_len == 0 and shape < long]
-    if not shorter:
+    if long.causal:
+        raise NotMeasured("What chunks compute instead is told without the causal mask, which the target has")
+    whole_chunks = [shape for shape in _shorter(results, "seq_len") if long.seq_len % shape.seq_len == 0]
+    if not whole_chunks:
         raise NotMeasured("The sweep of lengths has no divisor of the target's length")
-    short, name = shorter[0], results.study.baseline
+    short, name = whole_chunks[0], results.study.baseline
     pieces = long.seq_len // short.seq_len
     whole_us, chunk_us = (results.row(name, shape)["median_us"] for shape in (long, short))
     error, scale = chunks.error(long.seq_len, short.seq_len, long.head_dim)

@@ -8,7 +8,8 @@ import pandas as pd
 from attnlab.analyse import formats
 from attnlab.analyse.backends import Setting, best
 from attnlab.analyse.display import Prose, Table, telling
-from attnlab.analyse.results import AXES, NotMeasured, Results, median_of
+from attnlab.analyse.results import CASE, NotMeasured, Results, axis_of, median_of
+from attnlab.analyse.tables import LETTERS
 from attnlab.errors import UserError
 from attnlab.shapes import Shape
 
@@ -27,13 +28,14 @@ def table(results: Results, price_per_hour: float, sweep: str = "seq_len") -> Ta
     Raises:
         UserError: the price is no positive number.
     """
-    price = _price(price_per_hour)
+    price = require_price(price_per_hour)
+    axis = axis_of(sweep)
     settings = [best(results, shape) for shape in results.sweep(sweep) if not results.at(shape).empty]
     if not settings:
         raise NotMeasured(f"Nothing has a latency in the sweep “{sweep}”")
     rows = [
         {
-            "S": setting.shape.seq_len,
+            LETTERS[axis]: getattr(setting.shape, axis),
             "fastest": setting.name,
             "call (µs) [95 %]": formats.stacked(median_of(setting.row)),
             "$ a million sequences": _dollars(setting, price, 1e6 / setting.shape.batch),
@@ -49,7 +51,12 @@ def table(results: Results, price_per_hour: float, sweep: str = "seq_len") -> Ta
     return Table(pd.DataFrame(rows), "cost", f"What attention costs; {results.headline.words}.", note)
 
 
-def _price(price_per_hour: Any) -> float:
+def require_price(price_per_hour: Any) -> float:
+    """Return the price of the device in dollars an hour.
+
+    Raises:
+        UserError: it is no positive number.
+    """
     number = isinstance(price_per_hour, int | float) and not isinstance(price_per_hour, bool)
     if not number or not math.isfinite(price_per_hour) or price_per_hour <= 0:
         raise UserError(f"price_per_hour has to be a number of dollars above zero, not {price_per_hour!r}")
@@ -71,9 +78,9 @@ def energy(results: Results) -> Table:
     if slices.empty:
         raise NotMeasured("No load without pause was recorded with its power, so a call's energy can't be told")
     rows = []
-    for name, load in slices.groupby("implementation", sort=False):
+    for (name, *axes), load in slices.groupby(CASE, sort=False):
         settled = load[load["started_s"] >= SETTLED * load["started_s"].max()]
-        shape = Shape(**{axis: load[axis].tolist()[0] for axis in AXES})
+        shape = Shape(*axes)
         joules = float((settled["power_w"].astype(float) * settled["latency_us"]).median() / 1e6)
         rows.append(
             {
@@ -97,6 +104,6 @@ def energy(results: Results) -> Table:
 def unpriced(results: Results) -> Prose:
     """That cost follows latency, so that its verdicts do."""
     return Prose(
-        "Cost is the latency times a constant, and so is every verdict on it that of the latency: what can't be told "
-        "apart there costs the same here."
+        "Cost is the latency times a constant, so every verdict on it is that of the latency: what can't be told apart "
+        "there can't be told apart here."
     )

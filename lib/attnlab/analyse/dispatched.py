@@ -41,7 +41,8 @@ def chosen(results: Results) -> Table | Prose:
     told = f"By the run `{table.run}` ({table.timing}), of {formats.count(len(table.choices), 'shape')}"
     if not rows:
         return Prose(f"{told} none is served faster by another call than `{FALLBACK}`.")
-    note = f"{told} {len(rows)} have another call than `{FALLBACK}`, each with a verdict that says *faster*."
+    have = "1 has" if len(rows) == 1 else f"{len(rows)} have"
+    note = f"{told} {have} another call than `{FALLBACK}`, each with a verdict that says *faster*."
     return Table(pd.DataFrame(rows), "dispatch", "What `attnlab.attend` calls instead of SDPA, and where.", note)
 
 
@@ -125,15 +126,18 @@ def overhead(results: Results) -> Prose:
     if calls.empty:
         raise NotMeasured(f"No request of the stream was answered by `{FALLBACK}` on both sides")
     medians = calls.groupby(["replicate", "implementation"])["host_us"].median().unstack()
-    added = _over_replicates(list(medians[IMPLEMENTATION] - medians[FALLBACK]))
+    more = medians[IMPLEMENTATION].mean() >= medians[FALLBACK].mean()
+    sign, word = (1, "more") if more else (-1, "less")
+    added = _over_replicates(list(sign * (medians[IMPLEMENTATION] - medians[FALLBACK])))
     return Prose(
-        f"Where `attend` calls what SDPA calls, it takes {formats.interval(added)} µs more of the host than SDPA alone "
-        f"(median of {len(calls) // 2:,} requests, Student's t over replicates; {ALLOWED_US} µs is what it may take)."
+        f"Where `attend` calls what SDPA calls, it takes {formats.interval(added)} µs {word} of the host than SDPA "
+        f"alone (median of {len(calls) // 2:,} requests, Student's t over replicates; {ALLOWED_US} µs is what it may "
+        "take)."
     )
 
 
 def _calls(results: Results) -> pd.DataFrame:
     calls = results.run.stream
-    if calls.empty or IMPLEMENTATION not in set(calls["implementation"]):
-        raise NotMeasured("No stream of requests was recorded in this run")
+    if not {FALLBACK, IMPLEMENTATION} <= set(calls["implementation"]):
+        raise NotMeasured(f"No stream of requests to `{IMPLEMENTATION}` and `{FALLBACK}` was recorded in this run")
     return calls

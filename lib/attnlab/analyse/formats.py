@@ -36,7 +36,8 @@ def interval(value: Interval) -> str:
     if math.isnan(value.estimate):
         return "—"
     decimals = decimals_for(value)
-    return f"{value.estimate:,.{decimals}f} [{value.low:,.{decimals}f}, {value.high:,.{decimals}f}]"
+    estimate, low, high = (_fixed(end, decimals) for end in (value.estimate, value.low, value.high))
+    return f"{estimate} [{low}, {high}]"
 
 
 def stacked(value: Interval) -> str:
@@ -109,6 +110,12 @@ def clause(text: str, most: int = 200) -> str:
     return shortened(" ".join(text.split()).rstrip("."), most)
 
 
+def ended(text: str, most: int = 200) -> str:
+    """A `clause` at the end of a sentence: with a full stop, unless it was shortened."""
+    short = clause(text, most)
+    return short if short.endswith("…") else f"{short}."
+
+
 def listing(words: list[str]) -> str:
     """``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
@@ -121,15 +128,16 @@ def count(amount: int, one: str) -> str:
 
 def shapes(values: list[Shape]) -> str:
     """``B=32 H=8 S=4096 and 8192, with and without the causal mask``, groups apart by semicolons."""
-    masks: dict[tuple[int, int, int], set[bool]] = {}
+    masks: dict[tuple[int, int, str, int], set[bool]] = {}
     for value in values:
-        masks.setdefault((value.batch, value.heads, value.seq_len), set()).add(value.causal)
-    groups: dict[tuple[int, int, bool, bool], list[str]] = {}
-    for (batch, heads, length), found in masks.items():
-        groups.setdefault((batch, heads, True in found, False in found), []).append(str(length))
+        special = "".join(f", {word}" for word in value.special)
+        masks.setdefault((value.batch, value.heads, special, value.seq_len), set()).add(value.causal)
+    groups: dict[tuple[int, int, str, bool, bool], list[str]] = {}
+    for (batch, heads, special, length), found in masks.items():
+        groups.setdefault((batch, heads, special, True in found, False in found), []).append(str(length))
     return "; ".join(
-        f"B={batch} H={heads} S={listing(lengths)}{_masks(causal, full)}"
-        for (batch, heads, causal, full), lengths in groups.items()
+        f"B={batch} H={heads} S={listing(lengths)}{_masks(causal, full)}{special}"
+        for (batch, heads, special, causal, full), lengths in groups.items()
     )
 
 
@@ -137,6 +145,10 @@ def _masks(causal: bool, full: bool) -> str:
     if causal:
         return ", with and without the causal mask" if full else ", causal"
     return ""
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return _with_minus(f"{value:,.{decimals}f}").replace("inf", "∞")
 
 
 def _with_minus(text: str) -> str:

@@ -4,9 +4,12 @@ import pandas as pd
 
 from attnlab.analyse import formats
 from attnlab.analyse.display import Table, telling
-from attnlab.analyse.results import NotMeasured, Results, is_of, median_of
+from attnlab.analyse.results import AXES, NotMeasured, Results, is_of, median_of
 from attnlab.implementations import PEERS
 from attnlab.shapes import Shape
+
+FATES = {"failed": "failed", "out of memory": "out of memory", "skipped": "no", "measured": "yes"}
+"""What is said of a case by its status, the worst first."""
 
 
 @telling
@@ -64,14 +67,17 @@ def _fate(results: Results, name: str, sweep: str) -> str:
 
 def _status(results: Results, name: str, shape: Shape) -> str:
     """How the case fared, in its worst replicate."""
-    cases = results.run.cases
-    statuses = set(cases.loc[is_of(cases, shape) & (cases["implementation"] == name), "status"])
-    lost = statuses - {"measured"}
-    return {"skipped": "no"}.get(lost.pop(), "failed") if lost else "yes" if statuses else "not tried"
+    cases, checks = (
+        rows[is_of(rows, shape) & (rows["implementation"] == name)] for rows in (results.run.cases, results.run.checks)
+    )
+    status = next((status for status in FATES if status in set(cases["status"])), "")
+    if status == "skipped" and len(checks):  # what isn't supported never comes to be checked
+        return "too slow to time"
+    return FATES.get(status, "not tried")
 
 
 def _reasons(results: Results) -> list[str]:
     cases = results.run.cases
     lost = cases[cases["implementation"].isin(results.study.implementations) & (cases["status"] != "measured")]
-    lost = lost.drop_duplicates(["implementation", "reason"]).drop_duplicates(["implementation", "lengths", "kv_len"])
-    return [f"`{row.implementation}`: {formats.clause(row.reason, 140)}." for row in lost.itertuples()]
+    lost = lost.drop_duplicates(["implementation", "reason"]).drop_duplicates(["implementation", *AXES])
+    return [f"`{row.implementation}`: {formats.ended(row.reason, 140)}" for row in lost.itertuples()]

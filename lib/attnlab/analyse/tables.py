@@ -139,7 +139,7 @@ def cases(results: Results) -> Table | Prose:
         return Prose("No case that was begun failed, was skipped or ran out of memory.")
     frame = pd.DataFrame(
         {
-            "implementation": rows["implementation"],
+            "implementation": [_turn(name) for name in rows["implementation"]],
             "shape": [formats.shape(_shape(row)) for row in rows.to_dict("records")],
             "status": rows["status"],
             "reason": [formats.shortened(reason) for reason in rows["reason"]],
@@ -199,18 +199,21 @@ def backends(results: Results, name: str) -> Table:
         f"Median latency in µs with 95 % interval, every implementation, {_fixed(shapes, axis)}; "
         f"{results.headline.words}."
     )
-    note = regime.at_shapes(results, shapes)
+    note = f"{regime.at_shapes(results, shapes)} {_absent(results, shapes)}".strip()
     return Table(_medians(results, shapes, titles), f"backends-{name.replace(' ', '-')}", caption, note)
 
 
 @telling
 def listed(results: Results, name: str) -> Table:
-    """Every implementation at the shapes of a sweep along no single axis, a column for each."""
+    """Every implementation at the shapes of a sweep along no single axis; the more of the two go down the page."""
     shapes = results.sweep(name)
     titles = [f"B={shape.batch} H={shape.heads} S={shape.seq_len}" for shape in shapes]
     caption = f"Median latency in µs with 95 % interval at the shapes of “{name}”; {results.headline.words}."
-    note = regime.at_shapes(results, shapes)
-    return Table(_medians(results, shapes, titles), f"listed-{name.replace(' ', '-')}", caption, note)
+    note = f"{regime.at_shapes(results, shapes)} {_absent(results, shapes)}".strip()
+    frame = _medians(results, shapes, titles)
+    if len(shapes) > len(frame):
+        frame = frame.set_index("implementation").T.rename_axis("shape", axis=0).reset_index()
+    return Table(frame, f"listed-{name.replace(' ', '-')}", caption, note)
 
 
 @telling
@@ -477,7 +480,7 @@ def without(results: Results, names: list[str], shape: Shape) -> str:
     """Which of these have no latency at a shape, and why."""
     there = results.at(shape).index
     reasons = {name: absence(results, name, shape) for name in names if name not in there}
-    return " ".join(f"`{name}` has no latency here: {formats.clause(reason, 160)}." for name, reason in reasons.items())
+    return " ".join(f"`{name}` has no latency here: {formats.ended(reason, 160)}" for name, reason in reasons.items())
 
 
 @telling
@@ -603,6 +606,22 @@ def _medians(results: Results, shapes: list[Shape], titles: list[str]) -> pd.Dat
         for name in results.study.implementations
     ]
     return pd.DataFrame(rows, columns=["implementation", *titles])
+
+
+def _absent(results: Results, shapes: list[Shape]) -> str:
+    """What has no latency at some of these shapes, and the first reason why."""
+    told = []
+    for name in results.study.implementations:
+        missing = [shape for shape in shapes if name not in results.at(shape).index]
+        if missing:
+            reason = formats.ended(absence(results, name, missing[0]), 120)
+            told.append(f"`{name}` has no latency at {len(missing)} of {len(shapes)}: {reason}")
+    return " ".join(told)
+
+
+def _turn(name: str) -> str:
+    """An implementation, or the baseline's second turn."""
+    return f"{implementations.under_control(name)} again" if implementations.is_control(name) else name
 
 
 def _launches(row: Any) -> str:
