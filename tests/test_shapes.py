@@ -198,7 +198,7 @@ def test_what_is_left_out_is_as_many_as_there_are_of_queries():
         (GROUPED, ["2 KV heads"]),
         (DECODE, ["2 KV heads", "7 keys"]),
         (SPREAD, ["spread lengths"]),
-        (TRAINING.resized(kv_heads=1), ["1 KV heads", "training"]),
+        (TRAINING.resized(kv_heads=1), ["1 KV head", "training"]),
     ],
     ids=str,
 )

@@ -28,15 +28,20 @@ def render(name: str) -> Path:
     """
     run = runs.load(name)
     print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    shown = results.of(run)
-    for each in [shown, *companions.beside(shown)]:
-        _ = each.families  # kept, so that no notebook infers them again
+    _infer(run)
     values = {"run": name, "device": "none"}
     # A notebook waits for its kernel most of the time; two at once is what two cores and 1.5 GB bear. The report takes
     # as long as all others together, so it goes first.
     with _alone(name), ThreadPoolExecutor(2) as pool:
         rendered = list(pool.map(lambda part: _page(part, name, values), reversed(parts())))
     return rendered[0]
+
+
+def _infer(run: runs.Run) -> None:
+    """Infer from a run and those that its pages show beside it: what is kept, no notebook infers again."""
+    shown = results.of(run)
+    for each in [shown, *companions.beside(shown)]:
+        _ = each.families
 
 
 def render_notebook(part: str, values: Mapping[str, object]) -> Path:
