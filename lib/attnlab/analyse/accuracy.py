@@ -60,7 +60,8 @@ def plane(results: Results, shape: Shape) -> Figure:
     _span(axes, points, allowed)
     told = f"the gate's limit, {formats.number(allowed)}"
     side = axes.get_yaxis_transform()
-    limit = axes.text(1, allowed, told, transform=side, ha="right", va="bottom", fontsize=8, color="#555555")
+    above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+    limit = axes.annotate(told, (1, allowed), xycoords=side, fontsize=8, color="#555555", **above)
     _label(axes, points, limit)
     shown = {point.name for point in points}
     lost = tables.without(results, [name for name in results.study.implementations if name not in shown], shape)
