@@ -60,8 +60,17 @@ def plane(results: Results, shape: Shape) -> Figure:
     _span(axes, points, allowed)
     told = f"the gate's limit, {formats.number(allowed)}"
     side = axes.get_yaxis_transform()
-    above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
-    limit = axes.annotate(told, (1, allowed), xycoords=side, fontsize=8, color="#555555", **above)
+    limit = axes.annotate(
+        told,
+        (1, allowed),
+        (0, 3),
+        xycoords=side,
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color="#555555",
+    )
     _label(axes, points, limit)
     shown = {point.name for point in points}
     lost = tables.without(results, [name for name in results.study.implementations if name not in shown], shape)
