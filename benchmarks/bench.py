@@ -121,6 +121,7 @@ def _made_up(count: int) -> runs.Run:
         [names, batches, range(REPLICATES), range(ROUNDS)], names=["implementation", "batch", "replicate", "round"]
     ).to_frame(index=False)
     rows = rows.assign(**axes, **timing, causal=False, process="", launches=8, throttled=False, sm_clock_mhz=1980)
+    rows = runs.plain(rows)
     noise = np.random.default_rng(0).standard_normal((len(rows) // ROUNDS, ROUNDS))
     # What processes do differently, and what samples have in common with their neighbours.
     noise += noise[:, :1] + np.roll(noise, 1, axis=1)
