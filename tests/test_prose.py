@@ -169,9 +169,10 @@ def test_without_ceilings_there_is_neither_ridge_nor_share():
 
 
 def test_shapes_held_back_are_named_together():
-    held = inferred().table.assign(throttled_pct=inferred().table["seq_len"].map(lambda length: 60.0 * (length == 64)))
-    told = text(prose.throttling(synthetic.results.Results(inferred().run, held)))
-    assert "at B=2 H=4 S=64, with and without the causal mask: those are results under sustained load" in told
+    run = inferred().run
+    samples = run.samples.assign(throttled=(run.samples["seq_len"] == 64).astype("boolean"))
+    told = text(prose.throttling(synthetic.results.Results(replace(run, samples=samples), inferred().table)))
+    assert "B=2 H=4 S=64, with and without the causal mask under sustained load" in told
 
 
 def test_effort_and_commands_and_citation():

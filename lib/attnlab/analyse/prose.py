@@ -130,18 +130,8 @@ def throttling(results: Results) -> Prose:
     return Prose(
         f"The card reported that it held itself back at {formats.percent(share)} of {len(known):,} samples; its SM "
         f"clock lay between {clocks.min():.0f} and {clocks.max():.0f} MHz, with a median of {clocks.median():.0f} MHz. "
-        f"{_sustained(results)} Implementations take turns and the host pauses between samples: one kernel without "
-        "pause may settle at a lower clock still."
-    )
-
-
-def _sustained(results: Results) -> str:
-    held, words = results.held_back(), results.headline.words
-    if not held:
-        return f"At no shape were more than half of the samples taken so ({words}): these are results of bursts."
-    return (
-        f"More than half of the samples were taken so ({words}) at {formats.shapes(held)}: those are results under "
-        "sustained load, the others of bursts."
+        f"{regime.at_shapes(results, results.study.shapes)} Implementations take turns and the host pauses between "
+        "samples: one kernel without pause may settle at a lower clock still."
     )
 
 

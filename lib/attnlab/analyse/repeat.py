@@ -263,7 +263,7 @@ def _drawn(repetition: Repetition) -> Iterator[Any]:
 def _which(repetition: Repetition) -> str:
     here, there = repetition.here.run.manifest, repetition.there.run.manifest
     apart_s = abs((_began(here) - _began(there)).total_seconds())
-    replicates = [formats.count(len(_taken(of)), "replicate") for of in (repetition.there, repetition.here)]
+    replicates = [_replicates(of) for of in (repetition.there, repetition.here)]
     both = f"Both ran on {here['device']['name']}; whether on the same card, they don't say."
     apart = (
         formats.count(round(apart_s / 60), "minute") if apart_s < 7200 else f"{formats.number(apart_s / 3600, 2)} hours"
@@ -275,8 +275,11 @@ def _which(repetition: Repetition) -> str:
     )
 
 
-def _taken(results: Results) -> list[int]:
-    return sorted(results.passed["replicate"].unique())
+def _replicates(results: Results) -> str:
+    """How many replicates are whole, and whether there is a part of one more."""
+    sizes = results.run.cases.groupby("replicate").size()
+    whole = int((sizes == sizes.max()).sum())
+    return formats.count(whole, "replicate") + (" and a part of one more" if len(sizes) > whole else "")
 
 
 def _how_many(repetition: Repetition) -> str:
