@@ -33,7 +33,7 @@ def served(replicates: int = 2) -> Results:
     samples = of.run.samples.copy()
     for shape, adds in ADDS.items():
         for replicate, us in enumerate(adds):
-            there = results.is_of(samples, shape) & (samples["implementation"] == IMPLEMENTATION)
+            there = runs.is_of(samples, shape) & (samples["implementation"] == IMPLEMENTATION)
             samples.loc[there & (samples["replicate"] == replicate), "latency_us"] += us
     run = replace(of.run, samples=samples, stream=requests())
     return Results(run, results.infer(run))

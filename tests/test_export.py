@@ -96,7 +96,7 @@ def test_arrays_are_the_samples_of_the_run_in_the_order_taken(run):
         samples = of.run.samples
         mine = samples[
             (samples["implementation"] == ".".join(implementation))
-            & results.is_of(samples, names[config])
+            & runs.is_of(samples, names[config])
             & (samples["clock"] == clock)
             & (samples["cache"] == cache_)
             & (samples["replicate"] == int(replicate[1:]))

@@ -12,7 +12,8 @@ from synthetic import TARGET
 from attnlab import runs
 from attnlab.analyse import panel, regime, residency
 from attnlab.analyse.display import Prose
-from attnlab.analyse.results import Results, is_of
+from attnlab.analyse.results import Results
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 from attnlab.stats import Interval
 

@@ -147,7 +147,7 @@ def blocks(sides: Sequence[Side], paired: bool) -> list[Side] | None:
 
 def scatter_of_median(side: Side) -> Scatter:
     """How the medians of blocks scatter."""
-    return _scatter(np.array([np.median(block) for block in side]))
+    return scatter(np.array([np.median(block) for block in side]))
 
 
 def scatter_of_log_ratio(sides: Sequence[Side], paired: bool) -> Scatter:
@@ -156,7 +156,7 @@ def scatter_of_log_ratio(sides: Sequence[Side], paired: bool) -> Scatter:
     Paired: Student's t on the ratio of each block. Else Welch's, with Satterthwaite's degrees of freedom.
     """
     logs = [np.log([np.median(block) for block in side]) for side in sides]
-    return _scatter(logs[0] - logs[1]) if paired else _welch(*map(_scatter, logs))
+    return scatter(logs[0] - logs[1]) if paired else _welch(*map(scatter, logs))
 
 
 def scatter_of_placements(sides: Sequence[Side], paired: bool) -> Scatter:
@@ -177,9 +177,9 @@ def scatter_of_placements(sides: Sequence[Side], paired: bool) -> Scatter:
         np.array([block.mean() for block in np.split(placed, np.cumsum([len(block) for block in side])[:-1])])
         for placed, side in zip(placements, sides, strict=True)
     ]
-    scatter = _scatter(means[0] - means[1]) if paired else _welch(*map(_scatter, means))
+    found = scatter(means[0] - means[1]) if paired else _welch(*map(scatter, means))
     # Both means hold the whole difference, and each only its own side's part of the scatter.
-    return replace(scatter, mean=scatter.mean / 2)
+    return replace(found, mean=found.mean / 2)
 
 
 def _welch(one: Scatter, other: Scatter) -> Scatter:
@@ -191,7 +191,8 @@ def _welch(one: Scatter, other: Scatter) -> Scatter:
     return Scatter(one.mean - other.mean, math.sqrt(squares.sum()), freedom)
 
 
-def _scatter(values: Array) -> Scatter:
+def scatter(values: Array) -> Scatter:
+    """How independent values scatter, two of them at least."""
     # Counted from one of them, so that values that are all the same scatter by exactly nothing.
     offsets = values - values[0]
     error = float(offsets.std(ddof=1)) / math.sqrt(values.size)

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from attnlab import locks, paths, studies
@@ -330,6 +331,11 @@ def _tables_from_parts(name: str) -> dict[str, pd.DataFrame]:
         filled = [frame for frame in frames if not frame.empty]
         tables[table] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=COLUMNS[table])
     return tables
+
+
+def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:
+    """Which rows of a table are of a shape."""
+    return np.logical_and.reduce([rows[axis] == value for axis, value in shape.axes.items()])
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,8 @@ from matplotlib.transforms import Bbox
 from attnlab.analyse import formats, tables
 from attnlab.analyse.display import Figure
 from attnlab.analyse.figures import look, styled
-from attnlab.analyse.results import NotMeasured, Results, is_of, on_normal
+from attnlab.analyse.results import NotMeasured, Results, on_normal
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 from attnlab.stats import Interval
 

@@ -53,7 +53,7 @@ def _under(results: Results, timing: Timing) -> list[Rule]:
 
 
 def _verdicts(results: Results, name: str, timing: Timing) -> Judged:
-    families = {shape: family for (shape, under), family in results.families.items() if under == timing}
+    families = results.families_under(timing)
     return {shape: family.verdicts[name] for shape, family in families.items() if name in family.verdicts}
 
 
@@ -120,8 +120,7 @@ def summary(results: Results) -> Prose:
     """How often leaving the choice to the baseline costs something that can be told, and how much at most."""
     told = []
     for timing in results.timings:
-        here = {shape: family for (shape, under), family in results.families.items() if under == timing}
-        families = {shape: family for shape, family in here.items() if family.verdicts}
+        families = {shape: family for shape, family in results.families_under(timing).items() if family.verdicts}
         if not families:
             continue
         gains = [(_gain(family), shape) for shape, family in families.items()]

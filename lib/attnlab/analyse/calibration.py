@@ -71,7 +71,6 @@ def _range(percent: pd.Series) -> str:
 def controls(results: Results) -> Table:
     """The baseline against itself (A/A), at every shape under the headline's timing."""
     timing = results.headline
-    families = [(shape, family) for (shape, where), family in results.families.items() if where == timing]
     rows = [
         {
             "shape": formats.shape(shape),
@@ -80,7 +79,7 @@ def controls(results: Results) -> Table:
             "decision": family.control.decision,
             "smallest effect": formats.percent(100 * family.smallest_effect),
         }
-        for shape, family in families
+        for shape, family in results.families_under(timing).items()
         if family.control is not None
     ]
     if not rows:

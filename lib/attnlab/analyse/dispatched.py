@@ -5,12 +5,13 @@ from contextlib import suppress
 import numpy as np
 import pandas as pd
 
-from attnlab import dispatch, stats
+from attnlab import bootstrap, dispatch, stats
 from attnlab.analyse import formats
 from attnlab.analyse.display import Prose, Table, telling
-from attnlab.analyse.results import AXES, NotMeasured, Results, is_of, median_of
+from attnlab.analyse.results import AXES, NotMeasured, Results, median_of
 from attnlab.dispatch import FALLBACK, IMPLEMENTATION, Dispatch
 from attnlab.errors import UserError
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 
 ALLOWED_US = 10
@@ -85,13 +86,11 @@ def _added_us(results: Results, shape: Shape) -> stats.Interval:
 
 def _over_replicates(differences: list[float]) -> stats.Interval:
     """The mean of what each replicate found, with Student's t; all that can be of one replicate."""
-    mean = float(np.mean(differences))
     if len(differences) < 2:
-        return stats.Interval(mean, -np.inf, np.inf)
-    from scipy.stats import t
-
-    reach = float(t.ppf(0.975, len(differences) - 1) * np.std(differences, ddof=1) / np.sqrt(len(differences)))
-    return stats.Interval(mean, mean - reach, mean + reach)
+        return stats.Interval(float(np.mean(differences)), -np.inf, np.inf)
+    found = bootstrap.scatter(np.asarray(differences))
+    reach = found.reach(stats.CONFIDENCE)
+    return stats.Interval(found.mean, found.mean - reach, found.mean + reach)
 
 
 @telling

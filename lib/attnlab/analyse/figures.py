@@ -19,8 +19,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from attnlab.analyse import formats
 from attnlab.analyse.display import Figure, Prose, telling
-from attnlab.analyse.results import AXES, NotMeasured, Results, axis_of, is_of, on_normal
+from attnlab.analyse.results import AXES, NotMeasured, Results, axis_of, on_normal
 from attnlab.analyse.roofline import Ceiling
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 from attnlab.studies import Timing
 

@@ -4,8 +4,9 @@ import pandas as pd
 
 from attnlab.analyse import formats
 from attnlab.analyse.display import Table, telling
-from attnlab.analyse.results import AXES, NotMeasured, Results, is_of, median_of
+from attnlab.analyse.results import AXES, NotMeasured, Results, median_of
 from attnlab.implementations import PEERS
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 
 FATES = {"failed": "failed", "out of memory": "out of memory", "skipped": "no", "measured": "yes"}

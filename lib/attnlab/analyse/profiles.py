@@ -25,7 +25,8 @@ from matplotlib.axes import Axes
 from attnlab.analyse import formats
 from attnlab.analyse.display import Figure, Prose, Table, telling
 from attnlab.analyse.figures import styled
-from attnlab.analyse.results import NotMeasured, Results, is_of
+from attnlab.analyse.results import NotMeasured, Results
+from attnlab.runs import is_of
 
 SATURATED_PCT = 60
 """From this share of its peak a unit counts as the bottleneck, below it latency does."""

@@ -13,8 +13,9 @@ from attnlab import paths, runs
 from attnlab.analyse import formats
 from attnlab.analyse.display import Prose, Table
 from attnlab.analyse.kernels import of_kernels, whole
-from attnlab.analyse.results import AXES, NotMeasured, Results, is_of, median_of
+from attnlab.analyse.results import AXES, NotMeasured, Results, median_of
 from attnlab.analyse.rungs import resources, rungs
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 from attnlab.stats import Interval
 

@@ -14,7 +14,8 @@ import pandas as pd
 from attnlab.analyse import formats
 from attnlab.analyse.display import Figure, Prose, Table, telling
 from attnlab.analyse.figures import look, styled
-from attnlab.analyse.results import AXES, NotMeasured, Results, is_of
+from attnlab.analyse.results import AXES, NotMeasured, Results
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 from attnlab.studies import Timing
 

@@ -11,7 +11,8 @@ import pandas as pd
 from attnlab.analyse import formats
 from attnlab.analyse.display import Prose, Table, telling
 from attnlab.analyse.regime import why_absent
-from attnlab.analyse.results import CASE, NotMeasured, Results, is_of
+from attnlab.analyse.results import CASE, NotMeasured, Results
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 
 READ = "dram__bytes_read.sum"

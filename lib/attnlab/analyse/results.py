@@ -17,6 +17,7 @@ import scipy.stats
 from attnlab import bootstrap, implementations, paths, runs, shapes, stats, studies
 from attnlab.analyse import formats, roofline
 from attnlab.analyse.roofline import Ceilings
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 from attnlab.studies import Study, Timing
 
@@ -252,6 +253,10 @@ class Results:
         if missing and self.key:
             _keep(_as_table(found), self._kept_families)
         return found
+
+    def families_under(self, timing: Timing) -> dict[Shape, Family]:
+        """The same of one timing, by shape."""
+        return {shape: family for (shape, under), family in self.families.items() if under == timing}
 
     def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
         """The verdicts on pairs of (baseline, candidate) at one shape, from rounds taken together.
@@ -571,11 +576,6 @@ def on_normal(checks: pd.DataFrame) -> pd.DataFrame:
 def axis_of(sweep: str) -> str:
     """The axis that a sweep goes along: the last word of its name."""
     return sweep.split()[-1]
-
-
-def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:
-    """Which rows of a table are of a shape."""
-    return np.logical_and.reduce([rows[axis] == value for axis, value in shape.axes.items()])
 
 
 def _number(value: object) -> float:

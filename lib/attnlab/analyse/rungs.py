@@ -7,8 +7,9 @@ from typing import Any
 import pandas as pd
 
 from attnlab import occupancy
-from attnlab.analyse.results import NotMeasured, Results, is_of
+from attnlab.analyse.results import NotMeasured, Results
 from attnlab.ladder import PREFIX
+from attnlab.runs import is_of
 from attnlab.shapes import Shape
 
 NO_RUNGS = "This run measured no hand-written kernel"

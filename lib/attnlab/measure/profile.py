@@ -196,8 +196,8 @@ def call_once(implementation: str, shape: Shape) -> None:
 def _measured(name: str, study: Study) -> list[str]:
     """The implementations of the study that every replicate measured at its target."""
     cases = runs.load(name).cases
-    here = pd.concat([cases[axis] == value for axis, value in study.target_shape.axes.items()], axis=1).all(axis=1)
-    measured = cases[here].groupby("implementation")["status"].agg(lambda status: (status == "measured").all())
+    statuses = cases[runs.is_of(cases, study.target_shape)].groupby("implementation")["status"]
+    measured = statuses.agg(lambda status: (status == "measured").all())
     return [implementation for implementation in study.implementations if measured.get(implementation, False)]
 
 

@@ -82,6 +82,5 @@ def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: i
 
 
 def _all_measured(cases: pd.DataFrame, study: Study, shape: Shape) -> bool:
-    here = pd.concat([cases[axis] == value for axis, value in shape.axes.items()], axis=1).all(axis=1)
-    fates = cases[here & cases["implementation"].isin(study.implementations)]
+    fates = cases[runs.is_of(cases, shape) & cases["implementation"].isin(study.implementations)]
     return not fates.empty and bool((fates["status"] == "measured").all())
