@@ -13,6 +13,7 @@ NAME =
 PARAMS =
 
 PUBLISHED := h200-2026-11-21
+CODE := lib tests tools benchmarks
 KNOWN := PYTHON RUN STUDY DEVICE NAME PARAMS
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
@@ -35,8 +36,8 @@ export PYTHONPATH := $(CURDIR)/lib$(if $(PYTHONPATH),:$(PYTHONPATH))
 export JUPYTER_PLATFORM_DIRS := 1
 OPTIONS = $${RUN:+--run "$$RUN"} $${STUDY:+--study "$$STUDY"} $${DEVICE:+--device "$$DEVICE"}
 
-# $(call ready,EXTRA-EXTRA): the stamp of a .venv that has these extras of pyproject.toml; `render` stands for none, and
-# any that is there will do for it.
+# $(call ready,EXTRA-EXTRA): the stamp of a .venv that has these extras of pyproject.toml. `render` stands for no extras:
+# any stamp that exists will do.
 ifeq ($(PYTHON),)
 python := .venv/bin/python
 ready = .venv/.ready-$(1)
@@ -56,10 +57,10 @@ help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	echo '  variables: RUN=<a run in data/> STUDY=<a file in notebooks/params/> DEVICE=<cuda|cpu> PYTHON=<an interpreter>'
 
-report: $(if $(RUN),$(rendering),$(call ready,$(HARDWARE)))  ## measure on the best device here and render; RUN=<name>: render a recorded run
+report: $(if $(RUN),$(rendering),$(call ready,$(HARDWARE)))  ## measure on the best device here and render; RUN=<name> renders a recorded run and measures nothing
 	$(python) -m attnlab report $(OPTIONS)
 
-measure: $(call ready,$(HARDWARE))  ## measure a study into a run, or go on with one that was cut off
+measure: $(call ready,$(HARDWARE))  ## measure a study into a new run, or continue a run that was cut off
 	$(python) -m attnlab measure $(OPTIONS)
 
 close: $(rendering)  ## close a run that was cut off with the replicates that it holds: RUN=<name>
@@ -71,13 +72,13 @@ notebook: $(call ready,$(HARDWARE))  ## execute and render one notebook: NAME=02
 export: $(rendering)  ## write a recorded run as JSON, NumPy arrays and a report in Markdown: RUN=<name>
 	$(python) -m attnlab export --run "$$RUN"
 
-readme: $(rendering)  ## write the README's picture and table from the published run
+readme: $(rendering)  ## write the pictures and tables of README.md and kernels/README.md from the published run
 	$(python) -m attnlab readme --run $(or $(RUN),$(PUBLISHED))
 
 lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
 	$(python) -m jupyterlab --notebook-dir=notebooks
 
-kernels: $(call ready,kernels)  ## compile every kernel for every architecture, print registers, spills, occupancy; no GPU
+kernels: $(call ready,kernels)  ## compile every kernel for every architecture; prints registers, spills and occupancy, needs no GPU
 	$(python) -m attnlab kernels
 
 test: $(call ready,cpu-kernels-test)  ## run the tests that need no GPU
@@ -96,45 +97,45 @@ sanitize: $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sani
 	    $(python) tests/sanitize.py || exit 1; \
 	done
 
-faults: $(call ready,cpu-test)  ## kill a run at 200 random moments, go on with it each time, and say what was lost
+faults: $(call ready,cpu-test)  ## kill a run at 200 random moments, continue it each time, and print what was lost
 	$(python) -m pytest -m faults
 
-bench: $(call ready,$(HARDWARE))  ## time measuring, inferring and rendering here
+bench: $(call ready,$(HARDWARE))  ## print how long measuring, inferring and rendering take here, with CPU time and memory
 	$(python) benchmarks/bench.py
 
-dispatch: $(rendering)  ## write from a run what attnlab.attend calls at which shape: RUN=<name>
+dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name>
 	$(python) -m attnlab dispatch --run "$$RUN"
 
-calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv: some minutes
+calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv; takes minutes
 	$(python) -m attnlab calibrate
 
-check: $(call ready,cpu-check)  ## format, lint, types and notebook pairs
-	$(python) -m ruff format --check --quiet lib tests benchmarks
-	$(python) -m ruff check --quiet lib tests benchmarks
+check: $(call ready,cpu-check)  ## check format, lint, types and notebook pairs
+	$(python) -m ruff format --check --quiet $(CODE)
+	$(python) -m ruff check --quiet $(CODE)
 	$(python) -m mypy
 	for notebook in notebooks/*.ipynb; do \
 	  $(python) -m jupytext --quiet --to py:percent --output - $$notebook | diff -u $${notebook%.ipynb}.py - \
 	  || { echo "$$notebook and its .py differ: make format" >&2; exit 1; }; \
 	done
 
-format: $(call ready,cpu-check)  ## format the code and bring the notebook pairs in step
-	$(python) -m ruff format --quiet lib tests benchmarks
-	$(python) -m ruff check --fix --quiet lib tests benchmarks
+format: $(call ready,cpu-check)  ## format the code and synchronize each notebook with its .py
+	$(python) -m ruff format --quiet $(CODE)
+	$(python) -m ruff check --fix --quiet $(CODE)
 	$(python) -m jupytext --sync --quiet notebooks/*.py
 
-lock: $(call ready,cpu-check)  ## resolve pyproject.toml into requirements.lock, and environment.yml from it
+lock: $(call ready,cpu-check)  ## pin the versions for pyproject.toml in requirements.lock, and derive environment.yml
 	$(python) -m uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --fork-strategy fewest \
 	  --no-annotate --no-header --quiet -o requirements.lock
 	resolved=$$(cat requirements.lock) && printf '%s\n' \
 	  "# Every version that attnlab is run with, on Python 3.11 and 3.12. pyproject.toml says what is needed;" \
 	  "# \`make lock\` resolves it into this file, and environment.yml follows from both." "$$resolved" > requirements.lock
-	$(python) -m attnlab.conda > environment.yml
+	$(python) tools/environment_yml.py > environment.yml
 
-clean:  ## delete what was generated, but no run and no environment
+clean:  ## delete everything generated except runs and the environment
 	find figures -type f ! -name README.md ! -name '$(PUBLISHED)*.svg' -delete
 	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
 	rm -rf exports reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
-	find lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # An interpreter that was named, into which nothing is installed, has to have what a report needs.
 NEEDED := pandas papermill pydantic yaml

@@ -1,6 +1,16 @@
-"""How long attnlab itself takes here, and how much memory: measuring, inferring, rendering. Keeps no results."""
+"""Prints what attnlab itself costs here: wall time, CPU time and peak memory of measuring, inferring and rendering.
 
+    make bench                           # everything but the tests: some minutes
+    python benchmarks/bench.py tests     # the test suite, as `make test` runs it
+    python benchmarks/bench.py render    # one of the others alone
+
+CPU time is user and system time of all processes that a benchmark starts; on Linux, of orphans too. Peak memory is the
+largest sum over these processes, with shared pages counted once. No result is kept.
+"""
+
+import ctypes
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -8,83 +18,140 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from attnlab import implementations, obtain, runs, studies
-from attnlab.analyse import results
-from attnlab.errors import UserError
+from attnlab import obtain
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.infer import cases as infer_cases
+from attnlab.infer import results
+from attnlab.paper import render as paper_render
+from attnlab.runs import read as runs_read
+from attnlab.runs import schema
+from attnlab.study import implementations, studies
 
 RUN = "h200-2026-11-21"
 TEN = Path(__file__).with_name("ten.yaml")
 EVERY_S = 0.05
 CASES, REPLICATES, ROUNDS = (100, 1000), 5, 100
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def main() -> None:
-    """Run each benchmark in a process of its own and print a table."""
+class Cost(NamedTuple):
+    """What one benchmark took; 0 KiB where the system doesn't say."""
+
+    wall_s: float
+    cpu_s: float
+    peak_kib: int
+
+
+def main(asked: str = "") -> None:
+    """Run each benchmark in a process of its own, or the one asked for, and print a table."""
+    _adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["ATTNLAB_REPORTS"] = str(Path(folder) / "reports")
+        kept = {"ATTNLAB_REPORTS": f"{folder}/reports"}
         rows = [
-            timed(f"read {RUN}", "read"),
-            timed(f"infer from {RUN}", "infer"),
-            timed(f"infer from and render {RUN}", "render"),
-            *(
-                timed(f"infer from {cases} cases, {REPLICATES} x {ROUNDS} samples", "cases", str(cases))
-                for cases in CASES
-            ),
+            (title, cost(title, kept | more, *words))
+            for title, more, *words in _benchmarks(folder)
+            if words[0] == asked or (not asked and words[0] != "tests")
         ]
-        os.environ["ATTNLAB_DATA"] = str(Path(folder) / "data")
-        device, study = _study()
-        rows.append(timed(f"measure {study} on {device}", "measure", device, study))
-    print(f"{'':<48} {'seconds':>8} {'peak MiB':>9}")
-    for title, seconds, mebibytes in rows:
-        print(f"{title:<48} {seconds:>8.1f} {mebibytes:>9}")
+    print(f"{'':<48} {'seconds':>8} {'CPU s':>8} {'peak MiB':>9}")
+    for title, found in rows:
+        peak = f"{found.peak_kib / 1024:,.0f}" if found.peak_kib else "n/a"
+        print(f"{title:<48} {found.wall_s:>8.1f} {found.cpu_s:>8.1f} {peak:>9}")
 
 
-def timed(title: str, name: str, *arguments: str) -> tuple[str, float, str]:
-    """Wall time of a fresh interpreter that does one thing, and the most memory that it and its children held."""
+def _benchmarks(folder: str) -> list[tuple]:
+    """The title of each, what it adds to the environment, and the words that start it."""
+    device, study = _study()
+    return [
+        (f"read {RUN}", {}, "read"),
+        (f"infer from {RUN}", {}, "infer"),
+        (f"infer from and render {RUN}", {}, "render"),
+        *((f"infer from {cases} cases, {REPLICATES} x {ROUNDS} samples", {}, "cases", str(cases)) for cases in CASES),
+        (f"measure {study} on {device}", {"ATTNLAB_DATA": f"{folder}/data"}, "measure", device, study),
+        ("the tests", {}, "tests"),
+    ]
+
+
+def cost(title: str, environment: dict[str, str], *words: str) -> Cost:
+    """Run one benchmark in a fresh interpreter; exits if it fails."""
     print(f"{title} ...", file=sys.stderr, flush=True)
-    started = time.monotonic()
-    process = subprocess.Popen([sys.executable, __file__, name, *arguments], stdout=subprocess.DEVNULL)
-    peak = _Peak(process.pid)
+    started, before_s = time.monotonic(), _children_s()
+    command = [sys.executable, __file__, "--here", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | environment)
+    peak = _Peak(process)
     peak.start()
     failed = process.wait()
-    seconds = time.monotonic() - started
+    wall_s = time.monotonic() - started
     peak.join()
+    _wait_for_orphans()
     if failed:
         sys.exit(failed)
-    return title, seconds, f"{peak.kibibytes / 1024:,.0f}" if peak.kibibytes else "n/a"
+    return Cost(wall_s, _children_s() - before_s, peak.kibibytes)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends, so that their time counts."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _wait_for_orphans() -> None:
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        return
+
+
+def _children_s() -> float:
+    """CPU time of all children that ended and were waited for, with theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class _Peak(threading.Thread):
-    """Adds up what a process and all below it hold, shared pages once, until it ends."""
+    """Adds up the memory of all processes below this one, shared pages once, until a process ends."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, process: subprocess.Popen) -> None:
         super().__init__(daemon=True)
-        self.pid, self.kibibytes = pid, 0
+        self.process, self.kibibytes = process, 0
 
     def run(self) -> None:
-        while Path(f"/proc/{self.pid}/smaps_rollup").exists() and (held := _held(self.pid)):
-            self.kibibytes = max(self.kibibytes, held)
+        while self.process.returncode is None:
+            self.kibibytes = max(self.kibibytes, sum(map(_held, _below(os.getpid()))))
             time.sleep(EVERY_S)
 
 
+def _below(pid: int) -> list[int]:
+    """The children of a process; none where the system doesn't say, or it ended."""
+    try:
+        return [
+            int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+        ]
+    except OSError:
+        return []
+
+
 def _held(pid: int) -> int:
+    """Memory of a process and of all below it, in KiB."""
     try:
         pages = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        below = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     except OSError:
-        return 0
+        pages = ""
     own = sum(int(line.split()[1]) for line in pages.splitlines() if line.startswith("Pss:"))
-    return own + sum(_held(int(child)) for child in below.split())
+    return own + sum(map(_held, _below(pid)))
 
 
 def _study() -> tuple[str, str]:
-    try:
-        from attnlab.measure import devices
+    """Device and study to measure here."""
+    from attnlab.measure.instruments import devices  # here, so that no benchmark but this one imports torch
 
+    try:
         devices.resolve("cuda")
     except UserError:
         return "cpu", "quick"
@@ -93,12 +160,12 @@ def _study() -> tuple[str, str]:
 
 def read() -> None:
     """Read the recorded run and check it against its manifest."""
-    runs.load(RUN)
+    runs_read.load(RUN)
 
 
 def infer() -> None:
     """Infer from the recorded run, from nothing."""
-    results.infer(runs.load(RUN))
+    infer_cases.infer(runs_read.load(RUN))
 
 
 def cases(count: str) -> None:
@@ -107,9 +174,9 @@ def cases(count: str) -> None:
     assert len(results.of(run).table) == int(count)
 
 
-def _made_up(count: int) -> runs.Run:
+def _made_up(count: int) -> schema.Run:
     """A run that is not complete, so that nothing is kept, with the manifest of the recorded one."""
-    manifest = runs.read_manifest(RUN)
+    manifest = runs_read.read_manifest(RUN)
     names, timing = list(implementations.SDPA), {"clock": "device", "cache": "warm"}
     axes = {"heads": 8, "seq_len": 512, "head_dim": 64, "dtype": "float16"}
     batches = list(range(1, count // len(names) + 1))
@@ -121,22 +188,28 @@ def _made_up(count: int) -> runs.Run:
         [names, batches, range(REPLICATES), range(ROUNDS)], names=["implementation", "batch", "replicate", "round"]
     ).to_frame(index=False)
     rows = rows.assign(**axes, **timing, causal=False, process="", launches=8, throttled=False, sm_clock_mhz=1980)
-    rows = runs.plain(rows)
+    rows = schema.plain(rows)
     noise = np.random.default_rng(0).standard_normal((len(rows) // ROUNDS, ROUNDS))
     # What processes do differently, and what samples have in common with their neighbours.
     noise += noise[:, :1] + np.roll(noise, 1, axis=1)
     samples = rows.assign(latency_us=50 * np.exp(0.01 * noise.ravel()))
     measured = samples[samples["round"] == 0].assign(status="measured")
-    tables = dict.fromkeys(runs.TABLES, pd.DataFrame())
-    tables |= {"samples": samples, "cases": measured[[*runs.CASE, "replicate", "status"]]}
-    return runs.Run("made up", manifest | {"study": study, "complete": False}, **tables)
+    tables = dict.fromkeys(schema.TABLES, pd.DataFrame())
+    tables |= {"samples": samples, "cases": measured[[*schema.CASE, "replicate", "status"]]}
+    return schema.Run("made up", manifest | {"study": study, "complete": False}, **tables)
 
 
 def render() -> None:
     """Render the recorded run, the inference included."""
-    from attnlab.report import paper
+    paper_render.render(RUN)
 
-    paper.render(RUN)
+
+def tests() -> None:
+    """Run the test suite in place of this process."""
+    words = [sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile"]
+    os.chdir(paths.ROOT)
+    os.environ.pop("ATTNLAB_REPORTS", None)
+    os.execv(sys.executable, words)
 
 
 def measure(device: str, study: str) -> None:
@@ -150,10 +223,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cases": cases,
     "render": render,
     "measure": measure,
+    "tests": tests,
 }
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        COMMANDS[sys.argv[1]](*sys.argv[2:])
-    else:
-        main()
+    match sys.argv[1:]:
+        case ["--here", name, *arguments]:
+            COMMANDS[name](*arguments)
+        case [] | [("read" | "infer" | "cases" | "render" | "measure" | "tests")]:
+            main(*sys.argv[1:])
+        case _:
+            sys.exit(f"bench.py takes nothing, or one of {', '.join(COMMANDS)}")

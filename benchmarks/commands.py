@@ -1,8 +1,8 @@
-"""How long the README's two commands take on a fresh clone of what is committed, with all that they install.
+"""Times the README's two commands on a fresh clone of the last commit, installation included.
 
-    python benchmarks/commands.py    # writes benchmarks/commands.toml, from which the README's sentence is checked
+    python benchmarks/commands.py    # writes benchmarks/commands.toml, against which the README's sentence is checked
 
-Run it where nothing else runs. Keeps no run and no page.
+Run it on an otherwise idle machine. It keeps no run and no page.
 """
 
 import os
@@ -15,7 +15,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from attnlab import paths
+from attnlab.base import paths
 
 RUN = "h200-2026-11-21"
 COMMANDS = ("make report", f"make report RUN={RUN}")
@@ -23,7 +23,7 @@ WRITTEN = Path(__file__).with_suffix(".toml")
 
 
 def main() -> None:
-    """Time both commands, one after the other, and write what they took."""
+    """Time both commands, one after the other, and write the result."""
     commit = _git("rev-parse", "--short", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "attnlab"

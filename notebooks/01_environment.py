@@ -19,30 +19,29 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, panel, prose, regime, residency, tables
 
-results = obtain.results(run, study, device)
-baseline, target = results.study.baseline, results.study.target_shape
+show = obtain.exhibits(run, study, device)
+show
 
 # %% [markdown]
 # ## What machine is this?
 
 # %%
-prose.machine(results)
+show("environment.run")
 
 # %%
-tables.machine(results)
+show("environment.machine")
 
 # %% [markdown]
 # ## Is it locked?
 #
-# Settings that change results or speed behind a study's back are fixed before anything is measured, then read back and
-# asserted. Some of them are traps. Setting the matrix precision also sets the TF32 flags, so the flags come second.
-# And deterministic algorithms in strict mode make PyTorch refuse its cuDNN attention without a word, and fill every
-# fresh tensor with NaN inside the timed window; here they only warn, and nothing is filled.
+# Settings that change results or speed unnoticed are fixed before anything is measured, then read back and asserted. Some
+# are traps. Setting the matrix precision also sets the TF32 flags, so the flags come second. Deterministic algorithms in
+# strict mode make PyTorch drop its cuDNN attention silently and fill every new tensor with NaN inside the timed window;
+# here they only warn, and nothing is filled.
 
 # %%
-tables.settings(results)
+show("environment.settings")
 
 # %% [markdown]
 # ## What are its ceilings?
@@ -51,90 +50,102 @@ tables.settings(results)
 # is not in the table, they are n/a.
 
 # %%
-tables.ceilings(results)
+show("environment.ceilings")
 
 # %% [markdown]
 # ## How good is the clock?
 
 # %%
-tables.clock_quality(results)
+show("environment.clock")
 
 # %%
-prose.launch_gap(results)
+show("environment.launch_gap")
 
 # %%
-figures.timings(results)
+show("environment.timings")
 
 # %% [markdown]
 # ## Is the clock right?
 #
-# The same calls, from microseconds to milliseconds, by every clock at hand: ours, CUPTI through PyTorch's profiler,
-# Triton's, NVIDIA's NVBench, and Nsight Compute. Where they differ, the reason stands beside the difference.
+# The same calls, from microseconds to milliseconds, by five clocks: ours, CUPTI through PyTorch's profiler, Triton's,
+# NVIDIA's NVBench, and Nsight Compute. Where they differ, the reason stands beside the difference.
 
 # %%
-panel.agreement(results)
+show("environment.agreement")
 
 # %%
-panel.gaps(results)
+show("environment.panel")
 
 # %%
-panel.explained(results)
+show("environment.panel.explained")
 
 # %%
-panel.warm(results)
+show("environment.panel.warm")
 
 # %%
-panel.cold(results)
+show("environment.panel.cold")
 
 # %% [markdown]
 # ## Is cold cold, is warm warm?
 #
-# Shown by witnesses, not assumed: what a call reads from memory, and what the L2 holds where it would be timed.
+# Two instruments show it: the bytes that a call reads from memory, and which tensors are in the L2 when a sample begins.
 
 # %%
-residency.told(results)
+show("environment.residency")
 
 # %%
-residency.table(results)
+show("environment.residency.table")
 
 # %% [markdown]
 # ## Did the machine hold still?
 
 # %%
-prose.throttling(results)
+show("environment.throttling")
 
 # %%
-figures.telemetry(results)
+show("environment.telemetry")
 
 # %% [markdown]
 # ## Burst and sustained
 #
-# A card at rest runs at its highest clock; under load, its power limit decides. Both are results. Here each
-# implementation runs alone and without pause until its clock has settled.
+# A card at rest runs at its highest clock; under load, the power limit sets it. Both are results. Here each implementation
+# runs alone and without pause until the clock has settled.
 
 # %%
-regime.told(results)
+show("environment.load")
 
 # %%
-regime.endurance(results)
+show("environment.endurance")
 
 # %%
-regime.endurance_table(results)
+show("environment.endurance.table")
 
 # %% [markdown]
 # ## What was measured, and what was not?
 
 # %%
-tables.parameters(results)
+show("environment.parameters")
 
 # %%
-prose.effort(results)
+show("environment.effort")
 
 # %%
-prose.lacking(results)
+show("environment.lacking")
 
 # %%
-tables.cases(results)
+show("environment.cases")
+
+# %% [markdown]
+# ## Can it be checked, repeated, cited?
 
 # %%
-tables.hashes(results)
+show("environment.checklist")
+
+# %%
+show("environment.commands")
+
+# %%
+show("environment.hashes")
+
+# %%
+show("environment.bibtex")

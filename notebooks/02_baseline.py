@@ -19,75 +19,77 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, prose, repeat, tables
 
-results = obtain.results(run, study, device)
-baseline, target = results.study.baseline, results.study.target_shape
-
-# %%
-prose.machine(results)
+show = obtain.exhibits(run, study, device)
+show
 
 # %%
-prose.span(results)
+show("baseline.span")
 
 # %% [markdown]
 # ## Is it right?
 #
-# Nothing is timed that is wrong.
+# Every case is checked against a float64 oracle before it is timed, and again after.
 
 # %%
-prose.correctness(results)
+show("baseline.correctness")
 
 # %%
-tables.correctness(results)
+show("baseline.checks")
 
 # %%
-figures.errors(results)
+show("baseline.errors")
 
 # %% [markdown]
 # ## Sequence length
 
 # %%
-tables.sweep(results, "seq_len", baseline)
+show("baseline.sweep.seq_len")
 
 # %%
-tables.backends(results, "seq_len")
+show("baseline.backends.seq_len")
 
 # %%
-figures.latency(results)
+show("baseline.latency")
 
 # %%
-figures.throughput(results, ["seq_len", "causal seq_len"])
+show("baseline.throughput.lengths")
 
 # %% [markdown]
 # ## Causal
 
 # %%
-tables.sweep(results, "causal seq_len", baseline)
+show("baseline.sweep.causal_seq_len")
 
 # %%
-tables.backends(results, "causal seq_len")
+show("baseline.backends.causal_seq_len")
 
 # %%
-tables.listed(results, "causal small")
+show("baseline.listed")
+
+# %% [markdown]
+# ## Other lengths, head dimensions and dtypes
+
+# %%
+show("baseline.other_lengths")
 
 # %% [markdown]
 # ## Batch and heads
 
 # %%
-tables.sweep(results, "batch", baseline)
+show("baseline.sweep.batch")
 
 # %%
-tables.backends(results, "batch")
+show("baseline.backends.batch")
 
 # %%
-tables.sweep(results, "heads", baseline)
+show("baseline.sweep.heads")
 
 # %%
-tables.backends(results, "heads")
+show("baseline.backends.heads")
 
 # %%
-figures.throughput(results, ["batch", "heads"])
+show("baseline.throughput.sizes")
 
 # %% [markdown]
 # ## Scaling
@@ -96,61 +98,53 @@ figures.throughput(results, ["batch", "heads"])
 # for twice the batch or heads. Less means that the smaller shape left the machine idle.
 
 # %%
-tables.scaling(results, "seq_len", baseline)
+show("baseline.scaling.seq_len")
 
 # %%
-tables.scaling(results, "batch", baseline)
+show("baseline.scaling.batch")
 
 # %%
-tables.scaling(results, "heads", baseline)
+show("baseline.scaling.heads")
 
 # %% [markdown]
 # ## Variance and tails
 
 # %%
-figures.distribution(results, target)
+show("baseline.distribution")
 
 # %%
-tables.variance(results, "seq_len", baseline)
+show("baseline.variance")
 
 # %%
-tables.tails(results, "seq_len", baseline)
+show("baseline.tails")
 
 # %% [markdown]
 # ## Memory
 
 # %%
-tables.memory(results, "seq_len")
+show("baseline.memory.table")
 
 # %%
-figures.memory(results)
+show("baseline.memory")
 
 # %% [markdown]
 # ## Which kernel ran?
 
 # %%
-tables.kernels(results)
+show("baseline.kernels")
 
 # %% [markdown]
 # ## Clock and cache
+#
+# What the launch adds to a call, and how the clocks compare with others, is on [01_environment](#environment.launch_gap).
 
 # %%
-tables.timings(results, target)
-
-# %%
-prose.launch_gap(results)
+show("baseline.timings")
 
 # %% [markdown]
 # ## What must be beaten
-
-# %%
-tables.to_beat(results)
-
-# %%
-tables.verdicts(results, target)
-
-# %%
-prose.publishable(results, target)
+#
+# The bar at the target, and the verdict on each implementation, are on [06_verdicts](#verdicts.to_beat).
 
 # %% [markdown]
 # ## Measured again
@@ -158,4 +152,10 @@ prose.publishable(results, target)
 # What another recorded run on a device of the same name found again, and what moved.
 
 # %%
-repeat.told(results)
+show("baseline.again")
+
+# %% [markdown]
+# ## Appendix: Every case
+
+# %%
+show("baseline.every_case")

@@ -20,10 +20,9 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import comparison, figures, prose, references, tables
 
-results = obtain.results(run, study, device)
-baseline, target = results.study.baseline, results.study.target_shape
+show = obtain.exhibits(run, study, device)
+show
 
 # %% [markdown]
 # ## The arithmetic
@@ -36,30 +35,29 @@ baseline, target = results.study.baseline, results.study.target_shape
 # exponentials, about. With the measured rates $\pi$, $\beta$ and $\varepsilon$ the floor is, over those of them that were measured,
 #
 # $$t_{\min} = \max\left(\frac{F}{\pi},\; \frac{M}{\beta},\; \frac{E}{\varepsilon}\right).$$
+#
+# The rates themselves are on [01_environment](#environment.ceilings).
 
 # %%
-tables.ceilings(results)
+show("roofline.roofline")
 
 # %%
-figures.roofline(results)
-
-# %%
-prose.regimes(results)
+show("roofline.regimes")
 
 # %% [markdown]
 # ## Along the sequence length
 
 # %%
-tables.roofline(results, "seq_len", baseline)
+show("roofline.floors.seq_len")
 
 # %%
-tables.roofline(results, "causal seq_len", baseline)
+show("roofline.floors.causal_seq_len")
 
 # %% [markdown]
 # ## How near does each come?
 
 # %%
-figures.speed_of_light(results)
+show("roofline.speed_of_light")
 
 # %% [markdown]
 # ## Beside what others published
@@ -67,22 +65,19 @@ figures.speed_of_light(results)
 # Every number that was found, in this project's count of work and as a share of its own device's dense peak.
 
 # %%
-comparison.told(results)
+show("roofline.literature")
 
 # %%
-comparison.figure(results)
+show("roofline.literature.highest")
 
 # %%
-comparison.same(results)
+show("roofline.literature.figure")
 
 # %%
-comparison.limits(results)
+show("roofline.literature.same")
 
 # %%
-comparison.every(results)
+show("roofline.literature.limits")
 
-# %% [markdown]
-# ## References
-
-# %% tags=["hide"]
-references.listing()
+# %%
+show("roofline.literature.every")

@@ -10,7 +10,7 @@
 # # Backends
 #
 # Which backend, batch and length to choose: per call, per sequence, per token, per dollar. A call over fewer tokens is no
-# faster for being shorter, so settings are compared by what a token takes in them.
+# faster for being shorter, so settings are compared by their time for each token.
 
 # %% tags=["parameters"]
 run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
@@ -20,19 +20,17 @@ price_per_hour: float = 3.0  # of the device, in dollars; set your own
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import advice, backends, companions, cost, dispatched, peers, prose, tables, variants
+from attnlab.exhibits.backends import cost
 
 cost.require_price(price_per_hour)
-results = obtain.results(run, study, device)
-choices = companions.with_sweep(results, "grid seq_len")
-others = companions.with_implementation(results, "peer.flex")
-attended = companions.with_implementation(results, "dispatch.attend")
+show = obtain.exhibits(run, study, device)
+show
 
 # %%
-prose.machine(choices)
+show("backends.run")
 
 # %%
-advice.summary(choices)
+show("backends.summary")
 
 # %% [markdown]
 # ## One dimension at a time
@@ -40,22 +38,22 @@ advice.summary(choices)
 # ### Backend
 
 # %%
-tables.verdicts(choices, choices.study.target_shape)
+show("backends.verdicts")
 
 # %% [markdown]
 # ### Sequence length
 
 # %%
-backends.choice(choices, "seq_len")
+show("backends.choice.seq_len")
 
 # %%
-backends.tokens(choices)
+show("backends.tokens")
 
 # %%
-backends.length(choices)
+show("backends.length")
 
 # %%
-backends.chunking(choices)
+show("backends.chunking")
 
 # %% [markdown]
 # ### Batch and heads
@@ -63,37 +61,37 @@ backends.chunking(choices)
 # A model with other heads is another model; a batch can be chosen.
 
 # %%
-backends.choice(choices, "batch")
+show("backends.choice.batch")
 
 # %%
-backends.choice(choices, "heads")
+show("backends.choice.heads")
 
 # %% [markdown]
 # ### Causal masks, head dimensions, dtypes
 
 # %%
-backends.choice(choices, "causal seq_len")
+show("backends.choice.causal_seq_len")
 
 # %%
-backends.choice(choices, "head_dim 128 seq_len")
+show("backends.choice.head_dim_128")
 
 # %%
-backends.choice(choices, "bfloat16 seq_len")
+show("backends.choice.bfloat16")
 
 # %%
-backends.choice(choices, "float32 seq_len")
+show("backends.choice.float32")
 
 # %% [markdown]
 # ## The full grid
 
 # %%
-backends.settled(choices)
+show("backends.settled")
 
 # %%
-backends.choice(choices, "grid seq_len")
+show("backends.choice.grid")
 
 # %%
-tables.listed(choices, "grid seq_len")
+show("backends.grid")
 
 # %% [markdown]
 # ## What models call
@@ -101,58 +99,58 @@ tables.listed(choices, "grid seq_len")
 # ### Prompts, and heads that share keys and values
 
 # %%
-backends.choice(choices, "prefill seq_len")
+show("backends.choice.prefill")
 
 # %%
-variants.grouped(choices)
+show("backends.grouped")
 
 # %%
-tables.backends(choices, "grouped kv_heads")
+show("backends.grouped.table")
 
 # %% [markdown]
 # ### Decoding
 
 # %%
-variants.decode(choices)
+show("backends.decode")
 
 # %%
-tables.backends(choices, "decode kv_len")
+show("backends.decode.table")
 
 # %%
-tables.backends(choices, "decode alone kv_len")
+show("backends.decode.alone")
 
 # %% [markdown]
 # ### Sequences of many lengths
 
 # %%
-variants.ragged(choices)
+show("backends.ragged")
 
 # %%
-variants.on_the_host(choices)
+show("backends.on_the_host")
 
 # %% [markdown]
 # ### Training
 
 # %%
-variants.training(choices)
+show("backends.training")
 
 # %% [markdown]
 # ## What to use, and what to avoid
 
 # %%
-advice.rules(choices)
+show("backends.rules")
 
 # %% [markdown]
 # ## What it costs
 
 # %%
-cost.table(choices, price_per_hour)
+show("backends.cost", price_per_hour=price_per_hour)
 
 # %%
-cost.unpriced(choices)
+show("backends.unpriced")
 
 # %%
-cost.energy(results)
+show("backends.energy")
 
 # %% [markdown]
 # ## Letting a table choose
@@ -160,39 +158,39 @@ cost.energy(results)
 # `attnlab.attend` calls at each shape what a run found to be faster than SDPA's own choice, and SDPA everywhere else.
 
 # %%
-prose.machine(attended)
+show("backends.attend.run")
 
 # %%
-dispatched.chosen(attended)
+show("backends.attend.chosen")
 
 # %%
-dispatched.overhead(attended)
+show("backends.attend.overhead")
 
 # %%
-dispatched.held(attended)
+show("backends.attend.held")
 
 # %%
-dispatched.stream(attended)
+show("backends.attend.stream")
 
 # %% [markdown]
 # ## Peers
 #
-# Attention of other packages, through the same gate, in the same rounds, on the same clocks.
+# Attention of other packages passes the same gate, in the same rounds and on the same clocks.
 
 # %%
-prose.machine(others)
+show("backends.peers.run")
 
 # %%
-peers.support(others)
+show("backends.peers.support")
 
 # %%
-peers.beside(others)
+show("backends.peers.beside")
 
 # %% [markdown]
 # ## What has no latency, and why
 
 # %%
-prose.lacking(choices)
+show("backends.lacking")
 
 # %%
-tables.cases(choices)
+show("backends.cases")

@@ -19,105 +19,84 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import figures, kernels, prose, published, tables
 
-results = obtain.results(run, study, device)
-baseline, target = results.study.baseline, results.study.target_shape
-
-# %%
-prose.machine(results)
+show = obtain.exhibits(run, study, device)
+show
 
 # %%
-kernels.overview(results)
+show("kernels.overview")
 
 # %%
-kernels.stale(results)
+show("kernels.stale")
 
 # %% [markdown]
 # ## Are they right?
 #
-# Nothing is timed that is wrong.
+# Kernels pass through the same gate as every other implementation, before they are timed and after. What the gate found
+# over all implementations is on [02_baseline](#baseline.checks).
 
 # %%
-prose.correctness(results)
+show("kernels.correctness")
 
 # %%
-kernels.correctness(results)
-
-# %%
-published.l4_errors(results)
+show("kernels.l4.errors")
 
 # %% [markdown]
 # ## What do they use?
 
 # %%
-kernels.compiled(results, target)
+show("kernels.compiled")
 
 # %% [markdown]
 # ## The ladder
 
 # %%
-kernels.climb(results, target)
+show("kernels.climb")
 
 # %%
-kernels.ladder(results, target)
+show("kernels.ladder")
 
 # %%
-kernels.standing(results)
-
-# %%
-figures.latency(results)
-
-# %%
-figures.speed_of_light(results)
-
-# %%
-kernels.along(results)
+show("kernels.standing")
 
 # %% [markdown]
+# All lengths, with every implementation, are on [02_baseline](#baseline.latency), and cases without a
+# latency on [01_environment](#environment.cases).
+#
 # ## Launch geometry
 
 # %%
-kernels.geometry(results, target)
+show("kernels.geometry")
 
 # %%
-published.l4_geometry(results)
+show("kernels.l4.geometry")
 
 # %%
-published.l4_parallelism(results)
+show("kernels.l4.parallelism")
 
 # %% [markdown]
 # ## Did each rung gain what was expected?
 
 # %%
-kernels.lessons(results, target)
+show("kernels.lessons")
 
 # %%
-kernels.ablation(results, target)
+show("kernels.ablation")
 
 # %%
-kernels.ablations(results, target)
+show("kernels.ablations")
 
 # %% [markdown]
 # ## A published kernel, then and now
 
 # %%
-published.beside_l4(results)
+show("kernels.l4")
 
 # %%
-published.l4_limits(results)
+show("kernels.l4.limits")
 
 # %%
-tables.listed(results, "causal small")
+show("kernels.l4.finding")
 
 # %%
-published.l4_finding(results)
-
-# %%
-published.l4_work(results)
-
-# %% [markdown]
-# ## What has no latency
-
-# %%
-tables.cases(results)
+show("kernels.l4.work")

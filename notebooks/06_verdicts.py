@@ -10,7 +10,7 @@
 # # Verdicts
 #
 # Is anything really faster than the baseline? First one fixed shape in full, then every comparison of the run, corrected
-# for how many there are, beside what the baseline makes of itself and how small an effect could have been seen.
+# for their number, beside the comparison of the baseline with itself and the minimum detectable effect.
 
 # %% tags=["parameters"]
 run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
@@ -19,40 +19,39 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import accuracy, calibration, prose, regime, tables, verdicts
 
-results = obtain.results(run, study, device)
-target = results.study.target_shape
+show = obtain.exhibits(run, study, device)
+show
 
 # %%
-prose.machine(results)
+show("verdicts.abstract")
 
 # %% [markdown]
 # ## At one shape
 #
-# A published report set an array of samples against itself, found a speedup of exactly 1 and $p = 1$, and called the
-# baseline optimal. Such a comparison has no candidate, and no noise either. Here the candidates are other
-# implementations, and the control is the baseline measured a second time in the same rounds.
+# One of the audited reports compared an array of samples with itself, found a speedup of exactly 1 and $p = 1$, and called
+# the baseline optimal. Such a comparison has no candidate and no noise. Here the candidates are other implementations, and
+# the control is the baseline measured a second time in the same rounds.
 
 # %%
-tables.verdicts(results, target)
+show("verdicts.target")
 
 # %%
-tables.to_beat(results)
+show("verdicts.to_beat")
 
 # %% [markdown]
 # ## What may be published
 #
-# Written from the data, whichever way it comes out.
+# These statements follow from the data, whichever way it comes out.
 
 # %%
-verdicts.statement(results, target)
+show("verdicts.statement")
 
 # %% [markdown]
 # For each of the candidates:
 
 # %%
-prose.publishable(results, target)
+show("verdicts.publishable")
 
 # %% [markdown]
 # ## Speed and accuracy
@@ -60,45 +59,54 @@ prose.publishable(results, target)
 # A kernel can be fast because it rounds more.
 
 # %%
-accuracy.plane(results, target)
+show("verdicts.accuracy")
 
 # %% [markdown]
 # ## Every comparison
 
 # %%
-verdicts.told(results)
+show("verdicts.counted")
 
 # %%
-verdicts.by_timing(results)
+show("verdicts.by_timing")
 
 # %%
-verdicts.by_candidate(results)
+show("verdicts.by_candidate")
 
 # %%
-verdicts.maps(results)
+show("verdicts.chart")
+
+# %%
+show("verdicts.maps")
 
 # %% [markdown]
 # ## Power
 #
-# The baseline against itself says how often this run errs, and how small an effect it could have seen.
+# The baseline measured against itself shows how often this run errs, and its minimum detectable effect.
 
 # %%
-calibration.false_positives(results)
+show("verdicts.false_positives")
 
 # %%
-calibration.controls(results)
+show("verdicts.controls")
+
+# %% [markdown]
+# How often the inference itself errs was simulated, with known truth.
+
+# %%
+show("verdicts.calibration")
+
+# %%
+show("verdicts.calibration.table")
 
 # %% [markdown]
 # ## Burst or sustained?
-
-# %%
-prose.throttling(results)
-
-# %%
-regime.told(results)
+#
+# Tables name the regime of each comparison. What a load without pause does to the clock is on
+# [01_environment](#environment.load).
 
 # %% [markdown]
 # ## Appendix: Every verdict
 
 # %%
-verdicts.every(results)
+show("verdicts.every")

@@ -19,12 +19,12 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import profiles
 
-results = obtain.results(run, study, device)
+show = obtain.exhibits(run, study, device)
+show
 
 # %%
-profiles.how(results)
+show("profile.how")
 
 # %% [markdown]
 # ## What was launched
@@ -34,54 +34,54 @@ profiles.how(results)
 # depend on the last instruction's result.
 
 # %%
-profiles.launches(results)
+show("profile.launches")
 
 # %% [markdown]
 # ## How busy each unit was
 #
-# The use of a unit, in percent of its peak rate over the kernel's whole time, is a share of the time that no reordering
-# saves: only doing less on that unit does. With small heads the exponential unit (XU) needs nearly as long as the tensor
+# Use is in percent of a unit's peak rate over the kernel's whole time. No reordering saves that share of the time; only less
+# work on that unit does. With small heads the exponential unit (XU) needs nearly as long as the tensor
 # cores on recent GPUs, so a fast kernel has both busy at once. A busy pipe need not be a fast one:
 # `mma.sync` holds Hopper's tensor cores half as long again as `wgmma` does for the same product.
 
 # %%
-profiles.units(results)
+show("profile.units")
 
 # %%
-profiles.findings(results)
+show("profile.findings")
 
 # %% [markdown]
 # ## Where the cycles went
 #
 # In each cycle a scheduler issues an instruction of one of its warps, or all of them wait. What each then waits for is
-# counted: the result of a load, a barrier, a pipe in use, the fixed latency of the instruction before. Reasons are given
-# shares of the waiting in proportion to the warps that they held, which takes a warp that has to wait by design, such as
-# one that only loads for the others, for as important as any.
+# counted: the result of a load, a barrier, a pipe in use, the fixed latency of the instruction before. The waiting is
+# divided among the reasons in proportion to the warps that each held. A warp that waits by design, such as one that only
+# loads for the others, counts as much as any.
 
 # %%
-profiles.schedulers(results)
+show("profile.schedulers")
 
 # %% [markdown]
 # ## What was moved
 
 # %%
-profiles.traffic(results)
+show("profile.traffic")
 
 # %% [markdown]
 # ## The first three bottlenecks
 #
-# The rule, from the counters alone: units that were used at 60 % of their peak or more, the busiest first, then what
-# costs the most of the schedulers' cycles. The bound is that of Nsight Compute's guided analysis, which takes a kernel
-# with every unit below it for one bound by latency, and only then looks at what warps wait for.
+# The rule uses the counters alone: first units that were used at 60 % of their peak or more, the busiest first, then the
+# largest losses of the schedulers' cycles. The bound is that of Nsight Compute's guided analysis: it calls a kernel bound by
+# latency if every unit is below it, and only then looks at what warps wait for.
 
 # %%
-profiles.bottlenecks(results)
+show("profile.bottlenecks")
 
 # %% [markdown]
 # ## From rung to rung
 #
-# Cycles issued and waited, the parts above, add up to those of the call: so the difference from rung to rung can
-# be told by where it arose.
+# Cycles issued and cycles waited add up to the cycles of the call, so the difference between two rungs splits into the same
+# parts.
 
 # %%
-profiles.steps(results)
+show("profile.steps")

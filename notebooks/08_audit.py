@@ -19,46 +19,48 @@ study: str = "quick"  # likewise
 device: str = "auto"  # likewise
 
 # %%
-from attnlab.analyse import audited
+from attnlab.exhibits.catalogue import Show
+
+show = Show()
 
 # %%
-audited.summary()
+show("audit.summary")
 
 # %% [markdown]
 # ## How a claim is judged
 #
-# A claim is a line of `claims.csv`: a rule, the number that it is about, and those that it should follow from. A printed
-# number stands for all that would have been printed so, half a unit of its last digit to each side, and these ranges are
-# carried through the arithmetic. So whether numbers differ by rounding is computed, and no tolerance is chosen.
+# A claim is a line of `claims.csv`: a rule, the number that it is about, and the numbers that it should follow from. A
+# printed number stands for the range of all numbers that round to it, half a unit of its last digit to each side, and these
+# ranges are carried through the arithmetic. So whether numbers differ by rounding is computed, and no tolerance is chosen.
 
 # %%
-audited.meanings()
+show("audit.meanings")
 
 # %%
-audited.counts()
+show("audit.counts")
 
 # %%
-audited.counted()
+show("audit.counted")
 
 # %% [markdown]
-# ## What tells the most
+# ## The most telling claims
 
 # %%
-audited.telling()
+show("audit.telling")
 
 # %%
-audited.furthest()
+show("audit.furthest")
 
 # %% [markdown]
 # ## The same configuration, measured again
 #
-# The reports measured much of the same on the same model of card. Nobody planned it so, but that is a replication.
+# The reports measured many configurations more than once on the same model of card, an unplanned replication.
 
 # %%
-audited.across_told()
+show("audit.across_told")
 
 # %%
-audited.across()
+show("audit.across")
 
 # %% [markdown]
 # ## The corrected roofline
@@ -67,22 +69,22 @@ audited.across()
 # once. The ceilings are those of the datasheet: dense float16 on the tensor cores, and memory.
 
 # %%
-audited.roofline_told()
+show("audit.roofline_told")
 
 # %%
-audited.roofline()
+show("audit.roofline")
 
 # %%
-audited.standing()
+show("audit.standing")
 
 # %% [markdown]
 # ## What is left of the advice
 
 # %%
-audited.survives()
+show("audit.survives")
 
 # %% [markdown]
 # ## Every claim
 
 # %%
-audited.documents()
+show("audit.documents")

@@ -18,50 +18,41 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
 from attnlab import obtain
-from attnlab.analyse import accuracy, advice, audited, backends, calibration, companions, comparison, dispatched, figures
-from attnlab.analyse import kernels, panel, peers, profiles, prose, published, references, regime, repeat, residency
-from attnlab.analyse import tables, variants, verdicts
 
-results = obtain.results(run, study, device)
-baseline, target = results.study.baseline, results.study.target_shape
-choices = companions.with_sweep(results, "grid seq_len")
-others = companions.with_implementation(results, "peer.flex")
-attended = companions.with_implementation(results, "dispatch.attend")
-
-# %% tags=["hide"]
-prose.dateline(results)
+show = obtain.exhibits(run, study, device)
+show
 
 # %% [markdown]
 # ## Abstract
 
 # %% tags=["hide"]
-prose.abstract(results)
+show("verdicts.abstract")
 
 # %% [markdown]
 # ## The question
 #
-# A report that one attention kernel is faster than another is easy to make and easy to get wrong: a clock that times the
-# host, a cache that was warm for one side, samples that are not independent, a throughput that no such device can reach.
-# This report answers for PyTorch's own implementations, which any new kernel has to beat, and shows all that the answer
-# rests on. Every measured number, interval and verdict below was computed from the run's samples when the page was built.
+# A report that one attention kernel is faster than another is easy to make and easy to get wrong. A clock may time the
+# host; a cache may be warm for one side alone; samples may depend on each other; a throughput may be beyond what the device
+# can reach. This report compares PyTorch's own implementations, which any new kernel has to beat, with the kernels of this
+# project, and shows all that its answer rests on. Every measured number, interval and verdict below was computed from the run's samples when the page was built.
 
 # %%
-tables.parameters(results)
+show("environment.parameters")
 
 # %%
-prose.lacking(results)
+show("environment.lacking")
 
 # %% [markdown]
 # ## The machine
 
 # %%
-prose.machine(results)
+show("environment.run")
 
 # %%
-tables.machine(results)
+show("environment.machine")
 
 # %%
-tables.ceilings(results)
+show("environment.ceilings")
 
 # %% [markdown]
 # ## Methods
@@ -95,27 +86,32 @@ tables.ceilings(results)
 #
 # ### Correctness
 #
-# Each case is compared with a float64 oracle before it is timed and again after, on inputs that it has not seen, its
+# Each case is compared with a float64 oracle before it is timed and again after, on inputs that it has not seen, with its
 # memory filled with NaN before; graphs are checked by replaying them. Both the maximum and the mean error may be at most
 # twice those of the same formula composed from PyTorch operations in the dtype of the inputs [](#ref-dao2023). A case
-# that fails is reported and not timed.
+# that fails before it is timed is not timed. The samples of one that fails afterwards stay in the run folder, and no table
+# or figure uses them. Both are listed with the reason.
 #
 # ### Inference
 #
-# The estimate is the median. Where one process measured and its samples don't resemble their neighbours, its interval is
-# the percentile bootstrap's with 10 000 resamples [](#ref-efron1993). Where several did, what is independent is the
-# replicate, not the sample [](#ref-kalibera2013): the interval is Student's $t$ over the medians of the replicates, and at
-# least half as long as that of a bootstrap which resamples replicates and the samples within them. One replicate whose
-# samples do resemble their neighbours, by the serial correlation of their ranks, is cut into five stretches that stand in
-# for replicates [](#ref-nakayama2014). No interval is narrower than the clock's tick over the launches that a sample spans.
-# Speedups are ratios of medians from rounds taken together, with intervals of the same kind. A verdict is *equivalent*
-# where the 90 % interval lies within ±2 % [](#ref-schuirmann1987) and so little could have been seen, *faster* or *slower* where the 95 % interval excludes 1,
-# $p < 0.05$, and the effect is no smaller than what the baseline measured against itself left to be seen
-# [](#ref-bloom1995), and else *inconclusive*. $p$ is Mann-Whitney's, or where samples are not independent the largest of
-# it and of the $t$ tests of Cliff's $\delta$ and of the speedup over replicates or stretches; it is adjusted by Holm over
-# the candidates compared at that shape [](#ref-holm1979). A verdict is *claimable* with intervals apart, Cliff's
-# $|\delta| \ge 0.3$ [](#ref-cliff1993) and a speedup of at least 1.10. Quantiles come with order-statistic intervals or not
-# at all. Nothing is dropped. How often all this errs is told in [](#tab-calibration).
+# - **Estimate.** The median over all samples. Quantiles come with order-statistic intervals or not at all. Nothing is dropped.
+# - **Interval, one replicate.** The percentile bootstrap's with 10 000 resamples [](#ref-efron1993). If the samples resemble
+#   their neighbours, by the serial correlation of their ranks, the replicate is cut into five stretches that stand in for
+#   replicates [](#ref-nakayama2014).
+# - **Interval, several replicates.** The replicate is independent, not the sample [](#ref-kalibera2013): Student's $t$ over
+#   the medians of the replicates, at least half as long as that of a bootstrap which resamples replicates and the samples
+#   within them. No interval is narrower than the clock's tick over the launches that a sample spans.
+# - **Speedup.** The ratio of medians from rounds taken together, with an interval of the same kind.
+# - **Test.** $p$ is Mann-Whitney's. Where samples are not independent it is the largest of Mann-Whitney's and of the $t$
+#   tests of Cliff's $\delta$ and of the speedup over replicates or stretches. It is adjusted by Holm over the candidates
+#   compared at that shape [](#ref-holm1979).
+# - **Verdict.** *Equivalent* where the 90 % interval lies within ±2 % [](#ref-schuirmann1987) and the run could have
+#   detected a difference of that size. *Faster* or *slower* where the 95 % interval excludes 1, $p < 0.05$, and the effect is
+#   at least the smallest that the A/A control could detect [](#ref-bloom1995). Else *inconclusive*.
+# - **Claimable.** A faster candidate whose interval is apart from the baseline's, with Cliff's $|\delta| \ge 0.3$
+#   [](#ref-cliff1993) and a speedup of at least 1.10.
+#
+# How often all this errs, by simulation with known truth, is in [](#verdicts.calibration.table).
 
 # %% [markdown]
 # ## Results
@@ -123,19 +119,19 @@ tables.ceilings(results)
 # ### At the target
 
 # %%
-tables.timings(results, target)
+show("baseline.timings")
 
 # %%
-figures.distribution(results, target)
+show("baseline.distribution")
 
 # %%
-tables.verdicts(results, target)
+show("verdicts.target")
 
 # %%
-verdicts.statement(results, target)
+show("verdicts.statement")
 
 # %%
-accuracy.plane(results, target)
+show("verdicts.accuracy")
 
 # %% [markdown]
 # ### Every comparison
@@ -143,115 +139,115 @@ accuracy.plane(results, target)
 # The page 06_verdicts has them one by one, under every timing.
 
 # %%
-verdicts.told(results)
+show("verdicts.counted")
 
 # %%
-verdicts.by_timing(results)
+show("verdicts.by_timing")
 
 # %%
-verdicts.chart(results)
+show("verdicts.chart")
 
 # %%
-calibration.false_positives(results)
+show("verdicts.false_positives")
 
 # %% [markdown]
 # ### Sequence length
 
 # %%
-prose.span(results)
+show("baseline.span")
 
 # %%
-tables.sweep(results, "seq_len", baseline)
+show("baseline.sweep.seq_len")
 
 # %%
-figures.latency(results)
+show("baseline.latency")
 
 # %%
-tables.backends(results, "seq_len")
+show("baseline.backends.seq_len")
 
 # %%
-figures.throughput(results, ["seq_len", "causal seq_len"])
+show("baseline.throughput.lengths")
 
 # %% [markdown]
 # ### Batch and heads
 
 # %%
-tables.sweep(results, "batch", baseline)
+show("baseline.sweep.batch")
 
 # %%
-tables.sweep(results, "heads", baseline)
+show("baseline.sweep.heads")
 
 # %%
-figures.throughput(results, ["batch", "heads"])
+show("baseline.throughput.sizes")
 
 # %% [markdown]
 # ### Causal masks
 
 # %%
-tables.sweep(results, "causal seq_len", baseline)
+show("baseline.sweep.causal_seq_len")
 
 # %%
-tables.backends(results, "causal seq_len")
+show("baseline.backends.causal_seq_len")
 
 # %%
-tables.listed(results, "causal small")
+show("baseline.listed")
 
 # %% [markdown]
 # ### Scaling
 
 # %%
-tables.scaling(results, "seq_len", baseline)
+show("baseline.scaling.seq_len")
 
 # %%
-tables.scaling(results, "batch", baseline)
+show("baseline.scaling.batch")
 
 # %%
-tables.scaling(results, "heads", baseline)
+show("baseline.scaling.heads")
 
 # %% [markdown]
 # ### Variance and tails
 
 # %%
-tables.variance(results, "seq_len", baseline)
+show("baseline.variance")
 
 # %%
-tables.tails(results, "seq_len", baseline)
+show("baseline.tails")
 
 # %% [markdown]
 # ### Memory
 
 # %%
-tables.memory(results, "seq_len")
+show("baseline.memory.table")
 
 # %%
-figures.memory(results)
+show("baseline.memory")
 
 # %% [markdown]
 # ### Launch gap and cache
 
 # %%
-prose.launch_gap(results)
+show("environment.launch_gap")
 
 # %%
-figures.timings(results)
+show("environment.timings")
 
 # %% [markdown]
 # ### The clock and the cache, held to others
 
 # %%
-panel.agreement(results)
+show("environment.agreement")
 
 # %%
-panel.gaps(results)
+show("environment.panel")
 
 # %%
-residency.told(results)
+show("environment.residency")
 
 # %% [markdown]
 # ### Which kernel ran
 
 # %%
-tables.kernels(results)
+show("baseline.kernels")
 
 # %% [markdown]
 # ## Roofline
@@ -261,241 +257,240 @@ tables.kernels(results)
 # bursts, so a sustained load, at a lower clock, may have lower ones.
 
 # %%
-figures.roofline(results)
+show("roofline.roofline")
 
 # %%
-prose.regimes(results)
+show("roofline.regimes")
 
 # %%
-tables.roofline(results, "seq_len", baseline)
+show("roofline.floors.seq_len")
 
 # %%
-figures.speed_of_light(results)
+show("roofline.speed_of_light")
 
 # %% [markdown]
 # ## What must be beaten
 
 # %%
-tables.to_beat(results)
+show("verdicts.to_beat")
 
 # %% [markdown]
 # ## The ladder
 #
-# The hand-written kernels, each an implementation like any other: through the same gate, in the same rounds, on the same
-# clocks. Each rung states beforehand what it should gain over the one that it builds on. The page 05_kernels has the
-# ablation of each in full.
+# The hand-written kernels pass the same gate as every other implementation, in the same rounds and on the same clocks. Each
+# rung states beforehand what it should gain over the rung that it builds on. The page 05_kernels has each ablation in full.
 
 # %%
-kernels.overview(results)
+show("kernels.overview")
 
 # %%
-kernels.stale(results)
+show("kernels.stale")
 
 # %%
-kernels.climb(results, target)
+show("kernels.climb")
 
 # %%
-kernels.ladder(results, target)
+show("kernels.ladder")
 
 # %%
-kernels.compiled(results, target)
+show("kernels.compiled")
 
 # %%
-kernels.lessons(results, target)
+show("kernels.lessons")
 
 # %%
-kernels.ablation(results, target)
+show("kernels.ablation")
 
 # %%
-kernels.geometry(results, target)
+show("kernels.geometry")
 
 # %%
-published.l4_geometry(results)
+show("kernels.l4.geometry")
 
 # %%
-published.l4_parallelism(results)
+show("kernels.l4.parallelism")
 
 # %%
-published.beside_l4(results)
+show("kernels.l4")
 
 # %%
-published.l4_limits(results)
+show("kernels.l4.limits")
 
 # %%
-published.l4_finding(results)
+show("kernels.l4.finding")
 
 # %%
-published.l4_work(results)
+show("kernels.l4.work")
 
 # %% [markdown]
 # ## Choosing a backend
 #
-# Settings are compared by what a token takes in them: a call over fewer tokens is no faster for being shorter. Where the
-# run above lacks what this asks for, it is of the newest run on the same device that holds it. The page 04_backends has
-# every table, the cost and the energy.
+# Settings are compared by their time for each token: a call over fewer tokens is no faster for being shorter. Where the run
+# above holds no such shapes, the newest run on the same device that does is shown instead, and named. The page 04_backends
+# has every table, the cost and the energy.
 
 # %%
-prose.machine(choices)
+show("backends.run")
 
 # %%
-advice.summary(choices)
+show("backends.summary")
 
 # %%
-backends.choice(choices, "seq_len")
+show("backends.choice.seq_len")
 
 # %%
-backends.tokens(choices)
+show("backends.tokens")
 
 # %%
-backends.length(choices)
+show("backends.length")
 
 # %%
-backends.chunking(choices)
+show("backends.chunking")
 
 # %%
-backends.settled(choices)
+show("backends.settled")
 
 # %% [markdown]
 # ### What models call
 
 # %%
-variants.grouped(choices)
+show("backends.grouped")
 
 # %%
-variants.decode(choices)
+show("backends.decode")
 
 # %%
-variants.ragged(choices)
+show("backends.ragged")
 
 # %%
-variants.training(choices)
+show("backends.training")
 
 # %% [markdown]
 # ### What to use, and what to avoid
 
 # %%
-advice.rules(choices)
+show("backends.rules")
 
 # %% [markdown]
 # ### Letting a table choose
 
 # %%
-prose.machine(attended)
+show("backends.attend.run")
 
 # %%
-dispatched.chosen(attended)
+show("backends.attend.chosen")
 
 # %%
-dispatched.overhead(attended)
+show("backends.attend.overhead")
 
 # %%
-dispatched.stream(attended)
+show("backends.attend.stream")
 
 # %% [markdown]
 # ### Peers
 
 # %%
-prose.machine(others)
+show("backends.peers.run")
 
 # %%
-peers.support(others)
+show("backends.peers.support")
 
 # %%
-peers.beside(others)
+show("backends.peers.beside")
 
 # %% [markdown]
 # ## Beside what others published
 #
-# Published numbers come from other devices, shapes and versions. What can be set side by side is the work, counted alike, as
-# a share of what each device's datasheet says it can do. A number without a source that was read is not among them; each
-# row, with its place, is on the page 03_roofline.
+# Numbers in the literature come from other devices, shapes and versions. They can be compared as a share of each device's
+# datasheet peak, with work counted alike. Only numbers whose source was read are among them; each row, with its place in
+# that source, is on the page 03_roofline.
 
 # %%
-comparison.told(results)
+show("roofline.literature")
 
 # %%
-comparison.highest(results)
+show("roofline.literature.highest")
 
 # %%
-comparison.figure(results)
+show("roofline.literature.figure")
 
 # %%
-comparison.same(results)
+show("roofline.literature.same")
 
 # %%
-comparison.limits(results)
+show("roofline.literature.limits")
 
 # %% [markdown]
 # ## What holds each back
 #
-# Nsight Compute's counters of one call at the target. A unit from 60 % of its peak counts as the bottleneck; below that,
-# what costs the most of the schedulers' cycles. The page 07_profile has all of it.
+# Nsight Compute's counters of one call at the target. A unit from 60 % of its peak counts as the bottleneck; below that, the
+# largest loss of the schedulers' cycles does. The page 07_profile has all counters.
 
 # %%
-profiles.how(results)
+show("profile.how")
 
 # %%
-profiles.units(results)
+show("profile.units")
 
 # %%
-profiles.findings(results)
+show("profile.findings")
 
 # %%
-profiles.schedulers(results)
+show("profile.schedulers")
 
 # %%
-profiles.bottlenecks(results)
+show("profile.bottlenecks")
 
 # %% [markdown]
 # ## Errors
 
 # %%
-prose.correctness(results)
+show("baseline.correctness")
 
 # %%
-tables.correctness(results)
+show("baseline.checks")
 
 # %%
-figures.errors(results)
+show("baseline.errors")
 
 # %%
-kernels.correctness(results)
+show("kernels.correctness")
 
 # %%
-published.l4_errors(results)
+show("kernels.l4.errors")
 
 # %% [markdown]
 # ## Measured again
 #
-# Replicates differ by what a process draws; another run, on another machine or at another hour, by all else. What of this
-# run's medians another recorded run on a device of the same name found again, and what moved:
+# Replicates show how processes differ. Another run, on another machine or at another hour, shows everything else that does:
+# which medians another recorded run on a device of the same name found again, and which moved.
 
 # %%
-repeat.told(results)
+show("baseline.again")
 
 # %% [markdown]
-# ## Published numbers
+# ## Audit of five reports
 #
-# Five reports on an NVIDIA L4 asked the questions that this one asks. Their numbers were transcribed and every claim
-# recomputed from what they print; the page 08_audit has all of them, the roofline put right, and what is left of the advice.
+# Five reports on an NVIDIA L4 asked the questions that this one asks. Their numbers were transcribed, and every claim was
+# recomputed from the numbers that they print. The page 08_audit has all claims, a corrected roofline, and which advice stands.
 
 # %%
-audited.summary()
+show("audit.summary")
 
 # %%
-audited.counts()
+show("audit.counts")
 
 # %%
-audited.counted()
+show("audit.counted")
 
 # %%
-audited.telling()
+show("audit.telling")
 
 # %% [markdown]
 # ## Threats to validity
 #
-# - **One machine.** Another of the same model may differ by its silicon, cooling and power supply, and by what its
-#   neighbours do.
+# - **One machine.** Another of the same model may differ by its silicon, cooling and power supply, and by the load of its
+#   neighbours.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
 # - **One distribution of inputs.** Standard normal values; zeros, for one, draw less power and can run faster.
@@ -504,24 +499,24 @@ audited.telling()
 #   the cache is warm, and carries it whole where it is cold. Nothing is subtracted.
 # - **Samples are not quite independent.** Intervals and verdicts count replicates, or stretches of one, and not samples;
 #   but quantiles, effect sizes and the effective N pool all samples.
-# - **Few replicates.** Student's $t$ makes intervals of a handful of processes as long as they must be, if the medians of
-#   processes scatter about normally. A single replicate speaks of its own process alone.
+# - **Few replicates.** Student's $t$ covers a handful of processes at its level if their medians scatter about normally. A
+#   single replicate speaks of its own process alone.
 # - **Burst ceilings.** Ceilings were measured in short bursts, so a sustained load may have lower ones.
 
 # %%
-prose.throttling(results)
+show("environment.throttling")
 
 # %%
-figures.telemetry(results)
+show("environment.telemetry")
 
 # %%
-regime.told(results)
+show("environment.load")
 
 # %%
-regime.endurance(results)
+show("environment.endurance")
 
 # %%
-tables.cases(results)
+show("environment.cases")
 
 # %% [markdown]
 # ## Reproducibility
@@ -529,43 +524,40 @@ tables.cases(results)
 # The run folder holds every sample. It is refused when a file no longer matches its hash.
 
 # %%
-tables.checklist(results)
+show("environment.checklist")
 
 # %%
-prose.effort(results)
+show("environment.effort")
 
 # %%
-prose.commands(results)
+show("environment.commands")
 
 # %%
-tables.settings(results)
+show("environment.settings")
 
 # %%
-tables.hashes(results)
+show("environment.hashes")
 
 # %%
-prose.bibtex(results)
+show("environment.bibtex")
 
 # %% [markdown]
 # ## References
-
-# %% tags=["hide"]
-references.listing()
 
 # %% [markdown]
 # ## Appendix: How often the inference is wrong
 
 # %%
-calibration.summary()
+show("verdicts.calibration")
 
 # %%
-calibration.table()
+show("verdicts.calibration.table")
 
 # %%
-calibration.controls(results)
+show("verdicts.controls")
 
 # %% [markdown]
 # ## Appendix: Every case
 
 # %%
-tables.every_case(results)
+show("baseline.every_case")

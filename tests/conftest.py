@@ -1,4 +1,7 @@
-"""What tests share: folders of their own for whatever is written, one tiny recorded run, and ways to begin others."""
+"""What tests share: folders of their own for whatever is written, one tiny recorded run, and ways to begin others.
+
+Torch is imported only by what needs it.
+"""
 
 import os
 import signal
@@ -10,7 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attnlab import runs, studies
+from attnlab.runs import read, schema, write
+from attnlab.study import studies
+
+# For torch, here and in every process that a test starts. One thread is what tiny shapes need: several wait for each
+# other by spinning, which takes ten times as long where other tests run on the same cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TINY = {
     "name": "tiny",
@@ -41,23 +49,25 @@ def gated(call, shape, device="cpu"):
     import pandas as pd
     import torch
 
-    from attnlab.measure import inputs, worker
-    from attnlab.measure.attention import Implementation
-    from attnlab.measure.clocks import Case
-    from attnlab.measure.telemetry import Telemetry
+    from attnlab.measure.instruments.telemetry import Telemetry
+    from attnlab.measure.session.checks import check_all
+    from attnlab.measure.session.subject import Job, Session, Subject
+    from attnlab.measure.subjects import inputs
+    from attnlab.measure.subjects.case import Case
+    from attnlab.measure.subjects.implementation import Implementation
 
-    job = worker.Job("none", tiny_study(), device, 0, (shape,), "")
-    session = worker.Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
+    job = Job("none", tiny_study(), device, 0, (shape,), "")
+    session = Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
     drawn = inputs.draw(shape, 0, session.device)
     implementation = call if isinstance(call, Implementation) else Implementation("kernel.saboteur", call)
-    subject = worker.Subject(implementation, Case(implementation.bound(drawn, shape), implementation.selected))
-    rows = [row for moment in ("before", "after") for row in worker._gate(session, shape, [subject], drawn, moment)]
+    subject = Subject(implementation, Case(implementation.bound(drawn, shape), implementation.selected))
+    rows = [row for moment in ("before", "after") for row in check_all(session, shape, [subject], drawn, moment)]
     return subject, pd.DataFrame(rows)
 
 
 def quick_survey(device: str, study: studies.Study) -> dict:
     """`worker.survey`, with ceilings from a product so small that it takes no time."""
-    from attnlab.measure import ceilings, worker
+    from attnlab.measure.session import ceilings, worker
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ceilings, "CPU_MATRIX", 64)
@@ -69,7 +79,7 @@ def small_copy(device) -> dict:
     """`ceilings._copy` of 1 MiB."""
     import torch
 
-    from attnlab.measure import ceilings
+    from attnlab.measure.session import ceilings
 
     source = torch.ones(2**20, dtype=torch.int8)
     target = torch.empty_like(source)
@@ -146,20 +156,20 @@ def data(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="session")
 def recorded(session_data) -> str:
-    """The name of a run of `tiny_study`, recorded in fresh processes. Read-only: all tests of a session share it."""
-    from attnlab.measure import record
+    """The name of a run of `tiny_study`, recorded in this process. Read-only: all tests of a session share it."""
+    from attnlab.measure.session import record
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, torch_as_it_was():
         patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
-        return record.record(RECORDED, tiny_study(), "cpu", Quickly(record.fresh_processes()))
+        return record.record(RECORDED, tiny_study(), "cpu", Quickly(ThreadPoolExecutor(1)))
 
 
 @pytest.fixture(scope="session")
-def machine(recorded, session_data) -> runs.Manifest:
+def machine(recorded, session_data) -> schema.Manifest:
     """What the manifest of `recorded` says of this machine, to begin other runs with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
-        manifest = runs.read_manifest(recorded)
+        manifest = read.read_manifest(recorded)
     return {key: manifest[key] for key in ("attnlab", "commit", "device", "environment", "ceilings", "clocks")}
 
 
@@ -168,7 +178,7 @@ def begin(data, machine) -> Callable[..., str]:
     """Begins a run of a study in this test's data folder, as `record` does, without surveying the machine again."""
 
     def begin(study: studies.Study, name: str = "begun", **changes) -> str:
-        runs.create(name, machine | {"study": study.model_dump(mode="json"), "missing_clocks": []} | changes)
+        write.create(name, machine | {"study": study.model_dump(mode="json"), "missing_clocks": []} | changes)
         return name
 
     return begin

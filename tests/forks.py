@@ -1,8 +1,8 @@
-"""A process that has imported everything, and forks one that measures or renders whenever it is told to.
+"""A server process that has imported everything, and forks a process that measures or renders on request.
 
-Starting Python and torch is most of what it costs to measure for a moment and be killed; a fork takes milliseconds.
-Each fork is a process group of its own, does the steps that it was told one after the other, and ends with what the
-last one returned. What it is told are names of functions here, and their arguments.
+Starting Python and importing torch takes most of the time of a test that measures for a moment and is killed; a fork
+takes milliseconds. Each fork is a process group of its own. It takes a list of steps, names of functions in this module
+with their arguments, does them one after the other, and exits with what the last one returns.
 """
 
 import errno
@@ -22,13 +22,19 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnlab import runs
+from attnlab import __main__
+from attnlab.base import files
+from attnlab.measure.instruments import environment
+from attnlab.measure.session import record
+from attnlab.paper import assemble, execute, pages
+from attnlab.paper import render as render_module
+from attnlab.runs import read, schema, write
 
 TESTS = Path(__file__).parent
 
 
 class Forks:
-    """The process that forks, from the outside; ends with the context, and all that it forked with it."""
+    """The server as a test uses it; it ends with the context, and so do all its forks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._forked = folder, []
@@ -50,7 +56,7 @@ class Forks:
         self._process.wait()
 
     def start(self, *steps: tuple[Any, ...]) -> "Fork":
-        """Fork, and let it do these steps in this test's folders; each is a function's name and its arguments."""
+        """Start a fork that does these steps in this test's folders; each is a function's name and its arguments."""
         log = self._folder / f"fork-{len(self._forked)}.log"
         log.touch()  # it may be killed before it does anything
         places = {name: os.environ[name] for name in ("ATTNLAB_DATA", "ATTNLAB_REPORTS")}
@@ -59,7 +65,7 @@ class Forks:
         return fork
 
     def run(self, *steps: tuple[Any, ...]) -> tuple[int, list[str]]:
-        """Fork and wait; the exit status, negative for a signal, and the lines on stderr."""
+        """Start a fork and wait for it; returns its exit status, negative for a signal, and its lines on stderr."""
         return self.start(*steps).end()
 
     def ask(self, question: Any) -> str:
@@ -77,19 +83,38 @@ class Fork:
     log: Path
 
     def kill(self, how: int = signal.SIGKILL) -> None:
-        """Send a signal to the whole group, if there is still one."""
+        """Send a signal to the whole group, if it still exists."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, how)
 
     def end(self) -> tuple[int, list[str]]:
-        """Wait for it; the exit status, negative for a signal, and the lines on stderr."""
+        """Wait for it; returns the exit status, negative for a signal, and the lines on stderr."""
         status = os.waitstatus_to_exitcode(int(self.forks.ask(self.pid)))
         said = self.log.read_text()
         assert "Traceback" not in said, said
         return status, said.splitlines()
 
+    def gone(self, patience_s: float = 30) -> bool:
+        """Whether every process of the group ends by itself; some may need a moment for tidying up."""
+        deadline = time.monotonic() + patience_s
+        while self._members() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._members() == []
+
+    def _members(self) -> list[int]:
+        """The processes of the group that still run."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            if int(group) == self.pid and state != "Z":
+                found.append(int(stat.parent.name))
+        return found
+
     def wait_for(self, there: Callable[[], object], patience_s: float = 60) -> None:
-        """Wait until something is there."""
+        """Wait until `there` returns something true."""
         deadline = time.monotonic() + patience_s
         while not there():
             assert time.monotonic() < deadline, self.log.read_text()
@@ -100,31 +125,28 @@ class Fork:
 
 
 def command(*arguments: str) -> int:
-    """A command of attnlab, which forks what measures instead of starting it anew."""
+    """A command of attnlab that forks its measuring processes instead of starting new ones."""
     from conftest import Quickly
 
-    from attnlab import __main__ as cli
-    from attnlab.measure import record
-
     record.fresh_processes = lambda: Quickly(ProcessPoolExecutor(1, mp_context=_forking()))
-    return cli.main(list(arguments))
+    return __main__.main(list(arguments))
 
 
 def ignore_interrupts() -> None:
-    """As nohup and a shell's background jobs do."""
+    """Ignore Ctrl-C, as under nohup and in a shell's background jobs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def limit_files(most_bytes: int) -> None:
-    """Let no file grow beyond so many bytes."""
+    """Let no file grow beyond this many bytes."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 def die_at_block(number: int) -> None:
-    """Let the process die, as if it was killed, that is about to record this block of all."""
-    add, added = runs.add_part, []
+    """Let the process that is about to record the block of this number die as if it was killed."""
+    add, added = write.add_part, []
 
     def counted(*arguments: Any) -> None:
         added.append(arguments)
@@ -132,48 +154,50 @@ def die_at_block(number: int) -> None:
             os._exit(9)
         add(*arguments)
 
-    runs.add_part = counted
+    write.add_part = counted
 
 
 def kill_at(step: int) -> None:
-    """Kill the group at this step on the disk."""
+    """Kill the group at this operation on the disk, counted from 1."""
     watch(pytest.MonkeyPatch(), step, lambda: os.killpg(0, signal.SIGKILL))
 
 
 def live(name: str) -> int:
-    """All that a run goes through on the disk, from nothing or from where it was cut off, with nothing measured."""
-    with runs.lock(name):
-        if name not in runs.names():
-            runs.create(name, {"study": {"name": "lived"}})
-        if not runs.read_manifest(name)["complete"]:
+    """Everything that happens to a run on the disk, from its beginning or where it was cut off, without measuring."""
+    with write.lock(name):
+        if name not in read.names():
+            write.create(name, {"study": {"name": "lived"}})
+        if not read.read_manifest(name)["complete"]:
             for table, key, rows in BLOCKS:
-                runs.add_part(name, table, key, rows)
-        runs.finish(name)
+                write.add_part(name, table, key, rows)
+        write.finish(name)
     return 0
 
 
 def render(name: str) -> int:
-    """Render a run from notebooks that only take their time, and say if anyone else writes there meanwhile."""
-    from attnlab.report import notebooks, pages, paper
+    """Render a run from notebooks that only take time, and fail if another process writes there in the meantime."""
 
-    def execute(notebook: Path, output: Path, *_: object, **__: object) -> None:
+    def begin_and_end(notebook: Path, output: Path, *_: object, **__: object) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(f"{os.getpid()} begins")
         time.sleep(0.2)
         assert output.read_text() == f"{os.getpid()} begins", "Traceback: another process wrote here too"
         output.write_text(f"{os.getpid()} ends")
 
-    def page(executed: Path, page: Path, **_: object) -> None:
+    def assembled(report: Path, executed: list[Path], assembled: Path) -> None:
+        begin_and_end(report, assembled)
+
+    def whole(executed: Path, page: Path, **_: object) -> None:
         assert executed.read_text() == f"{os.getpid()} ends", "Traceback: another process wrote here too"
         page.write_text("whole")
 
-    notebooks.execute, pages.render = execute, page
-    paper._infer = lambda run: None
+    execute.execute, assemble.assemble, pages.render = begin_and_end, assembled, whole
+    render_module._infer = lambda run: None
     return command("report", "--run", name)
 
 
 def _block(table: str, **columns: Any) -> pd.DataFrame:
-    return pd.DataFrame(columns).reindex(columns=list(runs.COLUMNS[table]))
+    return pd.DataFrame(columns).reindex(columns=list(schema.COLUMNS[table]))
 
 
 BLOCKS = (
@@ -186,15 +210,15 @@ BLOCKS = (
 
 
 def watch(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object], only: tuple[str, ...] = ()) -> list[str]:
-    """Count what is done to the disk, and act as the step comes that is the one at `at`, counted from 1.
+    """Count operations on the disk, and call `act` at the one of number `at`, counted from 1.
 
-    A file that is written is two steps: one half-way through, and fsync, which is left out otherwise.
+    Writing a file is two operations: one half-way through, and fsync, which is not really done.
 
     Args:
-        only: the steps that count, of write, fsync, replace, mkdir, unlink, rmdir; default all.
+        only: which of write, fsync, replace, mkdir, unlink and rmdir count; default all.
 
     Returns:
-        The steps until now, to which those to come are added.
+        A list to which the name of each operation is added.
     """
     done: list[str] = []
 
@@ -206,7 +230,7 @@ def watch(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object], only: t
             act()
 
     class Watched:
-        """A file of which the first half is on the disk before the second is written."""
+        """A file whose first half is on the disk before the second half is written."""
 
         def __init__(self, path: Path, mode: str) -> None:
             self._file = open(path, mode)  # noqa: SIM115
@@ -235,14 +259,14 @@ def watch(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object], only: t
 
         return stepping
 
-    patch.setattr(runs, "open", Watched, raising=False)
+    patch.setattr(files, "open", Watched, raising=False)
     for name in ("fsync", "replace", "mkdir", "unlink", "rmdir"):
         patch.setattr(os, name, watched(name))
     return done
 
 
 def full() -> None:
-    """What a disk says that has no room."""
+    """Raise what a full disk raises."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -257,11 +281,6 @@ def _forking() -> Any:
 
 def _serve() -> None:
     import pyarrow.parquet  # noqa: F401
-
-    import attnlab.__main__
-    import attnlab.measure.record
-    import attnlab.report.paper  # noqa: F401
-    from attnlab.measure import environment
 
     environment.lock()  # loads more of torch; nothing here may start a thread, which a fork would lack
     print("ready", flush=True)

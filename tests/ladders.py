@@ -1,4 +1,4 @@
-"""Ladders for tests: one kernel that is right and short, and the ways in which an entry or a source can be wrong."""
+"""Ladders for tests: one kernel that is correct and short, and entries with changes that make them wrong."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ RUNG: dict[str, Any] = {
 
 
 def rung(*tiles: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """An entry that is right, with the fields given instead of its own; those that are ... are left out."""
+    """A correct entry with some fields replaced; a field whose value is ``...`` is left out."""
     stated = RUNG | {"tiles": list(tiles) or [TILE]} | changes
     return {key: value for key, value in stated.items() if value is not ...}
 

@@ -1,8 +1,8 @@
-"""Every kernel of the ladder once for each head_dim and mask, at lengths that leave a rest, for compute-sanitizer.
+"""Runs every kernel of the ladder once for each head_dim and mask, at lengths that are no multiple of a tile.
 
-`make sanitize` runs this under its memcheck and its racecheck. Nothing but the kernels runs on the GPU: inputs are
-drawn, and outputs looked at, on the CPU. torch must not cache memory (PYTORCH_NO_CUDA_MEMORY_CACHING=1), or what a
-kernel does beyond the end of a tensor falls into memory that is someone's.
+`make sanitize` runs this under compute-sanitizer's memcheck and racecheck. Only the kernels run on the GPU: inputs are
+drawn, and outputs are checked, on the CPU. torch must not cache memory (PYTORCH_NO_CUDA_MEMORY_CACHING=1); otherwise,
+an access beyond the end of a tensor can hit memory that is still allocated.
 """
 
 import os
@@ -10,17 +10,17 @@ import sys
 
 import torch
 
-from attnlab import ladder
-from attnlab.measure import inputs, kernels
-from attnlab.measure.attention import Unsupported
-from attnlab.shapes import Shape
+from attnlab.measure.subjects import inputs, rungs
+from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
 
-# A rest of one row past a tile, one row short of two, and several tiles with a rest.
+# One row more than a tile, one row less than two tiles, and several tiles with a remainder.
 LENGTHS = (65, 127, 300)
 
 
 def main() -> int:
-    """Run every kernel; returns how many outputs were not finite."""
+    """Run every kernel; returns the number of outputs that are not finite."""
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
         print("sanitize: set PYTORCH_NO_CUDA_MEMORY_CACHING=1, or overruns are hidden", file=sys.stderr)
         return 1
@@ -29,7 +29,7 @@ def main() -> int:
         return 1
     wrong, ran = 0, 0
     for rung in ladder.load():
-        kernel = kernels.implementation(rung.implementation).call
+        kernel = rungs.implementation(rung.implementation).call
         for head_dim in (tile.head_dim for tile in rung.tiles):
             for causal in (False, True):
                 for seq_len in LENGTHS if not rung.longest else (n for n in LENGTHS if n <= rung.longest):

@@ -16,9 +16,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnlab import implementations, runs, studies
-from attnlab.analyse import results
-from attnlab.shapes import Shape
+from attnlab.infer import cases, results
+from attnlab.runs import read
+from attnlab.runs import write as runs_write
+from attnlab.study import implementations, studies
+from attnlab.study.shapes import Shape
 
 ROUNDS = 40
 REPLICATES = 2
@@ -85,6 +87,10 @@ CEILINGS = {"matmul.float16": (2.0, "TFLOP/s"), "copy": (100.0, "GB/s"), "l2": (
     "exponentials": (100.0, "Gexp/s")
 }
 L2_BYTES = 200_000
+CARD = {"sm_clock_mhz": "Int32", "power_w": "Float64", "temperature_c": "Int32", "throttle_reasons": "Int64"} | {
+    "throttled": "boolean"
+}
+"""Types of what is read from the card beside a sample."""
 GPU = {"compute_capability": "9.0", "multiprocessors": 132, "threads_per_multiprocessor": 2048} | {
     "registers_per_multiprocessor": 65536,
     "shared_bytes_per_multiprocessor": 233472,
@@ -92,6 +98,8 @@ GPU = {"compute_capability": "9.0", "multiprocessors": 132, "threads_per_multipr
 
 Fate = tuple[str, str]
 Fates = dict[tuple[str, Shape], Fate]
+Part = tuple[str, str, pd.DataFrame]
+"""The table of a block of rows, its key and the rows."""
 
 
 @dataclass(frozen=True)
@@ -246,30 +254,49 @@ LONELY = Recipe(
 
 
 def infer(recipe: Recipe) -> results.Results:
-    """Write a run by a recipe and infer from it, in this process."""
-    with folders(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "_on_all_cores", lambda work, jobs: [work(*job) for job in jobs])
-        write("synthetic", recipe)
-        return results.of(runs.load("synthetic"))
+    """A run by a recipe, and what is inferred from it, in this process: once for all who ask. Not to be changed."""
+    # What tests patch for a while makes another run of the same recipe.
+    key = (repr(recipe), repr(PACE), _samples, _read)
+    if key not in _INFERRED:
+        with folders():
+            write("synthetic", recipe)
+            run = read.load("synthetic")
+        _INFERRED[key] = results.Results(run, cases.infer(run))
+    return _INFERRED[key]
+
+
+_INFERRED: dict[Any, results.Results] = {}
 
 
 def write(name: str, recipe: Recipe = ORDINARY) -> None:
     """Write the folder of a run."""
     study = _study(recipe)
     fates = FATES if recipe.fates is None else recipe.fates
-    runs.create(name, manifest(recipe, study))
-    shapes = study.shapes[: recipe.shapes]
-    for replicate in range(study.replicates if recipe.shapes is None else 1):
-        for index, shape in enumerate(shapes):
-            _write_shape(name, study, recipe, fates, replicate, index, shape)
-        row = {"process": f"p{replicate}", "replicate": replicate, "setup_seconds": 1.0, "measuring_seconds": 30.0}
-        if recipe.shapes is None:
-            runs.add_part(name, "processes", f"r{replicate:02d}-p{replicate}", pd.DataFrame([row]))
+    runs_write.create(name, manifest(recipe, study))
+    complete = recipe.shapes is None
+    shapes = list(enumerate(study.shapes))[: recipe.shapes]
+    places = [(replicate, *shape) for replicate in range(study.replicates if complete else 1) for shape in shapes]
+    parts = [part for place in places for part in _shape(study, recipe, fates, *place)]
     for implementation, launches in (recipe.counters or {}).items():
         rows = _profile(implementation, study.target_shape, launches)
-        runs.add_part(name, "profile", implementation.replace(".", "-"), rows)
-    if recipe.shapes is None:
-        runs.finish(name)
+        parts.append(("profile", implementation.replace(".", "-"), rows))
+    if complete:
+        rows = [{"process": f"p{number}", "replicate": number} for number in range(study.replicates)]
+        spent = pd.DataFrame(rows).assign(setup_seconds=1.0, measuring_seconds=30.0)
+        parts = [*_whole(parts), ("processes", "all", spent)]
+    for table, key, rows in parts:
+        runs_write.add_part(name, table, key, rows)
+    if complete:
+        runs_write.finish(name)
+
+
+def _whole(parts: list[Part]) -> list[Part]:
+    """Each table as one part: its rows are in the order that all parts would give them."""
+    tables: dict[str, list[tuple[str, pd.DataFrame]]] = {}
+    for table, key, rows in parts:
+        tables.setdefault(table, []).append((key, rows))
+    ordered = {table: sorted(blocks, key=lambda block: block[0]) for table, blocks in tables.items()}
+    return [(table, "all", pd.concat([rows for _, rows in blocks])) for table, blocks in ordered.items()]
 
 
 def _profile(implementation: str, shape: Shape, launches: list[dict[str, Any]]) -> pd.DataFrame:
@@ -320,7 +347,7 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
         "telemetry": "NVML" if gpu else "the device is no NVIDIA GPU",
         "study": study.model_dump(mode="json"),
         "missing_clocks": [] if gpu else [str(t) for t in study.timings if t.clock == "device"],
-        "sources": {"clocks.py": "5" * 64},
+        "sources": {"measure/clocks/ours.py": "5" * 64},
         "ladder": [_rung(name) for name in RUNGS if f"kernel.{name}" in study.implementations],
         "kernels": {name: "7" * 64 for name in study.implementations if name.startswith("kernel.")},
         "profile": {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
@@ -329,28 +356,31 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
     }
 
 
-def _write_shape(
-    name: str, study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, index: int, shape: Shape
-) -> None:
+def _shape(study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, index: int, shape: Shape) -> list[Part]:
+    """What a replicate records of a shape."""
     key = f"r{replicate:02d}-s{index:03d}"
     where = {"replicate": replicate, "process": f"p{replicate}"}
     subjects = study.implementations if recipe.control_pace is None else study.subjects
     fate = {n: _fate(fates.get((n, shape), ("measured", "")), replicate) for n in subjects}
     timed = [n for n in subjects if fate[n][0] == "measured" or "after" in fate[n][1]]
-    for timing in study.timings:
-        if recipe.kind == "cuda" or timing.clock == "eager":
-            blocks = [_samples(n, shape, timing, where, recipe) for n in timed]
-            if blocks:
-                block = pd.concat(blocks).sort_values("round", kind="stable")
-                runs.add_part(name, "samples", f"{key}-{timing.clock}-{timing.cache}", block)
+    there = [timing for timing in study.timings if timed and (recipe.kind == "cuda" or timing.clock == "eager")]
+    parts = [
+        (
+            "samples",
+            f"{key}-{timing.clock}-{timing.cache}",
+            pd.concat([_samples(n, shape, timing, where, recipe) for n in timed])
+            .astype(CARD)
+            .sort_values("round", kind="stable"),
+        )
+        for timing in there
+    ]
     checked = [n for n in subjects if fate[n][0] in ("measured", "failed")]
     checks = [row for n in checked for row in _checks(n, shape, where, fate[n])]
-    runs.add_part(name, "checks", key, pd.DataFrame(checks))
+    parts.append(("checks", key, pd.DataFrame(checks)))
     used = [_resources(n, shape, where) for n in timed if n.startswith("kernel.") and fate[n][0] == "measured"]
     if used:
-        runs.add_part(name, "resources", key, pd.DataFrame(used))
-    cases = [_case(n, shape, where, fate[n]) for n in subjects]
-    runs.add_part(name, "cases", key, pd.DataFrame(cases))
+        parts.append(("resources", key, pd.DataFrame(used)))
+    return [*parts, ("cases", key, pd.DataFrame([_case(n, shape, where, fate[n]) for n in subjects]))]
 
 
 def _study(recipe: Recipe) -> studies.Study:
@@ -393,20 +423,18 @@ def _fate(fate: Fate, replicate: int) -> Fate:
 def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, Any], recipe: Recipe) -> pd.DataFrame:
     gpu = recipe.kind == "cuda"
     rounds = np.arange(ROUNDS)
-    frame = pd.DataFrame({"implementation": name, **shape.axes, **timing.model_dump(), **where, "round": rounds})
-    frame = frame.assign(
-        position=0,
-        started_s=rounds / 100,
-        launches=LAUNCHES if timing.clock == "device" else 1,
-        latency_us=_read(name, shape, timing.clock if gpu else "device", recipe),
-        sm_clock_mhz=1980 - rounds if gpu else None,
-        power_w=500.0 if gpu else None,
-        temperature_c=50 if gpu else None,
-        throttle_reasons=np.where(rounds == 3, 4, 0) if gpu else None,
-        throttled=(rounds == 3) if gpu else None,
-    )
-    types = {"sm_clock_mhz": "Int32", "power_w": "Float64", "temperature_c": "Int32", "throttle_reasons": "Int64"}
-    return frame.astype(types | {"throttled": "boolean"})
+    columns = {"implementation": name, **shape.axes, **timing.model_dump(), **where, "round": rounds} | {
+        "position": 0,
+        "started_s": rounds / 100,
+        "launches": LAUNCHES if timing.clock == "device" else 1,
+        "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe),
+        "sm_clock_mhz": 1980 - rounds if gpu else None,
+        "power_w": 500.0 if gpu else None,
+        "temperature_c": 50 if gpu else None,
+        "throttle_reasons": np.where(rounds == 3, 4, 0) if gpu else None,
+        "throttled": (rounds == 3) if gpu else None,
+    }
+    return pd.DataFrame(columns)
 
 
 def _read(name: str, shape: Shape, clock: str, recipe: Recipe) -> np.ndarray:

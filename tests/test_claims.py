@@ -1,16 +1,22 @@
 """Every number that a page states by hand is one that the code or the data holds now.
 
-A claim is a piece of a sentence with a gap for each number, and the values that belong there, computed from constants,
-studies, tracked files or the published run. Whatever number stands on a page outside of all claims fails, and so does a
-claim that no page makes any more. What `make readme` writes, code, headings, formulas' letters and references are no
-sentences; digits within a name, such as H200, and powers are no numbers.
+A claim is a piece of a sentence with a gap for each number or formula, and what belongs there, computed from constants,
+studies, tracked files or the published run; a formula is evaluated and compared with what the code counts. A number
+outside of all claims fails, and so does a claim that no page makes any more. What `make readme` writes, code, headings
+and references are no sentences. Digits within a name, such as H200, and powers are no numbers, and neither is the 1 of
+a ratio where nothing differs.
 """
 
+import inspect
+import json
 import math
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import nbformat
@@ -18,25 +24,37 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnlab import bootstrap, ladder, paths, runs, shapes, stats, studies
-from attnlab.analyse import audited, profiles, results
-from attnlab.audit import numbers
-from attnlab.bootstrap import Interval, Scatter
-from attnlab.measure import clocks, correctness, devices, worker
+from attnlab.base import paths
+from attnlab.exhibits import audit
+from attnlab.infer import bootstrap, cases, counters, results
+from attnlab.infer.bootstrap import Interval, Scatter
+from attnlab.literature.audit import numbers
+from attnlab.measure.clocks import ours
+from attnlab.measure.gate.check import Check, Error
+from attnlab.measure.instruments import devices
+from attnlab.measure.subjects import rungs
+from attnlab.runs import read, rules, schema
+from attnlab.study import ladder, shapes, studies
 
 ROOT = paths.ROOT
 MAKEFILE = (ROOT / "Makefile").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PUBLISHED = re.search(r"^PUBLISHED := (\S+)$", MAKEFILE, re.MULTILINE)[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "kernels/README.md", "data/README.md")),
     *(ROOT / name for name in ("figures/README.md", "reports/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
     *sorted(paths.NOTEBOOKS.glob("*.ipynb")),
 ]
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 COUNTED = {word: number for number, word in enumerate(WORDS) if number > 1} | {"twice": 2, "half": 0.5}
 NUMBER = re.compile(rf"(?<![\w.\-^])\d(?:[\d,. ]*\d)?(?![\d_]*_)|\b(?:{'|'.join(COUNTED)})\b", re.IGNORECASE)
+NO_DIFFERENCE = re.compile(r"\b(excludes|differs from) 1(?= by\b|[,;.](?!\d)|$)")
+"""A ratio of 1 is no difference by definition, and nothing to be held."""
+PAIR = re.compile(r"\bbetween two\b")
+"""Grammar, not a count."""
 NO_SENTENCES = (
-    r"<!-- (\w+):.*?<!-- /\1 -->",  # what `make readme` writes, and what is told of others' sources
+    r"<!-- (\w+):.*?<!-- /\1 -->",  # what `make readme` writes, and what others' sources state
     r"```.*?```",
     r"^#.*$",
     r"^<li id=.*$",
@@ -75,10 +93,21 @@ def of_published() -> results.Results:
     """The published run, with nothing inferred that isn't asked for: medians of all samples will do here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATTNLAB_DATA", raising=False)
-        run = runs.load(PUBLISHED)
+        run = read.load(PUBLISHED)
     passed = results.Results(run, run.samples.head(0)).passed
-    medians = passed.groupby([*results.CASE, *results.TIMING], dropna=False, sort=False)["latency_us"].median()
+    medians = passed.groupby([*cases.CASE, *cases.TIMING], dropna=False, sort=False)["latency_us"].median()
     return results.Results(run, medians.rename("median_us").reset_index())
+
+
+def clocks() -> int:
+    """Whose clocks the panel of the published run holds."""
+    methods = of_published().run.panel["method"].str.split(".").str[0]
+    return methods.replace({"eager": "ours", "device": "ours"}).nunique()
+
+
+def instruments() -> int:
+    """What the published run says of the L2 comes from so many: the canary's metrics, and Nsight Compute's."""
+    return int(of_published().run.residency["metric"].str.startswith("canary").nunique())
 
 
 def replicate_minutes() -> float:
@@ -163,7 +192,7 @@ def more_work(axis: str, factor: int) -> float:
 def flushed() -> float:
     """What a cold sample has overwritten, over the last level of cache."""
     device = devices.resolve("cpu")
-    return clocks.Flush(device)._buffer.nbytes / devices.last_level_cache_bytes(device)
+    return ours.Flush(device)._buffer.nbytes / devices.last_level_cache_bytes(device)
 
 
 def shortest_over_blocks() -> float:
@@ -174,15 +203,44 @@ def shortest_over_blocks() -> float:
     return round(lengths[0] / lengths[1], 6)
 
 
-def at_least(requirement: str) -> str:
-    return re.search(
-        rf"^{requirement} ?[:>]?= ?\"?(?:>=)?([\d.]+)", (ROOT / "pyproject.toml").read_text() + MAKEFILE, re.M
-    )[1]
+def oldest_python() -> str:
+    return re.fullmatch(r">=([\d.]+)", PROJECT["requires-python"])[1]
 
 
-def no_difference() -> float:
-    """What a ratio is where nothing differs."""
-    return stats.ratio_ci([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).estimate
+def oldest_driver() -> str:
+    return re.search(r"^DRIVER := (\d+)$", MAKEFILE, re.MULTILINE)[1]
+
+
+# ----------------------------------------------------------------------------------------------------------- formulas
+
+
+def formula(text: str, counted: Callable[[shapes.Shape], float]) -> str:
+    """A formula as a page prints it, where it gives what the code counts at every shape that is tried; else why not."""
+    for batch, heads, seq_len, head_dim in product((1, 3), (2, 5), (7, 64), (16, 64)):
+        shape = shapes.Shape(batch, heads, seq_len, head_dim)
+        if evaluated(text, shape) != counted(shape):
+            return f"({text} is not what the code counts at {shape})"
+    return text
+
+
+def evaluated(text: str, shape: shapes.Shape) -> Fraction:
+    """The value of a formula in B, H, S, D and b, in TeX or plain, where one letter after another means a product."""
+    plain = re.sub(r"\\[,;]|[ ·]", "", text).replace("²", "^2")
+    tokens = re.findall(r"\d+|[BHSDb]|[-+/^()]", plain)
+    assert "".join(tokens) == plain, f"no formula in B, H, S, D and b: {text}"
+    spelt = "".join(f"Fraction({token})" if token.isdigit() else token for token in tokens)
+    spelt = re.sub(r"(?<=[BHSDb)])(?=[BHSDbF(])(?<!Fraction)", "*", spelt).replace("^", "**")
+    sizes = dict(zip("BHSD", (shape.batch, shape.heads, shape.seq_len, shape.head_dim), strict=True))
+    names = {name: Fraction(size) for name, size in sizes.items()}
+    return eval(spelt, {"Fraction": Fraction, "b": Fraction(shapes.BYTES_PER_ELEMENT[shape.dtype]), **names})
+
+
+def full(shape: shapes.Shape) -> int:
+    return shape.flops
+
+
+def masked(shape: shapes.Shape) -> int:
+    return replace(shape, causal=True).flops
 
 
 # ------------------------------------------------------------------------------------------------------------ claims
@@ -194,8 +252,8 @@ def reports() -> list[Path]:
 
 
 def dated() -> str:
-    """Their dates, as the audit's own tables cite them."""
-    return re.search(r"in reports of (\d.*? \d{4})\.", Path(audited.__file__).read_text())[1]
+    """Their dates, as the audit's own table cites them."""
+    return re.search(r"in reports of (\d+ and \d+ \w+ \d{4})\.", audit.across().note)[1]
 
 
 def compared() -> list[str]:
@@ -229,20 +287,19 @@ def claim(text: str, *values: str) -> Claim:
 def claims() -> tuple[Claim, ...]:
     gpu, closed = studies.load("gpu"), of_published().run.manifest["closed_early"]
     first, second = took("make report"), took(f"make report RUN={PUBLISHED}")
-    bound, equal = times(correctness.ALLOWED), percent(stats.EQUIVALENCE_MARGIN)
+    bound, equal = times(rules.GATE_FACTOR), percent(rules.EQUIVALENCE_MARGIN)
     leading = ladder.load()[0]
     instance = leading.expression("float16", replace_template(leading), True)
     return (
         # Commands
-        claim("With Python {} or newer", at_least("requires-python")),
+        claim("With Python {} or newer", oldest_python()),
         claim("On {} cores without a GPU", word(timed()["cores"])),
-        claim("the first took {} min {} s", f"{first // 60}", f"{first % 60}"),
-        claim("the second then {} s", f"{second}"),
-        claim("driver of {} or newer", at_least("DRIVER")),
+        claim("the first command took {} min {} s", f"{first // 60}", f"{first % 60}"),
+        claim("run after it, {} s", f"{second}"),
+        claim("driver of {} or newer", oldest_driver()),
         # The study and the run
         claim("takes about {} minutes a replicate", minutes_and_half(replicate_minutes())),
-        claim("of which it asks for {}:", word(gpu.replicates)),
-        claim("{} shapes,", plain(len(gpu.shapes))),
+        claim("asks for {} replicates of {} shapes", word(gpu.replicates), plain(len(gpu.shapes))),
         claim("{} backends,", word(kinds("sdpa."))),
         claim("{} kernels and {} timings", word(kinds(ladder.PREFIX)), word(len(gpu.timings))),
         claim("cut off after {} replicates", word(closed["replicates"])),
@@ -256,67 +313,65 @@ def claims() -> tuple[Claim, ...]:
         claim("first {} template arguments", word(instance.count(",") + 1)),
         claim("after the first {} |", word(instance.count(",") + 1)),
         claim("boxes of {} columns with a swizzle of {} bytes", *swizzle()),
-        claim("medians lie within {} % of the trials'", f"{furthest_trial_pct()}"),
+        claim("The published medians lie within {} % of the trials'", f"{furthest_trial_pct()}"),
         claim(
-            "rung {} gained {}x over rung {} in its trial and {}x where kernels take turns",
+            "rung {} gained {}x over rung {} in its trial and {}x in interleaved rounds",
             f"{number_of('wgmma')}",
             trial_gain("wgmma"),
             f"{number_of('pipelined')}",
             f"{speedup('wgmma', 'pipelined'):.2f}",
         ),
         claim(
-            "rung {} over rung {} {} % and {} %",
+            "rung {} gained {} % over rung {} in its trial and {} % in interleaved rounds",
             f"{number_of('overlap')}",
-            f"{number_of('wgmma')}",
             trial_gain("overlap"),
+            f"{number_of('wgmma')}",
             f"{100 * (speedup('overlap', 'wgmma') - 1):.1f}",
         ),
         # Clocks and caches
-        claim("a replay takes about {} ms, at most {} calls", plain(clocks.GRAPH_US / 1e3), plain(clocks.GRAPH_CALLS)),
+        claim("a replay takes about {} ms, at most {} calls", plain(ours.GRAPH_US / 1e3), plain(ours.GRAPH_CALLS)),
         claim("{} the L2 was overwritten", times(flushed())),
         claim("{} the last level of cache is overwritten", times(flushed())),
-        claim("agreed with the next within {} %", percent(worker.STEADY)),
+        claim("agreed with the next within {} %", percent(rules.STEADY)),
+        claim("by {} clocks: ours,", word(clocks())),
+        claim("{} instruments show it", word(instruments()).capitalize()),
         # The gate
         claim("may err at most {} as much", bound),
         claim("may be at most {} those", bound),
         claim("{} these are allowed", bound),
         # Inference
-        claim("{} % of the median", percent(stats.CONFIDENCE)),
-        claim("bootstrap with {} resamples", plain(stats.RESAMPLES)),
-        claim("bootstrap's with {} resamples", plain(stats.RESAMPLES)),
+        claim("Intervals are {} % intervals of the median", percent(rules.CONFIDENCE)),
+        claim("bootstrap with {} resamples", plain(rules.RESAMPLES)),
+        claim("bootstrap's with {} resamples", plain(rules.RESAMPLES)),
         claim("at least {} as long as that of a bootstrap", times(shortest_over_blocks())),
         claim("cut into {} stretches", word(bootstrap.BATCHES)),
-        claim("the {} % interval lies within ±{} %", percent(1 - 2 * stats.ALPHA), equal),
-        claim("the {} % interval excludes {}", percent(stats.CONFIDENCE), plain(no_difference())),
-        claim("$p < {}$", plain(stats.ALPHA)),
-        claim(r"|\delta| \ge {}$", plain(stats.CLAIM_DELTA)),
-        claim("a speedup of at least {}", f"{stats.CLAIM_SPEEDUP:.2f}"),
+        claim("the {} % interval lies within ±{} %", percent(1 - 2 * rules.ALPHA), equal),
+        claim("the {} % interval excludes", percent(rules.CONFIDENCE)),
+        claim("at the {} % level finds with a probability of {} %", percent(rules.ALPHA), percent(rules.POWER)),
+        claim("$p < {}$", plain(rules.ALPHA)),
+        claim(r"|\delta| \ge {}$", plain(rules.CLAIM_DELTA)),
+        claim("a speedup of at least {}", f"{rules.CLAIM_SPEEDUP:.2f}"),
         # Arithmetic
         claim("{} times for {} the length", word(more_work("seq_len", 2)), times(2)),
         claim("{} for {} the batch or heads", times(more_work("batch", 2)), times(more_work("heads", 2))),
-        claim("is ${}BHS^2D$ FLOPs, or ${}BHS(S+{})D$", *map(plain, (flops_factor(), causal_factor(), diagonal()))),
-        claim(
-            "`full` {}·B·H·S²·D, `halved` {} of it, `masked` {}·B·H·S·(S+{})·D",
-            plain(flops_factor()),
-            times(causal_share()),
-            plain(causal_factor()),
-            plain(diagonal()),
-        ),
-        claim("$F = {}BHS^2D$ FLOPs", plain(flops_factor())),
-        claim("$M = {}BHSDb$ bytes", plain(bytes_factor())),
-        claim("$F = {}BHS(S+{})D$", plain(causal_factor()), plain(diagonal())),
-        claim("which is $S/(S+{})$ of this", plain(diagonal())),
+        claim("is ${}$ FLOPs, or ${}$", formula("4BHS^2D", full), formula("2BHS(S+1)D", masked)),
+        claim("`full` {},", formula("4·B·H·S²·D", full)),
+        claim("`halved` {} of it", times(causal_share())),
+        claim("`masked` {} |", formula("2·B·H·S·(S+1)·D", masked)),
+        claim("$F = {}$ FLOPs", formula("4BHS^2D", full)),
+        claim("$M = {}$ bytes", formula("4BHSDb", lambda shape: shape.bytes)),
+        claim("$F = {}$", formula("2BHS(S+1)D", masked)),
+        claim("which is ${}$ of this", formula("S/(S+1)", lambda shape: Fraction(full(shape), 2 * masked(shape)))),
         claim("Others {} the full count instead", {0.5: "halve"}[causal_share()]),
-        claim(r"F = {} B H S^2 D, \qquad M = {} B H S D\, b", plain(flops_factor()), plain(bytes_factor())),
         claim(
-            "leave ${} B H S (S+{}) D$ FLOPs and {} the exponentials",
-            plain(causal_factor()),
-            plain(diagonal()),
-            times(causal_share()),
+            r"F = {}, \qquad M = {},",
+            formula("4 B H S^2 D", full),
+            formula(r"4 B H S D\, b", lambda shape: shape.bytes),
         ),
+        claim("leave ${}$ FLOPs and {} the exponentials", formula("2 B H S (S+1) D", masked), times(causal_share())),
         # Counters
-        claim("from {} % of its peak", plain(profiles.SATURATED_PCT)),
-        claim("used at {} % of their peak", plain(profiles.SATURATED_PCT)),
+        claim("from {} % of its peak", plain(counters.SATURATED_PCT)),
+        claim("used at {} % of their peak", plain(counters.SATURATED_PCT)),
         claim("{} as long again as `wgmma`", times(round(tensor_cycles("pipelined") / tensor_cycles("wgmma") - 1, 1))),
     )
 
@@ -328,33 +383,9 @@ def replace_template(rung: ladder.Rung) -> ladder.Tile:
 
 def swizzle() -> tuple[str, str]:
     """Columns of a box, and the bytes that they span, which the name of the swizzle repeats."""
-    source = (ROOT / "lib" / "attnlab" / "measure" / "kernels.py").read_text()
-    columns = int(re.search(r"^BOX_COLUMNS = (\d+)$", source, re.MULTILINE)[1])
-    (named,) = set(re.findall(r"SWIZZLE_(\d+)B", source))
-    assert int(named) == columns * shapes.BYTES_PER_ELEMENT["float16"]
-    return f"{columns}", named
-
-
-def flops_factor() -> float:
-    return work().flops / (1024**2 * 64)
-
-
-def bytes_factor() -> float:
-    return work().bytes / (1024 * 64 * shapes.BYTES_PER_ELEMENT["float16"])
-
-
-def masked(length: int) -> int:
-    return shapes.Shape(1, 1, length, 64, causal=True).flops
-
-
-def causal_factor() -> float:
-    """The factor of the square of S in what a mask leaves, from three lengths a step apart."""
-    return (masked(3) - 2 * masked(2) + masked(1)) / 2 / 64
-
-
-def diagonal() -> float:
-    """What is added to S in what a mask leaves."""
-    return masked(1024) / (causal_factor() * 1024 * 64) - 1024
+    (named,) = set(re.findall(r"SWIZZLE_(\d+)B", inspect.getsource(rungs.tensor_map)))
+    assert int(named) == rungs.BOX_COLUMNS * shapes.BYTES_PER_ELEMENT["float16"]
+    return f"{rungs.BOX_COLUMNS}", named
 
 
 def causal_share() -> float:
@@ -381,7 +412,7 @@ def unheld(text: str, fragments: list[str]) -> list[str]:
     kept = re.sub("|".join(f"(?:{rule})" for rule in NO_SENTENCES[:1]), "", text, flags=re.DOTALL)
     kept = re.sub(NO_SENTENCES[1], "", kept, flags=re.DOTALL)
     kept = re.sub("|".join(NO_SENTENCES[2:4]), "", kept, flags=re.MULTILINE)
-    kept = one_line(kept)
+    kept = PAIR.sub("between", NO_DIFFERENCE.sub(r"\1 unity", one_line(kept)))
     for fragment in fragments:
         kept = kept.replace(fragment, "·")
     kept = re.sub("|".join(NO_SENTENCES[4:]), "·", kept)
@@ -419,16 +450,16 @@ def test_a_number_that_nothing_holds_is_found():
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "value", "page"),
+    ("module", "name", "value", "page", "sentence"),
     [
-        (stats, "RESAMPLES", 9_999, "README.md"),
-        (stats, "CLAIM_SPEEDUP", 1.05, "notebooks/report.ipynb"),
-        (clocks, "GRAPH_CALLS", 32, "notebooks/report.ipynb"),
-        (correctness, "ALLOWED", 3.0, "data/README.md"),
-        (profiles, "SATURATED_PCT", 50, "notebooks/07_profile.ipynb"),
+        (rules, "RESAMPLES", 9_999, "docs/method.md", "bootstrap with 10 000 resamples"),
+        (rules, "CLAIM_SPEEDUP", 1.05, "notebooks/report.ipynb", "a speedup of at least 1.10"),
+        (ours, "GRAPH_CALLS", 32, "notebooks/report.ipynb", "at most 64 calls"),
+        (rules, "GATE_FACTOR", 3.0, "data/README.md", "twice these are allowed"),
+        (counters, "SATURATED_PCT", 50, "notebooks/07_profile.ipynb", "used at 60 % of their peak"),
     ],
 )
-def test_a_constant_that_changes_breaks_its_sentence(monkeypatch, module, name, value, page):
+def test_a_constant_that_changes_breaks_its_sentence(monkeypatch, module, name, value, page, sentence):
     monkeypatch.setattr(module, name, value)
     claims.cache_clear()
     try:
@@ -436,7 +467,40 @@ def test_a_constant_that_changes_breaks_its_sentence(monkeypatch, module, name, 
     finally:
         monkeypatch.undo()
         claims.cache_clear()
-    assert unheld(text_of(ROOT / page), changed) != []
+    found = unheld(text_of(ROOT / page), changed)
+    assert found
+    assert all(sentence in around for around in found)
+
+
+def test_the_gate_goes_by_the_factor_that_pages_state():
+    framework = Error(1.0, 0.5)
+    for share, passes in ((1.0, True), (1.001, False)):
+        factor = share * rules.GATE_FACTOR
+        assert Check(Error(factor, 0.5), framework).passed is passes
+        assert Check(Error(1.0, 0.5 * factor), framework).passed is passes
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4BHS^2D", 4 * 2 * 3 * 5**2 * 7),
+        ("2·B·H·S·(S+1)·D", 2 * 2 * 3 * 5 * 6 * 7),
+        (r"4 B H S D\, b", 4 * 2 * 3 * 5 * 7 * 2),
+        ("S/(S+1)", Fraction(5, 6)),
+    ],
+)
+def test_a_formula_is_evaluated(text, value):
+    assert evaluated(text, shapes.Shape(2, 3, 5, 7)) == value
+
+
+@pytest.mark.parametrize("text", ["2BHS^2D", "4BHS^2", "4BHS(S+1)D", "4BHSD"])
+def test_a_formula_that_the_code_does_not_follow_is_on_no_page(text):
+    assert formula(text, full).startswith(f"({text} is not what the code counts at ")
+
+
+def test_only_the_one_of_a_ratio_needs_no_claim():
+    assert unheld("The interval excludes 1, and the speedup differs from 1.", []) == []
+    assert len(unheld("It excludes 1.05 or 1 ms, and differs from 1 %, and from 12.", [])) == 4
 
 
 def test_the_run_that_pages_speak_of_is_the_one_that_make_shows():
@@ -447,6 +511,12 @@ def test_the_run_that_pages_speak_of_is_the_one_that_make_shows():
 
 def test_every_column_of_a_run_is_explained():
     explained = (ROOT / "data" / "README.md").read_text()
-    columns = {column for table in runs.COLUMNS.values() for column in table}
+    columns = {column for table in schema.COLUMNS.values() for column in table}
     assert {column for column in columns if f"`{column}`" not in explained} == set()
-    assert [table for table in runs.TABLES if f"{table}.parquet" not in explained] == []
+    assert [table for table in schema.TABLES if f"{table}.parquet" not in explained] == []
+
+
+def test_every_field_of_a_manifest_is_explained():
+    explained = (ROOT / "data" / "README.md").read_text()
+    fields = {field for path in (ROOT / "data").glob("*/manifest.json") for field in json.loads(path.read_text())}
+    assert {field for field in fields if f"`{field}`" not in explained} == set()

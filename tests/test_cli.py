@@ -1,23 +1,19 @@
-"""The command line: a mistake is one line and an exit status; and who may import whom."""
+"""The command line: a mistake is one line and an exit status."""
 
-import ast
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import tiny_study
 
-from attnlab import __main__ as cli
-from attnlab import obtain, paths, runs
-
-LIB = paths.ROOT / "lib" / "attnlab"
+from attnlab import __main__, obtain
+from attnlab.runs import read
 
 
 def said(capsys, *arguments: str) -> str:
     """Run a command that fails; its one line on stderr, without the prefix."""
-    assert cli.main(list(arguments)) == 1
+    assert __main__.main(list(arguments)) == 1
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("attnlab: ")
@@ -44,18 +40,18 @@ def said(capsys, *arguments: str) -> str:
 )
 def test_what_is_no_command_is_told_by_the_parser(capsys, data, arguments, problem):
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        __main__.main(arguments)
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("attnlab: ")
     assert problem in line
-    assert line.endswith("--help` tells what there is")
+    assert line.endswith("--help` lists what there is")
     assert not data.exists()
 
 
 def test_help_names_every_command(capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(["--help"])
+        __main__.main(["--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert all(command in shown for command in ("measure", "report", "notebook", "readme"))
@@ -138,10 +134,10 @@ def test_a_notebook_is_told_only_what_it_knows(capsys, data, arguments, problem)
 
 
 def test_a_value_is_what_yaml_makes_of_it():
-    assert cli._assignment("n=3") == ("n", 3)
-    assert cli._assignment("name=a=b") == ("name", "a=b")
-    assert cli._assignment("empty=") == ("empty", "")
-    assert cli._assignment("yes=true") == ("yes", True)
+    assert __main__._assignment("n=3") == ("n", 3)
+    assert __main__._assignment("name=a=b") == ("name", "a=b")
+    assert __main__._assignment("empty=") == ("empty", "")
+    assert __main__._assignment("yes=true") == ("yes", True)
 
 
 def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypatch, data):
@@ -153,7 +149,7 @@ def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypa
 
     monkeypatch.setattr(obtain, "measured", measured)
     begin(tiny_study(), "there")
-    assert cli.main(["measure", "--run", "there", "--device", "cpu"]) == 0
+    assert __main__.main(["measure", "--run", "there", "--device", "cpu"]) == 0
     assert asked == [("there", tiny_study(), "cpu")]
     assert capsys.readouterr().out == f"recorded {data}/there/\n"
 
@@ -163,7 +159,7 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(obtain, "measured", interrupted)
-    assert cli.main(["measure", "--study", "quick"]) == 130
+    assert __main__.main(["measure", "--study", "quick"]) == 130
     assert capsys.readouterr().err == "attnlab: interrupted; what was recorded is kept\n"
 
     def full(*_):
@@ -187,91 +183,7 @@ def test_as_a_program(data):
     assert ended.stderr == (
         "attnlab: device: cuda was asked for, but torch sees no NVIDIA GPU here: use device=cpu, or RUN=<name>\n"
     )
-    assert runs.names() == []
-
-
-# Who imports whom
-
-
-def imported(file: Path, everywhere: bool) -> set[str]:
-    """Names of the modules that a file imports: at its top level, or everywhere in it."""
-    tree = ast.parse(file.read_text())
-    found: set[str] = set()
-    for node in ast.walk(tree) if everywhere else tree.body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file} imports relatively"
-            found |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def reaches(names: set[str], *packages: str) -> set[str]:
-    return {name for name in names for package in packages if name == package or name.startswith(f"{package}.")}
-
-
-def files(*parts: str) -> list[Path]:
-    return sorted(file for part in parts for file in ((LIB / part).rglob("*.py") if "." not in part else [LIB / part]))
-
-
-NOUNS = (
-    "shapes.py",
-    "studies.py",
-    "implementations.py",
-    "runs.py",
-    "locks.py",
-    "paths.py",
-    "errors.py",
-    "suggestions.py",
-)
-
-
-@pytest.mark.parametrize("file", files("measure"), ids=lambda file: file.name)
-def test_measuring_never_imports_what_reads(file):
-    assert (
-        reaches(imported(file, True), "attnlab.analyse", "attnlab.report", "attnlab.obtain", "attnlab.stats") == set()
-    )
-
-
-@pytest.mark.parametrize("file", files("analyse", "report", "stats.py", *NOUNS), ids=lambda file: file.name)
-def test_reading_never_imports_what_measures(file):
-    assert reaches(imported(file, True), "torch", "cupy", "pynvml", "attnlab.measure") == set()
-
-
-@pytest.mark.parametrize("file", files(*NOUNS), ids=lambda file: file.name)
-def test_the_nouns_import_neither_half(file):
-    found = imported(file, True)
-    assert reaches(found, "attnlab.analyse", "attnlab.report", "attnlab.obtain", "attnlab.measure") == set()
-
-
-@pytest.mark.parametrize("file", files("analyse"), ids=lambda file: file.name)
-def test_analysis_does_not_import_what_renders_it(file):
-    assert reaches(imported(file, True), "attnlab.report", "attnlab.obtain") == set()
-
-
-def test_the_walk_sees_what_there_is_to_see():
-    assert len(files("measure")) > 5
-    assert len(files("analyse")) > 3
-    assert "torch" in imported(LIB / "measure" / "worker.py", False)
-    assert reaches(imported(LIB / "obtain.py", True), "attnlab.measure")
-    assert not reaches(imported(LIB / "obtain.py", False), "attnlab.measure")
-
-
-def test_a_recorded_run_is_read_without_torch(recorded):
-    modules = [
-        ".".join(file.relative_to(LIB.parent).with_suffix("").parts)
-        for file in files("analyse", "report", "stats.py", "obtain.py", "__main__.py", *NOUNS)
-    ]
-    program = (
-        "import importlib, sys\n"
-        f"for name in {modules}: importlib.import_module(name)\n"
-        "from attnlab import obtain, runs\n"
-        f"print(len(runs.load({recorded!r}).samples))\n"
-        "print(sorted({'torch', 'cupy', 'pynvml', 'attnlab.measure'} & set(sys.modules)))\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.stderr == ""
-    assert ended.stdout == "120\n[]\n"
+    assert read.names() == []
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy"])

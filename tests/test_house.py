@@ -1,4 +1,4 @@
-"""The house: one source of truth for dependencies, a Makefile that says what it does, a README that is true of both."""
+"""The house: one source of truth for dependencies, a Makefile that says what it does, pages that are true of both."""
 
 import os
 import re
@@ -6,20 +6,30 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from tools import environment_yml
 
-from attnlab import conda, paths
+from attnlab.base import paths
+from attnlab.study import implementations, ladder, shapes, studies
 
 ROOT = paths.ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]
-PINS = conda.locked((ROOT / "requirements.lock").read_text())
-README = (ROOT / "README.md").read_text()
+PINS = environment_yml.locked((ROOT / "requirements.lock").read_text())
+PACKAGE = ROOT / "lib" / "attnlab"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "kernels/README.md", "data/README.md", "figures/README.md")),
+    ROOT / "reports" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
+README = TEXTS["README.md"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)[1].split()
 RUN_LIMIT, TREE_LIMIT = 5e6, 40e6
@@ -52,7 +62,7 @@ def tracked() -> list[Path]:
 
 @pytest.mark.parametrize("requirement", sorted(set(REQUIREMENTS)))
 def test_what_is_needed_is_locked_within_its_range(requirement):
-    version = PINS[conda.name_of(requirement)]
+    version = PINS[environment_yml.name_of(requirement)]
     assert Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
@@ -70,7 +80,7 @@ def test_the_lock_pins_and_names_no_place():
 
 
 def test_environment_yml_follows_from_the_lock():
-    assert (ROOT / "environment.yml").read_text() == conda.environment(ROOT), "run `make lock`"
+    assert (ROOT / "environment.yml").read_text() == environment_yml.environment(ROOT), "run `make lock`"
 
 
 def test_environment_yml_is_one_that_conda_reads():
@@ -82,12 +92,12 @@ def test_environment_yml_is_one_that_conda_reads():
     constraint, *packages = pip["pip"]
     assert constraint == "-c requirements.lock"
     assert {Requirement(package).name for package in packages} == {
-        conda.name_of(one) for one in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["cpu"]]
+        environment_yml.name_of(one) for one in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["cpu"]]
     }
 
 
 def test_rendering_needs_no_cuda_and_no_torch():
-    names = {conda.name_of(one) for one in PROJECT["dependencies"]}
+    names = {environment_yml.name_of(one) for one in PROJECT["dependencies"]}
     assert not names & {"torch", "cupy-cuda13x", "nvidia-ml-py", "jupyterlab"}
 
 
@@ -181,13 +191,27 @@ def test_without_a_python_new_enough_it_says_so(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------- README
+# -------------------------------------------------------------------------------------------------------------- pages
 
 
-def test_the_readmes_commands_are_targets():
-    named = re.findall(r"(?:^|`)make (\w[\w-]*)", README, re.MULTILINE)
-    assert set(named) <= set(TARGETS)
-    assert {"report", "measure", "lab", "notebook", "test", "test-gpu", "check", "bench", "readme"} <= set(named)
+def example(page: str, language: str) -> str:
+    """The only example in a language on a page."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", TEXTS[page], re.DOTALL | re.MULTILINE)
+    return found
+
+
+def anchors(text: str) -> set[str]:
+    """What a link to a heading of a page may end with, as GitHub names it."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_pages_commands_are_targets():
+    named = {page: set(re.findall(r"(?:^|`)make (\w[\w-]*)", text, re.MULTILINE)) for page, text in TEXTS.items()}
+    assert {page: sorted(words - set(TARGETS)) for page, words in named.items() if words - set(TARGETS)} == {}
+    assert {"report", "lab", "notebook", "export"} <= named["README.md"]
+    # `help` lists these, and the others say nothing that the list doesn't.
+    assert set(TARGETS) - set.union(*named.values()) == {"help", "format", "clean"}
 
 
 def test_the_readmes_two_commands():
@@ -197,43 +221,102 @@ def test_the_readmes_two_commands():
     ) in README
 
 
-def test_the_readmes_study_is_one(tmp_path):
-    from attnlab import studies
+def test_the_readme_is_short_and_shows_one_picture():
+    assert len(README.splitlines()) <= 130
+    assert README.count("![") == 1
+    assert "| ---: |" not in README
 
+
+def test_the_example_of_a_study_is_one(tmp_path):
     path = tmp_path / "long.yaml"
-    path.write_text(re.search(r"```yaml\n(.*?)```", README, re.DOTALL)[1])
+    path.write_text(example("docs/studies.md", "yaml"))
     assert studies.load(path).shapes
 
 
-def test_the_readmes_kernel_is_a_rung(tmp_path, monkeypatch):
-    from attnlab import ladder, studies
-
+def test_the_example_of_a_kernel_is_a_rung(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
     monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path / "kernels"))
-    (tmp_path / "kernels" / "mine.cu").write_text(re.search(r"```cuda\n(.*?)```", README, re.DOTALL)[1])
+    (tmp_path / "kernels" / "mine.cu").write_text(example("docs/kernels.md", "cuda"))
     with open(tmp_path / "kernels" / "ladder.toml", "a") as entries:
-        entries.write("\n" + re.search(r"```toml\n(.*?)```", README, re.DOTALL)[1])
+        entries.write("\n" + example("docs/kernels.md", "toml"))
     mine = ladder.rung("kernel.mine")
     assert [path.name for path in ladder.sources(mine)] == ["mine.cu", "element.cuh"]
     assert mine.expression("float16", mine.tile(64), True) == "mine<__half, 64, true>"
-    (tmp_path / "mine.yaml").write_text(re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[1])
+    (tmp_path / "mine.yaml").write_text(example("docs/kernels.md", "yaml"))
     study = studies.load(tmp_path / "mine.yaml")
     assert {"kernel.mine", f"kernel.{mine.after}"} <= set(study.implementations)
     assert {shape.head_dim for shape in study.shapes} == {tile.head_dim for tile in mine.tiles}
 
 
 def test_the_fields_of_a_rung_are_explained():
-    from attnlab import ladder
-
-    explained = (ROOT / "kernels" / "README.md").read_text()
     for field in [*ladder.Rung.model_fields, *ladder.Tile.model_fields]:
-        assert field == "tiles" or f"`{field}`" in explained
+        assert field == "tiles" or f"`{field}`" in TEXTS["kernels/README.md"]
 
 
-def test_the_readmes_links_lead_somewhere():
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert links
-    assert all((ROOT / link).is_file() for link in links)
+def test_the_fields_of_a_study_are_explained_with_their_defaults():
+    stated = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", TEXTS["docs/studies.md"], re.MULTILINE))
+    for name, field in studies.Study.model_fields.items():
+        default = "" if field.is_required() else str(field.default).lower().removesuffix(".0")
+        assert stated[name].strip(" `") == ("the file's name" if name == "name" else default)
+
+
+def test_the_axes_of_a_shape_are_explained_with_their_defaults():
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|([^|]*)\|", TEXTS["docs/studies.md"], re.MULTILINE)
+    stated = {name: default.strip(" `") for names, default in rows for name in re.findall(r"\w+", names)}
+    plain = shapes.Shape(2, 3, 5, 7)
+    for axis in shapes.Shape.AXES:
+        default = "" if axis in shapes.Shape.AXES[:4] else str(plain.axes[axis]).lower()
+        assert str(plain.axes.get(stated[axis], stated[axis])) == default
+
+
+def test_the_implementations_are_named():
+    named = set(re.findall(r"`([a-z]+\.[a-z0-9]+)`", TEXTS["docs/studies.md"]))
+    there = set(implementations.known()) - set(ladder.hashes())
+    assert there <= named
+    assert "`kernel.<rung>`" in TEXTS["docs/studies.md"]
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_somewhere(page):
+    for link, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", TEXTS[page]):
+        target = ((ROOT / page).parent / link).resolve() if link else ROOT / page
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target.read_text()), f"{link}#{anchor}"
+
+
+def test_the_readme_leads_to_every_page():
+    linked = {link for link in re.findall(r"\]\(([^)#]+)", README) if link.endswith(".md")}
+    assert {page for page in TEXTS if page.startswith("docs/")} <= linked
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_paths_and_names_on_a_page_are_there(page):
+    tops = "benchmarks|data|docs|figures|kernels|lib|notebooks|reports|tests|tools"
+    for path in re.findall(rf"`((?:{tops})/[\w./-]*)`", TEXTS[page]):
+        assert (ROOT / path).exists() or path == "kernels/mine.cu", path
+    for name in re.findall(r"`attnlab\.([\w.]+)", TEXTS[page]):
+        found = import_module("attnlab")
+        for word in name.split("."):
+            found = getattr(found, word) if hasattr(found, word) else import_module(f"{found.__name__}.{word}")
+
+
+def test_every_package_and_every_folder_is_explained():
+    explained = set(re.findall(r"^\| (`[^|]*`) \|", TEXTS["docs/development.md"], re.MULTILINE))
+    listed = {name for names in explained for name in re.findall(r"`([^`]+)`", names)}
+    packages = {f"{path.parent.relative_to(PACKAGE)}/" for path in PACKAGE.rglob("__init__.py")} - {"./"}
+    pages = {f"{path.relative_to(PACKAGE)}/" for path in (PACKAGE / "exhibits").iterdir() if path.is_dir()}
+    # Explained by what they hold, or with what holds them.
+    within = {"measure/", "literature/audit/", "literature/audit/rules/"} | pages
+    modules = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    tops = {f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"}
+    tops = tops - {"docs/", "lib/"} | {"lib/attnlab/", "exports/"}
+    assert listed == (packages - within) | modules | tops
+
+
+def test_the_places_of_new_code_are_there():
+    places = TEXTS["docs/development.md"].partition("## Where a line belongs")[2]
+    for path in re.findall(r"`((?:measure|infer|exhibits|runs|study)/[\w./]*)`", places):
+        assert (PACKAGE / path).exists(), path
 
 
 def test_the_continuous_integration_runs_the_readmes_test_command():

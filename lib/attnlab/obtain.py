@@ -1,48 +1,93 @@
-"""Getting hold of a run: one that was recorded, or one measured now."""
+"""Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
-from attnlab import runs, studies
-from attnlab.analyse.results import Results, of
-from attnlab.errors import EnvironmentChanged, UserError
-from attnlab.studies import Study
+from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.exhibits.catalogue import Show
+from attnlab.infer.results import Results, of
+from attnlab.runs import read
+from attnlab.runs.schema import Manifest, Run
+from attnlab.study import studies
+from attnlab.study.implementations import DISPATCH, PEERS
+from attnlab.study.studies import Study
 
 DEVICES = ("auto", "cuda", "cpu", "none")
+COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "choices": lambda study: "grid seq_len" in study["sweeps"],
+    "peers": lambda study: PEERS[0] in study["implementations"],
+    "attended": lambda study: DISPATCH in study["implementations"],
+}
+"""By the name of a companion: whether a study holds what the companion is shown for."""
+
+
+def exhibits(run: str = "", study: str = "quick", device: str = "auto") -> Show:
+    """Make the exhibits of a run in a notebook, as in ``show("kernels.ladder")``; arguments as for `results`."""
+    return showing(results(run, study, device))
+
+
+def showing(shown: Results) -> Show:
+    """Make the exhibits of a run, and of its companions where an exhibit shows one of them."""
+    return Show(shown, {name: cache(lambda name=name: _companion(shown, name)) for name in COMPANIONS})
+
+
+def companions(shown: Results) -> list[Results]:
+    """The other runs that the pages show, without duplicates."""
+    found = [_companion(shown, name) for name in COMPANIONS]
+    return list({other.run.name: other for other in found if other.run.name != shown.run.name}.values())
+
+
+def _companion(shown: Results, companion: str) -> Results:
+    """The newest complete run on this device whose study fits; the run itself if its own fits, or if none does."""
+    mine, fits = shown.run.manifest, COMPANIONS[companion]
+    if fits(mine["study"]):
+        return shown
+
+    def is_companion(manifest: Manifest) -> bool:
+        same = manifest["device"]["name"] == mine["device"]["name"]
+        return bool(manifest["complete"] and same and fits(manifest["study"]))
+
+    for name in (other for other, manifest in read.manifests() if is_companion(manifest)):
+        with suppress(UserError):  # a run that is refused is no companion
+            return of(read.load(name))
+    return shown
 
 
 def results(run: str = "", study: str = "quick", device: str = "auto") -> Results:
-    """What a notebook shows: the named run, or the newest of this study on this device.
+    """The named run, or the newest of this study on this device, with what is inferred from it.
 
-    A run that lacks something is measured on, where the device can; where it can't, the notebook goes on with the rest.
+    A run that is not complete is continued where the device is here; elsewhere it is shown as it is.
 
     Args:
-        run: a folder in data/; empty for the newest of the study, which is measured now if there is none.
+        run: a folder in data/; empty for the newest run of the study, which is measured now if there is none.
         study: a name in notebooks/params/ or a path to a YAML file.
         device: ``auto``, ``cuda``, ``cpu``, or ``none`` to measure nothing.
 
     Raises:
-        UserError: the run isn't there, or nothing is and nothing may be measured.
+        UserError: there is no such run, or none of the study and nothing may be measured.
     """
     require_device(device)
     if run:
-        recorded = runs.load(run)
+        recorded = read.load(run)
         if recorded.complete or device == "none" or not _same_device(recorded, device):
             return of(recorded)
-        return of(runs.load(measured(run, studies.parse(recorded.manifest["study"], run), device)))
+        return of(read.load(measured(run, studies.parse(recorded.manifest["study"], run), device)))
     wanted = studies.load(study)
     if found := _newest(wanted, device, complete=True):
-        return of(runs.load(found))
+        return of(read.load(found))
     if device == "none":
-        raise UserError(f"no run of the study {wanted.name!r} is there and device=none measures nothing: name a run")
-    return of(runs.load(measured("", wanted, device)))
+        raise UserError(f"there is no run of the study {wanted.name!r}, and device=none measures nothing: name a run")
+    return of(read.load(measured("", wanted, device)))
 
 
 def measured(name: str, study: Study, device: str) -> str:
     """Measure a study and return the name of its run.
 
     Args:
-        name: the run to begin or go on with; empty to go on with one of this study that was cut off, or begin one.
+        name: the run to begin or to continue; empty to continue one of this study that was cut off, or else begin one.
     """
     devices, record = _measuring_half()
     wanted = device if device != "auto" else study.device
@@ -51,35 +96,35 @@ def measured(name: str, study: Study, device: str) -> str:
     if unfinished:
         print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
         try:
-            return record.record(unfinished, study, wanted)
+            return str(record.record(unfinished, study, wanted))
         except EnvironmentChanged:
             print(f"{unfinished}: the environment changed since; beginning a new run", file=sys.stderr)
-    return record.record(name or record.new_name(found), study, wanted)
+    return str(record.record(name or record.new_name(found), study, wanted))
 
 
 def require_device(device: str) -> None:
-    """Raise UserError for a device that there is no word for."""
+    """Raise UserError for a device that isn't one of `DEVICES`."""
     if device not in DEVICES:
         raise UserError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
 
 
 def _newest(study: Study, device: str, complete: bool) -> str:
     """The newest run of exactly this study on this kind of device, or ""."""
-    for name in reversed(runs.names()):
-        try:
-            manifest = runs.read_manifest(name)
-        except UserError as error:
-            print(f"passed over: {error}", file=sys.stderr)
-            continue
-        same = manifest["study"] == study.model_dump(mode="json") and manifest["complete"] == complete
-        if same and device in ("auto", "none", manifest["device"]["kind"]):
-            return name
-    return ""
+    stated = study.model_dump(mode="json")
+
+    def is_wanted(manifest: Manifest) -> bool:
+        same = manifest["study"] == stated and manifest["complete"] == complete
+        return bool(same and device in ("auto", "none", manifest["device"]["kind"]))
+
+    def say(error: UserError) -> None:
+        print(f"passed over: {error}", file=sys.stderr)
+
+    return next((name for name, manifest in read.manifests(say) if is_wanted(manifest)), "")
 
 
-def _same_device(recorded: runs.Run, device: str) -> bool:
+def _same_device(recorded: Run, device: str) -> bool:
     try:
-        from attnlab.measure import devices
+        from attnlab.measure.instruments import devices
     except ImportError:
         return False
     wanted = recorded.manifest["device"]
@@ -98,9 +143,10 @@ def kind(device: str) -> str:
 
 
 def _measuring_half() -> tuple[Any, Any]:
-    # It needs torch, which rendering a recorded run doesn't.
+    # Measuring needs torch, rendering a recorded run doesn't.
     try:
-        from attnlab.measure import devices, record
+        from attnlab.measure.instruments import devices
+        from attnlab.measure.session import record
     except ImportError as error:
         raise UserError(f"measuring needs {error.name}, which is not installed: `make measure` sets it up") from None
     return devices, record

@@ -1,1 +1,1 @@
-"""The half that needs the device: lock the environment, build inputs, call, check, time, record."""
+"""The half that needs the device: what is timed, the gate, the clocks, the instruments, the session."""

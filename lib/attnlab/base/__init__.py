@@ -1,0 +1,1 @@
+"""What all other packages use: errors, files, sources, paths."""

@@ -1,0 +1,45 @@
+"""Errors that a user can correct, each explained in one line."""
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+
+from pydantic import ValidationError
+
+
+class UserError(Exception):
+    """Bad input, or a bad state of the machine. The message is one line that says what to do.
+
+    The command line prints it without a traceback and exits with 1; a notebook shows it without a traceback too.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython calls this to find out how to show an exception.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class Interrupted(UserError):
+    """The user pressed Ctrl-C. What was recorded is kept."""
+
+
+class EnvironmentChanged(UserError):
+    """A run that was cut off began in a different environment."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of an error message, ``; did you mean 'samples'?``; empty if no known name is similar."""
+    return "".join(f"; did you mean {match!r}?" for match in get_close_matches(word, known, n=1))
+
+
+def first_problem(error: ValidationError, fields: Collection[str]) -> str:
+    """The first problem that a model with these fields found, in words."""
+    problem = error.errors()[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        if len(problem["loc"]) > 1:  # not one of these fields, but inside one of them
+            return f"unknown field {field!r}: leave it out"
+        near = suggestion(str(problem["loc"][-1]), fields)
+        return f"unknown field {field!r}; fields are {', '.join(fields)}{near}"
+    if problem["type"] == "missing":
+        return f"the field {field!r} is missing"
+    what = f"{problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
+    return f"{field}: {what}" if field else what  # no field if the model as a whole is wrong

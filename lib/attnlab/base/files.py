@@ -1,0 +1,49 @@
+"""Files that are never left half-written: locks between processes, and the atomic write."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def held(path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Hold a lock while the context lasts; it also ends with the process, however that ends.
+
+    Args:
+        path: the file that is locked; created if it doesn't exist.
+        waiting: called once, before waiting, if another process holds the lock.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write or replace a file as a whole or not at all, even if the process is killed or the machine loses power."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _flush(path.parent)
+
+
+def _flush(folder: Path) -> None:
+    # Otherwise, a machine that loses power may have removed the parts without having kept the new name.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

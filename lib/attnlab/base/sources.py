@@ -1,0 +1,67 @@
+"""The source files that a module depends on, and their hashes."""
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+BESIDE = (".cu", ".cuh")
+"""Suffixes of sources in another language that belong to the module of the same name beside them."""
+
+
+@cache
+def digests(module: str) -> dict[str, str]:
+    """SHA-256 of each source that `module` imports, directly or through others, by its path in the package."""
+    return {path.relative_to(PACKAGE).as_posix(): _digest(path) for path in reached(module)}
+
+
+def reached(module: str) -> list[Path]:
+    """The files of this package that importing and using `module` may read, sorted.
+
+    Imports within functions count, and so do the ``__init__`` of the packages that modules lie in. That of the whole
+    package counts only if a module imports from it: it names what users need, which is more than any one module needs.
+    """
+    found: set[Path] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = _file(name)
+        if path is not None and path not in found:
+            found |= {path, *_beside(path)}
+            waiting += [*_packages(name), *_imports(path)]
+    return sorted(found)
+
+
+def _file(module: str) -> Path | None:
+    place = PACKAGE.joinpath(*module.split(".")[1:])
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def _beside(path: Path) -> list[Path]:
+    return [there for suffix in BESIDE if (there := path.with_suffix(suffix)).is_file()]
+
+
+def _packages(module: str) -> list[str]:
+    """The packages that a module lies in, without the outermost one."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(2, len(parts))]
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """What a file imports from this package. Names imported from a module are among them: they might be modules."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _is_ours(alias.name))
+        elif isinstance(node, ast.ImportFrom) and node.module and _is_ours(node.module):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] == PACKAGE.name
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,3 @@
+"""The version of this package, which a run's manifest names."""
+
+VERSION = "0.1.0"

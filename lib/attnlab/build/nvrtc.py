@@ -1,0 +1,144 @@
+"""A rung as a program for NVRTC, NVIDIA's runtime compiler: its options, its errors, and what it reports."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.study import ladder
+from attnlab.study.ladder import Rung
+
+SHOWN = 3
+"""The most errors that a message quotes."""
+BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
+"""The options that CuPy adds to every program."""
+
+
+def program(rung: Rung) -> str:
+    """The source of a rung, with lines that make errors name its file, and a cache by source notice changed headers."""
+    source, *headers = ladder.sources(rung)
+    included = hashlib.sha256(b"".join(path.read_bytes() for path in headers)).hexdigest()
+    return f'#line 1 "{paths.shown(source)}"\n{source.read_text()}\n// headers {included}\n'
+
+
+def flags(architecture: str) -> tuple[str, ...]:
+    """The compiler's options, without those that CuPy adds by itself."""
+    return (ladder.STANDARD, f"-arch={architecture}", f"-I{paths.kernels()}", "--ptxas-options=-v")
+
+
+def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -> str:
+    """Why a rung doesn't compile, in one paragraph: its file, the line, the flags and the compiler's words."""
+    words = _errors(log)
+    more = f" (and {len(words) - SHOWN} more)" if len(words) > SHOWN else ""
+    said = "; ".join(words[:SHOWN]) or " ".join(log.split())[:500] or "nothing"
+    source = paths.shown(paths.kernels() / rung.source)
+    return f"{source} does not compile as {expression} with {' '.join(options)}: {said}{more}"
+
+
+def _errors(log: str) -> list[str]:
+    """The lines that hold the compiler's errors, without the lines of explanation that may follow each."""
+    lines = [" ".join(line.split()) for line in log.splitlines()]
+    return [_relative(line) for line in lines if re.search(r"\berror\b", line) and "detected in the comp" not in line]
+
+
+def _relative(line: str) -> str:
+    # The compiler names headers by the folder that the flag -I gives.
+    return line.replace(f"{paths.kernels()}/", f"{paths.shown(paths.kernels())}/")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What ptxas reports of one instance of a kernel: registers and spills per thread, shared memory per CTA."""
+
+    registers: int
+    spill_bytes: int
+    static_shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Build:
+    """The outcome of compiling instances of a rung for one architecture.
+
+    Attributes:
+        instances: what ptxas reports, by name expression; empty if compiling failed.
+        error: why it failed, in one paragraph; empty if it didn't.
+        warnings: ptxas's warnings about lost performance, without duplicates.
+    """
+
+    instances: dict[str, Instance]
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
+    """Compile instances of a rung for an architecture. This needs NVRTC and CUDA's headers, but no GPU and no driver.
+
+    Raises:
+        UserError: NVRTC or the headers are not installed.
+    """
+    nvrtc, include = _toolkit()
+    options = flags(architecture)
+    words = [word.encode() for word in (*options, *BY_CUPY, f"-I{include}")]
+    program_ = _checked(nvrtc.nvrtcCreateProgram(program(rung).encode(), rung.source.encode(), 0, [], []))
+    try:
+        for expression in expressions:
+            _checked(nvrtc.nvrtcAddNameExpression(program_, expression.encode()))
+        (result,) = nvrtc.nvrtcCompileProgram(program_, len(words), words)
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program_))
+        _checked(nvrtc.nvrtcGetProgramLog(program_, log))
+        said = log.decode(errors="replace").rstrip("\0 \n")
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            return Build({}, explained(rung, f"{rung.function}<...>", options, said))
+        names = {e: _checked(nvrtc.nvrtcGetLoweredName(program_, e.encode())).decode() for e in expressions}
+    finally:
+        nvrtc.nvrtcDestroyProgram(program_)
+    reported = report(said)
+    return Build({expression: reported[name] for expression, name in names.items()}, warnings=warnings(said))
+
+
+def report(log: str) -> dict[str, Instance]:
+    """What ptxas reports with ``-v``, by the mangled name of each instance."""
+    found = {}
+    for part in log.split("Compiling entry function")[1:]:
+        name = re.search(r"'(\w+)'", part)
+        used = re.search(r"Used (\d+) registers", part)
+        if name and used:
+            spilled = [int(size) for size in re.findall(r"(\d+) bytes spill (?:stores|loads)", part)]
+            shared = re.search(r"(\d+) bytes smem", part)
+            found[name[1]] = Instance(int(used[1]), max(spilled, default=0), int(shared[1]) if shared else 0)
+    return found
+
+
+def warnings(log: str) -> tuple[str, ...]:
+    """What ptxas says of lost performance and ignored instructions, without duplicates."""
+    lines = (" ".join(line.split()) for line in log.splitlines())
+    return tuple(dict.fromkeys(line for line in lines if _LOST.search(line)))
+
+
+# C7508: setmaxnreg is ignored; C7510 and similar codes: wgmma is serialised.
+_LOST = re.compile(r"ptxas.*(warning|C75\d\d|wgmma.*serializ|setmaxnreg.*ignored)", re.IGNORECASE)
+
+
+def _toolkit() -> tuple[Any, str]:
+    try:
+        from cuda.bindings import nvrtc
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:
+        nvrtc, include = None, None
+    else:
+        include = find_nvidia_header_directory("cudart")
+    if not nvrtc or not include:
+        raise UserError(
+            "NVRTC and CUDA's headers are not installed: `make kernels` brings them, as the extra `kernels`"
+        )
+    return nvrtc, include
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """What a call of NVRTC returns besides its status."""
+    status, *values = answer
+    if status.value:
+        raise RuntimeError(f"NVRTC: {status.name}")
+    return values[0] if values else None

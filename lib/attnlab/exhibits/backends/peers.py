@@ -1,0 +1,91 @@
+"""Attention of other packages beside SDPA's: what each supports, and how fast it is."""
+
+from typing import Any
+
+import pandas as pd
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.display import Table
+from attnlab.exhibits.formats import CI
+from attnlab.infer.cases import AXES, CASE
+from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.results import Results
+from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED
+from attnlab.study.implementations import PEERS
+from attnlab.study.shapes import Shape
+
+FATES = {FAILED: FAILED, OUT_OF_MEMORY: OUT_OF_MEMORY, SKIPPED: "no", MEASURED: "yes"}
+"""What is shown for each status of a case, the worst first."""
+
+
+@exhibit("backends.peers.support", of="peers")
+def support(results: Results) -> Table:
+    """Whether each implementation supports each kind of shape."""
+    _require_peers(results)
+    fates = _fates(results)
+    rows = [
+        {"implementation": name} | {sweep: _over(results.sweep(sweep), name, fates) for sweep in results.study.sweeps}
+        for name in results.study.implementations
+    ]
+    reasons = dict.fromkeys(_reasons(results))
+    note = "All passed the same gate. " + " ".join(reasons)
+    frame = pd.DataFrame(rows).rename(columns=_plain)
+    return Table(frame, "What each implementation supports, by kind of shape.", note)
+
+
+@exhibit("backends.peers.beside", of="peers")
+def beside(results: Results) -> Table:
+    """Every implementation at every shape of the study, with its speedup over the baseline."""
+    _require_peers(results)
+    rows = []
+    for shape in results.study.shapes:
+        for name in results.at(shape).index:
+            row = results.row(str(name), shape)
+            compared = name != results.study.baseline and results.study.baseline in results.at(shape).index
+            verdict = results.compare(str(name), shape) if compared else None
+            rows.append(
+                {
+                    "shape": shape.label,
+                    "implementation": name,
+                    f"median (µs) [{CI}]": formats.stacked(median_of(row)),
+                    "TFLOP/s": formats.number(row["throughput_tflops"]),
+                    f"speedup [{CI}]": formats.stacked(verdict.speedup) if verdict else None,
+                    "verdict": verdict.decision if verdict else None,
+                }
+            )
+    caption = f"Peers beside SDPA's backends and the ladder's best; {results.headline.words}."
+    note = f"Speedup over `{results.study.baseline}`; a dash where that has no latency."
+    return Table(pd.DataFrame(rows), caption, note)
+
+
+def _require_peers(results: Results) -> None:
+    if not set(PEERS) & set(results.study.implementations):
+        raise NotMeasured("This run measured no peer: the study `peers` does")
+
+
+def _plain(title: str) -> str:
+    return title.rsplit(" ", 1)[0] if " " in title else "plain" if title == "seq_len" else title
+
+
+def _over(shapes: list[Shape], name: str, fates: dict[Any, str]) -> str:
+    """What is shown for an implementation at all shapes of a sweep."""
+    found = [fates.get((name, *shape.axes.values()), "not tried") for shape in shapes]
+    return ", ".join(dict.fromkeys(found))
+
+
+def _fates(results: Results) -> dict[Any, str]:
+    """What is shown for each case, by its worst replicate."""
+    checked = set(results.run.checks[CASE].itertuples(index=False, name=None))
+    statuses = results.run.cases.groupby(CASE, sort=False)["status"].agg(set)
+    worst = {case: next(status for status in FATES if status in found) for case, found in statuses.items()}
+    # A case that isn't supported is never checked.
+    slow = {case for case, status in worst.items() if status == SKIPPED and case in checked}
+    return {case: "too slow to time" if case in slow else FATES[status] for case, status in worst.items()}
+
+
+def _reasons(results: Results) -> list[str]:
+    cases = results.run.cases
+    lost = cases[cases["implementation"].isin(results.study.implementations) & (cases["status"] != MEASURED)]
+    lost = lost.drop_duplicates(["implementation", "reason"]).drop_duplicates(["implementation", *AXES])
+    return [f"`{row.implementation}`: {formats.ended(row.reason, 140)}" for row in lost.itertuples()]

@@ -1,0 +1,103 @@
+"""The correctness gate: errors against the oracle, beside what the gate allows."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.display import Figure, Prose, Table
+from attnlab.exhibits.style import AXIS_TITLES, legend, look, plain_logarithm, powers_of_two
+from attnlab.infer.cases import AXES
+from attnlab.infer.lookup import NotMeasured, axis_of, on_normal
+from attnlab.infer.results import Results
+from attnlab.runs.rules import GATE_FACTOR
+from attnlab.study.shapes import Shape
+
+
+@exhibit("baseline.errors")
+def errors(results: Results, sweep: str = "seq_len") -> Figure:
+    """The largest error against the float64 oracle, beside what the gate allows."""
+    checks, axis, shapes = on_normal(results.run.checks), axis_of(sweep), results.sweep(sweep)
+    allowed = [(size, GATE_FACTOR * error) for size, error in _worst(checks, shapes, axis, "framework_max_error")]
+    if not allowed:
+        raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
+    drawing, axes = plt.subplots(figsize=(6.4, 3.8))
+    odd = []
+    for name in results.study.implementations:
+        points = _worst(checks[checks["implementation"] == name], shapes, axis, "max_error")
+        usual = [point for point in points if 0 < point[1] < np.inf]
+        axes.plot([size for size, _ in usual], [error for _, error in usual], **look(name))
+        odd += [(name, size, error) for size, error in points if (size, error) not in usual]
+    axes.plot(*zip(*allowed, strict=True), color="#888888", linestyle="--", linewidth=1.2, zorder=5, label="allowed")
+    for name, size, error in odd:
+        style = look(name) | {"label": "_", "clip_on": False}
+        axes.plot([size], [float(error > 0)], transform=axes.get_xaxis_transform(), **style)
+    axes.set(xlabel=AXIS_TITLES[axis], ylabel="largest absolute error", yscale="log")
+    powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
+    plain_logarithm(axes.yaxis)
+    legend(drawing)
+    caption = [
+        "Largest error against the float64 oracle over all checks of a shape on standard normal inputs, along the "
+        f"sweep “{sweep}”; the dashed line is {formats.multiple(GATE_FACTOR)} the framework's own."
+    ]
+    caption += ["Markers on the upper edge are errors that are not finite."] if any(e > 0 for *_, e in odd) else []
+    caption += ["Markers on the lower edge are errors of exactly zero."] if any(e == 0 for *_, e in odd) else []
+    return Figure(
+        drawing,
+        " ".join(caption),
+        f"Line plot of the largest absolute error over {AXIS_TITLES[axis]}, one line for each implementation.",
+    )
+
+
+def _worst(checks: pd.DataFrame, shapes: list[Shape], axis: str, column: str) -> list[tuple[int, float]]:
+    """The largest value of a column at each of these shapes that was checked, with the shape's size along an axis."""
+    largest = checks.groupby(AXES, sort=False)[column].max()
+    there = [(shape, tuple(shape.axes.values())) for shape in shapes]
+    return [(getattr(shape, axis), float(largest[place])) for shape, place in there if place in largest.index]
+
+
+@exhibit("baseline.correctness")
+def correctness(results: Results) -> Prose:
+    """The gate in two sentences."""
+    checks = results.run.checks
+    if checks.empty:
+        raise NotMeasured("The gate has made no checks yet")
+    failed = checks[~checks["passed"].astype(bool)]
+    verdict = "all passed" if failed.empty else f"{len(failed)} failed, and their cases are reported without a latency"
+    normal = on_normal(checks)
+    return Prose(
+        f"The gate made {formats.count(len(checks), 'check')} and {verdict}. On standard normal inputs, the largest "
+        f"error of any implementation is {formats.number(normal['max_error'].max())}, that of the framework's own "
+        f"composition in the same dtype {formats.number(normal['framework_max_error'].max())}."
+    )
+
+
+@exhibit("baseline.checks")
+def checks(results: Results) -> Table:
+    """The results of the gate by implementation, over all shapes."""
+    rows = [
+        {
+            "implementation": name,
+            "checks": len(group),
+            "passed": int(group["passed"].sum()),
+            "largest error": formats.number(normal["max_error"].max()),
+            "mean error": formats.number(normal["mean_error"].mean()),
+            "largest share of the allowed": formats.percent(100 * _share(normal).max()),
+        }
+        for name, group in results.run.checks.groupby("implementation", sort=False)
+        for normal in [on_normal(group)]
+    ]
+    note = (
+        "Absolute errors against the float64 oracle, on standard normal inputs that were not used before, before and "
+        "after timing, with outputs in memory filled with NaN. Checks on large logits and on constant rows are counted "
+        "without their errors, which have another scale."
+    )
+    return Table(pd.DataFrame(rows), "The correctness gate.", note)
+
+
+def _share(checks: pd.DataFrame) -> pd.Series:
+    """Errors over those allowed, the larger of maximum and mean; 0 where both are zero."""
+    largest = checks["max_error"] / (GATE_FACTOR * checks["framework_max_error"])
+    mean = checks["mean_error"] / (GATE_FACTOR * checks["framework_mean_error"])
+    return np.maximum(largest.fillna(0), mean.fillna(0))

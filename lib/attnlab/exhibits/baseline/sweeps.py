@@ -1,0 +1,342 @@
+"""Along the sweeps of a study: latency, throughput, bandwidth, memory, scaling."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from attnlab.exhibits import cells, formats
+from attnlab.exhibits.catalogue import baseline, exhibit, target
+from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, explanations, interval_cell, light, sign, stacked_cell
+from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.formats import CI
+from attnlab.exhibits.style import (
+    AXIS_TITLES,
+    axes_of,
+    draw_lines,
+    is_causal,
+    legend,
+    look,
+    panels_of,
+    plain_logarithm,
+    powers_of_two,
+    sweep_title,
+)
+from attnlab.infer.lookup import NotMeasured, axis_of
+from attnlab.infer.results import Results, absence
+from attnlab.infer.stats import ratio_ci
+from attnlab.runs.schema import MEASURED
+from attnlab.study.shapes import Shape
+
+OF_LENGTHS = ("seq_len", "causal seq_len")
+"""The sweeps of lengths that have their own figures and tables."""
+SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
+
+
+@exhibit("baseline.latency")
+def latency(results: Results, sweeps: Sequence[str] = OF_LENGTHS) -> Figure:
+    """Latency against sequence length, a panel for each sweep."""
+    drawing, panels = panels_of(results, sweeps)
+    for axes, sweep in panels:
+        draw_lines(axes, results, sweep, "median_us", intervals=True)
+        axes.set(title=sweep_title(sweep), yscale="log", ylabel="latency (µs)" if axes is panels[0][0] else "")
+    for axes, _ in panels:
+        plain_logarithm(axes.yaxis)
+    legend(drawing)
+    return Figure(
+        drawing,
+        f"Median latency against sequence length, {results.headline.words}, with {CI} intervals.",
+        "Line plots of latency over sequence length on logarithmic axes, one line for each implementation.",
+    )
+
+
+@exhibit("baseline.throughput.lengths", sweeps=OF_LENGTHS)
+@exhibit("baseline.throughput.sizes", sweeps=("batch", "heads"))
+def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
+    """Throughput along sweeps, a panel for each."""
+    drawing, panels = panels_of(results, sweeps)
+    for axes, sweep in panels:
+        draw_lines(axes, results, sweep, "throughput_tflops")
+        axes.set(title=sweep_title(sweep), ylabel="throughput (TFLOP/s)" if axes is panels[0][0] else "")
+        axes.set_ylim(bottom=0)
+    legend(drawing)
+    causal = " Causal FLOPs count the scores under the mask." if any(is_causal(sweep) for _, sweep in panels) else ""
+    return Figure(
+        drawing,
+        f"Throughput, FLOPs over the median latency; {results.headline.words}.{causal}",
+        f"Line plots of throughput in TFLOP/s over {axes_of([sweep for _, sweep in panels])}, a line for each "
+        "implementation.",
+    )
+
+
+@exhibit("baseline.memory")
+def memory_figure(results: Results, sweep: str = "seq_len") -> Figure:
+    """Peak memory along a sweep."""
+    axis, shapes = axis_of(sweep), results.sweep(sweep)
+    lines = {name: _peaks(results, name, shapes, axis) for name in results.study.implementations}
+    if not any(lines.values()):
+        raise NotMeasured(f"No case of the sweep “{sweep}” was measured, so its memory is not known")
+    drawing, axes = plt.subplots(figsize=(6.4, 3.8))
+    for name, points in lines.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), **look(name))
+    sizes = [getattr(shape, axis) for shape in shapes]
+    # On top, or an implementation that needs only the tensors would hide it.
+    tensors: dict[str, Any] = {
+        "color": "#222222",
+        "linestyle": "--",
+        "linewidth": 1.2,
+        "zorder": 5,
+        "label": "Q, K, V and O",
+    }
+    axes.plot(sizes, [shape.bytes / 2**20 for shape in shapes], **tensors)
+    axes.set(xlabel=AXIS_TITLES[axis], ylabel="peak memory (MiB)", yscale="log")
+    powers_of_two(axes, sizes)
+    plain_logarithm(axes.yaxis)
+    legend(drawing)
+    return Figure(
+        drawing,
+        "Peak memory allocated during a call, including inputs and output, beside the size of the tensors alone.",
+        f"Line plot of peak memory over {AXIS_TITLES[axis]} on logarithmic axes, one line for each implementation.",
+    )
+
+
+def _peaks(results: Results, name: str, shapes: list[Shape], axis: str) -> list[tuple[int, float]]:
+    points = [(getattr(shape, axis), results.peak_bytes(name, shape) / 2**20) for shape in shapes]
+    return [point for point in points if point[1] > 0]
+
+
+@exhibit("baseline.span")
+def span(results: Results) -> Prose:
+    """The extremes of the baseline's latency and rates over all shapes."""
+    name, rows = results.study.baseline, results.under(results.headline)
+    rows = rows[rows["implementation"] == name]
+    if rows.empty:
+        raise NotMeasured(f"`{name}` has no latency in this run, {results.headline.words}")
+    fastest, slowest = rows.loc[rows["median_us"].idxmin()], rows.loc[rows["median_us"].idxmax()]
+    busiest, widest = rows.loc[rows["throughput_tflops"].idxmax()], rows.loc[rows["bandwidth_gbs"].idxmax()]
+    return Prose(
+        f"Over all shapes `{name}` spans {formats.number(fastest['median_us'])} µs at {_at(fastest)} to "
+        f"{formats.number(slowest['median_us'])} µs at {_at(slowest)}, a factor of "
+        f"{formats.number(slowest['median_us'] / fastest['median_us'])} for "
+        f"{formats.number(slowest['flops'] / fastest['flops'])} times the FLOPs. Its highest throughput is "
+        f"{formats.number(busiest['throughput_tflops'])} TFLOP/s at {_at(busiest)}"
+        f"{cells.explained(busiest['throughput_mark'])}, its highest bandwidth "
+        f"{formats.number(widest['bandwidth_gbs'])} GB/s at {_at(widest)}{cells.explained(widest['bandwidth_mark'])}."
+    )
+
+
+def _at(row: object) -> str:
+    causal = ", causal" if row["causal"] else ""  # type: ignore[index]
+    return f"B={row['batch']} H={row['heads']} S={row['seq_len']}{causal}"  # type: ignore[index]
+
+
+@exhibit("baseline.kernels")
+def kernels(results: Results) -> Table:
+    """The kernel that each implementation ran, and at which lengths."""
+    rows = results.run.cases
+    rows = rows[rows["status"] == MEASURED]
+    rows = rows.assign(kernel=rows["kernels"].str.split("\n").str[0].map(formats.kernel))
+    grouped = rows.groupby(["implementation", "kernel"], sort=False)
+    everywhere = set(rows["seq_len"])
+    frame = pd.DataFrame(
+        [
+            {"implementation": name, "longest kernel": kernel, "S": _lengths(set(group["seq_len"]), everywhere)}
+            for (name, kernel), group in grouped
+        ]
+    )
+    return Table(frame, "The longest kernel of each call, by torch.profiler, and the lengths at which it ran.")
+
+
+@exhibit("baseline.sweep.seq_len", name="seq_len", implementation=baseline)
+@exhibit("baseline.sweep.causal_seq_len", name="causal seq_len", implementation=baseline)
+@exhibit("baseline.sweep.batch", name="batch", implementation=baseline)
+@exhibit("baseline.sweep.heads", name="heads", implementation=baseline)
+def sweep(results: Results, name: str, implementation: str) -> Table:
+    """One implementation along one sweep: latency, throughput, bandwidth, memory."""
+    axis, shapes, along = axis_of(name), results.sweep(name), results.along(name, implementation)
+    rows = [
+        {
+            LETTERS[axis]: getattr(shape, axis),
+            f"median (µs) [{CI}]": interval_cell(row),
+            "TFLOP/s": formats.number(row["throughput_tflops"]) + sign(row["throughput_mark"]),
+            "GB/s": formats.number(row["bandwidth_gbs"]) + sign(row["bandwidth_mark"]),
+            "memory (MiB)": formats.mebibytes(results.peak_bytes(implementation, shape)),
+            "samples": int(row["samples"]),
+        }
+        for shape, row in along
+    ]
+    caption = f"{SWEEP_TITLES[axis]} sweep, `{implementation}`, {_fixed(shapes, axis)}; {results.headline.words}."
+    parts = [
+        "Throughput and bandwidth are FLOPs and compulsory bytes over the median.",
+        CAUSAL_NOTE if shapes[0].causal else "",
+        explanations([row for _, row in along]),
+    ]
+    note, highlight = " ".join(filter(None, parts)), place(results, [shape for shape, _ in along])
+    return Table(pd.DataFrame(rows), caption, note, highlight)
+
+
+@exhibit("baseline.backends.seq_len", name="seq_len")
+@exhibit("baseline.backends.causal_seq_len", name="causal seq_len")
+@exhibit("baseline.backends.batch", name="batch")
+@exhibit("baseline.backends.heads", name="heads")
+def backends(results: Results, name: str) -> Table:
+    """Every implementation along one sweep, a column for each shape."""
+    axis, shapes = axis_of(name), results.sweep(name)
+    titles = [f"{LETTERS[axis]}={getattr(shape, axis)}" for shape in shapes]
+    caption = (
+        f"Median latency in µs with {CI} interval, every implementation, {_fixed(shapes, axis)}; "
+        f"{results.headline.words}."
+    )
+    note = f"{cells.at_shapes(results, shapes)} {_absent(results, shapes)}".strip()
+    return Table(_medians(results, shapes, titles), caption, note)
+
+
+@exhibit("baseline.other_lengths")
+def other_lengths(results: Results) -> Group:
+    """Every implementation along the other sweeps of lengths: other sizes, dtypes and ragged lengths."""
+    sweeps = [sweep for sweep in results.study.sweeps if axis_of(sweep) == "seq_len" and sweep not in OF_LENGTHS]
+    shown = {sweep.replace(" ", "_"): backends(results, sweep) for sweep in sweeps}
+    parts = {name: table for name, table in shown.items() if isinstance(table, Table)}
+    if not parts:
+        raise NotMeasured(
+            f"Nothing has a latency along sweeps of lengths other than {formats.listing(list(OF_LENGTHS))}"
+        )
+    return Group(parts)
+
+
+@exhibit("baseline.listed", name="causal small")
+def listed(results: Results, name: str) -> Table:
+    """Every implementation at the shapes of a sweep without a single axis; the longer side of the table is vertical."""
+    shapes = results.sweep(name)
+    titles = [f"B={shape.batch} H={shape.heads} S={shape.seq_len}" for shape in shapes]
+    caption = f"Median latency in µs with {CI} interval at the shapes of “{name}”; {results.headline.words}."
+    note = f"{cells.at_shapes(results, shapes)} {_absent(results, shapes)}".strip()
+    frame = _medians(results, shapes, titles)
+    if len(shapes) > len(frame):
+        frame = frame.set_index("implementation").T.rename_axis("shape", axis=0).reset_index()
+    return Table(frame, caption, note)
+
+
+@exhibit("baseline.scaling.seq_len", name="seq_len", implementation=baseline)
+@exhibit("baseline.scaling.batch", name="batch", implementation=baseline)
+@exhibit("baseline.scaling.heads", name="heads", implementation=baseline)
+def scaling(results: Results, name: str, implementation: str) -> Table:
+    """The growth of latency and of work from each step of a sweep to the next."""
+    axis, rows = axis_of(name), []
+    for (smaller, its_row), (larger, row) in pairwise(results.along(name, implementation)):
+        numerator, denominator = results.samples(implementation, larger), results.samples(implementation, smaller)
+        growth = ratio_ci(numerator, denominator, tick=max(results.tick_us(row), results.tick_us(its_row)))
+        work = larger.flops / smaller.flops
+        rows.append(
+            {
+                LETTERS[axis]: f"{getattr(smaller, axis)} → {getattr(larger, axis)}",
+                "latency ×": formats.interval(growth),
+                "FLOPs ×": formats.number(work),
+                "bytes ×": formats.number(larger.bytes / smaller.bytes),
+                "latency over FLOPs": formats.number(growth.estimate / work),
+            }
+        )
+    caption = f"Scaling between steps of the {AXIS_TITLES[axis]}, `{implementation}`; {results.headline.words}."
+    return Table(
+        pd.DataFrame(rows),
+        caption,
+        "Below 1 in the last column, the larger size takes less time per FLOP.",
+    )
+
+
+@exhibit("baseline.memory.table", name="seq_len")
+def memory_table(results: Results, name: str) -> Table:
+    """Peak memory along a sweep."""
+    axis, rows = axis_of(name), []
+    for shape in results.sweep(name):
+        peaks = {n: results.peak_bytes(n, shape) for n in results.study.implementations}
+        cells = {n: None if np.isnan(peak) else formats.mebibytes(peak) for n, peak in peaks.items()}
+        rows.append({LETTERS[axis]: getattr(shape, axis), "Q, K, V, O": formats.mebibytes(shape.bytes)} | cells)
+    caption = "Peak memory allocated during a call in MiB, including inputs and output."
+    return Table(pd.DataFrame(rows), caption)
+
+
+@exhibit("baseline.timings", shape=target)
+def timings(results: Results, shape: Shape) -> Table:
+    """One shape under every timing."""
+    rows = []
+    for name in results.study.implementations:
+        cells = {
+            str(t): interval_cell(results.at(shape, t).loc[name])
+            for t in results.timings
+            if name in results.at(shape, t).index
+        }
+        if cells:
+            rows.append({"implementation": name, **cells})
+    caption = f"The target, {shape.label}, under every timing: median in µs with {CI} interval."
+    return Table(pd.DataFrame(rows), caption, "The columns are clock and cache.")
+
+
+@exhibit("baseline.every_case")
+def every_case(results: Results) -> Table:
+    """Every case under every timing."""
+    rows = [
+        {
+            "implementation": row["implementation"],
+            "B, H, S, D": f"{row['batch']}, {row['heads']}, {row['seq_len']}, {row['head_dim']}",
+            "mask": "causal" if row["causal"] else "full",
+            "timing": f"{row['clock']} {row['cache']}",
+            "k": _launches(row),
+            f"median (µs) [{CI}]": interval_cell(row),
+            "TFLOP/s": formats.number(row["throughput_tflops"]) + sign(row["throughput_mark"]),
+            "light": light(row),
+        }
+        for row in results.table.to_dict("records")
+    ]
+    legend = "k: launches per sample, which each replicate chooses for itself; light: floor over median."
+    note = " ".join(filter(None, [legend, explanations(results.table.to_dict("records"))]))
+    return Table(pd.DataFrame(rows), "Every case under every timing.", note)
+
+
+def place(results: Results, shapes: list[Shape]) -> int | None:
+    target = results.study.target_shape
+    return shapes.index(target) if target in shapes else None
+
+
+def _medians(results: Results, shapes: list[Shape], titles: list[str]) -> pd.DataFrame:
+    """Every implementation's median at each shape, a row for each implementation."""
+    there = [results.at(shape) for shape in shapes]
+    if all(rows.empty for rows in there):
+        raise NotMeasured(f"Nothing has a latency at {formats.shapes(shapes)}")
+    rows = [
+        [name, *(stacked_cell(at.loc[name]) if name in at.index else None for at in there)]
+        for name in results.study.implementations
+    ]
+    return pd.DataFrame(rows, columns=["implementation", *titles])
+
+
+def _absent(results: Results, shapes: list[Shape]) -> str:
+    """Sentences on the implementations without a latency at some of these shapes, each with the first reason."""
+    sentences = []
+    for name in results.study.implementations:
+        missing = [shape for shape in shapes if name not in results.at(shape).index]
+        if missing:
+            reason = formats.ended(absence(results, name, missing[0]), 120)
+            sentences.append(f"`{name}` has no latency at {len(missing)} of {len(shapes)}: {reason}")
+    return " ".join(sentences)
+
+
+def _launches(row: Any) -> str:
+    least, most = row["launches"], row["launches_most"]
+    return f"{least}" if least == most else f"{least}–{most}"
+
+
+def _fixed(shapes: list[Shape], axis: str) -> str:
+    first = shapes[0]
+    sizes = {"B": first.batch, "H": first.heads, "S": first.seq_len, "D": first.head_dim}
+    kept = [f"{letter}={size}" for letter, size in sizes.items() if letter != LETTERS[axis]]
+    special = first.resized(**{axis: 0}).special if axis.startswith("kv_") else first.special
+    return ", ".join([*kept, first.dtype, *(["causal"] if first.causal else []), *special])
+
+
+def _lengths(some: set[int], everywhere: set[int]) -> str:
+    return "all" if some == everywhere else ", ".join(map(str, sorted(some)))

@@ -1,0 +1,87 @@
+"""Cells and notes that several tables share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from attnlab.exhibits import formats
+from attnlab.infer.cases import AXES
+from attnlab.infer.lookup import median_of
+from attnlab.infer.regimes import Regime, compared
+from attnlab.infer.results import Results, absence
+from attnlab.study.shapes import Shape
+
+CAUSAL_NOTE = (
+    "Causal FLOPs count the scores under the mask, 2·B·H·S·(S+1)·D; half of 4·B·H·S²·D would be S/(S+1) of it."
+)
+LETTERS = {"seq_len": "S", "batch": "B", "heads": "H", "kv_heads": "KV heads", "kv_len": "keys"}
+REGIMES = {
+    "burst": "in bursts",
+    "sustained": "under sustained load",
+    "mixed": "partly in bursts and partly under sustained load",
+    "not recorded": "in a regime that was not recorded",
+}
+"""How a sentence names each regime."""
+
+
+def whole(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """A frame of rows, with columns in the order of the longest row."""
+    columns = max(rows, key=len)
+    return pd.DataFrame(rows, columns=[*columns, *(c for row in rows for c in row if c not in columns)]).astype(object)
+
+
+def at_shapes(results: Results, shapes: Sequence[Shape]) -> str:
+    """A sentence on the regime at each of the shapes, under the headline's timing."""
+    groups: dict[Regime, list[Shape]] = {}
+    for shape in shapes:
+        names = [str(name) for name in results.at(shape).index]
+        if names:
+            groups.setdefault(compared(results, names, shape), []).append(shape)
+    if not groups:
+        return ""
+    if len(groups) == 1:
+        return f"All shapes were timed {REGIMES[next(iter(groups))]}."
+    parts = "; ".join(f"{REGIMES[name]}: {formats.shapes(some)}" for name, some in groups.items())
+    return f"Shapes timed {parts}."
+
+
+def without(results: Results, names: list[str], shape: Shape) -> str:
+    """Sentences on the implementations that have no latency at a shape, each with the reason."""
+    there = results.at(shape).index
+    reasons = {name: absence(results, name, shape) for name in names if name not in there}
+    return " ".join(f"`{name}` has no latency here: {formats.ended(reason, 160)}" for name, reason in reasons.items())
+
+
+def interval_cell(row: Any) -> str:
+    return formats.interval(median_of(row))
+
+
+def stacked_cell(row: Any) -> str:
+    return formats.stacked(median_of(row))
+
+
+def sign(mark: str) -> str:
+    """The sign of a mark, as it is set beside a number; see `explanations`."""
+    return f" {mark[0]}" if mark else ""
+
+
+def light(row: Any) -> str:
+    """The speed of light of a row, with a sign for each rate that is above a ceiling."""
+    marks = (row["bandwidth_mark"], row["throughput_mark"])
+    return formats.percent(row["speed_of_light_pct"]) + "".join(sorted({sign(mark) for mark in marks}))
+
+
+def explanations(rows: list[Any]) -> str:
+    """The meaning of the signs in these rows."""
+    marks = {row[kind]: None for kind in ("bandwidth_mark", "throughput_mark") for row in rows if row[kind]}
+    return " ".join(f"{mark}." for mark in marks)
+
+
+def shape_of(row: dict[str, Any]) -> Shape:
+    return Shape(**{axis: row[axis] for axis in AXES})
+
+
+def explained(mark: str) -> str:
+    """The meaning of a mark in brackets, within a sentence."""
+    return f" ({mark[2:]})" if mark else ""

@@ -1,0 +1,240 @@
+"""What a notebook shows, the same in JupyterLab and on a page: figures, tables, listings and prose.
+
+Captions and notes are one line of markdown: ``**bold**``, ``code``, ``$tex$``, and ``[](#roofline.roofline)``, the id
+of an exhibit, for "Figure 3".
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from io import BytesIO
+from numbers import Real
+from typing import Any, TypeAlias
+
+import matplotlib
+import matplotlib.figure
+import matplotlib.pyplot as plt
+import pandas as pd
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+
+from attnlab.exhibits import markdown
+from attnlab.infer.lookup import NotMeasured
+
+MISSING = "—"
+LONG = 36
+
+_NUMBER = r"[<>≤≥≈~]?\s?[+\-−±]?\d[\d,\u2009\u202f]*(?:\.\d+)?(?:[eE][+\-−]?\d+)?\s?[%×]?"
+_NUMERIC = re.compile(rf"{_NUMBER}(?:\s?[†‡]+)?(?:\s*[±–]\s*{_NUMBER})?(?:\s*[\[(]{_NUMBER}\s*[,–]\s*{_NUMBER}[\])])?")
+
+
+@dataclass(frozen=True)
+class Inline:
+    """A cell of a table in markdown, such as a citation; other cells are printed as they are."""
+
+    markdown: str
+
+    def __str__(self) -> str:
+        return self.markdown
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with its caption, and a description for readers who can't see it."""
+
+    figure: matplotlib.figure.Figure
+    caption: str
+    alt: str
+
+    def __post_init__(self) -> None:
+        # An open figure would be shown a second time, at the end of the cell, by Jupyter's inline backend.
+        plt.close(self.figure)
+        _ = self.svg  # drawn now, while the style holds
+
+    @cached_property
+    def svg(self) -> bytes:
+        """The drawing as SVG; the same drawing gives the same bytes."""
+        drawing = BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": "attnlab"}):
+            self.figure.savefig(drawing, format="svg", metadata={"Date": None})
+        return drawing.getvalue()
+
+    def bundle(self, anchor: str = "") -> dict[str, str]:
+        """The figure in every format, with its anchor on the page."""
+        source = f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode()}"
+        image = f'<img alt="{escape(self.alt)}" src="{source}">'
+        return _bundle(_float(anchor, "plot", image, _caption(self.caption)), self.alt)
+
+    @property
+    def markdown(self) -> str:
+        """Caption and description, which replace the drawing in a text."""
+        return f"**{self.caption}** {self.alt}"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.bundle()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A frame as its caller formatted it, without its index. Missing values are dashes, numbers are aligned right.
+
+    Args:
+        highlight: position of the row that is emphasized.
+
+    Raises:
+        NotMeasured: the frame has no rows.
+    """
+
+    frame: pd.DataFrame
+    caption: str
+    note: str = ""
+    highlight: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.frame.empty:
+            raise NotMeasured(f"Nothing was measured for “{self.caption.rstrip('.')}”")
+
+    def bundle(self, anchor: str = "") -> dict[str, str]:
+        """The table in every format, with its anchor on the page."""
+        table = f'<div class="scroll"><table><thead>{self._head()}</thead><tbody>{self._body()}</tbody></table></div>'
+        note = f'<p class="note">{markdown.inline(self.note)}</p>' if self.note else ""
+        html = _float(anchor, "table", _caption(self.caption), table, note)
+        return _bundle(html, self.frame.map(_text).to_string(index=False))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.bundle()
+
+    @cached_property
+    def grid(self) -> str:
+        """Titles and rows as a table in GitHub's Markdown."""
+        columns = [self.frame.columns, ["---:" if align else "---" for align in self._alignments]]
+        rows = [[_text(cell) for cell in row] for row in self.frame.itertuples(index=False, name=None)]
+        return "\n".join(f"| {' | '.join(map(_in_line, row))} |" for row in [*columns, *rows])
+
+    @property
+    def markdown(self) -> str:
+        """Caption, titles and rows, and note."""
+        return "\n\n".join(filter(None, [f"**{self.caption}**", self.grid, self.note]))
+
+    @cached_property
+    def _alignments(self) -> list[str]:
+        columns = (self.frame.iloc[:, position] for position in range(self.frame.shape[1]))
+        return [' class="num"' if _is_numeric(column) else "" for column in columns]
+
+    def _head(self) -> str:
+        columns = zip(self.frame.columns, self._alignments, strict=True)
+        titles = (f'<th scope="col"{align}>{escape(str(title))}</th>' for title, align in columns)
+        return f"<tr>{''.join(titles)}</tr>"
+
+    def _body(self) -> str:
+        return "".join(self._row(*row) for row in enumerate(self.frame.itertuples(index=False, name=None)))
+
+    def _row(self, position: int, cells: Iterable[object]) -> str:
+        emphasis = ' class="target"' if position == self.highlight else ""
+        texts = (_cell(cell, align) for cell, align in zip(cells, self._alignments, strict=True))
+        return f"<tr{emphasis}>{''.join(texts)}</tr>"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A text shown verbatim, such as a kernel's source; `language` is a name that Pygments knows."""
+
+    text: str
+    caption: str
+    language: str = ""
+
+    def bundle(self, anchor: str = "") -> dict[str, str]:
+        """The listing in every format, with its anchor on the page."""
+        code = highlight(self.text, get_lexer_by_name(self.language or "text"), HtmlFormatter(nowrap=True))
+        body = f'<pre class="highlight"><code>{code}</code></pre>'
+        return _bundle(_float(anchor, "listing", _caption(self.caption), body), self.text)
+
+    @property
+    def markdown(self) -> str:
+        """The text between fences, below its caption."""
+        return f"**{self.caption}**\n\n```{self.language}\n{self.text}\n```"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.bundle()
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Paragraphs in markdown, whose numbers were computed."""
+
+    markdown: str
+
+    def bundle(self, anchor: str = "") -> dict[str, str]:
+        """The paragraphs, which have no anchor."""
+        return {"text/markdown": self.markdown, "text/plain": self.markdown}
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.bundle()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Several exhibits in one, one below the other; the names of the parts distinguish their anchors."""
+
+    parts: Mapping[str, "Figure | Table | Listing | Prose"]
+
+    def bundle(self, anchor: str = "") -> dict[str, str]:
+        """All parts in every format; the anchor of each is that of the group and its own name."""
+        bundles = [part.bundle(f"{anchor}.{name}") for name, part in self.parts.items()]
+        html = [bundle.get("text/html") or markdown.block(bundle["text/markdown"]) for bundle in bundles]
+        return _bundle("\n".join(html), "\n\n".join(bundle["text/plain"] for bundle in bundles))
+
+    @property
+    def markdown(self) -> str:
+        """All parts, one below the other."""
+        return "\n\n".join(part.markdown for part in self.parts.values())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self.bundle()
+
+
+Content: TypeAlias = Figure | Table | Listing | Prose | Group
+
+
+def _bundle(html: str, plain: str) -> dict[str, str]:
+    return {"text/html": html, "text/plain": plain}
+
+
+def _float(anchor: str, kind: str, *parts: str) -> str:
+    named = f' id="{escape(anchor)}"' if anchor else ""
+    return f'<figure{named} class="{kind}">{"".join(parts)}</figure>'
+
+
+def _caption(text: str) -> str:
+    return f"<figcaption>{markdown.inline(text)}</figcaption>"
+
+
+def _cell(cell: object, align: str) -> str:
+    text = _text(cell)
+    # Short cells keep their lines as they are; only those that read like text may be broken.
+    kind = align or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
+    return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
+
+
+def _in_line(text: object) -> str:
+    """A cell of a table in Markdown, whose rows are lines."""
+    return str(text).replace("\n", " ").replace("|", "\\|")
+
+
+def _is_numeric(column: pd.Series) -> bool:
+    present = column.dropna()
+    return not present.empty and all(map(_looks_numeric, present))
+
+
+def _looks_numeric(cell: object) -> bool:
+    if isinstance(cell, Real):
+        return not isinstance(cell, bool)
+    return _NUMERIC.fullmatch(str(cell).strip()) is not None
+
+
+def _text(cell: Any) -> str:
+    return MISSING if pd.isna(cell) else str(cell)

@@ -1,0 +1,103 @@
+"""Our clock: its tick, the launch gap, and the difference between timings."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.display import Figure, Prose, Table
+from attnlab.exhibits.style import AXIS_TITLES, legend, look, plain_logarithm, powers_of_two
+from attnlab.infer.lookup import NotMeasured, axis_of
+from attnlab.infer.results import Results
+from attnlab.study.studies import Timing
+
+
+@exhibit("environment.timings")
+def timings(results: Results, sweep: str = "seq_len") -> Figure:
+    """The same calls under each timing, relative to the headline's."""
+    sizes, names = [getattr(s, axis_of(sweep)) for s in results.sweep(sweep)], results.study.implementations
+    others = [timing for timing in results.timings if timing != results.headline]
+    ratios = {(timing, name): _ratios(results, sweep, name, timing) for timing in others for name in names}
+    if not any(ratios.values()):
+        raise NotMeasured("No case was timed in two ways, so clocks and caches can't be compared")
+    drawing, grid = plt.subplots(1, len(others), sharey=True, squeeze=False)
+    for axes, timing in zip(grid[0], others, strict=True):
+        for name in names:
+            if points := ratios[timing, name]:
+                axes.plot(*zip(*points, strict=True), **look(name))
+        axes.axhline(1, color="#888888", linewidth=1, linestyle="--")
+        axes.set(title=f"{timing} over {results.headline}", xlabel=AXIS_TITLES[axis_of(sweep)], yscale="log")
+        powers_of_two(axes, sizes)
+        plain_logarithm(axes.yaxis)
+    grid[0][0].set_ylabel("ratio of medians")
+    legend(drawing)
+    return Figure(
+        drawing,
+        f"The same calls under each timing, relative to {results.headline.words}. At 1, the clock or the cache makes "
+        "no difference.",
+        f"Line plots of the ratio between timings over {AXIS_TITLES[axis_of(sweep)]}, one panel for each timing.",
+    )
+
+
+def _ratios(results: Results, sweep: str, name: str, timing: Timing) -> list[tuple[int, float]]:
+    """For each size, the median under another timing over the headline's."""
+    ratios = []
+    for shape in results.sweep(sweep):
+        ours, theirs = results.at(shape), results.at(shape, timing)
+        if name in ours.index and name in theirs.index:
+            ratio = theirs.loc[name, "median_us"] / ours.loc[name, "median_us"]
+            ratios.append((getattr(shape, axis_of(sweep)), ratio))
+    return ratios
+
+
+MOSTLY_HOST_PCT = 50
+"""If the launch gap is above this share of the kernel's own time, events around calls mostly time the host."""
+
+
+@exhibit("environment.launch_gap")
+def launch_gap(results: Results) -> Prose:
+    """The launch gap, where both clocks were used with a warm cache."""
+    eager, device = Timing(clock="eager", cache="warm"), Timing(clock="device", cache="warm")
+    if not {eager, device} <= set(results.timings):
+        there = formats.listing([timing.words for timing in results.timings])
+        raise NotMeasured(
+            f"The launch gap, `eager` minus `device` with a warm cache, is not known; the run has {there}"
+        )
+    parts, shares = [], []
+    for shape in dict.fromkeys((results.study.shapes[0], results.study.target_shape)):
+        with_us, without_us = (
+            results.row(results.study.baseline, shape, timing)["median_us"] for timing in (eager, device)
+        )
+        gap_us = with_us - without_us
+        shares.append(100 * gap_us / without_us)
+        parts.append(
+            f"{formats.number(gap_us)} µs to {formats.number(without_us)} µs at {formats.shapes([shape])} "
+            f"({formats.percent(shares[-1])})"
+        )
+    return Prose(
+        f"The launch gap, `eager` minus `device`, adds to `{results.study.baseline}` {formats.listing(parts)}."
+        f"{_host(shares)}"
+    )
+
+
+def _host(shares: list[float]) -> str:
+    """Whether events around calls mostly time the host, in a sentence."""
+    mostly = [share > MOSTLY_HOST_PCT for share in shares]
+    if not any(mostly):
+        return ""
+    where = "There" if all(mostly) else "At the first" if mostly[0] else "At the second"
+    return f" {where}, a comparison by events around each call mostly compares the host."
+
+
+@exhibit("environment.clock")
+def clock_quality(results: Results) -> Table:
+    """The clock's own resolution and overhead."""
+    titles = {
+        "tick_us": "tick of the clock",
+        "nothing_us": "two readings with nothing between",
+        "smallest_graph_us": "a graph of one smallest kernel",
+    }
+    clocks = results.run.manifest["clocks"]
+    rows = [(title, formats.number(clocks[key])) for key, title in titles.items() if key in clocks]
+    note = "No interval is narrower than the clock's tick over the launches that a sample spans."
+    return Table(pd.DataFrame(rows, columns=["reading", "µs"]), "The clock itself.", note)

@@ -1,0 +1,235 @@
+"""The machine, its settings and ceilings, and the cases that were measured on it."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from attnlab.exhibits import cells, formats
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import shape_of
+from attnlab.exhibits.display import Figure, Prose, Table
+from attnlab.exhibits.formats import CI
+from attnlab.infer.cases import AXES, CASE
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.runs.rules import STEADY
+from attnlab.runs.schema import MEASURED
+from attnlab.study import implementations
+
+
+@exhibit("environment.telemetry")
+def telemetry(results: Results) -> Figure:
+    """Clock, power and temperature over the run."""
+    rows = results.run.samples.dropna(subset=["sm_clock_mhz"])
+    if rows.empty:
+        raise NotMeasured(f"Clock, power and temperature were not recorded: {results.run.manifest['telemetry']}")
+    moments = rows.drop_duplicates(["process", "clock", "cache", *AXES, "round"])
+    throttled = moments["throttled"].astype("boolean").fillna(False).astype(bool)
+    measures = {"sm_clock_mhz": "SM clock (MHz)", "power_w": "power (W)", "temperature_c": "temperature (°C)"}
+    drawing, grid = plt.subplots(3, 1, sharex=True, figsize=(7.2, 4.6))
+    for axes, (column, title) in zip(grid, measures.items(), strict=True):
+        for chosen, colour, label in ((~throttled, "#0072B2", "not throttled"), (throttled, "#D55E00", "throttled")):
+            part = moments[chosen]
+            style = {"color": colour, "label": label, "markersize": 2, "alpha": 0.4, "rasterized": True}
+            axes.plot(part["started_s"], part[column].astype(float), ".", **style)
+        axes.set_ylabel(title)
+    grid[-1].set_xlabel("time since the process began (s)")
+    legend = drawing.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, markerscale=4)
+    for handle in filter(None, legend.legend_handles):
+        handle.set_alpha(1)
+    return Figure(
+        drawing,
+        "The card during the run, read through NVML once a round, with all replicates overlaid; orange where it "
+        "throttled. NVML averages power over part of the time.",
+        "Three stacked scatter plots over time: SM clock, power and temperature of the card.",
+    )
+
+
+@exhibit("environment.throttling")
+def throttling(results: Results) -> Prose:
+    """Whether and at which shapes the card throttled, or why that isn't known."""
+    samples = results.run.samples
+    known = samples["throttled"].dropna()
+    if known.empty:
+        return Prose(f"Clock, power and throttling were not recorded: {results.run.manifest['telemetry']}.")
+    clocks = samples["sm_clock_mhz"].dropna()
+    share = 100 * float(known.astype(bool).mean())
+    return Prose(
+        f"The card reported that it throttled at {formats.percent(share)} of {len(known):,} samples; its SM clock was "
+        f"between {clocks.min():.0f} and {clocks.max():.0f} MHz, with a median of {clocks.median():.0f} MHz. "
+        f"{cells.at_shapes(results, results.study.shapes)} Implementations take turns and the host pauses between "
+        "samples, so one kernel without pause may settle at an even lower clock."
+    )
+
+
+@exhibit("environment.lacking")
+def lacking(results: Results) -> Prose:
+    """What the study asks for and this run does not have."""
+    manifest, cases = results.run.manifest, results.run.cases
+    notes = [f"the clock “{timing}” does not exist on this device" for timing in manifest["missing_clocks"]]
+    notes += [f"{c.title}: {c.how}" for c in results.ceilings.all if c.measured is None]
+    notes += [f"no telemetry: {manifest['telemetry']}"] if manifest["telemetry"] != "NVML" else []
+    for status, group in cases[cases["status"] != MEASURED].groupby("status"):
+        notes.append(f"{formats.count(len(group[CASE].drop_duplicates()), 'case')} {status}")
+    unsteady = cases[(cases["status"] == MEASURED) & ~cases["steady"].astype(bool)]
+    notes += (
+        [f"{formats.count(len(unsteady), 'warm-up')} ended without two windows within {100 * STEADY:g} %"]
+        if len(unsteady)
+        else []
+    )
+    if not results.run.complete:
+        notes.append(f"the run is not complete: `make measure RUN={results.run.name}` continues it")
+    if closed := manifest.get("closed_early"):
+        notes.append(
+            f"it was closed before it was complete, with {closed['replicates']} of the {results.study.replicates} "
+            f"replicates of its study, {closed['shapes']} of {closed['planned']} passes over a shape"
+        )
+    return Prose(
+        "This run lacks nothing that its study asks for."
+        if not notes
+        else "What this run lacks:\n\n" + "\n".join(f"- {n}" for n in notes)
+    )
+
+
+@exhibit("environment.effort")
+def effort(results: Results) -> Prose:
+    """How long measuring took, and how often it was interrupted and continued."""
+    samples = results.run.samples
+    if samples.empty:
+        raise NotMeasured("Nothing has been timed yet")
+    seconds = samples.groupby("process")["started_s"].max()
+    again = len(seconds) - samples["replicate"].nunique()
+    times = "once" if again == 1 else f"{again} times"
+    interrupted = f" It was interrupted and continued {times}." if again else ""
+    return Prose(
+        f"Measuring took {formats.number(float(seconds.sum()))} s from the start of each process to its last sample, "
+        f"{effort_words(results)}.{interrupted}"
+    )
+
+
+@exhibit("environment.run")
+def machine(results: Results) -> Prose:
+    """The run, its device and its date in a sentence."""
+    day = results.run.manifest["created"][:10]
+    return Prose(f"The run `{results.run.name}` was recorded on {device_words(results)} on {day}.")
+
+
+def effort_words(results: Results) -> str:
+    study, closed = results.study, results.run.manifest.get("closed_early")
+    taken = closed["replicates"] if closed else study.replicates
+    asked = "" if results.run.complete else "not all of them taken, "
+    replicates = f"{formats.count(taken, 'replicate')}, {'each ' if taken > 1 else ''}a fresh process"
+    return f"with {study.samples} samples a case under each timing, {asked}in {replicates}"
+
+
+def device_words(results: Results) -> str:
+    device = results.run.manifest["device"]
+    return (
+        f"one {device['name']}"
+        if device["kind"] == "cuda"
+        else f"the CPU ({device['name']}, {device['threads']} threads)"
+    )
+
+
+@exhibit("environment.machine")
+def machine_table(results: Results) -> Table:
+    """The machine that measured."""
+    manifest, environment = results.run.manifest, results.run.manifest["environment"]
+    device, card = manifest["device"], environment["card"]
+    rows = {
+        "device": device["name"],
+        "compute capability": device.get("compute_capability"),
+        "multiprocessors": device.get("multiprocessors"),
+        "threads": device.get("threads"),
+        "last level of cache": f"{formats.mebibytes(device['l2_bytes'])} MiB",
+        "memory": f"{formats.number(device['memory_bytes'] / 2**30)} GiB",
+        "highest SM clock": _with_unit(card.get("sm_clock_max_mhz"), "MHz"),
+        "power limit": _with_unit(card.get("power_limit_w"), "W"),
+        "driver": environment["driver"],
+        "CUDA, cuDNN": f"{environment['cuda']}, {environment['cudnn']}",
+        "PyTorch": environment["packages"]["torch"],
+        "Python, system": f"{environment['python']}, {environment['system']}",
+        "telemetry": manifest["telemetry"],
+    }
+    frame = pd.DataFrame(
+        [(key, value) for key, value in rows.items() if value not in (None, "")], columns=["", "value"]
+    )
+    return Table(frame, "The machine, as recorded in the run's manifest.")
+
+
+@exhibit("environment.settings")
+def settings(results: Results) -> Table:
+    """The settings that were locked."""
+    locked = results.run.manifest["environment"]["settings"]
+    frame = pd.DataFrame(
+        [(key.replace("_", " "), str(value)) for key, value in locked.items()], columns=["setting", "read back"]
+    )
+    note = "Read back from PyTorch after locking and asserted in each process; a failed assertion stops the run."
+    return Table(frame, "The locked environment.", note)
+
+
+@exhibit("environment.parameters")
+def parameters(results: Results) -> Table:
+    """The parameters of the study."""
+    study = results.study
+    rows = {
+        "study": f"{study.name}: {study.title}",
+        "implementations": ", ".join(study.implementations),
+        "baseline": study.baseline,
+        "target shape": study.target_shape.label,
+        "timings (clock, cache)": ", ".join(str(timing) for timing in study.timings),
+        "samples a case and replicate": study.samples,
+        "replicates": study.replicates,
+        "warm-up calls, at least": study.warmup_calls,
+        "longest call that is timed (ms)": f"{study.longest_call_ms:g}",
+        "shapes": len(study.shapes),
+    }
+    return Table(pd.DataFrame(rows.items(), columns=["parameter", "value"]).astype(str), "What was measured.")
+
+
+@exhibit("environment.ceilings")
+def ceilings(results: Results) -> Table:
+    """The measured ceilings beside the datasheet's."""
+    rows = [
+        {
+            "ceiling": ceiling.title,
+            f"measured [{CI}]": formats.stacked(ceiling.measured) if ceiling.measured else None,
+            "unit": ceiling.unit,
+            "datasheet": formats.number(ceiling.datasheet) if ceiling.datasheet else "n/a",
+            "of datasheet": formats.percent(100 * ceiling.measured.estimate / ceiling.datasheet)
+            if ceiling.measured and ceiling.datasheet
+            else "n/a",
+            "SM clock (MHz)": None if ceiling.sm_clock_mhz is None else f"{ceiling.sm_clock_mhz:.0f}",
+            "how": ceiling.how,
+        }
+        for ceiling in results.ceilings.all
+    ]
+    return Table(pd.DataFrame(rows), "Ceilings of this machine, measured in this run, beside the datasheet's.")
+
+
+@exhibit("environment.cases")
+def cases(results: Results) -> Table | Prose:
+    """The cases that were not measured, and why."""
+    rows = results.run.cases
+    rows = rows[rows["status"] != MEASURED].drop_duplicates(["implementation", *AXES, "status"])
+    if rows.empty:
+        return Prose("No case so far failed, was skipped or ran out of memory.")
+    frame = pd.DataFrame(
+        {
+            "implementation": [_turn(name) for name in rows["implementation"]],
+            "shape": [shape_of(row).label for row in rows.to_dict("records")],
+            "status": rows["status"],
+            "reason": [formats.shortened(reason) for reason in rows["reason"]],
+        }
+    )
+    return Table(frame, "Cases that have no latency, and why.")
+
+
+def _turn(name: str) -> str:
+    """An implementation as it is shown; the control is the baseline, again."""
+    return f"{implementations.under_control(name)} again" if implementations.is_control(name) else name
+
+
+def _with_unit(value: Any, unit: str) -> str | None:
+    return None if value is None else f"{value:g} {unit}"

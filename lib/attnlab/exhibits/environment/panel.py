@@ -1,0 +1,256 @@
+"""Whether the clock is right: the same calls timed by every available clock, and why each differs from ours.
+
+A method is compared with our clock with the same cache: warm methods with ``device``, cold ones with ``device.cold``.
+Methods that took turns in one process are compared round by round; Nsight Compute and NVBench ran in processes of their
+own and are compared with the median of ours.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.display import Figure, Prose, Table
+from attnlab.exhibits.formats import CI
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.panel import NEAR_PCT, NEAR_US, SHORT_US, Panel, Reading, bracketed, of, pieces_of
+from attnlab.infer.results import Results
+from attnlab.runs import methods
+from attnlab.study.shapes import Shape
+
+TITLES = {
+    methods.DEVICE: "`device`",
+    methods.CUPTI_GRAPH: "CUPTI, in the graph",
+    methods.CUPTI_SPAN: "CUPTI, with gaps",
+    methods.CUPTI: "CUPTI, called",
+    methods.NCU: "Nsight Compute",
+    methods.NVBENCH_BATCH: "NVBench, batch",
+    methods.TRITON_CUDAGRAPH: "Triton, graph",
+    methods.EAGER: "`eager`",
+    methods.DEVICE_TRACED: "`device`, traced",
+    methods.DEVICE_COLD: "`device`, cold",
+    methods.NCU_COLD: "Nsight Compute, flushed",
+    methods.NVBENCH_COLD: "NVBench, cold",
+    methods.TRITON_DO_BENCH: "Triton, do_bench",
+}
+LOOKS = {
+    methods.CUPTI_GRAPH: ("#0072B2", "o"),
+    methods.CUPTI_SPAN: ("#56B4E9", "P"),
+    methods.CUPTI: ("#000000", "s"),
+    methods.NCU: ("#009E73", "D"),
+    methods.NVBENCH_BATCH: ("#CC79A7", "v"),
+    methods.TRITON_CUDAGRAPH: ("#E69F00", "^"),
+    methods.EAGER: ("#D55E00", "X"),
+    methods.NCU_COLD: ("#009E73", "D"),
+    methods.NVBENCH_COLD: ("#CC79A7", "v"),
+    methods.TRITON_DO_BENCH: ("#E69F00", "^"),
+}
+
+
+CAUSES = {
+    methods.CUPTI_GRAPH: "It times only what runs on the device; ours includes the time from the end of one kernel "
+    "to the start of the next, which a program pays for too.",
+    methods.CUPTI_SPAN: "It includes that time too, but tracing lengthens it.",
+    methods.CUPTI: "It times only what runs on the device, with each call launched by the host instead of by a graph.",
+    methods.NCU: "It runs each kernel alone and after a pause, in which the card rests, and leaves out what is not a "
+    "kernel, such as clearing memory.",
+    methods.NVBENCH_BATCH: "The graph that ours replays, between its own events.",
+    methods.TRITON_CUDAGRAPH: "The same calls in a graph of its own, between its own events.",
+    methods.EAGER: "The launch gap: the host launches into an idle stream, between the events.",
+    methods.NCU_COLD: "As Nsight Compute above, after our flush.",
+    methods.NVBENCH_COLD: "One call's graph on a held stream, as ours, after a flush of its own.",
+    methods.TRITON_DO_BENCH: "A plain call after a write of 256 MB, so a cold number; where a call launches many "
+    "kernels, the card waits for the host between them.",
+}
+
+
+@exhibit("environment.panel.warm")
+def warm(results: Results) -> Table:
+    """Every warm method, compared with the device clock."""
+    return _table(of(results), methods.DEVICE, methods.compared("warm"), "The panel of clocks, warm cache")
+
+
+@exhibit("environment.panel.cold")
+def cold(results: Results) -> Table:
+    """Every cold method, compared with the device clock with a cold cache."""
+    return _table(of(results), methods.DEVICE_COLD, methods.compared("cold"), "The panel of clocks, cold cache")
+
+
+@exhibit("environment.panel")
+def gaps(results: Results) -> Figure:
+    """The difference of each method from our clock, over the latency."""
+    panel = of(results)
+    drawing, grid = plt.subplots(1, 3, sharey=True, figsize=(7.2, 4.4))
+    by_cupti = methods.of_group("cupti")
+    others = [method for method in methods.compared("warm") if method not in by_cupti]
+    groups = (("CUPTI", by_cupti), ("others, warm cache", others), ("others, cold cache", methods.compared("cold")))
+    for axes, (title, shown) in zip(grid, groups, strict=True):
+        _band(axes, panel)
+        for method in shown:
+            readings = panel.readings(method)
+            if not readings:
+                continue
+            colour, marker = LOOKS[method]
+            us = [reading.ours_us for reading in readings]
+            look = {"color": colour, "marker": marker, "markersize": 4, "label": _plain(TITLES[method])}
+            axes.plot(us, [reading.gap.estimate for reading in readings], linestyle="none", **look)
+            axes.vlines(us, *_ends(readings), color=colour, linewidth=0.8, alpha=0.6)
+        axes.set(title=title, xscale="log", xlabel="our clock (µs)")
+        axes.set_yscale("symlog", linthresh=0.1)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=7)
+    grid[0].set_ylabel("other clock minus ours (µs)")
+    return Figure(
+        drawing,
+        f"The difference of every other clock from ours with the same cache. Grey: {NEAR_US:g} µs below {SHORT_US} µs "
+        f"and {NEAR_PCT:g} % above. Linear within 0.1 µs, logarithmic beyond.",
+        "Three scatter plots over latency: the difference of each other clock from ours in microseconds.",
+    )
+
+
+@exhibit("environment.agreement")
+def agreement(results: Results) -> Prose:
+    """Whether our clock is right, by CUPTI."""
+    panel = of(results)
+    found = {case: where for case in panel.cases if (where := bracketed(panel, case))}
+    if not found:
+        raise NotMeasured(f"CUPTI timed nothing to compare our clock with: {panel.why(methods.CUPTI_GRAPH)}")
+    cases = {where: [_case(case) for case in found if found[case] == where] for where in ("in", "out", "unsure")}
+    text = (
+        "CUPTI, which reads the device's own time stamps, brackets our clock. The durations of the kernels in the "
+        "graph that `device` replays are a lower bound, since they leave out the time between kernels. The time from "
+        "the start of the first to the end of the last is an upper bound, since tracing lengthens it. `device` is in "
+        f"the bracket, or within {NEAR_US:g} µs of it below {SHORT_US} µs and within {NEAR_PCT:g} % above, in "
+        f"{len(cases['in'])} of {len(found)} cases."
+    )
+    text += f" It is outside at {'; '.join(cases['out'])}." if cases["out"] else ""
+    text += f" These rounds scatter too much to decide at {'; '.join(cases['unsure'])}." if cases["unsure"] else ""
+    return Prose(" ".join(filter(None, (text, _traced(panel), _kernels_alone(results, panel)))))
+
+
+def _traced(panel: Panel) -> str:
+    """The difference of our clock from CUPTI's span around the same replay, without drift between the two."""
+    readings = [
+        found for case in panel.cases if (found := panel.against(case, methods.CUPTI_SPAN, methods.DEVICE_TRACED))
+    ]
+    if not readings:
+        return ""
+    near = sum(reading.near for reading in readings)
+    short = [-reading.gap.estimate for reading in readings if reading.short]
+    long = [-reading.gap_pct for reading in readings if not reading.short]
+    parts = [f"{_range(short, 'µs')} below {SHORT_US} µs"] if short else []
+    parts += [f"{_range(long, '%')} above"] if long else []
+    return (
+        "Around the same replay that CUPTI traces, our clock and CUPTI's agree within those limits in "
+        f"{near} of {len(readings)} cases: ours differs by {' and '.join(parts)}."
+    )
+
+
+def _kernels_alone(results: Results, panel: Panel) -> str:
+    """The difference of our clock from the kernels alone, by the number of pieces of work in a call."""
+    groups: dict[int, dict[str, Reading]] = {}
+    for case in panel.cases:
+        reading, pieces = panel.reading(case, methods.CUPTI_GRAPH), pieces_of(results, case[0])
+        if reading and pieces:
+            groups.setdefault(pieces, {})[_case(case)] = reading
+    parts = []
+    for pieces, readings in sorted(groups.items()):
+        short = [-reading.gap.estimate for reading in readings.values() if reading.short]
+        far = [f"{case}, {_signed(-readings[case].gap.estimate)} µs" for case in readings if not readings[case].near]
+        gap = f"{formats.number(float(np.median(short)), 2)} µs below {SHORT_US} µs; " if short else ""
+        but = f", not {far[0]}" if len(far) == 1 else ""
+        within = f"{len(readings) - len(far)} of {len(readings)} within those limits{but}"
+        parts.append(f"calls of {formats.count(pieces, 'piece')} ({gap}{within})")
+    if not parts:
+        return ""
+    return (
+        "Our clock reads more than the kernels alone by the time between them, which grows with the number of pieces "
+        f"of work (kernels and memory operations) in a call: {formats.listing(parts)}."
+    )
+
+
+@exhibit("environment.panel.explained")
+def explained(results: Results) -> Prose:
+    """The difference of each method from our clock, and its cause."""
+    panel = of(results)
+    lines = [
+        _explanation(method, panel.readings(method))
+        for method in (*methods.compared("warm"), *methods.compared("cold"))
+    ]
+    absent = [f"- {TITLES[m]}: not used: {panel.why(m)}." for m in CAUSES if not panel.readings(m) and panel.why(m)]
+    return Prose("\n".join([*filter(None, lines), *absent]))
+
+
+def _explanation(method: str, readings: list[Reading]) -> str:
+    if not readings:
+        return ""
+    short = [reading.gap.estimate for reading in readings if reading.short]
+    long = [reading.gap_pct for reading in readings if not reading.short]
+    parts = []
+    if short:
+        parts.append(f"{_range(short, 'µs')} below {SHORT_US} µs")
+    if long:
+        parts.append(f"{_range(long, '%')} above")
+    against = "`device`" if methods.reference(method) == methods.DEVICE else "`device` cold"
+    return f"- {TITLES[method]}, against {against}: {' and '.join(parts)}. {CAUSES[method]}"
+
+
+def _range(values: list[float], unit: str) -> str:
+    """``+0.12 µs (−0.01 to +0.40)``: the median, and the range where there is one."""
+    middle = _signed(float(np.median(values)), unit)
+    return middle if len(values) == 1 else f"{middle} ({_signed(min(values))} to {_signed(max(values))})"
+
+
+def _signed(value: float, unit: str = "") -> str:
+    sign = "+" if value > 0 else ""
+    return f"{sign}{formats.number(value, 2)}{' ' * bool(unit)}{unit}"
+
+
+def _band(axes: Axes, panel: Panel) -> None:
+    longest = max(panel.ours_us(case) for case in panel.cases)
+    spans = [(np.array([panel.ours_us(panel.cases[0]), SHORT_US]), np.full(2, NEAR_US))]
+    if longest > SHORT_US:
+        long = np.geomspace(SHORT_US, longest, 50)
+        spans.append((long, long * NEAR_PCT / 100))
+    for us, near in spans:
+        axes.fill_between(us, -near, near, color="#888888", alpha=0.2, linewidth=0)
+
+
+def _ends(readings: list[Reading]) -> tuple[list[float], list[float]]:
+    return [reading.gap.low for reading in readings], [reading.gap.high for reading in readings]
+
+
+def _table(panel: Panel, ours: str, theirs: list[str], caption: str) -> Table:
+    readings = {method: {case: panel.reading(case, method) for case in panel.cases} for method in theirs}
+    there = [method for method in theirs if any(readings[method].values())]
+    first = f"{_plain(TITLES[ours])} (µs)"
+    rows = [
+        dict[str, str | None]({"case": _case(case), first: formats.stacked(panel.median(case, ours))})
+        | {_plain(TITLES[method]): _gap(readings[method][case]) for method in there}
+        for case in panel.cases
+        if panel.timed(case, ours)
+    ]
+    absent = [f"{TITLES[method]}: {panel.why(method)}" for method in theirs if method not in there]
+    note = (
+        f"Medians with {CI} intervals; for the other methods, how much more (+) or less (−) they read, in µs and in "
+        "percent of ours. With fewer than six rounds, the interval is from the smallest to the largest."
+    )
+    note += f" Not used: {'; '.join(absent)}." if absent else ""
+    return Table(pd.DataFrame(rows), f"{caption}: the difference of each method from {TITLES[ours]}.", note)
+
+
+def _gap(reading: Reading | None) -> str | None:
+    if reading is None:
+        return None
+    return f"{_signed(reading.gap.estimate)}\n({_signed(reading.gap_pct, '%')})"
+
+
+def _case(case: tuple[str, Shape]) -> str:
+    name, shape = case
+    return f"{name}, B·H={shape.batch * shape.heads} S={shape.seq_len}{' causal' if shape.causal else ''}"
+
+
+def _plain(title: str) -> str:
+    return title.replace("`", "")

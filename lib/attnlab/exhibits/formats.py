@@ -1,0 +1,160 @@
+"""Numbers as tables and sentences print them: no more digits than their interval supports."""
+
+import math
+
+from attnlab.infer.stats import Interval
+from attnlab.runs import rules
+from attnlab.study.shapes import Shape
+
+CI = f"{100 * rules.CONFIDENCE:g} %"
+"""The confidence of every interval."""
+MARGIN = f"{100 * rules.EQUIVALENCE_MARGIN:g} %"
+"""The margin of equivalence."""
+
+
+def number(value: float, digits: int = 3) -> str:
+    """`digits` significant digits, scientific below 0.0001, with a thousands separator; an em dash for NaN."""
+    if value is None or math.isnan(value):
+        return "—"
+    if math.isinf(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    text = f"{value:.{digits - 1}e}" if exponent < -4 else f"{value:,.{max(0, digits - 1 - exponent)}f}"
+    return _with_minus(text)
+
+
+def signed(value: float) -> str:
+    """Two decimals, always with a sign."""
+    return _with_minus(f"{value:+.2f}")
+
+
+def decimals_for(interval: Interval) -> int:
+    """Decimals that show an interval's width to two digits and its estimate to three, at most four."""
+    widths = [interval.high - interval.low, interval.estimate / 10]
+    finite = [width for width in widths if 0 < width < math.inf]
+    return min(4, max(0, *(1 - math.floor(math.log10(width)) for width in finite))) if finite else 3
+
+
+def interval(value: Interval) -> str:
+    """``47.46 [47.41, 47.52]``."""
+    if math.isnan(value.estimate):
+        return "—"
+    decimals = decimals_for(value)
+    estimate, low, high = (_fixed(end, decimals) for end in (value.estimate, value.low, value.high))
+    return f"{estimate} [{low}, {high}]"
+
+
+def stacked(value: Interval) -> str:
+    """As `interval`, on two lines: for tables of many columns."""
+    return interval(value).replace(" [", "\n[")
+
+
+def percent(value: float) -> str:
+    """A percentage with one decimal below ten and none above."""
+    if not math.isfinite(value):
+        return number(value)
+    return _with_minus(f"{value:.1f} %" if abs(value) < 10 else f"{value:.0f} %")
+
+
+def change(value: Interval) -> str:
+    """A change in percent, always with a sign: ``−12.3 % [−12.5, −12.1]``."""
+    if math.isnan(value.estimate):
+        return "—"
+    widths = Interval(abs(value.estimate), value.low, value.high)
+    decimals = min(1, decimals_for(widths)) if abs(value.estimate) < 1000 else 0
+    ends = (_with_minus(f"{end:+,.{decimals}f}") for end in (value.low, value.high))
+    return f"{_with_minus(f'{value.estimate:+,.{decimals}f}')} % [{', '.join(ends)}]"
+
+
+def times(value: float) -> str:
+    """A factor: ``1.30×``."""
+    return f"{number(value)}×"
+
+
+def multiple(factor: float) -> str:
+    """A factor in a sentence: ``twice``, ``2.5 times``."""
+    return "twice" if factor == 2 else f"{factor:g} times"
+
+
+def kibibytes(value: float) -> str:
+    """Bytes in KiB, without trailing zeros."""
+    return f"{value / 2**10:,.4g}"
+
+
+def mebibytes(value: float) -> str:
+    """Bytes in MiB."""
+    return number(value / 2**20)
+
+
+def pvalue(value: float) -> str:
+    """A p-value with four decimals; below 0.0001, that bound."""
+    return "<0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def kernel(name: str) -> str:
+    """A kernel's name without its arguments.
+
+    Template arguments run to hundreds of characters, and the name before them distinguishes kernels. In CUTLASS's
+    wrapper, the first argument is the kernel.
+    """
+    plain = name.removeprefix("void ")
+    for wrapper in ("(anonymous namespace)::", "<unnamed>::", "cutlass::Kernel2<"):
+        plain = plain.replace(wrapper, "")
+    return shortened(plain.split("<")[0].split("(")[0].split(">")[0], 90)
+
+
+def shortened(text: str, most: int = 160) -> str:
+    """A text, cut to `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def clause(text: str, most: int = 200) -> str:
+    """A text as a part of a sentence: on one line, without its full stop."""
+    return shortened(" ".join(text.split()).rstrip("."), most)
+
+
+def ended(text: str, most: int = 200) -> str:
+    """A `clause` that ends a sentence: with a full stop, unless it was cut."""
+    short = clause(text, most)
+    return short if short.endswith("…") else f"{short}."
+
+
+def listing(words: list[str]) -> str:
+    """``a, b and c``."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
+
+
+def count(amount: int, one: str) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{amount:,} {one if amount == 1 else one + 's'}"
+
+
+def shapes(values: list[Shape]) -> str:
+    """``B=32 H=8 S=4096 and 8192, with and without the causal mask``, groups separated by semicolons."""
+    masks: dict[tuple[int, int, str, int], set[bool]] = {}
+    for value in values:
+        special = "".join(f", {word}" for word in value.special)
+        masks.setdefault((value.batch, value.heads, special, value.seq_len), set()).add(value.causal)
+    groups: dict[tuple[int, int, str, bool, bool], list[str]] = {}
+    for (batch, heads, special, length), found in masks.items():
+        groups.setdefault((batch, heads, special, True in found, False in found), []).append(str(length))
+    return "; ".join(
+        f"B={batch} H={heads} S={listing(lengths)}{_masks(causal, full)}{special}"
+        for (batch, heads, special, causal, full), lengths in groups.items()
+    )
+
+
+def _masks(causal: bool, full: bool) -> str:
+    if causal:
+        return ", with and without the causal mask" if full else ", causal"
+    return ""
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return _with_minus(f"{value:,.{decimals}f}").replace("inf", "∞")
+
+
+def _with_minus(text: str) -> str:
+    return f"−{text[1:]}" if text.startswith("-") else text

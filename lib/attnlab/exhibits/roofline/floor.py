@@ -1,0 +1,195 @@
+"""The roofline, the floor of each shape, and the speed of light of each implementation."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.baseline.sweeps import place
+from attnlab.exhibits.catalogue import baseline, exhibit
+from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, explanations, light
+from attnlab.exhibits.display import Figure, Prose, Table
+from attnlab.exhibits.style import (
+    AXIS_TITLES,
+    LEGEND_COLUMNS,
+    draw_lines,
+    legend,
+    look,
+    panels_of,
+    plain_logarithm,
+    sweep_title,
+)
+from attnlab.infer.ceilings import Ceiling
+from attnlab.infer.lookup import NotMeasured, axis_of
+from attnlab.infer.results import Results
+from attnlab.study.shapes import Shape
+
+
+@exhibit("roofline.speed_of_light")
+def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_len")) -> Figure:
+    """The speed of light of each implementation along sweeps of lengths."""
+    if not any(results.ceilings.terms_us(shape) for shape in results.study.shapes):
+        raise NotMeasured("No ceiling was measured, so there is no floor to compare with")
+    drawing, panels = panels_of(results, sweeps)
+    for axes, sweep in panels:
+        draw_lines(axes, results, sweep, "speed_of_light_pct")
+        axes.axhline(100, color="#888888", linewidth=1, linestyle="--")
+        axes.set(title=sweep_title(sweep), ylabel="speed of light (%)" if axes is panels[0][0] else "")
+        axes.set_ylim(bottom=0)
+    legend(drawing)
+    return Figure(
+        drawing,
+        "Floor over median latency: the share of what the measured ceilings allow. The dashed line is the floor.",
+        "Line plots of the percentage of the speed of light over sequence length, one line for each implementation.",
+    )
+
+
+@exhibit("roofline.roofline")
+def roofline(results: Results) -> Figure:
+    """Throughput against intensity, under the measured ceilings and those of the datasheet."""
+    rows = results.under(results.headline)
+    dtype = results.study.target_shape.dtype
+    rows = rows[rows["dtype"] == dtype]
+    if rows.empty:
+        raise NotMeasured(f"Nothing has a latency in {dtype}, {results.headline.words}")
+    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
+    furthest = np.nanmax([rows["intensity"].max(), results.ceilings.ridge(dtype)])
+    span = np.geomspace(rows["intensity"].min() / 2, furthest * 2, 200)
+    ceilings = _roof(axes, span, results, dtype)
+    for name in results.study.implementations:
+        for causal, fill in ((False, None), (True, "none")):
+            points = rows[(rows["implementation"] == name) & (rows["causal"] == causal)]
+            style = look(name) | {"linestyle": "none", "label": "_" if causal else name}
+            if fill is not None:
+                style["markerfacecolor"] = fill
+            axes.plot(points["intensity"], points["throughput_tflops"], **style)
+    axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP per compulsory byte)", ylabel="throughput (TFLOP/s)")
+    axes.set_ylim(bottom=rows["throughput_tflops"].min() / 2)
+    plain_logarithm(axes.yaxis)
+    plain_logarithm(axes.xaxis)
+    handles = [handle for handle in axes.get_legend_handles_labels()[0] if handle not in ceilings]
+    drawing.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), LEGEND_COLUMNS))
+    if ceilings:  # outside: within the axes a slow implementation may be anywhere
+        drawing.legend(handles=ceilings, loc="outside lower center", ncols=2)
+    caption = [f"Roofline in {dtype}; {results.headline.words}."]
+    if rows["causal"].any():
+        caption.append("Open markers are causal.")
+    if not np.isnan(results.ceilings.rate("exponentials")):
+        head_dim = results.study.target_shape.head_dim
+        caption.append(f"The ceiling of exponentials is for one exponential per score, at D={head_dim}.")
+    return Figure(
+        drawing,
+        " ".join(caption),
+        "Roofline plot: throughput over operational intensity on logarithmic axes, under memory and compute ceilings.",
+    )
+
+
+def _roof(axes: Axes, span: np.ndarray, results: Results, dtype: str) -> list[Any]:
+    """Draw the ceilings over a span of intensities and return what a legend needs."""
+    ceilings = {ceiling.name: ceiling for ceiling in results.ceilings.all}
+    memory_gbs, product = ceilings.get("copy"), ceilings.get(f"matmul.{dtype}")
+    lines = []
+    for source, style in (("measured", "-"), ("datasheet", "--")):
+        bandwidth, peak = _rate(memory_gbs, source), _rate(product, source)
+        if bandwidth and peak:
+            label = f"{source}: {formats.number(bandwidth)} GB/s, {formats.number(peak)} TFLOP/s"
+            roof = np.minimum(span * bandwidth / 1e3, peak)
+            lines += axes.plot(span, roof, style, color="#444444", linewidth=1.2, label=label)
+    exponentials = results.ceilings.rate("exponentials")
+    if not np.isnan(exponentials):
+        limit = 4 * results.study.target_shape.head_dim * exponentials / 1e3
+        label = f"exponentials: {formats.number(limit)} TFLOP/s"
+        lines.append(axes.axhline(limit, linestyle=":", color="#444444", linewidth=1.2, label=label))
+    return lines
+
+
+def _rate(ceiling: Ceiling | None, source: str) -> float | None:
+    if ceiling is None:
+        return None
+    if source == "datasheet":
+        return ceiling.datasheet
+    return ceiling.measured.estimate if ceiling.measured else None
+
+
+@exhibit("roofline.regimes")
+def regimes(results: Results, sweep: str = "seq_len") -> Prose:
+    """The ceiling that limits each length."""
+    limits: dict[str, list[Shape]] = {}
+    for shape in results.sweep(sweep):
+        if not results.ceilings.terms_us(shape):
+            raise NotMeasured("No ceiling was measured, so what limits a shape is not known")
+        limits.setdefault(results.ceilings.limit(shape), []).append(shape)
+    parts = [f"{_lengths(shapes)} by {limit}" for limit, shapes in limits.items()]
+    return Prose(f"By the measured ceilings, the floor is set at {'; '.join(parts)}.{_ridge(results)}")
+
+
+def _ridge(results: Results) -> str:
+    """The ridge between memory and matrix products in a sentence; empty if one was not measured."""
+    target = results.study.target_shape
+    ridge = results.ceilings.ridge(target.dtype)
+    if math.isnan(ridge):
+        return ""
+    side = "right" if target.intensity > ridge else "left"
+    return (
+        f" The ridge between memory and matrix products is at {formats.number(ridge)} FLOP/byte in {target.dtype}; "
+        f"the target's intensity, {formats.number(target.intensity)} FLOP/byte, is to the {side} of it."
+    )
+
+
+def _lengths(shapes: list[Shape]) -> str:
+    return "S = " + formats.listing([str(shape.seq_len) for shape in shapes])
+
+
+@exhibit("roofline.floors.seq_len", name="seq_len", implementation=baseline)
+@exhibit("roofline.floors.causal_seq_len", name="causal seq_len", implementation=baseline)
+def floors(results: Results, name: str, implementation: str) -> Table:
+    """Intensity, the time by each ceiling, the limit and the speed of light, along a sweep."""
+    axis, rows, along = axis_of(name), [], results.along(name, implementation)
+    for shape, row in along:
+        terms = results.ceilings.terms_us(shape)
+        rows.append(
+            {
+                LETTERS[axis]: getattr(shape, axis),
+                "GFLOP": formats.number(shape.flops / 1e9),
+                "MB": formats.number(shape.bytes / 1e6),
+                "FLOP/byte": formats.number(shape.intensity),
+                "matrix (µs)": formats.number(terms.get(f"matmul.{shape.dtype}", np.nan)),
+                "memory (µs)": formats.number(terms.get("copy", np.nan)),
+                "exp (µs)": formats.number(terms.get("exponentials", np.nan)),
+                "limit": row["limit"],
+                "median (µs)": formats.number(row["median_us"], 4),
+                "speed of light": light(row),
+            }
+        )
+    shapes = [shape for shape, _ in along]
+    parts = [
+        _ceilings_note(results, shapes),
+        CAUSAL_NOTE if shapes[0].causal else "",
+        explanations([row for _, row in along]),
+    ]
+    caption = (
+        f"Roofline along the {AXIS_TITLES[axis]}, `{implementation}`{', causal' if shapes[0].causal else ''}: the "
+        f"least time by each ceiling, and the largest of these over the median; {results.headline.words}."
+    )
+    note = " ".join(filter(None, parts))
+    return Table(pd.DataFrame(rows), caption, note, place(results, shapes))
+
+
+def _ceilings_note(results: Results, shapes: list[Shape]) -> str:
+    """The clock at which the ceilings were measured, where it affects a speed of light."""
+    if not any(ceiling.sm_clock_mhz for ceiling in results.ceilings.all):
+        return ""
+    note = "The ceilings were measured in bursts, at the SM clock in [](#environment.ceilings)."
+    everywhere = set(results.held_back())
+    throttled = [shape for shape in shapes if shape in everywhere]
+    if not throttled:
+        return note
+    return (
+        f"{note} At {formats.shapes(throttled)} the card throttled during more than half of the samples, so the speed "
+        "of light there is relative to ceilings at a higher clock."
+    )

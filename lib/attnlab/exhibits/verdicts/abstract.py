@@ -1,0 +1,64 @@
+"""The findings of a run in one paragraph."""
+
+import math
+
+from attnlab.exhibits import cells, decisions, formats
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.display import Prose
+from attnlab.exhibits.environment.machine import device_words, effort_words
+from attnlab.exhibits.kernels.climb import standing_sentence
+from attnlab.exhibits.verdicts.target import interval_us
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+
+
+@exhibit("verdicts.abstract")
+def abstract(results: Results) -> Prose:
+    """The paper in one paragraph."""
+    study = results.study
+    return Prose(
+        f"We measure {formats.count(len(study.implementations), 'implementation')} of scaled dot-product attention on "
+        f"{device_words(results)} at {formats.count(len(study.shapes), 'shape')}, {effort_words(results)}. "
+        f"{_at_target(results)} {_standing(results)}Every timed case was checked against a float64 oracle before and "
+        "after it was timed. The samples are in the run's folder; their hashes, and those of the code that took them, "
+        "are in [](#environment.hashes)."
+    )
+
+
+def _at_target(results: Results) -> str:
+    """The sentences about the target shape."""
+    shape = results.study.target_shape
+    try:
+        row = results.row(results.study.baseline, shape)
+    except NotMeasured as missing:
+        return f"{missing}."
+    share = row["speed_of_light_pct"]
+    light = (
+        ""
+        if math.isnan(share)
+        else f", {formats.percent(share)} of what the ceilings measured in the same run allow"
+        f"{cells.explained(row['bandwidth_mark'])}"
+    )
+    return (
+        f"At the target shape {shape.label}, `{row.name}` takes {interval_us(row)} ({results.headline.words})"
+        f": {formats.number(row['throughput_tflops'])} TFLOP/s{cells.explained(row['throughput_mark'])}{light}. "
+        f"{_fastest_statement(results)}"
+    )
+
+
+def _standing(results: Results) -> str:
+    """The sentence about hand-written kernels; empty for a run without any."""
+    sentence = standing_sentence(results)
+    return f"{sentence} " if sentence else ""
+
+
+def _fastest_statement(results: Results) -> str:
+    shape = results.study.target_shape
+    fastest = results.fastest(shape)
+    if fastest == results.study.baseline:
+        return "No implementation has a smaller median there."
+    verdict = results.compare(fastest, shape)
+    return (
+        f"`{fastest}` has the smallest median there; it is {decisions.relation(verdict)} `{results.study.baseline}` "
+        f"(speedup {formats.interval(verdict.speedup)}){decisions.claim(verdict)}."
+    )

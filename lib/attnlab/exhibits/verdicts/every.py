@@ -1,0 +1,228 @@
+"""Every comparison of a run with its baseline: counted, mapped and listed."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.decisions import CLAIMABLE, EQUIVALENT, FASTER, INCONCLUSIVE, SLOWER, kind
+from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.verdicts.target import REGIME_NOTE, judged, pvalue_note
+from attnlab.infer import regimes
+from attnlab.infer.lookup import NotMeasured, axis_of
+from attnlab.infer.results import Comparison, Results, comparisons
+from attnlab.infer.stats import Verdict, holm
+from attnlab.runs.rules import ALPHA
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+NO_LATENCY = "no latency"
+LOOKS = {
+    CLAIMABLE: ("★", "#08519c", "white"),
+    FASTER: ("▲", "#c6dbef", "black"),
+    EQUIVALENT: ("=", "#e3e3e3", "black"),
+    INCONCLUSIVE: ("?", "#ffffff", "black"),
+    SLOWER: ("▼", "#fdd0a2", "black"),
+    NO_LATENCY: ("×", "#ffffff", "#777777"),
+}
+"""Symbol, fill and ink of a cell; the symbol distinguishes cells in grey."""
+COUNTED = (FASTER, SLOWER, EQUIVALENT, INCONCLUSIVE)
+LETTERS = {"batch": "B", "heads": "H", "seq_len": "S", "head_dim": "D"}
+
+
+@exhibit("verdicts.counted")
+def counted(results: Results) -> Prose:
+    """How many comparisons were made, how they were corrected, and how they were decided."""
+    tested = comparisons(results)
+    families = {(one.shape, one.timing) for one in tested}
+    adjusted = holm([one.unadjusted for one in tested])
+    differing = [p for one, p in zip(tested, adjusted, strict=True) if one.verdict.decision in (FASTER, SLOWER)]
+    counts = _counts(tested)
+    parts = [f"{counts[decision]:,} {decision}" for decision in COUNTED]
+    kept = sum(p < ALPHA for p in differing)
+    return Prose(
+        f"{formats.count(len(tested), 'comparison')} with `{results.study.baseline}` were tested. The candidates at "
+        f"one shape under one timing are a family; there are {len(families):,} families, and Holm adjusts p-values "
+        f"within each. The verdicts: {formats.listing(parts)}; {counts[CLAIMABLE]:,} are claimable. With an adjustment "
+        f"over all {len(tested):,} at once, {kept:,} of the {len(differing):,} that are faster or slower keep "
+        f"p < {ALPHA:g}."
+    )
+
+
+@exhibit("verdicts.by_timing")
+def by_timing(results: Results) -> Table:
+    """How many verdicts of each kind there are under each timing."""
+    tested = comparisons(results)
+    groups = {str(timing): [one for one in tested if one.timing == timing] for timing in results.timings}
+    return _counted("timing", groups | {"all": tested}, "Verdicts by timing.")
+
+
+@exhibit("verdicts.by_candidate")
+def by_candidate(results: Results) -> Table:
+    """How many verdicts of each kind there are on each candidate, over all shapes and timings."""
+    tested = comparisons(results)
+    names = [name for name in results.study.implementations if name != results.study.baseline]
+    groups = {name: [one for one in tested if one.candidate == name] for name in names}
+    return _counted("candidate", groups, "Verdicts by candidate, over all shapes and timings.")
+
+
+def _counted(title: str, groups: dict[str, list[Comparison]], caption: str) -> Table:
+    columns = [FASTER, CLAIMABLE, SLOWER, EQUIVALENT, INCONCLUSIVE]
+    rows = []
+    for key, some in groups.items():
+        counts = _counts(some)
+        row = {"comparisons": len(some)} | {column: counts[column] for column in columns}
+        rows.append({title: key} | {("claimable" if k == CLAIMABLE else k): v for k, v in row.items()})
+    return Table(pd.DataFrame(rows), caption, "Claimable verdicts are among the faster ones.")
+
+
+def _counts(some: Sequence[Comparison]) -> dict[str, int]:
+    found = [one.verdict.decision for one in some]
+    counts = {decision: found.count(decision) for decision in COUNTED}
+    return counts | {CLAIMABLE: sum(one.verdict.claimable for one in some)}
+
+
+@exhibit("verdicts.every")
+def every(results: Results) -> Table:
+    """Every comparison, a row each."""
+    rows = [
+        {
+            "candidate": one.candidate,
+            "B, H, S, D": ", ".join(str(getattr(one.shape, axis)) for axis in LETTERS),
+            "mask": _mask(one.shape, results.study.target_shape),
+            "timing": str(one.timing),
+        }
+        | {
+            title: cell.replace("\n", " ") if isinstance(cell, str) else cell
+            for title, cell in judged(results, one.candidate, one.shape, one.timing, one.verdict).items()
+        }
+        for one in comparisons(results)
+    ]
+    dtype = results.study.target_shape.dtype
+    note = f"{pvalue_note('at the same shape and timing')} {REGIME_NOTE}"
+    caption = f"Every comparison with `{results.study.baseline}`; {dtype} where no other dtype is given."
+    return Table(pd.DataFrame(rows), caption, note)
+
+
+def _mask(shape: Shape, target: Shape) -> str:
+    dtype = [] if shape.dtype == target.dtype else [shape.dtype]
+    return ", ".join(["causal" if shape.causal else "full", *dtype, *shape.special])
+
+
+@exhibit("verdicts.maps")
+def maps(results: Results) -> Group:
+    """A map for every timing but the headline's."""
+    others = [
+        timing for timing in dict.fromkeys(one.timing for one in comparisons(results)) if timing != results.headline
+    ]
+    if not others:
+        raise NotMeasured("There is no other timing")
+    return Group({str(timing).replace(" ", "_"): _chart(results, timing) for timing in others})
+
+
+@exhibit("verdicts.chart")
+def chart(results: Results) -> Figure:
+    """The verdict on every candidate at every shape, by sweep, under the headline's timing."""
+    return _chart(results, results.headline)
+
+
+def _chart(results: Results, timing: Timing) -> Figure:
+    found = {(one.shape, one.candidate): one.verdict for one in comparisons(results) if one.timing == timing}
+    names = [name for name in results.study.implementations if name != results.study.baseline]
+    groups = _by_sweep(results, {shape for shape, _ in found})
+    rows = sum(len(shapes) + 1 for shapes in groups.values())
+    drawing, axes = plt.subplots(figsize=(1.8 + 0.56 * max(len(names), 5), 1.4 + 0.19 * rows))
+    row, ticks = 0, {}
+    for sweep, shapes in groups.items():
+        axes.text(-0.55, row, sweep, fontsize=7, fontweight="bold", va="center", ha="left")
+        for shape, label in zip(shapes, _labels(sweep, shapes), strict=True):
+            row += 1
+            ticks[row] = f"{label}{_remark(results, names, shape, timing)}"
+            for column, name in enumerate(names):
+                _cell(axes, column, row, found.get((shape, name)))
+            if shape == results.study.target_shape:
+                axes.add_patch(Rectangle((-0.5, row - 0.5), len(names), 1, fill=False, linewidth=1.4, zorder=3))
+        row += 1
+    axes.set(xlim=(-0.55, len(names) - 0.45), ylim=(row - 0.4, -0.6))
+    axes.set_yticks(list(ticks), list(ticks.values()), fontsize=7)
+    axes.set_xticks(range(len(names)), names, fontsize=7, rotation=30, ha="left", rotation_mode="anchor")
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    shown = {_kind(found.get((shape, name))) for shapes in groups.values() for shape in shapes for name in names}
+    looks = {kind: look for kind, look in LOOKS.items() if kind in shown}
+    drawing.legend(
+        handles=[
+            Patch(facecolor=fill, edgecolor="#999999", label=f"{symbol}  {kind}")
+            for kind, (symbol, fill, _) in looks.items()
+        ],
+        loc="outside lower center",
+        ncols=3,
+    )
+    return Figure(
+        drawing,
+        f"The verdict on every candidate at every shape, {timing.words}. The number is the speedup over "
+        f"`{results.study.baseline}`. A shape that is in several sweeps is shown in the first. The target is framed; a "
+        "regime other than burst is named.",
+        "Grid of coloured cells, candidates by shapes, each with a symbol for its verdict and the speedup: "
+        f"{_summary(list(found.values()))}.",
+    )
+
+
+def _remark(results: Results, names: list[str], shape: Shape, timing: Timing) -> str:
+    regime = regimes.compared(results, [results.study.baseline, *names], shape, timing)
+    return f", {regime}" if regime in ("sustained", "mixed") else ""
+
+
+def _by_sweep(results: Results, there: set[Shape]) -> dict[str, list[Shape]]:
+    """The shapes of each sweep that no sweep before it has."""
+    groups: dict[str, list[Shape]] = {}
+    placed: set[Shape] = set()
+    for sweep in results.study.sweeps:
+        shapes = [shape for shape in dict.fromkeys(results.sweep(sweep)) if shape in there - placed]
+        if shapes:
+            groups[sweep] = shapes
+            placed.update(shapes)
+    if not groups:
+        raise NotMeasured(f"Nothing was compared with `{results.study.baseline}` under this timing")
+    return groups
+
+
+def _labels(sweep: str, shapes: list[Shape]) -> list[str]:
+    """The axes in which the shapes of a sweep differ."""
+    varying = [axis for axis in LETTERS if len({getattr(shape, axis) for shape in shapes}) > 1]
+    axes = varying or [axis for axis in LETTERS if axis == axis_of(sweep)] or list(LETTERS)
+    special = len({tuple(shape.special) for shape in shapes}) > 1
+    return [
+        " ".join([*(f"{LETTERS[axis]}={getattr(shape, axis)}" for axis in axes), *(shape.special if special else [])])
+        for shape in shapes
+    ]
+
+
+def _kind(verdict: Verdict | None) -> str:
+    return NO_LATENCY if verdict is None else kind(verdict)
+
+
+def _cell(axes: Axes, column: int, row: int, verdict: Verdict | None) -> None:
+    symbol, fill, ink = LOOKS[_kind(verdict)]
+    box = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=fill, edgecolor="#999999", linewidth=0.5)
+    axes.add_artist(box)  # unlike a patch, it isn't measured for the limits, which are set
+    words = symbol if verdict is None else f"{symbol} {_short(verdict.speedup.estimate)}"
+    weight = "bold" if _kind(verdict) == CLAIMABLE else "normal"
+    text = axes.text(column, row, words, fontsize=6.5, color=ink, fontweight=weight, ha="center", va="center_baseline")
+    for artist in (box, text):
+        artist.set_in_layout(False)  # both are within the axes
+
+
+def _short(speedup: float) -> str:
+    return f"{speedup:.3f}" if speedup < 10 else f"{speedup:.1f}" if speedup < 100 else f"{speedup:.0f}"
+
+
+def _summary(verdicts: list[Verdict]) -> str:
+    kinds = [_kind(verdict) for verdict in verdicts]
+    return formats.listing([f"{kinds.count(kind)} {kind}" for kind in LOOKS if kind in kinds])

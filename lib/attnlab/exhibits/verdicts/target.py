@@ -1,0 +1,272 @@
+"""The verdicts at one shape, and the statement that they support."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnlab.exhibits import decisions, formats
+from attnlab.exhibits.catalogue import exhibit, target
+from attnlab.exhibits.cells import REGIMES, explanations, interval_cell, sign, stacked_cell, without
+from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.formats import CI, MARGIN
+from attnlab.infer import regimes
+from attnlab.infer.lookup import median_of
+from attnlab.infer.results import NO_CONTROL, Results
+from attnlab.infer.stats import Interval, Verdict, magnitude, mann_whitney
+from attnlab.runs.rules import ALPHA, CLAIM_DELTA, CLAIM_SPEEDUP, POWER
+from attnlab.study import implementations
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+
+@exhibit("verdicts.publishable", shape=target)
+def publishable(results: Results, shape: Shape) -> Prose:
+    """For each candidate at a shape, the statement that its comparison with the baseline supports."""
+    return Prose("\n".join(f"- {_statement(results, name, shape)}" for name in results.candidates(shape)))
+
+
+def _statement(results: Results, name: str, shape: Shape) -> str:
+    verdict = results.compare(name, shape)
+    baseline, candidate = results.row(results.study.baseline, shape), results.row(name, shape)
+    regime = REGIMES[regimes.compared(results, [results.study.baseline, name], shape)]
+    return (
+        f"`{baseline.name}` takes {interval_us(baseline)}, `{name}` {interval_us(candidate)}: a speedup of "
+        f"{formats.interval(verdict.speedup)}, Cliff's delta {formats.signed(verdict.delta)}, p "
+        f"adjusted by Holm {_pvalue(verdict)}, {regime}. **{verdict.decision.capitalize()}**{decisions.claim(verdict)}."
+    )
+
+
+def interval_us(row: object) -> str:
+    return f"{formats.interval(median_of(row))} µs"
+
+
+def _pvalue(verdict: Verdict) -> str:
+    return formats.pvalue(verdict.pvalue) if verdict.pvalue < 1e-4 else f"= {formats.pvalue(verdict.pvalue)}"
+
+
+JUDGED = [f"speedup [{CI}]", "p (Mann-Whitney)", "p (Holm)", "Cliff's delta", "Hedges' g", "intervals", "verdict"]
+JUDGED += ["regime"]
+REGIME_NOTE = (
+    f"Regime: burst if the card throttled during at most {100 - regimes.MOSTLY_PCT} % of both sides' samples, "
+    f"sustained from {regimes.MOSTLY_PCT} % on."
+)
+
+
+def pvalue_note(family: str) -> str:
+    """What the p-values of a table are, and over which candidates they are adjusted."""
+    return (
+        f"p-values are Mann-Whitney's, adjusted by Holm over the candidates {family}. Where samples depend on each "
+        "other, they are at least those of t tests over replicates, or over stretches of a single replicate."
+    )
+
+
+@exhibit("verdicts.to_beat")
+def to_beat(results: Results) -> Table:
+    """The latency that a kernel has to beat at the target shape."""
+    shape = results.study.target_shape
+    baseline, fastest = results.row(results.study.baseline, shape), results.row(results.fastest(shape), shape)
+    claimable_us = min(baseline["low_us"], baseline["median_us"] / CLAIM_SPEEDUP)
+    rows = [
+        ("baseline", baseline.name),
+        (f"its median (µs) [{CI}]", interval_cell(baseline)),
+        (
+            "its mean ± standard deviation (µs)",
+            f"{formats.number(baseline['mean_us'], 4)} ± {formats.number(baseline['std_us'])}",
+        ),
+        (
+            "its throughput (TFLOP/s)",
+            formats.number(baseline["throughput_tflops"]) + sign(baseline["throughput_mark"]),
+        ),
+        (
+            "its bandwidth, compulsory bytes (GB/s)",
+            formats.number(baseline["bandwidth_gbs"]) + sign(baseline["bandwidth_mark"]),
+        ),
+        ("its peak memory (MiB)", formats.mebibytes(results.peak_bytes(str(baseline.name), shape))),
+        ("fastest here", f"{fastest.name}, {interval_cell(fastest)} µs"),
+        ("floor by the measured ceilings (µs)", formats.number(baseline["floor_us"])),
+        (f"claimable below ({CLAIM_SPEEDUP:g}×, intervals apart) (µs)", formats.number(claimable_us, 4)),
+    ]
+    claim = f"A claim also needs |Cliff's delta| ≥ {CLAIM_DELTA:g} and a p-value that survives Holm's correction."
+    note = " ".join(filter(None, [claim, explanations([baseline])]))
+    return Table(
+        pd.DataFrame(rows, columns=["", "value"]),
+        f"What must be beaten at {shape.label}; {results.headline.words}.",
+        note,
+    )
+
+
+@exhibit("verdicts.target", shape=target)
+def verdicts(results: Results, shape: Shape) -> Table:
+    """Every candidate against the baseline at one shape, and last the baseline against itself."""
+    baseline, names = results.study.baseline, results.candidates(shape)
+    family, row = results.family(shape), results.row(baseline, shape)
+    its_regime = regimes.compared(results, [baseline], shape)
+    rows: list[dict[str, Any]] = [
+        {"implementation": baseline, f"median (µs) [{CI}]": stacked_cell(row), "verdict": "the baseline"}
+        | {"regime": its_regime}
+    ]
+    for name, verdict in [(name, results.compare(name, shape)) for name in names]:
+        rows.append({"implementation": name} | _compared(results, name, shape, verdict))
+    note = (
+        "Speedup is the ratio of medians, from paired rounds; above 1 the candidate is faster. Equivalent: within "
+        f"±{MARGIN}, where an effect of that size could have been detected. Claimable: faster, the intervals of the "
+        f"medians apart, a speedup of at least {CLAIM_SPEEDUP:.2f} and a delta of at least {CLAIM_DELTA:g}. "
+        f"{pvalue_note('of this table')} The column of Mann-Whitney's own p-value takes all samples as independent. "
+        f"Intervals: whether the interval of the median is apart from the baseline's. {REGIME_NOTE}"
+    )
+    if family.control is not None:
+        itself = implementations.control(baseline)
+        rows.append({"implementation": f"{baseline} again"} | _compared(results, itself, shape, family.control))
+        rows[-1] |= {"p (Holm)": None, "verdict": family.control.decision}
+        detectable = formats.percent(100 * family.smallest_effect)
+        note += (
+            " The last row is the baseline against itself: it took a second turn in each round, so any difference is "
+            f"noise. It is not in the family that Holm adjusts for. The minimum detectable effect is {detectable}."
+        )
+    else:
+        note += f" {NO_CONTROL}."
+    note = " ".join([note, without(results, [n for n in results.study.implementations if n not in names], shape)])
+    columns = ["implementation", f"median (µs) [{CI}]", *JUDGED]
+    caption = f"Against `{baseline}` at {shape.label}; {results.headline.words}."
+    return Table(pd.DataFrame(rows, columns=columns).astype(object), caption, note.strip(), 0)
+
+
+def _compared(results: Results, name: str, shape: Shape, verdict: Verdict) -> dict[str, object]:
+    """The cells of one comparison at a shape, under the headline's timing."""
+    sides = [results.samples(each, shape) for each in (results.study.baseline, name)]
+    baseline = median_of(results.row(results.study.baseline, shape))
+    median = results.median(name, shape)
+    return judged(results, name, shape, results.headline, verdict) | {
+        f"median (µs) [{CI}]": formats.stacked(median),
+        "p (Mann-Whitney)": formats.pvalue(mann_whitney(*sides).pvalue),
+        "intervals": "overlap" if median.overlaps(baseline) else "apart",
+    }
+
+
+def judged(results: Results, name: str, shape: Shape, timing: Timing, verdict: Verdict) -> dict[str, object]:
+    """The cells of the verdict on one candidate."""
+    return {
+        f"speedup [{CI}]": formats.stacked(verdict.speedup),
+        "p (Holm)": formats.pvalue(verdict.pvalue),
+        "Cliff's delta": formats.signed(verdict.delta),
+        "Hedges' g": formats.number(verdict.g),
+        "verdict": decisions.cell(verdict),
+        "regime": regimes.compared(results, [results.study.baseline, name], shape, timing),
+    }
+
+
+@exhibit("verdicts.statement", shape=target)
+def statement(results: Results, shape: Shape) -> Prose:
+    """A statement on a shape's best candidate, positive or negative: title, abstract, results, power and limits."""
+    best = _best(results, shape)
+    verdict, family = results.compare(best, shape), results.family(shape)
+    parts = [
+        f"**{_title(results, best, shape, verdict)}**",
+        f"> {_abstract(results, best, shape, verdict)}",
+        "\n".join(f"- {line}" for line in _findings(results, best, shape, verdict)),
+        _seen(results, shape, verdict),
+        f"*Limits.* One {results.run.manifest['device']['name']}, one shape, {results.headline.words}, "
+        f"{formats.count(len(family.verdicts), 'candidate')}: other devices, shapes and implementations may "
+        "differ.",
+    ]
+    return Prose("\n\n".join(parts))
+
+
+def _best(results: Results, shape: Shape) -> str:
+    """The best candidate: a claimable one before a faster one before the one with the highest speedup."""
+
+    def rank(name: str) -> tuple[bool, bool, float]:
+        verdict = results.compare(name, shape)
+        return verdict.claimable, verdict.decision == decisions.FASTER, verdict.speedup.estimate
+
+    return max(results.candidates(shape), key=rank)
+
+
+def _title(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
+    baseline = results.study.baseline
+    where = f"at {shape.label} on {results.run.manifest['device']['name']}"
+    if verdict.decision == decisions.FASTER:
+        gain = f"`{best}` is {formats.number(verdict.speedup.estimate)} times as fast as `{baseline}` {where}"
+        return gain if verdict.claimable else f"{gain}{decisions.claim(verdict)}"
+    ending = f"the nearest, `{best}`, is {decisions.relation(verdict)} it"
+    return f"No candidate was found to be faster than `{baseline}` {where}: {ending}"
+
+
+def _abstract(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
+    baseline, count = results.study.baseline, len(results.candidates(shape))
+    its, ours = (formats.interval(results.median(name, shape)) for name in (baseline, best))
+    timed = f"{results.headline.words}, {REGIMES[regimes.compared(results, [baseline, best], shape)]}"
+    return (
+        f"`{baseline}` achieved {its} µs and `{best}` {ours} µs (medians with {CI} intervals, "
+        f"{_effort(results, best, shape)}; {timed}), a speedup of "
+        f"{formats.interval(verdict.speedup)}. The effect is {magnitude(verdict.delta)} (Cliff's delta "
+        f"{formats.signed(verdict.delta)}, Hedges' g {formats.number(verdict.g)}), {_significance(verdict)} after "
+        f"Holm's adjustment over {formats.count(count, 'comparison')}. **{_conclusion(results, best, shape, verdict)}**"
+    )
+
+
+def _effort(results: Results, best: str, shape: Shape) -> str:
+    row = results.row(best, shape)
+    processes = "one process" if row["replicates"] == 1 else f"{row['replicates']:.0f} fresh processes"
+    return f"{row['samples']:.0f} samples each from {processes} in interleaved rounds"
+
+
+def _significance(verdict: Verdict) -> str:
+    p = formats.pvalue(verdict.pvalue)
+    stated = f"p {p}" if p.startswith("<") else f"p = {p}"
+    return f"and the difference is {'' if verdict.pvalue < ALPHA else 'not '}significant ({stated})"
+
+
+def _conclusion(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
+    if verdict.decision == decisions.INCONCLUSIVE:
+        return "Neither a difference nor equivalence was shown."
+    compared = f"`{best}` is {decisions.relation(verdict)} `{results.study.baseline}`{decisions.claim(verdict)}"
+    if verdict.decision == decisions.FASTER and not verdict.claimable:
+        return f"{compared}: {_missing(results, best, shape, verdict)}."
+    return f"{compared}."
+
+
+def _missing(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
+    """The conditions of a claim that a faster candidate doesn't meet."""
+    lacks = {
+        f"the speedup is below {CLAIM_SPEEDUP:.2f}": verdict.speedup.estimate < CLAIM_SPEEDUP,
+        f"|delta| is below {CLAIM_DELTA:g}": abs(verdict.delta) < CLAIM_DELTA,
+        "the intervals of the medians overlap": _overlap(results, best, shape),
+    }
+    return formats.listing([words for words, lacking in lacks.items() if lacking])
+
+
+def _overlap(results: Results, best: str, shape: Shape) -> bool:
+    return results.median(results.study.baseline, shape).overlaps(results.median(best, shape))
+
+
+def _findings(results: Results, best: str, shape: Shape, verdict: Verdict) -> list[str]:
+    baseline = results.study.baseline
+    medians = {name: results.median(name, shape) for name in (baseline, best)}
+    ratio = verdict.speedup
+    gain = Interval(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))
+    apart = "overlap" if _overlap(results, best, shape) else "are apart"
+    return [
+        *(f"`{name}`: {formats.interval(median)} µs" for name, median in medians.items()),
+        f"speedup: {formats.interval(verdict.speedup)} ({formats.change(gain)}); the intervals of the medians {apart}",
+        f"effect size: Cliff's delta {formats.signed(verdict.delta)} ({magnitude(verdict.delta)}), Hedges' g "
+        f"{formats.number(verdict.g)}",
+        f"p, adjusted by Holm: {formats.pvalue(verdict.pvalue)}",
+        f"regime: {regimes.compared(results, [baseline, best], shape)}",
+        f"verdict: {verdict.decision}, {'claimable' if verdict.claimable else 'not claimable'}",
+    ]
+
+
+def _seen(results: Results, shape: Shape, verdict: Verdict) -> str:
+    """How large an effect could have been detected."""
+    if not results.is_controlled(shape):
+        return f"*Power.* {NO_CONTROL}. Its minimum detectable effect is unknown."
+    control, smallest = results.control(shape), formats.percent(100 * results.smallest_effect(shape))
+    power = (
+        f"*Power.* Against itself, `{results.study.baseline}` has a ratio of {formats.interval(control.speedup)}. From "
+        f"that, an effect of {smallest} or more would have been detected with a power of {100 * POWER:g} %"
+    )
+    if verdict.decision in (decisions.FASTER, decisions.SLOWER):
+        return f"{power}; this one is {formats.percent(100 * abs(np.expm1(abs(np.log(verdict.speedup.estimate)))))}."
+    return f"{power}; a smaller one can't be excluded. That nothing was faster does not show that nothing can be."

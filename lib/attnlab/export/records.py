@@ -1,0 +1,425 @@
+"""The JSON records of an export: a summary, a record for each shape, and the environment.
+
+Numbers are those of the results, not rounded; their units are in their names.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from attnlab.infer import bootstrap, regimes, rungs, stats
+from attnlab.infer.cases import CASE, TIMING
+from attnlab.infer.lookup import median_of, on_normal
+from attnlab.infer.results import NO_CONTROL, Results, absence
+from attnlab.runs import rules
+from attnlab.study import implementations
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+FORMAT = {"name": "attnlab export", "version": 1}
+LATENCIES = "latencies"
+RENAMED = {
+    "low_us": "median_low_us",
+    "high_us": "median_high_us",
+    "launches": "launches_least",
+    "sm_clock_mhz": "sm_clock_median_mhz",
+    "intensity": "intensity_flop_per_byte",
+    "throughput_mark": "throughput_note",
+    "bandwidth_mark": "bandwidth_note",
+}
+"""Columns of the results that get a more explicit name."""
+HEADLINE = ["samples", "replicates", "median_us", "median_low_us", "median_high_us", "median_interval"]
+HEADLINE += ["throughput_tflops", "throughput_note", "bandwidth_gbs", "bandwidth_note", "floor_us", "limit"]
+HEADLINE += ["speed_of_light_pct"]
+JUDGED = ["decision", "claimable", "speedup", "speedup_low", "speedup_high", "speedup_interval", "cliffs_delta"]
+JUDGED += ["hedges_g", "p_holm"]
+OVER_REPLICATES, OVER_STRETCHES = "Student's t over replicates", "Student's t over stretches"
+BOOTSTRAPPED = "percentile bootstrap"
+CONVENTIONS = {
+    "latency": "microseconds of one call; where a sample spans several launches it is their mean, and launches says so",
+    "flops": "4·scores·D forward and 14·scores·D in training, a multiply-add counted as two; scores counts the entries "
+    "that the mask lets through: B·H·S·S_kv full, B·H·S·(S+1)/2 causal, summed over sequences of different lengths",
+    "bytes": "compulsory traffic: Q, K and V read once, O written once; in training dO, dQ, dK and dV besides",
+    "throughput": "FLOPs over the median latency; bandwidth: compulsory bytes over the median latency",
+    "floor": "the longest of FLOPs, bytes and exponentials over the ceilings measured in this run",
+    "speed_of_light": "floor over median",
+    "centre": "the median over all samples of all replicates; mean_us, std_us, cv_pct and hedges_g alone rest on means",
+    "interval": {
+        OVER_REPLICATES: "of the medians of the replicates, at least half as long as the percentile interval of the "
+        "two-level bootstrap",
+        OVER_STRETCHES: f"the same, over {bootstrap.BATCHES} stretches of the only replicate, whose samples resemble "
+        "their neighbours",
+        BOOTSTRAPPED: "over the samples of the only replicate",
+        "all": "never narrower than the clock's tick over the launches that a sample spans",
+    },
+    "confidence": rules.CONFIDENCE,
+    "resamples": rules.RESAMPLES,
+    "seed": rules.SEED,
+    "speedup": "median of the baseline over median of the candidate, rounds taken together; above 1 the candidate is "
+    "faster",
+    "cliffs_delta": "P(baseline > candidate) − P(baseline < candidate); positive: the candidate is faster",
+    "p_unadjusted": "Mann-Whitney's, two-sided; where samples are not independent, no smaller than those of the t "
+    "tests over replicates or stretches",
+    "p_holm": "adjusted by Holm over the candidates at one shape under one timing",
+    "alpha": rules.ALPHA,
+    "equivalence_margin_pct": 100 * rules.EQUIVALENCE_MARGIN,
+    "claimable": {
+        "decision": "faster",
+        "least_speedup": rules.CLAIM_SPEEDUP,
+        "least_abs_cliffs_delta": rules.CLAIM_DELTA,
+        "intervals_of_medians": "apart",
+    },
+    "regime": f"burst: the card held itself back at no more than {100 - regimes.MOSTLY_PCT} % of the samples compared; "
+    f"sustained: at {regimes.MOSTLY_PCT} % or more; mixed: between",
+}
+
+Record = dict[str, Any]
+Key = tuple[Shape, str, Timing]
+"""A case and its timing."""
+
+
+class Latencies(NamedTuple):
+    """The samples of one case, timing and replicate in us, in the order taken, and the file that holds them."""
+
+    file: str
+    replicate: int
+    process: str
+    launches: int
+    samples: np.ndarray
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a run."""
+
+    results: Results
+
+    @cached_property
+    def configs(self) -> dict[Shape, str]:
+        """The name of each shape, in the order of the study: ``config_01``, ``config_02`` and so on."""
+        shapes = self.results.study.shapes
+        width = max(2, len(str(len(shapes))))
+        return {shape: f"config_{number:0{width}}" for number, shape in enumerate(shapes, 1)}
+
+    @cached_property
+    def timings(self) -> list[Timing]:
+        """The timings that were recorded, in the order of the study."""
+        return self.results.timings
+
+    @cached_property
+    def latencies(self) -> list[Latencies]:
+        """The samples of all cases that passed, and of the controls, in the order of the shapes."""
+        return [found for key in self._keys(self.results.study.subjects) for found in self._latencies[key]]
+
+    @cached_property
+    def _latencies(self) -> dict[Key, list[Latencies]]:
+        return {key: self._read(*key) for key in self._keys(self.results.study.subjects)}
+
+    def _read(self, shape: Shape, name: str, timing: Timing) -> list[Latencies]:
+        case = self._passed.get(_flat(shape, name, timing))
+        if case is None:
+            return []
+        stem = f"{LATENCIES}/{self.configs[shape]}.{name}.{timing.clock}.{timing.cache}"
+        return [
+            Latencies(
+                f"{stem}.r{number}.npy",
+                int(number),
+                str(rows["process"].iloc[0]),
+                int(rows["launches"].iloc[0]),
+                rows["latency_us"].to_numpy(dtype=np.float64),
+            )
+            for number, rows in case.groupby("replicate", sort=True)
+        ]
+
+    # ------------------------------------------------------------------------------------------------------ summary
+
+    def summary(self) -> Record:
+        """The whole run: its study, the conventions of its numbers, and a row for each case and timing."""
+        results, study = self.results, self.results.study
+        checks = results.run.checks
+        return {
+            "format": FORMAT,
+            "run": self._run(),
+            "device": results.run.manifest["device"]["name"],
+            "study": {
+                "name": study.name,
+                "title": study.title,
+                "baseline": study.baseline,
+                "target": self.configs[study.target_shape],
+                "implementations": study.implementations,
+                "timings": [timing.model_dump() for timing in study.timings],
+                "samples_a_replicate": study.samples,
+                "replicates_asked_for": study.replicates,
+            },
+            "headline_timing": results.headline.model_dump(),
+            "clocks_not_there": results.run.manifest["missing_clocks"],
+            "stale_kernels": rungs.stale(results.run),
+            "checks": {"made": len(checks), "passed": int(checks["passed"].sum())},
+            "baseline_against_itself": self._false_positives(),
+            "conventions": CONVENTIONS,
+            "configs": [{"config": name, "file": f"{name}.json", **s.axes} for s, name in self.configs.items()],
+            "rows": [self._row(*key) for key in self._measured],
+            "without_latency": [
+                {"config": config, "implementation": name, "why": absence(results, name, shape)}
+                for shape, config in self.configs.items()
+                for name in study.implementations
+                if (name, shape) not in self._there
+            ],
+        }
+
+    def _run(self) -> Record:
+        manifest = self.results.run.manifest
+        fields = ("schema", "created", "finished", "complete", "closed_early", "seal", "attnlab", "commit", "command")
+        return {"name": self.results.run.name} | {key: manifest.get(key) for key in fields}
+
+    def _row(self, shape: Shape, name: str, timing: Timing) -> Record:
+        case = self._cases[shape, name, timing]
+        verdict = case["verdict"] or {}
+        return (
+            {"config": self.configs[shape], "implementation": name, **shape.axes, **timing.model_dump()}
+            | {key: case[key] for key in HEADLINE}
+            | {key: verdict.get(key) for key in JUDGED}
+            | {"regime": verdict.get("regime", case["regime"])}
+            | {"files": [found.file for found in self._latencies[shape, name, timing]]}
+        )
+
+    def _false_positives(self) -> Record:
+        controls = [family.control for family in self.results.families.values() if family.control]
+        if not controls:
+            return {"comparisons": 0, "why": NO_CONTROL}
+        found = self.results.false_positives
+        return {
+            "comparisons": found.comparisons,
+            "called_faster_or_slower": found.wrong,
+            "rate": found.rate.estimate,
+            "rate_low": found.rate.low,
+            "rate_high": found.rate.high,
+            "rate_interval": f"Clopper and Pearson's, {100 * rules.CONFIDENCE:g} %",
+        }
+
+    # -------------------------------------------------------------------------------------------------------- shapes
+
+    def config(self, shape: Shape) -> Record:
+        """One shape: its arithmetic, and the results of each implementation under each timing."""
+        results = self.results
+        return {
+            "config": self.configs[shape],
+            "run": results.run.name,
+            "seal": results.run.manifest["seal"],
+            "is_target": shape == results.study.target_shape,
+            "sweeps": [sweep for sweep in results.study.sweeps if shape in results.sweep(sweep)],
+            "shape": shape.axes,
+            "scores": shape.scores,
+            "exponentials": shape.exponentials,
+            "flops": shape.flops,
+            "flops_formula": f"{4 if shape.direction == 'forward' else 14}·scores·D",
+            "bytes": shape.bytes,
+            "intensity_flop_per_byte": shape.intensity,
+            "least_us_by_ceiling": results.ceilings.terms_us(shape),
+            "baseline": results.study.baseline,
+            "implementations": [self._implementation(shape, name) for name in results.study.implementations],
+            "control": self._control(shape),
+        }
+
+    def _implementation(self, shape: Shape, name: str) -> Record:
+        there = (name, shape) in self._there
+        return {
+            "implementation": name,
+            "why_no_latency": None if there else absence(self.results, name, shape),
+            "samples_withheld": self._withheld(shape, name),
+            "peak_memory_bytes": self._peak_bytes(shape, name),
+            "checks": self._checks(shape, name),
+            "outcomes": self._outcomes(shape, name),
+            "timings": [
+                timing.model_dump() | self._cases[shape, name, timing]
+                for timing in self.timings
+                if (shape, name, timing) in self._cases
+            ],
+        }
+
+    @cached_property
+    def _cases(self) -> dict[Key, Record]:
+        return {key: self._case(*key) for key in self._measured}
+
+    def _case(self, shape: Shape, name: str, timing: Timing) -> Record:
+        """The row of the results, its interval's method, and the regime of its own samples."""
+        row = self._rows[_flat(shape, name, timing)]
+        case = {RENAMED.get(key, key): value for key, value in row.items() if key not in [*CASE, *TIMING]}
+        samples = self.results.samples(name, shape, timing)
+        return case | {
+            "throughput_note": _note(row["throughput_mark"]),
+            "bandwidth_note": _note(row["bandwidth_mark"]),
+            "tick_us": self.results.tick_us(row),
+            "median_interval": _method([samples], paired=False),
+            "regime": regimes.compared(self.results, [name], shape, timing),
+            "verdict": self._verdict(shape, name, timing),
+            "arrays": self._arrays(shape, name, timing),
+        }
+
+    def _verdict(self, shape: Shape, name: str, timing: Timing) -> Record | None:
+        """The verdict on a candidate; None for the baseline, and where the baseline has no latency."""
+        family = self.results.families.get((shape, timing))
+        if family is None or name not in family.verdicts:
+            return None
+        baseline, verdict = self.results.study.baseline, family.verdicts[name]
+        medians = [median_of(self._rows[_flat(shape, each, timing)]) for each in (baseline, name)]
+        return self._judged(shape, name, timing, verdict) | {
+            "p_unadjusted": family.unadjusted[name],
+            "p_holm": verdict.pvalue,
+            "compared_in_family": len(family.verdicts),
+            "intervals_of_medians": "overlap" if medians[0].overlaps(medians[1]) else "apart",
+            "smallest_effect_pct": 100 * family.smallest_effect if family.control else None,
+        }
+
+    def _judged(self, shape: Shape, name: str, timing: Timing, verdict: stats.Verdict) -> Record:
+        baseline = self.results.study.baseline
+        sides = [self.results.samples(each, shape, timing) for each in (baseline, name)]
+        return {
+            "against": baseline,
+            "decision": verdict.decision,
+            "claimable": verdict.claimable,
+            "speedup": verdict.speedup.estimate,
+            "speedup_low": verdict.speedup.low,
+            "speedup_high": verdict.speedup.high,
+            "speedup_interval": _method(sides, paired=True),
+            "cliffs_delta": verdict.delta,
+            "cliffs_delta_magnitude": stats.magnitude(verdict.delta),
+            "hedges_g": verdict.g,
+            "regime": regimes.compared(self.results, [baseline, name], shape, timing),
+        }
+
+    def _control(self, shape: Shape) -> Record | None:
+        """The baseline against itself, where the run measured that."""
+        name = implementations.control(self.results.study.baseline)
+        timed = [timing for timing in self.timings if self._latencies[shape, name, timing]]
+        timings = [timing.model_dump() | self._against_itself(shape, name, timing) for timing in timed]
+        return {"implementation": name, "timings": timings} if timings else None
+
+    def _against_itself(self, shape: Shape, name: str, timing: Timing) -> Record:
+        verdict, family = None, self.results.families.get((shape, timing))
+        if family is not None and family.control is not None:
+            verdict = self._judged(shape, name, timing, family.control)
+            verdict |= {"p_unadjusted": family.control.pvalue, "smallest_effect_pct": 100 * family.smallest_effect}
+        return {"verdict": verdict, "arrays": self._arrays(shape, name, timing)}
+
+    def _arrays(self, shape: Shape, name: str, timing: Timing) -> list[Record]:
+        return [
+            {
+                "file": found.file,
+                "replicate": found.replicate,
+                "process": found.process,
+                "samples": found.samples.size,
+                "launches": found.launches,
+            }
+            for found in self._latencies[shape, name, timing]
+        ]
+
+    def _withheld(self, shape: Shape, name: str) -> int:
+        """Number of samples that are left out, because the case failed a check or was cut off."""
+        key = (name, *shape.axes.values())
+        return int(self._taken.get(key, 0)) - int(self._kept.get(key, 0))
+
+    def _peak_bytes(self, shape: Shape, name: str) -> int | None:
+        peak = self.results.peak_bytes(name, shape)
+        return None if np.isnan(peak) else int(peak)
+
+    def _outcomes(self, shape: Shape, name: str) -> list[Record]:
+        fields = ("replicate", "process", "status", "reason", "warmup_calls", "steady")
+        rows = self._outcome.get((name, *shape.axes.values()), [])
+        return [
+            {key: row[key] for key in fields} | {"kernels": [kernel for kernel in row["kernels"].split("\n") if kernel]}
+            for row in rows
+        ]
+
+    def _checks(self, shape: Shape, name: str) -> Record:
+        """Absolute errors against the float64 oracle, on standard normal inputs."""
+        checks = self._checked.get((name, *shape.axes.values()))
+        if checks is None:
+            return {"made": 0, "passed": 0, "max_error": None, "framework_max_error": None}
+        normal = on_normal(checks)
+        return {
+            "made": len(checks),
+            "passed": int(checks["passed"].sum()),
+            "max_error": normal["max_error"].max(),
+            "framework_max_error": normal["framework_max_error"].max(),
+        }
+
+    # --------------------------------------------------------------------------------------------------- environment
+
+    def environment(self) -> Record:
+        """The environment as the manifest has it, and the ceilings inferred from its samples."""
+        manifest = self.results.run.manifest
+        fields = ("device", "environment", "clocks", "telemetry", "sources", "kernels", "files", "study")
+        inferred = {
+            ceiling.name: {
+                "measured": ceiling.measured and ceiling.measured.estimate,
+                "measured_low": ceiling.measured and ceiling.measured.low,
+                "measured_high": ceiling.measured and ceiling.measured.high,
+                "datasheet": ceiling.datasheet,
+            }
+            for ceiling in self.results.ceilings.all
+        }
+        ceilings = {name: stated | inferred[name] for name, stated in manifest["ceilings"].items()}
+        return {"run": self._run()} | {key: manifest.get(key) for key in fields} | {"ceilings": ceilings}
+
+    # ------------------------------------------------------------------------------------------------------- look-ups
+
+    def _keys(self, names: Sequence[str]) -> list[Key]:
+        return [(shape, name, timing) for shape in self.configs for name in names for timing in self.timings]
+
+    @cached_property
+    def _measured(self) -> list[Key]:
+        """The cases and timings that have a row in the results."""
+        keys = self._keys(self.results.study.implementations)
+        return [key for key in keys if _flat(*key) in self._rows]
+
+    @cached_property
+    def _there(self) -> set[tuple[str, Shape]]:
+        return {(name, shape) for shape, name, _ in self._measured}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[Any, ...], Record]:
+        rows = self.results.table.to_dict("records")
+        return {tuple(row[key] for key in [*CASE, *TIMING]): row for row in rows}
+
+    @cached_property
+    def _passed(self) -> dict[Any, pd.DataFrame]:
+        return dict(iter(self.results.passed.groupby([*CASE, *TIMING], sort=False)))
+
+    @cached_property
+    def _taken(self) -> dict[Any, int]:
+        return self.results.run.samples.groupby(CASE, sort=False).size().to_dict()
+
+    @cached_property
+    def _kept(self) -> dict[Any, int]:
+        return self.results.passed.groupby(CASE, sort=False).size().to_dict()
+
+    @cached_property
+    def _outcome(self) -> dict[Any, list[Record]]:
+        grouped = self.results.run.cases.groupby(CASE, sort=False)
+        return {key: rows.sort_values("replicate").to_dict("records") for key, rows in grouped}
+
+    @cached_property
+    def _checked(self) -> dict[Any, pd.DataFrame]:
+        return dict(iter(self.results.run.checks.groupby(CASE, sort=False)))
+
+
+def _method(sides: Sequence[list[np.ndarray]], paired: bool) -> str:
+    """The method of the interval over these samples."""
+    if len(sides[0]) > 1:
+        return OVER_REPLICATES
+    return BOOTSTRAPPED if bootstrap.blocks(sides, paired) is None else OVER_STRETCHES
+
+
+def _note(mark: str) -> str | None:
+    """The text of a number's mark, without its sign."""
+    return mark[2:] or None
+
+
+def _flat(shape: Shape, name: str, timing: Timing) -> tuple[Any, ...]:
+    """A case and timing as the keys by which the run's tables are grouped."""
+    return name, *shape.axes.values(), timing.clock, timing.cache

@@ -1,0 +1,1 @@
+"""Numbers from a run, and no words."""

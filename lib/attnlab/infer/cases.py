@@ -1,0 +1,150 @@
+"""From the samples of a case to its row: median with interval, spread, tails, work and floor."""
+
+import numpy as np
+import pandas as pd
+
+from attnlab.infer import stats
+from attnlab.infer.ceilings import Ceilings
+from attnlab.runs import schema
+from attnlab.study import implementations, studies
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+
+AXES = list(Shape.AXES)
+CASE = list(schema.CASE)
+TIMING = ["clock", "cache"]
+QUANTILES = (0.95, 0.99)
+CONTEXT = ["replicates", "launches", "launches_most", "sm_clock_mhz", "throttled_pct"]
+MEDIAN = ["samples", "median_us", "low_us", "high_us"]
+SPREAD = ["mean_us", "std_us", "cv_pct", "min_us", "max_us", "outliers_pct", "lag1", "effective_n"]
+TAILS = [f"p{100 * p:.0f}{end}_us" for p in QUANTILES for end in ("", "_low", "_high")]
+WORK = ["flops", "bytes", "intensity", "throughput_tflops", "throughput_mark", "bandwidth_gbs", "bandwidth_mark"]
+FLOOR = ["floor_us", "limit", "speed_of_light_pct"]
+COLUMNS = [*CASE, *TIMING, *CONTEXT, *MEDIAN, *SPREAD, *TAILS, *WORK, *FLOOR]
+
+
+def infer(run: schema.Run) -> pd.DataFrame:
+    """A row per case and timing that passed the gate, in the order of the study, without controls."""
+    study = studies.recorded(run.manifest)
+    passed = passed_samples(run)
+    passed = passed[~passed["implementation"].map(implementations.is_control).astype(bool)]
+    if passed.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    groups = [
+        (key, by_replicate(rows), rows) for key, rows in passed.groupby([*CASE, *TIMING], sort=False, observed=True)
+    ]
+    tick_us = float(run.manifest["clocks"]["tick_us"])
+    jobs = [(samples, tick_us / rows["launches"].min()) for _, samples, rows in groups]
+    inferred = [infer_case(*job) for job in jobs]
+    ceilings = Ceilings(run.manifest)
+    rows = [
+        dict(zip([*CASE, *TIMING], key, strict=True)) | _context(rows) | row | _rates(key, row, ceilings)
+        for (key, _, rows), row in zip(groups, inferred, strict=True)
+    ]
+    return _in_order(pd.DataFrame(rows, columns=COLUMNS), study)
+
+
+def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
+    """What the samples of one case say, an array per replicate; latencies in us.
+
+    Median with its interval, the moments, P95 and P99 with order-statistic intervals (NaN where there are too few
+    samples for one), outliers by Tukey's fences (labelled, never dropped), lag-1 autocorrelation and effective N.
+    """
+    pooled = np.concatenate(samples)
+    median = median_us(samples, tick_us)
+    lower, upper = np.quantile(pooled, [0.25, 0.75])
+    reach = 1.5 * (upper - lower)
+    row = {
+        "samples": pooled.size,
+        "median_us": median.estimate,
+        "low_us": median.low,
+        "high_us": median.high,
+        "mean_us": pooled.mean(),
+        "std_us": pooled.std(ddof=1),
+        "cv_pct": 100 * pooled.std(ddof=1) / pooled.mean(),
+        "min_us": pooled.min(),
+        "max_us": pooled.max(),
+        "outliers_pct": 100 * np.mean((pooled < lower - reach) | (pooled > upper + reach)),
+        "lag1": stats.lag1(samples),
+        "effective_n": stats.effective_n(samples),
+    }
+    return row | _quantiles(samples)
+
+
+def median_us(samples: list[np.ndarray], tick_us: float) -> stats.Interval:
+    """The median with its interval; Student's t over few replicates doesn't know that no latency is below 0."""
+    median = stats.bootstrap_ci(samples, tick=tick_us)
+    return stats.Interval(median.estimate, max(median.low, 0.0), median.high)
+
+
+def _quantiles(samples: list[np.ndarray]) -> dict[str, float]:
+    row = {}
+    for p in QUANTILES:
+        name, interval = f"p{100 * p:.0f}", stats.quantile_ci(samples, p)
+        for end in ("estimate", "low", "high"):
+            row[f"{name}_us" if end == "estimate" else f"{name}_{end}_us"] = getattr(interval, end, np.nan)
+    return row
+
+
+def _context(rows: pd.DataFrame) -> dict[str, float]:
+    """What the samples were taken under."""
+    throttled = rows["throttled"].astype("Float64")
+    return {
+        "replicates": rows["replicate"].nunique(),
+        "launches": int(rows["launches"].min()),
+        "launches_most": int(rows["launches"].max()),
+        "sm_clock_mhz": _number(rows["sm_clock_mhz"].median()),
+        "throttled_pct": _number(100 * throttled.mean()),
+    }
+
+
+def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -> dict[str, object]:
+    """Work over the median latency, and the floor over it."""
+    shape = Shape(**dict(zip(AXES, key[1 : 1 + len(AXES)], strict=True)))  # type: ignore[arg-type]
+    median_us, floor_us = row["median_us"], ceilings.floor_us(shape)
+    return {
+        "flops": shape.flops,
+        "bytes": shape.bytes,
+        "intensity": shape.intensity,
+        "throughput_tflops": shape.flops / median_us / 1e6,
+        "throughput_mark": ceilings.throughput_mark(shape, median_us),
+        "bandwidth_gbs": shape.bytes / median_us / 1e3,
+        "bandwidth_mark": ceilings.bandwidth_mark(shape, median_us),
+        "floor_us": floor_us,
+        "limit": ceilings.limit(shape),
+        "speed_of_light_pct": 100 * floor_us / median_us,
+    }
+
+
+def passed_samples(run: schema.Run) -> pd.DataFrame:
+    """The samples of cases that were measured in every replicate, each checked before and after.
+
+    A shape whose cases are not recorded yet was cut off before its last checks: in that replicate it doesn't count.
+    """
+    if run.cases.empty:
+        return run.samples.head(0)
+    measured = run.cases["status"] == schema.MEASURED
+    lost = pd.MultiIndex.from_frame(run.cases.loc[~measured, CASE])
+    whole = run.cases.loc[measured, [*CASE, "replicate"]]
+    kept = whole[~pd.MultiIndex.from_frame(whole[CASE]).isin(lost)]
+    return run.samples.merge(kept, on=[*CASE, "replicate"], how="inner")
+
+
+def _in_order(table: pd.DataFrame, study: Study) -> pd.DataFrame:
+    places = {tuple(shape.axes.values()): index for index, shape in enumerate(study.shapes)}
+    order = pd.DataFrame(
+        {
+            "shape": [places[key] for key in table[AXES].itertuples(index=False, name=None)],
+            "implementation": [study.implementations.index(name) for name in table["implementation"]],
+        },
+        index=table.index,
+    )
+    return table.loc[order.sort_values(["shape", "implementation"], kind="stable").index].reset_index(drop=True)
+
+
+def by_replicate(rows: pd.DataFrame) -> list[np.ndarray]:
+    return [group["latency_us"].to_numpy() for _, group in rows.groupby("replicate", sort=True)]
+
+
+def _number(value: object) -> float:
+    return float("nan") if pd.isna(value) else float(value)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""The dispatch table of `attnlab.attend` from a run, and the study that compares `attend` with `sdpa.auto`."""
+
+from typing import Any
+
+from attnlab.base.errors import UserError
+from attnlab.infer import rungs
+from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval, Verdict
+from attnlab.runs.dispatch import Choice, Dispatch
+from attnlab.study import implementations, ladder
+from attnlab.study.implementations import FALLBACK
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+TIMING = Timing(clock="eager", cache="warm")
+"""The timing that decides: what a program sees, launch gap included."""
+CALLABLE = ("sdpa.", "kernel.")
+REQUESTS = 2000
+"""Length of the stream of requests in each replicate."""
+
+
+def table(results: Results) -> Dispatch:
+    """At each shape of a run, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
+
+    Training shapes, sequences of different lengths, and peers are left out.
+
+    Raises:
+        UserError: the run has another baseline, was not timed by the eager clock, or was not recorded on a GPU.
+    """
+    name, manifest = results.run.name, results.run.manifest
+    if manifest["device"]["kind"] != "cuda":
+        raise UserError(f"the run {name!r} was recorded on a CPU, where `attend` is SDPA: name one of a GPU")
+    if results.study.baseline != FALLBACK:
+        raise UserError(f"the baseline of {name!r} is {results.study.baseline}, and has to be {FALLBACK}")
+    if TIMING not in results.timings:
+        raise UserError(f"the run {name!r} was not timed by the {TIMING.words}, by which `attend` chooses")
+    stale = rungs.stale(results.run)
+    choices = [_choice(results, shape, stale) for shape in _served(results)]
+    if not choices:
+        raise UserError(f"the run {name!r} has no latency of {FALLBACK} that a table could speak of")
+    return Dispatch(
+        run=name,
+        seal=manifest["seal"],
+        device=manifest["device"]["name"],
+        torch=manifest["environment"]["packages"]["torch"],
+        timing=TIMING.words,
+        choices=choices,
+    )
+
+
+def study(made: Dispatch) -> dict[str, Any]:
+    """The study that measures `attnlab.attend` against `sdpa.auto` at every shape of a table, as in a YAML file."""
+    return {
+        "title": f"attnlab.attend by the table of {made.run}",
+        "device": "cuda",
+        "implementations": [FALLBACK, implementations.DISPATCH],
+        "baseline": FALLBACK,
+        "target": _axes(made.choices[0].shape),
+        "timings": [TIMING.model_dump()],
+        "samples": 50,
+        "replicates": 3,
+        "panel": False,
+        "stream": REQUESTS,
+        "sweeps": {"table": [_axes(choice.shape) for choice in made.choices]},
+    }
+
+
+def _served(results: Results) -> list[Shape]:
+    plain = [s for s in results.study.shapes if s.lengths == "equal" and s.direction == "forward"]
+    return [shape for shape in plain if FALLBACK in results.at(shape, TIMING).index]
+
+
+def _choice(results: Results, shape: Shape, stale: list[str]) -> Choice:
+    rows = results.at(shape, TIMING)
+    faster: dict[str, Verdict] = {}
+    for name in rows.index:
+        if name != FALLBACK and name.startswith(CALLABLE) and name not in stale:
+            verdict = results.compare(str(name), shape, TIMING)
+            if verdict.decision == "faster":
+                faster[str(name)] = verdict
+    best = str(rows.loc[list(faster), "median_us"].idxmin()) if faster else FALLBACK
+    speedup = faster[best].speedup if faster else Interval(1.0, 1.0, 1.0)
+    axes = {axis: value for axis, value in shape.axes.items() if axis not in ("lengths", "direction")}
+    return Choice(
+        **axes,  # type: ignore[arg-type]
+        implementation=best,
+        speedup=speedup.estimate,
+        low=speedup.low,
+        high=speedup.high,
+        source=ladder.hashes([ladder.rung(best)])[best] if best.startswith("kernel.") else "",
+    )
+
+
+def _axes(shape: Shape) -> dict[str, Any]:
+    plain = Shape(shape.batch, shape.heads, shape.seq_len, shape.head_dim)
+    always = ("batch", "heads", "seq_len", "head_dim", "dtype")
+    return {axis: value for axis, value in shape.axes.items() if axis in always or value != getattr(plain, axis)}

@@ -1,0 +1,195 @@
+"""Nsight Compute's counters of one call, and its bottlenecks by them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.runs import metrics
+from attnlab.runs.metrics import CYCLES
+from attnlab.runs.schema import is_of
+
+SATURATED_PCT = 60
+"""From this share of its peak on, a unit counts as a bottleneck; below it, what the warps wait for does."""
+TOP = 3
+LEAST_PCT = 1
+"""Smaller losses are left out."""
+
+UNITS = {
+    "tensor cores": metrics.TENSOR_CORES_USED,
+    "exponentials (XU)": metrics.XU_USED,
+    "FMA": metrics.FMA_USED,
+    "ALU": metrics.ALU_USED,
+    "load/store (LSU)": metrics.LSU_USED,
+    "issue slots": metrics.ISSUE_SLOTS_USED,
+    "L1 and shared": metrics.L1_USED,
+    "L2": metrics.L2_USED,
+    "DRAM": metrics.DRAM_USED,
+}
+"""What can be busy, and the metric that says how much of its peak rate it was, over the kernel's whole time."""
+ISSUED, IDLE, BANKS = "instruction issued", "no work on the multiprocessor", "bank conflicts of shared memory"
+WAITS = {
+    "barrier": "a barrier of the CTA",
+    "branch_resolving": "a branch",
+    "dispatch_stall": "the dispatch",
+    "drain": "stores at the exit",
+    "gmma": "wgmma",
+    "imc_miss": "constants",
+    "lg_throttle": "room for loads and stores",
+    "long_scoreboard": "global memory",
+    "math_pipe_throttle": "a free pipe",
+    "membar": "a memory fence",
+    "mio_throttle": "room for shared memory and XU",
+    "misc": "something else",
+    "no_instruction": "instructions",
+    "short_scoreboard": "shared memory or XU",
+    "sleeping": "a sleep to end",
+    "tex_throttle": "room for textures",
+    "wait": "a fixed latency",
+}
+"""What warps wait for, by the name in Nsight Compute's metric; being selected, or not, is no waiting."""
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """Something that takes a share of the time.
+
+    Attributes:
+        title: the unit that is busy, or what warps wait for.
+        of: the whole that `share_pct` refers to: ``peak`` of the unit, ``cycles`` of the schedulers, or ``its cycles``.
+    """
+
+    title: str
+    share_pct: float
+    of: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The counters of one call.
+
+    Attributes:
+        launches: a row per launch in their order: ``function`` and a column for each metric that was counted.
+    """
+
+    implementation: str
+    launches: pd.DataFrame
+
+    @cached_property
+    def longest(self) -> pd.Series:
+        """The launch that took the most cycles."""
+        return self.launches.loc[self.launches[CYCLES].idxmax()]
+
+    @property
+    def longest_share_pct(self) -> float:
+        """Its share of the call's cycles."""
+        return 100 * float(self.longest[CYCLES] / self.launches[CYCLES].sum())
+
+    def total(self, metric: str) -> float:
+        """A sum over the launches; NaN where it wasn't counted."""
+        return float(self.launches[metric].sum(min_count=1)) if metric in self.launches else np.nan
+
+    def mean(self, metric: str) -> float:
+        """A mean over the launches, weighted by their cycles; NaN where it wasn't counted."""
+        counted = self.launches.dropna(subset=[metric]) if metric in self.launches else self.launches.head(0)
+        return float(np.average(counted[metric], weights=counted[CYCLES])) if len(counted) else np.nan
+
+    @cached_property
+    def units_pct(self) -> dict[str, float]:
+        """Utilization of each unit in percent of its peak."""
+        return {unit: self.mean(metric) for unit, metric in UNITS.items()}
+
+    @cached_property
+    def cycles(self) -> dict[str, float]:
+        """The schedulers' cycles over the whole call, by what happened in them."""
+        total: dict[str, float] = {}
+        for _, launch in self.launches.iterrows():
+            for what, cycles in _cycles(launch).items():
+                total[what] = total.get(what, 0.0) + cycles
+        return total
+
+    @cached_property
+    def cycles_pct(self) -> dict[str, float]:
+        """The same as shares."""
+        return {what: 100 * cycles / self.total(CYCLES) for what, cycles in self.cycles.items()}
+
+    @property
+    def conflicts_pct(self) -> float:
+        """Share of the accesses to shared memory that repeat for bank conflicts; NaN where there was no access."""
+        accesses = self.total(metrics.SHARED_ACCESSES)
+        return 100 * self.total(metrics.SHARED_CONFLICTS) / accesses if accesses > 0 else np.nan
+
+    @cached_property
+    def bottlenecks(self) -> list[Bottleneck]:
+        """The first three: units from `SATURATED_PCT` of their peak on, then the largest losses."""
+        units = [Bottleneck(unit, share, "peak") for unit, share in self.units_pct.items() if share >= SATURATED_PCT]
+        losses = [loss for loss in self._losses() if loss.share_pct >= LEAST_PCT]
+        return [*_largest_first(units), *_largest_first(losses)][:TOP]
+
+    def _losses(self) -> list[Bottleneck]:
+        waits = {what: share for what, share in self.cycles_pct.items() if what not in (ISSUED, IDLE)}
+        losses = [Bottleneck(f"waiting for {what}", share, "cycles") for what, share in waits.items()]
+        idle = self.cycles_pct.get(IDLE, np.nan)
+        losses.append(Bottleneck(IDLE, idle, "cycles"))
+        repeats = self.mean(metrics.SHARED_USED) * self.conflicts_pct / 100
+        losses.append(Bottleneck(BANKS, repeats, "its cycles"))
+        return losses
+
+
+def of(results: Results) -> list[Profile]:
+    """The profiles of the target, in the order of the study.
+
+    Raises:
+        NotMeasured: the run holds no counters; the message has the manifest's reason.
+    """
+    rows = rows_of(results)
+    if rows.empty:
+        raise NotMeasured(f"No counters were recorded, so there is no profile: {_why(results)}")
+    found = []
+    for name in results.study.implementations:
+        if len(own := rows[rows["implementation"] == name]):
+            wide = own.pivot(index="launch", columns="metric", values="value")
+            found.append(Profile(name, wide.assign(function=own.groupby("launch")["function"].first())))
+    return found
+
+
+def has_counters(results: Results) -> bool:
+    """Whether anything was profiled."""
+    return len(rows_of(results)) > 0
+
+
+def rows_of(results: Results) -> pd.DataFrame:
+    """The counters at the target, a row for each launch and metric."""
+    rows = results.run.profile
+    return rows[is_of(rows, results.study.target_shape)] if len(rows) else rows
+
+
+def _cycles(launch: pd.Series) -> dict[str, float]:
+    """The cycles of one launch, by what happened in them."""
+    elapsed, active = launch[CYCLES], count(launch, metrics.CYCLES_ACTIVE)
+    issued = active * count(launch, metrics.ISSUED) / 100
+    warps = {title: count(launch, metrics.stalled(reason)) for reason, title in WAITS.items()}
+    counted = {title: amount for title, amount in warps.items() if amount > 0}
+    everything = sum(counted.values())
+    waits = {title: (active - issued) * amount / everything for title, amount in counted.items()}
+    return {ISSUED: issued, **waits, IDLE: max(0.0, elapsed - active)}
+
+
+def _largest_first(found: list[Bottleneck]) -> list[Bottleneck]:
+    return sorted(found, key=lambda bottleneck: -bottleneck.share_pct)
+
+
+def count(launch: pd.Series, metric: str) -> float:
+    return float(launch.get(metric, np.nan))
+
+
+def _why(results: Results) -> str:
+    """The manifest's reason for a run without counters."""
+    told: dict[str, Any] = results.run.manifest.get("profile") or {}
+    if not results.run.complete:
+        return "the run is not complete, and its counters are taken last"
+    return told.get("why") or "the run is older than the profile"

@@ -1,0 +1,83 @@
+"""Verdicts on the candidates at one shape under one timing: one family of tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from attnlab.infer import stats
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+Place = tuple[Shape, Timing]
+
+
+@dataclass(frozen=True)
+class FalsePositives:
+    """How often a run told its baseline from itself.
+
+    Attributes:
+        wrong: how many of the comparisons found it faster or slower.
+        comparisons: all of them, one per shape and timing.
+        rate: their ratio with its exact 95 % interval (Clopper & Pearson 1934, Biometrika 26:404). It takes the
+            comparisons for independent.
+    """
+
+    wrong: int
+    comparisons: int
+    rate: stats.Interval
+
+
+class Sides(NamedTuple):
+    """Two implementations' samples in us, an array per replicate, and how finely they can be told."""
+
+    baseline: list[np.ndarray]
+    candidate: list[np.ndarray]
+    tick_us: float
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is said of the candidates at one shape under one timing, against the baseline: one family of tests.
+
+    Attributes:
+        verdicts: by candidate, in the order of the study, with Holm's p-values.
+        unadjusted: the p-values before Holm's adjustment.
+        control: the verdict on the baseline against itself, from its samples alone; None where there is no control.
+        smallest_effect: what that leaves to be seen, a fraction; 0 where there is no control.
+    """
+
+    verdicts: dict[str, stats.Verdict]
+    unadjusted: dict[str, float]
+    control: stats.Verdict | None
+    smallest_effect: float
+
+
+def infer_family(pairs: dict[str, Sides], control: Sides | None) -> Family:
+    """The verdicts on candidates at one shape, each from its and the baseline's samples, and on the baseline itself."""
+    itself, smallest = None, 0.0
+    if control is not None:
+        sides = control.baseline, control.candidate
+        itself = stats.verdict(*sides, tick=control.tick_us, paired=True)
+        smallest = stats.smallest_effect(*sides, tick=control.tick_us, paired=True)
+    verdicts, pvalues = judge(list(pairs.values()), smallest)
+    named = dict(zip(pairs, verdicts, strict=True)), dict(zip(pairs, pvalues, strict=True))
+    return Family(*named, itself, smallest)
+
+
+def judge(family: Sequence[Sides], smallest_effect: float) -> tuple[list[stats.Verdict], list[float]]:
+    """The verdicts on one family of tests, with Holm's p-values, and the p-values that Holm adjusted."""
+    alone = [stats.difference_pvalue(sides.baseline, sides.candidate, paired=True) for sides in family]
+    verdicts = [
+        stats.verdict(
+            sides.baseline,
+            sides.candidate,
+            tick=sides.tick_us,
+            paired=True,
+            pvalue=float(pvalue),
+            smallest_effect=smallest_effect,
+        )
+        for sides, pvalue in zip(family, stats.holm(alone), strict=True)
+    ]
+    return verdicts, alone

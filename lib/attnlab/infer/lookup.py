@@ -1,0 +1,195 @@
+"""Rows and samples of a run, by implementation, shape and timing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnlab.infer import stats
+from attnlab.infer.cases import AXES, CASE, TIMING, by_replicate, passed_samples
+from attnlab.infer.ceilings import Ceilings
+from attnlab.runs import schema
+from attnlab.runs.schema import MEASURED, NORMAL
+from attnlab.study import studies
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study, Timing
+
+
+class NotMeasured(Exception):
+    """The run does not hold what was asked for; the message is a sentence without its full stop."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A run, and what was inferred from the samples of each case.
+
+    Attributes:
+        table: a row per case and timing, in the order of the study; latencies in us. See `attnlab.infer.cases`.
+    """
+
+    run: schema.Run
+    table: pd.DataFrame
+
+    @cached_property
+    def study(self) -> Study:
+        """The study that was measured."""
+        return studies.recorded(self.run.manifest)
+
+    @cached_property
+    def ceilings(self) -> Ceilings:
+        """The ceilings that the run measured."""
+        return Ceilings(self.run.manifest)
+
+    @cached_property
+    def timings(self) -> list[Timing]:
+        """The timings that were recorded, in the order of the study."""
+        there = set(self.table[TIMING].itertuples(index=False, name=None))
+        return [timing for timing in self.study.timings if (timing.clock, timing.cache) in there]
+
+    @property
+    def headline(self) -> Timing:
+        """The timing of tables and figures that name none: the first of the study."""
+        return (self.timings or self.study.timings)[0]
+
+    def sweep(self, name: str) -> list[Shape]:
+        """The shapes of one sweep.
+
+        Raises:
+            NotMeasured: the study has no such sweep.
+        """
+        if name not in self.study.sweeps:
+            raise NotMeasured(f"The study “{self.study.name}” has no sweep “{name}”")
+        return self.study.sweep(name)
+
+    def under(self, timing: Timing) -> pd.DataFrame:
+        """The rows of one timing."""
+        return self._rows_by_timing.get((timing.clock, timing.cache), self.table.head(0))
+
+    @cached_property
+    def _rows_by_timing(self) -> dict[Any, pd.DataFrame]:
+        return dict(iter(self.table.groupby(TIMING, sort=False)))
+
+    def at(self, shape: Shape, timing: Timing | None = None) -> pd.DataFrame:
+        """The rows of one shape, under one timing (default: the headline's), indexed by implementation."""
+        timing = timing or self.headline
+        return self._rows_by_place.get((*shape.axes.values(), timing.clock, timing.cache), self._no_rows)
+
+    @cached_property
+    def _rows_by_place(self) -> dict[Any, pd.DataFrame]:
+        groups = self.table.groupby([*AXES, *TIMING], sort=False)
+        return {place: rows.set_index("implementation", drop=False) for place, rows in groups}
+
+    @cached_property
+    def _no_rows(self) -> pd.DataFrame:
+        return self.table.head(0).set_index("implementation", drop=False)
+
+    def row(self, implementation: str, shape: Shape, timing: Timing | None = None) -> pd.Series:
+        """The row of one case.
+
+        Raises:
+            NotMeasured: it has no latency.
+        """
+        rows = self.at(shape, timing)
+        if implementation not in rows.index:
+            where = f"{shape.label}, {(timing or self.headline).words}"
+            raise NotMeasured(f"`{implementation}` has no latency at {where}")
+        return rows.loc[implementation]
+
+    def along(self, sweep: str, implementation: str) -> list[tuple[Shape, pd.Series]]:
+        """The shapes of a sweep at which an implementation has a latency, each with its row.
+
+        Raises:
+            NotMeasured: the study has no such sweep, or the implementation no latency in it.
+        """
+        there = [(shape, self.at(shape)) for shape in self.sweep(sweep)]
+        found = [(shape, rows.loc[implementation]) for shape, rows in there if implementation in rows.index]
+        if not found:
+            words = self.headline.words
+            raise NotMeasured(f"`{implementation}` has no latency in the sweep “{sweep}”, {words}")
+        return found
+
+    def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
+        """The latencies of one case that passed in us, an array per replicate, in the order of the rounds."""
+        key = (implementation, shape, timing or self.headline)
+        if key not in self._samples:
+            case = self._case(*key)
+            self._samples[key] = [] if case is None else by_replicate(case)
+        return self._samples[key]
+
+    @cached_property
+    def passed(self) -> pd.DataFrame:
+        """The samples of the cases that passed in every replicate: those that the table was inferred from."""
+        return passed_samples(self.run)
+
+    def throttled(self, names: Sequence[str], shape: Shape, timing: Timing | None = None) -> tuple[int, int]:
+        """Of the passed samples of these implementations, how many have a throttle state, and how many throttled."""
+        timing = timing or self.headline
+        places = [(name, *shape.axes.values(), timing.clock, timing.cache) for name in names]
+        counts = [self._throttled.get(place, (0, 0)) for place in places]
+        return sum(known for known, _ in counts), sum(held for _, held in counts)
+
+    def tick_us(self, row: pd.Series) -> float:
+        """Resolution of a sample of a case: the clock's tick over the fewest launches that a sample spans."""
+        return float(self.run.manifest["clocks"]["tick_us"]) / float(row["launches"])
+
+    def fastest(self, shape: Shape, timing: Timing | None = None) -> str:
+        """The implementation with the smallest median at a shape.
+
+        Raises:
+            NotMeasured: nothing has a latency there.
+        """
+        rows = self.at(shape, timing)
+        if rows.empty:
+            raise NotMeasured(f"Nothing has a latency at {shape.label}")
+        return str(rows["median_us"].idxmin())
+
+    def peak_bytes(self, implementation: str, shape: Shape) -> float:
+        """Peak memory of a case in bytes; NaN where it was not measured."""
+        return self._peaks.get((implementation, *shape.axes.values()), np.nan)
+
+    def held_back(self) -> list[Shape]:
+        """The shapes that had more than half of their samples, all implementations', taken at a throttled clock."""
+        rows = self.under(self.headline)
+        shares = rows.groupby(AXES, sort=False)["throttled_pct"].mean()
+        return [Shape(**dict(zip(AXES, key, strict=True))) for key in shares[shares > 50].index]
+
+    @cached_property
+    def _samples_by_case(self) -> dict[Any, pd.DataFrame]:
+        return dict(iter(self.passed.groupby([*CASE, *TIMING], sort=False)))
+
+    @cached_property
+    def _peaks(self) -> dict[Any, float]:
+        cases = self.run.cases
+        peaks = cases[cases["status"] == MEASURED].groupby(CASE, sort=False)["peak_memory_bytes"].max()
+        return {case: float(peak) for case, peak in peaks.items()}
+
+    @cached_property
+    def _throttled(self) -> dict[Any, tuple[int, int]]:
+        counts = self.passed.groupby([*CASE, *TIMING], sort=False)["throttled"].agg(["count", "sum"])
+        return {place: (int(known), int(held)) for place, known, held in counts.itertuples(name=None)}
+
+    @cached_property
+    def _samples(self) -> dict[tuple[str, Shape, Timing], list[np.ndarray]]:
+        return {}
+
+    def _case(self, name: str, shape: Shape, timing: Timing | None) -> pd.DataFrame | None:
+        timing = timing or self.headline
+        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache))
+
+
+def median_of(row: Any) -> stats.Interval:
+    """The median of a row of the table with its interval, in us."""
+    return stats.Interval(row["median_us"], row["low_us"], row["high_us"])
+
+
+def axis_of(sweep: str) -> str:
+    """The axis that a sweep goes along: the last word of its name."""
+    return sweep.split()[-1]
+
+
+def on_normal(checks: pd.DataFrame) -> pd.DataFrame:
+    """The checks that were made on standard normal inputs, as is timed."""
+    return checks[checks["inputs"] == NORMAL]

@@ -1,0 +1,195 @@
+"""Compares the medians of a run with those of the same cases in another recorded run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnlab.infer import stats
+from attnlab.infer.cases import AXES, CASE
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
+from attnlab.runs import read
+from attnlab.runs.schema import Manifest
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+LEAST_US = 20
+"""Shorter medians are left out: the clock's tick and the launch matter too much there for `NEAR_PCT`."""
+NEAR_PCT = 1.0
+"""Medians no farther apart than this are called the same."""
+Key = tuple[Any, ...]
+"""A case: the implementation and the axes of its shape."""
+Rows = dict[Key, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A case in one run.
+
+    Attributes:
+        samples: the latencies in us, an array per replicate.
+        tick_us: resolution of a sample.
+        spread_pct: range of the medians of its replicates, in percent of the median; NaN for one replicate.
+        sm_clock_mhz: the median of the SM clock; NaN where it was not read.
+        throttled_pct: the share of samples taken at a throttled clock; NaN likewise.
+    """
+
+    samples: list[np.ndarray]
+    tick_us: float
+    spread_pct: float
+    sm_clock_mhz: float
+    throttled_pct: float
+
+    @property
+    def median_us(self) -> float:
+        """The median of all samples."""
+        return float(np.median(np.concatenate(self.samples)))
+
+    @property
+    def median(self) -> Interval:
+        """The same with its interval, by the bootstrap."""
+        return stats.bootstrap_ci(self.samples, tick=self.tick_us)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case in both runs; `ratio` is the median here over the median there, with its interval."""
+
+    implementation: str
+    shape: Shape
+    here: Side
+    there: Side
+    ratio: Interval
+
+    @property
+    def change_pct(self) -> float:
+        """Change of the median from there to here."""
+        return 100 * (self.ratio.estimate - 1)
+
+    @property
+    def cycles_pct(self) -> float:
+        """Change of the latency in cycles, latency times SM clock; NaN where the clock was not read."""
+        return 100 * (self.ratio.estimate * self.here.sm_clock_mhz / self.there.sm_clock_mhz - 1)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the medians are farther apart than `NEAR_PCT`."""
+        return abs(self.change_pct) > NEAR_PCT
+
+    @property
+    def moved_surely(self) -> bool:
+        """Whether the whole interval of the ratio is beyond `NEAR_PCT`."""
+        return self.moved and not in_percent(self.ratio).overlaps(Interval(0, -NEAR_PCT, NEAR_PCT))
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A run and the other run that shares the most cases with it.
+
+    Attributes:
+        shared: the cases that both measured under the timing.
+        cases: those whose median here is above `LEAST_US`.
+        changed: kernels that both ran from different sources.
+    """
+
+    here: Results
+    there: Results
+    timing: Timing
+    shared: list[Key]
+    cases: list[Case]
+    changed: list[str]
+
+    @property
+    def moved(self) -> list[Case]:
+        """The cases that moved, the largest change first."""
+        return [case for case in self.by_distance if case.moved]
+
+    @property
+    def by_distance(self) -> list[Case]:
+        """The cases, the largest change first."""
+        return sorted(self.cases, key=lambda case: -abs(case.change_pct))
+
+
+def find(results: Results) -> Repetition:
+    """The other run that shares the most cases with this one; of several, the newest.
+
+    Raises:
+        NotMeasured: there is none.
+    """
+    timing = results.headline
+    mine = _by_case(results, timing)
+    best: tuple[Results, Rows, list[Key]] | None = None
+    for other in _others(results):
+        theirs, changed = _by_case(other, timing), _changed(results, other)
+        keys = [key for key in mine if key in theirs and key[0] not in changed]
+        if keys and (best is None or len(keys) > len(best[2])):
+            best = other, theirs, keys
+    if best is None:
+        device = results.run.manifest["device"]["name"]
+        raise NotMeasured(f"No other complete run here, on {device}, shares a case with this one")
+    other, theirs, keys = best
+    sides = {key: (_side(results, mine[key]), _side(other, theirs[key])) for key in keys}
+    cases = [_case(key, *both) for key, both in sides.items() if both[0].median_us > LEAST_US]
+    both_ran = {key[0] for key in mine.keys() & theirs.keys()}
+    return Repetition(results, other, timing, keys, cases, sorted(both_ran & _changed(results, other)))
+
+
+def _others(results: Results) -> list[Results]:
+    """Other complete runs on a device of the same name, the newest first, with nothing inferred from them."""
+    mine = results.run.manifest
+
+    def is_other(stated: Manifest) -> bool:
+        same = stated["device"]["name"] == mine["device"]["name"]
+        return bool(same and stated["complete"] and stated["seal"] != mine["seal"])  # a copy is no other run
+
+    found = [name for name, manifest in read.manifests() if is_other(manifest)]
+    return [Results(read.load(name), results.table.head(0)) for name in found]
+
+
+def _changed(one: Results, other: Results) -> set[str]:
+    """The kernels that two runs ran from different sources."""
+    here, there = one.run.manifest["kernels"], other.run.manifest["kernels"]
+    return {name for name in here.keys() & there.keys() if here[name] != there[name]}
+
+
+def _by_case(results: Results, timing: Timing) -> Rows:
+    """The samples of each case under a timing, in the order of the study, without controls."""
+    passed = results.passed
+    rows = passed[(passed["clock"] == timing.clock) & (passed["cache"] == timing.cache)]
+    found = dict(iter(rows.groupby(CASE, sort=False)))
+    study = results.study
+    keys = [(name, *shape.axes.values()) for shape in study.shapes for name in study.implementations]
+    return {key: found[key] for key in keys if key in found}
+
+
+def _case(key: Key, here: Side, there: Side) -> Case:
+    tick_us = max(here.tick_us, there.tick_us)
+    ratio = stats.ratio_ci(here.samples, there.samples, tick=tick_us)
+    return Case(key[0], Shape(**dict(zip(AXES, key[1:], strict=True))), here, there, ratio)
+
+
+def _side(results: Results, rows: pd.DataFrame) -> Side:
+    samples = [latencies.to_numpy() for _, latencies in rows.groupby("replicate")["latency_us"]]
+    tick_us = float(results.run.manifest["clocks"]["tick_us"]) / int(rows["launches"].min())
+    medians = [float(np.median(replicate)) for replicate in samples]
+    apart_us = max(medians) - min(medians) if len(medians) > 1 else float("nan")
+    spread_pct = 100 * apart_us / float(rows["latency_us"].median())
+    clock, held = rows["sm_clock_mhz"].astype("Float64").median(), rows["throttled"].astype("Float64").mean()
+    return Side(samples, tick_us, spread_pct, _number(clock), 100 * _number(held))
+
+
+def _number(value: Any) -> float:
+    return float("nan") if pd.isna(value) else float(value)
+
+
+def in_percent(ratio: Interval) -> Interval:
+    """A ratio as a change in percent."""
+    return Interval(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))
+
+
+def scaled(ratio: Interval, by: float) -> Interval:
+    """An interval times a factor."""
+    return Interval(ratio.estimate * by, ratio.low * by, ratio.high * by)

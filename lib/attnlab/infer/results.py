@@ -1,0 +1,247 @@
+"""The results of a run: a row for each case, and verdicts on each candidate against the baseline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import pandas as pd
+import scipy.stats
+
+from attnlab.infer import kept, stats
+from attnlab.infer.cases import infer, median_us
+from attnlab.infer.families import FalsePositives, Family, Place, Sides, infer_family, judge
+from attnlab.infer.lookup import Lookup, NotMeasured, median_of
+from attnlab.infer.stats import Verdict
+from attnlab.runs import schema
+from attnlab.runs.rules import CONFIDENCE
+from attnlab.runs.schema import MEASURED, is_of
+from attnlab.study import implementations
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+Pair = tuple[str, str]
+"""A baseline and a candidate."""
+NO_CONTROL = "This run did not measure its baseline against itself, so how often its verdicts err is unknown"
+
+
+@dataclass(frozen=True)
+class Results(Lookup):
+    """A run, the rows of its cases, and the verdicts on them.
+
+    Attributes:
+        is_kept: whether verdicts are read from what another process kept, and kept for others.
+    """
+
+    is_kept: bool = False
+
+    def median(self, name: str, shape: Shape, timing: Timing | None = None) -> stats.Interval:
+        """The median of one case with its interval, in us; a control's too, which has no row.
+
+        Raises:
+            NotMeasured: it has no latency.
+        """
+        samples = self.samples(name, shape, timing)
+        if not samples or not implementations.is_control(name):
+            return median_of(self.row(name, shape, timing))
+        return median_us(samples, self._sides((name, name), shape, timing).tick_us)
+
+    def candidates(self, shape: Shape, timing: Timing | None = None) -> list[str]:
+        """The implementations compared with the baseline at one shape: one family of tests.
+
+        Raises:
+            NotMeasured: the baseline has no latency there, or nothing else has.
+        """
+        self.row(self.study.baseline, shape, timing)
+        names = [str(name) for name in self.at(shape, timing).index if name != self.study.baseline]
+        if not names:
+            raise NotMeasured(f"Nothing but `{self.study.baseline}` has a latency at {shape.label}")
+        return names
+
+    def compare(self, candidate: str, shape: Shape, timing: Timing | None = None) -> stats.Verdict:
+        """The verdict on a candidate against the study's baseline at one shape, from rounds taken together.
+
+        Its p-value is Holm's, over all candidates at this shape and timing. Where the run measured its baseline against
+        itself (`is_controlled`), nothing is called faster, slower or equivalent by less than the `smallest_effect`;
+        elsewhere the comparison's own samples decide alone.
+
+        Raises:
+            NotMeasured: one of the two has no latency there.
+        """
+        self.row(candidate, shape, timing)
+        return self.family(shape, timing).verdicts[candidate]
+
+    def family(self, shape: Shape, timing: Timing | None = None) -> Family:
+        """The verdicts on the candidates at one shape under one timing.
+
+        Raises:
+            NotMeasured: the baseline has no latency there.
+        """
+        place = (shape, timing or self.headline)
+        if place not in self._known:
+            self._known[place] = infer_family(*self._job(*place))
+        return self._known[place]
+
+    @cached_property
+    def families(self) -> dict[Place, Family]:
+        """The family of every shape and timing at which the baseline has a latency; kept for other processes."""
+        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
+        places = [place for place in places if self.samples(self.study.baseline, *place)]
+        missing = [place for place in places if place not in self._known]
+        inferred = [infer_family(*self._job(*place)) for place in missing]
+        self._known.update(zip(missing, inferred, strict=True))
+        found = {place: self._known[place] for place in places}
+        if missing and self.is_kept:
+            kept.keep_families(self.run, found)
+        return found
+
+    def families_under(self, timing: Timing) -> dict[Shape, Family]:
+        """The families under one timing, by shape."""
+        return {shape: family for (shape, under), family in self.families.items() if under == timing}
+
+    def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
+        """The verdicts on pairs of (baseline, candidate) at one shape, from rounds taken together.
+
+        The pairs are one family of tests: their p-values are Holm's, over these and no others.
+
+        Raises:
+            NotMeasured: one of them has no latency there.
+        """
+        for name in dict.fromkeys(name for pair in pairs for name in pair):
+            self.row(name, shape, timing)
+        smallest = self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
+        judged, _ = judge([self._sides(pair, shape, timing) for pair in pairs], smallest)
+        return judged
+
+    def speedup(
+        self, candidate: str, shape: Shape, timing: Timing | None = None, baseline: str | None = None
+    ) -> stats.Interval:
+        """Ratio of medians over a baseline (default: the study's) at one shape, from rounds taken together.
+
+        Raises:
+            NotMeasured: one of the two has no latency there.
+        """
+        pair = (baseline or self.study.baseline, candidate)
+        for name in pair:
+            self.row(name, shape, timing)
+        sides = self._sides(pair, shape, timing)
+        return stats.ratio_ci(sides.baseline, sides.candidate, tick=sides.tick_us, paired=True)
+
+    def is_controlled(self, shape: Shape, timing: Timing | None = None) -> bool:
+        """Whether the run measured its baseline against itself at one shape, and both passed."""
+        names = (self.study.baseline, implementations.control(self.study.baseline))
+        return all(self.samples(name, shape, timing) for name in names)
+
+    def control(self, shape: Shape, timing: Timing | None = None) -> stats.Verdict:
+        """The verdict on the baseline against itself at one shape (A/A), from its samples alone.
+
+        Raises:
+            NotMeasured: the run has no control there.
+        """
+        return self._controlled(shape, timing)[0]
+
+    def smallest_effect(self, shape: Shape, timing: Timing | None = None) -> float:
+        """The minimum detectable effect at one shape, as a fraction: `stats.smallest_effect` of the A/A control.
+
+        Raises:
+            NotMeasured: the run has no control there.
+        """
+        return self._controlled(shape, timing)[1]
+
+    def controlled(self) -> list[tuple[Shape, Timing]]:
+        """The shapes and timings at which the run measured its baseline against itself."""
+        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
+        return [place for place in places if self.is_controlled(*place)]
+
+    @cached_property
+    def false_positives(self) -> FalsePositives:
+        """How often this run called its baseline faster or slower than itself, over all shapes and timings.
+
+        Raises:
+            NotMeasured: the run has no control anywhere.
+        """
+        decisions = [family.control.decision for family in self.families.values() if family.control]
+        if not decisions:
+            raise NotMeasured(NO_CONTROL)
+        wrong = sum(decision in ("faster", "slower") for decision in decisions)
+        exact = scipy.stats.binomtest(wrong, len(decisions)).proportion_ci(CONFIDENCE, method="exact")
+        rate = stats.Interval(wrong / len(decisions), float(exact.low), float(exact.high))
+        return FalsePositives(wrong, len(decisions), rate)
+
+    @cached_property
+    def _known(self) -> dict[Place, Family]:
+        """The families inferred so far, in this process or before."""
+        return kept.families(self.run) if self.is_kept else {}
+
+    def _controlled(self, shape: Shape, timing: Timing | None) -> tuple[stats.Verdict, float]:
+        if not self.is_controlled(shape, timing):
+            where = f"{shape.label}, {(timing or self.headline).words}"
+            raise NotMeasured(f"`{self.study.baseline}` was not measured against itself at {where}")
+        family = self.family(shape, timing)
+        assert family.control is not None
+        return family.control, family.smallest_effect
+
+    def _job(self, shape: Shape, timing: Timing) -> tuple[dict[str, Sides], Sides | None]:
+        """The arguments of `infer_family`."""
+        baseline = self.study.baseline
+        self.row(baseline, shape, timing)
+        names = [str(name) for name in self.at(shape, timing).index if name != baseline]
+        against_itself = (baseline, implementations.control(baseline))
+        control = self._sides(against_itself, shape, timing) if self.is_controlled(shape, timing) else None
+        return {name: self._sides((baseline, name), shape, timing) for name in names}, control
+
+    def _sides(self, pair: Pair, shape: Shape, timing: Timing | None) -> Sides:
+        """The samples of a pair, and the resolution of both."""
+        baseline, candidate = (self.samples(name, shape, timing) for name in pair)
+        cases = [self._case(name, shape, timing) for name in pair]
+        launches = min(int(case["launches"].min()) for case in cases if case is not None)
+        return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches)
+
+
+def of(run: schema.Run) -> Results:
+    """Infer from a run, or take what was kept of the same inference."""
+    if not run.complete:
+        return Results(run, infer(run))
+    return Results(run, kept.table(run, infer), is_kept=True)
+
+
+def absence(results: Results, name: str, shape: Shape) -> str:
+    """Why an implementation has no latency at a shape, as a clause of a sentence."""
+    if name not in results.study.implementations:
+        return "not in this study"
+    if shape not in results.study.shapes:
+        return "the study has no such shape"
+    cases: pd.DataFrame = results.run.cases
+    if cases.empty:
+        return "not reached yet"
+    rows = cases[(cases["implementation"] == name) & is_of(cases, shape) & (cases["status"] != MEASURED)]
+    if rows.empty:
+        return "not reached yet"
+    status, reason = rows.iloc[0][["status", "reason"]]
+    return f"{status}, {reason}" if reason else str(status)
+
+
+class Comparison(NamedTuple):
+    """One candidate against the baseline; `unadjusted` is its p-value before Holm's adjustment."""
+
+    shape: Shape
+    timing: Timing
+    candidate: str
+    verdict: Verdict
+    unadjusted: float
+
+
+def comparisons(results: Results) -> list[Comparison]:
+    """Every comparison of a run, in the order of its timings and shapes.
+
+    Raises:
+        NotMeasured: there is none.
+    """
+    every = [
+        Comparison(shape, timing, name, verdict, family.unadjusted[name])
+        for (shape, timing), family in results.families.items()
+        for name, verdict in family.verdicts.items()
+    ]
+    if not every:
+        raise NotMeasured(f"Nothing was timed beside `{results.study.baseline}`, so there is no comparison")
+    return every

@@ -1,0 +1,196 @@
+"""The rungs of the ladder as a run recorded them: the expected gain of each, its resources and its waves."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from attnlab.base import paths
+from attnlab.build import occupancy
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.runs.schema import Run, is_of
+from attnlab.study import ladder
+from attnlab.study.ladder import PREFIX
+from attnlab.study.shapes import Shape
+
+
+def has_kernels(results: Results) -> bool:
+    """Whether any rung of the ladder is in the run's study."""
+    try:
+        return bool(rungs(results))
+    except NotMeasured:
+        return False
+
+
+NO_RUNGS = "This run measured no hand-written kernel"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung, as kernels/ladder.toml described it when the run was recorded."""
+
+    stated: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its name as an implementation."""
+        return PREFIX + str(self.stated["name"])
+
+    @property
+    def title(self) -> str:
+        """What it changes, in a few words."""
+        return str(self.stated["title"])
+
+    @property
+    def hypothesis(self) -> str:
+        """What it changes and the gain expected of that, in sentences."""
+        return " ".join(str(self.stated["hypothesis"]).split())
+
+    @property
+    def after(self) -> str:
+        """The earlier rung that it is compared with; empty for the first."""
+        return PREFIX + str(self.stated["after"]) if self.stated["after"] else ""
+
+    @property
+    def expected(self) -> float:
+        """The speedup over `after` expected at the target."""
+        return float(self.stated["expected_speedup"])
+
+    def work_items(self, shape: Shape) -> int | None:
+        """Tiles of query rows over all heads, which are distributed to the CTAs; None if it has no such head_dim."""
+        tiles = [tile for tile in self.stated["tiles"] if tile["head_dim"] == shape.head_dim]
+        return math.ceil(shape.seq_len / tiles[0]["rows"]) * shape.batch * shape.heads if tiles else None
+
+
+def rungs(results: Results) -> list[Rung]:
+    """The rungs of a run's study in the order of the climb.
+
+    Raises:
+        NotMeasured: the study has none.
+    """
+    ladder = [Rung(stated) for stated in results.run.manifest.get("ladder", [])]
+    found = [rung for rung in ladder if rung.name in results.study.implementations]
+    if not found:
+        raise NotMeasured(NO_RUNGS)
+    return found
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel needs of a multiprocessor, as the driver reported it for a launch at one shape."""
+
+    row: dict[str, Any]
+    device: dict[str, Any]
+    work_items: int | None = None
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread."""
+        return int(self.row["registers"])
+
+    @property
+    def local_bytes(self) -> int:
+        """Local memory of a thread in bytes: spills, and arrays that aren't kept in registers."""
+        return int(self.row["local_bytes"])
+
+    @property
+    def static_shared_bytes(self) -> int:
+        """Shared memory of a CTA in bytes that its source declares."""
+        return int(self.row["static_shared_bytes"])
+
+    @property
+    def dynamic_shared_bytes(self) -> int:
+        """Shared memory of a CTA in bytes that its launch requests."""
+        return int(self.row["dynamic_shared_bytes"])
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA in bytes."""
+        return self.static_shared_bytes + self.dynamic_shared_bytes
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return int(self.row["threads"])
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the grid."""
+        return int(self.row["ctas"])
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs resident on a multiprocessor at once."""
+        return int(self.row["ctas_per_sm"])
+
+    @property
+    def items(self) -> int:
+        """Work items; a CTA has one, in a persistent kernel several."""
+        return self.work_items or self.ctas
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a CTA processes several work items."""
+        return self.items > self.ctas
+
+    @property
+    def occupancy_pct(self) -> float:
+        """Theoretical occupancy: resident warps over the most a multiprocessor holds; NaN where that isn't recorded."""
+        most = self.device.get("threads_per_multiprocessor")
+        return 100 * self.ctas_per_sm * self.threads / most if most else math.nan
+
+    @property
+    def limits(self) -> list[str]:
+        """The resources that admit no further CTA; empty where the architecture's limits aren't known."""
+        limits = occupancy.LIMITS.get(str(self.device["compute_capability"]).replace(".", ""))
+        if limits is None:
+            return []
+        allowed = occupancy.allowed(limits, self.threads, self.registers, self.shared_bytes)
+        return [kind for kind, ctas in allowed.items() if ctas <= self.ctas_per_sm]
+
+    @property
+    def multiprocessors(self) -> int:
+        """Multiprocessors of the device."""
+        return int(self.device["multiprocessors"])
+
+    @property
+    def slots(self) -> int:
+        """CTAs resident on the device at once."""
+        return self.ctas_per_sm * self.multiprocessors
+
+    @property
+    def waves(self) -> float:
+        """Work items over the CTAs resident at once."""
+        return self.items / self.slots
+
+    @property
+    def last_wave_pct(self) -> float:
+        """Occupied share of the resident CTAs in the last wave."""
+        return 100 * ((self.items - 1) % self.slots + 1) / self.slots
+
+    @property
+    def busy_pct(self) -> float:
+        """Multiprocessors with any work at all, if the scheduler spreads the CTAs as widely as possible."""
+        return 100 * min(self.ctas, self.multiprocessors) / self.multiprocessors
+
+
+def resources(results: Results, rung: Rung, shape: Shape) -> Resources | None:
+    """The resources of a rung at a shape; None where it wasn't launched there."""
+    rows = results.run.resources
+    rows = rows[rows["implementation"] == rung.name]
+    rows = rows[is_of(rows, shape)] if len(rows) else rows
+    if rows.empty:
+        return None
+    return Resources(rows.iloc[0].to_dict(), results.run.manifest["device"], rung.work_items(shape))
+
+
+def stale(run: Run) -> list[str]:
+    """The kernels of a run that changed since or no longer exist; empty where there is no ladder at all.
+
+    A kernel is its source, the headers of ours that it includes, and its entry in the ladder.
+    """
+    if not (paths.kernels() / "ladder.toml").is_file():
+        return []
+    now = ladder.hashes()
+    measured = {name: value for name, value in run.manifest["kernels"].items() if name.startswith(ladder.PREFIX)}
+    return [name for name, value in measured.items() if now.get(name) != value]

@@ -1,0 +1,1 @@
+"""What others printed: throughputs, datasheets, the bibliography, and the reports that are audited."""

@@ -1,0 +1,310 @@
+"""Reads data/reference/: the documents' numbers as printed, the datasheets, and the claims about both.
+
+A number keeps the digits that it was printed with. A claim is one line of claims.csv: a rule, the number that it is
+about, and the numbers that it follows from.
+"""
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError, first_problem, suggestion
+from attnlab.literature.audit.numbers import SCALES, TEXT, Number
+from attnlab.study.shapes import Shape
+
+DOCUMENTS = {
+    "000": "baseline characterization",
+    "001": "how that baseline was made",
+    "002": "custom kernel against SDPA",
+    "003": "autotuning SDPA",
+    "004": "fixed-shape comparison",
+}
+"""The documents, by the name of the CSV that holds their numbers."""
+SHEET = "datasheet"
+"""The place of a number of a datasheet."""
+CLAIMS = "claims.csv"
+ADVICE = "advice.csv"
+DATASHEETS = "datasheets.csv"
+_SHEET_UNITS = {"tflops": "TFLOP/s", "gbs": "GB/s", "multiprocessors": "count", "mib": "MiB", "w": "W", "gb": "GB"}
+_SIZES = ("batch", "heads", "seq_len", "head_dim")
+
+Words = Annotated[str, Field(min_length=1)]
+Size = Annotated[int, Field(ge=1)]
+Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.]*$")]
+M = TypeVar("M", bound=BaseModel)
+
+
+class Row(BaseModel):
+    """One number, or one word, of a document.
+
+    Attributes:
+        place: title of its section.
+        subject: the thing that it describes, such as an implementation; `quantity`: the property that it states.
+        value: as printed, without thousands separators; a word where `unit` is ``text``.
+        plus_minus: what is printed after ±; empty where nothing is.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    id: Identifier
+    document: Words
+    place: Words
+    subject: Words
+    quantity: Words
+    batch: Size | None
+    heads: Size | None
+    seq_len: Size | None
+    head_dim: Size | None
+    causal: bool | None
+    dtype: Literal["float16"] | None
+    value: Words
+    plus_minus: str | None
+    unit: Words
+
+    @field_validator("unit")
+    @classmethod
+    def _known_unit(cls, unit: str) -> str:
+        if unit != TEXT and unit not in SCALES:
+            raise UserError(f"unknown unit {unit!r}; known are {', '.join([*SCALES, TEXT])}")
+        return unit
+
+    @model_validator(mode="after")
+    def _numbers_are_numbers(self) -> "Row":
+        for text in (self.value, self.plus_minus) if self.unit != TEXT else ():
+            if text is not None:
+                try:
+                    Number.printed(text, self.unit)
+                except ValueError as error:
+                    raise UserError(f"{error}: write it as printed, without thousands separators") from None
+        return self
+
+    @cached_property
+    def number(self) -> Number | None:
+        """The value in base units; None for a word."""
+        return None if self.unit == TEXT else Number.printed(self.value, self.unit)
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        """Its shape; None where the document doesn't state one."""
+        sizes = {axis: getattr(self, axis) for axis in _SIZES}
+        if None in sizes.values():
+            return None
+        return Shape(**sizes, causal=bool(self.causal), dtype=self.dtype or "float16")
+
+    @property
+    def shown(self) -> str:
+        """The value with its unit."""
+        if self.unit in (TEXT, "1", "count"):
+            return self.value
+        return f"{self.value} {self.unit}"
+
+
+class Claim(BaseModel):
+    """A rule applied to rows.
+
+    Attributes:
+        claim: what the document says, in a few words.
+        stated: id of the row that says it.
+        inputs: the rule's inputs, separated by semicolons: ids, ``003:id`` of another document, ``L4:column`` of a
+            datasheet, ``±id`` for the number printed after ±, ``=2`` for a constant; ``*`` matches any part of an id.
+        note: why it matters, where the rule's own words don't say so.
+        telling: its rank among the most informative claims; empty for the rest.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    id: Identifier
+    document: Words
+    claim: Words
+    rule: Words
+    stated: Words
+    inputs: str | None
+    note: str | None
+    telling: Size | None
+
+    @property
+    def terms(self) -> list[str]:
+        """The inputs one by one."""
+        return [term.strip() for term in (self.inputs or "").split(";") if term.strip()]
+
+
+class Advice(BaseModel):
+    """A document's advice to its readers.
+
+    Attributes:
+        claims: ids of the claims that it rests on, separated by semicolons.
+        instead: what the recomputed numbers say.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    document: Words
+    advice: Words
+    claims: Words
+    instead: Words
+
+    @property
+    def rests_on(self) -> list[str]:
+        """The claims one by one."""
+        return [claim.strip() for claim in self.claims.split(";")]
+
+
+@dataclass(frozen=True)
+class Term:
+    """An input of a rule: a number or a word, and the row that states it, if one does."""
+
+    number: Number | None
+    row: Row | None
+    shown: str
+
+
+class Reference:
+    """All transcribed rows.
+
+    Raises:
+        UserError: a row can't be read; the message names file, line and what is wrong.
+    """
+
+    def __init__(self, folder: Path = paths.REFERENCE) -> None:
+        self.folder = folder
+        self.rows = {name: self._document(name) for name in DOCUMENTS} | self._sheets()
+
+    def claims(self) -> Iterator[tuple[Claim, str]]:
+        """The claims, each with the place that an error message names."""
+        path, seen = self.folder / CLAIMS, set()
+        for place, claim in _read(path, Claim):
+            if claim.document not in DOCUMENTS:
+                raise UserError(f"{place}: {_unknown('document', claim.document, DOCUMENTS)}")
+            if claim.id in seen:
+                raise UserError(f"{place}: an earlier claim has the id {claim.id!r}: choose another")
+            seen.add(claim.id)
+            yield claim, place
+
+    def advice(self) -> Iterator[tuple[Advice, str]]:
+        """The documents' advice, each with the place that an error message names."""
+        for place, advice in _read(self.folder / ADVICE, Advice):
+            if advice.document not in DOCUMENTS:
+                raise UserError(f"{place}: {_unknown('document', advice.document, DOCUMENTS)}")
+            yield advice, place
+
+    def row(self, name: str, document: str) -> Row:
+        """The row of an id; for an id after ±, the row whose value is the number printed after ±.
+
+        Raises:
+            UserError: there is none.
+        """
+        if name.startswith("±"):
+            row = self.row(name[1:], document)
+            if row.plus_minus is None:
+                raise UserError(f"the row {row.id!r} has nothing after ±")
+            return Row(**row.model_dump() | {"value": row.plus_minus, "plus_minus": None})
+        source, _, identifier = name.rpartition(":")
+        source = source or document
+        if source not in self.rows:
+            raise UserError(_unknown("document", source, self.rows))
+        if identifier not in self.rows[source]:
+            near = suggestion(identifier, self.rows[source])
+            raise UserError(f"there is no row {identifier!r} in {source}{near}")
+        return self.rows[source][identifier]
+
+    def terms(self, name: str, document: str) -> list[Term]:
+        """The terms that one input of a claim names.
+
+        Raises:
+            UserError: it names none.
+        """
+        if name.startswith("="):
+            try:
+                return [Term(Number.exact(float(name[1:])), None, name[1:])]
+            except ValueError:
+                raise UserError(f"{name[1:]!r} is not a number: write a constant as in '=2'") from None
+        if "*" in name:
+            source, _, pattern = name.rpartition(":")
+            found = [
+                row
+                for identifier, row in self.rows.get(source or document, {}).items()
+                if fnmatchcase(identifier, pattern)
+            ]
+            if not found:
+                raise UserError(f"no row of {source or document} fits {pattern!r}")
+            return [_term(row, document) for row in found]
+        return [_term(self.row(name, document), document)]
+
+    def _document(self, name: str) -> dict[str, Row]:
+        rows: dict[str, Row] = {}
+        for place, row in _read(self.folder / f"{name}.csv", Row):
+            if row.document not in DOCUMENTS:
+                raise UserError(f"{place}: {_unknown('document', row.document, DOCUMENTS)}")
+            if row.document != name:
+                raise UserError(f"{place}: a row of document {row.document} is in the file of {name}: move it there")
+            if row.id in rows:
+                raise UserError(f"{place}: an earlier row has the id {row.id!r}: choose another")
+            rows[row.id] = row
+        return rows
+
+    def _sheets(self) -> dict[str, dict[str, Row]]:
+        """The datasheets' numbers, by the device's short name, such as ``L4``, and column."""
+        sheets: dict[str, dict[str, Row]] = {}
+        for place, cells in _lines(self.folder / DATASHEETS):
+            device = cells["device"].split()[1]
+            if device in sheets:
+                continue  # another form of the same card: a short name means the form that stands first
+            sheets[device] = {}
+            for column, text in cells.items():
+                unit = TEXT if column == "memory_kind" else _SHEET_UNITS.get(column.rsplit("_", 1)[-1])
+                if unit and text:
+                    blank = dict.fromkeys([*_SIZES, "causal", "dtype", "plus_minus"])
+                    told = {"id": column, "document": device, "place": SHEET, "subject": device}
+                    entry = told | {"quantity": column, "value": text, "unit": unit}
+                    sheets[device][column] = _model(Row, entry | blank, place)
+        return sheets
+
+
+def _term(row: Row, document: str) -> Term:
+    if row.place == SHEET:
+        return Term(row.number, row, f"{row.shown} ({row.document}'s datasheet)")
+    return Term(row.number, row, row.shown if row.document == document else f"{row.shown} ({row.document})")
+
+
+def _read(path: Path, model: type[M]) -> Iterator[tuple[str, M]]:
+    """The rows of a CSV as a model, each with its place."""
+    for place, cells in _lines(path, set(model.model_fields)):
+        yield place, _model(model, {name: text or None for name, text in cells.items()}, place)
+
+
+def _lines(path: Path, columns: set[str] | None = None) -> Iterator[tuple[str, dict[str, str]]]:
+    shown = paths.shown(path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            if columns is not None and set(reader.fieldnames or ()) != columns:
+                odd = sorted(columns ^ set(reader.fieldnames or ()))
+                raise UserError(f"{shown}, line 1: the columns should be {', '.join(sorted(columns))}; see {odd[0]!r}")
+            for cells in reader:
+                place = f"{shown}, line {reader.line_num}"
+                if None in cells or None in cells.values():
+                    raise UserError(f"{place}: it should have {len(reader.fieldnames or ())} cells: count the commas")
+                yield place, cells
+    except FileNotFoundError:
+        raise UserError(f"{shown} is missing: restore it") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{shown} is not a text in UTF-8: save it as one") from None
+    except csv.Error as error:
+        raise UserError(f"{shown}, line {reader.line_num}: {error}") from None
+
+
+def _model(model: Callable[..., M], cells: dict[str, Any], place: str) -> M:
+    try:
+        return model(**cells)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    except ValidationError as error:
+        raise UserError(f"{place}: {first_problem(error, cells)}") from None
+
+
+def _unknown(what: str, name: str, known: Any) -> str:
+    return f"unknown {what} {name!r}; known are {', '.join(known)}{suggestion(name, known)}"

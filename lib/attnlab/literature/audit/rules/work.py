@@ -1,0 +1,180 @@
+"""Work and speed: FLOPs, bytes, rates, and which configuration is best."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from attnlab.literature.audit.numbers import Number
+from attnlab.literature.audit.reference import Row, Term
+from attnlab.literature.audit.rules.rule import Outcome, rule
+from attnlab.literature.audit.rules.terms import brief, gigaflop, megabytes, number, row_of, shape_of, stated_number
+from attnlab.study.shapes import Shape
+
+
+@rule("best throughput", 2, math.inf)
+def _best_throughput(stated: Row, inputs: list[Term]) -> Outcome:
+    return _best(stated, max(inputs, key=lambda term: _rate(term).value), f"the highest throughput of {len(inputs)}")
+
+
+@rule("best samples per second", 2, math.inf)
+def _best_samples(stated: Row, inputs: list[Term]) -> Outcome:
+    best = max(inputs, key=lambda term: shape_of(row_of(term)).batch / number(term).value)
+    return _best(stated, best, f"the most samples a second of {len(inputs)}")
+
+
+@rule("best latency per head", 2, math.inf)
+def _best_per_head(stated: Row, inputs: list[Term]) -> Outcome:
+    best = min(inputs, key=lambda term: number(term).value / shape_of(row_of(term)).heads)
+    return _best(stated, best, f"the lowest latency a head of {len(inputs)}")
+
+
+@rule("least latency", 2, math.inf)
+def _least_latency(stated: Row, inputs: list[Term]) -> Outcome:
+    best = min(inputs, key=lambda term: number(term).value)
+    agrees = row_of(best).subject == stated.subject
+    return Outcome(row_of(best).subject, f"{best.shown} is the least of {len(inputs)}", agrees)
+
+
+@rule("throughput drops", 2, math.inf)
+def _throughput_drops(stated: Row, inputs: list[Term]) -> Outcome:
+    """Throughput after is below throughput before; what each is follows from shape and latency."""
+    before, *after = (_rate(term) for term in inputs)
+    agrees = all(rate.high < before.low for rate in after)
+    rates = ", ".join(f"{rate.value / 1e12:.1f}" for rate in (before, *after))
+    return Outcome("drops" if agrees else "does not drop", f"{rates} TFLOP/s at {_sizes(inputs)}", agrees)
+
+
+@rule("scaling", 2, math.inf)
+def _scaling(stated: Row, inputs: list[Term]) -> Outcome:
+    """Latency against work, step by step: ``linear`` where their ratios agree within what was printed."""
+    kinds = [_step(one, other) for one, other in pairwise(inputs)]
+    told = stated.value.casefold()
+    if "non-linear" in told:
+        agrees = set(kinds) != {"linear"}
+    else:
+        agrees = set(kinds) == {next(kind for kind in ("sub-linear", "super-linear", "linear") if kind in told)}
+    steps = (
+        f"{(number(other) / number(one)).value:.2f}× for {_work(one, other):g}× the work"
+        for one, other in pairwise(inputs)
+    )
+    return Outcome(" and ".join(dict.fromkeys(kinds)), ", ".join(steps), agrees)
+
+
+@rule("throughput")
+def _throughput(stated: Row, inputs: list[Term]) -> Outcome:
+    """4·B·H·S²·D FLOPs over a latency, whatever the mask hides: the documents' own convention."""
+    (latency,) = inputs
+    work = _square(shape_of(row_of(latency)))
+    return Outcome(Number.exact(work) / number(latency), f"{gigaflop(work)} in {latency.shown}")
+
+
+@rule("throughput under the mask", otherwise="wrong work")
+def _masked_throughput(stated: Row, inputs: list[Term]) -> Outcome:
+    (latency,) = inputs
+    shape = shape_of(row_of(latency))
+    how = f"{gigaflop(shape.flops)} under the mask in {latency.shown}, not {gigaflop(_square(shape))}"
+    return Outcome(Number.exact(shape.flops) / number(latency), how)
+
+
+@rule("bandwidth")
+def _bandwidth(stated: Row, inputs: list[Term]) -> Outcome:
+    (latency,) = inputs
+    moved = shape_of(row_of(latency)).bytes
+    return Outcome(Number.exact(moved) / number(latency), f"Q, K, V and O, {megabytes(moved)}, in {latency.shown}")
+
+
+@rule("samples per second")
+def _samples_per_second(stated: Row, inputs: list[Term]) -> Outcome:
+    (latency,) = inputs
+    batch = shape_of(row_of(latency)).batch
+    return Outcome(Number.exact(batch) / number(latency), f"{batch} in {latency.shown}")
+
+
+@rule("latency per head and batch element")
+def _per_unit(stated: Row, inputs: list[Term]) -> Outcome:
+    (latency,) = inputs
+    shape = shape_of(row_of(latency))
+    found = number(latency) / Number.exact(shape.batch * shape.heads)
+    return Outcome(found, f"{latency.shown} over {shape.batch} × {shape.heads}")
+
+
+@rule("flops", 0)
+def _flops(stated: Row, inputs: list[Term]) -> Outcome:
+    shape = shape_of(stated)
+    return Outcome(Number.exact(_square(shape)), f"4·B·H·S²·D at {brief(shape)}")
+
+
+@rule("bytes", 0, otherwise="wrong work")
+def _bytes(stated: Row, inputs: list[Term]) -> Outcome:
+    shape = shape_of(stated)
+    return Outcome(Number.exact(shape.bytes), f"Q, K, V and O once each, 8·B·H·S·D, at {brief(shape)}")
+
+
+@rule("intensity", 0, otherwise="wrong work")
+def _intensity(stated: Row, inputs: list[Term]) -> Outcome:
+    shape = shape_of(stated)
+    return Outcome(
+        Number.exact(shape.intensity), f"{gigaflop(shape.flops)} over {megabytes(shape.bytes)} of Q, K, V and O"
+    )
+
+
+@rule("room for the tensors", 0, otherwise="wrong work")
+def _room(stated: Row, inputs: list[Term]) -> Outcome:
+    """Memory stated holds at least Q, K, V and O."""
+    needed = Number.exact(shape_of(stated).bytes)
+    return Outcome(needed, f"Q, K, V and O are {megabytes(needed.value)}", stated_number(stated).high >= needed.value)
+
+
+@rule("speedup at equal work", 2, otherwise="wrong work")
+def _equal_work(stated: Row, inputs: list[Term]) -> Outcome:
+    """A ratio of latencies times the ratio of FLOPs that were done in them."""
+    before, after = inputs
+    work = Number.exact(_work(before, after))
+    found = number(before) / number(after) * work
+    compared = f"{work.value:g} times the work" if work.value > 1 else f"1/{1 / work.value:g} of the work"
+    return Outcome(found, f"{before.shown} over {after.shown}, for {compared}")
+
+
+@rule("speedup at equal tokens", 2, otherwise="wrong work")
+def _equal_tokens(stated: Row, inputs: list[Term]) -> Outcome:
+    """A ratio of latencies times the ratio of tokens that were attended from: chunks that don't see one another."""
+    before, after = inputs
+    one, other = shape_of(row_of(before)), shape_of(row_of(after))
+    tokens = other.batch * other.seq_len / (one.batch * one.seq_len)
+    found = number(before) / number(after) * Number.exact(tokens)
+    return Outcome(found, f"{1 / tokens:g} calls of {after.shown} for the tokens of one of {before.shown}")
+
+
+def _square(shape: Shape) -> int:
+    """FLOPs if nothing were masked."""
+    return 4 * shape.batch * shape.heads * shape.seq_len**2 * shape.head_dim
+
+
+def _rate(latency: Term) -> Number:
+    return Number.exact(_square(shape_of(row_of(latency)))) / number(latency)
+
+
+def _work(before: Term, after: Term) -> float:
+    return shape_of(row_of(after)).flops / shape_of(row_of(before)).flops
+
+
+def _step(before: Term, after: Term) -> str:
+    ratio, work = number(after) / number(before), _work(before, after)
+    if ratio.contains(work):
+        return "linear"
+    return "super-linear" if ratio.value > work else "sub-linear"
+
+
+def _best(stated: Row, best: Term, how: str) -> Outcome:
+    shape = shape_of(row_of(best))
+    return Outcome(brief(shape), f"{how}: {best.shown} at {brief(shape)}", shape == shape_of(stated))
+
+
+def _sizes(terms: Sequence[Term]) -> str:
+    """The shapes of terms, by the axes in which they differ."""
+    shapes = [shape_of(row_of(term)) for term in terms]
+    axes = {"B": "batch", "H": "heads", "S": "seq_len"}
+    differ = {letter: axis for letter, axis in axes.items() if len({getattr(shape, axis) for shape in shapes}) > 1}
+    return ", ".join(
+        " ".join(f"{letter}={getattr(shape, axis)}" for letter, axis in differ.items()) for shape in shapes
+    )

@@ -1,0 +1,1 @@
+"""What reads a latency: our clocks, other tools' clocks to compare them with, and the canary in the cache."""

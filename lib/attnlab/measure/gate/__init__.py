@@ -1,0 +1,1 @@
+"""Correctness before speed: what an implementation has to pass before and after it is timed."""

@@ -1,0 +1,92 @@
+"""The verdict of the gate on one output: its errors, what is allowed, and what else is wrong."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from attnlab.runs.rules import GATE_FACTOR
+
+OUTPUTS = ("O", "dQ", "dK", "dV")
+"""What a call returns: in training all of these, otherwise only the first."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """Absolute errors of an output against the float64 oracle; infinite if an element isn't finite."""
+
+    maximum: float
+    mean: float
+
+    @classmethod
+    def between(cls, output: torch.Tensor, oracle: torch.Tensor) -> "Error":
+        """Compare two tensors of the same shape, a slab at a time to bound memory."""
+        worst, total = 0.0, 0.0
+        for got, right in zip(output.flatten(0, 1).split(64), oracle.flatten(0, 1).split(64), strict=True):
+            distance = (got.double() - right).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+            worst = max(worst, distance.max().item())
+            total += distance.sum().item()
+        return cls(worst, total / oracle.numel())
+
+    def within(self, allowed: "Error") -> bool:
+        """Whether neither the maximum nor the mean exceeds what is allowed."""
+        return self.maximum <= allowed.maximum and self.mean <= allowed.mean
+
+
+NONE, UNBOUNDED = Error(0.0, 0.0), Error(math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict of the gate on one output.
+
+    Attributes:
+        error: the error of the implementation.
+        framework_error: the error of the same formula composed from torch operations, in the dtype of the inputs.
+        unavoidable: the error that the rounding of large scores in float32 causes; see `Gate`.
+        faults: what is wrong besides the error, in words.
+        output: the one of `OUTPUTS` whose errors these are: where there are several, the one with the largest `strain`.
+    """
+
+    error: Error
+    framework_error: Error
+    unavoidable: Error = NONE
+    faults: tuple[str, ...] = ()
+    output: str = OUTPUTS[0]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the maximum and the mean error are small enough, and nothing else is wrong."""
+        return not self.faults and self.error.within(self._allowed)
+
+    @property
+    def reason(self) -> str:
+        """Why a check failed."""
+        wrong = not self.error.within(self._allowed)
+        return "; ".join([*self.faults, *([self._distance] if wrong or not self.faults else [])])
+
+    @property
+    def strain(self) -> float:
+        """The larger of the two errors, in units of what is allowed."""
+        allowed = self._allowed
+        return max(_ratio(self.error.maximum, allowed.maximum), _ratio(self.error.mean, allowed.mean))
+
+    @property
+    def _allowed(self) -> Error:
+        return Error(
+            GATE_FACTOR * max(self.framework_error.maximum, self.unavoidable.maximum),
+            GATE_FACTOR * max(self.framework_error.mean, self.unavoidable.mean),
+        )
+
+    @property
+    def _distance(self) -> str:
+        unit = Error(self._allowed.maximum / GATE_FACTOR, self._allowed.mean / GATE_FACTOR)
+        of = "" if self.output == OUTPUTS[0] else f" of {self.output}"
+        return (
+            f"error{of} against float64: max {self.error.maximum:.2e} mean {self.error.mean:.2e}, "
+            f"allowed {GATE_FACTOR:g}x max {unit.maximum:.2e} mean {unit.mean:.2e}"
+        )
+
+
+def _ratio(error: float, allowed: float) -> float:
+    return error / allowed if allowed else math.inf * error if error else 0.0

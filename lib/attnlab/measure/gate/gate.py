@@ -1,0 +1,293 @@
+"""The gate: nothing is timed whose result is wrong, or right for the wrong reason.
+
+An output is compared with the float64 oracle, and the way in which it was computed is checked as well. Each of these
+fails a check:
+
+- elements that were not written, or are not finite: memory is poisoned before each run;
+- bytes written outside the output: it lies between guards, if the implementation allocates it with `outputs.like`;
+- inputs that were changed, or returned as the output;
+- the output for earlier inputs: inputs change in place from check to check, and a returned output is poisoned;
+- two runs that differ in any bit: shared memory and registers of the multiprocessors hold something else in the second
+  run, so a kernel that reads what it has not written gives itself away, and a race has a second chance to do so;
+- work that the calling stream does not order: the second run is called before that stream has written the inputs, that
+  stream copies its output at once, and a graph captured from the stream has to compute the result by itself.
+
+A forward pass has to be bitwise reproducible: the environment is locked to deterministic algorithms, and nothing that
+is timed here adds with atomics. Backward passes do add with them, so each run of one is compared with the oracle.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from attnlab.measure.gate import ordering, rounding, scrub
+from attnlab.measure.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Error
+from attnlab.measure.instruments import devices
+from attnlab.measure.subjects import outputs
+from attnlab.measure.subjects.case import Call, Replay
+from attnlab.measure.subjects.implementation import Attention, Tensors, by_sequence, with_gradients
+from attnlab.measure.subjects.inputs import Inputs
+from attnlab.measure.subjects.oracle import composed, of_each_head
+from attnlab.runs.schema import NORMAL
+
+# The number of elements at the start of an output that serve as its fingerprint.
+FINGERPRINT = 4096
+
+
+class Gate:
+    """The oracle for one set of inputs, against which any number of implementations is checked.
+
+    An error may be at most `GATE_FACTOR` times the framework's own error on the same inputs; this is the criterion of
+    FlashAttention's test suite. On normal inputs nothing else is allowed. With large logits, the error depends on how
+    the last bits of a few scores were rounded: those of keys that nearly tie, or of the single key in a tile's
+    remainder. In float32 the framework may be luckier there than an implementation that is just as good. On such inputs
+    `GATE_FACTOR` times `rounding.unavoidable` is therefore allowed as well. In float16 and bfloat16 the framework's
+    error is far larger than that.
+
+    Args:
+        given: Q, K and V, in training also the gradient of O; only the gate may change them.
+        kind: which of `schema.KINDS` they are; in training always normal.
+        heads: in a forward pass, the heads whose values are compared, numbered over all batches; None for all. All
+            other checks cover every head.
+        sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
+    """
+
+    def __init__(
+        self,
+        given: Inputs,
+        causal: bool,
+        kind: str = NORMAL,
+        heads: Sequence[int] | None = None,
+        sequences: tuple[int, ...] = (),
+    ) -> None:
+        self._inputs = given
+        self._values = tuple(tensor.clone() for tensor in given)
+        self._returned: Tensors | None = None
+        self._heads = None if heads is None else torch.tensor(heads, device=given[0].device)
+        self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
+        attention: Attention = partial(by_sequence, composed, sequences=sequences) if sequences else composed
+        compared = self._compared_inputs()
+        exact = _computed(attention, tuple(tensor.double() for tensor in compared), causal)
+        self._oracle = exact
+        self._framework_errors = [
+            Error.between(output, oracle)
+            for output, oracle in zip(_computed(attention, compared, causal), exact, strict=True)
+        ]
+        self._unavoidable = rounding.unavoidable(compared, causal, exact[0], sequences) if kind != NORMAL else NONE
+
+    @property
+    def _outputs(self) -> int:
+        """The number of tensors that a call returns."""
+        return 1 if len(self._inputs) == 3 else len(OUTPUTS)
+
+    def check(self, output: torch.Tensor | Tensors, faults: Sequence[str] = ()) -> Check:
+        """Compare what was computed from this gate's inputs with the oracle.
+
+        Args:
+            output: O; in training O, dQ, dK and dV. The check is then of the one whose error is the worst.
+            faults: what is already known to be wrong.
+        """
+        returned = _each(output)
+        if wrong := self._misshapen(returned):
+            return Check(UNBOUNDED, self._framework_errors[0], self._unavoidable, (*faults, wrong))
+        known = tuple(dict.fromkeys(faults))
+        checks = [
+            Check(Error.between(self._compared(tensor), oracle), framework_error, self._unavoidable, known, name)
+            for tensor, oracle, framework_error, name in zip(
+                returned, self._oracle, self._framework_errors, OUTPUTS, strict=False
+            )
+        ]
+        return max(checks, key=lambda check: check.strain)
+
+    def examine(self, call: Call, earlier: set[bytes] | None = None) -> Check:
+        """Run `call` twice, and check what it returns and how it computes that.
+
+        Args:
+            earlier: fingerprints of the outputs for earlier inputs, to which that of this output is added.
+        """
+        self._returned = None
+        first, faults = self._run(call, 0)
+        if self._misshapen(first):
+            return self.check(first, faults)
+        second, more = self._run(call, 1, ordering.before_inputs)
+        faults += more
+        if self._exact and (differing := _unlike(first, second)):
+            again, _ = self._run(call, 1)
+            faults.append(_why_different(differing, _elements(first), only_before_inputs=not _unlike(first, again)))
+        if earlier is not None:
+            fingerprint = _bits(first[0]).flatten()[:FINGERPRINT].cpu().numpy().tobytes()
+            if fingerprint in earlier:
+                faults.append("returned its output for earlier inputs")
+            earlier.add(fingerprint)
+        return self._worse(first, second, faults)
+
+    def examine_captured(self, call: Call) -> Check:
+        """Capture a graph of one call, which holds only what the calling stream orders, and check its replay."""
+        with outputs.guarded(outputs.POISONS[0]) as guards:
+            try:
+                replay = ordering.captured(call)
+            except ordering.NotCaptured as error:
+                fault = (
+                    f"does work that the stream which calls it doesn't order: no graph of it can be captured, {error}"
+                )
+                return Check(UNBOUNDED, self._framework_errors[0], self._unavoidable, (fault,))
+        return self.examine_replay(replay, guards)
+
+    def examine_replay(self, replay: Replay, guards: outputs.Guards | None = None) -> Check:
+        """Replay a graph that reads this gate's inputs twice, and check what it computes."""
+        self._returned = None
+        first, faults = self._run(lambda: _replayed(replay), 0, guards=guards)
+        second, more = self._run(lambda: _replayed(replay), 1, guards=guards)
+        faults += more
+        if self._exact and (differing := _unlike(first, second)):
+            faults.append(_why_different(differing, _elements(first), only_before_inputs=False))
+        return self._worse(first, second, faults)
+
+    @property
+    def _exact(self) -> bool:
+        """Whether two runs have to be bitwise the same."""
+        return self._outputs == 1
+
+    def _worse(self, first: Tensors, second: Tensors, faults: list[str]) -> Check:
+        """The check of the first run, or, if runs may differ, of the one with the larger error."""
+        runs = [first] if self._exact else [first, second]
+        return max((self.check(run, faults) for run in runs), key=lambda check: check.strain)
+
+    def _misshapen(self, returned: Tensors) -> str:
+        """What is wrong with the shapes of what was returned."""
+        shapes = tuple(tensor.shape for tensor in returned)
+        if shapes == self._shapes:
+            return ""
+        there, wanted = (", ".join(str(tuple(shape)) for shape in each) for each in (shapes, self._shapes))
+        return f"returned {there}, not {wanted}"
+
+    def _run(
+        self,
+        call: Call,
+        turn: int,
+        calling: Callable[[Call, Inputs, tuple[torch.Tensor, ...]], Any] | None = None,
+        guards: outputs.Guards | None = None,
+    ) -> tuple[Tensors, list[str]]:
+        """Run on poisoned memory; returns copies of the outputs, and what is wrong.
+
+        Args:
+            turn: 0 for the first run, 1 for the second, which has another poison.
+            calling: calls `call`, given the inputs and their values; by default it is simply called.
+            guards: the guards of outputs that were allocated before; by default those of this run.
+        """
+        device = self._inputs[0].device
+        scrub.fill(device, scrub.WORDS[turn])
+        devices.synchronize(device)
+        try:
+            with outputs.guarded(outputs.POISONS[turn]) as fresh:
+                returned = _each(calling(call, self._inputs, self._values) if calling else call())
+            at_once = tuple(output.clone() for output in returned)
+            devices.synchronize(device)
+            return at_once, self._faults(returned, at_once, guards or fresh)
+        finally:
+            for held, value in zip(self._inputs, self._values, strict=True):
+                held.copy_(value)
+
+    def _faults(self, returned: Tensors, at_once: Tensors, guards: outputs.Guards) -> list[str]:
+        """What is wrong with a run, apart from its errors; `at_once` are copies that its own stream made."""
+        faults = guards.overruns()
+        changed = [
+            name
+            for name, held, value in zip(("Q", "K", "V", "dO"), self._inputs, self._values, strict=False)
+            if _differing(held, value)
+        ]
+        if changed:
+            faults.append(f"changed its inputs: {', '.join(changed)}")
+        before = self._returned or (None,) * len(returned)
+        self._returned = returned
+        for output, copied, earlier in zip(returned, at_once, before, strict=False):
+            faults += self._faults_of(output, copied, earlier, guards)
+        return faults
+
+    def _faults_of(
+        self, output: torch.Tensor, at_once: torch.Tensor, earlier: torch.Tensor | None, guards: outputs.Guards
+    ) -> list[str]:
+        """What is wrong with one returned tensor; `earlier` is the one that the run before returned in its place."""
+        faults = []
+        if any(_overlap(output, held) for held in self._inputs):
+            return ["returned memory of its inputs"]
+        if any(size > 1 and not stride for size, stride in zip(output.shape, output.stride(), strict=True)):
+            return ["returned elements that share memory"]
+        if late := _differing(at_once, output):
+            faults.append(
+                f"wrote {late} of {output.numel()} elements after the stream that called it had gone on: it works on "
+                "another stream"
+            )
+        unwritten = guards.unwritten(output, at_once)
+        if unwritten:
+            faults.append(f"{unwritten} of {output.numel()} elements not written")
+        elif earlier is not None and _overlap(output, earlier) and (left := int(at_once.isnan().sum())):
+            faults.append(f"returned what it had returned before, {left} of {output.numel()} elements not written anew")
+            unwritten = left
+        if not_finite := int((~at_once.isfinite()).sum()) - unwritten:
+            faults.append(f"{not_finite} of {output.numel()} elements are not finite")
+        output.fill_(torch.nan)  # an implementation that returns this memory again has to write it again
+        return faults
+
+    def _compared_inputs(self) -> Tensors:
+        if self._heads is None:
+            return self._inputs
+        q, k, v = self._inputs
+        return tuple(self._compared(tensor) for tensor in of_each_head(q, k, v))
+
+    def _compared(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self._heads is None else tensor.flatten(0, 1)[self._heads].unsqueeze(0)
+
+
+def _computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
+    """O, in training also dQ, dK and dV, in the dtype of the inputs."""
+    if len(given) == 3:
+        q, k, v = given
+        return (attention(q, k, v, causal),)
+    return with_gradients(attention, given, causal)
+
+
+def _each(output: torch.Tensor | Tensors) -> Tensors:
+    return output if isinstance(output, tuple) else (output,)
+
+
+def _replayed(replay: Replay) -> torch.Tensor | Tensors:
+    for output in _each(replay.output):
+        output.fill_(torch.nan)
+    replay.graph.replay()
+    return replay.output
+
+
+def _differing(a: torch.Tensor, b: torch.Tensor) -> int:
+    """The number of elements in which two tensors differ in any bit."""
+    return int((_bits(a) != _bits(b)).sum())
+
+
+def _unlike(first: Tensors, second: Tensors) -> int:
+    """The number of elements in which two runs differ in any bit, without those that are NaN in both."""
+    return sum(
+        int(((_bits(one) != _bits(other)) & ~(one.isnan() & other.isnan())).sum())
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def _elements(tensors: Tensors) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(integers[tensor.element_size()])
+
+
+def _why_different(differing: int, elements: int, only_before_inputs: bool) -> str:
+    where = f"in {differing} of {elements} elements"
+    if only_before_inputs:
+        return f"doesn't wait for the stream that calls it: differs {where} when that has yet to write the inputs"
+    return f"differs between two runs on the same inputs, {where}"
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

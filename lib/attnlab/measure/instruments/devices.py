@@ -1,0 +1,93 @@
+"""The device that a run measures on."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.base.errors import UserError
+
+
+def resolve(wanted: str) -> torch.device:
+    """The device for ``auto``, ``cuda`` or ``cpu``.
+
+    Raises:
+        UserError: ``cuda`` was asked for and torch sees no NVIDIA GPU.
+    """
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise UserError("device: cuda was asked for, but torch sees no NVIDIA GPU here: use device=cpu, or RUN=<name>")
+    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """The device as the manifest describes it: ``kind`` is ``cuda`` or ``cpu``, sizes are in bytes."""
+    return _describe_gpu(device) if device.type == "cuda" else _describe_cpu()
+
+
+def last_level_cache_bytes(device: torch.device) -> int:
+    """The size of the cache that a ``cold`` sample has to empty."""
+    return int(describe(device)["l2_bytes"])
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def release(device: torch.device) -> None:
+    """Return memory to the device that torch's allocator only caches."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _describe_gpu(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "kind": "cuda",
+        "name": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
+        "registers_per_multiprocessor": properties.regs_per_multiprocessor,  # type: ignore[attr-defined]
+        "shared_bytes_per_multiprocessor": properties.shared_memory_per_multiprocessor,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+    }
+
+
+def _describe_cpu() -> dict[str, Any]:
+    return {
+        "kind": "cpu",
+        "name": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "l2_bytes": _largest_cpu_cache_bytes(),
+        "memory_bytes": _memory_bytes(),
+    }
+
+
+def _cpu_name() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _largest_cpu_cache_bytes() -> int:
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    scale = {"K": 2**10, "M": 2**20}
+    # If the system doesn't say, 32 MiB: more than the last level of most laptops.
+    return max((int(size[:-1]) * scale[size[-1]] for size in sizes), default=32 * 2**20)
+
+
+def _memory_bytes() -> int:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemTotal"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text() if Path(path).is_file() else ""

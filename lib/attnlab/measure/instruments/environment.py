@@ -1,0 +1,132 @@
+"""The locked environment: setting it, asserting that it holds, and recording what it is."""
+
+import os
+import platform
+import random
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.measure.instruments import devices
+from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.runs import read, rules, schema
+
+CUBLAS_WORKSPACE = ":4096:8"
+PACKAGES = (
+    *("torch", "numpy", "triton", "cupy-cuda13x"),
+    *("nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py"),
+    *("flash-attn-4", "nvidia-cutlass-dsl"),
+)
+
+
+def lock() -> None:
+    """Fix every setting that could change results or speed, then assert that it holds.
+
+    Raises:
+        UserError: a setting did not hold; nothing is measured then.
+    """
+    # cuBLAS reads it when its first handle is made, so it is set before anything touches the device.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
+    # In this order: setting the precision also sets the TF32 flags.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    # In strict mode SDPA silently refuses its cuDNN backend, whose backward pass is not deterministic.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The line above turns it on: it would fill every fresh tensor with NaN inside the timed window.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    random.seed(rules.SEED)
+    np.random.seed(rules.SEED)
+    torch.manual_seed(rules.SEED)
+    _assert_locked()
+
+
+def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
+    """Lock the environment, and require it to be the one that a run began in.
+
+    Args:
+        expected: the hash of that environment.
+
+    Raises:
+        UserError: a setting did not hold.
+        EnvironmentChanged: the environment is another; the message names the parts that differ.
+    """
+    lock()
+    found = fingerprint(device)
+    if found["hash"] != expected:
+        before = read.read_manifest(run)["environment"]
+        changed = ", ".join(part for part in found if part != "hash" and found[part] != before.get(part))
+        what = f" ({changed})" if changed else ""
+        raise EnvironmentChanged(f"the environment changed since the run {run!r} began{what}: start a new run")
+
+
+def settings() -> dict[str, Any]:
+    """The locked settings, read back from torch."""
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+        "seed": torch.initial_seed(),
+    }
+
+
+LOCKED = {
+    "float32_matmul_precision": "highest",
+    "tf32_matmul": False,
+    "tf32_cudnn": False,
+    "cudnn_benchmark": False,
+    "cudnn_deterministic": True,
+    "deterministic_algorithms": True,
+    "deterministic_warn_only": True,
+    "fill_uninitialized_memory": False,
+    "cublas_workspace_config": CUBLAS_WORKSPACE,
+    "seed": rules.SEED,
+}
+
+
+def fingerprint(device: torch.device) -> dict[str, Any]:
+    """Everything in the environment that a run's results may depend on, and its SHA-256 as ``hash``."""
+    found = {
+        "settings": settings(),
+        "device": devices.describe(device),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": _versions(),
+        "cuda": torch.version.cuda or "n/a",
+        "cudnn": str(torch.backends.cudnn.version()) if device.type == "cuda" else "n/a",
+        "driver": Telemetry(device).driver,
+        "card": Telemetry(device).limits(),
+        "threads": torch.get_num_threads(),
+    }
+    return found | {"hash": schema.digest(found)}
+
+
+def _assert_locked() -> None:
+    found = settings()
+    for setting, wanted in LOCKED.items():
+        if found[setting] != wanted:
+            raise UserError(
+                f"the environment is not locked: {setting} is {found[setting]!r} and must be {wanted!r}; "
+                "nothing was measured"
+            )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "n/a"
+    return found | {"torch": torch.__version__}

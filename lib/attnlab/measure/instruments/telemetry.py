@@ -1,0 +1,99 @@
+"""Clock, power, temperature and throttling of the card, read through NVML."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+try:
+    import pynvml
+except ImportError:  # an extra: a machine without an NVIDIA GPU has no use for it
+    pynvml = None
+
+# Reasons for which the card runs slower than it could: software power cap, hardware slowdown, software and hardware
+# thermal slowdown, power brake (nvml.h, nvmlClocksEventReasons). Idle and application clocks are no throttling.
+THROTTLING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The state of the card at one moment; None for what can't be read.
+
+    NVML's power is an average over some time: it describes the run, never a single kernel.
+    """
+
+    sm_clock_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    throttle_reasons: int | None = None
+
+    @property
+    def throttled(self) -> bool | None:
+        """Whether the card ran slower than it could."""
+        return None if self.throttle_reasons is None else bool(self.throttle_reasons & THROTTLING)
+
+
+class Telemetry:
+    """The card of a torch device. Without NVML, every reading is empty and `unavailable` says why."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.unavailable = ""
+        self._handle = None
+        if device.type != "cuda":
+            self.unavailable = "the device is no NVIDIA GPU"
+        elif pynvml is None:
+            self.unavailable = "nvidia-ml-py is not installed"
+        else:
+            self._open(device)
+
+    def _open(self, device: torch.device) -> None:
+        try:
+            pynvml.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        except pynvml.NVMLError as error:
+            self.unavailable = f"NVML: {error}"
+
+    def read(self) -> Reading:
+        """The state of the card now."""
+        if self._handle is None:
+            return Reading()
+        return Reading(
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+            power_w=self._scaled("nvmlDeviceGetPowerUsage", 1e-3),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+            throttle_reasons=self._ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        )
+
+    def limits(self) -> dict[str, Any]:
+        """The limits of the card: highest clocks in MHz, power limit in W, its modes."""
+        if self._handle is None:
+            return {"unavailable": self.unavailable}
+        return {
+            "sm_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
+            "memory_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM),
+            "power_limit_w": self._scaled("nvmlDeviceGetEnforcedPowerLimit", 1e-3),
+            "persistence_mode": self._ask("nvmlDeviceGetPersistenceMode"),
+            "compute_mode": self._ask("nvmlDeviceGetComputeMode"),
+            "ecc": self._ask("nvmlDeviceGetEccMode"),
+        }
+
+    @property
+    def driver(self) -> str:
+        """Version of the driver, or "n/a"."""
+        if self._handle is None:
+            return "n/a"
+        try:
+            return str(pynvml.nvmlSystemGetDriverVersion())
+        except pynvml.NVMLError:
+            return "n/a"
+
+    def _scaled(self, question: str, scale: float) -> float | None:
+        answer = self._ask(question)
+        return None if answer is None else answer * scale
+
+    def _ask(self, question: str, *arguments: int) -> Any:
+        try:
+            return getattr(pynvml, question)(self._handle, *arguments)
+        except pynvml.NVMLError:
+            return None

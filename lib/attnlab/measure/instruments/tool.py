@@ -1,0 +1,92 @@
+"""Tools that run in a process of their own, Nsight Compute above all: what they print, or why they don't run."""
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+LONGEST_REASON = 200
+PLAN = "plan: "
+"""The start of the lines in which a process of ours tells the one that started it what it does."""
+
+
+class Refused(Exception):
+    """A tool did not do what it was asked for; the message says why."""
+
+
+def find_ncu() -> str:
+    """The path of Nsight Compute's ``ncu``.
+
+    Raises:
+        Refused: it is not installed.
+    """
+    found = os.environ.get("ATTNLAB_NCU") or shutil.which("ncu")
+    if not found:
+        raise Refused("not installed: ncu, of Nsight Compute, is neither on PATH nor named by ATTNLAB_NCU")
+    return found
+
+
+def ncu_options(metrics: Iterable[str]) -> list[str]:
+    """Options with which ncu counts metrics in the windows that a program opens, and prints them as raw CSV."""
+    options = "--clock-control none --cache-control none --profile-from-start off --csv --page raw --print-units base"
+    return [*options.split(), "--metrics", ",".join(metrics)]
+
+
+def ncu_rows(printed: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The units and the launches in the raw CSV that ncu printed, by the names in its header.
+
+    Raises:
+        Refused: it printed no such table; the message is what it said instead.
+    """
+    # What the profiled process prints stands between the rows.
+    table = "".join(printed.partition('"ID",')[1:])
+    lines = [line for line in table.splitlines() if line.startswith('"')]
+    if len(lines) < 2:
+        raise Refused(reason(printed))
+    header, units, *launches = csv.reader(lines)
+    return dict(zip(header, units, strict=False)), [dict(zip(header, row, strict=False)) for row in launches]
+
+
+def output(command: list[str], timeout_s: float) -> str:
+    """What a command prints, on both streams.
+
+    Raises:
+        Refused: it can't be run, or takes longer than `timeout_s`.
+    """
+    # It finds the modules that this process finds. In a session of its own, nothing that it starts outlives it.
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    try:
+        process = subprocess.Popen(command, text=True, env=environ, start_new_session=True, **pipes)
+    except OSError as error:
+        raise Refused(f"{command[0]} does not run: {error.strerror}") from None
+    try:
+        return process.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired:
+        raise Refused(f"not done after {timeout_s:g} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def reason(printed: str) -> str:
+    """Why a tool gave nothing: ncu's first error, else the last line that speaks of an error, else the last line."""
+    lines = [line.strip() for line in printed.splitlines()]
+    lines = [line for line in lines if line and not line.startswith((PLAN, '"'))]
+    of_ncu = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    errors = [line for line in lines if "rror" in line]
+    said = of_ncu[0] if of_ncu else (errors or lines or ["it said nothing"])[-1]
+    return said if len(said) <= LONGEST_REASON else f"{said[: LONGEST_REASON - 1]}…"
+
+
+def to_number(text: str) -> float:
+    """A number as ncu prints it, with commas between thousands; NaN for anything else."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return float("nan")

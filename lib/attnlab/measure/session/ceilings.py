@@ -1,0 +1,110 @@
+"""The machine's own ceilings, measured on the device that the run measures on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.instruments import devices
+from attnlab.measure.instruments.telemetry import Telemetry
+
+SAMPLES = 20
+WARMUP = 3
+GPU_MATRIX = 8192
+CPU_MATRIX = 2048
+Ceiling = dict[str, Any]
+
+
+def measure(device: torch.device, dtypes: list[str]) -> dict[str, Ceiling]:
+    """The ceilings of this device, as ``{name: {"unit", "samples", "sm_clock_mhz", "how"}}``.
+
+    A ceiling that can't be measured here has no samples, and ``how`` says why.
+    """
+    found = {f"matmul.{dtype}": _matrix_product(device, dtype) for dtype in dtypes}
+    found["copy"] = _copy(device)
+    found |= _from_kernels(device)
+    devices.release(device)
+    return found
+
+
+def _matrix_product(device: torch.device, dtype: str) -> Ceiling:
+    size = GPU_MATRIX if device.type == "cuda" else CPU_MATRIX
+    a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    out = torch.empty_like(a)
+    how = f"{size}x{size}x{size} {dtype} product on standard normal data"
+    return _ceiling(device, lambda: torch.mm(a, b, out=out), 2 * size**3 / 1e12, "TFLOP/s", how)
+
+
+def _copy(device: torch.device) -> Ceiling:
+    size = 2**32 if device.type == "cuda" else 2**28
+    source = torch.ones(size, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    how = f"copy of {size / 2**30:g} GiB, bytes read and bytes written both counted"
+    return _ceiling(device, lambda: target.copy_(source), 2 * size / 1e9, "GB/s", how)
+
+
+def _from_kernels(device: torch.device) -> dict[str, Ceiling]:
+    if device.type != "cuda":
+        return _without_kernels("not measured: the device is no NVIDIA GPU")
+    try:
+        import cupy
+    except ImportError:
+        return _without_kernels("not measured: CuPy is not installed")
+    module = cupy.RawModule(code=Path(__file__).with_suffix(".cu").read_text(), options=("-std=c++17",))
+    return {"l2": _l2(device, module), "exponentials": _exponentials(device, module)}
+
+
+def _without_kernels(why: str) -> dict[str, Ceiling]:
+    missing: Ceiling = {"samples": [], "sm_clock_mhz": None, "how": why}
+    return {"l2": missing | {"unit": "GB/s"}, "exponentials": missing | {"unit": "Gexp/s"}}
+
+
+def _l2(device: torch.device, module: Any) -> Ceiling:
+    # A third of the L2 stays there under any replacement policy, also if each half of a split L2 keeps a copy.
+    elements = devices.last_level_cache_bytes(device) // 3 // 16
+    held = torch.ones(elements * 4, dtype=torch.float32, device=device)
+    passes, read = 40, module.get_function("read_l2")
+    arguments = (np.uint64(held.data_ptr()), np.int32(elements), np.int32(passes), np.uint64(held.data_ptr()))
+    how = f"{passes} reads of a set of {elements * 16 / 2**20:.0f} MiB, past the L1"
+    launch = _launcher(read, (_blocks(device),), (512,), arguments)
+    return _ceiling(device, launch, passes * elements * 16 / 1e9, "GB/s", how)
+
+
+def _exponentials(device: torch.device, module: Any) -> Ceiling:
+    rounds, threads, blocks = 4096, 256, 2 * _blocks(device)
+    sink = torch.zeros(1, device=device)
+    launch = _launcher(
+        module.get_function("exponentials"), (blocks,), (threads,), (np.int32(rounds), np.uint64(sink.data_ptr()))
+    )
+    how = f"ex2.approx, eight independent chains in each of {blocks * threads} threads"
+    return _ceiling(device, launch, 8 * rounds * threads * blocks / 1e9, "Gexp/s", how)
+
+
+def _blocks(device: torch.device) -> int:
+    return 4 * int(devices.describe(device)["multiprocessors"])
+
+
+def _launcher(kernel: Any, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> Callable[[], object]:
+    import cupy
+
+    def launch() -> None:
+        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
+            kernel(grid, block, arguments)
+
+    return launch
+
+
+def _ceiling(device: torch.device, work: Callable[[], object], amount: float, unit: str, how: str) -> Ceiling:
+    telemetry = Telemetry(device)
+    for _ in range(WARMUP):
+        ours.timed_us(device, work)
+    samples, seen = [], []
+    for _ in range(SAMPLES):
+        samples.append(amount / (ours.timed_us(device, work) * 1e-6))
+        seen.append(telemetry.read().sm_clock_mhz)
+    known = [clock for clock in seen if clock is not None]
+    return {"unit": unit, "samples": samples, "sm_clock_mhz": median(known) if known else None, "how": how}

@@ -1,0 +1,89 @@
+"""The gate for all subjects of a shape: which inputs they are checked on, and by which routes."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+
+from attnlab.measure.gate.check import Check
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices
+from attnlab.measure.session import rows
+from attnlab.measure.session.rows import Row
+from attnlab.measure.session.subject import Session, Subject, alive, drop_all
+from attnlab.measure.subjects import inputs
+from attnlab.measure.subjects.implementation import OutOfMemory, attempt
+from attnlab.runs.schema import FAILED, KINDS, NORMAL
+from attnlab.study.shapes import Shape
+
+# On inputs that are not normal, the gate compares this many scores' worth of heads: 16 of 512 keys, or one of 2048.
+COMPARED_SCORES = 2**22
+
+
+def check_all(session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs, moment: str) -> list[Row]:
+    """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check."""
+    checked: list[Row] = []
+    for kind in _kinds(shape, moment):
+        inputs.redraw(drawn, shape, session.seed(shape, f"{moment}, {kind}"), kind)
+        heads = _heads(session, shape, kind)
+        try:
+            gate = attempt(partial(Gate, drawn, shape.causal, kind, heads, _end_to_end(shape)))
+        except OutOfMemory as error:
+            drop_all(subjects, "the oracle's scores", error)
+            return checked
+        for subject in alive(subjects):
+            for route, check in _by_route(session, subject, gate, kind):
+                checked.append(rows.check(session, shape, subject, check, moment, kind, route))
+                if not check.passed:
+                    subject.drop(FAILED, f"{moment} timing, {_named(kind, route)}: {check.reason}")
+                    break
+            devices.release(session.device)
+    return checked
+
+
+def _kinds(shape: Shape, moment: str) -> tuple[str, ...]:
+    """The kinds of inputs to check on: all of them before timing, normal ones after it.
+
+    In training they are always normal, since the gradients of a saturated softmax are zero.
+    """
+    return KINDS if moment == "before" and shape.direction == "forward" else (NORMAL,)
+
+
+def _end_to_end(shape: Shape) -> tuple[int, ...]:
+    return shape.sequences if shape.lengths == "spread" else ()
+
+
+def _heads(session: Session, shape: Shape, kind: str) -> list[int] | None:
+    """The heads whose values the gate compares, None for all: on inputs that are not normal only as many as are cheap.
+
+    They are drawn at random, so that no implementation can know them.
+    """
+    heads = shape.heads * (1 if shape.lengths == "spread" else shape.batch)
+    compared = max(1, COMPARED_SCORES * heads // shape.scores)
+    if kind == NORMAL or compared >= heads:
+        return None
+    return sorted(random.Random(session.seed(shape, f"heads, {kind}")).sample(range(heads), compared))
+
+
+def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iterator[tuple[str, Check]]:
+    """Check what a subject computes from the current inputs, by each route that is timed.
+
+    On a GPU, as long as no graphs have been captured for timing, a graph of a single call is captured for normal inputs
+    and thrown away.
+    """
+    call = subject.case.call
+    called = subject.attempt(lambda: gate.examine(call, subject.earlier))
+    if called is not None:
+        yield "call", called
+    if not subject.alive:
+        return
+    timed = list(filter(None, dict.fromkeys((subject.case.one, subject.case.many))))
+    for replay in timed:
+        yield f"graph of {replay.calls}", gate.examine_replay(replay)
+    if not timed and session.device.type == "cuda" and kind == NORMAL:
+        captured = subject.attempt(lambda: gate.examine_captured(call))
+        if captured is not None:
+            yield "graph of 1", captured
+
+
+def _named(kind: str, route: str) -> str:
+    return route if kind == NORMAL else f"{route}, {kind}"

@@ -1,0 +1,76 @@
+"""Burst and sustained load: one implementation without pause, from a card at rest until its clock has settled."""
+
+import math
+import time
+from typing import Any
+
+import torch
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.instruments import devices
+from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.implementation import attempt
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+
+SEQ_LEN = 4096
+REST_S = 1.0
+LOAD_S = 3.0
+# A slice is long enough to read the card while it runs, so that the card never waits for being read.
+SLICE_US = 10_000
+
+
+def cases(study: Study) -> list[tuple[str, Shape]]:
+    """The loads: PyTorch's backends and the ladder's last rung, at a length that keeps the device busy."""
+    kernels = [name for name in study.implementations if name.startswith("kernel.")]
+    backends = [name for name in study.implementations if name.startswith("sdpa.")]
+    shape = study.target_shape.resized(seq_len=SEQ_LEN, causal=False)
+    return [(name, shape) for name in [*backends, *kernels[-1:]]]
+
+
+def load(case: Case, device: torch.device) -> list[dict[str, Any]]:
+    """Replay a case without pause; a row per slice holds when it ended, the latency of its calls, the card's state."""
+    with case.selected():
+        attempt(lambda: ours.capture(case, torch.cuda.graph_pool_handle()))
+    many = case.many
+    assert many is not None
+    telemetry = Telemetry(device)
+    replay_us = ours.timed_us(device, many.graph.replay)
+    replays = max(1, math.ceil(SLICE_US / replay_us))
+    devices.synchronize(device)
+    time.sleep(REST_S)
+    rows: list[dict[str, Any]] = []
+    began = time.monotonic()
+    before = _mark()
+    running = _slice(many.graph, replays)
+    while not rows or rows[-1]["started_s"] < LOAD_S:
+        following = _slice(many.graph, replays)  # queued before the running one is waited for
+        card = telemetry.read()
+        running.synchronize()
+        rows.append(
+            {
+                "started_s": time.monotonic() - began,
+                "latency_us": before.elapsed_time(running) * 1e3 / (replays * many.calls),
+                "sm_clock_mhz": card.sm_clock_mhz,
+                "power_w": card.power_w,
+                "temperature_c": card.temperature_c,
+                "throttled": card.throttled,
+                "why": "",
+            }
+        )
+        before, running = running, following
+    devices.synchronize(device)
+    return rows
+
+
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _slice(graph: torch.cuda.CUDAGraph, replays: int) -> torch.cuda.Event:
+    for _ in range(replays):
+        graph.replay()
+    return _mark()

@@ -1,0 +1,201 @@
+"""The panel: calls from microseconds to milliseconds, each timed by our clocks and by those of other tools.
+
+=================  =====  ==========================================================================================
+method             cache  what one sample is
+=================  =====  ==========================================================================================
+eager              warm   our clock
+device             warm   our clock
+device.cold        cold   our clock
+cupti              warm   CUPTI's durations of a call's kernels, called one after the other, mean of the calls
+cupti.graph        warm   the same of the graph that ``device`` replays
+cupti.span         warm   from the first kernel's start in that graph to the last one's end, over its calls
+triton.do_bench    cold   Triton's do_bench, median of its repetitions: it writes 256 MB before each
+triton.cudagraph   warm   Triton's do_bench_cudagraph, median of its repetitions
+nvbench.cold       cold   NVBench's mean time of one call's graph: it empties the L2 and holds the stream before each
+nvbench.batch      warm   NVBench's mean time of the graph that ``device`` replays, over its calls
+ncu                warm   Nsight Compute's durations of a call's kernels, each run alone
+ncu.cold           cold   the same after our flush
+=================  =====  ==========================================================================================
+
+The first eight run in one process and take turns. NVBench and Nsight Compute run in a process of their own
+(`attnlab.measure.clocks.apart`). For each case, the canary also looks at what the L2 holds when a sample of each of our
+clocks begins. After the cases, loads without pause show how long a burst lasts (`attnlab.measure.session.load`).
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab.measure.clocks import apart
+from attnlab.measure.clocks.canary import Canary
+from attnlab.measure.clocks.others import IN_TURN, TIMINGS, methods_of
+from attnlab.measure.clocks.warm import graphed, prepared
+from attnlab.measure.instruments import devices, environment
+from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.measure.session import load, worker
+from attnlab.measure.subjects import inputs
+from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported
+from attnlab.runs import methods, metrics, write
+from attnlab.runs.schema import frame
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+ROUNDS = 9
+LOOKS = 3
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The panel of a run. `environment` is the hash of the environment that the run began in."""
+
+    run: str
+    study: Study
+    device: str
+    environment: str
+
+
+def cases(study: Study) -> list[tuple[str, Shape]]:
+    """What the panel times: a call as short as possible, then the target's axes at growing lengths."""
+    target = study.target_shape.resized(causal=False)
+    shape = {length: target.resized(seq_len=length) for length in LENGTHS}
+    tiny = target.resized(batch=1, heads=1, seq_len=128)
+    causal = [target.resized(seq_len=length, causal=True) for length in (512, 2048)]
+    return [
+        *((name, tiny) for name in ("sdpa.flash", "sdpa.auto")),
+        *((name, shape[length]) for length in LENGTHS for name in ("sdpa.flash", "sdpa.auto")),
+        *(("sdpa.auto", masked) for masked in causal),
+        ("sdpa.math", shape[64]),
+    ]
+
+
+def take(job: Job) -> None:
+    """Take what the run still lacks of its panel, a case at a time.
+
+    A method that fails costs the panel its own rows, which say why, and nothing else.
+
+    Raises:
+        EnvironmentChanged: the environment isn't the one that the run began in.
+    """
+    worker.die_quietly()
+    device = torch.device(job.device)
+    environment.lock_as_begun(job.run, job.environment, device)
+    _take_cases(job, device)
+    _take_loads(job, device)
+    for tool in methods.TOOLS:
+        if tool not in write.recorded(job.run, "panel"):
+            _add(job.run, tool, *apart.rows(tool, cases(job.study)))
+
+
+def _take_cases(job: Job, device: torch.device) -> None:
+    canary: Canary | str | None = None
+    for number, (implementation, shape) in enumerate(cases(job.study)):
+        key = f"c{number:02d}"
+        if key in write.recorded(job.run, "panel"):
+            continue
+        canary = canary or _canary(device)
+        _add(job.run, key, *_case_rows(implementation, shape, device, canary))
+        devices.release(device)
+    del canary
+    devices.release(device)
+
+
+def _take_loads(job: Job, device: torch.device) -> None:
+    for implementation, shape in load.cases(job.study):
+        key = implementation.replace(".", "-")  # a key ends at the first dot, so it holds none
+        if key not in write.recorded(job.run, "endurance"):
+            write.add_part(job.run, "endurance", key, frame("endurance", _loaded(implementation, shape, device)))
+            devices.release(device)
+
+
+def _add(run: str, key: str, timed: list[Row], seen: list[Row]) -> None:
+    # The latencies come last: with them, the block counts as recorded.
+    write.add_part(run, "residency", key, frame("residency", seen))
+    write.add_part(run, "panel", key, frame("panel", timed))
+
+
+def _case_rows(
+    implementation: str, shape: Shape, device: torch.device, canary: Canary | str
+) -> tuple[list[Row], list[Row]]:
+    axes = {"implementation": implementation, **shape.axes}
+    try:
+        case, drawn = graphed(implementation, shape, device)
+        return _timed(case, device, axes), _looked(case, drawn, canary, axes)
+    except Exception as error:  # a panel that fails must not cost the run, which is whole without it
+        return [axes | {"method": method, "why": _reason(error)} for method in IN_TURN], []
+
+
+def _loaded(implementation: str, shape: Shape, device: torch.device) -> list[Row]:
+    axes = {"implementation": implementation, **shape.axes}
+    try:
+        case, _ = prepared(implementation, shape, device)
+        return [axes | row for row in load.load(case, device)]
+    except Exception as error:  # as above
+        return [axes | {"why": _reason(error)}]
+
+
+def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
+    """Rounds in which every method takes its turn, in random order. A method that fails says why and drops out."""
+    telemetry, order = Telemetry(device), random.Random(str(axes))
+    taking, rows = methods_of(case, device), []
+    for number in range(-1, ROUNDS):  # the first round isn't kept: in it, tools do what they do only once
+        names = list(taking)
+        order.shuffle(names)
+        for name in names:
+            try:
+                found = taking[name]()
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:  # whatever another's tool raises is its reason
+                del taking[name]
+                rows.append(axes | {"method": name, "why": _reason(error)})
+                continue
+            if number >= 0:
+                clock = {"sm_clock_mhz": telemetry.read().sm_clock_mhz, "round": number, "why": ""}
+                rows += [axes | clock | {"method": method, "latency_us": value} for method, value in found.items()]
+    return rows
+
+
+def _reason(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    if isinstance(error, Unsupported | OutOfMemory | Broken):
+        return said
+    if isinstance(error, ImportError):
+        return f"not installed: {said}"
+    return f"{type(error).__name__}: {said}"
+
+
+def _canary(device: torch.device) -> Canary | str:
+    """The canary, or why there is none."""
+    try:
+        return Canary(device)
+    except Exception as error:  # as above
+        return _reason(error)
+
+
+def _looked(case: Case, drawn: inputs.Inputs, canary: Canary | str, axes: Row) -> list[Row]:
+    """What the canary saw of Q, K and V, for each clock and cache."""
+    if isinstance(canary, str):
+        absent = axes | {"metric": metrics.CANARY, "why": canary}
+        return [absent | {"clock": timing.clock, "cache": timing.cache} for timing in TIMINGS]
+    rows = []
+    for number in range(LOOKS):
+        for timing in TIMINGS:
+            where = axes | {"clock": timing.clock, "cache": timing.cache, "round": number, "why": ""}
+            for name, seen in zip("qkv", canary.look(case, timing, list(drawn)), strict=True):
+                found = {
+                    metrics.HITS: ("%", seen.hits_pct),
+                    metrics.LATENCY: ("cycles", float(np.median(seen.cycles))),
+                    metrics.HIT: ("cycles", seen.hit_cycles),
+                    metrics.MISS: ("cycles", seen.miss_cycles),
+                }
+                rows += [
+                    where | {"metric": metrics.of_canary(name, what), "unit": unit, "value": value}
+                    for what, (unit, value) in found.items()
+                ]
+    return rows

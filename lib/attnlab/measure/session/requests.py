@@ -1,0 +1,87 @@
+"""A stream of requests of random shapes, timed as the program that serves them waits for each.
+
+Every implementation of the study answers each request, in random order, one call after the other. Unlike in a round,
+no call is repeated to warm the cache for the one that is timed.
+"""
+
+import random
+import time
+from functools import partial
+
+import pandas as pd
+import torch
+
+from attnlab.base.errors import UserError
+from attnlab.measure.instruments import devices
+from attnlab.measure.subjects import inputs, registry
+from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.implementation import OutOfMemory, attempt
+from attnlab.runs import read, schema
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+
+WARMUP_CALLS = 3
+Requests = dict[Shape, list[tuple[str, Case]]]
+
+
+def take(run: str, study: Study, replicate: int, device: torch.device, seed: int) -> pd.DataFrame:
+    """The calls of one replicate's stream, a row each.
+
+    By the host's clock, ``latency_us`` is from before the call until its output is complete, and ``host_us`` until the
+    call returns, which on a GPU is earlier. No request has a shape at which an implementation was not measured in this
+    replicate.
+
+    Raises:
+        UserError: the device's memory doesn't hold the inputs of all shapes at once.
+    """
+    try:
+        answering = attempt(partial(_ready, run, study, replicate, device, seed))
+    except OutOfMemory as error:
+        raise UserError(
+            f"the stream of {run!r} keeps inputs of all its shapes at hand, which don't fit ({error}): ask for fewer "
+            "shapes in a new run, or leave `stream` out"
+        ) from None
+    order = random.Random(seed)
+    rows = []
+    for position, shape in enumerate(order.choices(list(answering), k=study.stream) if answering else ()):
+        answers = answering[shape]
+        order.shuffle(answers)
+        for name, case in answers:
+            row = {"implementation": name, **shape.axes, "replicate": replicate, "position": position}
+            rows.append(row | _answered(case, device))
+    return pd.DataFrame(rows, columns=[c for c in schema.COLUMNS["stream"] if c != "process"])
+
+
+def _answered(case: Case, device: torch.device) -> dict[str, float]:
+    with case.selected():
+        devices.synchronize(device)
+        begin = time.perf_counter_ns()
+        case.call()
+        returned = time.perf_counter_ns()
+        devices.synchronize(device)
+        end = time.perf_counter_ns()
+    return {"latency_us": (end - begin) / 1e3, "host_us": (returned - begin) / 1e3}
+
+
+def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: int) -> Requests:
+    """Every shape at which all implementations were measured, with each of them bound to inputs and warmed up."""
+    answering: Requests = {}
+    cases = read.load(run).cases
+    cases = cases[cases["replicate"] == replicate]
+    for shape in study.shapes:
+        if not _all_measured(cases, study, shape):
+            continue
+        drawn = inputs.draw(shape, seed, device)
+        answering[shape] = []
+        for name in study.implementations:
+            implementation = registry.find(name)
+            case = Case(implementation.bound(drawn, shape), implementation.selected)
+            for _ in range(WARMUP_CALLS):
+                _answered(case, device)
+            answering[shape].append((name, case))
+    return answering
+
+
+def _all_measured(cases: pd.DataFrame, study: Study, shape: Shape) -> bool:
+    fates = cases[schema.is_of(cases, shape) & cases["implementation"].isin(study.implementations)]
+    return not fates.empty and bool((fates["status"] == schema.MEASURED).all())

@@ -1,0 +1,114 @@
+"""What a replicate works on: its job, its process's session, and each implementation on its way through a shape."""
+
+import uuid
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.measure.subjects import registry
+from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.runs import rules
+from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, shape_key
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study, Timing
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A replicate of some of the study's shapes. `environment` is the hash of the environment that the run began in."""
+
+    run: str
+    study: Study
+    device: str
+    replicate: int
+    shapes: tuple[Shape, ...]
+    environment: str
+
+
+@dataclass
+class Session:
+    """What holds for one process: its job, device and telemetry, when it started, and its random name."""
+
+    job: Job
+    device: torch.device
+    telemetry: Telemetry
+    started: float
+    process: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    @property
+    def timings(self) -> list[Timing]:
+        """The study's timings that the device has a clock for."""
+        return [timing for timing in self.job.study.timings if ours.available(self.device, timing)]
+
+    def key(self, shape: Shape) -> str:
+        """The key of a shape's blocks; keys sort in the order of the study."""
+        return shape_key(self.job.study, shape, self.job.replicate)
+
+    def seed(self, shape: Shape, purpose: str) -> int:
+        """A seed for one shape, replicate and purpose."""
+        return zlib.crc32(f"{rules.SEED} {shape} {self.job.replicate} {purpose}".encode())
+
+
+@dataclass
+class Subject:
+    """An implementation at one shape: ready to be timed, or with the reason why it isn't.
+
+    Attributes:
+        details: what the preparation found: kernels, peak memory, resources, warm-up.
+        earlier: fingerprints of the outputs that the gate has already seen.
+    """
+
+    implementation: Implementation
+    case: Case
+    status: str = MEASURED
+    reason: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    earlier: set[bytes] = field(default_factory=set)
+
+    @classmethod
+    def named(cls, name: str) -> "Subject":
+        """The implementation of this name, not yet bound to inputs."""
+        implementation = registry.find(name)
+        return cls(implementation, Case(partial(implementation.call), implementation.selected))
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing has gone wrong so far."""
+        return self.status == MEASURED
+
+    def drop(self, status: str, reason: str) -> None:
+        """Measure it no further at this shape."""
+        self.status, self.reason = status, reason
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """The result of `work`; where it can't be done, None, and the subject is dropped with the reason."""
+        try:
+            with self.implementation.selected():
+                return attempt(work)
+        except Unsupported as error:
+            self.drop(SKIPPED, str(error))
+        except OutOfMemory as error:
+            self.drop(OUT_OF_MEMORY, str(error))
+        except Broken as error:
+            self.drop(FAILED, str(error))
+        return None
+
+
+def alive(subjects: Iterable[Subject]) -> list[Subject]:
+    """The subjects that can still be measured."""
+    return [subject for subject in subjects if subject.alive]
+
+
+def drop_all(subjects: Iterable[Subject], what: str, error: OutOfMemory) -> None:
+    """Drop all subjects at a shape at which memory doesn't hold what all of them need."""
+    for subject in alive(subjects):
+        subject.drop(OUT_OF_MEMORY, f"{what} don't fit: {error}")

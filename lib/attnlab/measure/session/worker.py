@@ -1,0 +1,92 @@
+"""The unit of work: one replicate of a part of the study's shapes, in a process of its own."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import zlib
+from contextlib import suppress
+from typing import Any
+
+import pandas as pd
+import torch
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.instruments import devices, environment
+from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.measure.session import ceilings, requests
+from attnlab.measure.session.rounds import measure_shape
+from attnlab.measure.session.subject import Job, Session
+from attnlab.runs import write
+from attnlab.runs.schema import replicate_key
+from attnlab.study.studies import Study
+
+
+def survey(wanted: str, study: Study) -> dict[str, Any]:
+    """What the manifest says of the machine: device, locked environment, ceilings, clocks."""
+    die_quietly()
+    device = devices.resolve(wanted)
+    environment.lock()
+    dtypes = sorted({shape.dtype for shape in study.shapes})
+    if device.type == "cuda":
+        dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})
+    return {
+        "device": devices.describe(device),
+        "environment": environment.fingerprint(device),
+        "ceilings": ceilings.measure(device, dtypes),
+        "clocks": ours.calibrate(device),
+        "telemetry": Telemetry(device).unavailable or "NVML",
+    }
+
+
+def measure(job: Job) -> None:
+    """Measure what the run still lacks of a job, a block at a time.
+
+    Raises:
+        UserError: the environment can't be locked.
+        EnvironmentChanged: it isn't the one that the run began in.
+    """
+    die_quietly()
+    started = time.monotonic()
+    device = torch.device(job.device)
+    environment.lock_as_begun(job.run, job.environment, device)
+    session = Session(job, device, Telemetry(device), started)
+    measuring = time.monotonic()
+    for shape in job.shapes:
+        measure_shape(session, shape)
+    if job.study.stream:
+        _record_stream(session)
+    row = {
+        "process": session.process,
+        "replicate": job.replicate,
+        "setup_seconds": measuring - started,
+        "measuring_seconds": time.monotonic() - measuring,
+    }
+    write.add_part(job.run, "processes", f"{replicate_key(job.replicate)}-{session.process}", pd.DataFrame([row]))
+
+
+def _record_stream(session: Session) -> None:
+    job = session.job
+    calls = requests.take(
+        job.run, job.study, job.replicate, session.device, zlib.crc32(f"stream {job.replicate}".encode())
+    )
+    write.add_part(job.run, "stream", replicate_key(job.replicate), calls.assign(process=session.process))
+
+
+def die_quietly() -> None:
+    """Have this process, which a run started, end silently when the run is stopped."""
+    # Ctrl-C reaches the whole process group. The parent explains it; a traceback from here would only confuse.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        # The lock on the run ends with the parent: a process that resumes the run must not find this one measuring.
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return  # nohup, or a shell's background job: the parent goes on after Ctrl-C and needs this process
+    with suppress(ValueError):  # not in the main thread, as where a test uses an executor of threads
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,164 @@
+"""What an implementation of attention is, how it is called, and what may go wrong with it."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from attnlab.study.shapes import Shape
+
+T = TypeVar("T")
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+Ragged = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, tuple[int, ...]], torch.Tensor]
+Tensors = tuple[torch.Tensor, ...]
+# The logger with which torch says why a backend doesn't take nested tensors.
+NESTED = "torch.nested._internal.sdpa"
+# What torch says of nested tensors to every user, once per process, does not belong in a log.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+PROTOTYPE = "The PyTorch API of nested tensors is in prototype stage"
+warnings.filterwarnings("ignore", message=PROTOTYPE)
+NO_REASON = ("not used because", "runtime disabled", PROTOTYPE)
+
+
+class Unsupported(Exception):
+    """An implementation does not serve this shape on this device; the message is its reason."""
+
+
+class OutOfMemory(Exception):
+    """The device's memory does not hold this case."""
+
+
+class Broken(Exception):
+    """An implementation can't be called at all: its kernel doesn't compile, or can't be launched as its entry says."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Something that computes attention.
+
+    Attributes:
+        call: ``(q, k, v, causal) -> o``; q and o are ``(batch, heads, seq_len, head_dim)``, k and v are ``(batch,
+            kv_heads, kv_len, head_dim)``.
+        selected: a context in which `call` runs this implementation. It is entered outside the timed window, since a
+            program that has chosen its backend doesn't choose it again at each call.
+        resources: ``(q, causal) -> columns`` of the table ``resources``; None unless it is a kernel of the ladder.
+        ragged: ``(q, k, v, causal, sequences) -> o`` for sequences that lie end to end: tensors are ``(1, heads,
+            tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
+        differentiable: whether autograd can differentiate `call`.
+    """
+
+    name: str
+    call: Attention
+    selected: Callable[[], AbstractContextManager[object]] = nullcontext
+    resources: Callable[[torch.Tensor, bool], dict[str, Any]] | None = None
+    ragged: Ragged | None = None
+    differentiable: bool = True
+
+    def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
+        """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.draw` makes them.
+
+        It returns O, in training O, dQ, dK and dV. If this implementation doesn't serve the shape, the call raises
+        Unsupported.
+        """
+        if shape.direction == "training":
+            return partial(with_gradients, self._differentiated, given, shape.causal)
+        q, k, v = given
+        if shape.lengths == "spread":
+            return partial(self._end_to_end, q, k, v, shape.causal, shape.sequences)
+        return partial(self.call, q, k, v, shape.causal)
+
+    def _differentiated(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        if not self.differentiable:
+            raise Unsupported(f"{self.name} computes no gradients")
+        return self.call(q, k, v, causal)
+
+    def _end_to_end(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
+    ) -> torch.Tensor:
+        if self.ragged is None:
+            raise Unsupported(f"{self.name} takes sequences of one length")
+        return self.ragged(q, k, v, causal, sequences)
+
+
+def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensors:
+    """O, dQ, dK and dV from Q, K, V and dO: the forward pass, and the backward pass from the gradient of O."""
+    *inputs, gradient = given
+    q, k, v = (tensor.detach().requires_grad_() for tensor in inputs)
+    output = attention(q, k, v, causal)
+    return output.detach(), *torch.autograd.grad(output, (q, k, v), gradient)
+
+
+def by_sequence(
+    attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
+) -> torch.Tensor:
+    """Attention within each of several sequences that lie end to end."""
+    apart = zip(*(tensor.split(sequences, dim=2) for tensor in (q, k, v)), strict=True)
+    return torch.cat([attention(queries, keys, values, causal) for queries, keys, values in apart], dim=2)
+
+
+def attempt(work: Callable[[], T]) -> T:
+    """The result of `work`, with the errors of an implementation sorted by what they mean.
+
+    Raises:
+        Unsupported: the implementation or the framework refused; the message is its reason.
+        OutOfMemory: an allocation failed.
+        Broken: the implementation can't be called at all.
+        torch.AcceleratorError: the device itself failed; nothing that it returns from then on can be trusted.
+    """
+    with _all_warnings() as said:
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(_one_line(error)) from None
+        except torch.AcceleratorError:
+            raise
+        except RuntimeError as error:
+            message = _one_line(error)
+            if "DefaultCPUAllocator" in message:
+                raise OutOfMemory(message) from None
+            raise Unsupported(_reason(message, said())) from None
+
+
+@contextmanager
+def _all_warnings() -> Iterator[Callable[[], list[str]]]:
+    """Inside, torch's warnings are collected instead of shown; the function returns those so far."""
+    # torch issues each of its warnings once per process, but the second shape that is refused needs its reason too. For
+    # nested tensors it uses a logger.
+    before, logger, kept = torch.is_warn_always_enabled(), logging.getLogger(NESTED), _Kept()
+    torch.set_warn_always(True)
+    logger.addHandler(kept)
+    logger.propagate = False
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield lambda: [*(str(warning.message) for warning in caught), *kept.messages]
+    finally:
+        logger.propagate = True
+        logger.removeHandler(kept)
+        torch.set_warn_always(before)
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _reason(message: str, said: list[str]) -> str:
+    # torch explains itself in warnings: a heading for each backend ("... not used because:"), then its reasons. That a
+    # backend was not selected is no reason, nor is it that nested tensors are a prototype.
+    lines = [" ".join(text.split(" (Triggered", 1)[0].split()) for text in said]
+    reasons = [line for line in lines if not any(words in line for words in NO_REASON)]
+    return reasons[0] if reasons else message
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,37 @@
+"""Attention composed from PyTorch operations: the framework's own low-precision result, and the float64 oracle."""
+
+import math
+
+import torch
+
+# Scores held at once, in elements: 2 GiB of float64.
+REFERENCE_CHUNK = 2**28
+
+
+def composed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """softmax(Q·Kᵀ/√D)·V from single operations, in the dtype of the inputs.
+
+    It takes a group of heads at a time, so that the scores of long sequences fit into memory. There may be any number
+    of queries and keys; a causal mask is lower triangular.
+    """
+    seq_len, kv_len, scale = q.shape[2], k.shape[2], math.sqrt(q.shape[3])
+    group = max(1, REFERENCE_CHUNK // (seq_len * kv_len))
+    hidden = torch.ones(seq_len, kv_len, dtype=torch.bool, device=q.device).triu(1) if causal else None
+    parts = []
+    for queries, keys, values in zip(*(x.flatten(0, 1).split(group) for x in of_each_head(q, k, v)), strict=True):
+        scores = (queries / scale) @ keys.transpose(1, 2)
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        parts.append(torch.softmax(scores, dim=-1) @ values)
+    return torch.cat(parts).view(q.shape)
+
+
+def of_each_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Q, K and V, with keys and values repeated for the heads that share them."""
+    shared = q.shape[1] // k.shape[1]
+    return (q, k, v) if shared == 1 else (q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1))
+
+
+def float64(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """The oracle: `composed` in double precision, on the same input values."""
+    return composed(q.double(), k.double(), v.double(), causal)

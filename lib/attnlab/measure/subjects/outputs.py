@@ -1,0 +1,77 @@
+"""Memory for outputs, in which the gate can see afterwards what was not written, and what was written beside it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+# What memory holds before an implementation runs, as 16-bit words: NaN in float16 and bfloat16, and, when repeated, in
+# float32 and float64. There are two of them, so that whatever an implementation doesn't write, or reads before it has
+# written it, differs between two runs.
+POISONS = (0x7FFA, 0x7FF5)
+# A guard spans 1 MiB, or two heads if those are longer: a kernel that overruns does so by a tile or by a head.
+GUARD_BYTES = 2**20
+GUARD_HEADS = 2
+ALIGNMENT = 1024
+
+
+@dataclass
+class Guards:
+    """The outputs that were allocated under the gate, each between two guards, all of them poisoned."""
+
+    poison: int
+    _buffers: list[tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=list)
+
+    def like(self, q: torch.Tensor) -> torch.Tensor:
+        """Poisoned memory for an output as large as `q`, between two guards."""
+        head = q[0, 0].numel() * q.element_size()
+        words = -(-max(GUARD_BYTES, GUARD_HEADS * head) // ALIGNMENT) * ALIGNMENT // 2
+        inside = q.numel() * q.element_size() // 2
+        buffer = torch.empty(2 * words + inside, dtype=torch.int16, device=q.device)
+        buffer.fill_(self.poison)
+        output = buffer[words : words + inside].view(q.dtype).view(q.shape)
+        self._buffers.append((buffer, words, output))
+        return output
+
+    def overruns(self) -> list[str]:
+        """What was written outside the outputs, a phrase for each."""
+        found = []
+        for buffer, words, _ in self._buffers:
+            before = int((buffer[:words] != self.poison).sum())
+            after = int((buffer[-words:] != self.poison).sum())
+            if before or after:
+                sides = [f"{2 * n} bytes {side} it" for n, side in ((before, "before"), (after, "after")) if n]
+                found.append(f"wrote outside its output: {' and '.join(sides)}")
+        return found
+
+    def unwritten(self, output: torch.Tensor, values: torch.Tensor) -> int:
+        """How many of an output's elements still held the poison when `values` were copied from it.
+
+        It is 0 if the output was not allocated here, since nothing is known about such memory.
+        """
+        if not any(output.data_ptr() == own.data_ptr() for _, _, own in self._buffers):
+            return 0
+        words = values.contiguous().view(torch.int16).view(values.numel(), -1)
+        return int((words == self.poison).all(dim=1).sum())
+
+
+_guards: Guards | None = None
+
+
+def like(q: torch.Tensor) -> torch.Tensor:
+    """Memory for the output of a kernel, with the shape, dtype and device of `q`. Our kernels all allocate with it."""
+    return torch.empty_like(q) if _guards is None else _guards.like(q)
+
+
+@contextmanager
+def guarded(poison: int) -> Iterator[Guards]:
+    """Inside, outputs lie between guards, and torch fills all fresh memory with NaN."""
+    global _guards
+    _guards = Guards(poison)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    try:
+        yield _guards
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        _guards = None

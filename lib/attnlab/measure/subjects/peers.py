@@ -1,0 +1,102 @@
+"""Attention from elsewhere, callable if it is installed: PyTorch's FlexAttention, and flash-attn-4."""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from attnlab.measure.subjects.implementation import Implementation, Unsupported
+from attnlab.measure.subjects.sdpa import offsets
+
+# Shapes that one process may compile FlexAttention for, each separately; beyond that, torch silently falls back.
+FLEX_SHAPES = 1024
+
+
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """PyTorch's FlexAttention, compiled for each shape; a causal mask is a block mask, made once per length.
+
+    Raises:
+        Unsupported: the device is no NVIDIA GPU; on a CPU it has no backward pass and can't be captured in a graph.
+    """
+    if q.device.type != "cuda":
+        raise Unsupported("peer.flex is measured only on an NVIDIA GPU")
+    mask = _causal_blocks(q.shape[2], q.device) if causal else None
+    output: torch.Tensor = _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
+    return output
+
+
+def flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """flash-attn-4's `flash_attn_func`. Its tensors are ``(batch, seq_len, heads, head_dim)``: views, without a copy.
+
+    Raises:
+        Unsupported: the package is not installed, or the device is no NVIDIA GPU.
+    """
+    output = _flash4(q).flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal)
+    return _first(output).transpose(1, 2)
+
+
+def flash4_ragged(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
+) -> torch.Tensor:
+    """flash-attn-4's `flash_attn_varlen_func`; raises as `flash4` does."""
+    package = _flash4(q)
+    begins = offsets(sequences, q.device, torch.int32)
+    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
+    output = package.flash_attn_varlen_func(
+        queries,
+        keys,
+        values,
+        cu_seqlens_q=begins,
+        cu_seqlens_k=begins,
+        max_seqlen_q=max(sequences),
+        max_seqlen_k=max(sequences),
+        causal=causal,
+    )
+    return _first(output).transpose(0, 1).unsqueeze(0)
+
+
+def _first(output: Any) -> torch.Tensor:
+    # Some versions return the log-sum-exp beside the output.
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _flash4(q: torch.Tensor) -> Any:
+    if q.device.type != "cuda":
+        raise Unsupported("flash-attn-4 needs an NVIDIA GPU")
+    package = _installed_flash4()
+    if isinstance(package, str):
+        raise Unsupported(package)
+    return package
+
+
+@cache
+def _installed_flash4() -> Any:
+    """The package, or why it isn't there."""
+    try:
+        from flash_attn import cute  # type: ignore[import-not-found]
+    except ImportError as error:
+        missing = error.name or str(error)
+        return "flash-attn-4 is not installed" if missing.startswith("flash_attn") else f"flash-attn-4 lacks {missing}"
+    return cute
+
+
+@cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = FLEX_SHAPES
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+@cache
+def _causal_blocks(seq_len: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(_is_before, None, None, seq_len, seq_len, device=str(device))
+
+
+def _is_before(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    return query >= key
+
+
+PEERS = (Implementation("peer.flex", flex), Implementation("peer.flash4", flash4, ragged=flash4_ragged))

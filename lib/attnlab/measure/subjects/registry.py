@@ -1,0 +1,23 @@
+"""Every implementation by its name, callable."""
+
+from dataclasses import replace
+
+from attnlab.measure.subjects import attend, peers, rungs
+from attnlab.measure.subjects.implementation import Implementation
+from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.study import implementations
+from attnlab.study.ladder import PREFIX
+
+_OTHERS = {other.name: other for other in (*peers.PEERS, attend.DISPATCHED)}
+
+
+def find(name: str) -> Implementation:
+    """The implementation that a run calls `name`: one that a study names, or the control of its baseline.
+
+    Raises:
+        UserError: it is a rung that the ladder does not have.
+    """
+    if implementations.is_control(name):
+        return replace(find(implementations.under_control(name)), name=name)
+    known = REGISTRY | _OTHERS
+    return rungs.implementation(name) if name.startswith(PREFIX) and name not in known else known[name]

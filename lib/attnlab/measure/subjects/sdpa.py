@@ -1,0 +1,52 @@
+"""PyTorch's SDPA: each of its backends, on dense and on nested tensors."""
+
+from functools import cache, partial
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnlab.measure.subjects.implementation import Implementation, by_sequence
+from attnlab.measure.subjects.oracle import float64
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """PyTorch's scaled_dot_product_attention, with the default scale 1/√D."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
+
+
+def sdpa_ragged(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
+) -> torch.Tensor:
+    """The same for sequences that lie end to end, as nested tensors of the jagged layout, without a copy."""
+    begins = offsets(sequences, q.device)
+    queries, keys, values = (
+        torch.nested.nested_tensor_from_jagged(
+            tensor[0].transpose(0, 1), begins, min_seqlen=min(sequences), max_seqlen=max(sequences)
+        ).transpose(1, 2)
+        for tensor in (q, k, v)
+    )
+    output = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+    return output.transpose(1, 2).values().transpose(0, 1).unsqueeze(0)
+
+
+@cache
+def offsets(sequences: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """The offset of each sequence, and the end of the last one."""
+    return torch.tensor([0, *accumulate(sequences)], dtype=dtype, device=device)
+
+
+def _backend(name: str, backend: SDPBackend) -> Implementation:
+    return Implementation(name, sdpa, lambda: sdpa_kernel([backend]), ragged=sdpa_ragged)
+
+
+_IMPLEMENTATIONS = (
+    Implementation("sdpa.auto", sdpa, ragged=sdpa_ragged),
+    _backend("sdpa.flash", SDPBackend.FLASH_ATTENTION),
+    _backend("sdpa.cudnn", SDPBackend.CUDNN_ATTENTION),
+    _backend("sdpa.efficient", SDPBackend.EFFICIENT_ATTENTION),
+    _backend("sdpa.math", SDPBackend.MATH),
+    Implementation("reference.float64", float64, ragged=partial(by_sequence, float64)),
+)
+REGISTRY = {implementation.name: implementation for implementation in _IMPLEMENTATIONS}

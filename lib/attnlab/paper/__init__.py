@@ -1,0 +1,1 @@
+"""From notebooks to pages: check parameters, execute, assemble the report, number, render."""

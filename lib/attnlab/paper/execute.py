@@ -1,0 +1,98 @@
+"""Checks the parameters given to a notebook and executes it."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import papermill
+from nbclient.exceptions import DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+
+from attnlab.base.errors import UserError, suggestion
+from attnlab.base.paths import shown
+
+_ACCEPTED: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A variable of a notebook's ``parameters`` cell; type, default and comment as they are written there."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+def parameters(notebook: Path) -> dict[str, Parameter]:
+    """The parameters of a notebook, by name.
+
+    Raises:
+        UserError: the notebook has no cell tagged ``parameters``, or that cell sets nothing.
+    """
+    found = papermill.inspect_notebook(str(notebook))
+    if not found:
+        raise UserError(f"{notebook.stem} has no parameters; tag the cell that sets them 'parameters'")
+    return {
+        name: Parameter(name, inferred["inferred_type_name"], inferred["default"], inferred["help"])
+        for name, inferred in found.items()
+    }
+
+
+def check(notebook: Path, values: Mapping[str, object]) -> None:
+    """Check parameters against those of a notebook.
+
+    Raises:
+        UserError: the notebook has no parameter of this name, or states another type for it.
+    """
+    known = parameters(notebook)
+    for name, value in values.items():
+        if name not in known:
+            has = f"it has {', '.join(known)}{suggestion(name, known)}"
+            raise UserError(f"{notebook.stem} has no parameter {name!r}; {has}")
+        stated = known[name].type
+        if stated in _ACCEPTED and type(value) not in _ACCEPTED[stated]:
+            raise UserError(f"{notebook.stem}: {name} must be {stated}, not {value!r} ({type(value).__name__})")
+
+
+def execute(notebook: Path, output: Path, values: Mapping[str, object], cwd: Path) -> None:
+    """Check parameters, then execute a notebook with them in the folder `cwd`.
+
+    The executed notebook is written to `output`, as far as it was executed if a cell fails.
+
+    Raises:
+        UserError: as for `check`, or a cell failed, or the kernel died.
+    """
+    check(notebook, values)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)
+    try:
+        papermill.execute_notebook(
+            notebook,
+            output,
+            dict(values),
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            log_output=False,
+            extra_arguments=["--log-level=CRITICAL"],
+            # Papermill's own `cwd` would change the folder of this process, which renders other pages meanwhile.
+            resources={"metadata": {"path": str(cwd)}},
+        )
+    except PapermillExecutionError as error:
+        reason = f"{error.ename}: {error.evalue}".splitlines()[0].rstrip(": ")
+        raise _failure(notebook, output, error.cell_index - bool(values), reason) from error
+    except DeadKernelError as error:
+        raise _failure(notebook, output, _last_started(output) - bool(values), "the kernel died") from error
+
+
+def _last_started(output: Path) -> int:
+    cells = nbformat.read(output, as_version=4).cells
+    return max(index for index, cell in enumerate(cells) if cell.metadata.papermill.start_time)
+
+
+def _failure(notebook: Path, output: Path, index: int, reason: str) -> UserError:
+    """The error for a cell; `index` counts the notebook's own cells from 0, the message counts from 1."""
+    return UserError(f"{notebook.name}, cell {index + 1}: {reason}; what was executed is kept in {shown(output)}")

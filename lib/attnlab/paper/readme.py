@@ -1,0 +1,133 @@
+"""What the READMEs show of a recorded run: SDPA's throughput and the ladder, each between two markers."""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.base.files import write_atomically
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.display import Figure, Table
+from attnlab.exhibits.kernels.climb import standing_sentence
+from attnlab.infer.results import Results, of
+from attnlab.runs import read
+
+SWEEP = "seq_len"
+THROUGHPUT, CLIMB, LADDER = "baseline.throughput.lengths", "kernels.climb", "kernels.ladder"
+
+
+@dataclass(frozen=True)
+class Block:
+    """The text between two markers of one README.
+
+    Attributes:
+        readme: its path from the project's root.
+        name: the word in both markers.
+        picture: the id of the exhibit that is drawn.
+        file: name of the picture in figures/, without its suffix; ``{run}`` stands for the run.
+        alt: the picture described, for readers who can't see it.
+        content: makes the text between the markers from a run and from the picture's Markdown.
+    """
+
+    readme: str
+    name: str
+    picture: str
+    file: str
+    alt: str
+    content: Callable[[Results, str], str]
+
+    @property
+    def markers(self) -> tuple[str, str]:
+        """The first line of the block and its last."""
+        return f"<!-- {self.name}: written by `make readme` -->", f"<!-- /{self.name} -->"
+
+    def current(self, text: str) -> str:
+        """The block as it stands in a README, markers included; empty where there is none."""
+        found = re.search(".*?".join(map(re.escape, self.markers)), text, re.DOTALL)
+        return found[0] if found else ""
+
+    def drawing(self, results: Results) -> Figure | None:
+        """The picture; None for a run that has none."""
+        drawn = Show(results)(self.picture).content
+        return drawn if isinstance(drawn, Figure) else None
+
+    def location(self, run: str) -> str:
+        """The path of the picture from the project's root."""
+        return f"figures/{self.file.format(run=run)}.svg"
+
+    def text(self, results: Results, drawing: Figure | None) -> str:
+        """The block as a run makes it, markers included; `drawing` is its picture."""
+        picture = ""
+        if drawing:
+            link = os.path.relpath(self.location(results.run.name), Path(self.readme).parent)
+            caption = f"{_device(results)}; run `{results.run.name}`. {drawing.caption}"
+            picture = f"![{self.alt}]({link})\n\n*{caption}*"
+        begin, end = self.markers
+        return "\n\n".join([begin, self.content(results, picture), end])
+
+
+def _throughput(results: Results, picture: str) -> str:
+    return picture
+
+
+def _ladder(results: Results, picture: str) -> str:
+    table = Show(results)(LADDER).content
+    if not picture or not isinstance(table, Table):
+        return f"*The run `{results.run.name}`, which this page shows, holds no latency of a kernel at its target.*"
+    parts = [standing_sentence(results), picture, f"**{table.caption}** {table.note}", table.grid]
+    return "\n\n".join(parts)
+
+
+BLOCKS = (
+    Block(
+        "README.md",
+        "run",
+        THROUGHPUT,
+        "{run}",
+        "Throughput of each implementation over the sequence length, without and with the causal mask.",
+        _throughput,
+    ),
+    Block(
+        "kernels/README.md",
+        "ladder",
+        CLIMB,
+        "{run}-ladder",
+        "How near each hand-written kernel and each backend of SDPA comes to the floor at the target shape.",
+        _ladder,
+    ),
+)
+
+
+def update(root: Path, run: str) -> None:
+    """Draw the pictures into figures/ and write each block between the markers of its README.
+
+    Raises:
+        UserError: the run isn't there or has no sweep of lengths, or a README has no markers. Nothing is written then.
+    """
+    results = of(read.load(run))
+    if SWEEP not in results.study.sweeps:
+        raise UserError(f"the study of {run!r} has no sweep {SWEEP!r} to show: name another run")
+    written: dict[Path, bytes] = {}
+    for block in BLOCKS:
+        readme = root / block.readme
+        text = readme.read_text()
+        if not (current := block.current(text)):
+            begin, end = block.markers
+            raise UserError(f"{paths.shown(readme)} has no lines {begin} and {end} to write between: put them in")
+        drawing = block.drawing(results)
+        written[readme] = text.replace(current, block.text(results, drawing)).encode()
+        if drawing:
+            written[root / block.location(run)] = drawing.svg
+    for path, content in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    print(f"wrote {', '.join(map(paths.shown, written))} from {run}")
+
+
+def _device(results: Results) -> str:
+    environment = results.run.manifest["environment"]
+    device = f"{results.run.manifest['device']['name']}, PyTorch {environment['packages']['torch']}"
+    return f"{device}, driver {environment['driver']}" if environment["driver"] else device

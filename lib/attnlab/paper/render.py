@@ -1,0 +1,96 @@
+"""Renders the paper of a run: a page of each notebook, and the report, which is assembled from them."""
+
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from attnlab import obtain
+from attnlab.base import files, paths
+from attnlab.base.errors import UserError
+from attnlab.infer import results
+from attnlab.paper import assemble, execute, pages
+from attnlab.runs import read, schema
+
+PAPER = "report"
+
+
+def parts() -> list[str]:
+    """The names of the notebooks, in the order of the paper, the report last."""
+    return [*(path.stem for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))), PAPER]
+
+
+def render(name: str) -> Path:
+    """Render a recorded run, measuring nothing, and return the report's page.
+
+    Raises:
+        UserError: the run isn't there or is refused, or a notebook failed; what was executed is kept.
+    """
+    run = read.load(name)
+    print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
+    _infer(run)
+    values = {"run": name, "device": "none"}
+    *others, paper = parts()
+    # This process mostly waits for kernels; two of them fit two cores and 1.5 GB.
+    with _alone(name), ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda part: _page(part, name, values), others))
+        assembled = _executed(paper, name)
+        assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
+        return _rendered(paper, name)
+
+
+def _infer(run: schema.Run) -> None:
+    """Infer from a run and its companions, so that the notebooks find it kept."""
+    shown = results.of(run)
+    for each in [shown, *obtain.companions(shown)]:
+        _ = each.families
+
+
+def render_notebook(part: str, values: Mapping[str, object]) -> Path:
+    """Execute one notebook with the parameters given and render its page.
+
+    Raises:
+        UserError: there is no such notebook, parameter or run, or a cell failed.
+    """
+    if part not in parts():
+        raise UserError(f"there is no notebook {part!r}; there are {', '.join(parts())}")
+    execute.check(_source(part), values)
+    run = str(values.get("run") or "latest")
+    if values.get("run"):
+        read.read_manifest(run)
+    with _alone(run):
+        return _page(part, run, values)
+
+
+def _alone(run: str) -> AbstractContextManager[None]:
+    """Hold the lock on a run's pages; two processes that render it would write the same files."""
+    folder = paths.reports() / run
+
+    def say() -> None:
+        print(f"{paths.shown(folder)}/: another process is rendering it; waiting", file=sys.stderr, flush=True)
+
+    return files.held(folder / ".lock", say)
+
+
+def _page(part: str, run: str, values: Mapping[str, object]) -> Path:
+    execute.execute(_source(part), _executed(part, run), values, cwd=paths.NOTEBOOKS)
+    return _rendered(part, run)
+
+
+def _rendered(part: str, run: str) -> Path:
+    page = paths.reports() / run / f"{part}.html"
+    others = {other: f"{other}.html" for other in parts() if other != part}
+    pages.render(_executed(part, run), page, title=f"{part} · {run}", links=others)
+    print(f"{run}: {part}", file=sys.stderr, flush=True)
+    return page
+
+
+def _executed(part: str, run: str) -> Path:
+    return paths.reports() / run / "notebooks" / f"{part}.ipynb"
+
+
+def _source(part: str) -> Path:
+    # Relative where it can be: papermill writes the path into the executed notebook.
+    return Path(os.path.relpath(paths.NOTEBOOKS / f"{part}.ipynb"))

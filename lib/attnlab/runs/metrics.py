@@ -1,0 +1,83 @@
+"""What Nsight Compute counts, by its names from compute capability 7.0 on, and what the canary looks for."""
+
+ELAPSED, ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
+"""Suffixes for a share of a unit's peak rate, in percent: over the kernel's whole time, over its active cycles."""
+
+DURATION = "gpu__time_duration.sum"
+CYCLES = "sm__cycles_elapsed.max"
+CYCLES_ACTIVE = "sm__cycles_active.avg"
+INSTRUCTIONS = "sm__inst_executed.sum"
+WARPS = f"sm__warps_active.{ACTIVE}"
+WARPS_AT_MOST = "sm__maximum_warps_per_active_cycle_pct"
+ISSUED = f"smsp__issue_active.{ACTIVE}"
+
+ISSUE_SLOTS_USED = f"smsp__issue_active.{ELAPSED}"
+TENSOR_CORES_USED = f"sm__pipe_tensor_cycles_active.{ELAPSED}"
+XU_USED = f"sm__inst_executed_pipe_xu.{ELAPSED}"
+FMA_USED = f"sm__pipe_fma_cycles_active.{ELAPSED}"
+ALU_USED = f"sm__pipe_alu_cycles_active.{ELAPSED}"
+LSU_USED = f"sm__inst_executed_pipe_lsu.{ELAPSED}"
+L1_USED = f"l1tex__throughput.{ELAPSED}"
+L2_USED = f"lts__throughput.{ELAPSED}"
+DRAM_USED = f"dram__throughput.{ELAPSED}"
+SHARED_USED = f"l1tex__data_pipe_lsu_wavefronts_mem_shared.{ELAPSED}"
+
+SHARED_ACCESSES = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
+SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
+L1_HITS = "l1tex__t_sector_hit_rate.pct"
+L2_TO_L1 = "l1tex__m_xbar2l1tex_read_bytes.sum"
+L2_HITS = "lts__t_sector_hit_rate.pct"
+DRAM_READ, DRAM_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+
+REGISTERS = "launch__registers_per_thread"
+SHARED_DYNAMIC, SHARED_STATIC = "launch__shared_mem_per_block_dynamic", "launch__shared_mem_per_block_static"
+THREADS, CTAS = "launch__block_size", "launch__grid_size"
+CTA_LIMITS = {limit: f"launch__occupancy_limit_{limit}" for limit in ("registers", "shared_mem", "warps", "blocks")}
+"""How many CTAs of the launch each resource of a multiprocessor allows."""
+
+STALLS = (
+    "barrier",
+    "branch_resolving",
+    "dispatch_stall",
+    "drain",
+    "gmma",
+    "imc_miss",
+    "lg_throttle",
+    "long_scoreboard",
+    "math_pipe_throttle",
+    "membar",
+    "mio_throttle",
+    "misc",
+    "no_instruction",
+    "not_selected",
+    "selected",
+    "short_scoreboard",
+    "sleeping",
+    "tex_throttle",
+    "wait",
+)
+"""The states of a warp that is not issuing, and of the one that is."""
+
+
+def stalled(reason: str) -> str:
+    """Warps in one of the states `STALLS`, for each instruction that is issued."""
+    return f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
+
+
+COUNTERS = (
+    *(DURATION, CYCLES, CYCLES_ACTIVE, WARPS, WARPS_AT_MOST, ISSUED, ISSUE_SLOTS_USED),
+    *(TENSOR_CORES_USED, XU_USED, FMA_USED, ALU_USED, LSU_USED, L1_USED, SHARED_USED),
+    *(SHARED_ACCESSES, SHARED_CONFLICTS, L1_HITS, L2_TO_L1, L2_USED, L2_HITS, DRAM_USED, DRAM_READ, DRAM_WRITTEN),
+    *(INSTRUCTIONS, REGISTERS, SHARED_DYNAMIC, SHARED_STATIC, THREADS, CTAS, *CTA_LIMITS.values()),
+    *map(stalled, STALLS),
+)
+"""What a profile asks for; a GPU that lacks a counter leaves it out."""
+
+CANARY = "canary"
+HITS, LATENCY, HIT, MISS = "hits", "latency", "hit", "miss"
+"""What the canary records of a tensor: lines found in the L2 (%), cycles of a line, and cycles of a hit and a miss."""
+
+
+def of_canary(tensor: str, what: str) -> str:
+    """What the canary records of Q, K or V."""
+    return f"{CANARY}.{tensor}.{what}"

@@ -1,0 +1,173 @@
+"""Reading runs: which there are, what one holds, and whether that is what was recorded."""
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.runs.schema import COLUMNS, NORMAL, SCHEMA, TABLES, Manifest, Run, digest, folder, plain, short_hash
+
+NAMES_PATHS = 4
+"""From this schema on, a manifest names the files of the measuring code by path, and no longer by file name alone."""
+
+
+def names() -> list[str]:
+    """All runs, the newest last. A run comes after the one that it follows, whatever its clock said."""
+    begun = all_begun()
+    return sorted(begun, key=lambda name: (place(name, begun), name))
+
+
+def manifests(refused: Callable[[UserError], object] = lambda error: None) -> Iterator[tuple[str, Manifest]]:
+    """The runs that can be read, the newest first, each with its manifest.
+
+    Args:
+        refused: called with the reason for each run that can't be read.
+    """
+    for name in reversed(names()):
+        try:
+            yield name, read_manifest(name)
+        except UserError as error:
+            refused(error)
+
+
+def load(name: str) -> Run:
+    """Read a run and check it against its manifest; a run that is not complete is read from its parts.
+
+    Raises:
+        UserError: there is no such run, it was changed after it was recorded, or a newer attnlab wrote it.
+    """
+    manifest = read_manifest(name)
+    tables: dict[str, pd.DataFrame] = {}
+    if not manifest["complete"]:
+        with suppress(FileNotFoundError):
+            tables = tables_from_parts(name)
+        # The process that measures it may have closed it in the meantime and removed parts that were not read yet.
+        manifest = read_manifest(name)
+    if manifest["complete"]:
+        tables = _whole_tables(name, manifest)
+    elif not tables:
+        raise UserError(f"the run {name!r} was changed while it was read: read it again")
+    if manifest["schema"] < 2:  # all its checks were on normal inputs
+        tables["checks"] = tables["checks"].assign(inputs=NORMAL)
+    if manifest["schema"] < 3:  # all its shapes were plain self-attention, forward
+        tables = {table: plain(frame) if "seq_len" in COLUMNS[table] else frame for table, frame in tables.items()}
+    else:
+        _require_columns(name, tables)
+    return Run(name, manifest, **tables)
+
+
+def read_manifest(name: str) -> Manifest:
+    """Read and check the manifest alone.
+
+    Raises:
+        UserError: as `load`.
+    """
+    path = folder(name) / "manifest.json"
+    if not path.is_file():
+        there = ", ".join(names()) or "none yet; `make report` records one"
+        raise UserError(f"there is no run {name!r}; those that are: {there}")
+    where = paths.shown(path)
+    try:
+        manifest: Manifest = json.loads(path.read_text())
+        schema = manifest["schema"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise UserError(f"{where} has schema {schema}, this attnlab reads up to {SCHEMA}: update attnlab")
+    if manifest.get("seal") != digest({key: value for key, value in manifest.items() if key != "seal"}):
+        raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
+    return manifest
+
+
+def sources(manifest: Manifest) -> dict[str, str]:
+    """SHA-256 of each file of the measuring code, by its path in the package."""
+    names_paths = manifest["schema"] >= NAMES_PATHS
+    return {path if names_paths else f"measure/{path}": value for path, value in manifest["sources"].items()}
+
+
+def sources_changed(one: Manifest, other: Manifest) -> list[str] | None:
+    """The files of the measuring code that differ between two runs.
+
+    None where that isn't known: one of the runs was recorded by an earlier version, whose code lay in other files.
+    """
+    if (one["schema"] >= NAMES_PATHS) != (other["schema"] >= NAMES_PATHS):
+        return None
+    here, there = sources(one), sources(other)
+    return sorted(path for path in here | there if here.get(path) != there.get(path))
+
+
+def _whole_tables(name: str, manifest: Manifest) -> dict[str, pd.DataFrame]:
+    tables = {}
+    for table in TABLES:
+        path = folder(name) / f"{table}.parquet"
+        if path.name not in manifest["files"]:  # its schema had no such table
+            tables[table] = pd.DataFrame(columns=COLUMNS[table])
+            continue
+        where = paths.shown(path)
+        if not path.is_file():
+            raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
+            raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
+        tables[table] = pd.read_parquet(io.BytesIO(content))
+    return tables
+
+
+def tables_from_parts(name: str) -> dict[str, pd.DataFrame]:
+    """The tables of a run that is not complete, each put together from its parts.
+
+    Raises:
+        UserError: a part was changed after it was recorded.
+        FileNotFoundError: the run was closed in the meantime.
+    """
+    tables = {}
+    for table in TABLES:
+        parts = sorted((folder(name) / "parts").glob(f"{table}.*.parquet"))
+        frames = [pd.read_parquet(io.BytesIO(_verified(part))) for part in parts]
+        filled = [frame for frame in frames if not frame.empty]
+        tables[table] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=COLUMNS[table])
+    return tables
+
+
+def _verified(part: Path) -> bytes:
+    content = part.read_bytes()
+    if short_hash(content) != part.name.split(".")[2]:
+        raise UserError(f"{paths.shown(part)} was changed after it was recorded: delete it and measure it again")
+    return content
+
+
+def _require_columns(name: str, tables: dict[str, pd.DataFrame]) -> None:
+    for table, frame in tables.items():
+        if missing := [column for column in COLUMNS[table] if column not in frame]:
+            where = paths.shown(folder(name))
+            raise UserError(f"{where}: {table} lack the column {missing[0]!r}: restore it from where the run came from")
+
+
+def all_begun() -> dict[str, tuple[str, str]]:
+    """By run, when it began by the clock of its machine, and the run that it follows; empty where it doesn't say."""
+    return {path.parent.name: _begun(path) for path in paths.data().glob("*/manifest.json")}
+
+
+def _begun(manifest: Path) -> tuple[str, str]:
+    try:
+        stated = json.loads(manifest.read_text())
+        return str(stated.get("created", "")), str(stated.get("follows", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return "", ""
+
+
+def place(name: str, begun: dict[str, tuple[str, str]]) -> tuple[str, int]:
+    """The key by which runs are ordered: the latest time among a run and those it follows, and its distance from it."""
+    chain: dict[str, str] = {}
+    while name in begun and name not in chain:
+        chain[name], name = begun[name]
+    latest, since = "", 0
+    for created in reversed(chain.values()):
+        latest, since = (created, 0) if created > latest else (latest, since + 1)
+    return latest, since

@@ -1,0 +1,180 @@
+"""Writing a run: block by block while it is measured, as whole tables at the end.
+
+While a run is recorded, each block of rows is a file of its own in ``parts/``. It is written to a temporary name,
+flushed and renamed, so a run that is killed at any moment holds whole blocks only. The name of a part holds the start
+of its SHA-256. Once nothing is missing, the parts become one Parquet file per table, whose hashes the manifest holds.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from attnlab.base import files, paths
+from attnlab.base.errors import UserError
+from attnlab.base.files import write_atomically
+from attnlab.runs.read import all_begun, place, read_manifest, tables_from_parts
+from attnlab.runs.schema import SCHEMA, TABLES, Manifest, digest, folder, short_hash
+from attnlab.study import studies
+
+
+def create(name: str, manifest: Manifest) -> None:
+    """Begin a run: make its folder, with a manifest that says that it isn't complete.
+
+    If the newest run isn't older by the clock (it was set back, or both began within a second), the manifest says that
+    this run ``follows`` it.
+    """
+    target = folder(name)
+    (target / "parts").mkdir(parents=True, exist_ok=True)
+    stamp = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
+    others = all_begun()
+    newest = max(others, key=lambda other: (place(other, others), other), default="")
+    follows = {"follows": newest} if newest and place(newest, others)[0] >= stamp else {}
+    begun = {"schema": SCHEMA, "name": name, "created": stamp, **follows, **manifest, "complete": False}
+    _write_manifest(target, begun)
+
+
+@contextmanager
+def lock(name: str) -> Iterator[None]:
+    """Hold the run for writing. A second process is refused.
+
+    Raises:
+        UserError: another process is measuring into this run, or there is something of this name that is no run.
+    """
+    target = folder(name)
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{paths.shown(target)} is a file: move it away, or name another run")
+    target.mkdir(parents=True, exist_ok=True)
+    with open(target / ".lock", "w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The process that held it until now may have removed the file, and a third may hold a new one.
+            mine = os.path.samestat(os.fstat(handle.fileno()), os.stat(target / ".lock"))
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if not mine:
+            raise UserError(f"another process is measuring into the run {name!r}: wait for it, or name another")
+        try:
+            _require_run_or_nothing(target)
+            yield
+        finally:
+            if not (target / "manifest.json").is_file():
+                _remove_unbegun(target)
+
+
+def _require_run_or_nothing(target: Path) -> None:
+    """Raise UserError if a folder without a manifest holds more than a run that was killed as it began leaves."""
+    if (target / "manifest.json").is_file():
+        return
+    others = {path.name for path in target.iterdir()} - {".lock", "parts", *_drafts(target)}
+    if others or any((target / "parts").glob("*.parquet")):
+        raise UserError(f"{paths.shown(target)}/ is there and has no manifest.json: restore that, or name another run")
+
+
+def _remove_unbegun(target: Path) -> None:
+    """Remove the folder of a run that was never begun, unless it holds anything else."""
+    for draft in _drafts(target):
+        (target / draft).unlink(missing_ok=True)
+    (target / ".lock").unlink(missing_ok=True)
+    for emptied in (target / "parts", target):
+        with suppress(OSError):  # not empty, so not ours
+            emptied.rmdir()
+
+
+def add_part(name: str, table: str, key: str, rows: pd.DataFrame) -> None:
+    """Record the rows of one block for good, or none of them if that fails. A block that is already there stays."""
+    buffer = io.BytesIO()
+    rows.to_parquet(buffer, index=False)
+    content = buffer.getvalue()
+    parts = folder(name) / "parts"
+    # A process that briefly outlives the one that started it may be writing the same block.
+    with files.held(parts / ".lock"):
+        if key not in recorded(name, table):
+            write_atomically(parts / f"{table}.{key}.{short_hash(content)}.parquet", content)
+
+
+def recorded(name: str, table: str) -> set[str]:
+    """The keys of the blocks of one table that a run holds which isn't complete yet."""
+    return {path.name.split(".")[1] for path in (folder(name) / "parts").glob(f"{table}.*.parquet")}
+
+
+def finish(name: str, more: Manifest | None = None) -> None:
+    """Turn the parts into one file per table. If it is killed at any point, it can be run again.
+
+    Args:
+        more: fields of the manifest that are only known at the end.
+    """
+    target = folder(name)
+    if not read_manifest(name)["complete"]:
+        _close(name, target, more or {})
+    shutil.rmtree(target / "parts", ignore_errors=True)
+    for draft in _drafts(target):
+        (target / draft).unlink(missing_ok=True)
+    (target / ".lock").unlink(missing_ok=True)
+
+
+def close_early(name: str) -> None:
+    """Close a run that was cut off with what it holds; its manifest then says how much of the study that is.
+
+    Raises:
+        UserError: the run is complete, is being measured into, or holds no whole replicate.
+    """
+    manifest = read_manifest(name)
+    if manifest["complete"]:
+        raise UserError(f"the run {name!r} is complete: there is nothing to close")
+    study = studies.recorded(manifest)
+    with lock(name):
+        held = Counter(key.split("-")[0] for key in recorded(name, "cases"))
+        whole = sum(count == len(study.shapes) for count in held.values())
+        if not whole:
+            raise UserError(f"no replicate of {name!r} is whole yet: `make measure RUN={name}` goes on")
+        closed = {"replicates": whole, "shapes": held.total(), "planned": len(study.shapes) * study.replicates}
+        finish(name, {"closed_early": closed})
+
+
+def _close(name: str, target: Path, more: Manifest) -> None:
+    files = {}
+    for table, frame in tables_from_parts(name).items():
+        path = target / f"{table}.parquet"
+        content = _packed(frame)
+        write_atomically(path, content)
+        files[path.name] = hashlib.sha256(content).hexdigest()
+    stamp = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest = read_manifest(name) | more | {"complete": True, "finished": stamp, "files": files}
+    _write_manifest(target, manifest)
+
+
+def _packed(frame: pd.DataFrame) -> bytes:
+    # No time occurs twice, so a dictionary of them would be longer than the column.
+    times = [column for column in frame.columns if column == "started_s"]
+    buffer = io.BytesIO()
+    frame.to_parquet(
+        buffer,
+        index=False,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[column for column in frame.columns if column not in times],
+        column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"),
+    )
+    return buffer.getvalue()
+
+
+def _write_manifest(target: Path, manifest: Manifest) -> None:
+    body = {key: value for key, value in manifest.items() if key != "seal"}
+    sealed = body | {"seal": digest(body)}
+    write_atomically(target / "manifest.json", json.dumps(sealed, indent=1).encode() + b"\n")
+
+
+def _drafts(target: Path) -> list[str]:
+    """Names of temporary files that a killed process had not yet renamed."""
+    names = ["manifest.json", *(f"{table}.parquet" for table in TABLES)]
+    return [path.name for name in names for path in target.glob(f".{name}.*.tmp")]

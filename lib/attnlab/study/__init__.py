@@ -1,0 +1,1 @@
+"""What is stated before anything is measured: shapes, studies, implementations, the ladder."""

@@ -1,0 +1,50 @@
+"""The names of the implementations. How each is called is up to the half that measures."""
+
+from collections.abc import Collection
+
+from attnlab.base.errors import UserError, suggestion
+from attnlab.study import ladder
+
+DISPATCH = "dispatch.attend"
+"""`attnlab.attend`, where it is measured itself."""
+FALLBACK = "sdpa.auto"
+"""What `attnlab.attend` calls where its dispatch table names nothing else."""
+
+SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
+PEERS = ("peer.flex", "peer.flash4")
+"""PyTorch's FlexAttention, and flash-attn-4 where it is installed."""
+REFERENCES = ("reference.float64",)
+_CONTROL = "control."
+
+
+def known() -> tuple[str, ...]:
+    """Every implementation that a study may name; a rung of the ladder is ``kernel.<rung>``."""
+    rungs = tuple(rung.implementation for rung in ladder.load())
+    return SDPA + PEERS + REFERENCES + (DISPATCH,) + rungs
+
+
+def control(baseline: str) -> str:
+    """The name of a baseline's control: the baseline once more, measured against itself."""
+    return _CONTROL + baseline
+
+
+def is_control(name: str) -> bool:
+    """Whether this is the name of a baseline's control."""
+    return name.startswith(_CONTROL)
+
+
+def under_control(name: str) -> str:
+    """The baseline whose control is called `name`."""
+    return name.removeprefix(_CONTROL)
+
+
+def require(name: str, names: Collection[str] | None = None) -> str:
+    """Return `name` if it is among `names`, by default all that are known.
+
+    Raises:
+        UserError: it isn't; the message suggests the name that comes nearest.
+    """
+    names = known() if names is None else names
+    if name in names:
+        return name
+    raise UserError(f"unknown implementation {name!r}; known are {', '.join(names)}{suggestion(name, names)}")

@@ -1,0 +1,267 @@
+"""The ladder: the hand-written kernels, each improving on an earlier one, as kernels/ladder.toml states them.
+
+Nothing here needs a GPU or a compiler. `attnlab.build` compiles a rung, and the half that measures launches it.
+"""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError, first_problem, suggestion
+
+PREFIX = "kernel."
+"""The start of a rung's name as an implementation."""
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+"""The type that is a kernel's first template argument, by dtype."""
+STANDARD = "-std=c++17"
+# The most that one CTA can have: threads on any architecture, shared memory on sm_90, which has the most (227 KiB).
+MOST_THREADS = 1024
+MOST_SHARED_BYTES = 227 * 1024
+# The most rows that a box of a tensor map can have.
+MOST_BOX_ROWS = 256
+
+Positive = Annotated[int, Field(ge=1)]
+Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
+
+
+class Tile(BaseModel):
+    """How a rung serves one head_dim.
+
+    Attributes:
+        rows: queries that one work item covers.
+        keys: keys that are held at once.
+        threads: threads per CTA.
+        shared_bytes: dynamic shared memory per CTA.
+        template: template arguments after element, head_dim and causal.
+        box_rows: rows of the boxes of Q and O if the arguments are tensor maps; by default `rows`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    head_dim: Positive
+    rows: Positive
+    keys: Positive
+    threads: Annotated[int, Field(ge=32, le=MOST_THREADS, multiple_of=32)]
+    shared_bytes: Annotated[int, Field(ge=0, le=MOST_SHARED_BYTES)]
+    template: list[int] = []
+    box_rows: Positive | None = None
+
+
+class Rung(BaseModel):
+    """One kernel: where its source is, how it is instantiated and launched, what it serves, and what it should gain.
+
+    Attributes:
+        after: the rung that it is compared with; empty if there is none.
+        hypothesis: what it changes, and what that should gain.
+        expected_speedup: the speedup over `after` at the target.
+        longest: the largest seq_len that it serves; 0 for any.
+        persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
+        spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
+    title: str
+    source: Annotated[str, Field(pattern=r"^[\w.-]+\.cu$")]
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+    after: str
+    hypothesis: str
+    expected_speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    dtypes: Annotated[list[Literal["float16", "bfloat16"]], Field(min_length=1)]
+    architectures: Annotated[list[Architecture], Field(min_length=1)]
+    longest: Annotated[int, Field(ge=0)] = 0
+    arguments: Literal["pointers", "tensor maps"]
+    persistent: bool = False
+    spill_bytes: Annotated[int, Field(ge=0)] = 0
+    tiles: Annotated[list[Tile], Field(min_length=1)]
+
+    @field_validator("dtypes", "architectures")
+    @classmethod
+    def _none_twice(cls, values: list[str]) -> list[str]:
+        if repeated := _repeated(values):
+            raise UserError(f"{repeated} is listed twice")
+        return values
+
+    @model_validator(mode="after")
+    def _tiles_fit(self) -> "Rung":
+        if (repeated := _repeated(tile.head_dim for tile in self.tiles)) is not None:
+            raise UserError(f"two tiles serve head_dim {repeated}: leave one")
+        for tile in self.tiles if self.arguments == "tensor maps" else ():
+            _require_boxes(tile)
+        return self
+
+    @property
+    def implementation(self) -> str:
+        """The name that a study calls it by."""
+        return PREFIX + self.name
+
+    def tile(self, head_dim: int) -> Tile | None:
+        """The tile that serves this head_dim, or None."""
+        return next((tile for tile in self.tiles if tile.head_dim == head_dim), None)
+
+    def architecture(self, capability: tuple[int, int]) -> str | None:
+        """The architecture to compile for on a device of this compute capability; None if the rung doesn't serve it.
+
+        Code for an architecture with a letter runs only there. Without a letter, it also serves all later ones, and is
+        compiled for the device's own.
+        """
+        own = "{}{}".format(*capability)
+        for letter in ("a", "f"):
+            if f"sm_{own}{letter}" in self.architectures:
+                return f"sm_{own}{letter}"
+        plain = [int(name[3:]) for name in self.architectures if name[-1].isdigit()]
+        return f"sm_{own}" if any(number <= int(own) for number in plain) else None
+
+    def expression(self, dtype: str, tile: Tile, causal: bool) -> str:
+        """The name expression of one instance, as NVRTC takes it."""
+        arguments = [ELEMENTS[dtype], str(tile.head_dim), str(causal).lower(), *map(str, tile.template)]
+        return f"{self.function}<{', '.join(arguments)}>"
+
+
+def load(folder: Path | None = None) -> tuple[Rung, ...]:
+    """The rungs in order; none if there is no ladder.toml.
+
+    Args:
+        folder: the folder of the kernels; default `paths.kernels`.
+
+    Raises:
+        UserError: ladder.toml is not valid; the message names the rung and what to change.
+    """
+    folder = folder or paths.kernels()
+    path = folder / "ladder.toml"
+    if not path.is_file():
+        return ()
+    where = paths.shown(path)
+    try:
+        stated = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{where} is not valid TOML: {error}") from None
+    for key in stated:
+        if key != "rungs":
+            raise UserError(f"{where}: unknown key {key!r}; a rung begins with [[rungs]]")
+    entries = stated.get("rungs", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{where}: each rung begins with [[rungs]], in double brackets")
+    rungs: list[Rung] = []
+    for number, entry in enumerate(entries, 1):
+        name = entry.get("name")
+        place = f"{where}: rung {name!r}" if isinstance(name, str) else f"{where}: rung {number}"
+        rungs.append(_rung(entry, place))
+        _require_place(rungs, folder, place)
+    return tuple(rungs)
+
+
+def rung(name: str) -> Rung:
+    """The rung whose implementation is called `name`.
+
+    Raises:
+        UserError: the ladder has no such rung.
+    """
+    rungs = {rung.implementation: rung for rung in load()}
+    if name not in rungs:
+        raise UserError(f"the ladder has no rung for {name!r}{suggestion(name, rungs)}")
+    return rungs[name]
+
+
+def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
+    """By implementation, the SHA-256 of all that makes up the kernel: its source, our headers in it, its entry."""
+    return {rung.implementation: _hash(rung) for rung in (load() if rungs is None else rungs)}
+
+
+def sources(rung: Rung, folder: Path | None = None) -> list[Path]:
+    """The source of a rung, and the headers beside it that it includes, directly or through others.
+
+    Raises:
+        UserError: one of them is not a text file.
+    """
+    folder = folder or paths.kernels()
+    found: list[Path] = []
+    waiting = [folder / rung.source]
+    while waiting:
+        path = waiting.pop(0)
+        if path in found or not path.is_file():  # a header that isn't ours
+            continue
+        found.append(path)
+        waiting += [folder / name for name in _INCLUDE.findall(_text(path))]
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        raise UserError(f"{paths.shown(path)} is not a text in UTF-8: save it as one") from None
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+def _hash(rung: Rung) -> str:
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources(rung)}
+    # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
+    content = {"entry": rung.model_dump(mode="json", exclude_unset=True), "files": files}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _rung(entry: dict[str, Any], place: str) -> Rung:
+    model: type[BaseModel] = Rung
+    try:
+        tiles = entry.get("tiles")
+        if isinstance(tiles, list):
+            model, whole = Tile, place
+            for number, tile in enumerate(tiles, 1):
+                place = f"{whole}, tile {number}"
+                Tile.model_validate(tile)
+            model, place = Rung, whole
+        return Rung.model_validate(entry)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    except ValidationError as error:
+        raise UserError(f"{place}: {first_problem(error, model.model_fields)}") from None
+
+
+def _require_place(rungs: list[Rung], folder: Path, place: str) -> None:
+    """Raise UserError unless the last rung has a new name, a source, and comes after the rung that it names."""
+    *before, last = rungs
+    earlier = [rung.name for rung in before]
+    if last.name in earlier:
+        raise UserError(f"{place}: an earlier rung has this name: choose another")
+    if last.after and last.after not in earlier:
+        known = ", ".join(earlier) or "none"
+        raise UserError(
+            f"{place}: after: no earlier rung is called {last.after!r}; earlier are {known}"
+            f"{suggestion(last.after, earlier)}"
+        )
+    if not (folder / last.source).is_file():
+        there = [path.name for path in sorted(folder.glob("*.cu"))]
+        raise UserError(
+            f"{place}: {paths.shown(folder / last.source)} is missing: add it, or correct `source`"
+            f"{suggestion(last.source, there)}"
+        )
+
+
+def _require_boxes(tile: Tile) -> None:
+    """Raise UserError unless tensor maps can be made for a tile."""
+    if tile.head_dim % 64:
+        raise UserError(f"the tile for head_dim {tile.head_dim}: a box of a tensor map has 64 columns")
+    for field, rows in (("keys", tile.keys), ("box_rows", tile.box_rows or tile.rows)):
+        if rows > MOST_BOX_ROWS:
+            raise UserError(
+                f"the tile for head_dim {tile.head_dim}: {field}: a box of a tensor map has at most "
+                f"{MOST_BOX_ROWS} rows, not {rows}"
+            )
+
+
+def _repeated(values: Iterable[Any]) -> Any:
+    seen: set[Any] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None

@@ -1,0 +1,166 @@
+"""The shape of one attention problem, and the arithmetic that follows from it."""
+
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+LENGTHS = ("equal", "spread")
+DIRECTIONS = ("forward", "training")
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """Attention of queries of ``(batch, heads, seq_len, head_dim)`` over keys and values of ``(batch, kv_heads, kv_len,
+    head_dim)``.
+
+    Attributes:
+        kv_heads: heads of keys and values, each shared by equally many query heads; 0, the default, for as many as
+            query heads.
+        kv_len: number of keys; 0, the default, for as many as queries. With another number there can be no causal mask,
+            since frameworks disagree about where it begins.
+        lengths: ``equal``, or ``spread``: the sequences of the batch lie end to end without padding, and the i-th of B
+            has i/B of `seq_len` tokens, rounded up.
+        direction: ``forward``, or ``training``: the forward and the backward pass, with the gradients of Q, K and V.
+
+    Raises:
+        ValueError: a size that is not a positive integer, a word that is not known, or axes that don't go together.
+    """
+
+    batch: int
+    heads: int
+    seq_len: int
+    head_dim: int
+    causal: bool = False
+    dtype: str = "float16"
+    kv_heads: int = 0
+    kv_len: int = 0
+    lengths: str = "equal"
+    direction: str = "forward"
+
+    AXES: ClassVar[tuple[str, ...]] = (
+        *("batch", "heads", "seq_len", "head_dim", "causal", "dtype"),
+        *("kv_heads", "kv_len", "lengths", "direction"),
+    )
+
+    def __post_init__(self) -> None:
+        for axis in ("batch", "heads", "seq_len", "head_dim"):
+            _require_size(axis, getattr(self, axis), least=1)
+        for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):
+            _require_size(axis, getattr(self, axis), least=0)
+            object.__setattr__(self, axis, getattr(self, axis) or getattr(self, like))
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"causal must be true or false, not {self.causal!r}")
+        for axis, words in (("dtype", tuple(BYTES_PER_ELEMENT)), ("lengths", LENGTHS), ("direction", DIRECTIONS)):
+            word = getattr(self, axis)
+            if not isinstance(word, str) or word not in words:
+                raise ValueError(f"unknown {axis} {word!r}; known are {', '.join(words)}")
+        self._require_axes_that_go_together()
+
+    def _require_axes_that_go_together(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads must divide heads, and {self.kv_heads} doesn't divide {self.heads}")
+        if self.kv_len == self.seq_len:
+            if self.lengths == "spread" and self.direction == "training":
+                raise ValueError("lengths: spread is for direction: forward")
+            return
+        for axis, plain in (("causal", False), ("lengths", "equal"), ("direction", "forward")):
+            if getattr(self, axis) != plain:
+                stated = f"{axis}: {str(getattr(self, axis)).lower()}"
+                raise ValueError(f"{stated} needs as many keys as queries, not {self.kv_len} for {self.seq_len}")
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        special = "".join(f" {word}" for word in self.special)
+        return f"B={self.batch} H={self.heads} S={self.seq_len} D={self.head_dim} {mask} {self.dtype}{special}"
+
+    @property
+    def label(self) -> str:
+        """``(32, 8, 512, 64) float16``, with what differs from plain causal or full self-attention named."""
+        words = ["causal"] * self.causal + self.special
+        return ", ".join([f"({self.batch}, {self.heads}, {self.seq_len}, {self.head_dim}) {self.dtype}", *words])
+
+    @property
+    def special(self) -> list[str]:
+        """How it differs from a forward pass of plain self-attention, in words for a caption."""
+        words = {
+            f"{self.kv_heads} KV head{'s' * (self.kv_heads > 1)}": self.kv_heads != self.heads,
+            f"{self.kv_len} key{'s' * (self.kv_len > 1)}": self.kv_len != self.seq_len,
+            f"{self.lengths} lengths": self.lengths != "equal",
+            self.direction: self.direction != "forward",
+        }
+        return [word for word, there in words.items() if there]
+
+    @property
+    def axes(self) -> dict[str, int | bool | str]:
+        """The axes by name, in the order of the columns of a run's tables."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def resized(self, **axes: int | bool | str) -> "Shape":
+        """The shape with other axes. If there were as many keys as queries, there still are; likewise for heads."""
+        for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):
+            if getattr(self, axis) == getattr(self, like):
+                axes.setdefault(axis, 0)
+        return replace(self, **axes)  # type: ignore[arg-type]
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The number of queries in each sequence of the batch."""
+        if self.lengths == "equal":
+            return (self.seq_len,) * self.batch
+        return tuple(-(-self.seq_len * number // self.batch) for number in range(1, self.batch + 1))
+
+    @property
+    def tokens(self) -> int:
+        """The number of queries over the whole batch."""
+        return sum(self.sequences) if self.lengths == "spread" else self.batch * self.seq_len
+
+    @property
+    def scores(self) -> int:
+        """The number of scores that the mask leaves, over all heads."""
+        if self.lengths == "equal":
+            pairs = self.seq_len * (self.seq_len + 1) // 2 if self.causal else self.seq_len * self.kv_len
+            return self.batch * self.heads * pairs
+        return self.heads * sum(n * (n + 1) // 2 if self.causal else n * n for n in self.sequences)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of Q·Kᵀ and P·V, with a multiply-add counted as two.
+
+        ``4·B·H·S²·D``, causal ``2·B·H·S·(S+1)·D``: only scores that the mask leaves count. FlashAttention-2 (arXiv
+        2307.08691, section 4.1) halves the full count instead, which gives ``S/(S+1)`` of this. Training takes 3.5
+        times as many: the backward pass has five products of that size (Q·Kᵀ again, dO·Vᵀ, and those for dV, dQ and
+        dK).
+        """
+        return (4 if self.direction == "forward" else 14) * self.scores * self.head_dim
+
+    @property
+    def bytes(self) -> int:
+        """Compulsory traffic: Q, K and V read once and O written once; in training also dO, dQ, dK and dV."""
+        tensors = 2 if self.direction == "forward" else 4
+        return tensors * (self.query_elements + self.key_elements) * BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def query_elements(self) -> int:
+        """The number of elements of Q, and of O."""
+        return self.tokens * self.heads * self.head_dim
+
+    @property
+    def key_elements(self) -> int:
+        """The number of elements of K, and of V."""
+        keys = self.tokens if self.lengths == "spread" else self.batch * self.kv_len
+        return keys * self.kv_heads * self.head_dim
+
+    @property
+    def intensity(self) -> float:
+        """Operational intensity in FLOP per byte (Williams, Waterman and Patterson 2009, section 3)."""
+        return self.flops / self.bytes
+
+    @property
+    def exponentials(self) -> int:
+        """Exponentials of the softmax, one per score; in training two, since the backward pass recomputes them."""
+        return self.scores * (1 if self.direction == "forward" else 2)
+
+
+def _require_size(axis: str, size: object, least: int) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < least:
+        raise ValueError(f"{axis} must be a positive integer, not {size!r}")

@@ -1,0 +1,175 @@
+"""A study: the cases of a run, its baseline, and how they are timed."""
+
+import math
+from collections.abc import Collection
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError, first_problem, suggestion
+from attnlab.study import implementations
+from attnlab.study.shapes import Shape
+
+Block = dict[str, Any]
+Line = Annotated[str, Field(pattern=r"^[^\r\n]+$")]
+MOST_SHAPES = 10_000
+"""The most shapes that a block of a sweep may have; multiplying out many more takes longer than anyone waits."""
+MOST_BYTES = 2**60
+"""The most bytes that a shape may have; with more, sizes overflow before memory is allocated."""
+
+
+class Timing(BaseModel):
+    """A clock, and the state of the L2 in which it begins."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    clock: Literal["eager", "device"]
+    cache: Literal["warm", "cold"]
+
+    def __str__(self) -> str:
+        return f"{self.clock} {self.cache}"
+
+    @property
+    def words(self) -> str:
+        """In words for a caption."""
+        return f"{self.clock} clock, {self.cache} cache"
+
+
+class Study(BaseModel):
+    """What a run measures, as a file in notebooks/params/ states it.
+
+    A sweep is a mapping of axes, or a list of such mappings; lists of values are multiplied out. If one call of a case
+    takes longer than `longest_call_ms`, the case is checked but not timed. With `panel`, a run on a GPU ends with a
+    panel that times the same calls with every available clock, and with loads without pause; this takes about a minute.
+    After its shapes, a replicate answers `stream` requests of random shapes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: Line
+    title: Line
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    implementations: Annotated[list[str], Field(min_length=1)]
+    baseline: str
+    target: Block
+    timings: Annotated[list[Timing], Field(min_length=1)]
+    samples: Annotated[int, Field(ge=2)] = 100
+    replicates: Annotated[int, Field(ge=1)] = 1
+    warmup_calls: Annotated[int, Field(ge=20)] = 20
+    longest_call_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1000.0
+    panel: bool = True
+    stream: Annotated[int, Field(ge=0)] = 0
+    sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
+
+    @field_validator("sweeps", mode="before")
+    @classmethod
+    def _single_blocks_are_lists(cls, sweeps: Any) -> Any:
+        if not isinstance(sweeps, dict):
+            return sweeps
+        return {name: [block] if isinstance(block, dict) else block for name, block in sweeps.items()}
+
+    @model_validator(mode="after")
+    def _names_and_shapes_are_known(self, information: ValidationInfo) -> "Study":
+        for name in [*self.implementations, self.baseline]:
+            implementations.require(name, information.context)
+        if self.baseline not in self.implementations:
+            raise UserError(f"the baseline {self.baseline} is not among the implementations")
+        for word, values in (("implementation", self.implementations), ("timing", self.timings)):
+            if len(set(values)) < len(values):
+                raise UserError(f"an {word} is listed twice" if word[0] in "aeiou" else f"a {word} is listed twice")
+        for sweep in self.sweeps:
+            self.sweep(sweep)
+        if exact := [shape for shape in self.shapes if shape.dtype == "float64"]:
+            raise UserError(f"{exact[0]}: float64 is the oracle's own dtype and can't be checked against it")
+        if self.target_shape not in self.shapes:
+            raise UserError(f"no sweep holds the target {self.target_shape}")
+        return self
+
+    @property
+    def subjects(self) -> list[str]:
+        """What takes turns in a round: the implementations, and the baseline once more as its control."""
+        return [*self.implementations, implementations.control(self.baseline)]
+
+    @property
+    def target_shape(self) -> Shape:
+        """The shape of the report's headline."""
+        return _shape(self.target, "target")
+
+    def sweep(self, name: str) -> list[Shape]:
+        """The shapes of one sweep, in the order stated."""
+        return [shape for block in self.sweeps[name] for shape in _multiply_out(block, f"sweeps.{name}")]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Every shape of the study once, in the order in which they are first stated."""
+        return list(dict.fromkeys(shape for name in self.sweeps for shape in self.sweep(name)))
+
+
+def load(name: str | Path) -> Study:
+    """Read a study: a name in notebooks/params/, or a path to a YAML file.
+
+    Raises:
+        UserError: there is no such file, it isn't valid YAML, or it states something that can't be measured.
+    """
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else paths.PARAMS / f"{name}.yaml"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in paths.PARAMS.glob("*.yaml")))
+        raise UserError(f"there is no study {str(name)!r}; notebooks/params/ has {there}")
+    where = paths.shown(path)
+    try:
+        stated = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that isn't one is a ValueError
+        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(stated, dict):
+        raise UserError(f"{where} must be a mapping with the fields of a study")
+    return parse({"name": path.stem, **stated}, where)
+
+
+def parse(stated: dict[str, Any], where: str) -> Study:
+    """The study with these fields; `where` names their origin in messages.
+
+    Raises:
+        UserError: something is wrong with a field; the message is one line.
+    """
+    return _validated(stated, where, implementations.known())
+
+
+def recorded(manifest: dict[str, Any]) -> Study:
+    """The study of a run. It may name kernels that are not on the ladder here, or no longer."""
+    return _validated(manifest["study"], manifest["name"], manifest["study"]["implementations"])
+
+
+def _validated(stated: dict[str, Any], where: str, known: Collection[str]) -> Study:
+    try:
+        return Study.model_validate(stated, context=known)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except ValidationError as error:
+        raise UserError(f"{where}: {first_problem(error, Study.model_fields)}") from None
+
+
+def _multiply_out(block: Block, where: str) -> list[Shape]:
+    axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
+    if empty := [axis for axis, values in axes.items() if not values]:
+        raise UserError(f"{where}: the axis {empty[0]!r} has no values")
+    if (shapes := math.prod(map(len, axes.values()))) > MOST_SHAPES:
+        raise UserError(f"{where}: {shapes} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
+    return [_shape(dict(zip(axes, values, strict=True)), where) for values in product(*axes.values())]
+
+
+def _shape(axes: Block, where: str) -> Shape:
+    for axis in axes:
+        if axis not in Shape.AXES:
+            near = suggestion(str(axis), Shape.AXES)
+            raise UserError(f"{where}: unknown axis {axis!r}; axes are {', '.join(Shape.AXES)}{near}")
+    if missing := [axis for axis in Shape.AXES[:4] if axis not in axes]:
+        raise UserError(f"{where}: the axis {missing[0]!r} is missing")
+    try:
+        shape = Shape(**axes)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    if shape.bytes > MOST_BYTES:
+        raise UserError(f"{where}: no memory holds {shape}: state smaller sizes")
+    return shape

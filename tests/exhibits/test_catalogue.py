@@ -1,0 +1,202 @@
+"""Every exhibit is registered once, has one home, and says of which run it is."""
+
+import ast
+import re
+from collections import defaultdict
+from inspect import signature
+
+import matplotlib as mpl
+import nbformat
+import pandas as pd
+import pytest
+import synthetic
+from synthetic import LONG, TARGET, inferred, lonely
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.exhibits import catalogue
+from attnlab.exhibits.catalogue import Show, exhibit
+from attnlab.exhibits.display import Group, Prose, Table
+from attnlab.exhibits.style import STYLE
+from attnlab.export import report
+from attnlab.infer.lookup import NotMeasured
+from attnlab.paper import readme
+
+PAGES = [*catalogue.pages().values(), "report"]
+EXHIBITS = catalogue.every()
+LINK = re.compile(r"\[\]\(#([\w.]+)\)")
+
+
+def code(page: str) -> list[str]:
+    notebook = nbformat.read(paths.NOTEBOOKS / f"{page}.ipynb", as_version=4)
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def shown(page: str) -> list[str]:
+    """The ids that a notebook shows, a cell each."""
+    return [found[1] for source in code(page) if (found := re.match(r'show\("([^"]+)"', source))]
+
+
+HOMES: defaultdict[str, list[str]] = defaultdict(list)
+for page in PAGES[:-1]:
+    for id in shown(page):
+        HOMES[id].append(page)
+
+
+# ---------------------------------------------------------------------------------------------------------- the whole
+
+
+def test_the_pages_are_those_of_the_paper_and_each_has_exhibits():
+    assert PAGES[:2] == ["01_environment", "02_baseline"]
+    assert len(PAGES) == 9
+    assert {id.split(".")[0] for id in EXHIBITS} == set(catalogue.pages())
+
+
+@pytest.mark.parametrize("id", EXHIBITS)
+def test_an_exhibit_has_its_cell_on_its_page_and_nowhere_else(id):
+    assert HOMES[id] == [catalogue.pages()[id.split(".")[0]]]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_notebook_shows_exhibits_that_there_are_and_defines_nothing(page):
+    assert shown(page)
+    assert set(shown(page)) <= set(EXHIBITS)
+    for source in code(page):
+        assert not any(isinstance(node, ast.FunctionDef | ast.Lambda) for node in ast.walk(ast.parse(source)))
+
+
+def test_export_and_readmes_take_exhibits_that_there_are():
+    taken = {id for ids in report.SECTIONS.values() for id in ids}
+    taken |= {block.picture for block in readme.BLOCKS} | {readme.LADDER}
+    assert taken <= set(EXHIBITS)
+
+
+def test_the_parts_of_a_group_have_anchors_of_their_own():
+    # An anchor is an id, or that of a group with the name of its part.
+    groups = [id for id, one in EXHIBITS.items() if "Group" in str(signature(one.make).return_annotation)]
+    assert {"kernels.ablations", "verdicts.maps", "audit.documents"} <= set(groups)
+    assert [id for id in EXHIBITS for group in groups if id.startswith(f"{group}.")] == []
+
+
+def test_texts_refer_to_exhibits_that_there_are():
+    sources = [path.read_text() for path in (paths.ROOT / "lib" / "attnlab" / "exhibits").rglob("*.py")]
+    linked = {anchor for source in sources for anchor in LINK.findall(source) if "." in anchor}
+    assert linked >= {"environment.hashes", "environment.ceilings", "verdicts.calibration.table"}
+    assert linked <= set(EXHIBITS)
+
+
+# ------------------------------------------------------------------------------------------------------ the decorator
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """A copy, which is thrown away after a test."""
+    monkeypatch.setattr(catalogue, "_EXHIBITS", dict(catalogue._EXHIBITS))
+
+
+def table(results, shape=TARGET):
+    return Table(pd.DataFrame({"run": [results.run.name], "S": [shape.seq_len]}), "One row.")
+
+
+def stamp(shown) -> dict:
+    _, metadata = shown._repr_mimebundle_()
+    return metadata[catalogue.STAMP]
+
+
+def test_an_exhibit_is_called_by_its_id_or_directly():
+    made = exhibit("kernels.one")(table)
+    show = Show(inferred())
+    assert show("kernels.one").content.frame.equals(made(inferred()).frame)
+    assert show("kernels.one").markdown == made(inferred()).markdown
+    bundle, _ = show("kernels.one")._repr_mimebundle_()
+    assert bundle["text/html"].startswith('<figure id="kernels.one" class="table">')
+
+
+def test_an_output_says_which_exhibit_it_is_of_which_run_and_with_which_arguments():
+    exhibit("kernels.one", shape=lambda results: results.study.target_shape)(table)
+    show = Show(inferred())
+    assert stamp(show("kernels.one")) == {
+        "exhibit": "kernels.one",
+        "run": "synthetic",
+        "arguments": {"shape": "(2, 4, 128, 64) float16"},
+    }
+    assert stamp(show("kernels.one", shape=LONG))["arguments"] == {"shape": "(2, 4, 256, 64) float16"}
+    assert show("kernels.one", shape=LONG).content.frame["S"].tolist() == [256]
+    assert stamp(show) == {"exhibit": catalogue.RUN, "run": "synthetic", "arguments": {}}
+
+
+def test_ids_may_share_a_function_each_with_its_arguments():
+    made = exhibit("kernels.long", shape=LONG)(exhibit("kernels.short", shape=TARGET)(table))
+    assert EXHIBITS.keys().isdisjoint({"kernels.long", "kernels.short"})
+    show = Show(inferred())
+    lengths = [show(id).content.frame["S"].tolist() for id in ("kernels.long", "kernels.short")]
+    assert lengths == [[256], [128]]
+    assert made(inferred()).frame["S"].tolist() == [128]
+
+
+def test_what_was_not_measured_is_said_in_a_sentence():
+    @exhibit("kernels.missing")
+    def missing(results):
+        raise NotMeasured("Nothing has a latency")
+
+    assert missing(inferred()) == Prose("*Nothing has a latency.*")
+    assert Show(inferred())("kernels.missing").content == Prose("*Nothing has a latency.*")
+
+
+def test_an_exhibit_without_rows_says_so():
+    exhibit("kernels.empty")(lambda results: Table(pd.DataFrame(), "Latencies of `x`."))
+    told = "*Nothing was measured for “Latencies of `x`”.*"
+    assert Show(inferred())("kernels.empty").content == Prose(told)
+
+
+def test_a_run_that_has_nothing_of_a_kind_shows_nothing():
+    made = exhibit("kernels.some", where=lambda results: results is inferred())(table)
+    assert isinstance(made(inferred()), Table)
+    assert made(lonely()) is None
+    shown = Show(lonely())("kernels.some")
+    assert shown.markdown == ""
+    assert shown._repr_mimebundle_()[0] == {"text/html": "", "text/plain": ""}
+    assert stamp(shown)["exhibit"] == "kernels.some"
+
+
+def test_it_is_drawn_in_the_style_of_the_project():
+    seen = {}
+    exhibit("kernels.drawn")(lambda results: seen.update(mpl.rcParams))
+    outside = dict(mpl.rcParams)
+    Show(inferred())("kernels.drawn")
+    style = mpl.rc_params_from_file(STYLE, use_default_template=False)
+    assert {key: seen[key] for key in style} == dict(style)
+    assert dict(mpl.rcParams) == outside
+    assert any(outside[key] != value for key, value in style.items())
+
+
+def test_an_exhibit_may_be_of_a_companion_of_the_run():
+    exhibit("kernels.of_another", of="peers")(table)
+    companions = {"peers": lambda: synthetic.climbed()}
+    other = Show(inferred(), companions)("kernels.of_another")
+    assert other.content.frame.equals(table(synthetic.climbed()).frame)
+    assert Show(inferred())("kernels.of_another").content.frame.equals(table(inferred()).frame)
+
+
+def test_an_exhibit_that_shows_no_run_needs_none():
+    exhibit("audit.same")(lambda: Group({"one": Prose("The same.")}))
+    assert stamp(Show()("audit.same")) == {"exhibit": "audit.same", "run": "", "arguments": {}}
+    assert Show()("audit.same").markdown == "The same."
+    exhibit("kernels.one")(table)
+    with pytest.raises(UserError, match=r"^the exhibit 'kernels\.one' shows a run: name one$"):
+        Show()("kernels.one")
+
+
+def test_two_exhibits_of_one_id_are_refused():
+    exhibit("kernels.one")(table)
+    with pytest.raises(ValueError, match=r"^two exhibits are registered as 'kernels\.one'$"):
+        exhibit("kernels.one")(table)
+
+
+@pytest.mark.parametrize(
+    ("id", "end"),
+    [("kernels.lader", "; did you mean 'kernels.ladder'?"), ("nowhere.x", ""), ("", "")],
+)
+def test_an_id_that_is_not_there_is_one_line(id, end):
+    with pytest.raises(UserError, match=f"^{re.escape(f'there is no exhibit {id!r}{end}')}$"):
+        Show(inferred())(id)

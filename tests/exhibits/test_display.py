@@ -1,0 +1,141 @@
+"""What notebooks show: escaped, aligned, described, and the same bytes each time."""
+
+import base64
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from reading import html, plain
+
+from attnlab.exhibits.display import Figure, Group, Inline, Listing, Prose, Table
+from attnlab.infer.lookup import NotMeasured
+
+
+def drawing():
+    figure, axes = plt.subplots(figsize=(2, 1))
+    axes.plot([1, 2, 3], [3, 1, 2], marker="o")
+    axes.fill_between([1, 2, 3], 1, 2, hatch="//")
+    return figure
+
+
+def test_a_figure_is_an_svg_with_caption_and_description():
+    figure = Figure(drawing(), "Up, **then** $x^2$ & down", 'a "line" <falls>')
+    soup = html(figure, "kernels.line")
+    assert soup.figure["id"] == "kernels.line"
+    assert "id" not in html(figure).figure.attrs
+    assert soup.figure["class"] == ["plot"]
+    assert soup.img["alt"] == 'a "line" <falls>'
+    kind, payload = soup.img["src"].split(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert base64.b64decode(payload) == figure.svg
+    assert "<strong>then</strong>" in str(soup.figcaption)
+    assert soup.figcaption.find("msup").get_text() == "x2"
+    assert figure._repr_mimebundle_()["text/plain"] == 'a "line" <falls>'
+
+
+def test_a_figure_drawn_twice_has_the_same_bytes():
+    assert Figure(drawing(), "", "").svg == Figure(drawing(), "", "").svg
+
+
+def test_a_figure_is_not_left_open_to_be_shown_again():
+    before = plt.get_fignums()
+    Figure(drawing(), "", "")
+    assert plt.get_fignums() == before
+
+
+def test_cells_are_escaped_and_nothing_is_a_dash():
+    frame = pd.DataFrame({"a<b": ["<b>x</b> & y", None], "rate": [1.5, np.nan], "when": [pd.NaT, pd.NaT]})
+    soup = html(Table(frame, "Rates"))
+    assert [cell.get_text() for cell in soup.select("td")] == ["<b>x</b> & y", "1.5", "—", "—", "—", "—"]
+    assert soup.td.b is None
+    assert [title.get_text() for title in soup.select("th")] == ["a<b", "rate", "when"]
+    assert {title["scope"] for title in soup.select("th")} == {"col"}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [1, 2],
+        [np.int64(1), np.float64(2.5)],
+        ["47.5 [47.4, 47.6]", None],
+        ["1,024", "−3.1"],
+        ["48 %", "1.23×"],
+        ["<0.001", "3.1e-05"],
+        ["17–20", "3"],
+        ["109 †", "109 % †‡"],
+        ["1.0 ± 0.2", "≥2"],
+        ["47.5 [47, 48]", "3 (2, 4)"],
+    ],
+)
+def test_columns_of_numbers_are_set_right(cells):
+    soup = html(Table(pd.DataFrame({"x": cells}), ""))
+    assert all(cell["class"] == ["num"] for cell in soup.select("th, td"))
+
+
+@pytest.mark.parametrize(
+    "cells", [["sdpa.flash"], ["12", "n/a"], ["2026-11-21"], ["0.9.1"], [True, False], [None], ["4.8 TB/s"]]
+)
+def test_other_columns_are_not(cells):
+    assert not html(Table(pd.DataFrame({"x": cells}), "")).select(".num")
+
+
+def test_a_table_has_caption_note_and_one_highlighted_row():
+    frame = pd.DataFrame({"x": ["a", "b"]}, index=[7, 7])
+    soup = html(Table(frame, "Two rows", "see [](#kernels.a) & `b`", highlight=1), "kernels.rows")
+    assert soup.figure["id"] == "kernels.rows"
+    assert [child.name for child in soup.figure.children] == ["figcaption", "div", "p"]
+    assert soup.select_one("p.note a")["href"] == "#kernels.a"
+    assert [row.get_text() for row in soup.select("tr.target")] == ["b"]
+    assert not html(Table(frame, "Two rows")).select(".note, .target")
+
+
+def test_a_cell_in_markdown_is_rendered_and_no_other():
+    table = Table(pd.DataFrame({"source": [Inline("[](#ref-a)")], "text": ["[](#ref-a)"]}), "A.")
+    assert '<td><a href="#ref-a"></a></td><td>[](#ref-a)</td>' in table._repr_mimebundle_()["text/html"]
+
+
+def test_a_table_with_repeated_titles_keeps_every_column():
+    frame = pd.DataFrame([["a", 1]], columns=["x", "x"])
+    assert [cell.get("class") for cell in html(Table(frame, "")).select("td")] == [None, ["num"]]
+
+
+def test_a_listing_keeps_its_text():
+    text = "if (a < b && c) {\n    x = 1;\n}\n"
+    soup = html(Listing(text, "A kernel", language="cuda"), "kernels.source")
+    assert soup.figure["id"] == "kernels.source"
+    assert soup.pre.code.get_text() == text
+    assert soup.select("pre span.k")
+    assert html(Listing(text, "plain")).pre.get_text() == text
+
+
+def test_a_table_in_plain_text_has_dashes_too():
+    table = Table(pd.DataFrame({"a": ["x", None], "b": [1.5, np.nan]}), "")
+    assert plain(table).split() == ["a", "b", "x", "1.5", "—", "—"]
+
+
+def test_a_table_without_rows_is_not_there():
+    with pytest.raises(NotMeasured, match=r"^Nothing was measured for “Latencies of `x`”$"):
+        Table(pd.DataFrame(), "Latencies of `x`.")
+
+
+def test_prose_is_markdown():
+    assert Prose("**3** of 4")._repr_mimebundle_() == {"text/markdown": "**3** of 4", "text/plain": "**3** of 4"}
+
+
+def test_a_group_shows_its_parts_in_order():
+    table = Table(pd.DataFrame({"a": [1]}), "One.")
+    group = Group({"first": Prose("First, *then*"), "one": table, "last": Prose("last")})
+    soup = html(group, "kernels.both")
+    assert [tag.name for tag in soup.find_all(["p", "figure"])] == ["p", "figure", "p"]
+    assert soup.em.get_text() == "then"
+    assert soup.figure["id"] == "kernels.both.one"
+    assert plain(group).startswith("First, *then*\n\n")
+
+
+def test_a_table_in_markdown_keeps_each_row_on_a_line():
+    frame = pd.DataFrame({"name": ["a|b", None], "µs": ["1.0\n[0.9, 1.1]", "2"]})
+    table = Table(frame, "Caption.", "Note.")
+    rows = ["| name | µs |", "| --- | ---: |", "| a\\|b | 1.0 [0.9, 1.1] |", "| — | 2 |"]
+    assert table.grid.splitlines() == rows
+    assert table.markdown == "\n\n".join(["**Caption.**", "\n".join(rows), "Note."])

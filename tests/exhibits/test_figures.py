@@ -1,0 +1,243 @@
+"""What is drawn of the synthetic runs."""
+
+from dataclasses import replace
+
+import matplotlib.colors
+import numpy as np
+import pytest
+from bs4 import BeautifulSoup
+from synthetic import ONE_BATCH, TARGET, inferred, lonely
+
+from attnlab.exhibits import style
+from attnlab.exhibits.baseline import correctness, spread, sweeps
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.display import Prose
+from attnlab.exhibits.environment import clocks, machine
+from attnlab.exhibits.roofline import floor
+from attnlab.infer.results import Results
+
+LENGTHS = [32, 64, 128, 256]
+DRAWN = [
+    "baseline.latency",
+    "baseline.throughput.lengths",
+    "baseline.throughput.sizes",
+    "roofline.speed_of_light",
+    "baseline.memory",
+    "baseline.distribution",
+    "environment.timings",
+    "roofline.roofline",
+    "environment.telemetry",
+    "baseline.errors",
+]
+
+
+def lines(axes) -> dict[str, list[tuple[float, float]]]:
+    """The points of the lines that a legend names."""
+    named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in named}
+
+
+def ticks(axes) -> list[str]:
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+@pytest.mark.parametrize("id", DRAWN)
+def test_a_figure_is_described_and_the_same_bytes_whenever_it_is_drawn(id):
+    show = Show(inferred())
+    shown, again = show(id), show(id)
+    bundle, _ = shown._repr_mimebundle_()
+    assert BeautifulSoup(bundle["text/html"], "html.parser").figure["id"] == id
+    figure = shown.content
+    assert figure.caption.endswith(".")
+    assert len(figure.alt) > 40
+    assert "nan" not in figure.caption + figure.alt
+    assert figure.svg.startswith(b"<?xml")
+    assert figure.svg == again.content.svg
+
+
+def test_latency_has_a_panel_for_each_sweep_and_a_line_for_each_implementation():
+    full, causal = sweeps.latency(inferred()).figure.axes
+    assert list(lines(full)) == list(lines(causal)) == inferred().study.implementations
+    assert dict(lines(full)["sdpa.auto"]) == pytest.approx(dict(zip(LENGTHS, [2.5, 10, 40, 160], strict=True)))
+    assert [size for size, _ in lines(full)["sdpa.cudnn"]] == [64, 128, 256]
+    assert [size for size, _ in lines(full)["sdpa.math"]] == [32, 64, 128]
+    assert (full.get_title(), causal.get_title()) == ("not causal", "causal")
+    assert full.get_ylabel() == "latency (µs)"
+    assert full.get_xlabel() == "sequence length S"
+    assert full.get_yscale() == "log"
+
+
+def test_ticks_are_the_sizes_of_the_sweep():
+    full, causal = sweeps.latency(inferred()).figure.axes
+    assert ticks(full) == ["32", "64", "128", "256"]
+    assert ticks(causal) == ["64", "128"]
+    batch, heads = sweeps.throughput(inferred(), ["batch", "heads"]).figure.axes
+    assert (ticks(batch), ticks(heads)) == (["1", "2"], ["4", "8"])
+    assert (batch.get_xlabel(), heads.get_xlabel()) == ("batch B", "heads H")
+    assert (
+        ticks(sweeps.memory_figure(inferred()).figure.axes[0])
+        == ticks(correctness.errors(inferred()).figure.axes[0])
+        == ticks(full)
+    )
+
+
+def test_the_legend_names_every_implementation_once():
+    for figure in (sweeps.latency(inferred()), floor.roofline(inferred())):
+        legend, *_ = figure.figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == inferred().study.implementations
+
+
+def test_an_implementation_looks_the_same_everywhere():
+    for figure in (
+        sweeps.latency(inferred()),
+        floor.speed_of_light(inferred()),
+        clocks.timings(inferred()),
+        floor.roofline(inferred()),
+    ):
+        looks = {line.get_label(): line for line in figure.figure.axes[0].get_lines()}
+        assert {name: looks[name].get_color() for name in inferred().study.implementations} == {
+            name: style.LOOKS[name][0] for name in inferred().study.implementations
+        }
+
+
+def test_whiskers_are_the_intervals_of_the_medians():
+    full = sweeps.latency(inferred()).figure.axes[0]
+    black = matplotlib.colors.to_rgb(style.LOOKS["sdpa.auto"][0])
+    ours = [c for c in full.collections if tuple(c.get_color()[0][:3]) == black]
+    ends = [segment[:, 1].tolist() for collection in ours for segment in collection.get_segments()]
+    expected = [
+        inferred().at(shape).loc["sdpa.auto", ["low_us", "high_us"]].tolist()
+        for shape in inferred().study.sweep("seq_len")
+    ]
+    np.testing.assert_allclose(ends, expected)
+
+
+def test_throughput_and_speed_of_light():
+    full = sweeps.throughput(inferred(), ["seq_len", "causal seq_len"]).figure.axes[0]
+    assert [rate for _, rate in lines(full)["sdpa.auto"]] == pytest.approx([0.8388608] * 4)
+    assert full.get_ylim()[0] == 0
+    light = floor.speed_of_light(inferred()).figure.axes[0]
+    assert [share for _, share in lines(light)["sdpa.auto"]] == pytest.approx([52.4288] + [41.94304] * 3)
+
+
+def test_memory_stands_beside_what_the_tensors_need():
+    drawn = lines(sweeps.memory_figure(inferred()).figure.axes[0])
+    assert list(drawn) == [*inferred().study.implementations, "Q, K, V and O"]
+    assert drawn["Q, K, V and O"] == list(zip(LENGTHS, [0.125, 0.25, 0.5, 1.0], strict=True))
+    assert drawn["sdpa.math"][:3] == list(zip(LENGTHS, [0.25, 0.5, 1.0], strict=False))
+
+
+def test_a_distribution_shows_how_far_every_sample_is_from_the_median():
+    axes = spread.distribution(inferred(), TARGET).figure.axes[0]
+    labels = [label.get_text().split("\n") for label in axes.get_yticklabels()]
+    assert labels == [
+        ["sdpa.auto", "40.00 µs"],
+        ["sdpa.flash", "32.00 µs"],
+        ["sdpa.cudnn", "40.20 µs"],
+        ["sdpa.efficient", "60.00 µs"],
+        ["sdpa.math", "160.0 µs"],
+    ]
+    dots = [line for line in axes.get_lines() if line.get_marker() == "."]
+    assert [line.get_xdata().size for line in dots] == [40] * 10  # a lane for each replicate
+    for line in dots:
+        # ±19.5 steps of 0.01 %
+        np.testing.assert_allclose(sorted(line.get_xdata()), 0.01 * (np.arange(40) - 19.5), atol=1e-9)
+    assert [round(np.mean(line.get_ydata())) for line in dots] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_timings_are_ratios_to_the_first():
+    (axes,) = clocks.timings(inferred()).figure.axes
+    assert axes.get_title() == "eager warm over device warm"
+    ratios = [ratio for _, ratio in lines(axes)["sdpa.auto"]]
+    assert ratios == pytest.approx([7.5 / 2.5, 15 / 10, 45 / 40, 165 / 160])
+
+
+def test_a_run_with_one_timing_has_no_ratios():
+    assert clocks.timings(lonely()) == Prose("*No case was timed in two ways, so clocks and caches can't be compared.*")
+
+
+def test_the_roofline_draws_points_and_ceilings():
+    axes = floor.roofline(inferred()).figure.axes[0]
+    points = {line.get_label(): line for line in axes.get_lines()}
+    assert len([line for line in axes.get_lines() if line.get_linestyle() == "None"]) == 10  # full and causal
+    # at S, intensity S/2; at B=1 and H=8 that of the target again
+    assert sorted(points["sdpa.auto"].get_xdata()) == [16, 32, 64, 64, 64, 128]
+    causal = next(
+        line for line in axes.get_lines() if line.get_markerfacecolor() == "none" and line.get_xdata().size == 2
+    )
+    assert sorted(causal.get_xdata()) == pytest.approx([64 * 65 / 64 / 4, 128 * 129 / 128 / 4])
+    measured, datasheet = (line for line in axes.get_lines() if len(line.get_xdata()) == 200)
+    assert max(measured.get_ydata()) == pytest.approx(2.0)
+    np.testing.assert_allclose(measured.get_ydata(), np.minimum(measured.get_xdata() * 0.1, 2.0))
+    np.testing.assert_allclose(datasheet.get_ydata(), np.minimum(datasheet.get_xdata() * 4.8, 989))
+    (exponentials,) = (line for line in axes.get_lines() if line.get_linestyle() == ":")
+    assert list(exponentials.get_ydata()) == pytest.approx([25.6] * 2)  # 4·64 FLOPs an exponential, 100 G of them
+
+
+def test_an_unknown_device_has_the_measured_roof_alone():
+    axes = floor.roofline(lonely()).figure.axes[0]
+    assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 200]) == 1
+    assert not [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+
+
+def test_telemetry_is_read_once_a_round():
+    clock, power, temperature = machine.telemetry(inferred()).figure.axes
+    drawn = lines(clock)
+    assert list(drawn) == ["not throttled", "throttled"]
+    # 8 shapes under 2 timings in 2 replicates, of 40 rounds, of which the fourth is throttled
+    assert [len(points) for points in drawn.values()] == [32 * 39, 32]
+    assert {mhz for _, mhz in drawn["throttled"]} == {1977}
+    assert {watts for points in lines(power).values() for _, watts in points} == {500}
+    assert {celsius for points in lines(temperature).values() for _, celsius in points} == {50}
+
+
+def test_a_run_without_telemetry_has_no_such_figure():
+    assert machine.telemetry(lonely()) == Prose(
+        "*Clock, power and temperature were not recorded: the device is no NVIDIA GPU.*"
+    )
+
+
+def test_errors_stand_under_what_is_allowed():
+    drawn = lines(correctness.errors(inferred()).figure.axes[0])
+    assert drawn["allowed"] == list(zip(LENGTHS, [2e-3] * 4, strict=True))
+    assert drawn["sdpa.auto"] == list(zip(LENGTHS, [1e-3] * 4, strict=True))
+
+
+def test_errors_that_a_logarithm_cannot_show_stand_on_the_edges():
+    checks = inferred().run.checks.copy()
+    checks.loc[(checks["implementation"] == "sdpa.flash") & (checks["seq_len"] == 64), "max_error"] = np.inf
+    checks.loc[(checks["implementation"] == "sdpa.cudnn") & (checks["seq_len"] == 128), "max_error"] = 0.0
+    figure = correctness.errors(Results(replace(inferred().run, checks=checks), inferred().table))
+    edges = [line for line in figure.figure.axes[0].get_lines() if line.get_label() == "_"]
+    assert [(*line.get_xdata(), *line.get_ydata()) for line in edges] == [(64, 1.0), (128, 0.0)]
+    assert "upper edge are errors that are not finite" in figure.caption
+    assert "lower edge are errors of exactly zero" in figure.caption
+    assert "edge" not in correctness.errors(inferred()).caption
+
+
+def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():
+    near, far = spread.distribution(inferred(), TARGET), spread.distribution(inferred(), ONE_BATCH)
+    assert near.figure.axes[0].get_xscale() == "linear"
+    assert "logarithmic" not in near.caption
+    assert {"−2", "−1", "0", "+1", "+2"} <= set(ticks(near.figure.axes[0]))
+    assert far.figure.axes[0].get_xscale() == "symlog"
+    assert "linear within ±2 % and logarithmic beyond" in far.caption
+    assert {"−10", "−2", "0", "+2", "+10"} <= set(ticks(far.figure.axes[0]))
+
+
+def test_captions_speak_of_what_is_drawn():
+    assert "Causal FLOPs" in sweeps.throughput(inferred(), ["seq_len", "causal seq_len"]).caption
+    assert "Causal" not in sweeps.throughput(inferred(), ["batch", "heads"]).caption
+    assert "exponential" in floor.roofline(inferred()).caption
+    assert "exponential" not in floor.roofline(lonely()).caption
+    assert "along the sweep “seq_len”" in correctness.errors(inferred()).caption
+
+
+def test_figures_of_a_sweep_that_the_study_lacks_say_so():
+    for show in (sweeps.memory_figure, correctness.errors, clocks.timings):
+        assert show(lonely(), "batch") == Prose("*The study “synthetic” has no sweep “batch”.*")
+    assert isinstance(sweeps.throughput(lonely(), ["batch", "heads"]), Prose)
+
+
+def test_a_sweep_that_the_study_lacks_has_no_panel():
+    assert len(sweeps.latency(lonely()).figure.axes) == 1

@@ -1,0 +1,249 @@
+"""Counters made into bottlenecks by the stated rule, and what is shown of them."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import synthetic
+from reading import plain
+from synthetic import Recipe
+
+from attnlab.exhibits import profile
+from attnlab.infer import counters as inferred
+from attnlab.infer.lookup import NotMeasured
+from attnlab.measure.instruments import counters
+from attnlab.runs.metrics import CYCLES, DURATION
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+
+def launch(function: str = "void one<64>(float*)", **changes: float) -> dict:
+    """A launch of 1000 cycles: 800 active, 200 of them issuing; warps wait 3 to 1 for global memory and a barrier."""
+    named = {
+        "tensor": inferred.UNITS["tensor cores"],
+        "xu": inferred.UNITS["exponentials (XU)"],
+        "dram": inferred.UNITS["DRAM"],
+        "cycles": CYCLES,
+        "active": "sm__cycles_active.avg",
+        "issue": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+        "duration": DURATION,
+        "accesses": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+        "shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
+        "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+        "read": "dram__bytes_read.sum",
+        "write": "dram__bytes_write.sum",
+        "registers": "launch__registers_per_thread",
+        "by_registers": "launch__occupancy_limit_registers",
+        "by_shared": "launch__occupancy_limit_shared_mem",
+        "by_blocks": "launch__occupancy_limit_blocks",
+    }
+    values = {"cycles": 1000, "active": 800, "issue": 25, "duration": 500, "tensor": 20, "xu": 10, "dram": 5}
+    values |= {"accesses": 100, "shared": 40, "conflicts": 25, "read": 1e5, "write": 5e4, "registers": 168}
+    values |= {"by_registers": 3, "by_shared": 2, "by_blocks": 32}
+    stalls = {"long_scoreboard": 6.0, "barrier": 2.0, "selected": 1.0, "not_selected": 5.0}
+    metrics = {named[key]: value for key, value in (values | changes).items()}
+    stalled = {f"smsp__average_warps_issue_stalled_{r}_per_issue_active.ratio": w for r, w in stalls.items()}
+    return {"function": function} | metrics | stalled
+
+
+COUNTERS = {
+    "sdpa.auto": [launch()],
+    "sdpa.flash": [launch(tensor=61, xu=72)],
+    "sdpa.math": [launch("small", cycles=1000, active=1000), launch("large", cycles=3000, active=3000, tensor=60)],
+}
+
+
+@cache
+def profiled():
+    return synthetic.infer(Recipe(counters=COUNTERS))
+
+
+def of(name: str) -> inferred.Profile:
+    return next(found for found in inferred.of(profiled()) if found.implementation == name)
+
+
+# What it printed on an H200 at (32, 8, 512, 64) in float16, less the columns that nobody asked for
+
+PRINTED = Path(__file__).parent / "data"
+TARGET = Shape(32, 8, 512, 64)
+
+
+def on_h200(name: str) -> inferred.Profile:
+    rows = counters.parse((PRINTED / f"ncu_{name}.csv").read_text())
+    wide = rows.pivot(index="launch", columns="metric", values="value")
+    return inferred.Profile(name, wide.assign(function=rows.groupby("launch")["function"].first()))
+
+
+def test_what_ncu_printed_is_read():
+    rows = counters.parse((PRINTED / "ncu_flash.csv").read_text()).set_index("metric")
+    assert set(rows["launch"]) == {0}
+    assert rows["function"].iloc[0].startswith("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128")
+    assert rows.loc["gpu__time_duration.sum", ["unit", "value"]].tolist() == ["ns", 71104]
+    assert rows.loc["launch__registers_per_thread", ["unit", "value"]].tolist() == ["register/thread", 255]
+    assert rows.loc["sm__cycles_active.avg", "value"] == 116200.32
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn"])
+def test_the_counters_agree_with_the_arithmetic(name):
+    # 4096 FLOP by wgmma and 16 exponentials a cycle on each of 132 multiprocessors.
+    found = on_h200(name)
+    busy = {unit: share / 100 * found.total(CYCLES) for unit, share in found.units_pct.items()}
+    assert busy["exponentials (XU)"] == pytest.approx(TARGET.exponentials / 16 / 132, rel=0.06)
+    product = busy["tensor cores"] / (TARGET.flops / 4096 / 132)
+    assert product == pytest.approx({"cudnn": 1.0, "flash": 1.5}[name], rel=0.02)  # mma.sync holds them for longer
+    moved = found.total("dram__bytes_read.sum")
+    assert moved == pytest.approx(0.75 * TARGET.bytes, rel=0.01)
+
+
+def test_latency_holds_them_back():
+    flash, cudnn = on_h200("flash"), on_h200("cudnn")
+    assert sum(flash.cycles_pct.values()) == pytest.approx(100)
+    assert [b.title for b in flash.bottlenecks] == [
+        "waiting for a fixed latency",
+        inferred.IDLE,
+        "waiting for a free pipe",
+    ]
+    assert [b.title for b in cudnn.bottlenecks] == [
+        "waiting for a barrier of the CTA",
+        "waiting for a fixed latency",
+        "waiting for global memory",
+    ]
+    assert flash.bottlenecks[0].share_pct == pytest.approx(20.5, abs=0.1)
+
+
+def test_a_call_of_several_kernels_is_read_whole():
+    math = on_h200("math")
+    assert math.launches["launch__block_size"].tolist() == [128] * 4
+    assert math.longest["function"].startswith("sm80_xmma_gemm_f32f32")
+    assert math.total(DURATION) == 24_000 + 280_640 + 129_728 + 13_568
+
+
+# What they say
+
+
+def test_cycles_are_all_accounted_for():
+    found = of("sdpa.auto")
+    assert found.cycles == pytest.approx(
+        {inferred.ISSUED: 200, "a barrier of the CTA": 150, "global memory": 450, inferred.IDLE: 200}
+    )
+    assert sum(found.cycles_pct.values()) == pytest.approx(100)
+
+
+def test_launches_of_one_call_are_weighted_by_their_cycles():
+    found = of("sdpa.math")
+    assert found.longest["function"] == "large"
+    assert found.longest_share_pct == pytest.approx(75)
+    assert found.units_pct["tensor cores"] == pytest.approx((20 + 3 * 60) / 4)
+    assert found.total(DURATION) == 1000
+    assert sum(found.cycles.values()) == pytest.approx(4000)
+
+
+def test_units_from_the_bound_come_before_what_warps_wait_for():
+    ranked = [(b.title, round(b.share_pct, 6)) for b in of("sdpa.flash").bottlenecks]
+    assert ranked == [("exponentials (XU)", 72), ("tensor cores", 61), ("waiting for global memory", 45)]
+
+
+def test_below_the_bound_the_largest_losses_are_ranked():
+    ranked = [(b.title, round(b.share_pct, 6)) for b in of("sdpa.auto").bottlenecks]
+    assert ranked == [("waiting for global memory", 45), (inferred.IDLE, 20), ("waiting for a barrier of the CTA", 15)]
+
+
+def test_bank_conflicts_are_a_loss_of_their_own():
+    (found,) = inferred.of(synthetic.infer(Recipe(counters={"sdpa.auto": [launch(shared=80, conflicts=75)]})))
+    assert found.conflicts_pct == 75
+    assert found.bottlenecks[0].title == "bank conflicts of shared memory"
+    assert found.bottlenecks[0].share_pct == pytest.approx(60)
+
+
+def test_a_counter_that_is_missing_is_shown_as_such():
+    bare = {key: value for key, value in launch().items() if "dram" not in key and "tensor" not in key}
+    results = synthetic.infer(Recipe(counters={"sdpa.auto": [bare]}))
+    (found,) = inferred.of(results)
+    assert found.bottlenecks[0].title == "waiting for global memory"
+    for show in (profile.how, profile.launches, profile.traffic, profile.bottlenecks, profile.findings):
+        assert "nan" not in plain(show(results))
+    assert "—" in plain(profile.traffic(results))
+
+
+def test_the_tables_have_a_row_for_each():
+    results = profiled()
+    launches = profile.launches(results).frame.set_index("implementation")
+    assert list(launches.index) == list(COUNTERS)
+    assert launches.loc["sdpa.math", ["longest kernel", "launches", "its share"]].tolist() == ["large", 2, "75 %"]
+    assert launches.loc["sdpa.auto", ["longest kernel", "registers", "limited by"]].tolist() == [
+        "one",
+        "168",
+        "shared",
+    ]
+    traffic = profile.traffic(results).frame.set_index("implementation")
+    assert traffic.loc["sdpa.math", ["µs in ncu", "DRAM (MB)", "bank conflicts"]].tolist() == ["1.00", "0.300", "25 %"]
+    assert profile.bottlenecks(results).frame.loc[1].tolist() == [
+        "sdpa.flash",
+        "exponentials (XU): 72 % of peak",
+        "tensor cores: 61 % of peak",
+        "waiting for global memory: 45 % of cycles",
+    ]
+
+
+def test_the_findings_tell_busy_units_from_latency():
+    assert profile.findings(profiled()).markdown == (
+        "The busiest unit, at 60 % of its peak or more: exponentials (XU) in `sdpa.flash` (72 %). Where every unit "
+        "stays below that, the largest loss, in % of the cycles: waiting for global memory in `sdpa.auto` (45 %) and "
+        "`sdpa.math` (56 %)."
+    )
+
+
+@pytest.mark.parametrize("draw", [profile.units, profile.schedulers])
+def test_the_figures_name_every_implementation(draw):
+    drawn = draw(profiled())
+    (axes,) = drawn.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(COUNTERS)
+
+
+def test_the_map_holds_the_shares():
+    (axes,) = profile.units(profiled()).figure.axes
+    texts = [text.get_text() for text in axes.texts]
+    assert texts[: len(inferred.UNITS)] == ["20", "10", *["—"] * 6, "5"]
+
+
+def test_the_bars_reach_from_end_to_end():
+    (axes,) = profile.schedulers(profiled()).figure.axes
+    ends = {round(bar.get_y(), 3): bar.get_x() + bar.get_width() for bar in axes.patches}
+    assert list(ends.values()) == pytest.approx([100] * len(COUNTERS))
+
+
+def test_the_steps_tell_where_cycles_went(monkeypatch):
+    names = ["sdpa.auto", "kernel.naive", "kernel.tiled", "kernel.mma"]
+    for name in names[1:]:
+        monkeypatch.setitem(synthetic.PACE, name, 1.0)
+    counters = {
+        "kernel.naive": [launch(cycles=10_000, active=10_000)],
+        "kernel.tiled": [launch(cycles=4_000, active=3_000)],
+    }
+    results = synthetic.infer(Recipe(study={"implementations": names}, counters=counters))
+    results.run.manifest["ladder"] = [rung.model_dump(mode="json") for rung in ladder.load()]
+    (row,) = profile.steps(results).frame.to_dict("records")
+    assert row == {
+        "rung": "tiled",
+        "after": "naive",
+        "cycles before": "10,000",
+        "cycles": "4,000",
+        "saved most": "global memory: −3,938",
+        "then": "instruction issued: −1,750",
+        "added most": "no work on the multiprocessor: +1,000",
+    }
+
+
+def test_a_run_without_two_rungs_has_no_steps():
+    assert "Nothing was measured" in profile.steps(profiled()).markdown
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(shapes=1), synthetic.LONELY], ids=["none", "cut off", "on a CPU"])
+def test_a_run_without_counters_says_why_once(recipe):
+    results = synthetic.infer(recipe)
+    with pytest.raises(NotMeasured, match=r"^No counters were recorded, so .*: [\w ,]+$"):
+        inferred.of(results)
+    assert re.fullmatch(r"\*No counters were recorded, so [^.]+\.\*", profile.how(results).markdown)
+    for show in (profile.launches, profile.units, profile.schedulers, profile.bottlenecks, profile.steps):
+        assert show(results) is None

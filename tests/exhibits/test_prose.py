@@ -1,0 +1,197 @@
+"""Sentences say what the tables hold."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import synthetic
+from reading import plain
+from synthetic import ONE_BATCH, TARGET, inferred, lonely
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.baseline import correctness, sweeps
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.environment import clocks, machine, provenance
+from attnlab.exhibits.roofline import floor
+from attnlab.exhibits.verdicts import abstract, target
+
+TOLD = [
+    "verdicts.abstract",
+    "verdicts.publishable",
+    "baseline.span",
+    "baseline.correctness",
+    "roofline.regimes",
+    "environment.run",
+    "environment.launch_gap",
+    "environment.throttling",
+    "environment.lacking",
+    "environment.effort",
+    "environment.commands",
+    "environment.bibtex",
+]
+
+
+@pytest.mark.parametrize("run", [inferred, lonely])
+@pytest.mark.parametrize("id", TOLD)
+def test_no_sentence_holds_what_is_not_a_number_or_is_misspelt_by_counting(run, id):
+    told = plain(Show(run())(id).content)
+    assert not re.search(r"\b(nan|NaN|None|inf|<NA>)\b|—", told)
+    assert not re.search(r"\b1 (?:\w+s|fresh processes)\b|processs\b", told)
+
+
+@pytest.mark.parametrize("run", [inferred, lonely])
+def test_a_line_says_which_run_is_shown(run):
+    bundle, _ = Show(run())._repr_mimebundle_()
+    day = run().run.manifest["created"][:10]
+    device = run().run.manifest["device"]["name"]
+    assert bundle["text/plain"] == f"run synthetic · {device} · {day} · attnlab 0.1.0"
+    assert bundle["text/html"] == f'<p class="meta">{bundle["text/plain"]}</p>'
+
+
+def test_the_abstract_holds_the_numbers_of_the_tables():
+    told = plain(abstract.abstract(inferred()))
+    row = sweeps.sweep(inferred(), "seq_len", "sdpa.auto").frame.iloc[2]
+    assert f"`sdpa.auto` takes {row['median (µs) [95 %]']} µs (device clock, warm cache)" in told
+    assert f"{row['TFLOP/s']} TFLOP/s" in told
+    light = floor.floors(inferred(), "seq_len", "sdpa.auto").frame.iloc[2]["speed of light"]
+    assert f"{light} of what the ceilings measured in the same run allow" in told
+    speedup = target.verdicts(inferred(), TARGET).frame.iloc[1]["speedup [95 %]"].replace("\n", " ")
+    assert (
+        f"`sdpa.flash` has the smallest median there; it is faster than `sdpa.auto` (speedup {speedup}), and claimable."
+        in told
+    )
+    assert "5 implementations" in told
+    assert "at 8 shapes, with 40 samples" in told
+    assert "in 2 replicates, each a fresh process" in told
+    assert "one NVIDIA H200" in told
+
+
+def test_the_abstract_of_a_cpu():
+    told = plain(abstract.abstract(lonely()))
+    assert "the CPU (Imaginary X1, 2 threads)" in told
+    assert "(eager clock, warm cache)" in told
+    assert "faster" not in told
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "verdict"),
+    [
+        (TARGET, "sdpa.flash", "**Faster**, and claimable."),
+        (TARGET, "sdpa.cudnn", "**Equivalent**."),
+        (TARGET, "sdpa.efficient", "**Slower**."),
+        (ONE_BATCH, "sdpa.efficient", "**Inconclusive**."),
+    ],
+)
+def test_a_statement_ends_with_its_verdict(shape, name, verdict):
+    (line,) = (line for line in plain(target.publishable(inferred(), shape)).splitlines() if f"`{name}`" in line)
+    row = target.verdicts(inferred(), shape).frame.set_index("implementation").loc[name]
+    assert line.endswith(verdict)
+    delta, speedup = row["Cliff's delta"], row["speedup [95 %]"].replace("\n", " ")
+    assert f"a speedup of {speedup}, Cliff's delta {delta}," in line
+    p = row["p (Holm)"] if row["p (Holm)"].startswith("<") else f"= {row['p (Holm)']}"
+    assert f", p adjusted by Holm {p}, in bursts." in line
+    for implementation in ("sdpa.auto", name):
+        median = inferred().at(shape).loc[implementation]
+        assert f"`{implementation}`" in line
+        assert f"{formats.number(median['median_us'], 3).rstrip('0').rstrip('.')}" in line
+
+
+def test_there_is_a_statement_for_every_candidate():
+    told = plain(target.publishable(inferred(), TARGET)).splitlines()
+    assert [re.search(r"µs, `(.+?)`", line)[1] for line in told] == [
+        "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"
+    ]  # fmt: skip
+
+
+def test_the_span_of_the_baseline():
+    told = plain(sweeps.span(inferred()))
+    assert "2.50 µs at B=2 H=4 S=32 to 160 µs at B=2 H=4 S=256" in told
+    assert "a factor of 64.0 for 64.0 times the FLOPs" in told
+    assert "highest throughput is 0.852 TFLOP/s at B=2 H=4 S=64, causal" in told  # 2129920·2 FLOPs in 5 µs
+    assert "highest bandwidth 52.4 GB/s at B=2 H=4 S=32." in told  # 131072 bytes in 2.5 µs, and in 5 at S=64 causal
+
+
+def test_regimes():
+    told = plain(floor.regimes(inferred()))
+    assert "S = 32 by memory; S = 64, 128 and 256 by matrix product" in told
+    assert "20.0 FLOP/byte in float16" in told
+    assert "64.0 FLOP/byte, is to the right of it" in told
+
+
+def test_the_launch_gap_is_the_difference_of_the_clocks():
+    told = plain(clocks.launch_gap(inferred()))
+    assert "5.00 µs to 2.50 µs at B=2 H=4 S=32 (200 %) and 5.00 µs to 40.0 µs at B=2 H=4 S=128 (12 %)" in told
+    assert "At the first, a comparison by events around each call mostly compares the host." in told
+    assert "is not known; the run has eager clock, warm cache" in plain(clocks.launch_gap(lonely()))
+
+
+def test_throttling_is_told_or_why_it_is_not_known():
+    told = plain(machine.throttling(inferred()))
+    assert "2.5 % of 5,920 samples" in told
+    assert "between 1941 and 1980 MHz" in told
+    assert plain(machine.throttling(lonely())) == (
+        "Clock, power and throttling were not recorded: the device is no NVIDIA GPU."
+    )
+
+
+def test_what_a_run_lacks_is_named():
+    assert plain(machine.lacking(inferred())).splitlines()[2:] == [
+        "- 2 cases failed",
+        "- 1 case out of memory",
+        "- 1 case skipped",
+    ]
+    told = plain(machine.lacking(lonely()))
+    assert "the clock “device warm” does not exist on this device" in told
+    assert "no telemetry: the device is no NVIDIA GPU" in told
+
+
+def test_a_run_that_lacks_much_says_so():
+    ceilings = synthetic.CEILINGS | {"l2": (None, "GB/s")}
+    told = plain(machine.lacking(synthetic.infer(synthetic.Recipe(shapes=3, ceilings=ceilings))))
+    assert "L2 reads: not measured: why" in told
+    assert "the run is not complete: `make measure RUN=synthetic` continues it" in told
+
+
+def test_the_gate_in_a_sentence():
+    told = plain(correctness.correctness(inferred()))
+    assert "150 checks and 3 failed" in told
+    assert "is 0.00500, that" in told
+    assert "16 checks and all passed" in plain(correctness.correctness(lonely()))
+
+
+def test_a_run_that_was_taken_up_again_says_how_often():
+    run = inferred().run
+    late = (run.samples["replicate"] == 1) & (run.samples["seq_len"] == 256)
+    for processes, told in (({True: "p2"}, "once."), ({True: "p2", False: "p3"}, "2 times.")):
+        samples = run.samples.assign(process=run.samples["process"].mask(late, run.samples["causal"].map(processes)))
+        samples.loc[late, "process"] = [list(processes.values())[i % len(processes)] for i in range(late.sum())]
+        of = synthetic.results.Results(replace(run, samples=samples), inferred().table)
+        assert f"It was interrupted and continued {told}" in plain(machine.effort(of))
+    assert "interrupted" not in plain(machine.effort(inferred()))
+
+
+def test_without_ceilings_there_is_neither_ridge_nor_share():
+    none = {name: (None, unit) for name, (_, unit) in synthetic.CEILINGS.items()}
+    assert "No ceiling was measured" in plain(floor.regimes(synthetic.infer(synthetic.Recipe(ceilings=none))))
+    some = none | {"copy": (100.0, "GB/s")}
+    assert "ridge" not in plain(floor.regimes(synthetic.infer(synthetic.Recipe(ceilings=some))))
+
+
+def test_shapes_held_back_are_named_together():
+    run = inferred().run
+    samples = run.samples.assign(throttled=(run.samples["seq_len"] == 64).astype("boolean"))
+    told = plain(machine.throttling(synthetic.results.Results(replace(run, samples=samples), inferred().table)))
+    assert "under sustained load: B=2 H=4 S=64, with and without the causal mask" in told
+
+
+def test_effort_and_commands_and_citation():
+    assert "Measuring took 0.780 s from the start of each process to its last sample" in plain(
+        machine.effort(inferred())
+    )
+    commands = plain(provenance.commands(inferred())).splitlines()
+    assert [line.split("#")[0].strip() for line in commands] == [
+        "make report RUN=synthetic",
+        "make measure STUDY=synthetic",
+    ]
+    assert inferred().run.manifest["seal"][:16] in plain(provenance.bibtex(inferred()))
+    assert "Imaginary X1" in plain(machine.machine(lonely()))

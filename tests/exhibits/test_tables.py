@@ -1,0 +1,432 @@
+"""What the tables print of the synthetic runs, worked by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+import synthetic
+from reading import NOT_A_NUMBER, column, first_number, html, plain, values
+from synthetic import ONE_BATCH, TARGET, inferred, lonely
+
+from attnlab.exhibits import cells
+from attnlab.exhibits.baseline import correctness, spread, sweeps
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.environment import clocks, machine, provenance
+from attnlab.exhibits.roofline import floor
+from attnlab.exhibits.verdicts import target
+from attnlab.infer.results import Results
+from attnlab.infer.stats import samples_needed
+
+TABLES = [
+    "environment.machine",
+    "environment.settings",
+    "environment.parameters",
+    "environment.ceilings",
+    "environment.clock",
+    "environment.cases",
+    "environment.checklist",
+    "environment.hashes",
+    "baseline.kernels",
+    "baseline.sweep.seq_len",
+    "baseline.sweep.causal_seq_len",
+    "baseline.backends.seq_len",
+    "baseline.scaling.seq_len",
+    "baseline.variance",
+    "baseline.tails",
+    "baseline.memory.table",
+    "baseline.timings",
+    "baseline.checks",
+    "baseline.every_case",
+    "roofline.floors.seq_len",
+    "verdicts.to_beat",
+]
+
+
+@pytest.mark.parametrize("id", TABLES)
+def test_no_table_prints_what_is_not_a_number(id):
+    for run in (inferred, lonely):
+        shown = Show(run())(id).content
+        assert run is lonely or isinstance(shown, Table)
+        assert not [cell for cell in html(shown).select("td, th") if NOT_A_NUMBER.search(cell.get_text())]
+
+
+def test_a_sweep():
+    table = sweeps.sweep(inferred(), "seq_len", "sdpa.auto")
+    assert column(table, "S") == [32, 64, 128, 256]
+    assert [first_number(cell) for cell in column(table, "median (µs) [95 %]")] == [2.5, 10, 40, 160]
+    assert column(table, "TFLOP/s") == ["0.839"] * 4  # 33554432 FLOPs in 40 µs
+    assert column(table, "GB/s") == ["52.4", "26.2", "13.1", "6.55"]
+    assert column(table, "memory (MiB)") == ["0.125", "0.250", "0.500", "1.00"]
+    assert column(table, "samples") == [80] * 4
+    assert table.highlight == 2
+    assert "B=2, H=4, D=64, float16; device clock, warm cache" in table.caption
+
+
+def test_a_sweep_prints_the_intervals_that_were_inferred():
+    row = inferred().at(TARGET).loc["sdpa.auto"]
+    printed = column(sweeps.sweep(inferred(), "seq_len", "sdpa.auto"), "median (µs) [95 %]")[2]
+    assert printed == f"40.000 [{row['low_us']:.3f}, {row['high_us']:.3f}]"
+
+
+def test_a_bandwidth_above_the_ceiling_is_marked():
+    table = sweeps.sweep(inferred(), "seq_len", "sdpa.flash")
+    assert column(table, "GB/s") == ["109 †", "32.8", "16.4", "8.19"]
+    assert column(table, "TFLOP/s") == ["1.75", "1.05", "1.05", "1.05"]
+    assert "† above the copy ceiling" in table.note
+    assert "†" not in sweeps.sweep(inferred(), "batch", "sdpa.flash").note
+    assert column(floor.floors(inferred(), "seq_len", "sdpa.flash"), "speed of light")[0] == "109 % †"
+
+
+def test_a_throughput_above_the_ceiling_is_marked_beside_itself():
+    slow = synthetic.CEILINGS | {"matmul.float16": (0.5, "TFLOP/s")}
+    of = synthetic.infer(synthetic.Recipe(study={"implementations": ["sdpa.auto"]}, ceilings=slow, fates={}))
+    table = sweeps.sweep(of, "seq_len", "sdpa.auto")
+    assert column(table, "TFLOP/s") == ["0.839 ‡"] * 4
+    assert column(table, "GB/s") == ["52.4", "26.2", "13.1", "6.55"]
+    assert "‡ above the measured ceiling of matrix product, float16" in table.note
+    assert values(target.to_beat(of))["its throughput (TFLOP/s)"] == "0.839 ‡"
+
+
+def test_a_causal_sweep_names_its_convention():
+    table = sweeps.sweep(inferred(), "causal seq_len", "sdpa.auto")
+    assert column(table, "TFLOP/s") == ["0.852", "0.845"]  # 2·2·4·64·65·64 in 5 µs, 2·2·4·128·129·64 in 20
+    assert cells.CAUSAL_NOTE in table.note
+    assert cells.CAUSAL_NOTE not in sweeps.sweep(inferred(), "seq_len", "sdpa.auto").note
+
+
+def test_every_implementation_along_a_sweep():
+    table = sweeps.backends(inferred(), "seq_len")
+    assert column(table, "implementation") == inferred().study.implementations
+    medians = {
+        name: [None if pd.isna(cell) else first_number(cell) for cell in cells]
+        for name, *cells in table.frame.itertuples(index=False, name=None)
+    }
+    assert list(table.frame.columns[1:]) == ["S=32", "S=64", "S=128", "S=256"]
+    assert medians == {
+        "sdpa.auto": [2.5, 10, 40, 160],
+        "sdpa.flash": [1.2, 8, 32, 128],
+        "sdpa.cudnn": [None, 10.05, 40.2, 160.8],
+        "sdpa.efficient": [3.75, 15, 60, 240],
+        "sdpa.math": [10, 40, 160, None],
+    }
+    cells = html(table).select("tbody tr")[2].select("td")
+    assert cells[1].get_text() == "—"
+
+
+def test_shapes_along_no_axis_are_listed():
+    listed = sweeps.listed(inferred(), "heads").frame.set_index("implementation")
+    assert list(listed.columns) == ["B=2 H=4 S=128", "B=2 H=8 S=128"]
+    assert first_number(listed.loc["sdpa.flash", "B=2 H=8 S=128"]) == 64
+
+
+@pytest.mark.parametrize(("sweep", "steps"), [("seq_len", 3), ("batch", 1), ("heads", 1)])
+def test_scaling(sweep, steps):
+    table = sweeps.scaling(inferred(), sweep, "sdpa.auto")
+    times = 4 if sweep == "seq_len" else 2
+    assert [first_number(cell) for cell in column(table, "latency ×")] == [times] * steps
+    assert column(table, "FLOPs ×") == [f"{times}.00"] * steps
+    assert column(table, "bytes ×") == ["2.00"] * steps
+    assert column(table, "latency over FLOPs") == ["1.00"] * steps
+
+
+def test_scaling_of_a_causal_sweep_counts_the_scores_under_the_mask():
+    table = sweeps.scaling(inferred(), "causal seq_len", "sdpa.auto")
+    assert column(table, "S") == ["64 → 128"]
+    assert column(table, "FLOPs ×") == ["3.97"]  # 128·129 / (64·65)
+    assert column(table, "latency over FLOPs") == ["1.01"]
+
+
+def test_variance():
+    table = spread.variance(inferred(), "seq_len", "sdpa.auto")
+    row = table.frame.iloc[2].to_dict()
+    assert row.pop("effective N") == "55 of 80"  # 80 (1 - 0.1826) / (1 + 0.1826)
+    assert list(spread.variance(inferred(), "batch", "sdpa.auto").frame["B"]) == [1, 2]
+    assert row == {"S": 128, "median": "40.00", "mean": "40.00", "std": "0.0465", "CV": "0.1 %", "min": "39.92"} | {
+        "max": "40.08", "outliers": "0.0 %", "lag-1": "0.18", "throttled": "2.5 %"
+    }  # fmt: skip
+
+
+def test_tails_are_given_where_there_are_samples_enough():
+    table = spread.tails(inferred(), "seq_len", "sdpa.auto")
+    assert column(table, "P99") == ["not enough samples"] * 4
+    assert [first_number(cell) for cell in column(table, "P95")] == pytest.approx([2.5044, 10.0175, 40.07, 160.281])
+    assert [first_number(cell) for cell in column(table, "P50")] == [2.5, 10, 40, 160]
+    assert f"which need {samples_needed(0.95)} samples for a P95 and 368 for a P99" in table.note
+
+
+def test_memory():
+    table = sweeps.memory_table(inferred(), "seq_len")
+    assert column(table, "Q, K, V, O") == ["0.125", "0.250", "0.500", "1.00"]
+    assert column(table, "sdpa.math") == ["0.250", "0.500", "1.00", None]
+    assert column(table, "sdpa.cudnn") == [None, "0.250", "0.500", "1.00"]
+
+
+def test_every_timing_of_the_target():
+    frame = sweeps.timings(inferred(), TARGET).frame.set_index("implementation")
+    assert list(frame.columns) == ["device warm", "eager warm"]
+    assert frame.map(first_number).loc["sdpa.flash"].tolist() == [32, 37]
+    assert list(sweeps.timings(lonely(), TARGET).frame.columns) == ["implementation", "eager warm"]
+
+
+def test_the_gate_by_implementation():
+    frame = correctness.checks(inferred()).frame.set_index("implementation")
+    # 8 shapes, 2 replicates, 2 moments; math: one shape too large, one failed before timing, one after, once
+    assert frame.loc["sdpa.auto", ["checks", "passed"]].tolist() == [32, 32]
+    assert frame.loc["sdpa.math", ["checks", "passed"]].tolist() == [26, 23]
+    assert frame.loc["sdpa.math", "largest error"] == "0.00500"
+    assert frame["largest share of the allowed"].to_dict() == {
+        "sdpa.auto": "50 %", "sdpa.flash": "50 %", "sdpa.efficient": "50 %", "sdpa.math": "250 %", "sdpa.cudnn": "50 %"
+    }  # fmt: skip
+
+
+def test_errors_of_zero_and_errors_without_end():
+    checks = pd.DataFrame({"max_error": [0.0, np.inf, 1.0], "framework_max_error": [0.0, 1.0, 0.0]})
+    checks = checks.assign(
+        mean_error=0.0, framework_mean_error=0.0, implementation="sdpa.auto", passed=True, inputs="normal"
+    )
+    for rows, share in (([0], "0.0 %"), ([0, 1], "not finite"), ([2], "not finite")):
+        of = synthetic.results.Results(replace(inferred().run, checks=checks.iloc[rows]), inferred().table)
+        assert column(correctness.checks(of), "largest share of the allowed") == [share]
+
+
+def test_a_roofline_against_ceilings_of_a_higher_clock_says_so():
+    assert "at the SM clock in [](#environment.ceilings)" in floor.floors(inferred(), "seq_len", "sdpa.auto").note
+    held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
+    note = floor.floors(synthetic.results.Results(inferred().run, held), "seq_len", "sdpa.auto").note
+    assert "At B=2 H=4 S=256 the card throttled during more than half of the samples" in note
+    assert "clock" not in floor.floors(lonely(), "seq_len", "sdpa.auto").note
+
+
+def test_the_roofline_along_a_sweep():
+    table = floor.floors(inferred(), "seq_len", "sdpa.auto")
+    assert column(table, "FLOP/byte") == ["16.0", "32.0", "64.0", "128"]
+    assert column(table, "matrix (µs)") == ["1.05", "4.19", "16.8", "67.1"]
+    assert column(table, "memory (µs)") == ["1.31", "2.62", "5.24", "10.5"]
+    assert column(table, "exp (µs)") == ["0.0819", "0.328", "1.31", "5.24"]
+    assert column(table, "limit") == ["memory"] + ["matrix product"] * 3
+    assert column(table, "speed of light") == ["52 %", "42 %", "42 %", "42 %"]
+    assert column(floor.floors(lonely(), "seq_len", "sdpa.auto"), "exp (µs)") == ["—"] * 4
+
+
+def test_ceilings_beside_the_datasheet():
+    frame = machine.ceilings(inferred()).frame.set_index("ceiling")
+    product = frame.loc["matrix product, float16"]
+    assert product["measured [95 %]"] == "2.00\n[2.00, 2.00]"
+    assert (product["unit"], product["datasheet"], product["of datasheet"]) == ("TFLOP/s", "989", "0.2 %")
+    assert frame.loc["memory copy", ["datasheet", "of datasheet"]].tolist() == ["4,800", "2.1 %"]  # 100 of 4800
+    assert frame.loc["L2 reads", ["datasheet", "of datasheet"]].tolist() == ["n/a", "n/a"]
+
+
+def test_an_unknown_device_has_no_datasheet():
+    frame = machine.ceilings(lonely()).frame
+    assert set(frame["datasheet"]) == set(frame["of datasheet"]) == {"n/a"}
+    assert frame["SM clock (MHz)"].isna().all()
+
+
+def test_what_must_be_beaten():
+    told = values(target.to_beat(inferred()))
+    assert told["baseline"] == "sdpa.auto"
+    assert told["its mean ± standard deviation (µs)"] == "40.00 ± 0.0465"
+    assert told["its throughput (TFLOP/s)"] == "0.839"
+    assert told["its bandwidth, compulsory bytes (GB/s)"] == "13.1"
+    assert told["its peak memory (MiB)"] == "0.500"
+    assert told["fastest here"].startswith("sdpa.flash, 32.000 [")
+    assert told["floor by the measured ceilings (µs)"] == "16.8"
+    assert told["claimable below (1.1×, intervals apart) (µs)"] == "36.36"  # 40 / 1.1
+
+
+def test_what_must_be_beaten_where_the_interval_is_wider_than_the_margin():
+    table = inferred().table.copy()
+    table["low_us"] = np.minimum(table["low_us"], 0.8 * table["median_us"])
+    wide = target.to_beat(synthetic.results.Results(inferred().run, table))
+    assert values(wide)["claimable below (1.1×, intervals apart) (µs)"] == "32.00"
+
+
+def test_verdicts_at_the_target():
+    table = target.verdicts(inferred(), TARGET)
+    frame = table.frame.set_index("implementation")
+    assert list(frame.index) == ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
+    assert table.highlight == 0
+    assert list(frame["median (µs) [95 %]"].map(first_number)) == [40, 32, 40.2, 60, 160]
+    decisions = ["the baseline", "faster,\nclaimable", "equivalent", "slower", "slower"]
+    assert list(frame["verdict"]) == decisions
+    assert list(frame["regime"]) == ["burst"] * 5
+    frame = frame.drop("sdpa.auto")
+    assert frame["speedup [95 %]"].map(first_number).tolist() == pytest.approx([1.25, 0.995, 0.6667, 0.25], abs=1e-3)
+    assert list(frame["Cliff's delta"]) == ["+1.00", "−1.00", "−1.00", "−1.00"]
+    assert list(frame["intervals"]) == ["apart"] * 4
+    sides = [np.concatenate(inferred().samples(name, TARGET)) for name in ("sdpa.auto", "sdpa.cudnn")]
+    assert scipy.stats.mannwhitneyu(*sides).pvalue < 1e-4
+    assert set(frame["p (Holm)"]) == set(frame["p (Mann-Whitney)"]) == {"<0.0001"}
+    assert "did not measure its baseline against itself" in table.note
+
+
+def test_verdicts_where_the_noise_is_too_large():
+    row = target.verdicts(inferred(), ONE_BATCH).frame.set_index("implementation").loc["sdpa.efficient"]
+    assert (row["verdict"], row["intervals"]) == ("inconclusive", "overlap")
+    assert float(row["p (Holm)"]) > 0.05
+    sides = [np.concatenate(inferred().samples(name, ONE_BATCH)) for name in ("sdpa.auto", "sdpa.efficient")]
+    assert float(row["p (Mann-Whitney)"]) == pytest.approx(scipy.stats.mannwhitneyu(*sides).pvalue, abs=1e-4)
+
+
+def test_the_baseline_against_itself_comes_last():
+    of = synthetic.infer(synthetic.Recipe(control_pace=1.3))
+    table = target.verdicts(of, TARGET)
+    row = table.frame.iloc[-1]
+    assert row["implementation"] == "sdpa.auto again"
+    assert first_number(row["median (µs) [95 %]"]) == pytest.approx(52)
+    assert first_number(row["speedup [95 %]"]) == pytest.approx(1 / 1.3, abs=1e-3)
+    assert row[["verdict", "intervals", "regime"]].tolist() == ["slower", "apart", "burst"]
+    assert pd.isna(row["p (Holm)"])
+    assert "The minimum detectable effect is 30 %." in table.note
+    assert list(table.frame["verdict"][1:5]) == ["inconclusive", "inconclusive", "slower", "slower"]
+
+
+def test_a_candidate_that_failed_has_its_reason_under_the_verdicts():
+    table = target.verdicts(inferred(), synthetic.EIGHT_HEADS)
+    assert "sdpa.math" not in list(table.frame["implementation"])
+    assert "`sdpa.math` has no latency here: failed, after timing, graph: error against float64" in table.note
+    alone = synthetic.infer(synthetic.Recipe(fates={("sdpa.auto", TARGET): ("failed", "before timing")}))
+    assert "`sdpa.auto` has no latency at" in target.verdicts(alone, TARGET).markdown
+    assert "Nothing but `sdpa.auto` has a latency" in target.verdicts(lonely(), TARGET).markdown
+
+
+def throttled_from(length: int) -> Results:
+    """The ordinary run, but that the card held itself back from a length on."""
+    run = inferred().run
+    held = run.samples["throttled"] | (run.samples["seq_len"] >= length)
+    return Results(replace(run, samples=run.samples.assign(throttled=held)), inferred().table)
+
+
+def test_tables_say_which_regime_they_speak_of():
+    absent = (
+        " `sdpa.cudnn` has no latency at 1 of 4: skipped, cuDNN takes no sequence this short."
+        " `sdpa.math` has no latency at 1 of 4: out of memory, tried to allocate 2.00 GiB."
+    )
+    assert sweeps.backends(inferred(), "seq_len").note == f"All shapes were timed in bursts.{absent}"
+    assert sweeps.backends(lonely(), "seq_len").note == "All shapes were timed in a regime that was not recorded."
+    note = sweeps.backends(throttled_from(128), "seq_len").note
+    bursts = "Shapes timed in bursts: B=2 H=4 S=32 and 64; under sustained load: B=2 H=4 S=128 and 256."
+    assert note == f"{bursts}{absent}"
+    assert sweeps.listed(throttled_from(128), "batch").note == "All shapes were timed under sustained load."
+    assert set(target.verdicts(throttled_from(128), TARGET).frame["regime"]) == {"sustained"}
+    # one side of two was held back
+    run = throttled_from(999).run
+    flash = run.samples["throttled"] | (run.samples["implementation"] == "sdpa.flash")
+    mixed = Results(replace(run, samples=run.samples.assign(throttled=flash)), inferred().table)
+    frame = target.verdicts(mixed, TARGET).frame
+    assert list(frame["regime"]) == ["burst", "mixed", "burst", "burst", "burst"]
+
+
+def test_hedges_g_is_the_difference_in_deviations():
+    flash = target.verdicts(inferred(), TARGET).frame["Hedges' g"][1]
+    step = np.hypot(0.004, 0.0032) / np.sqrt(2)  # pooled over both sides
+    g = (1 - 3 / (4 * 158 - 1)) * 8 / (step * np.sqrt(synthetic.UNIFORM * 80 / 79))
+    assert first_number(flash) == pytest.approx(g, rel=5e-3)
+
+
+def test_cases_without_a_latency_have_a_reason():
+    frame = machine.cases(inferred()).frame
+    assert frame[["implementation", "shape", "status"]].to_numpy().tolist() == [
+        ["sdpa.cudnn", "(2, 4, 32, 64) float16", "skipped"],
+        ["sdpa.math", "(2, 4, 256, 64) float16", "out of memory"],
+        ["sdpa.math", "(2, 8, 128, 64) float16", "failed"],
+        ["sdpa.math", "(2, 4, 64, 64) float16, causal", "failed"],
+    ]
+    assert frame["reason"].iloc[0] == "cuDNN takes no sequence this short"
+    assert machine.cases(lonely()) == Prose("No case so far failed, was skipped or ran out of memory.")
+
+
+def test_kernels_are_named_without_their_arguments():
+    frame = sweeps.kernels(inferred()).frame
+    assert dict(zip(frame["implementation"], frame["longest kernel"], strict=True))["sdpa.flash"] == "flash_kernel"
+    assert dict(zip(frame["implementation"], frame["S"], strict=True))["sdpa.math"] == "32, 64, 128"
+
+
+def test_every_case_has_a_row():
+    frame = sweeps.every_case(inferred()).frame
+    assert len(frame) == len(inferred().table) == 72
+    assert frame.iloc[0][["implementation", "B, H, S, D", "mask", "timing", "k"]].tolist() == [
+        "sdpa.auto", "2, 4, 32, 64", "full", "device warm", "10"
+    ]  # fmt: skip
+    medians = [first_number(cell) for cell in frame["median (µs) [95 %]"]]
+    assert medians == pytest.approx(inferred().table["median_us"], rel=1e-4)
+
+
+def test_the_checklist_and_the_hashes_come_from_the_run():
+    told = values(provenance.checklist(inferred()))
+    assert told["correctness gate"] == "147 of 150 checks passed"
+    assert told["raw samples"] == "5,920 rows, none dropped, hashed below"  # 72 cases and 2 that failed late, 80 each
+    assert told["hardware named"] == "NVIDIA H200, driver 580.65"
+    hashes = values(provenance.hashes(inferred()))
+    assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
+    assert told["samples a case and timing"] == "40 in each of 2 replicates"
+    assert hashes["measure/clocks/ours.py"] == "5" * 32 + "…"
+
+
+def test_machines():
+    told = values(machine.machine_table(inferred()))
+    assert (told["device"], told["memory"], told["power limit"]) == ("NVIDIA H200", "128 GiB", "700 W")
+    assert "threads" not in told
+    assert values(machine.machine_table(lonely()))["threads"] == 2
+    assert "highest SM clock" not in values(machine.machine_table(lonely()))
+
+
+def test_parameters_and_settings_and_clock():
+    told = values(machine.parameters(inferred()))
+    assert (told["shapes"], told["replicates"], told["target shape"]) == ("8", "2", "(2, 4, 128, 64) float16")
+    assert values(machine.settings(inferred())) == {"tf32 matmul": "False", "seed": "42"}
+    assert values(clocks.clock_quality(inferred())) == {
+        "tick of the clock": "0.0320", "two readings with nothing between": "1.50"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda: sweeps.sweep(lonely(), "batch", "sdpa.auto"),
+        lambda: sweeps.backends(lonely(), "batch"),
+        lambda: sweeps.scaling(lonely(), "batch", "sdpa.auto"),
+        lambda: spread.variance(lonely(), "batch", "sdpa.auto"),
+        lambda: spread.tails(lonely(), "batch", "sdpa.auto"),
+        lambda: sweeps.memory_table(lonely(), "batch"),
+        lambda: floor.floors(lonely(), "batch", "sdpa.auto"),
+        lambda: sweeps.listed(lonely(), "batch"),
+    ],
+)
+def test_a_sweep_that_the_study_lacks_is_told(show):
+    assert show() == Prose("*The study “synthetic” has no sweep “batch”.*")
+
+
+def test_more_shapes_than_implementations_go_down_the_page():
+    down = sweeps.listed(synthetic.chosen(), "grid seq_len").frame
+    assert list(down.columns) == ["shape", *synthetic.BACKENDS]
+    assert list(down["shape"])[:2] == ["B=2 H=4 S=64", "B=2 H=4 S=128"]
+    assert [first_number(cell) for cell in down.iloc[0, 1:]] == [10, 8, 8, 20, 9.5]
+    across = sweeps.listed(inferred(), "seq_len").frame
+    assert list(across.columns) == ["implementation", *(f"B=2 H=4 S={length}" for length in (32, 64, 128, 256))]
+
+
+def test_every_sweep_of_lengths_has_a_table():
+    others = sweeps.other_lengths(synthetic.chosen()).parts
+    assert list(others) == ["grid_seq_len", "end_to_end_seq_len", "padded_seq_len", "training_seq_len"]
+    assert [first_number(cell) for cell in column(others["padded_seq_len"], "S=128")] == [40, 32, 160, 80, 38]
+    assert plain(sweeps.other_lengths(inferred())) == (
+        "*Nothing has a latency along sweeps of lengths other than seq_len and causal seq_len.*"
+    )
+
+
+def test_the_second_turn_of_the_baseline_is_named_as_such():
+    fates = {("control.sdpa.auto", TARGET): ("failed", "after timing, call: differs")}
+    frame = machine.cases(synthetic.infer(synthetic.Recipe(control_pace=1.0, fates=fates))).frame
+    assert frame[["implementation", "status"]].to_numpy().tolist() == [["sdpa.auto again", "failed"]]
+
+
+def test_the_checklist_counts_the_replicates_that_were_taken():
+    closed = {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}}
+    cut_off = replace(inferred(), run=replace(inferred().run, manifest=inferred().run.manifest | closed))
+    assert values(provenance.checklist(cut_off))["samples a case and timing"] == "40 in each of 1 replicate"
+    assert values(provenance.checklist(inferred()))["samples a case and timing"] == "40 in each of 2 replicates"

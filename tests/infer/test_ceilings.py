@@ -1,0 +1,145 @@
+"""Ceilings and floors, worked by hand."""
+
+import math
+
+import pytest
+import synthetic
+
+from attnlab.infer.ceilings import Ceilings
+from attnlab.literature import datasheets
+from attnlab.study.shapes import Shape
+
+# 4·2·4·128²·64 FLOPs, 4·2·4·128·64·2 bytes and 2·4·128² exponentials, over 2e6, 1e5 and 1e5 of them a microsecond.
+TERMS = {"matmul.float16": 16.777216, "copy": 5.24288, "exponentials": 1.31072}
+
+
+def ceilings(device: str = "NVIDIA H200", **rates: float | None) -> Ceilings:
+    """The synthetic ceilings, where `rates` (a dot is two underscores) doesn't say otherwise."""
+    chosen = {name: (rates.get(name.replace(".", "__"), rate), unit) for name, (rate, unit) in RATES.items()}
+    return Ceilings(synthetic.manifest(synthetic.Recipe(device=device, ceilings=chosen)))
+
+
+RATES = synthetic.CEILINGS
+
+
+def test_each_ceiling_allows_a_least_time():
+    assert ceilings().terms_us(synthetic.TARGET) == pytest.approx(TERMS)
+
+
+def test_a_causal_mask_halves_flops_and_exponentials_but_not_bytes():
+    terms = ceilings().terms_us(Shape(2, 4, 128, 64, causal=True))
+    assert terms == pytest.approx(
+        {"matmul.float16": 16.777216 * 129 / 256, "copy": 5.24288, "exponentials": 1.31072 * 129 / 256}
+    )
+
+
+@pytest.mark.parametrize(
+    ("rates", "floor_us", "limit"),
+    [
+        ({}, 16.777216, "matrix product"),
+        ({"matmul__float16": 8.0}, 5.24288, "memory"),
+        ({"exponentials": 5.0}, 26.2144, "exponentials"),
+        ({"matmul__float16": None}, 5.24288, "memory"),
+        ({"matmul__float16": None, "copy": None}, 1.31072, "exponentials"),
+    ],
+)
+def test_the_floor_is_the_largest_of_the_terms_that_were_measured(rates, floor_us, limit):
+    assert ceilings(**rates).floor_us(synthetic.TARGET) == pytest.approx(floor_us)
+    assert ceilings(**rates).limit(synthetic.TARGET) == limit
+
+
+def test_without_ceilings_there_is_no_floor():
+    nothing = ceilings(matmul__float16=None, copy=None, exponentials=None, l2=None)
+    assert nothing.terms_us(synthetic.TARGET) == {}
+    assert math.isnan(nothing.floor_us(synthetic.TARGET))
+    assert nothing.limit(synthetic.TARGET) == "n/a"
+    assert nothing.exceeded(synthetic.TARGET, 1e-3) == []
+    assert nothing.bandwidth_mark(synthetic.TARGET, 1e-3) == nothing.throughput_mark(synthetic.TARGET, 1e-3) == ""
+    assert math.isnan(nothing.ridge("float16"))
+    assert math.isnan(nothing.rate("copy"))
+    assert all(ceiling.measured is None and ceiling.how == "not measured: why" for ceiling in nothing.all)
+
+
+def test_a_dtype_whose_product_was_not_measured_has_no_such_term():
+    shape = Shape(2, 4, 128, 64, dtype="float32")
+    assert ceilings().terms_us(shape) == pytest.approx({"copy": 10.48576, "exponentials": 1.31072})
+    assert math.isnan(ceilings().ridge("float32"))
+
+
+def test_memory_and_matrix_product_meet_at_the_ridge():
+    assert ceilings().ridge("float16") == pytest.approx(20)  # 2e12 FLOP/s over 1e11 byte/s
+    short, long = Shape(2, 4, 39, 64), Shape(2, 4, 41, 64)  # intensity S/2
+    assert [ceilings().limit(shape) for shape in (short, long)] == ["memory", "matrix product"]
+
+
+L2 = "† above the copy ceiling: the tensors fit the last level of cache, explained by the L2's own ceiling"
+WHY = ", not explained by a cache: take it for an error until it is explained"
+COPY = f"‡ above the measured ceiling of memory copy{WHY}"
+PRODUCT = f"‡ above the measured ceiling of matrix product, float16{WHY}"
+LARGE = Shape(64, 4, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "median_us", "bandwidth", "throughput"),
+    [
+        # S = 32: 131072 bytes fit 200000 of cache; copy 1.31072, L2 0.32768, product 1.048576 µs
+        (synthetic.SHORT, 1.32, "", ""),
+        (synthetic.SHORT, 1.31072, "", ""),
+        (synthetic.SHORT, 1.2, L2, ""),
+        (synthetic.SHORT, 1.0, L2, PRODUCT),
+        # S = 128: product 16.78 µs
+        (synthetic.TARGET, 17.0, "", ""),
+        (synthetic.TARGET, 16.0, "", PRODUCT),
+        # S = 16, B = 64: 2097152 bytes don't fit the cache; copy 20.97152 µs
+        (LARGE, 20.97153, "", ""),
+        (LARGE, 20.9, COPY, ""),
+    ],
+)
+def test_what_lies_above_a_ceiling_is_explained_or_flagged(shape, median_us, bandwidth, throughput):
+    assert ceilings().bandwidth_mark(shape, median_us) == bandwidth
+    assert ceilings().throughput_mark(shape, median_us) == throughput
+
+
+def test_above_even_the_cache_is_flagged():
+    slow_cache = ceilings(l2=105.0)  # 1.2483 µs
+    assert slow_cache.bandwidth_mark(synthetic.SHORT, 1.25) == L2
+    flagged = slow_cache.bandwidth_mark(synthetic.SHORT, 1.24)
+    assert flagged == f"‡ above the measured ceilings of memory copy and L2 reads{WHY}"
+
+
+def test_a_cache_that_was_not_measured_explains_nothing():
+    mark = ceilings(l2=None).bandwidth_mark(synthetic.SHORT, 1.2)
+    assert mark.startswith("†")
+    assert mark.endswith("the tensors fit the last level of cache, whose ceiling was not measured")
+
+
+def test_a_throughput_above_the_exponentials_is_flagged():
+    slow = ceilings(exponentials=1.0)  # 131.072 µs
+    assert slow.exceeded(synthetic.TARGET, 100.0) == ["exponentials"]
+    assert slow.throughput_mark(synthetic.TARGET, 100.0) == f"‡ above the measured ceiling of exponentials{WHY}"
+    assert slow.bandwidth_mark(synthetic.TARGET, 100.0) == ""
+
+
+def test_the_datasheet_stands_beside_a_device_that_it_knows():
+    stated = {ceiling.name: ceiling.datasheet for ceiling in ceilings().all}
+    assert stated == {"matmul.float16": 989, "copy": 4800, "l2": None, "exponentials": None}
+    assert datasheets.datasheet("NVIDIA H200")["sm_clock_mhz"] == 1980
+
+
+def test_an_unknown_device_has_no_datasheet():
+    assert datasheets.datasheet("Imaginary X1") is None
+    assert datasheets.datasheet("NVIDIA H20") is None
+    assert {ceiling.datasheet for ceiling in ceilings("Imaginary X1").all} == {None}
+
+
+def test_a_measured_ceiling_is_the_median_of_its_samples():
+    manifest = synthetic.manifest()
+    manifest["ceilings"]["copy"]["samples"] = [90.0, 100.0, 130.0]
+    measured = next(ceiling.measured for ceiling in Ceilings(manifest).all if ceiling.name == "copy")
+    assert measured is not None
+    assert (measured.estimate, measured.low, measured.high) == (100, 90, 130)
+
+
+def test_ceilings_have_titles():
+    titles = [ceiling.title for ceiling in ceilings().all]
+    assert titles == ["matrix product, float16", "memory copy", "L2 reads", "exponentials"]

@@ -1,0 +1,233 @@
+"""A run beside another: latencies that were chosen to be the same, to differ, or to differ by the clock alone."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from synthetic import LADDER, ORDINARY, TARGET, Recipe
+
+from attnlab.exhibits.baseline import again
+from attnlab.exhibits.display import Group, Prose
+from attnlab.infer import cases, repeat, results
+from attnlab.infer.repeat import Repetition
+from attnlab.infer.results import Results
+from attnlab.runs import read, schema, write
+
+SHARED = 36  # eight shapes, five implementations, four cases without a latency
+LONG_ENOUGH = 20  # of these by hand: 5 at the target, 4 at S=256, 4 at H=8, 3 at B=1, 3 causal, 1 at S=64
+FASTER = {"sdpa.flash": 0.784, "sdpa.cudnn": 1.0}
+"""Paces in another run: 0.8 / 0.784 is 2.04 % more, 1.005 / 1 is 0.5 % more."""
+TWO = {
+    "implementations": ["sdpa.auto", "sdpa.flash"],
+    "sweeps": {"seq_len": [synthetic.AXES | {"seq_len": [128, 256]}]},
+}
+SMALL = Recipe(study=TWO, fates={})
+"""Two implementations at the target and one longer shape, for what does not depend on how many cases there are."""
+
+
+def record(name: str, recipe: Recipe = ORDINARY, mhz: int = 2000, apart: float = 0, **changes: Any) -> None:
+    """Write a run with another pace, SM clock, scatter of replicates or manifest than the ordinary one."""
+    samples, manifest = synthetic._samples, synthetic.manifest
+    pace = changes.pop("pace", {})
+
+    def drawn(*arguments: Any) -> Any:
+        frame, where = samples(*arguments), arguments[3]
+        scale = 1 + apart * where["replicate"]
+        return frame.assign(sm_clock_mhz=mhz, latency_us=frame["latency_us"] * scale).astype({"sm_clock_mhz": "Int32"})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "PACE", synthetic.PACE | pace)
+        patch.setattr(synthetic, "_samples", drawn)
+        patch.setattr(synthetic, "manifest", lambda *arguments: manifest(*arguments) | changes)
+        synthetic.write(name, recipe)
+
+
+@pytest.fixture
+def folder() -> Iterator[None]:
+    """Runs are kept in a folder of this test's own."""
+    with synthetic.folders():
+        yield
+
+
+def bare(name: str) -> Results:
+    """A run without inference: what is found again rests on samples alone."""
+    return Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS))
+
+
+def found(name: str = "here") -> Repetition:
+    return repeat.find(bare(name))
+
+
+def text(repetition: Repetition) -> str:
+    return again.words(repetition).markdown
+
+
+def beside(there: dict[str, Any], here: dict[str, Any]) -> Repetition:
+    """Two runs that are written now, found beside each other."""
+    with synthetic.folders():
+        record("there", **there)
+        record("here", **here)
+        return found()
+
+
+@pytest.fixture(scope="module")
+def moved() -> Repetition:
+    """The other run had a faster `sdpa.flash`, and was recorded a day before."""
+    return beside({"pace": FASTER, "created": "2026-11-20T09:00:00+00:00"}, {"created": "2026-11-21T10:30:00+00:00"})
+
+
+@pytest.fixture(scope="module")
+def by_clock() -> Repetition:
+    """The other run had a higher SM clock, and was faster by that much."""
+    return beside({"pace": FASTER, "mhz": 2040}, {})
+
+
+def test_what_was_found_again_and_what_moved(moved):
+    repetition = moved
+    assert len(repetition.shared) == SHARED
+    assert len(repetition.cases) == LONG_ENOUGH
+    assert [(case.implementation, case.shape.seq_len, case.shape.heads) for case in repetition.moved] == [
+        ("sdpa.flash", *where) for where in ((128, 4), (256, 4), (128, 8))
+    ]
+    changes = {case.implementation: case.change_pct for case in repetition.cases}
+    assert changes["sdpa.flash"] == pytest.approx(100 * (0.8 / 0.784 - 1))
+    assert changes["sdpa.cudnn"] == pytest.approx(0.5)
+    assert changes["sdpa.auto"] == pytest.approx(0)
+    assert all(case.moved_surely for case in repetition.moved)
+    told = text(repetition)
+    assert "`there`, was recorded on 2026-11-20, 09:00 to" in told
+    assert " in 2 replicates; this one on 2026-11-21, 10:30 to" in told
+    assert "26 hours apart from start to start" in told
+    assert "They share 36 cases, device clock, warm cache; 20 of them take longer than 20 µs here." in told
+    assert "Of these, 17 have medians within 1 % of each other, and 3 moved, 3 of them with the whole interval" in told
+    assert "`sdpa.flash` at (2, 4, 128, 64) float16 moved most, by +2.0 % [" in told
+    assert "The SM clock explains none of these" in told
+
+
+def test_what_the_clock_moved_has_not_moved_in_cycles(by_clock):
+    flash = by_clock.moved[0]
+    assert (flash.here.sm_clock_mhz, flash.there.sm_clock_mhz) == (2000, 2040)
+    assert flash.cycles_pct == pytest.approx(100 * (0.8 / 0.784 * 2000 / 2040 - 1))
+    assert abs(flash.cycles_pct) < 0.1
+    assert text(by_clock).count("In cycles, 3 of 3 are within 1 %: those moved with the SM clock.") == 1
+    row = again.table(by_clock).frame.iloc[0]
+    assert row["SM clock\n(MHz)"] == "2000\n2040"
+    assert row["throttled\n(%)"] == "2\n2"  # one round in forty
+    assert row["in\ncycles"] == "+0.04 %"
+
+
+def test_replicates_scatter_within_each_run_beside_what_lies_between_the_two():
+    repetition = beside({"recipe": SMALL, "apart": 0.002}, {"recipe": SMALL, "apart": 0.004})
+    assert len(repetition.cases) == 4
+    for case in repetition.cases:
+        m = case.here.samples[0]
+        pooled = np.median(np.concatenate([m, 1.004 * m]))
+        assert case.here.spread_pct == pytest.approx(100 * 0.004 * np.median(m) / pooled)
+    assert (
+        "the medians of a case's replicates are at most 0.40 % apart, and in half of the cases less than 0.40 %; "
+        "within the other, at most 0.20 % and 0.20 %. Between the two runs, medians differ by at most 0.10 %"
+    ) in text(repetition)
+
+
+def test_a_kernel_whose_source_changed_is_left_out():
+    kernels = {f"kernel.{name}": "7" * 64 for name in synthetic.RUNGS}
+    repetition = beside({"recipe": LADDER, "kernels": kernels | {"kernel.mma": "8" * 64}}, {"recipe": LADDER})
+    assert repetition.changed == ["kernel.mma"]
+    compared = {key[0] for key in repetition.shared}
+    assert "kernel.mma" not in compared
+    assert "kernel.swizzled" in compared
+    assert ", without `kernel.mma`, whose source changed between them;" in text(repetition)
+
+
+def test_the_run_that_shares_most_is_taken_and_of_two_the_newer(folder):
+    four = Recipe(study=TWO | {"sweeps": {"seq_len": synthetic.STUDY["sweeps"]["seq_len"]}}, fates={})
+    record("old", four, created="2026-11-01T09:00:00+00:00")
+    record("new", four, created="2026-11-02T09:00:00+00:00")
+    record("few", SMALL, created="2026-11-03T09:00:00+00:00")
+    record("here", four, created="2026-11-04T09:00:00+00:00")
+    assert found().there.run.name == "new"
+    assert found("few").there.run.name == "here"
+
+
+def test_what_is_no_other_run_of_the_device_is_not_compared(folder):
+    record("here", SMALL)
+    record("other device", Recipe(device="NVIDIA L4", study=TWO, fates={}))
+    record("cut", Recipe(study=TWO, fates={}, shapes=1))
+    record("eager", Recipe(study=TWO | {"timings": synthetic.STUDY["timings"][1:]}, fates={}))
+    record("changed", SMALL)
+    manifest = schema.folder("changed") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("H200", "H20O"))
+    copy = schema.folder("here").with_name("copied")
+    copy.mkdir()
+    for path in schema.folder("here").iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    shown = again.again(bare("here"))
+    assert isinstance(shown, Prose)
+    assert shown.markdown == "*No other complete run here, on NVIDIA H200, shares a case with this one.*"
+
+
+def test_on_a_cpu_there_are_no_clocks_to_show(folder):
+    cpu = Recipe(device="Imaginary X1", study=synthetic.CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "PACE", synthetic.PACE | FASTER)
+        synthetic.write("there", cpu)
+    synthetic.write("here", cpu)
+    shown = again.again(results.of(read.load("here")))
+    assert isinstance(shown, Group)
+    assert list(shown.parts) == ["words", "drawn", "moved", "differences"]
+    words, figure, table, _ = shown.parts.values()
+    assert "cycles" not in words.markdown
+    assert "nan" not in words.markdown
+    assert len(figure.figure.axes) == 1
+    assert not {"SM clock\n(MHz)", "throttled\n(%)", "in\ncycles"} & set(table.frame.columns)
+
+
+def test_it_is_drawn(by_clock):
+    figure = again.drawn(by_clock)
+    latency, cycles = figure.figure.axes
+    for axes, factor in ((latency, 1), (cycles, 2000 / 2040)):
+        lines = {line.get_label(): line.get_data() for line in axes.get_lines()}
+        assert list(lines) == by_clock.here.study.implementations
+        us, changes = lines["sdpa.flash"]
+        assert us == pytest.approx([32, 128, 64])
+        assert changes == pytest.approx([100 * (0.8 / 0.784 * factor - 1)] * 3)
+    assert "the band is ±1 %" in figure.caption
+
+
+def test_what_else_differs_is_listed(folder):
+    record("there", SMALL, sources={"measure/clocks/ours.py": "6" * 64}, commit="d" * 40)
+    path = schema.folder("there") / "manifest.json"
+    stated = json.loads(path.read_text())
+    stated["environment"]["packages"]["torch"] = "2.10.0"
+    write._write_manifest(path.parent, stated)
+    record("here", SMALL)
+    shown = again.differences(found())
+    rows = {name: (here, there) for name, here, there in shown.frame.itertuples(index=False, name=None)}
+    assert rows["packages torch"] == ("2.11.0", "2.10.0")
+    assert rows["measuring code"] == (f"commit {'c' * 7}", f"commit {'d' * 7}")
+    assert rows["memory copy (GB/s)"][0] == rows["memory copy (GB/s)"][1]
+    assert "Equal in both: driver, cuda, cudnn, python, system, card and settings." in shown.note
+    assert "Files of the measuring code that differ: 1." in shown.note
+
+
+def test_runs_of_one_hour_that_agree():
+    repetition = beside({"created": "2026-11-21T09:50:00+00:00"}, {"created": "2026-11-21T10:30:00+00:00"})
+    assert sum(case.shape == TARGET for case in repetition.cases) == 5
+    assert "40 minutes apart from start to start" in text(repetition)
+    assert "Of these, 20 have medians within 1 % of each other: none moved." in text(repetition)
+
+
+def test_code_of_an_earlier_version_is_not_compared_by_file(folder):
+    record("there", SMALL, schema=3, sources={"clocks.py": "6" * 64}, commit="d" * 40)
+    record("here", SMALL)
+    shown = again.differences(found())
+    rows = {name: (here, there) for name, here, there in shown.frame.itertuples(index=False, name=None)}
+    assert rows["measuring code"] == (f"commit {'c' * 7}", f"commit {'d' * 7}")
+    assert "Files of the measuring code that differ" not in shown.note
+    assert shown.note.endswith(
+        "The measuring code can't be compared by file: one of the runs was recorded by an earlier version."
+    )

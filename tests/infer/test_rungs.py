@@ -1,0 +1,107 @@
+"""What a run says of a rung, worked by hand."""
+
+import math
+
+import pytest
+import synthetic
+from synthetic import LONG, TARGET, climbed, inferred
+
+from attnlab.infer import results, rungs
+from attnlab.infer.lookup import NotMeasured
+from attnlab.study.shapes import Shape
+
+
+def rung(name: str) -> rungs.Rung:
+    return next(rung for rung in rungs.rungs(climbed()) if rung.name == f"kernel.{name}")
+
+
+def used(**stated) -> rungs.Resources:
+    row = {"registers": 64, "local_bytes": 0, "static_shared_bytes": 0, "dynamic_shared_bytes": 0, "threads": 128}
+    row |= {"ctas": 1000, "ctas_per_sm": 8, "architecture": "sm_90a"}
+    items = stated.pop("items", None)
+    return rungs.Resources(row | stated, {"multiprocessors": 132, "compute_capability": "9.0"} | synthetic.GPU, items)
+
+
+def test_rungs_are_those_of_the_study_in_the_order_of_the_climb():
+    assert [rung.name for rung in rungs.rungs(climbed())] == [f"kernel.{name}" for name in synthetic.RUNGS]
+    with pytest.raises(NotMeasured, match="no hand-written kernel"):
+        rungs.rungs(inferred())
+
+
+def test_work_items_are_tiles_of_queries_over_all_heads():
+    tiled = rung("tiled")
+    assert tiled.work_items(TARGET) == 2 * 8
+    assert tiled.work_items(Shape(3, 5, 65, 64)) == 2 * 15
+    assert tiled.work_items(Shape(3, 5, 65, 128)) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "limits"),
+    [
+        # 2048 threads of 128; 64 KiB of registers of 4096 and 20 KiB a CTA; 228 KiB of 100 and one reserved
+        ({"ctas_per_sm": 16, "registers": 32}, ["threads", "registers"]),
+        ({"ctas_per_sm": 16, "registers": 16}, ["threads"]),
+        ({"ctas_per_sm": 3, "registers": 160}, ["registers"]),
+        ({"ctas_per_sm": 2, "dynamic_shared_bytes": 100 * 1024}, ["shared memory"]),
+        ({"ctas_per_sm": 32, "threads": 32, "registers": 32}, ["CTA slots"]),
+    ],
+)
+def test_what_limits_the_ctas_of_a_multiprocessor(stated, limits):
+    found = used(**stated)
+    assert found.limits == limits
+
+
+def test_limits_of_an_architecture_that_nobody_knows():
+    unknown = rungs.Resources(used().row, {"multiprocessors": 10, "compute_capability": "99.0"})
+    assert unknown.limits == []
+    assert math.isnan(unknown.occupancy_pct)
+
+
+def test_occupancy_is_of_threads():
+    assert used(ctas_per_sm=8).occupancy_pct == 50
+
+
+def test_waves_of_a_grid():
+    grid = used(ctas=1000, ctas_per_sm=2)  # 264 at once: three full waves and 208 more
+    assert (grid.slots, grid.items, grid.persistent) == (264, 1000, False)
+    assert grid.waves == pytest.approx(1000 / 264)
+    assert grid.last_wave_pct == pytest.approx(100 * 208 / 264)
+    assert grid.busy_pct == 100
+    assert used(ctas=264, ctas_per_sm=2).last_wave_pct == 100
+
+
+def test_few_ctas_leave_multiprocessors_without_work():
+    assert used(ctas=2).busy_pct == pytest.approx(100 * 2 / 132)
+    assert used(ctas=2).last_wave_pct == pytest.approx(100 * 2 / (8 * 132))
+
+
+def test_waves_of_a_persistent_grid_are_of_its_work_items():
+    grid = used(ctas=132, ctas_per_sm=1, items=1024)
+    assert grid.persistent
+    assert grid.waves == pytest.approx(1024 / 132)
+    assert grid.last_wave_pct == pytest.approx(100 * (1024 - 7 * 132) / 132)
+
+
+def test_resources_are_of_the_case():
+    wgmma = rungs.resources(climbed(), rung("wgmma"), synthetic.L4_SHAPES[-1])
+    assert (wgmma.registers, wgmma.shared_bytes, wgmma.ctas, wgmma.items) == (168, 1024 + 131072, 132, 1024)
+    assert rungs.resources(climbed(), rung("pipelined"), TARGET) is None
+    assert rungs.resources(climbed(), rung("naive"), Shape(1, 1, 1, 64)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("kernel.pipelined", TARGET, "failed, before timing, call: error against float64: max 5.00e-03"),
+        ("kernel.naive", LONG, "skipped, one call takes 31 ms, longer than longest_call_ms = 20"),
+        ("kernel.gone", TARGET, "not in this study"),
+        ("kernel.naive", Shape(1, 1, 1, 64), "the study has no such shape"),
+    ],
+)
+def test_why_there_is_no_latency(name, shape, reason):
+    assert results.absence(climbed(), name, shape) == reason
+
+
+def test_a_run_cut_off_has_not_reached_all():
+    cut = synthetic.infer(synthetic.Recipe(study=synthetic.LADDER.study, fates={}, shapes=1))
+    assert results.absence(cut, "kernel.naive", TARGET) == "not reached yet"

@@ -1,0 +1,946 @@
+"""attnlab.infer.stats against worked cases, scipy, brute force, properties and simulated coverage."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.signal
+import scipy.stats
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from statsmodels.tsa.stattools import acf
+
+from attnlab.infer import bootstrap, stats
+from attnlab.infer.stats import Interval
+
+properties = settings(deadline=None, max_examples=60, derandomize=True)
+latency = st.floats(0.1, 1e5, allow_nan=False)
+latencies = st.lists(latency, min_size=1, max_size=30)
+# Coarse values, so that ties between and within the two sides are common.
+ticks = st.lists(st.integers(1, 12).map(float), min_size=2, max_size=25)
+
+
+def noisy(median: float, n: int = 100, seed: int = 0, spread: float = 0.01) -> np.ndarray:
+    """Samples around a median, scattered by a fraction of it; their own median is exact."""
+    samples = np.random.default_rng(seed).normal(1, spread, n)
+    return median * samples / np.median(samples)
+
+
+def drifting(replicates: int = 6, rounds: int = 50) -> np.ndarray:
+    """A machine whose rounds and replicates drift far more than its samples scatter."""
+    rng = np.random.default_rng(7)
+    drift = np.linspace(80, 120, rounds) + rng.normal(0, 10, (replicates, 1))
+    return drift + rng.normal(0, 0.1, (replicates, rounds))
+
+
+# ---------------------------------------------------------------------------------------------------------- samples
+
+
+@pytest.mark.parametrize(
+    ("samples", "complaint"),
+    [
+        ([], "must hold at least one value"),
+        (np.empty(0), "must hold at least one value"),
+        (np.empty((0, 5)), "must hold at least one value"),
+        ([[1.0], []], "replicate 1 holds no samples"),
+        ([1.0, math.nan], "not finite"),
+        ([[1.0, 2.0], [math.inf]], "replicate 1 holds samples that are not finite"),
+        (np.ones((2, 2, 2)), "must be 1-D, not 2-D"),
+        ([[1.0, 2.0], 3.0], "replicate 1 must be 1-D, not 0-D"),
+        ([1.0, [2.0, 3.0]], "must be numbers"),
+        (["fast", "slow"], "must be numbers"),
+        (3.0, "must be a sequence"),
+        (None, "must be a sequence"),
+    ],
+)
+def test_bad_samples_are_refused_in_one_line(samples, complaint):
+    for call in (stats.bootstrap_ci, stats.lag1, lambda bad: stats.cliffs_delta([1.0], bad)):
+        with pytest.raises(ValueError, match=complaint) as caught:
+            call(samples)
+        assert "\n" not in str(caught.value)
+
+
+def test_lists_arrays_and_rows_of_a_table_are_the_same_samples():
+    table = noisy(10, 60).reshape(3, 20)
+    expected = stats.bootstrap_ci(table, resamples=200)
+    assert stats.bootstrap_ci(list(table), resamples=200) == expected
+    assert stats.bootstrap_ci(table.tolist(), resamples=200) == expected
+    assert stats.bootstrap_ci(tuple(table), resamples=200) == expected
+
+
+def test_one_replicate_in_a_list_is_that_replicate():
+    assert stats.bootstrap_ci([noisy(10)]) == stats.bootstrap_ci(noisy(10))
+
+
+def test_samples_are_left_as_they_were():
+    table = noisy(10, 60).reshape(3, 20)
+    before = table.copy()
+    stats.verdict(table, table, resamples=50)
+    np.testing.assert_array_equal(table, before)
+
+
+def test_intervals_overlap_where_they_share_a_point():
+    one = Interval(1, 0, 2)
+    assert one.overlaps(Interval(3, 2, 4))
+    assert Interval(3, 2, 4).overlaps(one)
+    assert one.overlaps(Interval(1, 0.5, 1.5))
+    assert not one.overlaps(Interval(3, 2.1, 4))
+    assert not Interval(3, 2.1, 4).overlaps(one)
+
+
+# -------------------------------------------------------------------------------------------------------- bootstrap
+
+
+@pytest.mark.parametrize("n", [2, 7, 100])
+@pytest.mark.parametrize(("confidence", "seed"), [(0.95, 42), (0.9, 3)])
+def test_one_replicate_is_scipys_percentile_bootstrap(n, confidence, seed):
+    samples = noisy(50, n)
+    expected = scipy.stats.bootstrap(
+        (samples,),
+        np.median,
+        n_resamples=10_000,
+        confidence_level=confidence,
+        method="percentile",
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval
+    ours = stats.bootstrap_ci(samples, confidence, seed=seed)
+    assert (ours.low, ours.high) == pytest.approx(tuple(expected), rel=1e-12)
+    assert ours.estimate == np.median(samples)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_ratio_of_one_replicate_is_scipys_percentile_bootstrap(paired):
+    baseline, candidate = noisy(50, seed=1), noisy(40, seed=2)
+    expected = scipy.stats.bootstrap(
+        (baseline, candidate),
+        lambda b, c, axis: np.median(b, axis=axis) / np.median(c, axis=axis),
+        n_resamples=2_000,
+        paired=paired,
+        # The stream of random numbers depends on the batch where there are two sides.
+        batch=bootstrap.BATCH_VALUES // 200,
+        method="percentile",
+        random_state=np.random.default_rng(42),
+    ).confidence_interval
+    ours = stats.ratio_ci(baseline, candidate, resamples=2_000, paired=paired)
+    assert (ours.low, ours.high) == pytest.approx(tuple(expected), rel=1e-12)
+    assert ours.estimate == pytest.approx(1.25)
+
+
+def test_two_levels_by_exhaustion():
+    """Replicates (1, 3) and (11, 13): 4 draws of replicates x 16 of samples, all 64 equally likely."""
+    replicates = [(1.0, 3.0), (11.0, 13.0)]
+    medians = sorted(
+        np.median([*first, *second])
+        for a, b in itertools.product(replicates, repeat=2)
+        for first in itertools.product(a, repeat=2)
+        for second in itertools.product(b, repeat=2)
+    )
+    (ours,) = bootstrap.medians([[np.array(r) for r in replicates]], 64_000, seed=1)
+    values, counts = np.unique(ours, return_counts=True)
+    exact, expected = np.unique(medians, return_counts=True)
+    np.testing.assert_array_equal(values, exact)
+    # Five standard deviations of the rarest count (1000 of 64 000) is 160.
+    np.testing.assert_allclose(counts, 1000 * expected, atol=250)
+
+
+def test_two_levels_with_replicates_of_different_lengths_by_exhaustion():
+    """A drawn replicate brings as many samples as it has: (5,) twice is the median of two, (1, 2, 4) twice of six."""
+    short, long = (5.0,), (1.0, 2.0, 4.0)
+    draws = [
+        [*first, *second]
+        for a, b in itertools.product((short, long), repeat=2)
+        for first in itertools.product(a, repeat=len(a))
+        for second in itertools.product(b, repeat=len(b))
+        # Each pair of replicates is as likely as any other, however many resamples it has.
+        for _ in range(729 // len(a) ** len(a) // len(b) ** len(b))
+    ]
+    exact, expected = np.unique([np.median(draw) for draw in draws], return_counts=True)
+    (ours,) = bootstrap.medians([[np.array(short), np.array(long)]], 40_000, seed=1)
+    values, counts = np.unique(ours, return_counts=True)
+    np.testing.assert_array_equal(values, exact)
+    np.testing.assert_allclose(counts / 40_000, expected / len(draws), atol=0.0125)
+
+
+def test_medians_count_what_is_drawn():
+    rng = np.random.default_rng(3)
+    for size in (1, 2, bootstrap.GROUP, 2 * bootstrap.GROUP + 1):
+        samples, drawn = rng.integers(0, 20, size).astype(float), rng.integers(0, size, (50, 2 * size + 1))
+        drawn[:, -1] = rng.choice([0, size], 50)  # an odd number of them, or an even one and one that doesn't count
+        expected = [np.median(samples[row[row < size]]) for row in drawn]
+        np.testing.assert_array_equal(bootstrap._counted(drawn, size).medians(samples), expected)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_draws_that_are_too_many_to_be_kept_are_the_same(paired, monkeypatch):
+    sides = [np.split(noisy(10, 30, seed), [5, 12]) for seed in (1, 2)]
+    kept = bootstrap.medians(sides, 3001, 42, paired)
+    bootstrap._medians.cache_clear()
+    monkeypatch.setattr(bootstrap, "KEPT_VALUES", 0)
+    np.testing.assert_array_equal(bootstrap.medians(sides, 3001, 42, paired), kept)
+
+
+def test_interval_widens_when_replicates_differ():
+    alike = [noisy(100, seed=seed) for seed in range(5)]
+    apart = [replicate * scale for replicate, scale in zip(alike, (0.94, 0.97, 1, 1.03, 1.06), strict=True)]
+    narrow, wide = stats.bootstrap_ci(alike), stats.bootstrap_ci(apart)
+    assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
+    pooled = stats.bootstrap_ci(np.random.default_rng(0).permutation(np.concatenate(apart)))
+    assert wide.high - wide.low > 3 * (pooled.high - pooled.low)
+
+
+def test_same_seed_same_interval():
+    samples = [noisy(100, n, seed=n) for n in (40, 50, 60)]
+    assert stats.bootstrap_ci(samples) == stats.bootstrap_ci(samples)
+    assert stats.bootstrap_ci(samples) != stats.bootstrap_ci(samples, seed=43)
+    assert stats.ratio_ci(samples, samples) == stats.ratio_ci(samples, samples)
+    assert stats.ratio_ci(samples, samples) != stats.ratio_ci(samples, samples, seed=43)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("samples", [[7.0], [[7.0]], [7.0] * 50, [[7.0], [7.0, 7.0]], [[7.0] * 9] * 4])
+def test_one_value_has_a_degenerate_interval_or_one_tick(samples):
+    assert stats.bootstrap_ci(samples, resamples=100) == Interval(7, 7, 7)
+    assert stats.bootstrap_ci(samples, resamples=100, tick=0.5) == Interval(7, 6.75, 7.25)
+    assert stats.ratio_ci(samples, samples, resamples=100) == Interval(1, 1, 1)
+    assert stats.ratio_ci(samples, samples, resamples=100, paired=True) == Interval(1, 1, 1)
+
+
+def test_tick_widens_a_ratio_by_both_medians():
+    ours = stats.ratio_ci([10.0] * 5, [8.0] * 5, resamples=10, tick=2)
+    assert ours == Interval(1.25, 9 / 9, 11 / 7)
+    assert stats.ratio_ci([10.0] * 5, [0.5] * 5, resamples=10, tick=2).high == math.inf
+    assert stats.ratio_ci([0.5] * 5, [10.0] * 5, resamples=10, tick=2).low == 0
+
+
+def test_tick_leaves_a_wider_interval_alone():
+    samples = noisy(100)
+    assert stats.bootstrap_ci(samples, tick=1e-6) == stats.bootstrap_ci(samples)
+    assert stats.ratio_ci(samples, samples, tick=1e-6) == stats.ratio_ci(samples, samples)
+
+
+def test_pairs_cancel_the_drift_that_both_sides_share():
+    baseline = drifting()
+    candidate = baseline / 1.05
+    apart = stats.ratio_ci(baseline, candidate, resamples=2000)
+    paired = stats.ratio_ci(baseline, candidate, resamples=2000, paired=True)
+    assert paired.low == pytest.approx(1.05)
+    assert paired.high == pytest.approx(1.05)
+    assert apart.high - apart.low > 0.1
+
+
+def test_sides_may_have_different_replicates_unless_they_are_paired():
+    baseline, candidate = noisy(100), [noisy(80, 30, 1), noisy(80, 40, 2)]
+    assert 1.2 < stats.ratio_ci(baseline, candidate).low < stats.ratio_ci(baseline, candidate).high < 1.3
+    for bad in (candidate, baseline[:99], [baseline[:50], baseline[50:]]):
+        with pytest.raises(ValueError, match="paired samples need the same rounds"):
+            stats.ratio_ci(baseline, bad, paired=True)
+
+
+@pytest.mark.parametrize("call", [stats.bootstrap_ci, lambda x, **bad: stats.ratio_ci(x, x, **bad)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"confidence": 0},
+        {"confidence": 1},
+        {"confidence": 95},
+        {"confidence": math.nan},
+        {"resamples": 0},
+        {"tick": -1},
+    ],
+)
+def test_bad_options_are_refused(call, bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
+        call([1.0, 2.0], **{"resamples": 10} | bad)
+
+
+@pytest.mark.parametrize("bad", [[0.0, 1.0], [-1.0, 1.0]])
+def test_a_ratio_needs_positive_samples(bad):
+    for sides in ((bad, [1.0, 2.0]), ([1.0, 2.0], bad)):
+        with pytest.raises(ValueError, match="needs positive samples"):
+            stats.ratio_ci(*sides)
+
+
+@properties
+@given(st.lists(latencies, min_size=1, max_size=4), st.floats(0, 10), st.sampled_from([0.1, 0.5, 0.95]))
+def test_interval_holds_the_estimate_and_a_tick(samples, tick, confidence):
+    ours = stats.bootstrap_ci(samples, confidence, resamples=50, tick=tick)
+    assert ours.estimate == np.median(np.concatenate(samples))
+    assert ours.low <= ours.estimate - tick / 2 <= ours.estimate + tick / 2 <= ours.high
+    if not tick and len(samples) == 1 and len(samples[0]) < 20:
+        assert min(samples[0]) <= ours.low <= ours.high <= max(samples[0])
+
+
+@properties
+@given(latencies, latencies, st.floats(0, 1))
+def test_ratio_holds_the_estimate_and_turns_over(baseline, candidate, tick):
+    ours = stats.ratio_ci(baseline, candidate, resamples=50, tick=tick)
+    turned = stats.ratio_ci(candidate, baseline, resamples=50, tick=tick)
+    assert ours.low <= ours.estimate <= ours.high
+    assert ours.estimate * turned.estimate == pytest.approx(1)
+
+
+@properties
+@given(st.lists(st.tuples(latency, latency), min_size=1, max_size=20))
+def test_paired_interval_turns_over_whole(pairs):
+    baseline, candidate = np.transpose(pairs)
+    # At this confidence and number of resamples both ends are resamples themselves, not points between two.
+    ours = stats.ratio_ci(baseline, candidate, 0.9, resamples=41, paired=True)
+    turned = stats.ratio_ci(candidate, baseline, 0.9, resamples=41, paired=True)
+    assert (ours.low * turned.high, ours.high * turned.low) == pytest.approx((1, 1))
+
+
+@properties
+@given(latencies, latencies, st.floats(0.01, 100))
+def test_ratio_does_not_depend_on_the_unit(baseline, candidate, unit):
+    ours = stats.ratio_ci(baseline, candidate, resamples=50, tick=0.1)
+    scaled = stats.ratio_ci(np.multiply(baseline, unit), np.multiply(candidate, unit), resamples=50, tick=0.1 * unit)
+    assert (scaled.low, scaled.estimate, scaled.high) == pytest.approx((ours.low, ours.estimate, ours.high))
+
+
+def test_coverage_of_the_median():
+    truth = scipy.stats.lognorm(0.3)
+    sets = truth.rvs((300, 60), random_state=np.random.default_rng(11))
+    intervals = [stats.bootstrap_ci(samples, resamples=1000) for samples in sets]
+    assert 0.90 <= np.mean([i.low <= truth.median() <= i.high for i in intervals]) <= 0.98
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_coverage_of_the_ratio(paired):
+    rng = np.random.default_rng(12)
+    baseline, candidate = rng.normal(110, 5, (300, 60)), rng.normal(100, 5, (300, 60))
+    intervals = [stats.ratio_ci(b, c, resamples=1000, paired=paired) for b, c in zip(baseline, candidate, strict=True)]
+    assert 0.90 <= np.mean([i.low <= 1.1 <= i.high for i in intervals]) <= 0.98
+
+
+def test_coverage_over_replicates_where_taking_samples_for_independent_fails():
+    """Ten replicates that differ."""
+    rng = np.random.default_rng(13)
+    sets = rng.normal(100, 1, (200, 10, 1)) + rng.normal(0, 1, (200, 10, 20))
+    two = [stats.bootstrap_ci(samples, resamples=400) for samples in sets]
+    one = [stats.bootstrap_ci(rng.permutation(samples.ravel()), resamples=400) for samples in sets]
+    assert 0.86 <= np.mean([i.low <= 100 <= i.high for i in two]) <= 0.99
+    assert np.mean([i.low <= 100 <= i.high for i in one]) < 0.7
+
+
+# ----------------------------------------------------------------------------------------------------------- blocks
+
+
+def autoregression(shape: tuple[int, ...], correlation: float, seed: int = 0) -> np.ndarray:
+    """First-order autoregressions of mean and median zero and variance one."""
+    steps = np.random.default_rng(seed).standard_normal((*shape[:-1], shape[-1] + 100))
+    return scipy.signal.lfilter([math.sqrt(1 - correlation**2)], [1, -correlation], steps, axis=-1)[..., 100:]
+
+
+def test_neighbours_are_told_by_the_serial_correlation_of_ranks():
+    at_the_edge = np.random.default_rng(0).standard_normal(100)
+    for samples in (*autoregression((40, 100), 0.25), at_the_edge):
+        lag1 = acf(scipy.stats.rankdata(samples), nlags=1, fft=False)[1]
+        assert bootstrap.resembles_neighbours(samples) == (lag1 > scipy.stats.norm.ppf(0.99) / 10)
+
+
+def test_samples_that_are_independent_are_taken_for_it():
+    sets = np.random.default_rng(1).lognormal(size=(2000, 100))
+    assert np.mean([bootstrap.resembles_neighbours(samples) for samples in sets]) < 0.015
+    assert not bootstrap.resembles_neighbours(np.arange(19.0))
+    assert bootstrap.resembles_neighbours(np.arange(20.0))
+    assert not bootstrap.resembles_neighbours(np.ones(100))
+
+
+def test_one_outlier_does_not_hide_that_neighbours_resemble_each_other():
+    samples = autoregression((100,), 0.7)
+    samples[50] = 1e6
+    assert abs(stats.lag1(samples)) < 0.05
+    assert bootstrap.resembles_neighbours(samples)
+
+
+def test_blocks_are_replicates_or_stretches_or_none():
+    dependent, independent = 50 + autoregression((100,), 0.7), noisy(50)
+    assert bootstrap.blocks([[independent]], paired=False) is None
+    (replicates,) = bootstrap.blocks([[independent, dependent]], paired=False)
+    assert [len(block) for block in replicates] == [100, 100]
+    (stretches,) = bootstrap.blocks([[dependent]], paired=False)
+    assert [len(block) for block in stretches] == [20] * bootstrap.BATCHES
+    np.testing.assert_array_equal(np.concatenate(stretches), dependent)
+    # One side that can't be taken sample by sample is enough.
+    for sides in ([[dependent], [independent]], [[independent], [dependent]]):
+        cut = bootstrap.blocks(sides, paired=True)
+        assert [[len(block) for block in side] for side in cut] == [[20] * 5] * 2
+    cut = bootstrap.blocks([[independent], [independent, dependent]], paired=False)
+    assert [[len(block) for block in side] for side in cut] == [[20] * 5, [100] * 2]
+    assert bootstrap.blocks([[independent[:19]], [independent, dependent]], paired=False) is None
+
+
+def test_pairs_are_cut_where_only_their_ratio_resembles_its_neighbours():
+    drift, noise = np.linspace(0, 0.05, 100), np.random.default_rng(2).normal(0, 0.1, 100)
+    baseline, candidate = np.exp(noise), np.exp(noise + drift)
+    assert not bootstrap.resembles_neighbours(baseline)
+    assert bootstrap.blocks([[baseline], [candidate]], paired=False) is None
+    assert bootstrap.blocks([[baseline], [candidate]], paired=True) is not None
+
+
+def test_scatter_by_hand():
+    # Medians 2, 4 and 9: mean 5, deviations -3 -1 4, variance 13.
+    scatter = bootstrap.scatter_of_median([np.array([1.0, 2, 7]), np.array([4.0]), np.array([8.0, 10])])
+    assert (scatter.mean, scatter.freedom) == (5, 2)
+    assert scatter.error == pytest.approx(math.sqrt(13 / 3))
+    assert bootstrap.Scatter(0, 0, 4).pvalue == 1
+    assert bootstrap.Scatter(0.1, 0, 4).pvalue == 0
+
+
+@properties
+@given(st.lists(latency, min_size=3, max_size=8, unique=True), st.lists(latency, min_size=3, max_size=8, unique=True))
+def test_scatter_is_the_t_test_of_scipy(baseline, candidate):
+    sides = [[np.array([value]) for value in side] for side in (baseline, candidate)]
+    logs = np.log(baseline), np.log(candidate)
+    welch = scipy.stats.ttest_ind(*logs, equal_var=False)
+    ours = bootstrap.scatter_of_log_ratio(sides, paired=False)
+    assert (ours.pvalue, ours.freedom) == pytest.approx((welch.pvalue, welch.df), rel=1e-6)
+    bounds = welch.confidence_interval(0.9)
+    assert (ours.mean - ours.reach(0.9), ours.mean + ours.reach(0.9)) == pytest.approx(tuple(bounds), abs=1e-8)
+    n = min(len(baseline), len(candidate))
+    assume(np.std(logs[0][:n] - logs[1][:n]) > 1e-6)
+    paired = scipy.stats.ttest_rel(logs[0][:n], logs[1][:n])
+    ours = bootstrap.scatter_of_log_ratio([sides[0][:n], sides[1][:n]], paired=True)
+    assert (ours.pvalue, ours.freedom) == pytest.approx((paired.pvalue, n - 1), rel=1e-6)
+
+
+@properties
+@given(ticks, ticks)
+def test_scatter_of_placements_is_the_test_of_brunner_and_munzel(baseline, candidate):
+    sides = [[np.array([value]) for value in side] for side in (baseline, candidate)]
+    ours = bootstrap.scatter_of_placements(sides, paired=False)
+    assert 2 * ours.mean == pytest.approx(stats.cliffs_delta(baseline, candidate), abs=1e-12)
+    assume(ours.error > 1e-9)
+    assert ours.pvalue == pytest.approx(scipy.stats.brunnermunzel(baseline, candidate).pvalue, rel=1e-6)
+
+
+def test_scatter_of_placements_by_hand():
+    sides = [[np.array([1.0, 4.0]), np.array([5.0, 2.5])], [np.array([2.0, 2.0]), np.array([3.0, 4.5])]]
+    # Baseline: 0, 3/4, 1, 1/2; candidate: 1/4, 1/4, 1/2, 3/4. Blocks: 3/8 - 1/4 and 3/4 - 5/8.
+    ours = bootstrap.scatter_of_placements(sides, paired=True)
+    assert (ours.mean, ours.error) == pytest.approx((1 / 16, 0))
+
+
+def test_the_interval_over_replicates_is_students():
+    replicates = [noisy(median, seed=index) for index, median in enumerate((94, 97, 100, 103, 109))]
+    ours = stats.bootstrap_ci(replicates, 0.9)
+    low, high = scipy.stats.t.interval(0.9, 4, 100.6, scipy.stats.sem([94, 97, 100, 103, 109]))
+    assert (ours.low, ours.high) == pytest.approx((low, high))
+    ratio = stats.ratio_ci(replicates, np.array(replicates) * 0.5, 0.9, resamples=500)
+    logs = np.log([94, 97, 100, 103, 109])
+    expected = scipy.stats.ttest_ind(logs, logs - math.log(2), equal_var=False).confidence_interval(0.9)
+    assert (ratio.low, ratio.high) == pytest.approx(tuple(np.exp(expected)))
+
+
+def test_replicates_that_agree_by_chance_promise_no_certainty():
+    replicates = [noisy(100, seed=seed) for seed in range(3)]
+    ours, one = stats.bootstrap_ci(replicates), stats.bootstrap_ci(replicates[0])
+    assert ours.high - ours.low > (one.high - one.low) / math.sqrt(3) / 3
+    others = [noisy(100, seed=seed) for seed in range(3, 6)]
+    ratio = stats.ratio_ci(replicates, others, paired=True)
+    assert 0.001 < math.log(ratio.high / ratio.low) < 0.01
+
+
+@pytest.mark.parametrize("correlation", [0.2, 0.7])
+def test_coverage_where_samples_resemble_their_neighbours(correlation):
+    sets = 100 + autoregression((300, 100), correlation, seed=15)
+    intervals = [stats.bootstrap_ci(samples, resamples=500) for samples in sets]
+    assert np.mean([i.low <= 100 <= i.high for i in intervals]) > 0.89
+
+
+@pytest.mark.parametrize("spread", [0, 0.1, 2])
+def test_coverage_of_five_replicates(spread):
+    rng = np.random.default_rng(16)
+    sets = rng.normal(100, spread, (300, 5, 1)) + rng.normal(0, 1, (300, 5, 100))
+    intervals = [stats.bootstrap_ci(samples, resamples=200) for samples in sets]
+    assert 0.91 <= np.mean([i.low <= 100 <= i.high for i in intervals]) <= 0.985
+
+
+# ------------------------------------------------------------------------------------------------------ effect size
+
+
+def test_cliffs_delta_by_hand():
+    assert stats.cliffs_delta([2, 3], [1, 1]) == 1
+    assert stats.cliffs_delta([1, 1], [2, 3]) == -1
+    assert stats.cliffs_delta([5, 5, 5], [5, 5]) == 0
+    # (3, 1), (3, 4), (2, 1), (2, 4): two above, two below; then 2 > 1 and 2 = 2.
+    assert stats.cliffs_delta([3, 2], [1, 4]) == 0
+    assert stats.cliffs_delta([2], [1, 2]) == 0.5
+    assert stats.cliffs_delta([[3.0], [2.0, 9.0]], [1, 4]) == pytest.approx(1 / 3)
+
+
+@properties
+@given(ticks, ticks)
+def test_cliffs_delta_is_the_count_of_pairs(baseline, candidate):
+    above = sum(b > c for b in baseline for c in candidate)
+    below = sum(b < c for b in baseline for c in candidate)
+    expected = (above - below) / (len(baseline) * len(candidate))
+    assert stats.cliffs_delta(baseline, candidate) == pytest.approx(expected, abs=1e-12)
+
+
+@properties
+@given(ticks, ticks, st.sampled_from([0.125, 3.0, 1000.0]))
+def test_effect_sizes_turn_over_and_do_not_depend_on_the_unit(baseline, candidate, unit):
+    for effect in (stats.cliffs_delta, stats.hedges_g):
+        ours = effect(baseline, candidate)
+        assert effect(candidate, baseline) == pytest.approx(-ours, abs=1e-9)
+        assert effect(np.multiply(baseline, unit), np.multiply(candidate, unit)) == pytest.approx(ours, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("delta", "word"),
+    [
+        (0, "negligible"),
+        (-0.1469, "negligible"),
+        (0.147, "small"),
+        (-0.3299, "small"),
+        (0.33, "medium"),
+        (0.4739, "medium"),
+        (-0.474, "large"),
+        (1, "large"),
+    ],
+)
+def test_a_delta_has_a_word(delta, word):
+    assert stats.magnitude(delta) == word
+
+
+@pytest.mark.parametrize("delta", [1.01, -2, math.nan])
+def test_no_delta_lies_beyond_one(delta):
+    with pytest.raises(ValueError, match="must lie in"):
+        stats.magnitude(delta)
+
+
+def test_hedges_g_by_hand():
+    # Means 3 and 2, variances 1 and 1, df = 4: J = 1 - 3/15.
+    assert stats.hedges_g([2, 3, 4], [1, 2, 3]) == pytest.approx(0.8)
+    # Means 4 and 1, sums of squares 8 and 0, df = 3: s = sqrt(8/3), J = 1 - 3/11.
+    assert stats.hedges_g([2, 4, 6], [1, 1]) == pytest.approx(8 / 11 * 3 / math.sqrt(8 / 3))
+    assert stats.hedges_g([[2.0, 3.0], [4.0]], [1, 2, 3]) == pytest.approx(0.8)
+
+
+@pytest.mark.filterwarnings("error")
+def test_hedges_g_where_nothing_varies():
+    # 0.1 is no binary fraction: means of constant samples round, each its own way.
+    assert stats.hedges_g([0.1] * 3, [0.1] * 7) == 0
+    assert stats.hedges_g([0.3] * 3, [0.1] * 7) == math.inf
+    assert stats.hedges_g([0.1] * 3, [0.3] * 7) == -math.inf
+    assert stats.hedges_g([0.3], [0.1] * 7) == math.inf
+    with pytest.raises(ValueError, match="at least two samples"):
+        stats.hedges_g([1.0], [2.0])
+
+
+# ------------------------------------------------------------------------------------------------------------ tests
+
+
+def test_mann_whitney_by_hand():
+    # The baseline wins all 9 pairs; 2 of the 20 ways to place 3 of 6 ranks are this extreme.
+    ours = stats.mann_whitney([4, 5, 6], [1, 2, 3])
+    assert ours.statistic == 9
+    assert ours.pvalue == pytest.approx(0.1)
+
+
+@properties
+@given(ticks, ticks)
+def test_mann_whitney_is_scipys(baseline, candidate):
+    assume(len({*baseline, *candidate}) > 1)
+    ours, theirs = stats.mann_whitney(baseline, candidate), scipy.stats.mannwhitneyu(baseline, candidate)
+    assert (ours.statistic, ours.pvalue) == (theirs.statistic, theirs.pvalue)
+    assert stats.mann_whitney(candidate, baseline).pvalue == pytest.approx(ours.pvalue)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("n", [1, 3, 100])
+def test_identical_constants_do_not_differ(n):
+    assert stats.mann_whitney([5.0] * n, [5.0] * n) == stats.RankTest(n * n / 2, 1)
+    assert stats.cliffs_delta([5.0] * n, [5.0] * n) == 0
+
+
+def test_mann_whitney_pools_replicates():
+    baseline, candidate = noisy(11, 40), noisy(10, 40, 1)
+    assert stats.mann_whitney(baseline.reshape(4, 10), [candidate[:7], candidate[7:]]) == stats.mann_whitney(
+        baseline, candidate
+    )
+
+
+def test_the_p_value_that_decides_is_mann_whitneys_where_samples_are_independent():
+    baseline, candidate = noisy(100), noisy(99.5, seed=1)
+    assert stats.difference_pvalue(baseline, candidate) == stats.mann_whitney(baseline, candidate).pvalue
+    assert (
+        stats.difference_pvalue([baseline], [candidate], paired=True) == stats.mann_whitney(baseline, candidate).pvalue
+    )
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_p_value_that_decides_counts_a_replicate_once(paired):
+    """Replicates whose medians lie apart by more than their samples scatter: 500 samples are five observations."""
+    medians = [100, 103, 98, 101, 99], [97, 101, 98, 97, 99]
+    sides = [[noisy(median, seed=median) for median in side] for side in medians]
+    logs = np.log(medians)
+    test = scipy.stats.ttest_rel(*logs) if paired else scipy.stats.ttest_ind(*logs, equal_var=False)
+    assert stats.mann_whitney(*sides).pvalue < 1e-10
+    placed = bootstrap.scatter_of_placements(sides, paired).pvalue
+    assert stats.difference_pvalue(*sides, paired=paired) == pytest.approx(max(test.pvalue, placed))
+    assert max(test.pvalue, placed) > 0.05
+
+
+def test_the_p_value_that_decides_is_no_smaller_than_mann_whitneys():
+    sides = [[noisy(100, 10, seed, 0.2) for seed in seeds] for seeds in ((1, 2, 3), (4, 5, 6))]
+    sides[1] = [replicate * 0.99 for replicate in sides[1]]
+    assert bootstrap.scatter_of_log_ratio(sides, paired=True).pvalue < 1e-6
+    assert stats.difference_pvalue(*sides, paired=True) == stats.mann_whitney(*sides).pvalue
+
+
+def test_holm_by_hand():
+    # Sorted .01 .02 .03 .04 times 4 3 2 1 are .04 .06 .06 .04, and the running maximum ends at .06.
+    np.testing.assert_allclose(stats.holm([0.03, 0.01, 0.04, 0.02]), [0.06, 0.04, 0.06, 0.06])
+    np.testing.assert_allclose(stats.holm([0.9, 0.8]), [1, 1])
+    np.testing.assert_allclose(stats.holm([0.2]), [0.2])
+    assert stats.holm([]).shape == (0,)
+
+
+@properties
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_holm_raises_pvalues_and_keeps_their_order(pvalues):
+    raw, adjusted = np.array(pvalues), stats.holm(pvalues)
+    assert (adjusted >= raw * (1 - 1e-12)).all()
+    # Never more severe than Bonferroni.
+    assert (adjusted <= np.minimum(raw * raw.size, 1) * (1 + 1e-12)).all()
+    assert (np.diff(adjusted[np.argsort(raw, kind="stable")]) >= 0).all()
+    assert adjusted.min() == pytest.approx(min(raw.min() * raw.size, 1))
+
+
+@pytest.mark.parametrize("bad", [[-0.1], [1.1], [0.5, math.nan], [[0.1, 0.2]]])
+def test_holm_refuses_what_is_no_pvalue(bad):
+    with pytest.raises(ValueError, match="p-values must"):
+        stats.holm(bad)
+
+
+@pytest.mark.parametrize(("speedup", "same"), [(1, True), (1.01, True), (1 / 1.01, True), (1.03, False), (0.97, False)])
+def test_equivalence_within_the_margin(speedup, same):
+    baseline = noisy(100, spread=0.005)
+    candidate = noisy(100 / speedup, spread=0.005, seed=1)
+    assert stats.equivalence(baseline, candidate, resamples=2000) is same
+    assert stats.equivalence(candidate, baseline, resamples=2000) is same
+    assert stats.equivalence(baseline, candidate, margin=0.05, resamples=2000)
+
+
+def test_equivalence_is_not_the_absence_of_a_difference():
+    """Two noisy sides of the same median are not shown to be the same."""
+    baseline, candidate = noisy(100, 12, spread=0.2), noisy(100, 12, spread=0.2, seed=1)
+    assert not stats.equivalence(baseline, candidate)
+    assert stats.mann_whitney(baseline, candidate).pvalue > 0.05
+
+
+def test_equivalence_looks_at_the_interval_of_1_minus_2_alpha():
+    baseline, candidate = noisy(100, spread=0.04), noisy(100, spread=0.04, seed=3)
+    interval = stats.ratio_ci(baseline, candidate, confidence=0.9)
+    margin = max(interval.high, 1 / interval.low) - 1
+    assert stats.equivalence(baseline, candidate, margin=margin * 1.001)
+    assert not stats.equivalence(baseline, candidate, margin=margin * 0.999)
+    assert not stats.equivalence(baseline, candidate, margin=margin * 1.001, alpha=0.025)
+
+
+def test_equivalence_of_pairs_sees_through_drift():
+    baseline = drifting()
+    assert stats.equivalence(baseline, baseline / 1.01, resamples=2000, paired=True)
+    assert not stats.equivalence(baseline, baseline / 1.01, resamples=2000)
+
+
+def test_a_coarse_tick_forbids_equivalence():
+    assert stats.equivalence([10.0] * 20, [10.0] * 20, resamples=10, tick=0.1)
+    assert not stats.equivalence([10.0] * 20, [10.0] * 20, resamples=10, tick=0.3)
+
+
+@pytest.mark.parametrize("bad", [{"margin": 0}, {"margin": -0.1}, {"alpha": 0}, {"alpha": 0.5}])
+def test_equivalence_refuses_a_bad_margin_or_level(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
+        stats.equivalence([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
+
+
+# -------------------------------------------------------------------------------------------------------- quantiles
+
+
+def test_median_interval_by_hand():
+    # Of six samples all lie on one side of the median with probability 1/64 each way: the extremes cover 31/32.
+    assert stats.quantile_ci([1, 2, 3, 4, 5, 6], 0.5) == Interval(3.5, 1, 6)
+    assert stats.quantile_ci([[6, 2, 4], [1, 5, 3]], 0.5) == Interval(3.5, 1, 6)
+    assert stats.quantile_ci([1, 2, 3, 4, 5], 0.5) is None
+
+
+def test_a_hundred_samples_support_a_p95_but_no_p99():
+    samples = noisy(100)
+    p95 = stats.quantile_ci(samples, 0.95)
+    assert p95 is not None
+    assert p95.low <= p95.estimate <= p95.high
+    assert p95.estimate == np.quantile(samples, 0.95)
+    assert {p95.low, p95.high} <= set(samples)
+    assert stats.quantile_ci(samples, 0.99) is None
+
+
+@pytest.mark.parametrize(
+    ("p", "confidence", "n"),
+    [(0.5, 0.95, 6), (0.95, 0.95, 72), (0.05, 0.95, 72), (0.99, 0.95, 368), (0.95, 0.9, 59), (0.999, 0.95, 3688)],
+)
+def test_samples_needed_is_where_scipys_interval_begins(p, confidence, n):
+    assert stats.samples_needed(p, confidence) == n
+    for size, missing in ((n, False), (n - 1, True)):
+        bounds = scipy.stats.quantile_test(np.arange(size), p=p).confidence_interval(confidence)
+        assert np.isnan(bounds).any() == missing
+        assert (stats.quantile_ci(np.arange(size), p, confidence) is None) == missing
+
+
+@properties
+@given(st.floats(0.02, 0.98), st.floats(0.5, 0.995))
+def test_samples_needed_is_the_first_that_is_enough(p, confidence):
+    n = stats.samples_needed(p, confidence)
+    assert stats.quantile_ci(np.arange(n), p, confidence) is not None
+    assert n == 1 or stats.quantile_ci(np.arange(n - 1), p, confidence) is None
+
+
+@pytest.mark.parametrize("bad", [0, 1, -0.5, 95, math.nan])
+def test_quantiles_refuse_a_level_that_is_none(bad):
+    for call in (lambda p: stats.quantile_ci([1.0, 2.0], p), stats.samples_needed):
+        with pytest.raises(ValueError, match="p must lie between 0 and 1"):
+            call(bad)
+    with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
+        stats.samples_needed(0.5, bad)
+
+
+# ------------------------------------------------------------------------------------------------------- dependence
+
+
+def test_lag1_by_hand():
+    # Deviations -1.5 -0.5 0.5 1.5: products 0.75 - 0.25 + 0.75 over squares 5.
+    assert stats.lag1([1, 2, 3, 4]) == pytest.approx(0.25)
+    assert stats.lag1([1, -1, 1, -1]) == pytest.approx(-0.75)
+    assert stats.lag1([[1, 2, 3, 4], [1, -1, 1, -1]]) == pytest.approx(-0.25)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("samples", [[1.0], [1.0, 2.0], [0.1] * 30, [[0.1] * 3, [5.0] * 3]])
+def test_lag1_of_too_little_is_zero(samples):
+    assert stats.lag1(samples) == 0
+    assert stats.effective_n(samples) == np.size(samples)
+
+
+def test_lag1_stays_within_replicates():
+    """Replicates that differ are no autocorrelation; samples of one in a row would be."""
+    replicates = np.random.default_rng(5).normal(0, 1, (4, 200)) + np.array([[0], [50], [100], [150]])
+    assert abs(stats.lag1(replicates)) < 0.1
+    assert stats.lag1(replicates.ravel()) > 0.9
+
+
+def test_effective_n_by_hand():
+    # r = 1/4: 4 (3/4) / (5/4)
+    assert stats.effective_n([1, 2, 3, 4]) == pytest.approx(2.4)
+    assert stats.effective_n([[1, 2, 3, 4]] * 2) == pytest.approx(4.8)
+    assert stats.effective_n([1, -1, 1, -1]) == 4
+
+
+def test_effective_n_of_an_autoregression():
+    rng, chain = np.random.default_rng(6), [0.0]
+    for step in rng.normal(size=20_000):
+        chain.append(0.6 * chain[-1] + step)
+    assert stats.lag1(chain) == pytest.approx(0.6, abs=0.02)
+    assert stats.effective_n(chain) == pytest.approx(len(chain) / 4, rel=0.1)
+
+
+@properties
+@given(st.lists(latencies, min_size=1, max_size=3))
+def test_effective_n_lies_between_none_and_all(samples):
+    assert 0 < stats.effective_n(samples) <= sum(map(len, samples))
+
+
+# ------------------------------------------------------------------------------------------------------ sensitivity
+
+
+def test_the_smallest_effect_of_replicates_by_hand():
+    """Ratios of 1.01, 1 / 1.01, 1, 1.02 and 1 / 1.02: their logarithms have mean zero."""
+    baseline = [noisy(100, seed=seed, spread=1e-4) for seed in range(5)]
+    control = [r * scale for r, scale in zip(baseline, (1.01, 1 / 1.01, 1, 1.02, 1 / 1.02), strict=True)]
+    error = math.sqrt((2 * math.log(1.01) ** 2 + 2 * math.log(1.02) ** 2) / 4 / 5)
+    found, missed = scipy.stats.t.ppf([0.975, 0.8], 4)
+    ours = stats.smallest_effect(baseline, control, paired=True)
+    assert ours == pytest.approx(math.expm1((found + missed) * error), rel=1e-6)
+    found, missed = scipy.stats.t.ppf([0.95, 0.9], 4)
+    ours = stats.smallest_effect(baseline, control, alpha=0.1, power=0.9, paired=True)
+    assert ours == pytest.approx(math.expm1((found + missed) * error), rel=1e-6)
+
+
+def test_the_smallest_effect_of_one_replicate():
+    baseline, control = noisy(100, seed=1), noisy(100, seed=2)
+    interval = stats.ratio_ci(baseline, control, paired=True)
+    half = math.log(interval.high / interval.low) / 2
+    ours = stats.smallest_effect(baseline, control, paired=True)
+    # 1.96 and 0.84 standard errors of the normal law.
+    assert ours == pytest.approx(math.expm1(half * (1 + 0.8416 / 1.9600)), rel=1e-3)
+
+
+def test_a_control_that_differs_leaves_less_to_be_seen():
+    baseline, control = noisy(100, spread=1e-3), noisy(97, seed=2, spread=1e-3)
+    interval = stats.ratio_ci(baseline, control)
+    assert stats.smallest_effect(baseline, control) == pytest.approx(interval.high - 1)
+    turned = stats.ratio_ci(control, baseline)
+    assert stats.smallest_effect(control, baseline) == pytest.approx(1 / turned.low - 1)
+
+
+def test_the_smallest_effect_knows_the_tick():
+    constant = [10.0] * 20
+    assert stats.smallest_effect(constant, constant) == 0
+    assert stats.smallest_effect(constant, constant, tick=0.1) > 0.01
+    assert stats.smallest_effect(constant, constant, tick=20) == math.inf
+
+
+@pytest.mark.parametrize("bad", [{"alpha": 0}, {"power": 1}])
+def test_the_smallest_effect_refuses_what_is_no_level(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must lie between 0 and 1"):
+        stats.smallest_effect([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
+
+
+def test_effects_of_that_size_are_found_that_often():
+    """Four in five, over processes that differ; the standard error of 250 is 2.5 %."""
+    rng = np.random.default_rng(17)
+    found = []
+    for _ in range(250):
+        baseline, candidate = 100 * np.exp(rng.normal(0, 0.02, (2, 5, 1)) + rng.normal(0, 0.02, (2, 5, 30)))
+        true = math.expm1(sum(scipy.stats.t.ppf([0.975, 0.8], 4)) * 0.02 * math.sqrt(2 / 5 * (1 + math.pi / 60)))
+        found.append(stats.ratio_ci(baseline, candidate / (1 + true), resamples=100, paired=True).low > 1)
+    assert 0.7 < np.mean(found) < 0.9
+
+
+# ---------------------------------------------------------------------------------------------------------- verdict
+
+
+def test_verdict_faster_and_slower():
+    slow, fast = noisy(100), noisy(80, seed=1)
+    faster, slower = stats.verdict(slow, fast), stats.verdict(fast, slow)
+    assert (faster.decision, faster.claimable) == ("faster", True)
+    assert (slower.decision, slower.claimable) == ("slower", False)
+    assert faster.speedup == stats.ratio_ci(slow, fast)
+    assert faster.speedup.estimate == pytest.approx(1.25)
+    assert faster.delta == stats.cliffs_delta(slow, fast) == 1
+    assert faster.g == stats.hedges_g(slow, fast) > 0 > slower.g
+    assert faster.pvalue == stats.mann_whitney(slow, fast).pvalue
+
+
+def test_verdict_equivalent_even_where_a_difference_shows():
+    ours = stats.verdict(noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1))
+    assert ours.pvalue < 1e-10
+    assert ours.speedup.low > 1
+    assert (ours.decision, ours.claimable) == ("equivalent", False)
+
+
+def test_verdict_inconclusive_for_too_few_noisy_samples():
+    ours = stats.verdict(noisy(100, 12, spread=0.2), noisy(95, 12, spread=0.2, seed=1))
+    assert ours.speedup.low < 1 < ours.speedup.high
+    assert (ours.decision, ours.claimable) == ("inconclusive", False)
+
+
+@pytest.mark.parametrize(("pvalue", "decision"), [(0.049, "faster"), (0.05, "inconclusive"), (1.0, "inconclusive")])
+def test_verdict_takes_the_adjusted_pvalue(pvalue, decision):
+    ours = stats.verdict(noisy(100), noisy(80, seed=1), pvalue=pvalue)
+    assert (ours.decision, ours.claimable, ours.pvalue) == (decision, decision == "faster", pvalue)
+
+
+def test_verdict_inconclusive_where_the_interval_reaches_one():
+    """A p-value alone decides nothing: the medians are the same, however different the rest."""
+    ours = stats.verdict(noisy(100, 40, spread=0.2), noisy(100, 40, spread=0.2, seed=1), pvalue=0.0)
+    assert ours.speedup.low <= 1 <= ours.speedup.high
+    assert ours.decision == "inconclusive"
+
+
+@pytest.mark.parametrize(("speedup", "claimable"), [(1.09, False), (1.12, True)])
+def test_claim_needs_a_speedup_of_1_10(speedup, claimable):
+    ours = stats.verdict(noisy(100), noisy(100 / speedup, seed=1))
+    assert (ours.decision, ours.claimable) == ("faster", claimable)
+
+
+def test_claim_needs_a_large_delta():
+    """Half of the candidate's samples are very slow: its median is 15 % lower, hardly more often than not."""
+    baseline = noisy(100, 400)
+    modes = np.concatenate([noisy(84, 230, 1), noisy(300, 170, 2)])
+    candidate = np.random.default_rng(0).permutation(modes)
+    ours = stats.verdict(baseline, candidate)
+    assert ours.decision == "faster"
+    assert ours.speedup.estimate > stats.CLAIM_SPEEDUP
+    assert not stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate))
+    assert 0 < ours.delta < stats.CLAIM_DELTA
+    assert not ours.claimable
+
+
+def test_claim_needs_intervals_apart():
+    baseline = noisy(100, 40, spread=0.2)
+    candidate = noisy(87, 40, spread=0.2, seed=3)
+    ours = stats.verdict(baseline, candidate)
+    assert stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate))
+    assert ours.speedup.estimate > stats.CLAIM_SPEEDUP
+    assert ours.delta > stats.CLAIM_DELTA
+    assert (ours.decision, ours.claimable) == ("faster", False)
+
+
+def test_verdict_knows_the_tick():
+    slow, fast = [10.0] * 50, [9.0] * 50
+    assert stats.verdict(slow, fast, resamples=10).claimable
+    blunt = stats.verdict(slow, fast, resamples=10, tick=1.5)
+    assert (blunt.decision, blunt.claimable) == ("inconclusive", False)
+
+
+def test_claim_needs_intervals_that_are_a_tick_wide_apart():
+    """The candidate's median reaches 9.9; the baseline's is 10, or 9.8 for all that this clock can tell."""
+    slow, fast = [10.0] * 50, [9.0] * 28 + [9.9] * 22
+    assert stats.verdict(slow, fast).claimable
+    blunt = stats.verdict(slow, fast, tick=0.4)
+    assert (blunt.decision, blunt.claimable) == ("faster", False)
+
+
+def test_verdict_of_pairs():
+    baseline = drifting()
+    candidate = baseline / 1.05
+    assert stats.verdict(baseline, candidate, resamples=1000).decision == "inconclusive"
+    ours = stats.verdict(baseline, candidate, resamples=1000, paired=True, pvalue=0.001)
+    assert (ours.decision, ours.claimable) == ("faster", False)
+
+
+def test_verdict_of_a_baseline_against_itself_is_rarely_wrong():
+    """A/A, with as much scatter as leaves equivalence out of reach."""
+    rng = np.random.default_rng(14)
+    sides = rng.normal(100, 10, (200, 2, 40))
+    decisions = [stats.verdict(b, c, resamples=400).decision for b, c in sides]
+    assert np.mean([decision in ("faster", "slower") for decision in decisions]) <= 0.05
+
+
+@properties
+@given(ticks, ticks)
+def test_verdicts_of_both_orders_agree(baseline, candidate):
+    assume(len(baseline) == len(candidate))
+    turned = {"faster": "slower", "slower": "faster"}
+    ours = stats.verdict(baseline, candidate, 0.05, resamples=41, paired=True)
+    other = stats.verdict(candidate, baseline, 0.05, resamples=41, paired=True)
+    assert other.decision == turned.get(ours.decision, ours.decision)
+    assert not (ours.claimable and other.claimable)
+
+
+@pytest.mark.parametrize(("smallest", "decision"), [(0.0, "faster"), (0.24, "faster"), (0.26, "inconclusive")])
+def test_verdict_claims_no_less_than_could_be_seen(smallest, decision):
+    assert stats.verdict(noisy(100), noisy(80, seed=1), smallest_effect=smallest).decision == decision
+    turned = {"faster": "slower"}.get(decision, decision)
+    assert stats.verdict(noisy(80, seed=1), noisy(100), smallest_effect=smallest).decision == turned
+
+
+@pytest.mark.parametrize(
+    ("smallest", "margin", "decision"),
+    [(0.0, 0.02, "equivalent"), (0.02, 0.02, "equivalent"), (0.021, 0.02, "inconclusive"), (0.021, 0.03, "equivalent")],
+)
+def test_nothing_is_equivalent_where_the_margin_could_not_have_been_seen(smallest, margin, decision):
+    sides = noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1)
+    assert stats.equivalence(*sides, margin=margin)
+    assert stats.verdict(*sides, margin=margin, smallest_effect=smallest).decision == decision
+
+
+@pytest.mark.parametrize(
+    "bad", [{"pvalue": 1.2}, {"pvalue": math.nan}, {"alpha": 0.7}, {"margin": 0}, {"smallest_effect": -0.1}]
+)
+def test_verdict_refuses_bad_options(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
+        stats.verdict([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)

@@ -1,0 +1,250 @@
+"""`attnlab.attend` without a GPU: SDPA itself, and what it would do by a table. With one: test_gpu_backends.py."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import attnlab
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.measure.instruments import environment
+from attnlab.measure.subjects import attend, inputs
+from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.runs import dispatch
+from attnlab.runs.dispatch import Choice, Dispatch
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+CPU = torch.device("cpu")
+PLAIN = Shape(2, 4, 33, 32, dtype="float32")
+SHAPES = [
+    PLAIN,
+    PLAIN.resized(causal=True),
+    PLAIN.resized(dtype="bfloat16", causal=True),
+    PLAIN.resized(kv_heads=2),
+    PLAIN.resized(kv_heads=1, causal=True),
+    PLAIN.resized(seq_len=1, kv_len=65),
+    PLAIN.resized(seq_len=1, kv_len=65, kv_heads=2),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """No table was read before, or stays read afterwards."""
+    monkeypatch.setattr(attend, "_calls", None)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_on_a_cpu_it_is_sdpa(shape, unlocked):
+    environment.lock()
+    q, k, v = inputs.draw(shape, 0, CPU)
+    expected = scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.kv_heads != shape.heads)
+    assert torch.equal(attnlab.attend(q, k, v, causal=shape.causal), expected)
+    assert torch.equal(attnlab.attend(q, k, v, shape.causal), expected)
+    assert attend._calls is None  # no table was looked for
+
+
+def test_on_a_cpu_it_has_gradients():
+    q, k, v, gradient = inputs.draw(PLAIN.resized(direction="training"), 0, CPU)
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+    mine = torch.autograd.grad(attnlab.attend(q, k, v, causal=True), (q, k, v), gradient)
+    theirs = torch.autograd.grad(scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradient)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_it_is_importable_and_the_package_alone_imports_no_torch():
+    assert attnlab.attend is attend.attend
+    code = "import sys, attnlab; print('torch' in sys.modules); from attnlab import attend; print(callable(attend))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.stdout.split(), ended.returncode) == (["False", "True"], 0), ended.stderr
+    with pytest.raises(AttributeError, match=r"^module 'attnlab' has no attribute 'attends'$"):
+        _ = attnlab.attends
+
+
+# The table that it goes by
+
+
+def choice(shape: Shape, implementation: str, source: str = "") -> Choice:
+    axes = {axis: value for axis, value in shape.axes.items() if axis not in ("lengths", "direction")}
+    return Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3, source=source)
+
+
+def table(*made: Choice, device: str = "NVIDIA H200") -> Dispatch:
+    return Dispatch(run="r", seal="s", device=device, torch="2.11.0", timing="eager clock", choices=list(made))
+
+
+@pytest.fixture
+def h200(monkeypatch, data):
+    """A machine of which torch says that it has an H200."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+
+
+def key(shape: Shape):
+    sizes = ((shape.batch, shape.heads, shape.seq_len, shape.head_dim),)
+    sizes += ((shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim),)
+    return *sizes, getattr(torch, shape.dtype), shape.causal
+
+
+def test_without_a_gpu_there_is_nothing_to_go_by(monkeypatch, data):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    written = dispatch.write(table(choice(PLAIN, "sdpa.flash")))
+    for source in (None, written, str(written)):
+        with pytest.raises(UserError, match=r"^a dispatch table serves an NVIDIA GPU, and torch sees none here$"):
+            attend.use(source)
+
+
+def test_the_table_of_this_device_is_found(h200):
+    assert attend.use() == {}  # `make dispatch` wrote none yet
+    grouped, decode = PLAIN.resized(kv_heads=2, causal=True), PLAIN.resized(seq_len=1, kv_len=65)
+    dispatch.write(
+        table(
+            choice(PLAIN, "sdpa.flash"),
+            choice(grouped, "sdpa.cudnn"),
+            choice(decode, "sdpa.efficient"),
+            choice(PLAIN.resized(batch=3), "sdpa.math"),
+            choice(PLAIN.resized(batch=4), "sdpa.auto"),
+        )
+    )
+    calls = attend.use()
+    assert list(calls) == [key(PLAIN), key(grouped), key(decode), key(PLAIN.resized(batch=3))]
+    assert [calls[key(shape)] for shape in (PLAIN, grouped, decode)] == [
+        attend._flash,
+        attend._cudnn,
+        attend._efficient,
+    ]
+    assert attend._calls is calls
+
+
+def test_another_table_may_be_named(h200, tmp_path):
+    dispatch.write(table(choice(PLAIN, "sdpa.flash")))
+    other = tmp_path / "mine.json"
+    other.write_text(table(choice(PLAIN, "sdpa.cudnn")).model_dump_json())
+    assert attend.use(str(other)) == {key(PLAIN): attend._cudnn}
+    assert attend.use() == {key(PLAIN): attend._flash}
+    with pytest.raises(
+        UserError, match=r"^there is no dispatch table .*gone.json: `make dispatch RUN=<run>` writes one$"
+    ):
+        attend.use(tmp_path / "gone.json")
+
+
+def test_a_table_that_is_refused_leaves_the_one_before(h200, tmp_path):
+    dispatch.write(table(choice(PLAIN, "sdpa.flash")))
+    before = attend.use()
+    other = tmp_path / "other.json"
+    other.write_text(table(choice(PLAIN, "sdpa.cudnn"), device="NVIDIA L4").model_dump_json())
+    with pytest.raises(
+        UserError, match=r"other.json was made on NVIDIA L4, and this is NVIDIA H200, where other choices"
+    ):
+        attend.use(other)
+    assert attend._calls is before
+
+
+@pytest.mark.parametrize(
+    ("implementation", "said"),
+    [
+        ("sdpa.flsh", "unknown implementation 'sdpa.flsh'; known are sdpa.auto, .*; did you mean 'sdpa.flash'[?]"),
+        ("peer.flex", "unknown implementation 'peer.flex'; known are sdpa.auto, "),
+        ("dispatch.attend", "unknown implementation 'dispatch.attend'; known are sdpa.auto, "),
+        ("reference.float64", "unknown implementation 'reference.float64'; known are sdpa.auto, "),
+        ("kernel.gone", "the ladder has no rung for 'kernel.gone'"),
+    ],
+)
+def test_a_table_that_names_what_can_not_be_called_is_told_in_a_line(h200, implementation, said):
+    written = dispatch.write(table(choice(PLAIN, implementation)))
+    with pytest.raises(UserError, match=f"^{paths.shown(written)}: {said}") as caught:
+        attend.use()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kernel_is_called_as_long_as_it_is_the_one_that_was_measured(h200, monkeypatch):
+    (rung, *_) = ladder.load()
+    now = ladder.hashes([rung])[rung.implementation]
+    shape = PLAIN.resized(dtype="float16", head_dim=64)
+    dispatch.write(table(choice(shape, rung.implementation, now)))
+    assert list(attend.use()) == [key(shape)]
+    dispatch.write(table(choice(shape, rung.implementation, "0" * 64)))
+    assert attend.use() == {}
+
+
+# What is called. Tensors of no device stand in for those of a GPU.
+
+
+def tensor(*sizes: int, dtype=torch.float16, requires_grad=False):
+    return SimpleNamespace(is_cuda=True, shape=torch.Size(sizes), dtype=dtype, requires_grad=requires_grad)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """By the table at (2, 4, 33, 32), float16 and no mask, `chosen`; SDPA itself anywhere else."""
+    answers = {"chosen": lambda: "chosen"}
+    by_table = {key(PLAIN.resized(dtype="float16")): lambda q, k, v, causal: answers["chosen"]()}
+    monkeypatch.setattr(attend, "_calls", by_table)
+    monkeypatch.setattr(attend.F, "scaled_dot_product_attention", lambda *_, **named: ("sdpa", named))
+    return answers
+
+
+Q = (2, 4, 33, 32)
+
+
+def test_the_chosen_one_is_called_at_its_shape(called):
+    assert attend.attend(tensor(*Q), tensor(*Q), tensor(*Q)) == "chosen"
+    assert attend.attend(tensor(*Q), tensor(*Q), tensor(*Q), causal=False) == "chosen"
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "causal"),
+    [
+        (Q, Q, Q, True),
+        ((3, 4, 33, 32), (3, 4, 33, 32), (3, 4, 33, 32), False),
+        (Q, (2, 2, 33, 32), (2, 2, 33, 32), False),
+        (Q, (2, 4, 65, 32), (2, 4, 65, 32), False),
+        (Q, Q, (2, 4, 33, 16), False),
+    ],
+)
+def test_any_other_shape_is_for_sdpa(called, q, k, v, causal):
+    answer, named = attend.attend(tensor(*q), tensor(*k), tensor(*v), causal)
+    assert answer == "sdpa"
+    assert named == {"is_causal": causal, "enable_gqa": q[1] != k[1]}
+
+
+@pytest.mark.parametrize("changed", range(3))
+def test_another_dtype_is_for_sdpa(called, changed):
+    given = [tensor(*Q, dtype=torch.bfloat16 if number == changed else torch.float16) for number in range(3)]
+    assert attend.attend(*given)[0] == "sdpa"
+
+
+@pytest.mark.parametrize("changed", range(3))
+def test_gradients_are_for_sdpa_where_they_are_asked_for(called, changed):
+    given = [tensor(*Q, requires_grad=number == changed) for number in range(3)]
+    assert attend.attend(*given)[0] == "sdpa"
+    with torch.no_grad():
+        assert attend.attend(*given) == "chosen"
+
+
+@pytest.mark.parametrize(
+    "refused", [Unsupported("takes contiguous Q, K and V"), RuntimeError("Query must have contiguous last dimension")]
+)
+def test_what_the_chosen_one_does_not_serve_is_for_sdpa(called, refused):
+    def refuses():
+        raise refused
+
+    called["chosen"] = refuses
+    assert attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))[0] == "sdpa"
+
+
+def test_the_table_is_read_at_the_first_call_and_a_bad_one_is_told(h200, called, monkeypatch):
+    monkeypatch.setattr(attend, "_calls", None)
+    assert attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))[0] == "sdpa"
+    assert attend._calls == {}
+    monkeypatch.setattr(attend, "_calls", None)
+    dispatch.path("NVIDIA H200").parent.mkdir(parents=True)
+    dispatch.path("NVIDIA H200").write_text("{")
+    with pytest.raises(UserError, match="is no dispatch table"):
+        attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))

@@ -1,0 +1,190 @@
+"""Counters: read from what ncu prints, taken or done without."""
+
+import os
+import re
+import stat
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import tiny_study
+
+from attnlab.infer import counters as inferred
+from attnlab.measure.instruments import counters
+from attnlab.runs import metrics, read, schema, write
+from attnlab.study.shapes import Shape
+
+SHAPE = Shape(1, 4, 32, 64, dtype="float32")
+HEADER = ["ID", "Kernel Name", "Block Size", "gpu__time_duration.sum", "sm__cycles_elapsed.max", "not__asked.sum"]
+UNITS = ["", "", "", "ns", "cycle", ""]
+FIRST = ["0", "void flash<64, (bool)0>(Params)", "(128, 1, 1)", "47,616", "83,000.5", "7"]
+SECOND = ["1", "second", "(32, 1, 1)", "1,000", "n/a", "7"]
+
+
+def printed(*rows: list[str], before: str = "==PROF== Connected to process 7\n") -> str:
+    return before + "".join(",".join(f'"{cell}"' for cell in row) + "\n" for row in rows)
+
+
+# What ncu prints
+
+
+def test_the_counters_are_read_with_their_units_and_launches():
+    rows = counters.parse(printed(HEADER, UNITS, FIRST, SECOND))
+    assert rows.to_dict("list") == {
+        "function": ["void flash<64, (bool)0>(Params)"] * 2 + ["second"],
+        "launch": [0, 0, 1],
+        "metric": ["gpu__time_duration.sum", "sm__cycles_elapsed.max", "gpu__time_duration.sum"],
+        "unit": ["ns", "cycle", "ns"],
+        "value": [47616, 83000.5, 1000],
+    }
+
+
+def test_what_the_profiled_process_says_is_passed_over():
+    rows = counters.parse(printed(HEADER, UNITS, before="a warning\n") + "another\n" + printed(FIRST, before=""))
+    assert rows["value"].tolist() == [47616, 83000.5]
+
+
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("", "it said nothing"),
+        (
+            "==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==ERROR== more\n",
+            "ERR_NVGPUCTRPERM - no permission",
+        ),
+        ("Traceback\nImportError: no torch\n", "ImportError: no torch"),
+        (printed(HEADER, UNITS, before="==WARNING== No kernels were profiled.\n"), "==WARNING== No kernels were"),
+        (printed(HEADER, before="==ERROR== odd\n"), "odd"),
+        ("x" * 1000, "x" * 199 + "…"),
+    ],
+)
+def test_where_there_are_no_counters_the_reason_is_what_ncu_said(output, why):
+    with pytest.raises(counters.Refused, match=f"^{re.escape(why)}"):
+        counters.parse(output)
+
+
+def test_no_metric_is_asked_for_twice_and_all_that_is_shown_is_asked_for():
+    assert len(set(metrics.COUNTERS)) == len(metrics.COUNTERS)
+    shared = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
+    wanted = {*inferred.UNITS.values(), "sm__cycles_elapsed.max", "gpu__time_duration.sum", shared}
+    wanted |= {metrics.stalled(reason) for reason in inferred.WAITS} | {"sm__cycles_active.avg"}
+    assert wanted <= set(metrics.COUNTERS)
+    assert set(metrics.STALLS) == {*inferred.WAITS, "selected", "not_selected"}
+    named = {value for name, value in vars(metrics).items() if name.isupper() and isinstance(value, str)}
+    assert {name for name in named if "__" in name} <= set(metrics.COUNTERS)
+
+
+# Taken, or done without
+
+
+@pytest.fixture
+def begun(begin):
+    """A run that holds cases at its target: two and a control measured in both replicates, one that then failed."""
+    name = begin(tiny_study())
+    fates = [("sdpa.auto", "measured"), ("sdpa.flash", "measured"), ("sdpa.math", "measured")]
+    fates.append(("control.sdpa.auto", "measured"))
+    for replicate in range(2):
+        rows = [
+            dict.fromkeys(schema.COLUMNS["cases"])
+            | {"implementation": one, **SHAPE.axes, "replicate": replicate, "status": status}
+            for one, status in fates
+        ]
+        rows[2]["status"] = ("measured", "failed")[replicate]
+        write.add_part(name, "cases", f"r0{replicate}-s001", pd.DataFrame(rows))
+    return name
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """Puts a shell script in the place of ncu."""
+
+    def place(does: str) -> Path:
+        path = tmp_path / "ncu"
+        path.write_text(
+            f'#!/bin/sh\nif [ "$1" = --version ]; then echo "Version 2025.3.1.0 (build 1)"; exit; fi\n{does}'
+        )
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("ATTNLAB_NCU", os.fspath(path))
+        return path
+
+    return place
+
+
+def is_running(process: Path) -> bool:
+    try:
+        return process.read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+PRINT = f"cat <<'END'\n{printed(HEADER, UNITS, FIRST)}END\n"
+
+
+def test_a_device_without_counters_is_told(begun):
+    told = counters.take(begun, tiny_study(), "cpu")
+    assert told == {"tool": "", "why": "Nsight Compute profiles NVIDIA GPUs, which this device is not", "command": ""}
+
+
+def test_an_ncu_that_is_not_there_is_told(begun, monkeypatch):
+    monkeypatch.delenv("ATTNLAB_NCU", raising=False)
+    monkeypatch.setenv("PATH", "")
+    told = counters.take(begun, tiny_study(), "cuda")
+    assert told["tool"] == ""
+    assert told["why"] == "not installed: ncu, of Nsight Compute, is neither on PATH nor named by ATTNLAB_NCU"
+    monkeypatch.setenv("ATTNLAB_NCU", "/nowhere/ncu")
+    assert counters.take(begun, tiny_study(), "cuda")["why"] == "/nowhere/ncu does not run: No such file or directory"
+
+
+def test_what_every_replicate_measured_is_profiled_once(begun, ncu, tmp_path):
+    ncu(f'echo "$*" >> {tmp_path}/asked\n{PRINT}')
+    told = counters.take(begun, tiny_study(), "cuda")
+    assert (told["tool"], told["why"]) == ("ncu 2025.3.1.0", "")
+    rows = read.load(begun).profile
+    assert list(rows.columns) == list(schema.COLUMNS["profile"])
+    assert rows["implementation"].unique().tolist() == ["sdpa.auto", "sdpa.flash"]
+    assert set(rows["seq_len"]) == {32}
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [re.search(r"attnlab\.measure\.instruments\.counters (\S+)", line)[1] for line in asked] == [
+        "sdpa.auto",
+        "sdpa.flash",
+    ]
+    assert "--clock-control none" in asked[0]
+    assert ",".join(metrics.COUNTERS) in asked[0]
+    assert told["command"].startswith("ncu --clock-control none")
+    assert 'python -m attnlab.measure.instruments.counters IMPLEMENTATION \'{"batch": 1' in told["command"]
+    counters.take(begun, tiny_study(), "cuda")
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+
+
+def test_what_ncu_can_not_do_costs_its_own_counters_alone(begun, ncu):
+    ncu(f'case "$*" in *sdpa.auto*) echo "==ERROR== no such thing"; exit 1;; esac\n{PRINT}')
+    told = counters.take(begun, tiny_study(), "cuda")
+    assert told["why"] == "sdpa.auto: no such thing"
+    assert read.load(begun).profile["implementation"].unique().tolist() == ["sdpa.flash"]
+
+
+def test_who_may_not_read_counters_is_refused_once(begun, ncu, tmp_path):
+    ncu(f'echo x >> {tmp_path}/asked\necho "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"')
+    told = counters.take(begun, tiny_study(), "cuda")
+    assert told["why"] == "ERR_NVGPUCTRPERM - The user does not have permission"
+    assert (tmp_path / "asked").read_text() == "x\n"
+    assert read.load(begun).profile.empty
+
+
+def test_who_takes_too_long_is_ended_with_all_it_started(begun, ncu, tmp_path, monkeypatch):
+    monkeypatch.setattr(counters, "TIMEOUT_S", 0.5)
+    ncu(f"sleep 60 & echo $! > {tmp_path}/child; wait")
+    told = counters.take(begun, tiny_study(), "cuda")
+    assert told["why"] == "sdpa.auto: not done after 0.5 s; sdpa.flash: not done after 0.5 s"
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    deadline = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(child)
+
+
+def test_a_recorded_run_says_why_it_has_no_counters(recorded):
+    run = read.load(recorded)
+    assert run.profile.empty
+    assert "NVIDIA" in run.manifest["profile"]["why"]

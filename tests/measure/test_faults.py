@@ -1,0 +1,589 @@
+"""What goes wrong around a run: kills, full disks, crowds, clocks that jump, cards that fall silent."""
+
+import contextlib
+import errno
+import io
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import forks as forking
+import pandas as pd
+import pytest
+import torch
+import yaml
+from conftest import TINY, Quickly, tiny_study
+from forks import BLOCKS, Fork, Forks, live, watch
+
+from attnlab import obtain
+from attnlab.base import files, paths
+from attnlab.base.errors import UserError
+from attnlab.infer import kept
+from attnlab.measure.instruments import telemetry
+from attnlab.measure.session import record, worker
+from attnlab.runs import read, schema, write
+from attnlab.study.shapes import Shape
+
+SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
+CASE = [*schema.CASE, "replicate", "status"]
+BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    with Forks(tmp_path_factory.mktemp("forks")) as forks:
+        yield forks
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Writes a study of many tiny shapes."""
+
+    def write(shapes: int) -> Path:
+        axes = {"batch": 1, "heads": 1, "seq_len": list(range(1, shapes + 1)), "head_dim": 8, "dtype": "float32"}
+        few = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2, "replicates": 2}
+        stated = TINY | few | {"target": axes | {"seq_len": 1}, "sweeps": {"seq_len": axes}}
+        path = tmp_path / "many.yaml"
+        path.write_text(yaml.safe_dump(stated))
+        return path
+
+    return write
+
+
+# Killed at any moment
+
+
+@pytest.mark.parametrize(("kills", "shapes"), [(12, 6), pytest.param(200, 12, marks=pytest.mark.faults)])
+def test_killed_at_random_moments_a_run_loses_doubles_and_halves_nothing(forks, study, data, kills, shapes, capsys):
+    killed = Killed(forks, study(shapes), random.Random(kills))
+    while killed.kills < kills:
+        killed.once()
+    killed.completed()
+    if kills > 100:
+        with capsys.disabled():
+            print(f"\n{killed}")
+
+
+class Killed:
+    """Runs of one study that are killed again and again; when one is complete nevertheless, the next begins.
+
+    An undisturbed run shows what each of them has to hold in the end. A process is killed after a random time, of about
+    as long as recording a block takes here; that time is adjusted along the way.
+    """
+
+    def __init__(self, forks: Forks, study: Path, draw: random.Random) -> None:
+        self._forks, self._study, self._draw = forks, study, draw
+        status, said = self._start("undisturbed").end()
+        assert status == 0, said
+        self._whole = read.load("undisturbed")
+        self._parts: dict[str, bytes] = {}
+        self._patience_s = 0.2
+        self._drafts: set[Path] = set()
+        self.kills = self.runs = self.samples = self.drafts = 0
+        self.found = dict.fromkeys(("before it began", "before a new block", "after new blocks", "as it closed"), 0)
+
+    def once(self) -> None:
+        """Continue the run or begin the next one, kill it, and check what it left."""
+        fork = self._start(self._name)
+        time.sleep(self._draw.uniform(0, 2 * self._patience_s))
+        fork.kill()
+        status, said = fork.end()
+        assert status in (0, -signal.SIGKILL), said
+        self.kills += status != 0
+        if status == 0:
+            self._complete()
+        else:
+            self._look()
+
+    def completed(self) -> None:
+        """Continue the run until it is complete."""
+        if self._parts or self._name in read.names():
+            status, said = self._start(self._name).end()
+            assert status == 0, said
+            self._complete()
+
+    def __str__(self) -> str:
+        moments = ", ".join(f"{count} {moment}" for moment, count in self.found.items())
+        return (
+            f"{self.kills} kills: {moments}; {self.drafts} of them left a file half-way to its name. {self.runs} runs "
+            f"completed; {self.samples} samples written, each there once and as it was written, none half, none lost"
+        )
+
+    @property
+    def _name(self) -> str:
+        return f"killed-{self.runs}"
+
+    def _start(self, name: str) -> Fork:
+        return self._forks.start(("command", "measure", "--run", name, "--study", str(self._study)))
+
+    def _look(self) -> None:
+        folder = schema.folder(self._name)
+        drafts = set(folder.rglob(".*.tmp"))
+        self.drafts += bool(drafts - self._drafts)
+        self._drafts |= drafts
+        if self._name not in read.names():
+            assert not self._parts
+            self.found["before it began"] += 1
+            return
+        run = read.load(self._name)  # every block is whole, or this refuses it
+        if run.complete:
+            self.found["as it closed"] += 1
+            status, said = self._start(self._name).end()  # takes away what the kill left
+            assert (status, len(said)) == (1, 1)
+            self._complete()
+            return
+        there = {path.name: path.read_bytes() for path in (folder / "parts").glob("*.parquet")}
+        assert self._parts.items() <= there.items()
+        news = len(there) > len(self._parts)
+        self._patience_s *= 0.9 if news else 1.1
+        self.found["after new blocks" if news else "before a new block"] += 1
+        self._parts = there
+
+    def _complete(self) -> None:
+        run = read.load(self._name)
+        assert run.complete
+        assert set(os.listdir(schema.folder(self._name))) == {"manifest.json", *run.manifest["files"]}
+        for columns, table in ((SAMPLE, "samples"), (CASE, "cases")):
+            assert not getattr(run, table).duplicated(columns).any()
+            pd.testing.assert_frame_equal(getattr(run, table)[columns], getattr(self._whole, table)[columns])
+        blocks = [io.BytesIO(self._parts[name]) for name in sorted(self._parts) if name.startswith("samples.")]
+        if blocks:
+            written = pd.concat(map(pd.read_parquet, blocks), ignore_index=True)
+            kept = run.samples.merge(written[SAMPLE], on=SAMPLE, how="inner")
+            pd.testing.assert_frame_equal(kept, written)
+            self.samples += len(written)
+        self._parts = {}
+        self.runs += 1
+
+
+def test_killed_at_every_step_on_the_disk_a_run_goes_on(forks, data, monkeypatch):
+    live("undisturbed")
+    whole = read.load("undisturbed")
+    for step in itertools.count(1):
+        name = f"killed-{step}"
+        status, said = forks.run(("kill_at", step), ("live", name))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL, said
+        if name in read.names():
+            assert read.load(name).samples["latency_us"].tolist() in ([], [1.0, 2.0])
+        else:
+            assert step < 10
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: None)
+            live(name)
+        assert same(read.load(name), whole)
+        assert set(os.listdir(data / name)) == {"manifest.json", *whole.manifest["files"]}
+        shutil.rmtree(data / name)
+    assert step > 40, "the kills did not go through all of a run"
+
+
+def same(run: schema.Run, whole: schema.Run) -> bool:
+    """Whether a run is complete and holds exactly what another one does."""
+    return run.complete and all(getattr(run, table).equals(getattr(whole, table)) for table in schema.TABLES)
+
+
+def test_a_process_that_dies_among_its_blocks_is_told_in_a_line_and_gone_on_with(forks, study, data):
+    command = ("command", "measure", "--run", "dying", "--study", str(study(2)))
+    status, said = forks.run(("die_at_block", 5), command)
+    assert status == 1
+    assert said[-1] == (
+        "attnlab: the measuring process died (killed, or out of host memory); what was recorded of 'dying' is kept: "
+        "`make measure RUN=dying` goes on"
+    )
+    kept = read.load("dying").samples
+    assert len(kept) == 4 + 4
+    assert forks.run(command)[0] == 0
+    pd.testing.assert_frame_equal(read.load("dying").samples.head(len(kept)), kept)
+
+
+def test_two_processes_that_write_one_block_leave_one(data):
+    # A process that measures outlives the one that started it, and held the lock, by a moment.
+    write.create("one", {"study": {"name": "tiny"}})
+    rows = [BLOCKS[0][2].assign(latency_us=float(number)) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda frame: write.add_part("one", "samples", "a", frame), rows))
+    assert len(read.load("one").samples) == 2
+
+
+def test_a_measuring_process_does_not_outlive_the_one_that_started_it(forks, begin):
+    # It would measure on beside the process that resumes the run: the lock went with the parent.
+    name = begin(tiny_study(timings=BOTH_CACHES, samples=300))
+    fork = forks.start(("command", "measure", "--run", name))
+    fork.wait_for(lambda: write.recorded(name, "samples"))
+    os.kill(fork.pid, signal.SIGKILL)
+    assert fork.end()[0] == -signal.SIGKILL
+    assert fork.gone()
+    assert write.recorded(name, "processes") == set()
+    assert len(write.recorded(name, "samples")) < 6
+
+
+# Interrupted
+
+
+def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_it_has(forks, begin):
+    name = begin(tiny_study(timings=BOTH_CACHES, samples=50))
+    fork = forks.start(("command", "measure", "--run", name))
+    fork.wait_for(lambda: write.recorded(name, "samples"))
+    fork.kill(signal.SIGINT)
+    status, lines = fork.end()
+    assert fork.gone()
+    said = [line for line in lines if line.startswith("attnlab:")]
+    assert said == [f"attnlab: interrupted; what was recorded of '{name}' is kept: `make measure RUN={name}` goes on"]
+    assert lines[-1] == said[0]
+    assert status == 130
+    run = read.load(name)
+    assert not run.complete
+    assert len(run.samples) > 0
+    assert len(run.samples) % (4 * 50) == 0
+
+
+def test_where_interrupts_are_ignored_they_are_ignored_by_all(forks, study, data):
+    fork = forks.start(("ignore_interrupts",), ("command", "measure", "--run", "on", "--study", str(study(4))))
+    fork.wait_for(lambda: write.recorded("on", "samples"))
+    fork.kill(signal.SIGINT)
+    status, said = fork.end()
+    assert status == 0, said
+    assert read.load("on").complete
+
+
+# A disk without room
+
+
+def test_a_disk_that_fills_at_any_step_loses_nothing_and_leaves_nothing_half(data, monkeypatch):
+    writing = ("write", "fsync", "replace", "mkdir")
+    live("undisturbed")
+    whole = read.load("undisturbed")
+    for step in itertools.count(1):
+        name = f"full-{step}"
+        with monkeypatch.context() as patch:
+            done = watch(patch, step, forking.full, writing)
+            with contextlib.suppress(OSError):
+                live(name)
+        if len(done) < step:
+            break
+        if name in read.names():
+            assert read.load(name).samples["latency_us"].tolist() in ([], [1.0, 2.0])
+            assert not list((data / name).rglob(".*.tmp"))
+        else:
+            assert not (data / name).exists()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: None)
+            live(name)
+        assert same(read.load(name), whole)
+        shutil.rmtree(data / name)
+    assert step > 20, "the disk was not full at all of a run's steps"
+
+
+def held(data: Path) -> dict[Path, bytes]:
+    """The contents of the files in a data folder, without locks."""
+    return {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize("begun", [0, 1, 3])
+def test_a_file_that_may_not_grow_is_told_in_a_line_and_gone_on_with(forks, study, data, begun):
+    command = ("command", "measure", "--run", "full", "--study", str(study(2)))
+    if begun:
+        forks.run(("die_at_block", begun), command)
+    before = held(data)
+    status, said = forks.run(("limit_files", 2000), command)
+    assert status == 1
+    assert said[-1] == (
+        f"attnlab: writing failed ({os.strerror(errno.EFBIG)}); what was recorded of 'full' is kept: make room, then "
+        "`make measure RUN=full` goes on"
+    )
+    assert held(data) == before
+    assert forks.run(command)[0] == 0
+    assert read.load("full").complete
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access\nmore"), "the device failed (CUDA error: an ill"),
+        (MemoryError(), "host memory ran out; what was recorded of 'begun' is kept: `make measure RUN=begun` goes on"),
+        (OSError("pyarrow's"), "writing failed (pyarrow's); what was recorded of 'begun' is kept: make room"),
+        (OSError(errno.ENOSPC, "No space left"), "the disk is full; what was recorded of 'begun' is kept: make room"),
+    ],
+)
+def test_what_ends_a_process_is_told_in_a_line(begin, monkeypatch, unlocked, one_thread, error, expected):
+    name = begin(tiny_study())
+
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(worker, "measure", failing)
+    with pytest.raises(UserError) as caught:
+        record.record(name, tiny_study(), "cpu", one_thread)
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+# More than one at once
+
+
+def test_of_two_that_measure_into_one_run_one_is_refused(forks, study, data):
+    command = ("command", "measure", "--run", "shared", "--study", str(study(6)))
+    first = forks.start(command)
+    first.wait_for(lambda: write.recorded("shared", "samples"))
+    status, said = forks.run(command)
+    assert status == 1
+    assert said == ["attnlab: another process is measuring into the run 'shared': wait for it, or name another"]
+    assert first.end()[0] == 0
+    run = read.load("shared")
+    assert not run.samples.duplicated(SAMPLE).any()
+    assert set(run.processes["process"]) == set(run.samples["process"])
+
+
+def test_of_two_that_render_one_run_one_waits(forks, begin):
+    name = begin(tiny_study())
+    both = [forks.start(("render", name)), forks.start(("render", name))]
+    ended = [fork.end() for fork in both]
+    assert [status for status, _ in ended] == [0, 0]
+    waiting = f"{paths.reports() / name}/: another process is rendering it; waiting"
+    assert sum(said.count(waiting) for _, said in ended) == 1
+    assert (paths.reports() / name / "report.html").read_text() == "whole"
+
+
+def test_a_run_that_is_closed_while_it_is_read_is_read_whole(data, monkeypatch):
+    live("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "finish", lambda name: None)
+        live("closing")
+    tables_from_parts = read.tables_from_parts
+
+    def closed_meanwhile(name):
+        monkeypatch.setattr(read, "tables_from_parts", tables_from_parts)
+        write.finish(name)
+        return tables_from_parts(name)
+
+    monkeypatch.setattr(read, "tables_from_parts", closed_meanwhile)
+    assert read.load("closing").samples["latency_us"].tolist() == [1.0, 2.0]
+
+
+def test_a_lock_that_was_taken_away_is_no_lock(data):
+    write.create("one", {"study": {"name": "tiny"}})
+    with write.lock("one"):
+        (data / "one" / ".lock").unlink()  # as `finish` does
+        with write.lock("one"):
+            pass
+    opened = open
+
+    def taken_away(path, mode):
+        handle = opened(path, mode)
+        Path(path).unlink()
+        return handle
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "open", taken_away, raising=False)
+        with pytest.raises(UserError, match="another process is measuring into the run 'one'"), write.lock("one"):
+            pass
+
+
+def test_a_lock_says_that_it_waits_only_if_it_does(tmp_path):
+    said = []
+    with files.held(tmp_path / "folder" / ".lock", lambda: said.append("waits")):
+        assert said == []
+    with ThreadPoolExecutor(1) as pool:
+        with files.held(tmp_path / ".lock"):
+
+            def second():
+                with files.held(tmp_path / ".lock", lambda: said.append("waits")):
+                    return True
+
+            waiting = pool.submit(second)
+            while not said:
+                time.sleep(0.001)
+            assert not waiting.done()
+        assert waiting.result(timeout=30)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1 not really PAR1"])
+def test_what_was_inferred_and_not_kept_whole_is_inferred_again(data, content):
+    run = SimpleNamespace(name="one", manifest={"name": "one"})
+    inferred = []
+
+    def infer(_):
+        inferred.append(run)
+        return pd.DataFrame({"times": [len(inferred)]})
+
+    assert kept.table(run, infer).to_dict("list") == {"times": [1]}
+    (path,) = (paths.reports() / "one").iterdir()
+    path.write_bytes(content)
+    for _ in range(2):  # inferred again, and then taken as it was kept
+        assert kept.table(run, infer).to_dict("list") == {"times": [2]}
+    assert os.listdir(path.parent) == [path.name]
+
+
+# What is there already
+
+
+@pytest.mark.parametrize("left", [["reference.csv"], ["parts/samples.a.0123.parquet"], [".notes", "samples.parquet"]])
+def test_a_folder_that_is_no_run_is_left_alone(begin, one_thread, data, left):
+    for name in left:
+        (data / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / "mine" / name).write_text("mine")
+    expected = f"{data}/mine/ is there and has no manifest.json: restore that, or name another run"
+    with pytest.raises(UserError) as caught:
+        record.record("mine", tiny_study(), "cpu", one_thread)
+    assert str(caught.value) == expected
+    assert sorted(str(path.relative_to(data / "mine")) for path in (data / "mine").rglob("*") if path.is_file()) == left
+
+
+def test_a_file_in_place_of_a_run_is_left_alone(data, one_thread):
+    data.mkdir()
+    (data / "mine").write_text("mine")
+    with pytest.raises(UserError, match=r"^.*/data/mine is a file: move it away, or name another run$"):
+        record.record("mine", tiny_study(), "cpu", one_thread)
+    assert (data / "mine").read_text() == "mine"
+
+
+def test_a_run_that_fails_before_it_begins_leaves_no_folder(data, one_thread, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker, "survey", failing)
+    with pytest.raises(UserError, match="the disk is full"):
+        record.record("new", tiny_study(), "cpu", one_thread)
+    assert os.listdir(data) == []
+
+
+# A clock that jumps
+
+
+class Jumping(datetime):
+    """A clock that is set back by an hour each time it is read."""
+
+    asked = 0
+
+    @classmethod
+    def now(cls, tz=None):
+        cls.asked += 1
+        return datetime(2026, 11, 21, 12, tzinfo=UTC) - timedelta(hours=cls.asked)
+
+
+def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkeypatch):
+    monkeypatch.setattr(write, "datetime", Jumping)
+    for name in ("c", "a", "b"):
+        write.create(name, {"study": tiny_study().model_dump(mode="json"), "device": {"kind": "cpu"}})
+    assert read.names() == ["c", "a", "b"]
+    created = [read.read_manifest(name)["created"] for name in read.names()]
+    assert created == sorted(created, reverse=True)
+    assert obtain._newest(tiny_study(), "cpu", complete=False) == "b"
+    # It is put right in part: still before the first of them, but after the last.
+    write.create("0", {"study": {"name": "tiny"}, "created": "2026-11-21T10:30:00+00:00"})
+    assert read.names() == ["c", "a", "b", "0"]
+    # When the clock is right again, order goes by it.
+    write.create("a-later", {"study": {"name": "tiny"}, "created": "2026-11-21T13:00:00+00:00"})
+    assert read.names() == ["c", "a", "b", "0", "a-later"]
+    assert "follows" not in read.read_manifest("a-later")
+
+
+def test_runs_that_name_each_other_are_still_ordered(data):
+    # Nothing writes these, but a folder that was renamed may come near.
+    for name, follows in (("a", "b"), ("b", "a"), ("c", "c"), ("d", "gone")):
+        write.create(name, {"study": {"name": "tiny"}, "created": "2026-01-01", "follows": follows})
+    assert sorted(read.names()) == ["a", "b", "c", "d"]
+
+
+def test_a_name_that_the_clock_gives_twice_is_given_once(data, monkeypatch):
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2026, 11, 21, 6, 45, 1, tzinfo=UTC)
+
+    monkeypatch.setattr(record, "datetime", Stopped)
+    names = []
+    for _ in range(3):
+        names.append(record.new_name(torch.device("cpu")))
+        write.create(names[-1], {"study": {"name": "tiny"}})
+    assert names == ["cpu-20261121-064501", "cpu-20261121-064501-2", "cpu-20261121-064501-3"]
+    assert read.names() == names
+
+
+def test_latencies_do_not_know_what_time_it_is(begin, monkeypatch, unlocked, one_thread):
+    asked = itertools.count()
+    monkeypatch.setattr(time, "time", lambda: 1.8e9 - 3600 * next(asked))
+    study = tiny_study(replicates=1, implementations=["sdpa.auto"])
+    samples = read.load(record.record(begin(study), study, "cpu", one_thread)).samples
+    assert samples["latency_us"].between(0, 1e7, inclusive="neither").all()
+    assert samples["started_s"].is_monotonic_increasing
+    assert samples["started_s"].iloc[0] > 0
+
+
+# A card that falls silent
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Silent:
+    """An NVML that answers a number of questions and then fails."""
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = NVML_CLOCK_MEM = 0
+
+    def __init__(self, answers: int) -> None:
+        self._left = answers
+
+    def __getattr__(self, question):
+        def answer(*_):
+            self._left -= 1
+            if self._left < 0:
+                raise NVMLError("GPU is lost")
+            return 1410
+
+        return answer
+
+
+def test_a_card_that_falls_silent_costs_its_readings_and_nothing_else(begin, monkeypatch, unlocked, one_thread):
+    monkeypatch.setattr(telemetry, "pynvml", Silent(4 * 7))
+    card = telemetry.Telemetry(torch.device("cpu"))
+    card._handle = object()
+    monkeypatch.setattr(worker, "Telemetry", lambda device: card)
+    study = tiny_study(replicates=1, implementations=["sdpa.auto"])
+    run = read.load(record.record(begin(study), study, "cpu", one_thread))
+    assert run.complete
+    assert len(run.samples) == 2 * 3 * 5
+    heard = run.samples["sm_clock_mhz"].notna()
+    assert heard.tolist() == [True] * 14 + [False] * 16
+    assert run.samples["throttled"].notna().tolist() == heard.tolist()
+    assert {column: str(run.samples[column].dtype) for column in schema.TELEMETRY_TYPES} == schema.TELEMETRY_TYPES
+
+
+@pytest.mark.parametrize("answers", range(4))
+def test_nvml_may_fail_at_any_question(monkeypatch, answers):
+    monkeypatch.setattr(telemetry, "pynvml", Silent(answers))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
+    card = telemetry.Telemetry(torch.device("cuda"))
+    assert card.unavailable == ("" if answers > 1 else "NVML: GPU is lost")
+    assert card.driver == ("1410" if answers > 2 else "n/a")
+    assert card.read() == telemetry.Reading(sm_clock_mhz=1410 if answers > 3 else None)
+    assert all(value is None for key, value in card.limits().items() if key != "unavailable")
+
+
+def test_what_changed_of_the_environment_is_named(begin, machine, unlocked, one_thread):
+    before = machine["environment"] | {"driver": "580.1", "hash": 64 * "0"}
+    name = begin(tiny_study(), environment=before)
+    with pytest.raises(UserError, match=r"^the environment changed .* 'begun' began \(driver\): start a new run$"):
+        record.record(name, tiny_study(), "cpu", Quickly(one_thread))
+
+
+def test_a_manifest_that_cannot_be_read_hides_no_other_run(data):
+    for name, content in (("deep", "[" * 100_000), ("list", "[1]"), ("text", json.dumps({"created": [1]}))):
+        (data / name).mkdir(parents=True)
+        (data / name / "manifest.json").write_text(content)
+    live("whole")
+    assert "whole" in read.names()
+    assert obtain._newest(tiny_study(), "cpu", complete=True) == ""
+    with pytest.raises(UserError, match="is not a manifest"):
+        read.load("deep")

@@ -1,0 +1,411 @@
+"""A gate that can't be fooled: what it must catch, each with the reason that it gives. Kernels: test_gpu_gate.py."""
+
+import math
+import random
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import gated
+
+from attnlab.build import check, nvrtc
+from attnlab.measure.gate.check import Check, Error
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import environment
+from attnlab.measure.session import checks as checking
+from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
+from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.runs import read, schema
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+CPU = torch.device("cpu")
+SHAPE = Shape(2, 3, 65, 64, dtype="float32")
+ELEMENTS = SHAPE.query_elements
+
+
+@pytest.fixture(autouse=True)
+def locked(unlocked):
+    """A locked environment, put back afterwards."""
+    environment.lock()
+
+
+def honest(q, k, v, causal):
+    output = outputs.like(q)
+    output.copy_(sdpa.sdpa(q, k, v, causal))
+    return output
+
+
+# Saboteurs: each is right but for one thing.
+
+
+def writes_nothing(q, k, v, causal):
+    return outputs.like(q)
+
+
+def writes_half(q, k, v, causal):
+    output, half = outputs.like(q), q.shape[2] // 2
+    output[:, :, :half] = sdpa.sdpa(q, k, v, causal)[:, :, :half]
+    return output
+
+
+def writes_half_of_memory_of_its_own(q, k, v, causal):
+    output, half = torch.empty_like(q), q.shape[2] // 2
+    output[:, :, :half] = sdpa.sdpa(q, k, v, causal)[:, :, :half]
+    return output
+
+
+def writes_past_its_end(q, k, v, causal):
+    output = honest(q, k, v, causal)
+    output.as_strided((3,), (1,), output.storage_offset() + output.numel()).fill_(0)
+    return output
+
+
+def writes_before_its_start(q, k, v, causal):
+    output = honest(q, k, v, causal)
+    output.as_strided((1,), (1,), output.storage_offset() - 64).fill_(0)
+    return output
+
+
+def ignores_the_mask(q, k, v, causal):
+    return sdpa.sdpa(q, k, v, False)
+
+
+def skips_the_keys_of_the_tail(q, k, v, causal):
+    whole = q.shape[2] // 64 * 64
+    return torch.nn.functional.scaled_dot_product_attention(q, k[:, :, :whole], v[:, :, :whole])
+
+
+def skips_the_rows_of_the_tail(q, k, v, causal):
+    output, whole = honest(q, k, v, causal), q.shape[2] // 64 * 64
+    output[:, :, whole:] = 0
+    return output
+
+
+def softmax_without_its_maximum(q, k, v, causal):
+    weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).exp()
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def starts_the_maximum_at_zero(q, k, v, causal):
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=0)).exp()
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def clamps_the_scores(q, k, v, causal):
+    weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).clamp(-60, 60).softmax(-1)
+    return weights @ v
+
+
+def changes_its_inputs(q, k, v, causal):
+    output = honest(q, k, v, causal)
+    k[-1, -1, -1, -1] += 1
+    return output
+
+
+def works_in_place(q, k, v, causal):
+    return q.copy_(sdpa.sdpa(q, k, v, causal))
+
+
+def returns_its_values(q, k, v, causal):
+    return v
+
+
+def returns_a_view_of_its_values(q, k, v, causal):
+    return v[:, :, :1].expand_as(v)
+
+
+def returns_one_row_for_all(q, k, v, causal):
+    return sdpa.sdpa(q, k, v, causal)[:, :, :1].expand_as(q)
+
+
+def returns_the_scores(q, k, v, causal):
+    return q @ k.transpose(-1, -2)
+
+
+class ReturnsTheLastResult:
+    """Computes for the first inputs and, since all inputs are at one address, never again."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def __call__(self, q, k, v, causal):
+        if q.data_ptr() not in self.kept:
+            self.kept[q.data_ptr()] = sdpa.sdpa(q, k, v, causal)
+        return self.kept[q.data_ptr()]
+
+
+class CopiesTheLastResult(ReturnsTheLastResult):
+    def __call__(self, q, k, v, causal):
+        kept = q.data_ptr() in self.kept
+        result = super().__call__(q, k, v, causal)
+        if not kept:
+            self.kept[q.data_ptr()] = result.clone()
+        output = outputs.like(q)
+        output.copy_(self.kept[q.data_ptr()])
+        return output
+
+
+class RightForTheFirstSeed:
+    """Knows the first inputs again and is a little off for any others."""
+
+    def __init__(self):
+        self.first = None
+
+    def __call__(self, q, k, v, causal):
+        if self.first is None:
+            self.first = q.clone()
+        return sdpa.sdpa(q, k, v, causal) * (1 if torch.equal(q, self.first) else 1.01)
+
+
+class Races:
+    """Is off by one rounding in one element, now and then."""
+
+    def __init__(self):
+        self.random = random.Random(0)
+
+    def __call__(self, q, k, v, causal):
+        output = honest(q, k, v, causal)
+        element = output.view(-1)[self.random.randrange(output.numel()) :][:1]
+        element.copy_(torch.nextafter(element, element + 1))
+        return output
+
+
+class KeepsItsOutput:
+    """Writes to the same memory at each call, which nobody forbids."""
+
+    def __init__(self):
+        self.output = None
+
+    def __call__(self, q, k, v, causal):
+        self.output = torch.zeros_like(q) if self.output is None else self.output
+        return self.output.copy_(sdpa.sdpa(q, k, v, causal))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 7, 64, 127])
+@pytest.mark.parametrize("make", [lambda: honest, KeepsItsOutput], ids=["honest", "keeps its output"])
+def test_what_is_honest_passes(make, seq_len, causal, dtype):
+    subject, checks = gated(make(), Shape(2, 3, seq_len, 64, causal, dtype))
+    assert subject.status == "measured", subject.reason
+    assert checks["passed"].all()
+    assert checks[["moment", "inputs", "route"]].values.tolist() == [
+        ["before", "normal", "call"],
+        ["before", "large logits", "call"],
+        ["before", "constant rows", "call"],
+        ["after", "normal", "call"],
+    ]
+
+
+CAUGHT = {
+    writes_nothing: f"before timing, call: {ELEMENTS} of {ELEMENTS} elements not written; error against ",
+    writes_half: f"before timing, call: {2 * 3 * 33 * 64} of {ELEMENTS} elements not written; ",
+    writes_half_of_memory_of_its_own: f"before timing, call: {2 * 3 * 33 * 64} of {ELEMENTS} elements are not finite; ",
+    writes_past_its_end: "before timing, call: wrote outside its output: 12 bytes after it",
+    writes_before_its_start: "before timing, call: wrote outside its output: 4 bytes before it",
+    skips_the_keys_of_the_tail: "before timing, call: error against float64: max ",
+    skips_the_rows_of_the_tail: "before timing, call: error against float64: max ",
+    softmax_without_its_maximum: "before timing, call, large logits: ",
+    starts_the_maximum_at_zero: "before timing, call, constant rows: ",
+    clamps_the_scores: "before timing, call, large logits: error against float64: max ",
+    changes_its_inputs: "before timing, call: changed its inputs: K",
+    works_in_place: "before timing, call: changed its inputs: Q; returned memory of its inputs",
+    returns_its_values: "before timing, call: returned memory of its inputs; error against float64: max ",
+    returns_a_view_of_its_values: "before timing, call: returned memory of its inputs; ",
+    returns_one_row_for_all: "before timing, call: returned elements that share memory; ",
+    returns_the_scores: "before timing, call: returned (2, 3, 65, 65), not (2, 3, 65, 64); ",
+    ReturnsTheLastResult: (
+        f"before timing, call: returned what it had returned before, {ELEMENTS} of {ELEMENTS} elements not written "
+        f"anew; differs between two runs on the same inputs, in {ELEMENTS} of {ELEMENTS} elements"
+    ),
+    CopiesTheLastResult: "before timing, call, large logits: returned its output for earlier inputs; error against ",
+    RightForTheFirstSeed: "before timing, call, large logits: error against float64: max ",
+    Races: "before timing, call: differs between two runs on the same inputs, in 2 of ",
+}
+
+
+@pytest.mark.parametrize(("saboteur", "reason"), CAUGHT.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_saboteur_is_caught_and_the_reason_says_at_what(saboteur, reason):
+    subject, checks = gated(saboteur() if isinstance(saboteur, type) else saboteur, SHAPE)
+    assert subject.status == "failed"
+    assert subject.reason.startswith(reason)
+    assert checks["passed"].tolist() == [True] * (len(checks) - 1) + [False]  # who fails is out
+
+
+def test_who_ignores_the_mask_is_caught():
+    subject, _ = gated(ignores_the_mask, Shape(2, 3, 65, 64, causal=True, dtype="float32"))
+    assert subject.reason.startswith("before timing, call: error against float64: max ")
+    assert gated(ignores_the_mask, SHAPE)[0].alive
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 64])
+def test_who_is_right_for_the_first_normal_inputs_only_is_caught_after_timing_at_the_latest(seq_len):
+    class OffForOtherNormalInputs(RightForTheFirstSeed):
+        def __call__(self, q, k, v, causal):
+            if q.std() > 10:
+                return sdpa.sdpa(q, k, v, causal)
+            return super().__call__(q, k, v, causal)
+
+    subject, checks = gated(OffForOtherNormalInputs(), Shape(2, 3, seq_len, 64, dtype="bfloat16"))
+    assert subject.reason.startswith("after timing, call: error against float64: max ")
+    assert checks["passed"].tolist() == [True, True, True, False]
+
+
+def test_one_who_changes_the_inputs_does_no_harm_to_the_next(monkeypatch):
+    drawn = inputs.draw(SHAPE, 0, CPU)
+    before = [tensor.clone() for tensor in drawn]
+    gate = Gate(drawn, False)
+
+    def spoils_and_gives_up():
+        drawn[0].zero_()
+        raise torch.OutOfMemoryError("none left")
+
+    assert not gate.examine(partial(works_in_place, *drawn, False)).passed
+    with pytest.raises(torch.OutOfMemoryError):
+        gate.examine(spoils_and_gives_up)
+    assert all(torch.equal(now, then) for now, then in zip(drawn, before, strict=True))
+    assert gate.examine(partial(honest, *drawn, False)).passed
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_poison_is_not_a_number_in_any_dtype(dtype):
+    q = torch.zeros(1, 2, 3, 8, dtype=getattr(torch, dtype))
+    for poison in outputs.POISONS:
+        with outputs.guarded(poison) as guards:
+            output = outputs.like(q)
+        assert output.isnan().all()
+        assert (output.shape, output.dtype) == (q.shape, q.dtype)
+        assert output.is_contiguous()
+        assert output.storage_offset() * output.element_size() % outputs.ALIGNMENT == 0
+        assert guards.overruns() == []
+        assert guards.unwritten(output, output) == output.numel()
+        output[0, 0, 1, :3] = torch.nan  # written, if with what isn't a number
+        assert guards.unwritten(output, output) == output.numel() - 3
+    assert outputs.like(q).untyped_storage().nbytes() == q.nbytes  # no guards outside
+
+
+def test_guards_span_two_heads_where_those_are_long():
+    q = torch.zeros(1, 2, 8192, 128, dtype=torch.float16)
+    with outputs.guarded(outputs.POISONS[0]):
+        output = outputs.like(q)
+    assert output.untyped_storage().nbytes() == q.nbytes + 2 * 2 * 8192 * 128 * 2
+
+
+def test_large_logits_reach_beyond_what_exp_can_take():
+    q, k, _ = inputs.draw(Shape(4, 4, 64, 64), 0, CPU, schema.LARGE_LOGITS)
+    scores = q.float() @ k.float().transpose(-1, -2) / 8
+    assert 45 < scores.std() < 55
+    assert (scores.amax(-1) > math.log(torch.finfo(torch.float32).max)).float().mean() > 0.5
+    assert (scores.softmax(-1).amax(-1) > 0.99).float().mean() > 0.5
+
+
+def test_constant_rows_weigh_all_keys_alike_beyond_what_exp_can_take():
+    shape = Shape(2, 4, 64, 64)
+    q, k, v = inputs.draw(shape, 0, CPU, schema.CONSTANT_ROWS)
+    assert (k == k[:, :, :1]).all()
+    assert k.is_contiguous()
+    torch.testing.assert_close(oracle.float64(q, k, v, False), v.double().mean(2, keepdim=True).expand_as(v))
+    scores = (q.float() @ k.float().transpose(-1, -2) / 8)[..., 0]
+    assert scores.max() > 88.7
+    assert scores.min() < -103.9
+
+
+def test_the_kinds_of_inputs_share_no_value():
+    shape, drawn = Shape(1, 2, 16, 64), {}
+    for kind in schema.KINDS:
+        drawn[kind] = inputs.draw(shape, 1, CPU, kind)
+        assert all(tensor.isfinite().all() for tensor in drawn[kind])
+    redrawn = inputs.draw(shape, 2, CPU)
+    inputs.redraw(redrawn, shape, 1, schema.CONSTANT_ROWS)
+    assert all(torch.equal(a, b) for a, b in zip(redrawn, drawn[schema.CONSTANT_ROWS], strict=True))
+
+
+@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.math"])
+@pytest.mark.parametrize("seed", range(5))
+def test_float32_is_not_refused_for_the_last_bit_of_a_score(name, seed):
+    drawn = inputs.draw(Shape(1, 2, 63, 64, dtype="float32"), seed, CPU, schema.LARGE_LOGITS)
+    with REGISTRY[name].selected():
+        check = Gate(drawn, False, schema.LARGE_LOGITS).examine(partial(sdpa.sdpa, *drawn, False))
+    assert check.passed, check.reason
+    assert check.unavoidable.maximum < 1e-3
+
+
+def test_what_is_unavoidable_is_nothing_on_normal_inputs():
+    drawn = inputs.draw(SHAPE, 0, CPU)
+    assert Gate(drawn, False).check(sdpa.sdpa(*drawn, False)).unavoidable == Error(0.0, 0.0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", [schema.LARGE_LOGITS, schema.CONSTANT_ROWS])
+def test_what_is_unavoidable_is_what_errors_in_the_scores_do(kind, causal):
+    q, k, v = (x.double() for x in inputs.draw(Shape(1, 4, 32, 64), 0, CPU, kind))
+    unavoidable = Gate((q, k, v), causal, kind).check(v).unavoidable
+    ulp = 2**-23 * (q.norm(dim=-1).amax(-1) * k.norm(dim=-1).amax(-1)).max() / 8
+    hidden = torch.ones(32, 32, dtype=torch.bool).triu(1) & causal
+    scores = (q @ k.transpose(-1, -2) / 8).masked_fill(hidden, -math.inf)
+    right, generator, errors = scores.softmax(-1) @ v, torch.Generator().manual_seed(0), []
+    for _ in range(500):
+        off = ulp * torch.randn(scores.shape, generator=generator, dtype=torch.float64)
+        errors.append((scores + off).softmax(-1) @ v - right)
+    deviation = torch.stack(errors).square().mean(0).sqrt()
+    assert unavoidable.mean == pytest.approx(deviation.mean().item(), rel=0.02)
+    assert unavoidable.maximum == pytest.approx(deviation.max().item(), rel=0.1)
+
+
+def test_a_share_of_the_heads_is_compared_and_all_else_is_looked_at_in_all(monkeypatch):
+    monkeypatch.setattr(checking, "COMPARED_SCORES", 2 * 65**2)
+    seen = []
+
+    class Watched(Gate):
+        def __init__(self, given, causal, kind, heads, sequences):
+            seen.append(heads)
+            super().__init__(given, causal, kind, heads, sequences)
+
+    monkeypatch.setattr(checking, "Gate", Watched)
+    assert gated(honest, SHAPE)[0].alive
+    assert [heads and len(heads) for heads in seen] == [None, 2, 2, None]
+    assert seen[1] != seen[2]
+
+    def leaves_out_a_head_of_large_logits(head, q, k, v, causal):
+        output = outputs.like(q)
+        for number in range(6):
+            if number != head or q.std() < 10:
+                at = divmod(number, 3)
+                output[at] = sdpa.sdpa(*(x[at][None, None] for x in (q, k, v)), causal)[0, 0]
+        return output
+
+    for head in range(6):
+        subject, _ = gated(partial(leaves_out_a_head_of_large_logits, head), SHAPE)
+        assert f"{65 * 64} of {ELEMENTS} elements not written" in subject.reason
+
+
+def test_a_reason_says_the_fault_and_the_error_only_if_that_is_too_large():
+    error, framework = Error(1.0, 0.1), Error(1.0, 0.1)
+    assert Check(error, framework, faults=("changed its inputs: V",)).reason == "changed its inputs: V"
+    both = Check(Error(3.0, 0.1), framework, faults=("changed its inputs: V",)).reason
+    assert both.startswith("changed its inputs: V; error against float64: max 3.00e+00")
+    assert not Check(error, framework, faults=("changed its inputs: V",)).passed
+
+
+def test_runs_recorded_before_there_were_kinds_of_inputs_were_on_normal_ones(recorded, monkeypatch):
+    assert set(read.load(recorded).checks["inputs"]) == set(schema.KINDS)
+    monkeypatch.delenv("ATTNLAB_DATA")
+    assert set(read.load("h200-2026-11").checks["inputs"]) == {"normal"}
+
+
+@pytest.mark.parametrize("rung", ladder.load(Path(__file__).parent / "saboteurs"), ids=lambda rung: rung.name)
+def test_the_saboteurs_among_the_kernels_compile(rung, monkeypatch):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(Path(__file__).parent / "saboteurs"))
+    # Each dtype and each mask once; the honest kernel, whose code the others share, in all their combinations.
+    masks = (
+        product(rung.dtypes, (False, True)) if rung.name == "honest" else zip(rung.dtypes, (False, True), strict=True)
+    )
+    expressions = [rung.expression(dtype, tile, causal) for dtype, causal in masks for tile in rung.tiles]
+    build = nvrtc.build(rung, "sm_80", expressions)
+    assert set(build.instances) == set(expressions)
+    assert check.wrong(rung, "sm_80", build) == []

@@ -1,0 +1,386 @@
+"""The measuring half on an NVIDIA GPU: `make test-gpu`."""
+
+import math
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_study, torch_as_it_was
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices, environment, inspection, telemetry
+from attnlab.measure.session import ceilings, record
+from attnlab.measure.subjects import inputs
+from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.runs import read
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+FUSED = ("sdpa.flash", "sdpa.cudnn", "sdpa.efficient")
+# A replay runs the same kernel, but for the products of the math backend, which cuBLAS may choose anew.
+SAME = dict.fromkeys(FUSED, 0.0) | {"sdpa.math": 2e-3}
+EVERY_TIMING = [
+    {"clock": "device", "cache": "warm"},
+    {"clock": "device", "cache": "cold"},
+    {"clock": "eager", "cache": "warm"},
+    {"clock": "eager", "cache": "cold"},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def locked():
+    """A locked environment for every test here, put back afterwards."""
+    with torch_as_it_was():
+        environment.lock()
+        yield
+
+
+@pytest.fixture(autouse=True)
+def released():
+    """Leaves no memory held for the next test."""
+    yield
+    devices.release(GPU)
+
+
+def case_of(name, shape, seed=0):
+    """A case and its inputs."""
+    drawn = inputs.draw(shape, seed, GPU)
+    return Case(partial(REGISTRY[name].call, *drawn, shape.causal), REGISTRY[name].selected), drawn
+
+
+def called(case):
+    with case.selected():
+        return case.call()
+
+
+# Right
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seq_len", [7, 64, 1000])
+@pytest.mark.parametrize("name", [*FUSED, "sdpa.math", "sdpa.auto"])
+def test_every_backend_passes_the_gate(name, seq_len, causal, head_dim, dtype):
+    shape = Shape(2, 4, seq_len, head_dim, causal, dtype)
+    case, drawn = case_of(name, shape)
+    check = attempt(lambda: Gate(drawn, causal).examine(lambda: called(case)))
+    assert check.passed, check.reason
+    assert 0 < check.error.mean <= check.error.maximum < 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", [*FUSED, "sdpa.math", "sdpa.auto"])
+def test_attention_over_one_key_is_its_value(name, causal, head_dim, dtype):
+    case, (_, _, v) = case_of(name, Shape(2, 4, 1, head_dim, causal, dtype))
+    output, refused = None, ""
+    try:
+        output = attempt(lambda: called(case))
+    except Unsupported as error:
+        refused = str(error)
+    if refused:  # cuDNN's alone to refuse, and it has to say why
+        assert name == "sdpa.cudnn", refused
+        assert "seq" in refused.lower(), refused
+    else:
+        assert torch.equal(output, v)
+
+
+def test_float32_is_computed_without_tf32():
+    case, drawn = case_of("sdpa.math", Shape(2, 4, 256, 64, dtype="float32"))
+    check = Gate(drawn, False).examine(lambda: called(case))
+    assert check.passed, check.reason
+    assert check.error.maximum < 1e-5
+
+
+def test_tf32_would_show_in_the_gate():
+    case, drawn = case_of("sdpa.math", Shape(2, 4, 256, 64, dtype="float32"))
+    gate = Gate(drawn, False)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        check = gate.check(called(case))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert not check.passed
+    assert check.error.maximum > 1e-5
+
+
+@pytest.mark.parametrize(("name", "words"), [("sdpa.flash", ("flash",)), ("sdpa.cudnn", ("cudnn", "sm90"))])
+def test_the_kernel_that_ran_is_of_the_backend_asked_for(name, words):
+    case, _ = case_of(name, Shape(4, 8, 512, 64))
+    called(case)
+    with case.selected():
+        names = inspection.kernels(case.call, GPU)
+    assert names
+    assert any(word in names[0].lower() for word in words), names
+
+
+def test_backends_run_different_kernels():
+    ran = {}
+    for name in (*FUSED, "sdpa.math"):
+        case, _ = case_of(name, Shape(4, 8, 512, 64))
+        called(case)
+        with case.selected():
+            ran[name] = inspection.kernels(case.call, GPU)
+    assert all(ran.values())
+    assert len({names[0] for names in ran.values()}) == 4
+    assert len(ran["sdpa.math"]) > 1
+
+
+def test_flash_in_float32_is_unsupported_and_says_that_it_is_the_dtype():
+    case, _ = case_of("sdpa.flash", Shape(1, 2, 64, 64, dtype="float32"))
+    with pytest.raises(Unsupported) as caught:
+        attempt(lambda: called(case))
+    reason = str(caught.value)
+    assert "dtype" in reason.lower()
+    assert "\n" not in reason
+
+
+def test_out_of_memory_is_told_and_leaves_the_device_usable():
+    # 32·8·16384² scores of two bytes are 128 GiB, and the softmax holds them twice.
+    case, _ = case_of("sdpa.math", Shape(32, 8, 16384, 64))
+    with pytest.raises(OutOfMemory, match="out of memory") as caught:
+        attempt(lambda: called(case))
+    assert "\n" not in str(caught.value)
+    devices.release(GPU)
+    small, drawn = case_of("sdpa.math", Shape(1, 2, 64, 64))
+    assert Gate(drawn, False).check(called(small)).passed
+
+
+def test_peak_memory_holds_output_and_scores():
+    shape = Shape(4, 8, 512, 64)
+    given, tensor, peaks = 3 * shape.bytes // 4, shape.bytes // 4, {}
+    for name in ("sdpa.flash", "sdpa.math"):
+        case, _ = case_of(name, shape)
+        called(case)
+        with case.selected():
+            peaks[name] = inspection.peak_memory_bytes(case.call, given, GPU)
+    assert peaks["sdpa.flash"] >= given + tensor
+    assert peaks["sdpa.math"] >= given + tensor + 2 * shape.scores
+    assert peaks["sdpa.math"] > peaks["sdpa.flash"]
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("name", [*FUSED, "sdpa.math"])
+def test_a_captured_graph_computes_from_the_inputs_as_they_are(name):
+    shape = Shape(2, 4, 128, 64, causal=True)
+    case, drawn = case_of(name, shape)
+    first = called(case).clone()
+    ours.capture(case, torch.cuda.graph_pool_handle())
+    assert 1 <= case.many.calls <= ours.GRAPH_CALLS
+    inputs.redraw(drawn, shape, 1)
+    for replay in (case.one, case.many):
+        replay.output.fill_(torch.nan)
+        replay.graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(replay.output, called(case), rtol=0, atol=SAME[name])
+        assert not torch.equal(replay.output, first)
+        assert Gate(drawn, True).check(replay.output).passed
+
+
+def test_cases_that_share_a_pool_do_not_disturb_each_other():
+    shape, pool, cases = Shape(2, 4, 128, 64), torch.cuda.graph_pool_handle(), []
+    for seed, name in enumerate(("sdpa.flash", "sdpa.math", "sdpa.efficient")):
+        case, _ = case_of(name, shape, seed)
+        called(case)
+        ours.capture(case, pool)
+        cases.append(case)
+    for case in [*cases, *reversed(cases)]:
+        for replay in (case.one, case.many):
+            replay.output.fill_(torch.nan)
+            replay.graph.replay()
+            torch.cuda.synchronize()
+            torch.testing.assert_close(replay.output, called(case), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("timing", EVERY_TIMING, ids=lambda timing: f"{timing['clock']} {timing['cache']}")
+def test_every_clock_takes_samples(timing):
+    case, _ = case_of("sdpa.flash", Shape(2, 4, 128, 64))
+    called(case)
+    ours.capture(case, torch.cuda.graph_pool_handle())
+    take = ours.sampler(GPU, Timing(**timing))
+    samples = [take(case) for _ in range(20)]
+    assert all(0 < latency < 1e6 for latency, _ in samples)
+    expected = case.many.calls if timing == EVERY_TIMING[0] else 1
+    assert {launches for _, launches in samples} == {expected}
+
+
+def test_the_eager_clock_sees_the_launch_gap_that_the_device_clock_leaves_out():
+    case, _ = case_of("sdpa.flash", Shape(1, 1, 64, 64))
+    called(case)
+    ours.capture(case, torch.cuda.graph_pool_handle())
+    takes = {clock: ours.sampler(GPU, Timing(clock=clock, cache="warm")) for clock in ("device", "eager")}
+    medians = {clock: float(np.median([take(case)[0] for _ in range(50)])) for clock, take in takes.items()}
+    assert medians["device"] < medians["eager"]
+
+
+def test_the_clock_ticks_within_a_microsecond():
+    calibrated = ours.calibrate(GPU)
+    assert 0 < calibrated["tick_us"] <= 1
+    assert 0 <= calibrated["nothing_us"] < calibrated["smallest_graph_us"]
+
+
+def test_a_flush_writes_twice_the_cache():
+    flush = ours.Flush(GPU)
+    assert flush._buffer.nbytes == 2 * torch.cuda.get_device_properties(GPU).L2_cache_size
+    flush._buffer.fill_(1)
+    flush()
+    assert not flush._buffer.any()
+
+
+# The machine
+
+
+def test_telemetry_gives_clock_and_power():
+    card = telemetry.Telemetry(GPU)
+    assert card.unavailable == ""
+    a = torch.randn(4096, 4096, device=GPU, dtype=torch.float16)
+    for _ in range(50):
+        a @ a
+    torch.cuda.synchronize()
+    reading = card.read()
+    assert 100 < reading.sm_clock_mhz <= card.limits()["sm_clock_max_mhz"]
+    assert 10 < reading.power_w < 2000
+    assert reading.throttled in (True, False)
+    assert card.limits()["power_limit_w"] > 50
+    assert card.driver[0].isdigit()
+
+
+def test_the_device_is_the_one_that_torch_sees():
+    described = devices.describe(devices.resolve("auto"))
+    assert described["kind"] == "cuda"
+    assert described["name"] == torch.cuda.get_device_name()
+    assert described["multiprocessors"] > 0
+    assert described["l2_bytes"] > 2**20
+
+
+def test_the_environment_is_locked_and_names_driver_and_cudnn():
+    found = environment.fingerprint(GPU)
+    assert found["settings"] == environment.LOCKED
+    assert found["cuda"] == torch.version.cuda
+    assert int(found["cudnn"]) > 90000
+    assert found["driver"][0].isdigit()
+    assert environment.fingerprint(GPU)["hash"] == found["hash"]
+
+
+@pytest.fixture(scope="module")
+def measured_ceilings():
+    return ceilings.measure(GPU, ["float16", "float32"])
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("matmul.float16", "TFLOP/s"),
+        ("matmul.float32", "TFLOP/s"),
+        ("copy", "GB/s"),
+        ("l2", "GB/s"),
+        ("exponentials", "Gexp/s"),
+    ],
+)
+def test_every_ceiling_is_had(measured_ceilings, name, unit):
+    found = measured_ceilings[name]
+    assert found["unit"] == unit
+    assert len(found["samples"]) == ceilings.SAMPLES
+    assert all(0 < sample < math.inf for sample in found["samples"])
+    assert found["sm_clock_mhz"] > 100
+
+
+def test_ceilings_are_in_order(measured_ceilings):
+    median = {name: float(np.median(found["samples"])) for name, found in measured_ceilings.items()}
+    assert median["matmul.float16"] > median["matmul.float32"]
+    assert median["l2"] > median["copy"]
+
+
+def test_no_ceiling_is_above_the_h200s_datasheet(measured_ceilings):
+    if "H200" in torch.cuda.get_device_name():
+        assert max(measured_ceilings["matmul.float16"]["samples"]) < 1.05 * 989
+        assert max(measured_ceilings["copy"]["samples"]) < 4800
+        assert max(measured_ceilings["matmul.float32"]["samples"]) < 1.05 * 67
+
+
+# A run
+
+
+@pytest.fixture(scope="module")
+def recorded_on_gpu(tmp_path_factory):
+    """A run of four implementations at two shapes under every timing, in two fresh processes."""
+    target = {"batch": 1, "heads": 2, "seq_len": 128, "head_dim": 64, "dtype": "float16"}
+    study = tiny_study(
+        device="cuda",
+        implementations=["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.math"],
+        target=target,
+        timings=EVERY_TIMING,
+        sweeps={"seq_len": target | {"seq_len": [128, 256]}},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLAB_DATA", os.fspath(tmp_path_factory.mktemp("gpu")))
+        return read.load(record.record("gpu", study, "cuda"))
+
+
+def test_a_run_on_the_gpu_is_complete(recorded_on_gpu):
+    run = recorded_on_gpu
+    assert run.complete
+    assert run.cases["reason"].unique().tolist() == [""]
+    assert run.cases["status"].tolist() == 5 * 2 * 2 * ["measured"]  # four implementations and the control
+    assert len(run.samples) == 5 * 2 * 4 * 5 * 2  # implementations, shapes, timings, samples, replicates
+    assert run.manifest["missing_clocks"] == []
+    assert run.manifest["telemetry"] == "NVML"
+    assert (run.samples["latency_us"] > 0).all()
+
+
+def test_short_kernels_are_timed_many_at_a_time_under_the_warm_device_clock_only(recorded_on_gpu):
+    launches = recorded_on_gpu.samples.groupby(["clock", "cache"])["launches"]
+    assert launches.min()["device", "warm"] > 1
+    assert launches.max()["device", "warm"] <= ours.GRAPH_CALLS
+    for timing in (("device", "cold"), ("eager", "warm"), ("eager", "cold")):
+        assert launches.max()[timing] == launches.min()[timing] == 1
+
+
+def test_clock_power_and_throttling_stand_beside_the_samples(recorded_on_gpu):
+    samples = recorded_on_gpu.samples
+    assert samples["sm_clock_mhz"].notna().all()
+    assert (samples["sm_clock_mhz"] > 100).all()
+    assert (samples["power_w"] > 10).all()
+    assert samples["throttled"].notna().all()
+
+
+def test_both_routes_were_checked(recorded_on_gpu):
+    checks = recorded_on_gpu.checks
+    assert checks["passed"].all()
+    graphs = checks[checks["route"] != "call"]
+    assert graphs["route"].str.fullmatch(r"graph of \d+").all()
+    # Before, the call on inputs of three kinds and a graph of it; afterwards the call, and the graphs that were timed.
+    routes = checks.groupby(["moment", "inputs"])["route"].agg(lambda column: len(column))
+    cases = 5 * 2 * 2
+    assert routes.to_dict() == {
+        ("before", "normal"): 2 * cases, ("before", "large logits"): cases, ("before", "constant rows"): cases,
+        ("after", "normal"): 3 * cases,
+    }  # fmt: skip
+    assert (graphs["route"] == "graph of 1").sum() == 2 * cases
+
+
+def test_two_replicates_are_two_processes(recorded_on_gpu):
+    by_replicate = recorded_on_gpu.samples.groupby("replicate")["process"].agg(lambda column: set(column))
+    assert [len(processes) for processes in by_replicate] == [1, 1]
+    assert by_replicate[0].isdisjoint(by_replicate[1])
+    assert set(recorded_on_gpu.processes["process"]) == by_replicate[0] | by_replicate[1]
+
+
+def test_the_kernels_that_ran_are_recorded(recorded_on_gpu):
+    kernels = recorded_on_gpu.cases.groupby("implementation")["kernels"].agg(lambda column: "\n".join(column).lower())
+    assert "flash" in kernels["sdpa.flash"]
+    assert "cudnn" in kernels["sdpa.cudnn"] or "sm90" in kernels["sdpa.cudnn"]
+    assert "flash" not in kernels["sdpa.math"]

@@ -1,0 +1,336 @@
+"""Shapes beyond plain self-attention, peers, and `attnlab.attend` by a table, on an NVIDIA GPU (`make test-gpu`)."""
+
+from functools import partial
+
+import pytest
+import torch
+from conftest import gated, torch_as_it_was
+from torch.nn.functional import scaled_dot_product_attention
+
+import attnlab
+from attnlab.base.errors import UserError
+from attnlab.measure.gate import ordering
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices, environment, inspection
+from attnlab.measure.subjects import attend, inputs, registry
+from attnlab.measure.subjects.implementation import Unsupported, attempt
+from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.runs import dispatch
+from attnlab.runs.dispatch import Choice, Dispatch
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+PLAIN = Shape(4, 8, 512, 64)
+GROUPED = Shape(2, 8, 257, 64, causal=True, dtype="bfloat16", kv_heads=2)
+DECODE = Shape(4, 8, 1, 64, kv_len=513)
+GROUPED_DECODE = DECODE.resized(kv_heads=2)
+SPREAD = Shape(4, 8, 200, 64, lengths="spread")
+CAUSAL_SPREAD = SPREAD.resized(causal=True)
+TRAINING = Shape(2, 4, 128, 64, direction="training")
+CAUSAL_TRAINING = Shape(8, 8, 512, 64, causal=True, direction="training")
+SHAPES = [GROUPED, DECODE, GROUPED_DECODE, SPREAD, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING]
+# cuDNN's kernel for one query isn't the same in every bit from run to run, and torch's call of it for sequences end to
+# end can't be captured, nor can the math backend's: the gate refuses all these, and so what SDPA chooses for one query.
+CAUGHT = {
+    ("sdpa.cudnn", DECODE): "differ",
+    ("sdpa.cudnn", GROUPED_DECODE): "differ",
+    ("sdpa.auto", DECODE): "differ",
+    ("sdpa.auto", GROUPED_DECODE): "differ",
+    ("sdpa.cudnn", SPREAD): "can be captured",
+    ("sdpa.math", SPREAD): "can be captured",
+    ("sdpa.cudnn", CAUSAL_SPREAD): "can be captured",
+}
+SERVES = {
+    "sdpa.auto": SHAPES,
+    "sdpa.flash": SHAPES,
+    "sdpa.cudnn": [GROUPED, TRAINING, CAUSAL_TRAINING],
+    "sdpa.efficient": [DECODE, CAUSAL_SPREAD, TRAINING, CAUSAL_TRAINING],
+    "sdpa.math": [GROUPED, DECODE, GROUPED_DECODE, TRAINING, CAUSAL_TRAINING],
+}
+"""The shapes that a backend of SDPA has to serve; others it may refuse with a reason."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def locked():
+    """A locked environment for every test here, put back afterwards."""
+    with torch_as_it_was():
+        environment.lock()
+        yield
+
+
+@pytest.fixture(autouse=True)
+def released():
+    """Leaves no memory held for the next test."""
+    yield
+    devices.release(GPU)
+
+
+def ran(call):
+    """The kernels of one call, the longest first."""
+    call()
+    torch.cuda.synchronize()
+    return inspection.kernels(call, GPU)
+
+
+# SDPA's backends
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", SERVES)
+def test_a_backend_passes_or_says_why_not(name, shape):
+    subject, checks = gated(REGISTRY[name], shape, "cuda")
+    if subject.status == "skipped":
+        assert shape not in SERVES[name], subject.reason
+        assert subject.reason
+        assert "\n" not in subject.reason
+        assert "prototype" not in subject.reason
+    elif subject.status == "failed":
+        assert CAUGHT.get((name, shape), "nothing") in subject.reason, f"{name} at {shape}: {subject.reason}"
+    else:
+        assert subject.alive, subject.reason
+        assert checks["passed"].all()
+        assert {"call", "graph of 1"} == set(checks["route"])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_kernel_of_ours_refuses_with_one_reason(shape):
+    subject, checks = gated(registry.find("kernel.overlap"), shape, "cuda")
+    assert subject.status == "skipped", subject.reason
+    expected = (
+        "kernel.overlap computes no gradients"
+        if shape.direction == "training"
+        else "kernel.overlap takes sequences of one length"
+        if shape.lengths == "spread"
+        else "overlap takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not "
+    )
+    assert subject.reason.startswith(expected), subject.reason
+    assert checks.empty
+
+
+@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.efficient"])
+def test_what_ran_are_kernels_and_no_calls_of_the_host(name):
+    case = REGISTRY[name].bound(inputs.draw(PLAIN, 0, GPU), PLAIN)
+    with REGISTRY[name].selected():
+        names = ran(case)
+    assert names
+    assert not [one for one in names if one.startswith(("cuda", "cuLaunch", "Activity"))], names
+
+
+def test_stale_gradients_are_caught_on_a_gpu_too():
+    kept = []
+    honest = REGISTRY["sdpa.flash"]
+
+    class Stale(type(honest)):
+        def bound(self, given, shape):
+            call = super().bound(given, shape)
+
+            def stale():
+                o, *gradients = call()
+                kept.append([gradient.clone() for gradient in gradients])
+                return o, *(gradient.clone() for gradient in kept[0])
+
+            return stale
+
+    subject, _ = gated(Stale(honest.name, honest.call, honest.selected), TRAINING, "cuda")
+    assert subject.status == "failed"
+    assert "error of d" in subject.reason, subject.reason
+
+
+# Peers
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(2, 4, 256, 64),
+        Shape(2, 4, 256, 64, causal=True),
+        Shape(2, 8, 256, 64, causal=True, dtype="bfloat16", kv_heads=2),
+        Shape(4, 8, 1, 64, dtype="bfloat16", kv_heads=2, kv_len=512),
+        CAUSAL_TRAINING,
+    ],
+    ids=str,
+)
+def test_flex_attention_passes(shape):
+    subject, checks = gated(registry.find("peer.flex"), shape, "cuda")
+    assert subject.alive, subject.reason
+    assert checks["passed"].all()
+
+
+def test_flex_attention_is_compiled():
+    shape = Shape(2, 4, 256, 64)
+    names = ran(registry.find("peer.flex").bound(inputs.draw(shape, 0, GPU), shape))
+    assert "triton" in names[0], names
+
+
+@pytest.mark.parametrize("shape", [PLAIN.resized(causal=True), GROUPED, CAUSAL_SPREAD, CAUSAL_TRAINING], ids=str)
+def test_flash_attn_4_passes_where_it_is_installed(shape):
+    peer = registry.find("peer.flash4")
+    subject, _ = gated(peer, shape, "cuda")
+    if subject.status == "skipped" and subject.reason.startswith("flash-attn-4"):
+        pytest.skip(subject.reason)
+    assert subject.alive, subject.reason
+
+
+# `attnlab.attend` by a table
+
+
+def choice(shape: Shape, implementation: str) -> Choice:
+    axes = {axis: value for axis, value in shape.axes.items() if axis not in ("lengths", "direction")}
+    source = ladder.hashes()[implementation] if implementation.startswith("kernel.") else ""
+    return Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3, source=source)
+
+
+@pytest.fixture
+def by_table(monkeypatch, data):
+    """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
+    monkeypatch.setattr(attend, "_calls", None)
+
+    def use(*made: tuple[Shape, str], device: str = "") -> None:
+        table = Dispatch(
+            run="r",
+            seal="s",
+            device=device or torch.cuda.get_device_name(),
+            torch=torch.__version__,
+            timing="eager clock, warm cache",
+            choices=[choice(shape, implementation) for shape, implementation in made],
+        )
+        target = dispatch.path(torch.cuda.get_device_name())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(table.model_dump_json())
+        attend.use()
+
+    return use
+
+
+def needs(name: str, shape: Shape) -> list[str]:
+    """The kernels that an implementation runs when it is called by its name; skips if it isn't available here."""
+    implementation = registry.find(name)
+    call = implementation.bound(inputs.draw(shape, 0, GPU), shape)
+    try:
+        with implementation.selected():
+            attempt(call)
+            return ran(call)
+    except Unsupported as error:
+        pytest.skip(f"{name}: {error}")
+
+
+CHOSEN = ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math", "kernel.overlap"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_attend_runs_the_very_kernel_that_the_table_names(by_table, name, causal):
+    shape = PLAIN.resized(causal=causal)
+    named = needs(name, shape)
+    by_table((shape, name))
+    drawn = inputs.draw(shape, 0, GPU)
+    call = partial(attnlab.attend, *drawn, causal)
+    assert set(ran(call)) == set(named)
+    gate = Gate(drawn, causal)
+    for check in (gate.examine(call), gate.examine_captured(call)):
+        assert check.passed, check.reason
+
+
+@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.cudnn"])
+def test_attend_serves_heads_that_share_keys(by_table, name):
+    named = needs(name, GROUPED)
+    by_table((GROUPED, name))
+    drawn = inputs.draw(GROUPED, 0, GPU)
+    call = partial(attnlab.attend, *drawn, True)
+    assert set(ran(call)) == set(named)
+    check = Gate(drawn, True).examine(call)
+    assert check.passed, check.reason
+
+
+def test_attend_serves_decoding(by_table):
+    named = needs("sdpa.flash", DECODE)
+    by_table((DECODE, "sdpa.flash"))
+    drawn = inputs.draw(DECODE, 0, GPU)
+    call = partial(attnlab.attend, *drawn)
+    assert set(ran(call)) == set(named)
+    assert Gate(drawn, False).examine(call).passed
+
+
+def test_the_direct_operators_compute_what_sdpa_does_bit_for_bit():
+    drawn = inputs.draw(PLAIN, 0, GPU)
+    for name, direct in attend._DIRECT.items():
+        with REGISTRY[name].selected():
+            expected = scaled_dot_product_attention(*drawn, is_causal=True)
+        assert torch.equal(direct(*drawn, True), expected), name
+
+
+def test_shapes_apart_from_the_table_are_for_sdpa(by_table):
+    by_table((PLAIN, "sdpa.math"))
+    other = PLAIN.resized(seq_len=256)
+    expected = needs("sdpa.auto", other)
+    drawn = inputs.draw(other, 0, GPU)
+    assert set(ran(partial(attnlab.attend, *drawn))) == set(expected)
+
+
+def test_attend_refuses_a_table_of_another_device(by_table):
+    with pytest.raises(UserError, match=r"was made on NVIDIA X1, and this is .*, where other choices may be right"):
+        by_table((PLAIN, "sdpa.flash"), device="NVIDIA X1")
+    with pytest.raises(UserError, match="was made on NVIDIA X1"):
+        attnlab.attend(*inputs.draw(PLAIN, 0, GPU))
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_attend_serves_any_layout_by_itself_or_by_sdpa(by_table, name):
+    needs(name, PLAIN)
+    by_table((PLAIN, name))
+    drawn = inputs.draw(PLAIN, 0, GPU)
+    expected = scaled_dot_product_attention(*(tensor.double() for tensor in drawn))
+    layouts = {
+        "contiguous": drawn,
+        "a token's heads side by side": [t.transpose(1, 2).contiguous().transpose(1, 2) for t in drawn],
+        "head_dim strided": [t.transpose(2, 3).contiguous().transpose(2, 3) for t in drawn],
+        "cut out of a longer cache": [torch.cat([t, t], 2)[:, :, : PLAIN.seq_len] for t in drawn],
+    }
+    for layout, given in layouts.items():
+        try:
+            plain = scaled_dot_product_attention(*given)
+        except RuntimeError:
+            continue  # SDPA itself doesn't
+        for output in (plain, attnlab.attend(*given)):
+            error = (output.double() - expected).abs().max().item()
+            assert error < 2e-3, f"{name}, {layout}: {error}"
+
+
+def test_what_the_operator_does_not_take_is_for_sdpa(by_table):
+    # SDPA pads head dimensions that are no multiple of 8 before it calls the operator.
+    shape = PLAIN.resized(head_dim=60)
+    by_table((shape, "sdpa.flash"))
+    drawn = inputs.draw(shape, 0, GPU)
+    check = Gate(drawn, False).examine(partial(attnlab.attend, *drawn))
+    assert check.passed, check.reason
+
+
+@pytest.mark.parametrize("name", ["sdpa.flash", "kernel.overlap"])
+def test_attend_has_gradients_whatever_the_table_says(by_table, name):
+    needs(name, PLAIN)
+    by_table((PLAIN, name))
+    training = PLAIN.resized(direction="training")
+    given = inputs.draw(training, 0, GPU)
+    call = attend.DISPATCHED.bound(given, training)
+    check = Gate(given, False).examine(call)
+    assert check.passed, check.reason
+    with torch.no_grad():
+        q, k, v = (tensor.requires_grad_() for tensor in given[:3])
+        assert set(ran(partial(attnlab.attend, q, k, v))) == set(needs(name, PLAIN))
+
+
+def test_a_graph_of_attend_reads_what_is_in_its_inputs_when_it_is_replayed(by_table):
+    named = needs("kernel.overlap", PLAIN)
+    by_table((PLAIN, "kernel.overlap"))
+    drawn = inputs.draw(PLAIN, 0, GPU)
+    call = partial(attnlab.attend, *drawn)
+    call()
+    replay = ordering.captured(call)
+    inputs.redraw(drawn, PLAIN, 7)
+    replay.graph.replay()
+    torch.cuda.synchronize()
+    assert Gate(drawn, False).check(replay.output).passed
+    assert set(ran(call)) == set(named)

@@ -1,0 +1,249 @@
+"""Saboteurs among kernels, and on streams: what the gate must catch on an NVIDIA GPU (`make test-gpu`)."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import gated, torch_as_it_was
+
+from attnlab.measure.gate import ordering, scrub
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices, environment
+from attnlab.measure.subjects import inputs, outputs, rungs
+from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+SABOTEURS = Path(__file__).parent / "saboteurs"
+# Tiles of 128 rows and 64 keys: two and four whole ones, and a rest of 44 each.
+SHAPE = Shape(2, 3, 300, 64)
+ELEMENTS = SHAPE.query_elements
+
+
+@pytest.fixture(scope="module", autouse=True)
+def locked():
+    """A locked environment for every test here, put back afterwards."""
+    with torch_as_it_was():
+        environment.lock()
+        yield
+    devices.release(GPU)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """Compiles a kernel of tests/saboteurs/ anew, so that it remembers nothing of another test."""
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(SABOTEURS))
+
+    def compiled(name):
+        return rungs.Kernel(ladder.rung(f"kernel.{name}"))
+
+    return compiled
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 63, 64, 300])
+def test_the_honest_kernel_passes(kernel, seq_len, causal, dtype):
+    subject, checks = gated(kernel("honest"), Shape(2, 3, seq_len, 64, causal, dtype), "cuda")
+    assert subject.alive, subject.reason
+    assert checks[["moment", "inputs", "route"]].values.tolist() == [
+        ["before", "normal", "call"],
+        ["before", "normal", "graph of 1"],
+        ["before", "large logits", "call"],
+        ["before", "constant rows", "call"],
+        ["after", "normal", "call"],
+        ["after", "normal", "graph of 1"],
+    ]
+
+
+CAUGHT = {
+    "writes_nothing": f"before timing, call: {ELEMENTS} of {ELEMENTS} elements not written; ",
+    "writes_half": f"before timing, call: {ELEMENTS // 2} of {ELEMENTS} elements not written; ",
+    "skips_rows": f"before timing, call: {2 * 3 * 44 * 64} of {ELEMENTS} elements not written; ",
+    "skips_keys": "before timing, call: error against float64: ",
+    "no_maximum": "before timing, call, large logits: ",
+    "last_result": "before timing, call, large logits: returned its output for earlier inputs; ",
+    "first_seed": "before timing, call, large logits: error against float64: ",
+    "writes_past": f"before timing, call: wrote outside its output: {84 * 64 * 2} bytes after it",
+    "changes_inputs": "before timing, call: changed its inputs: Q",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("name", "reason"), CAUGHT.items())
+def test_a_saboteur_is_caught_and_the_reason_says_at_what(kernel, name, reason, dtype):
+    subject, checks = gated(kernel(name), Shape(2, 3, 300, 64, dtype=dtype), "cuda")
+    assert subject.status == "failed"
+    assert subject.reason.startswith(reason), subject.reason
+    assert checks["passed"].tolist() == [True] * (len(checks) - 1) + [False]
+
+
+def test_infinity_over_infinity_is_told(kernel):
+    subject, _ = gated(kernel("no_maximum"), SHAPE, "cuda")
+    assert "elements are not finite" in subject.reason
+
+
+def test_who_reads_stale_shared_memory_is_caught(kernel):
+    subject, _ = gated(kernel("stale"), SHAPE, "cuda")
+    assert subject.reason.startswith("before timing, call"), subject.reason
+    assert "elements are not finite" in subject.reason
+
+
+def test_who_ignores_the_mask_is_caught(kernel):
+    subject, _ = gated(kernel("ignores_mask"), Shape(2, 3, 300, 64, causal=True), "cuda")
+    assert subject.reason.startswith("before timing, call: error against float64: ")
+
+
+def test_who_does_not_wait_for_other_warps_is_caught_every_time(kernel):
+    race = kernel("race")
+    for _ in range(20):
+        subject, _ = gated(race, SHAPE, "cuda")
+        assert subject.status == "failed"
+        assert subject.reason.startswith("before timing, call: "), subject.reason
+
+
+def test_who_returns_memory_of_its_inputs_is_caught(kernel):
+    honest = kernel("honest")
+    subject, _ = gated(lambda q, k, v, causal: q.copy_(honest(q, k, v, causal)), SHAPE, "cuda")
+    assert "changed its inputs: Q; returned memory of its inputs" in subject.reason
+
+
+# Streams
+
+
+def on_another(honest, ahead=False, behind=False, after_cycles=0):
+    """The honest kernel on a stream of its own, which waits for the calling stream, is waited for by it, or neither."""
+    other = torch.cuda.Stream()
+
+    def call(q, k, v, causal):
+        calling = torch.cuda.current_stream()
+        if ahead:
+            other.wait_stream(calling)
+        with torch.cuda.stream(other):
+            if after_cycles:
+                torch.cuda._sleep(after_cycles)
+            output = honest(q, k, v, causal)
+        if behind:
+            calling.wait_stream(other)
+        return output
+
+    return call
+
+
+def test_who_does_not_wait_for_the_calling_stream_is_caught(kernel):
+    subject, _ = gated(on_another(kernel("honest")), SHAPE, "cuda")
+    assert subject.status == "failed"
+    assert "the stream that calle" in subject.reason, subject.reason
+
+
+@pytest.mark.parametrize("after_cycles", [0, 10_000_000])
+def test_whom_the_calling_stream_does_not_wait_for_is_caught(kernel, after_cycles):
+    subject, _ = gated(on_another(kernel("honest"), ahead=True, after_cycles=after_cycles), SHAPE, "cuda")
+    assert subject.status == "failed"
+    assert "stream" in subject.reason, subject.reason
+    if after_cycles:
+        assert "it works on another stream" in subject.reason
+
+
+def test_who_works_on_another_stream_and_is_waited_for_passes(kernel):
+    subject, _ = gated(on_another(kernel("honest"), ahead=True, behind=True), SHAPE, "cuda")
+    assert subject.alive, subject.reason
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_graph_alone_catches_another_stream_and_leaves_torch_fit_for_use(kernel, ahead):
+    honest = kernel("honest")
+    drawn = inputs.draw(SHAPE, 0, GPU)
+    gate = Gate(drawn, False)
+    for _ in range(3):
+        check = gate.examine_captured(partial(on_another(honest, ahead), *drawn, False))
+        assert not check.passed
+        if ahead:
+            assert "no graph of it can be captured" in check.reason
+        devices.release(GPU)
+        check = gate.examine_captured(partial(honest, *drawn, False))
+        assert check.passed, check.reason
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert torch.randn(1000, device=GPU).cpu().isfinite().all()
+        assert torch.empty(1000, pin_memory=True).is_pinned()
+    assert gate.examine(partial(honest, *drawn, False)).passed
+
+
+def test_who_asks_the_device_to_finish_is_not_captured(kernel):
+    honest = kernel("honest")
+
+    def call(q, k, v, causal):
+        output = honest(q, k, v, causal)
+        torch.cuda.synchronize()
+        return output
+
+    subject, _ = gated(call, SHAPE, "cuda")
+    assert "no graph of it can be captured" in subject.reason
+    assert gated(honest, SHAPE, "cuda")[0].alive
+
+
+def test_inputs_arrive_after_the_call_was_made():
+    given, values = (torch.zeros(4, device=GPU),), (torch.ones(4, device=GPU),)
+    seen = []
+
+    def call():
+        other = torch.cuda.Stream()
+        with torch.cuda.stream(other):
+            seen.append(given[0].clone())
+        return given[0] + 1
+
+    output = ordering.before_inputs(call, given, values)
+    torch.cuda.synchronize()
+    assert output.tolist() == [2.0] * 4
+    assert seen[-1].isnan().all()
+
+
+# What the gate leans on
+
+
+def test_a_scrub_leaves_its_word_in_shared_memory():
+    cupy = pytest.importorskip("cupy")
+    source = """extern "C" __global__ void look(unsigned* found) {
+        extern __shared__ unsigned memory[];
+        volatile unsigned* shared = memory;
+        for (int i = threadIdx.x; i < 4096; i += 128) found[blockIdx.x * 4096 + i] = shared[i];
+    }"""
+    look = cupy.RawModule(code=source).get_function("look")
+    # The same split between shared memory and L1 as the scrub's: a changed one moves what is held.
+    look.max_dynamic_shared_size_bytes = size = scrub._shared_bytes(GPU)
+    for word in scrub.WORDS:
+        found = cupy.zeros(132 * 4096, dtype=cupy.uint32)
+        torch.cuda.synchronize()
+        scrub.fill(GPU, word)
+        torch.cuda.synchronize()
+        look((132,), (128,), (found,), shared_mem=size)
+        share = float((found == (word << 16 | word)).mean())
+        assert share > 0.9, share
+
+
+@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_backend_passes_on_all_kinds_of_inputs(name, causal, dtype):
+    with REGISTRY[name].selected():
+        subject, _ = gated(REGISTRY[name].call, Shape(2, 4, 257, 64, causal, dtype), "cuda")
+    assert subject.alive, subject.reason
+
+
+@pytest.mark.parametrize("name", ["sdpa.efficient", "sdpa.math"])
+def test_float32_passes_on_all_kinds_of_inputs(name):
+    with REGISTRY[name].selected():
+        subject, _ = gated(REGISTRY[name].call, Shape(2, 4, 257, 64, dtype="float32"), "cuda")
+    assert subject.alive, subject.reason
+
+
+def test_outputs_of_kernels_lie_between_guards(kernel):
+    drawn = inputs.draw(SHAPE, 0, GPU)
+    with outputs.guarded(outputs.POISONS[0]) as guards:
+        output = kernel("honest")(*drawn, False)
+    assert output.untyped_storage().nbytes() == output.nbytes + 2 * outputs.GUARD_BYTES
+    assert (guards.overruns(), guards.unwritten(output, output)) == ([], 0)

@@ -1,0 +1,292 @@
+"""The ladder on an NVIDIA GPU: `make test-gpu`."""
+
+import math
+import time
+
+import ladders
+import numpy as np
+import pytest
+import torch
+from conftest import Quickly, tiny_study, torch_as_it_was
+from ladders import SOURCE, TILE, rung
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices, environment
+from attnlab.measure.session import record
+from attnlab.measure.subjects import inputs, rungs
+from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.implementation import Broken, Unsupported
+from attnlab.runs import read, schema
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+cupy = pytest.importorskip("cupy")
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+RUNGS = [rung.implementation for rung in ladder.load()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def locked():
+    """A locked environment for every test here, put back afterwards."""
+    with torch_as_it_was():
+        environment.lock()
+        yield
+        devices.release(GPU)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of kernels that stands for the project's, with one rung."""
+    folder = ladders.write(tmp_path / "kernels")
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
+    return folder
+
+
+def drawn(shape, seed=0):
+    return inputs.draw(shape, seed, GPU)
+
+
+def served(name, shape):
+    """The kernel called `name`, if it serves such a shape on this device; else the test is skipped."""
+    call = rungs.implementation(name).call
+    try:
+        call(*drawn(shape), shape.causal)
+    except Unsupported as error:
+        pytest.skip(str(error))
+    return call
+
+
+# The project's ladder
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 65, 1000])
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_rung_passes_the_gate(name, seq_len, causal, head_dim, dtype):
+    shape = Shape(2, 3, seq_len, head_dim, causal, dtype)
+    call = served(name, shape)
+    tensors = drawn(shape, 1)
+    check = Gate(tensors, causal).examine(lambda: call(*tensors, causal))
+    assert check.passed, check.reason
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_rung_is_captured_and_reads_what_its_inputs_hold_then(name):
+    shape = Shape(2, 4, 256, 64)
+    tensors = drawn(shape)
+    case = Case(lambda: call(*tensors, False), rungs.implementation(name).selected)
+    call = served(name, shape)
+    ours.capture(case, torch.cuda.graph_pool_handle())
+    for replay in {case.one, case.many}:
+        inputs.redraw(tensors, shape, 7)
+        replay.output.fill_(torch.nan)
+        replay.graph.replay()
+        check = Gate(tensors, False).check(replay.output)
+        assert check.passed, check.reason
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_rung_runs_on_torchs_current_stream(name):
+    shape = Shape(2, 4, 256, 64)
+    call = served(name, shape)
+    tensors = drawn(shape)
+    right = call(*tensors, False)
+    torch.cuda.synchronize()
+    late = [torch.zeros_like(tensor) for tensor in tensors]
+    torch.cuda.synchronize()
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(100_000_000)  # who doesn't wait for this reads zeros
+        for old, new in zip(late, tensors, strict=True):
+            old.copy_(new)
+        output = call(*late, False)
+    other.synchronize()
+    assert torch.equal(output, right)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_what_a_rung_needs_is_what_the_device_says(name):
+    shape = Shape(32, 8, 512, 64)
+    served(name, shape)
+    one = ladder.rung(name)
+    tile = one.tile(64)
+    described = devices.describe(GPU)
+    needs = rungs.implementation(name).resources(drawn(shape)[0], False)
+    assert needs["function"].startswith(f"{one.function}<__half, 64, false")
+    assert needs["architecture"] == one.architecture(torch.cuda.get_device_capability())
+    assert 0 < needs["registers"] <= 255
+    assert needs["local_bytes"] <= 8 * one.spill_bytes + 2048
+    assert (needs["threads"], needs["dynamic_shared_bytes"]) == (tile.threads, tile.shared_bytes)
+    assert 1 <= needs["ctas_per_sm"] <= described["threads_per_multiprocessor"] // tile.threads
+    items = math.ceil(512 / tile.rows) * 256
+    at_once = needs["ctas_per_sm"] * described["multiprocessors"]
+    assert needs["ctas"] == (min(items, at_once) if one.persistent else items)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_a_call_is_short_on_the_host(name):
+    shape = Shape(1, 1, 16, 64)
+    call = served(name, shape)
+    tensors = drawn(shape)
+    took = []
+    for _ in range(200):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call(*tensors, False)
+        took.append(time.perf_counter() - start)
+    assert sorted(took)[100] < 60e-6
+
+
+# Any ladder
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 63, 200])
+def test_a_kernel_that_is_right_passes_the_gate(folder, seq_len, persistent):
+    ladders.write(folder, rung(persistent=persistent))
+    shape = Shape(3, 500, seq_len, 64, True, "bfloat16")
+    tensors = drawn(shape)
+    kernel = rungs.implementation("kernel.plain")
+    check = Gate(tensors, True).examine(lambda: kernel.call(*tensors, True))
+    assert check.passed, check.reason
+    needs = kernel.resources(tensors[0], True)
+    most = needs["ctas_per_sm"] * devices.describe(GPU)["multiprocessors"]
+    items = 1500 * math.ceil(seq_len / 64)
+    assert needs["ctas"] == (min(items, most) if persistent else items)
+
+
+def test_an_instance_is_compiled_once(folder, monkeypatch):
+    made = []
+    module = cupy.RawModule
+    monkeypatch.setattr(cupy, "RawModule", lambda **named: made.append(named) or module(**named))
+    kernel = rungs.implementation("kernel.plain")
+    for seq_len, causal in ((8, False), (9, False), (8, True), (9, True)):
+        tensors = drawn(Shape(1, 1, seq_len, 64, causal))
+        kernel.call(*tensors, causal)
+        kernel.call(*tensors, causal)
+    assert [one["name_expressions"] for one in made] == [("plain<__half, 64, false>",), ("plain<__half, 64, true>",)]
+
+
+def test_a_changed_header_is_compiled_anew(folder):
+    tensors = drawn(Shape(1, 1, 8, 64))
+    before = rungs.implementation("kernel.plain").call(*tensors, False)
+    header = ladders.HEADER.replace("return __half2float(x);", "return 2 * __half2float(x);")
+    (folder / "widen.cuh").write_text(header)
+    assert not torch.equal(rungs.implementation("kernel.plain").call(*tensors, False), before)
+
+
+def test_a_kernel_that_does_not_compile_says_where(folder):
+    ladders.write(folder, source=SOURCE.replace("float score = 0.f;", "float score = nought;"))
+    line = SOURCE[: SOURCE.index("float score")].count("\n") + 1
+    with pytest.raises(Broken) as caught:
+        rungs.implementation("kernel.plain").call(*drawn(Shape(1, 1, 8, 64)), False)
+    said = str(caught.value)
+    assert said.startswith(f"{folder}/plain.cu does not compile as plain<__half, 64, false> with -std=c++17 -arch=sm_")
+    assert f'{folder}/plain.cu({line}): error: identifier "nought" is undefined' in said
+    assert "\n" not in said
+
+
+def test_more_shared_memory_than_by_default(folder):
+    source = SOURCE.replace("const int tiles", "extern __shared__ float held[]; held[25000] = 1.f; const int tiles", 1)
+    ladders.write(folder, rung(TILE | {"shared_bytes": 25001 * 4}), source=source)
+    tensors = drawn(Shape(1, 2, 70, 64))
+    check = Gate(tensors, False).check(rungs.implementation("kernel.plain").call(*tensors, False))
+    assert check.passed, check.reason
+
+
+def test_more_shared_memory_than_there_is(folder):
+    ladders.write(folder, rung(TILE | {"shared_bytes": 227 * 1024}))
+    there = torch.cuda.get_device_properties(GPU).shared_memory_per_block_optin
+    if there >= 227 * 1024:
+        source = SOURCE.replace(
+            "const int tiles", "__shared__ int held[999]; held[threadIdx.x] = 1; const int tiles", 1
+        )
+        ladders.write(folder, rung(TILE | {"shared_bytes": 227 * 1024}), source=source.replace("{}", "{1.f * held[3]}"))
+    with pytest.raises((Unsupported, Broken), match=r"shared memory|the driver refuses"):
+        rungs.implementation("kernel.plain").call(*drawn(Shape(1, 1, 8, 64)), False)
+
+
+def test_more_threads_than_there_are_registers_for(folder):
+    ladders.write(folder, rung(TILE | {"threads": 1024}))
+    with pytest.raises(Broken, match=r"ladder\.toml, rung 'plain', the tile for head_dim 64: .* can't hold one CTA"):
+        rungs.implementation("kernel.plain").call(*drawn(Shape(1, 1, 8, 64)), False)
+
+
+def test_an_architecture_that_is_not_served(folder):
+    ladders.write(folder, rung(architectures=["sm_121a"]))
+    with pytest.raises(Unsupported, match=r"^plain is written for sm_121a, and this device's compute capability is \d"):
+        rungs.implementation("kernel.plain").call(*drawn(Shape(1, 1, 8, 64)), False)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_tensor_map_shows_a_kernel_its_tensor(dtype):
+    """Load a box by TMA, undo the swizzle, and compare; past the end of a head there are zeros."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("TMA needs compute capability 9.0")
+    source = r"""
+    struct alignas(64) TensorMap { char bytes[128]; };
+    extern "C" __global__ void load(const __grid_constant__ TensorMap map, unsigned short* out,
+                                    int column, int row, int head) {
+        __shared__ alignas(1024) unsigned short box[32 * 64];
+        __shared__ alignas(8) unsigned long long barrier;
+        unsigned b = __cvta_generic_to_shared(&barrier), s = __cvta_generic_to_shared(box);
+        if (threadIdx.x == 0) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b));
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(b), "r"(32 * 128));
+            asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                         " [%0], [%1, {%2, %3, %4}], [%5];"
+                         :: "r"(s), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(b) : "memory");
+        }
+        __syncthreads();
+        asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra again; }"
+                     :: "r"(b) : "memory");
+        for (int i = threadIdx.x; i < 32 * 64; i += 32) {
+            int r = i / 64, c = i % 64;
+            out[i] = box[r * 64 + ((c / 8) ^ (r % 8)) * 8 + c % 8];
+        }
+    }"""
+    function = cupy.RawModule(code=source, options=("-std=c++17", "-arch=sm_90a")).get_function("load")
+    q, _, _ = drawn(Shape(2, 3, 50, 128, False, dtype))
+    out = torch.full((32, 64), torch.nan, device=GPU, dtype=q.dtype)
+    encoded = rungs.tensor_map(q, 32)
+    function((1,), (32,), (encoded, np.uint64(out.data_ptr()), np.int32(64), np.int32(32), np.int32(4)))
+    torch.cuda.synchronize()
+    assert torch.equal(out[:18], q[1, 1, 32:, 64:])
+    assert not out[18:].any()
+
+
+# In a run
+
+
+def test_a_run_records_resources_and_what_failed(folder, data, one_thread):
+    broken = rung(name="broken", source="broken.cu", after="plain")
+    ladders.write(folder, rung(), broken)
+    (folder / "broken.cu").write_text(SOURCE.replace("float score = 0.f;", "float score = nought;"))
+    axes = {"batch": 1, "heads": 4, "seq_len": [16, 100], "head_dim": 64, "dtype": "float16"}
+    study = tiny_study(
+        device="cuda",
+        implementations=["sdpa.auto", "kernel.plain", "kernel.broken"],
+        target=axes | {"seq_len": 100},
+        timings=[{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "cold"}],
+        sweeps={"seq_len": axes},
+    )
+    run = read.load(record.record("one", study, "cuda", Quickly(one_thread)))
+    fates = run.cases.groupby("implementation")["status"].agg(set)
+    assert fates["sdpa.auto"] == fates["kernel.plain"] == {"measured"}
+    assert fates["kernel.broken"] == {"failed"}
+    reasons = set(run.cases.loc[run.cases["implementation"] == "kernel.broken", "reason"])
+    assert all("broken.cu does not compile as plain<__half, 64, false>" in reason for reason in reasons)
+    assert {"sdpa.auto", "kernel.plain"} <= set(run.samples["implementation"])
+    assert "kernel.broken" not in set(run.samples["implementation"])
+    assert tuple(run.resources.columns) == schema.COLUMNS["resources"]
+    assert len(run.resources) == 2 * 2
+    assert set(run.resources["implementation"]) == {"kernel.plain"}
+    assert run.manifest["kernels"] == ladder.hashes()
+    names = run.cases.loc[run.cases["implementation"] == "kernel.plain", "kernels"]
+    assert all("plain" in name for name in names)

@@ -1,0 +1,64 @@
+"""Every rung of the ladder through the gate, on the lengths and inputs that break kernels (`make test-gpu`)."""
+
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from conftest import torch_as_it_was
+
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices, environment
+from attnlab.measure.subjects import inputs, rungs
+from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.runs import schema
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+LENGTHS = (1, 7, 63, 64, 65, 127, 128, 129, 300, 1000)
+INSTANCES = [
+    pytest.param(rung.implementation, tile.head_dim, dtype, causal, id=f"{rung.name}-{tile.head_dim}-{dtype}-{causal}")
+    for rung in ladder.load()
+    for tile, dtype, causal in product(rung.tiles, rung.dtypes, (False, True))
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def locked():
+    """A locked environment for every test here, put back afterwards."""
+    with torch_as_it_was():
+        environment.lock()
+        yield
+    devices.release(GPU)
+
+
+@pytest.mark.parametrize(("name", "head_dim", "dtype", "causal"), INSTANCES)
+def test_an_instance_passes_the_gate_at_every_length_on_every_kind_of_inputs(name, head_dim, dtype, causal):
+    """One test for each instance, so that each is compiled once."""
+    axes = {"head_dim": head_dim, "causal": causal, "dtype": dtype}
+    shapes = [Shape(2, 3, seq_len, **axes) for seq_len in LENGTHS]
+    shapes += [Shape(1, 2, 4096, **axes), Shape(64, 32, 64, **axes)]
+    longest = ladder.rung(name).longest
+    refused = []
+    for number, shape in enumerate(shape for shape in shapes if not longest or shape.seq_len <= longest):
+        for kind in schema.KINDS:
+            refused += _refused(name, shape, kind, number)
+        devices.release(GPU)
+    assert not refused, "\n".join(refused)
+
+
+def _refused(name, shape, kind, seed):
+    drawn = inputs.draw(shape, seed, GPU, kind)
+    gate = Gate(drawn, shape.causal, kind)
+    call = partial(rungs.implementation(name).call, *drawn, shape.causal)
+    try:
+        check = gate.examine(call)
+    except Unsupported as error:
+        pytest.skip(str(error))
+    checks = [check]
+    if check.passed and kind == schema.NORMAL:
+        checks.append(gate.examine_captured(call))
+    return [f"{name} at {shape}, {kind}: {check.reason}" for check in checks if not check.passed]

@@ -1,0 +1,466 @@
+"""Kernels without a GPU: what NVRTC makes of them, how many fit a multiprocessor, what they refuse to serve."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import ladders
+import pytest
+import torch
+from conftest import Quickly, tiny_study
+from ladders import SOURCE, TILE, rung
+
+from attnlab import __main__
+from attnlab.base.errors import UserError
+from attnlab.build import check, nvrtc, occupancy
+from attnlab.build.nvrtc import Build, Instance
+from attnlab.infer import rungs as recorded_rungs
+from attnlab.measure.session import record
+from attnlab.measure.subjects import registry, rungs
+from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measure.subjects.sdpa import sdpa
+from attnlab.runs import read, schema
+from attnlab.study import ladder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of kernels that stands for the project's, with one rung."""
+    folder = ladders.write(tmp_path / "kernels")
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def compiler():
+    """Skips where the extra `kernels` is not installed, and only there."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+
+
+@pytest.fixture
+def command(capsys, monkeypatch) -> Callable[[], SimpleNamespace]:
+    """The command in this process: what it returns and prints."""
+    monkeypatch.setattr(check, "ProcessPoolExecutor", ThreadPoolExecutor)
+
+    def run() -> SimpleNamespace:
+        returned = __main__.main(["kernels"])
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=returned, stdout=printed.out, stderr=printed.err)
+
+    return run
+
+
+# Compiled
+
+
+def test_every_instance_is_compiled_for_every_architecture(folder, compiler):
+    ladders.write(folder, rung(TILE, TILE | {"head_dim": 32}, dtypes=["float16"]))
+    started = [sys.executable, "-m", "attnlab", "kernels"]
+    ended = subprocess.run(started, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    heading, *lines, note = ended.stdout.splitlines()
+    assert heading.split()[:4] == ["rung", "compiled", "for", "D"]
+    assert {tuple(line.split()[:3]) for line in lines} == {
+        ("plain", architecture, head_dim) for architecture in ("sm_80", "sm_90a") for head_dim in ("64", "32")
+    }
+    assert all("full" in line or "causal" in line for line in lines)
+    assert all(line.endswith((" A100", " H200")) for line in lines)
+    assert note.endswith("CTAs at B=32 H=8 S=512")
+
+
+def test_registers_and_shared_memory_are_the_compilers(folder, compiler):
+    source = SOURCE.replace("const int tiles", "__shared__ int held[100]; held[threadIdx.x] = 1; const int tiles")
+    ladders.write(folder, source=source.replace("float out[D] = {}", "float out[D] = {float(held[0])}"))
+    (one,) = ladder.load()
+    expression = one.expression("float16", one.tiles[0], False)
+    build = nvrtc.build(one, "sm_80", [expression])
+    assert (build.error, build.warnings) == ("", ())
+    (instance,) = build.instances.values()
+    assert 64 < instance.registers <= 255
+    assert instance.spill_bytes == 0
+    assert instance.static_shared_bytes >= 400
+
+
+def test_an_error_shows_file_line_flags_and_the_compilers_words(folder, compiler, command):
+    ladders.write(folder, source=SOURCE.replace("float score = 0.f;", "float score = nought;"))
+    ended = command()
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 2  # an architecture each
+    line = SOURCE[: SOURCE.index("float score")].count("\n") + 1
+    assert lines[-1] == (
+        f"attnlab: {folder}/plain.cu does not compile as plain<...> with -std=c++17 -arch=sm_90a -I{folder} "
+        f'--ptxas-options=-v: {folder}/plain.cu({line}): error: identifier "nought" is undefined'
+    )
+
+
+def test_an_error_in_a_header_names_the_header(folder, compiler):
+    (folder / "widen.cuh").write_text(ladders.HEADER + "int nothing = nought;\n")
+    (one,) = ladder.load()
+    build = nvrtc.build(one, "sm_80", [one.expression("float16", one.tiles[0], False)])
+    assert f'{folder}/widen.cuh(6): error: identifier "nought" is undefined' in build.error
+    assert "\n" not in build.error
+
+
+def test_an_instance_that_the_source_does_not_have_is_an_error(folder, compiler):
+    ladders.write(folder, rung(TILE | {"template": [7]}))
+    (one,) = ladder.load()
+    build = nvrtc.build(one, "sm_80", [one.expression("float16", one.tiles[0], False)])
+    assert build.error.startswith(f"{folder}/plain.cu does not compile as plain<...> with ")
+    assert "error" in build.error.split("--ptxas-options=-v: ")[1]
+
+
+@pytest.mark.parametrize(("declared", "returned"), [(0, 1), (100_000, 0)])
+def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command, declared, returned):
+    source = SOURCE.replace("__global__ void plain", "__global__ void __launch_bounds__(1024, 2) plain")
+    source = source.replace("for (int d", '_Pragma("unroll") for (int d')
+    ladders.write(folder, rung(dtypes=["float16"], architectures=["sm_80"], spill_bytes=declared), source=source)
+    ended = command()
+    assert ended.returncode == returned
+    if declared:
+        assert ended.stderr == ""
+    else:
+        *_, last = ended.stderr.splitlines()
+        assert last.startswith("attnlab: plain.cu for sm_80: plain<__half, 64, true> spills ")
+        assert last.endswith(" bytes, and the ladder declares 0 (`spill_bytes`)")
+
+
+def test_without_a_ladder_there_is_nothing_to_compile(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path))
+    ended = command()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"attnlab: {tmp_path}/ladder.toml is not there: there is no kernel to compile\n"
+
+
+def test_without_nvrtc_it_says_what_brings_it(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    (one,) = ladder.load()
+    with pytest.raises(UserError, match="NVRTC and CUDA's headers are not installed: `make kernels` brings them"):
+        nvrtc.build(one, "sm_80", ["plain"])
+
+
+# What ptxas says
+
+LOG = """\
+ptxas info    : 4 bytes gmem, 8 bytes cmem[4]
+ptxas info    : Compiling entry function '_Z1aIfEv' for 'sm_90a'
+ptxas info    : Function properties for _Z1aIfEv
+ptxas         .     96 bytes stack frame, 100 bytes spill stores, 120 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 96 bytes cumulative stack size, 4128 bytes smem, 380 bytes cmem[0]
+ptxas info    : Compile time = 139.880 ms
+ptxas info    : Compiling entry function '_Z1bIfEv' for 'sm_90a'
+ptxas info    : Function properties for _Z1bIfEv
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 0 barriers, 380 bytes cmem[0]
+"""
+SERIALISED = (
+    "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+    "insufficient register resources for the wgmma pipeline in the function '_Z1aIfEv'"
+)
+IGNORED = "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain compatibility"
+
+
+def test_the_report_is_read_by_entry():
+    assert nvrtc.report(LOG) == {"_Z1aIfEv": Instance(255, 120, 4128), "_Z1bIfEv": Instance(40, 0, 0)}
+
+
+def test_a_plain_report_warns_of_nothing():
+    assert nvrtc.warnings(LOG) == ()
+
+
+@pytest.mark.parametrize("line", [SERIALISED, SERIALISED.replace("(C7510) ", ""), IGNORED, "ptxas warning : odd"])
+def test_lost_performance_is_a_warning_once(line):
+    (said,) = nvrtc.warnings(f"{LOG}{line}\n{line}\n")
+    assert said == " ".join(line.split())
+
+
+def test_a_warning_is_wrong(folder):
+    (one,) = ladder.load()
+    build = Build({"plain": Instance(40, 0, 0)}, warnings=(SERIALISED,))
+    assert check.wrong(one, "sm_90a", build) == [f"plain.cu for sm_90a: {SERIALISED}"]
+    assert check.wrong(one, "sm_90a", Build({"plain": Instance(40, 0, 0)})) == []
+
+
+def test_no_more_than_three_errors_are_quoted(folder):
+    (one,) = ladder.load()
+    log = "".join(f"plain.cu({n}): error: no {n}\n    int x;\n        ^\n\n" for n in range(5))
+    log += '5 errors detected in the compilation of "plain.cu".\n'
+    said = nvrtc.explained(one, "plain<1>", ("-a", "-b"), log)
+    assert said == (
+        f"{folder}/plain.cu does not compile as plain<1> with -a -b: plain.cu(0): error: no 0; plain.cu(1): error: "
+        "no 1; plain.cu(2): error: no 2 (and 2 more)"
+    )
+
+
+def test_rows_that_agree_are_one(folder):
+    ladders.write(folder, rung(TILE, TILE | {"head_dim": 128}))
+    (one,) = ladder.load()
+    instances = {
+        one.expression(dtype, tile, causal): Instance(50 if tile.head_dim == 64 and causal else 40, 0, 16)
+        for tile in one.tiles
+        for dtype in one.dtypes
+        for causal in (False, True)
+    }
+    instances[one.expression("bfloat16", one.tiles[1], True)] = Instance(41, 0, 16)
+    found = [(row.head_dim, row.masks, row.dtypes, row.registers) for row in check.rows(one, "sm_80", Build(instances))]
+    assert found == [
+        (64, ("full",), ("float16", "bfloat16"), 40),
+        (64, ("causal",), ("float16", "bfloat16"), 50),
+        (128, ("full",), ("float16", "bfloat16"), 40),
+        (128, ("causal",), ("float16",), 40),
+        (128, ("causal",), ("bfloat16",), 41),
+    ]
+
+
+# Onto a multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("number", "threads", "registers", "shared_bytes", "ctas"),
+    [
+        # 4 warps of 128 x 32 = 4096 registers: 4 in each quarter of 16384, so 16 warps.
+        ("80", 128, 128, 0, 4),
+        # 100 registers take 13 granules a warp: 3328, of which 4 fit a quarter (13312).
+        ("80", 128, 100, 0, 4),
+        # 168 x 32 = 5376: 3 warps a quarter, 12 in all, one CTA of 12 warps.
+        ("90", 384, 168, 200_000, 1),
+        ("90", 384, 169, 200_000, 0),
+        # By shared memory: 164 KiB over 49152 + 1024 bytes, and 100 KiB.
+        ("80", 128, 32, 49152, 3),
+        ("89", 128, 32, 49152, 2),
+        # By what the largest CTA may have, and a byte more.
+        ("90", 128, 32, 227 * 1024, 1),
+        ("90", 128, 32, 227 * 1024 + 1, 0),
+        # By warps: 64 and 48; by CTAs: 32, 24 and 16.
+        ("90", 1024, 32, 0, 2),
+        ("89", 1024, 32, 0, 1),
+        ("90", 32, 16, 0, 32),
+        ("89", 32, 16, 0, 24),
+        ("86", 32, 16, 0, 16),
+        # Half a warp is a warp.
+        ("80", 33, 255, 0, 4),
+    ],
+)
+def test_ctas_on_one_multiprocessor(number, threads, registers, shared_bytes, ctas):
+    assert occupancy.ctas_per_sm(occupancy.LIMITS[number], threads, registers, shared_bytes) == ctas
+
+
+def test_every_limit_has_a_gpu_to_count_waves_on():
+    assert set(occupancy.GPUS) == set(occupancy.LIMITS)
+    assert [occupancy.number(name) for name in ("sm_80", "sm_90a", "sm_100f")] == ["80", "90", "100"]
+
+
+def test_waves_at_the_target(folder):
+    (one,) = ladder.load()
+    # 512 / 64 tiles of 256 heads; 64 threads of 64 registers: 2 warps of 2048, 32 warps by registers, 16 CTAs.
+    assert check.residency(one, "sm_80", one.tiles[0], 64, 0) == ("16", "50%", "2048", "1.19 A100")
+    assert check.residency(one, "sm_103", one.tiles[0], 64, 0) == ("n/a", "n/a", "2048", "n/a")
+    stays = one.model_copy(update={"persistent": True})
+    assert check.residency(stays, "sm_80", one.tiles[0], 64, 0) == ("16", "50%", str(16 * 108), "1.00 A100")
+    assert check.residency(stays, "sm_80", one.tiles[0], 64, 2**18) == ("0", "0%", "0", "n/a")
+
+
+# Called, as far as that goes without a GPU
+
+
+def test_a_kernel_needs_a_gpu(folder):
+    q = torch.zeros(1, 2, 8, 64, dtype=torch.float16)
+    with pytest.raises(Unsupported, match=r"^plain is a CUDA kernel, and the device is no NVIDIA GPU$"):
+        rungs.implementation("kernel.plain").call(q, q, q, False)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    @property
+    def device(self):
+        return torch.device("cuda")
+
+
+def on_gpu(*size, dtype=torch.float16) -> torch.Tensor:
+    return torch.zeros(size, dtype=dtype).as_subclass(OnGpu)
+
+
+Q = on_gpu(2, 3, 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "reason"),
+    [
+        (Q, on_gpu(2, 1, 8, 64), Q, r"of one shape .*, not \(2, 3, 8, 64\), \(2, 1, 8, 64\) and \(2, 3, 8, 64\)"),
+        (Q, Q, on_gpu(2, 3, 9, 64), r"of one shape"),
+        (Q[0], Q[0], Q[0], r"of one shape"),
+        (Q.float(), Q.float(), Q.float(), "serves float16 and bfloat16, not float32"),
+        (Q, Q.bfloat16(), Q, "serves float16 and bfloat16, not float16, bfloat16"),
+        (Q.transpose(1, 2), Q.transpose(1, 2), Q.transpose(1, 2), "takes contiguous Q, K and V"),
+        (*[on_gpu(2, 3, 8, 128)] * 3, "serves head_dim 64, not 128"),
+        (*[on_gpu(1, 1, 101, 64)] * 3, "serves seq_len up to 100, not 101"),
+    ],
+)
+def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, q, k, v, reason):
+    ladders.write(folder, rung(longest=100))
+    with pytest.raises(Unsupported, match=reason) as caught:
+        rungs.implementation("kernel.plain").call(q, k, v, False)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("plain ")
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("CUDA_ERROR_INVALID_VALUE: invalid argument", Broken),
+        ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources requested for launch", Broken),
+        ("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", torch.AcceleratorError),
+    ],
+)
+def test_a_launch_that_is_refused_is_told_from_a_device_that_failed(folder, said, meant):
+    (one,) = ladder.load()
+    compiled = rungs._Compiled(None, "plain<__half, 64, false>", "sm_80", 1)
+    launch = rungs._Launch(compiled, one.tiles[0], (1,), (64,), ())
+    failure = rungs._failure(one, launch, RuntimeError(said))
+    assert type(failure) is meant
+    assert said in str(failure)
+    if meant is Broken:
+        assert str(failure).startswith(f"{folder}/ladder.toml, rung 'plain', the tile for head_dim 64: the driver")
+
+
+def test_a_kernel_is_another_once_its_source_changed(folder):
+    first = rungs.implementation("kernel.plain")
+    assert rungs.implementation("kernel.plain").call is first.call
+    (folder / "plain.cu").write_text(SOURCE + "// another\n")
+    assert rungs.implementation("kernel.plain").call is not first.call
+
+
+def test_a_program_tells_its_headers_apart_and_keeps_its_lines(folder):
+    (one,) = ladder.load()
+    before = nvrtc.program(one)
+    assert before.splitlines()[0] == f'#line 1 "{folder}/plain.cu"'
+    assert before.splitlines()[1:-1] == [*SOURCE.splitlines(), ""]
+    (folder / "widen.cuh").write_text(ladders.HEADER + "// another\n")
+    assert nvrtc.program(one) != before
+
+
+# In a run
+
+HALF = {"batch": 1, "heads": 2, "seq_len": 16, "head_dim": 64, "dtype": "bfloat16"}
+
+
+def study(**changes):
+    only = {"target": HALF, "sweeps": {"seq_len": HALF}, "replicates": 1, "samples": 3}
+    return tiny_study(**only | {"implementations": ["sdpa.auto", "kernel.plain"]} | changes)
+
+
+def test_a_study_of_a_kernel_records_what_it_is(folder, data, one_thread, unlocked):
+    run = read.load(record.record("one", study(), "cpu", Quickly(one_thread)))
+    assert run.manifest["kernels"] == ladder.hashes()
+    (stated,) = run.manifest["ladder"]
+    assert stated == ladder.load()[0].model_dump(mode="json")
+    assert stated["hypothesis"] == "nothing is faster than nothing"
+    fates = run.cases.set_index("implementation")[["status", "reason"]].to_dict("index")
+    assert fates["sdpa.auto"]["status"] == "measured"
+    assert fates["kernel.plain"] == {
+        "status": "skipped",
+        "reason": "plain is a CUDA kernel, and the device is no NVIDIA GPU",
+    }
+    assert run.resources.empty
+    assert "kernel.plain" not in set(run.samples["implementation"])
+
+
+def test_a_run_is_not_gone_on_with_once_a_kernel_changed(folder, begin, one_thread, unlocked):
+    begin(study(), kernels={"kernel.plain": "another"})
+    with pytest.raises(UserError, match=r"^kernel\.plain changed since the run 'begun' began: start a new run$"):
+        record.record("begun", study(), "cpu", one_thread)
+
+
+@pytest.fixture
+def measured(folder, begin, one_thread, unlocked, monkeypatch):
+    """Records a study in which kernel.plain is a function of this process."""
+
+    def measure(call, resources=None, **changes) -> schema.Run:
+
+        find = registry.find
+        ours = Implementation("kernel.plain", call, resources=resources)
+        monkeypatch.setattr(registry, "find", lambda name: ours if name == "kernel.plain" else find(name))
+        begin(study(**changes), kernels=ladder.hashes())
+        return read.load(record.record("begun", study(**changes), "cpu", one_thread))
+
+    return measure
+
+
+def test_a_kernel_that_does_not_compile_has_failed_and_the_rest_goes_on(measured):
+    def does_not_compile(q, k, v, causal):
+        raise Broken("kernels/plain.cu does not compile")
+
+    run = measured(does_not_compile)
+    fates = run.cases.set_index("implementation")[["status", "reason"]].to_dict("index")
+    assert fates["kernel.plain"] == {"status": "failed", "reason": "kernels/plain.cu does not compile"}
+    assert fates["sdpa.auto"]["status"] == "measured"
+    assert "kernel.plain" not in set(run.checks["implementation"])
+
+
+def test_what_a_kernel_needs_is_recorded(measured):
+
+    needs = dict.fromkeys((*schema._COMPILED, *schema._LAUNCHED), 1) | {
+        "function": "plain<__half>",
+        "architecture": "sm_90a",
+    }
+    asked = []
+
+    def resources(q, causal):
+        asked.append((tuple(q.shape), causal))
+        return needs
+
+    run = measured(sdpa, resources)
+    assert asked == [((1, 2, 16, 64), False)]
+    (row,) = run.resources.to_dict("records")
+    assert tuple(run.resources.columns) == schema.COLUMNS["resources"]
+    assert {name: row[name] for name in needs} == needs
+    assert (row["implementation"], row["seq_len"], row["replicate"]) == ("kernel.plain", 16, 0)
+    assert row["process"] == run.processes["process"].item()
+
+
+def test_a_call_that_takes_too_long_is_checked_and_not_timed(measured):
+    from time import sleep
+
+    def sleeps(q, k, v, causal):
+        sleep(0.06)
+        return sdpa(q, k, v, causal)
+
+    run = measured(sleeps, longest_call_ms=50)
+    case = run.cases.set_index("implementation").loc["kernel.plain"]
+    assert case["status"] == "skipped"
+    said, limit = case["reason"].split(" ms, ")
+    assert limit == "longer than the study's longest_call_ms of 50"
+    assert 60 <= float(said.removeprefix("one call takes ")) < 500
+    checks = run.checks[run.checks["implementation"] == "kernel.plain"]
+    assert checks[["moment", "passed"]].to_dict("records") == [{"moment": "before", "passed": True}] * len(schema.KINDS)
+    assert "kernel.plain" not in set(run.samples["implementation"])
+
+
+def test_a_call_that_was_held_up_once_is_timed(measured):
+    from time import sleep
+
+    calls = []
+
+    def hiccups(q, k, v, causal):
+        calls.append(1)
+        if len(calls) == 3:  # the gate's, the first, and this one
+            sleep(0.2)
+        return sdpa(q, k, v, causal)
+
+    run = measured(hiccups, longest_call_ms=100)
+    assert set(run.cases["status"]) == {"measured"}
+
+
+# Stale
+
+
+def test_evidence_is_stale_once_the_kernel_changed(folder, data):
+    run = SimpleNamespace(manifest={"kernels": ladder.hashes() | {"kernel.gone": "1", "old.cu": "2"}})
+    assert recorded_rungs.stale(run) == ["kernel.gone"]
+    (folder / "widen.cuh").write_text(ladders.HEADER + "// another\n")
+    assert recorded_rungs.stale(run) == ["kernel.plain", "kernel.gone"]
+    (folder / "ladder.toml").unlink()
+    assert recorded_rungs.stale(run) == []

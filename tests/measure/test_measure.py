@@ -1,0 +1,897 @@
+"""The measuring half on the CPU: locked, right before fast, and honest about what it can't do."""
+
+import math
+import os
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_copy, tiny_study
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlab.base.errors import UserError
+from attnlab.measure.clocks import ours
+from attnlab.measure.gate.check import Check, Error
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices, environment, inspection, telemetry
+from attnlab.measure.instruments.telemetry import Reading, Telemetry
+from attnlab.measure.session import ceilings, record, rounds
+from attnlab.measure.session.subject import Job, Session
+from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
+from attnlab.measure.subjects.case import Case, Replay
+from attnlab.measure.subjects.implementation import Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.runs import read, schema, write
+from attnlab.study import implementations
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def locked(unlocked):
+    """A locked environment, put back afterwards."""
+    environment.lock()
+
+
+# The locked environment
+
+
+def test_locking_holds_whatever_was_set_before(unlocked, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.deterministic = False
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(False)
+    torch.manual_seed(1)
+    environment.lock()
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+    assert torch.backends.cudnn.allow_tf32 is False
+    assert torch.backends.cudnn.benchmark is False
+    assert torch.backends.cudnn.deterministic is True
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory is False
+    assert torch.initial_seed() == 42
+    assert environment.settings() == environment.LOCKED
+
+
+def test_locking_seeds_every_generator(unlocked):
+    import random
+
+    def draw():
+        environment.lock()
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    assert draw() == draw()
+
+
+def _set(owner, name, value):
+    return lambda: setattr(owner, name, value)
+
+
+@pytest.mark.parametrize(
+    ("meddle", "setting", "found"),
+    [
+        (partial(torch.set_float32_matmul_precision, "medium"), "float32_matmul_precision", "medium"),
+        (_set(torch.backends.cudnn, "allow_tf32", True), "tf32_cudnn", True),
+        (_set(torch.backends.cudnn, "benchmark", True), "cudnn_benchmark", True),
+        (_set(torch.backends.cudnn, "deterministic", False), "cudnn_deterministic", False),
+        (partial(torch.use_deterministic_algorithms, False), "deterministic_algorithms", False),
+        (partial(torch.use_deterministic_algorithms, True), "deterministic_warn_only", False),
+        (_set(torch.utils.deterministic, "fill_uninitialized_memory", True), "fill_uninitialized_memory", True),
+        (partial(os.environ.update, CUBLAS_WORKSPACE_CONFIG=":16:8"), "cublas_workspace_config", ":16:8"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_setting_that_does_not_hold_stops_the_run(unlocked, monkeypatch, meddle, setting, found):
+    seed = torch.manual_seed
+
+    def seed_and_meddle(value):
+        meddle()
+        return seed(value)
+
+    monkeypatch.setattr(torch, "manual_seed", seed_and_meddle)
+    with pytest.raises(UserError) as caught:
+        environment.lock()
+    assert str(caught.value) == (
+        f"the environment is not locked: {setting} is {found!r} and must be {environment.LOCKED[setting]!r}; "
+        "nothing was measured"
+    )
+
+
+def test_a_seed_that_does_not_take_stops_the_run(unlocked, monkeypatch):
+    torch.manual_seed(7)
+    monkeypatch.setattr(torch, "manual_seed", lambda value: None)
+    with pytest.raises(
+        UserError, match=r"^the environment is not locked: seed is 7 and must be 42; nothing was measured$"
+    ):
+        environment.lock()
+
+
+def test_tf32_set_again_stops_the_run(unlocked, monkeypatch):
+    seed = torch.manual_seed
+
+    def seed_and_meddle(value):
+        torch.backends.cuda.matmul.allow_tf32 = True
+        return seed(value)
+
+    monkeypatch.setattr(torch, "manual_seed", seed_and_meddle)
+    # torch tells of the flag through the precision too, which is asserted first.
+    with pytest.raises(UserError, match=r"is not locked: (float32_matmul_precision|tf32_matmul) is ('high'|True) and"):
+        environment.lock()
+
+
+def test_the_fingerprint_is_the_same_twice_and_changes_with_its_content(locked, monkeypatch):
+    first = environment.fingerprint(CPU)
+    assert environment.fingerprint(CPU) == first
+    assert first["hash"] == schema.digest({key: value for key, value in first.items() if key != "hash"})
+    assert first["settings"] == environment.LOCKED
+    assert first["packages"]["torch"] == torch.__version__
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.99.0")
+        assert environment.fingerprint(CPU)["hash"] != first["hash"]
+    with monkeypatch.context() as patch:
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+        assert environment.fingerprint(CPU)["hash"] != first["hash"]
+
+
+# Inputs
+
+
+def test_inputs_are_seeded_standard_normal_and_of_the_shape():
+    shape = Shape(2, 4, 64, 64, dtype="float32")
+    q, k, v = inputs.draw(shape, 1, CPU)
+    for x in (q, k, v):
+        assert x.shape == (2, 4, 64, 64)
+        assert x.dtype == torch.float32
+        assert x.is_contiguous()
+        assert abs(x.mean().item()) < 0.03
+        assert abs(x.std().item() - 1) < 0.03
+    assert not torch.equal(q, k)
+    assert not torch.equal(k, v)
+    assert all(torch.equal(a, b) for a, b in zip((q, k, v), inputs.draw(shape, 1, CPU), strict=True))
+    assert not torch.equal(q, inputs.draw(shape, 2, CPU)[0])
+
+
+def test_inputs_of_another_dtype_are_the_same_values_rounded():
+    fine, coarse = (inputs.draw(Shape(1, 2, 8, 16, dtype=d), 3, CPU) for d in ("float32", "bfloat16"))
+    assert all(torch.equal(a.bfloat16(), b) for a, b in zip(fine, coarse, strict=True))
+
+
+def test_inputs_do_not_depend_on_what_else_was_drawn():
+    shape = Shape(1, 1, 8, 16)
+    first = inputs.draw(shape, 1, CPU)[0]
+    torch.rand(100)
+    assert torch.equal(inputs.draw(shape, 1, CPU)[0], first)
+
+
+def test_redrawing_is_in_place():
+    shape = Shape(1, 2, 8, 16)
+    drawn = inputs.draw(shape, 1, CPU)
+    where = [x.data_ptr() for x in drawn]
+    inputs.redraw(drawn, shape, 2)
+    assert [x.data_ptr() for x in drawn] == where
+    assert all(torch.equal(a, b) for a, b in zip(drawn, inputs.draw(shape, 2, CPU), strict=True))
+
+
+def test_each_purpose_shape_and_replicate_has_inputs_of_its_own(session_of):
+    shape, other = Shape(1, 1, 8, 16), Shape(1, 1, 8, 16, causal=True)
+    first, second = session_of(0), session_of(1)
+    seeds = [s.seed(x, p) for s in (first, second) for x in (shape, other) for p in ("before", "timed", "after")]
+    assert len(set(seeds)) == 12
+    assert session_of(0).seed(shape, "timed") == first.seed(shape, "timed")
+
+
+@pytest.fixture
+def session_of():
+
+    def session(replicate: int, study=None) -> Session:
+        job = Job("run", study or tiny_study(), "cpu", replicate, (), "")
+        return Session(job, CPU, Telemetry(CPU), 0.0)
+
+    return session
+
+
+# What computes attention
+
+
+def by_hand(q, k, v, causal):
+    """Attention a row at a time, in double precision, from the formula."""
+    output = torch.zeros(q.shape, dtype=torch.float64)
+    for b, h, i in np.ndindex(*q.shape[:3]):
+        keys = slice(0, i + 1) if causal else slice(None)
+        scores = k[b, h, keys].double() @ q[b, h, i].double() / math.sqrt(q.shape[-1])
+        weights = (scores - scores.max()).exp()
+        output[b, h, i] = weights @ v[b, h, keys].double() / weights.sum()
+    return output
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 7, 63])
+@pytest.mark.parametrize("name", ["sdpa.auto", "sdpa.flash", "sdpa.math", "reference.float64"])
+def test_every_implementation_computes_attention(name, seq_len, causal):
+    drawn = inputs.draw(Shape(2, 3, seq_len, 16, causal, "float32"), seq_len, CPU)
+    with REGISTRY[name].selected():
+        output = REGISTRY[name].call(*drawn, causal)
+    assert output.shape == drawn[0].shape
+    tolerance = 1e-12 if name == "reference.float64" else 2e-6
+    torch.testing.assert_close(output.double(), by_hand(*drawn, causal), rtol=0, atol=tolerance)
+
+
+def test_the_oracle_is_double_precision_of_the_same_values():
+    drawn = inputs.draw(Shape(1, 2, 33, 16, dtype="bfloat16"), 0, CPU)
+    exact = oracle.float64(*drawn, False)
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(exact, by_hand(*drawn, False), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("chunk", [1, 2 * 9 * 9, 3 * 9 * 9 + 1, 5 * 9 * 9])
+def test_walking_over_heads_changes_nothing(monkeypatch, causal, chunk):
+    drawn = [x.double() for x in inputs.draw(Shape(2, 3, 9, 8, causal), 5, CPU)]
+    whole = oracle.composed(*drawn, causal)
+    monkeypatch.setattr(oracle, "REFERENCE_CHUNK", chunk)
+    torch.testing.assert_close(oracle.composed(*drawn, causal), whole, rtol=0, atol=1e-14)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 8), st.integers(0, 2**31))
+def test_weights_sum_to_one(seq_len, head_dim, seed):
+    q, k, _ = inputs.draw(Shape(1, 2, seq_len, head_dim), seed, CPU)
+    for causal in (False, True):
+        output = oracle.float64(q, k, torch.ones_like(q), causal)
+        torch.testing.assert_close(output, torch.ones_like(output), rtol=0, atol=1e-12)
+
+
+def test_a_causal_row_does_not_see_what_comes_after_it():
+    q, k, v = inputs.draw(Shape(1, 2, 16, 8, causal=True, dtype="float32"), 0, CPU)
+    before = oracle.composed(q, k, v, True)
+    k[:, :, 9:], v[:, :, 9:] = 100.0, torch.nan
+    after = oracle.composed(q, k, v[:, :, :].nan_to_num(0.0), True)
+    assert torch.equal(before[:, :, :9], after[:, :, :9])
+    assert not torch.equal(before[:, :, 9:], after[:, :, 9:])
+
+
+def test_attempt_tells_refusal_memory_and_mistakes_apart():
+    assert attempt(lambda: 7) == 7
+    with pytest.raises(OutOfMemory, match="DefaultCPUAllocator") as memory:
+        attempt(lambda: torch.empty(10**13))
+    assert "\n" not in str(memory.value)
+
+    def out_of_device_memory():
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    with pytest.raises(OutOfMemory, match=r"^CUDA out of memory\. Tried to allocate$"):
+        attempt(out_of_device_memory)
+
+    def refuses():
+        raise RuntimeError("no such\n  thing")
+
+    with pytest.raises(Unsupported, match=r"^no such thing$"):
+        attempt(refuses)
+    with pytest.raises(ZeroDivisionError):
+        attempt(lambda: 1 / 0)
+
+
+def test_a_refusal_carries_the_reason_that_torch_warned_of():
+    import warnings
+
+    def refuses():
+        warnings.warn("Flash attention kernel not used because: (Triggered internally at x.cpp:1)", stacklevel=1)
+        warnings.warn("Math runtime disabled. (Triggered internally at x.cpp:2)", stacklevel=1)
+        warnings.warn("Expected query to be Half,\nbut saw Float. (Triggered internally at x.cpp:3)", stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    with pytest.raises(Unsupported, match=r"^Expected query to be Half, but saw Float.$"):
+        attempt(refuses)
+
+
+# The gate
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["sdpa.auto", "sdpa.flash", "sdpa.math"])
+def test_the_gate_passes_what_is_right(locked, name, dtype, causal):
+    drawn = inputs.draw(Shape(2, 4, 64, 64, causal, dtype), 0, CPU)
+    with REGISTRY[name].selected():
+        check = Gate(drawn, causal).examine(lambda: REGISTRY[name].call(*drawn, causal))
+    assert check.passed, check.reason
+    assert 0 < check.error.mean < check.error.maximum
+    assert 0 < check.framework_error.mean < check.framework_error.maximum
+
+
+def test_the_oracle_passes_its_own_gate(locked):
+    drawn = inputs.draw(Shape(1, 2, 32, 16), 0, CPU)
+    check = Gate(drawn, False).check(oracle.float64(*drawn, False))
+    assert check.error == Error(0.0, 0.0)
+    assert check.passed
+
+
+def test_an_error_is_the_largest_and_the_mean_over_every_element():
+    oracle = torch.zeros(3, 50, 2, 4, dtype=torch.float64)  # more heads than one slab holds
+    output = oracle.clone()
+    output[2, 49, 1, 3] = -6.0
+    output[0, 0, 0, 0] = 3.0
+    assert Error.between(output, oracle) == Error(6.0, 9.0 / 1200)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_infinitely_wrong(value):
+    output = torch.zeros(1, 1, 2, 2)
+    output[0, 0, 1, 1] = value
+    assert Error.between(output, torch.zeros(1, 1, 2, 2, dtype=torch.float64)) == Error(math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("error", "passed"),
+    [
+        (Error(2.0, 0.2), True),
+        (Error(2.001, 0.1), False),
+        (Error(1.0, 0.2001), False),
+        (Error(0.0, 0.0), True),
+        (Error(math.inf, math.inf), False),
+    ],
+)
+def test_twice_the_frameworks_own_error_is_allowed(error, passed):
+    check = Check(error, Error(1.0, 0.1))
+    assert check.passed is passed
+    assert check.reason == (
+        f"error against float64: max {error.maximum:.2e} mean {error.mean:.2e}, "
+        "allowed 2x max 1.00e+00 mean 1.00e-01"
+    )  # fmt: skip
+
+
+def test_memory_is_poisoned_inside_and_only_there(locked):
+    # Large enough, and asked for twice: fresh memory of the system is zero without anyone's help.
+    with outputs.guarded(outputs.POISONS[0]):
+        assert torch.isnan(torch.empty(2**20)).all()
+    assert torch.utils.deterministic.fill_uninitialized_memory is False
+    with pytest.raises(ZeroDivisionError), outputs.guarded(outputs.POISONS[0]):
+        1 / 0  # noqa: B018
+    assert torch.utils.deterministic.fill_uninitialized_memory is False
+
+
+def writes_nothing(q, k, v, causal):
+    return torch.empty_like(q)
+
+
+def writes_half(q, k, v, causal):
+    output = torch.empty_like(q)
+    half = q.shape[2] // 2
+    output[:, :, :half] = sdpa.sdpa(q, k, v, causal)[:, :, :half]
+    return output
+
+
+def ignores_the_mask(q, k, v, causal):
+    return sdpa.sdpa(q, k, v, False)
+
+
+def masks_what_is_not_causal(q, k, v, causal):
+    return sdpa.sdpa(q, k, v, True)
+
+
+def adds_a_hundredth(q, k, v, causal):
+    return sdpa.sdpa(q, k, v, causal) + 1e-2
+
+
+def forgets_the_scale(q, k, v, causal):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)
+
+
+def has_one_nan(q, k, v, causal):
+    output = sdpa.sdpa(q, k, v, causal)
+    output[-1, -1, -1, -1] = torch.nan
+    return output
+
+
+def is_wrong_in_the_last_row(q, k, v, causal):
+    output = sdpa.sdpa(q, k, v, causal)
+    output[-1, -1, -1] = 0
+    return output
+
+
+def errs_later():
+    """Is right for as many calls as the gate makes before timing, and a little off ever after."""
+    calls = []
+
+    def call(q, k, v, causal):
+        calls.append(1)
+        return sdpa.sdpa(q, k, v, causal) + (1e-2 if len(calls) > 6 else 0)
+
+    return call
+
+
+def asks_for_too_much(q, k, v, causal):
+    return torch.empty(10**13)
+
+
+def refuses_the_second_call():
+    calls = []
+
+    def call(q, k, v, causal):
+        calls.append(1)
+        if len(calls) > 1:
+            raise torch.OutOfMemoryError("the second time there was none left")
+        return sdpa.sdpa(q, k, v, causal)
+
+    return call
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Registers a function as the implementation kernel.<name>."""
+
+    def register(call, name="kernel.saboteur"):
+        monkeypatch.setitem(sdpa.REGISTRY, name, Implementation(name, call))
+        known = (*implementations.known(), name)
+        monkeypatch.setattr(implementations, "known", lambda: known)
+        return name
+
+    return register
+
+
+@pytest.fixture
+def measured(begin, one_thread, unlocked):
+    """Records a study in this process and returns its run, without what was recorded of the control."""
+
+    def measure(**changes) -> schema.Run:
+        study = tiny_study(**{"replicates": 1, "samples": 3} | changes)
+        return without_control(read.load(record.record(begin(study), study, "cpu", one_thread)))
+
+    return measure
+
+
+def without_control(run):
+    tables = {name: getattr(run, name) for name in ("samples", "checks", "cases")}
+    kept = {
+        name: table[[not implementations.is_control(n) for n in table["implementation"]]].reset_index(drop=True)
+        for name, table in tables.items()
+    }
+    return replace(run, **kept)
+
+
+def one_length(seq_len=32, **axes):
+    """The target and the sweep of a study of one shape."""
+    shape = {"batch": 1, "heads": 4, "seq_len": seq_len, "head_dim": 64, "dtype": "float32"} | axes
+    return {"target": shape, "sweeps": {"seq_len": shape}}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("call", "causal"),
+    [
+        (writes_nothing, False),
+        (writes_half, False),
+        (ignores_the_mask, True),
+        (masks_what_is_not_causal, False),
+        (adds_a_hundredth, False),
+        (forgets_the_scale, False),
+        (has_one_nan, False),
+        (is_wrong_in_the_last_row, True),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_saboteur_is_caught_reported_and_not_timed(registered, measured, call, causal, dtype):
+    name = registered(call)
+    run = measured(implementations=["sdpa.auto", name], **one_length(causal=causal, dtype=dtype))
+    cases = run.cases.set_index("implementation")
+    assert cases["status"].to_dict() == {"sdpa.auto": "measured", name: "failed"}
+    assert cases.at[name, "reason"].startswith("before timing, call: ")
+    assert "; error against float64: max " in f"; {cases.at[name, 'reason'].partition('call: ')[2]}"
+    assert set(run.samples["implementation"]) == {"sdpa.auto"}
+    assert len(run.samples) == 3
+    checks = run.checks.set_index(["implementation", "moment"])["passed"].to_dict()
+    assert checks == {("sdpa.auto", "before"): True, ("sdpa.auto", "after"): True, (name, "before"): False}
+
+
+def test_who_errs_only_after_timing_is_reported_then(registered, measured):
+    name = registered(errs_later())
+    run = measured(implementations=["sdpa.auto", name], **one_length())
+    cases = run.cases.set_index("implementation")
+    assert cases.at[name, "status"] == "failed"
+    assert cases.at[name, "reason"].startswith("after timing, call: error against float64: max ")
+    assert cases.at["sdpa.auto", "status"] == "measured"
+    checks = run.checks.set_index(["implementation", "moment"])["passed"].to_dict()
+    assert checks[name, "after"] is False
+
+
+def test_what_the_cpu_does_not_have_is_skipped_with_a_reason_and_the_rest_measured(measured):
+    run = measured(implementations=["sdpa.cudnn", "sdpa.auto", "sdpa.efficient"], **one_length())
+    cases = run.cases.set_index("implementation")
+    assert cases["status"].to_dict() == {
+        "sdpa.cudnn": "skipped", "sdpa.auto": "measured", "sdpa.efficient": "skipped",
+    }  # fmt: skip
+    for name in ("sdpa.cudnn", "sdpa.efficient"):
+        # torch's own words, which differ between its versions
+        assert re.match(r"No (viable backend|available kernel)\b", cases.at[name, "reason"])
+        assert "\n" not in cases.at[name, "reason"]
+    assert set(run.samples["implementation"]) == {"sdpa.auto"}
+    assert set(run.checks["implementation"]) == {"sdpa.auto"}
+
+
+def test_a_run_in_which_nothing_could_be_measured_is_still_a_run(measured):
+    run = measured(implementations=["sdpa.cudnn"], baseline="sdpa.cudnn", **one_length())
+    assert run.complete
+    assert run.cases["status"].tolist() == ["skipped"]
+    assert run.samples.empty
+    assert run.checks.empty
+
+
+def test_too_little_memory_is_recorded_and_the_run_goes_on(registered, measured):
+    name = registered(asks_for_too_much)
+    run = measured(implementations=[name, "sdpa.auto"])
+    status = run.cases.groupby("implementation")["status"].agg(list).to_dict()
+    assert status == {name: 3 * ["out of memory"], "sdpa.auto": 3 * ["measured"]}
+    assert run.cases.set_index("implementation").loc[name, "reason"].str.contains("DefaultCPUAllocator").all()
+    assert run.samples["implementation"].tolist() == 9 * ["sdpa.auto"]
+    assert run.samples["seq_len"].tolist() == 3 * [16] + 3 * [32] + 3 * [64]
+
+
+def test_memory_that_runs_out_after_the_gate_is_recorded_too(registered, measured):
+    name = registered(refuses_the_second_call())
+    run = measured(implementations=["sdpa.auto", name], **one_length())
+    cases = run.cases.set_index("implementation")
+    assert cases.at[name, "status"] == "out of memory"
+    assert cases.at[name, "reason"] == "the second time there was none left"
+    assert set(run.samples["implementation"]) == {"sdpa.auto"}
+
+
+def test_a_block_is_interleaved_in_rounds(measured):
+    names = ["sdpa.auto", "sdpa.flash", "sdpa.math"]
+    run = measured(samples=12, **one_length())
+    rounds = run.samples.groupby("round")
+    assert rounds.ngroups == 12
+    assert all(sorted(block["implementation"]) == names for _, block in rounds)
+    assert all(set(block["position"]) < {0, 1, 2, 3} for _, block in rounds)
+    assert len({tuple(block["implementation"]) for _, block in rounds}) > 2
+    assert run.samples["started_s"].is_monotonic_increasing
+    assert (run.samples["latency_us"] > 0).all()
+
+
+def test_a_case_that_was_measured_tells_its_operators_memory_and_warm_up(measured):
+    run = measured(warmup_calls=45, **one_length())
+    cases = run.cases.set_index("implementation")
+    assert "flash" in cases.at["sdpa.flash", "kernels"]
+    assert "flash" not in cases.at["sdpa.math", "kernels"]
+    assert cases["warmup_calls"].between(50, 200).all()
+    assert (cases["warmup_calls"] % 10 == 0).all()
+    tensor = 4 * 32 * 64 * 4
+    assert (cases["peak_memory_bytes"] >= 4 * tensor).all()
+    assert cases.at["sdpa.math", "peak_memory_bytes"] > cases.at["sdpa.flash", "peak_memory_bytes"]
+
+
+def test_the_device_clock_is_left_out_where_there_is_none(measured):
+    timings = [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
+    run = measured(timings=timings, **one_length())
+    assert run.samples[["clock", "cache"]].drop_duplicates().values.tolist() == [["eager", "cold"]]
+    assert len(run.samples) == 9
+
+
+# Clocks
+
+
+def case_of(name, shape):
+    drawn = inputs.draw(shape, 0, CPU)
+    return Case(partial(REGISTRY[name].call, *drawn, shape.causal), REGISTRY[name].selected)
+
+
+@pytest.mark.parametrize("cache", ["warm", "cold"])
+def test_a_sample_on_the_cpu_is_one_call(cache):
+    calls = []
+    case = Case(lambda: calls.append(1), REGISTRY["sdpa.auto"].selected)
+    latency, launches = ours.sampler(CPU, Timing(clock="eager", cache=cache))(case)
+    assert launches == 1
+    assert 0 < latency < math.inf
+    # Warm is preceded by the same work, cold by something else.
+    assert len(calls) == {"warm": 2, "cold": 1}[cache]
+
+
+def test_a_sample_is_taken_with_its_backend_selected():
+    seen = []
+    case = Case(lambda: seen.append(torch.backends.cuda.math_sdp_enabled()), REGISTRY["sdpa.flash"].selected)
+    for cache in ("warm", "cold"):
+        ours.sampler(CPU, Timing(clock="eager", cache=cache))(case)
+    ours.roughly_us(case, CPU, calls=1)
+    assert seen == [False] * 4
+    assert torch.backends.cuda.math_sdp_enabled()
+
+
+def test_a_cold_sample_writes_twice_the_cache(monkeypatch):
+    monkeypatch.setattr(devices, "last_level_cache_bytes", lambda device: 1000)
+    flush = ours.Flush(CPU)
+    flush._buffer.fill_(1)
+    assert flush._buffer.nbytes == 2000
+    flush()
+    assert not flush._buffer.any()
+
+
+def test_latency_is_in_microseconds_of_the_clock(monkeypatch):
+    now = iter([1_000, 8_500, 0, 40_000])
+    monkeypatch.setattr(ours.time, "perf_counter_ns", lambda: next(now))
+    assert ours.timed_us(CPU, lambda: None) == 7.5
+    assert ours.roughly_us(Case(lambda: None, REGISTRY["sdpa.auto"].selected), CPU, calls=10) == 4.0
+
+
+def test_the_cpu_has_no_device_clock():
+    for cache in ("warm", "cold"):
+        assert ours.available(CPU, Timing(clock="eager", cache=cache))
+        assert not ours.available(CPU, Timing(clock="device", cache=cache))
+        assert ours.available(torch.device("cuda"), Timing(clock="device", cache=cache))
+
+
+def test_the_clock_knows_its_tick():
+    calibrated = ours.calibrate(CPU)
+    assert calibrated["tick_us"] == pytest.approx(ours.time.get_clock_info("perf_counter").resolution * 1e6)
+    assert 0 < calibrated["tick_us"] <= 1
+    assert 0 < calibrated["nothing_us"] < 1000
+
+
+@pytest.mark.parametrize(("latency", "calls"), [(1.0, 64), (6.25, 64), (10.0, 40), (399.0, 2), (400.0, 1), (1e5, 1)])
+def test_a_graph_is_as_long_as_it_takes(monkeypatch, latency, calls):
+    captured = []
+
+    class Graph:
+        def __init__(self, calls):
+            self.calls, self.replayed = calls, 0
+
+        def replay(self):
+            self.replayed += 1
+
+    def capture(case, count, pool):
+        captured.append(Graph(count))
+        return Replay(captured[-1], count, torch.zeros(1))
+
+    def between(work, hold):
+        before = captured[0].replayed
+        work()
+        return (captured[0].replayed - before) * latency
+
+    monkeypatch.setattr(ours, "_captured", capture)
+    monkeypatch.setattr(ours, "_between_events", between)
+    case = Case(lambda: None, REGISTRY["sdpa.auto"].selected)
+    ours.capture(case, None)
+    assert case.many.calls == calls
+    assert case.one.calls == 1
+    assert [graph.calls for graph in captured] == ([1, calls] if calls > 1 else [1])
+
+
+# What a call did
+
+
+def test_operators_are_named_the_longest_first():
+    shape = Shape(1, 4, 128, 64, dtype="float32")
+    flash, whole = case_of("sdpa.flash", shape), case_of("sdpa.math", shape)
+    with flash.selected():
+        assert any("flash" in name for name in inspection.kernels(flash.call, CPU))
+    with whole.selected():
+        names = inspection.kernels(whole.call, CPU)
+    assert "aten::bmm" in names
+    assert len(names) == len(set(names))
+
+
+def test_peak_memory_counts_inputs_output_and_workspace():
+    shape = Shape(2, 4, 256, 64, dtype="float32")
+    given_bytes, tensor = 3 * shape.bytes // 4, shape.bytes // 4
+    peaks = {}
+    for name in ("sdpa.flash", "sdpa.math"):
+        case = case_of(name, shape)
+        with case.selected():
+            peaks[name] = inspection.peak_memory_bytes(case.call, given_bytes, CPU)
+    assert peaks["sdpa.flash"] >= given_bytes + tensor
+    # The math backend holds every score.
+    assert peaks["sdpa.math"] >= given_bytes + tensor + 4 * shape.scores
+    assert peaks["sdpa.math"] > peaks["sdpa.flash"]
+
+
+def test_peak_memory_is_that_held_at_once_and_not_the_sum():
+    def one_after_the_other():
+        for _ in range(4):
+            held = torch.empty(2**20, dtype=torch.int8)
+            del held
+        return torch.empty(2**18, dtype=torch.int8)
+
+    peak = inspection.peak_memory_bytes(one_after_the_other, 1000, CPU)
+    assert 2**20 + 1000 <= peak < 2 * 2**20
+
+
+def test_inspection_keeps_the_profilers_chatter_from_the_error_stream(capfd):
+    inspection.kernels(lambda: torch.ones(4) + 1, CPU)
+    inspection.peak_memory_bytes(lambda: torch.ones(4) + 1, 0, CPU)
+    print("still there", file=__import__("sys").stderr)
+    assert capfd.readouterr().err == "still there\n"
+
+
+# Ceilings, device, telemetry
+
+
+def test_ceilings_of_the_cpu(monkeypatch):
+    monkeypatch.setattr(ceilings, "CPU_MATRIX", 32)
+    monkeypatch.setattr(ceilings, "_copy", small_copy)
+    found = ceilings.measure(CPU, ["float32", "bfloat16"])
+    assert {name: ceiling["unit"] for name, ceiling in found.items()} == {
+        "matmul.float32": "TFLOP/s", "matmul.bfloat16": "TFLOP/s", "copy": "GB/s", "l2": "GB/s",
+        "exponentials": "Gexp/s",
+    }  # fmt: skip
+    for name in ("l2", "exponentials"):
+        assert found[name]["samples"] == []
+        assert found[name]["how"] == "not measured: the device is no NVIDIA GPU"
+    for ceiling in (found["matmul.float32"], found["matmul.bfloat16"], found["copy"]):
+        assert len(ceiling["samples"]) == ceilings.SAMPLES
+        assert all(0 < sample < math.inf for sample in ceiling["samples"])
+        assert ceiling["sm_clock_mhz"] is None
+    assert found["matmul.bfloat16"]["how"] == "32x32x32 bfloat16 product on standard normal data"
+
+
+def test_a_ceiling_is_the_amount_over_the_time(monkeypatch):
+    calls = []
+
+    def took(device, work):
+        work()
+        return 500.0
+
+    monkeypatch.setattr(ours, "timed_us", took)
+    found = ceilings._ceiling(CPU, lambda: calls.append(1), 3.0, "GB/s", "three GB")
+    assert found["samples"] == [pytest.approx(6000.0)] * 20
+    assert len(calls) == ceilings.WARMUP + 20
+    monkeypatch.setattr(ceilings, "CPU_MATRIX", 100)
+    assert ceilings._matrix_product(CPU, "float32")["samples"][0] == pytest.approx(2 * 100**3 / 500e-6 / 1e12)
+
+
+def test_the_copy_counts_bytes_read_and_written(monkeypatch):
+    monkeypatch.setattr(ours, "timed_us", lambda device, work: 1e6)
+    found = ceilings._copy(CPU)
+    assert found["samples"] == [pytest.approx(2 * 2**28 / 1e9)] * 20
+    assert found["how"] == "copy of 0.25 GiB, bytes read and bytes written both counted"
+
+
+def test_the_device_is_described():
+    described = devices.describe(CPU)
+    assert described["kind"] == "cpu"
+    assert described["name"]
+    assert described["threads"] == torch.get_num_threads()
+    assert described["memory_bytes"] > 2**28
+    assert devices.last_level_cache_bytes(CPU) == described["l2_bytes"] >= 2**15
+
+
+def test_the_device_is_chosen(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.resolve("auto") == devices.resolve("cpu") == CPU
+    with pytest.raises(
+        UserError, match=r"^device: cuda was asked for, but torch sees no NVIDIA GPU here: use device=cpu"
+    ):
+        devices.resolve("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert devices.resolve("auto") == devices.resolve("cuda") == torch.device("cuda")
+    assert devices.resolve("cpu") == CPU
+
+
+@pytest.mark.parametrize(
+    ("reasons", "throttled"),
+    [
+        (None, None),
+        (0x0, False),
+        (0x1, False),  # idle
+        (0x2, False),  # application clocks
+        (0x4, True),  # software power cap
+        (0x8, True),  # hardware slowdown
+        (0x10, False),  # sync boost
+        (0x20, True),  # software thermal slowdown
+        (0x40, True),  # hardware thermal slowdown
+        (0x80, True),  # power brake
+        (0x100, False),  # display clocks
+        (0x5, True),
+        (0x103, False),
+    ],
+)
+def test_throttling_is_told_from_idling(reasons, throttled):
+    assert Reading(throttle_reasons=reasons).throttled is throttled
+
+
+def test_telemetry_of_a_cpu_is_empty_and_says_why():
+    empty = Telemetry(CPU)
+    assert empty.read() == Reading(None, None, None, None)
+    assert empty.unavailable == "the device is no NVIDIA GPU"
+    assert empty.limits() == {"unavailable": "the device is no NVIDIA GPU"}
+    assert empty.driver == "n/a"
+
+
+def test_telemetry_without_its_library_says_so(monkeypatch):
+    monkeypatch.setattr(telemetry, "pynvml", None)
+    absent = Telemetry(torch.device("cuda"))
+    assert absent.unavailable == "nvidia-ml-py is not installed"
+    assert absent.read() == Reading()
+
+
+class Nvml:
+    """A card that answers but for its temperature."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def nvmlInit(self):  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        assert uuid == "GPU-1234"
+        return "card"
+
+    def nvmlDeviceGetClockInfo(self, handle, which):  # noqa: N802
+        return {1: 1980, 2: 3201}[which]
+
+    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
+        return 412_500
+
+    def nvmlDeviceGetTemperature(self, handle, which):  # noqa: N802
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
+        return 0x4
+
+
+def test_telemetry_reads_what_the_card_answers(monkeypatch):
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(telemetry, "pynvml", Nvml())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1234"))
+    card = Telemetry(torch.device("cuda"))
+    assert card.unavailable == ""
+    assert card.read() == Reading(sm_clock_mhz=1980, power_w=412.5, temperature_c=None, throttle_reasons=4)
+    assert card.read().throttled is True
+
+
+def test_a_card_that_nvml_does_not_know_says_so(monkeypatch):
+    from types import SimpleNamespace
+
+    class Unknown(Nvml):
+        def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+            raise self.NVMLError("Not Found")
+
+    monkeypatch.setattr(telemetry, "pynvml", Unknown())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1234"))
+    lost = Telemetry(torch.device("cuda"))
+    assert lost.unavailable == "NVML: Not Found"
+    assert lost.read() == Reading()
+
+
+def test_a_warm_up_goes_on_until_it_is_steady(session_of, monkeypatch):
+
+    def warmed(windows, study):
+        seen = iter(windows)
+        monkeypatch.setattr(ours, "roughly_us", lambda case, device, calls: next(seen))
+        return rounds._warm_up(session_of(0, study), Case(lambda: None, REGISTRY["sdpa.auto"].selected))
+
+    study = tiny_study()
+    assert warmed([10.0, 10.1], study) == {"warmup_calls": 20, "steady": True}
+    assert warmed([30.0, 20.0, 10.0, 9.9], study) == {"warmup_calls": 40, "steady": True}
+    never = warmed([float(2**i) for i in range(20)], study)
+    assert never == {"warmup_calls": 200, "steady": False}
+    longer = study.model_copy(update={"warmup_calls": 41})
+    assert warmed([10.0] * 5, longer) == {"warmup_calls": 50, "steady": True}
+
+
+def test_inputs_that_do_not_fit_leave_every_case_out_of_memory(monkeypatch, session_of):
+
+    def draw(shape, seed, device):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(inputs, "draw", draw)
+    recorded = {}
+    monkeypatch.setattr(write, "add_part", lambda run, table, key, rows: recorded.update({table: rows}))
+    study = tiny_study()
+    rounds.measure_shape(session_of(0, study), study.shapes[0])
+    assert list(recorded["cases"]["status"]) == ["out of memory"] * len(study.subjects)
+    assert recorded["cases"]["reason"].str.startswith("Q, K and V don't fit: no room").all()
+    assert recorded["checks"].empty

@@ -1,0 +1,355 @@
+"""Recording a run: what it holds, how it is cut off and resumed, and which run is shown."""
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+
+import pandas as pd
+import pytest
+import yaml
+from conftest import Quickly, tiny_study
+
+from attnlab import obtain
+from attnlab.base import paths, sources
+from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.infer.cases import infer
+from attnlab.measure.session import record
+from attnlab.runs import read, rules, schema, write
+from attnlab.study import studies
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
+BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
+
+
+# A run as it comes out
+
+
+def test_a_run_holds_every_sample_once(recorded):
+    run = read.load(recorded)
+    assert run.complete
+    assert len(run.samples) == 4 * 3 * 5 * 2
+    assert not run.samples.duplicated(SAMPLE).any()
+    assert set(run.samples["implementation"]) == {"sdpa.auto", "sdpa.flash", "sdpa.math", "control.sdpa.auto"}
+    assert set(run.samples["seq_len"]) == {16, 32, 64}
+    assert set(run.samples["replicate"]) == {0, 1}
+    assert set(run.samples["round"]) == {0, 1, 2, 3, 4}
+    assert set(run.samples["dtype"]) == {"float32"}
+    assert (run.samples["latency_us"] > 0).all()
+    assert (run.samples["launches"] == 1).all()
+    assert run.samples["sm_clock_mhz"].isna().all()
+    assert run.samples["throttled"].dtype == "boolean"
+
+
+def test_each_job_gets_a_process_of_its_own():
+    with record.fresh_processes() as pool:
+        ids = [pool.submit(os.getpid).result() for _ in range(3)]
+    assert len({os.getpid(), *ids}) == 4
+
+
+def test_each_replicate_is_a_job_of_its_own(recorded):
+    run = read.load(recorded)
+    assert run.processes["replicate"].tolist() == [0, 1]
+    by_replicate = run.samples.groupby("replicate")["process"].agg(lambda column: set(column))
+    assert [len(processes) for processes in by_replicate] == [1, 1]
+    assert by_replicate[0] | by_replicate[1] == set(run.processes["process"])
+    assert len(set(run.processes["process"])) == 2
+    assert (run.processes[["setup_seconds", "measuring_seconds"]] > 0).all().all()
+
+
+def test_every_case_was_checked_before_and_after(recorded):
+    run = read.load(recorded)
+    assert run.cases["status"].tolist() == ["measured"] * 24
+    assert run.checks["passed"].tolist() == [True] * 96
+    assert set(run.checks["route"]) == {"call"}
+    assert (
+        run.checks.groupby(["implementation", "seq_len", "replicate"])["moment"].agg(set).eq({"before", "after"}).all()
+    )
+    # Unseen inputs: no two checks of an implementation at a shape saw the same errors.
+    errors = run.checks.groupby(["implementation", "seq_len"])["framework_mean_error"].nunique()
+    assert (errors == 2 * (3 + 1)).all()
+
+
+def test_the_manifest_tells_how_to_do_it_again(recorded):
+    manifest = read.read_manifest(recorded)
+    assert studies.parse(manifest["study"], "manifest") == tiny_study()
+    assert manifest["device"]["kind"] == "cpu"
+    assert manifest["missing_clocks"] == []
+    assert manifest["command"] == "make measure STUDY=tiny DEVICE=cpu"
+    assert manifest["environment"]["settings"]["float32_matmul_precision"] == "highest"
+    assert re.fullmatch("[0-9a-f]{64}", manifest["environment"]["hash"])
+    assert manifest["ceilings"]["matmul.float32"]["unit"] == "TFLOP/s"
+    assert manifest["ceilings"]["copy"]["unit"] == "GB/s"
+    assert manifest["clocks"]["tick_us"] > 0
+    assert set(manifest["files"]) == {f"{table}.parquet" for table in schema.TABLES}
+    assert manifest["rules"] == rules.recorded()
+    assert manifest["sources"] == sources.digests("attnlab.measure.session.record")
+    assert read.sources(manifest) == manifest["sources"]
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in (manifest["sources"] | manifest["kernels"]).values())
+
+
+def test_a_clock_that_the_device_lacks_is_named(data, one_thread, unlocked):
+    study = tiny_study(timings=[{"clock": "device", "cache": "cold"}, *BOTH_CACHES[:1]], replicates=1, samples=2)
+    run = read.load(record.record("one", study, "cpu", Quickly(one_thread)))
+    assert run.manifest["missing_clocks"] == ["device cold"]
+    assert set(run.samples["clock"]) == {"eager"}
+
+
+def test_blocks_sort_in_the_order_of_the_study():
+    study = tiny_study()
+    shape = study.shapes[2]
+    assert schema.shape_key(study, shape, 1) == "r01-s002"
+    assert schema.block_key(study, shape, 11, Timing(clock="eager", cache="cold")) == "r11-s002-eager-cold"
+
+
+def test_a_new_name_tells_the_device_and_the_time(monkeypatch):
+    def named(name, kind):
+        monkeypatch.setattr(record.devices, "describe", lambda device: {"name": name, "kind": kind})
+        return record.new_name(None)
+
+    assert re.fullmatch(r"h200-\d{8}-\d{6}", named("NVIDIA H200", "cuda"))
+    assert re.fullmatch(r"a100-sxm4-40gb-\d{8}-\d{6}", named("NVIDIA A100-SXM4-40GB", "cuda"))
+    assert re.fullmatch(r"gpu-\d{8}-\d{6}", named("NVIDIA Graphics Device", "cuda"))
+    assert re.fullmatch(r"cpu-\d{8}-\d{6}", named("AMD EPYC 9654", "cpu"))
+
+
+# Cut off
+
+
+class Command:
+    """`python -m attnlab` in a process group of its own, which ends with the context."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "attnlab", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            # Whoever runs the tests in the background hands them SIGINT ignored, and that is inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def wait_for(self, name: str, table: str, count: int = 1) -> None:
+        while len(write.recorded(name, table)) < count:
+            assert self.process.poll() is None, self.process.stderr.read()
+            time.sleep(0.002)
+
+    def end(self) -> tuple[int, list[str]]:
+        """The exit status and the lines on stderr."""
+        error = self.process.communicate(timeout=120)[1]
+        assert "Traceback" not in error
+        return self.process.returncode, error.splitlines()
+
+
+def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin):
+    # The command as a user gives it. In forks, which cost less, runs are killed in test_faults.py, many times.
+    study = tiny_study(timings=BOTH_CACHES, implementations=["sdpa.auto", "sdpa.math"], replicates=1)
+    name = begin(study)
+    with Command("measure", "--run", name) as command:
+        command.wait_for(name, "cases")
+        os.killpg(command.process.pid, signal.SIGKILL)
+        assert command.process.wait() == -signal.SIGKILL
+    cut = read.load(name)
+    assert not cut.complete
+    assert 0 < len(cut.samples) < 3 * 3 * 5 * 2
+    blocks = write.recorded(name, "samples")
+
+    with Command("measure", "--run", name) as command:
+        status, lines = command.end()
+    assert status == 0, lines
+    run = read.load(name)
+    assert run.complete
+    assert len(run.samples) == 3 * 3 * 5 * 2
+    assert not run.samples.duplicated(SAMPLE).any()
+    kept = run.samples[run.samples["process"].isin(cut.samples["process"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, cut.samples)
+    assert set(cut.samples["process"]) < set(run.samples["process"])
+    keys = (run.samples["seq_len"].astype(str) + run.samples["cache"]).nunique()
+    assert len(blocks) < keys == 6
+    assert len(run.cases) == 3 * 3
+    assert not run.cases.duplicated(["implementation", "seq_len", "replicate"]).any()
+    assert len(run.checks) == 3 * 3 * (3 + 1)
+    assert not (paths.data() / name / "parts").exists()
+
+
+class Handing(Executor):
+    """Submits always the same work to another executor, whatever it is given."""
+
+    def __init__(self, executor: Executor, work, *arguments) -> None:
+        self._executor, self._work = executor, (work, *arguments)
+
+    def submit(self, work, /, *arguments, **named) -> Future:
+        return self._executor.submit(*self._work)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._executor.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def test_a_process_that_dies_is_told_in_a_line(begin):
+    name = begin(tiny_study())
+    with pytest.raises(UserError) as caught:
+        record.record(name, tiny_study(), "cpu", Handing(record.fresh_processes(), os._exit, 9))
+    assert str(caught.value) == (
+        "the measuring process died (killed, or out of host memory); what was recorded of 'begun' is kept: "
+        "`make measure RUN=begun` goes on"
+    )
+    assert not read.load(name).complete
+
+
+def test_a_full_disk_is_told_in_a_line_and_the_run_goes_on_when_there_is_room(begin, unlocked, monkeypatch, one_thread):
+    from concurrent.futures import ThreadPoolExecutor
+
+    study = tiny_study(replicates=1)
+    name = begin(study)
+    add, added = write.add_part, []
+
+    def full(*arguments):
+        if len(added) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        added.append(arguments[1])
+        add(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "add_part", full)
+        with pytest.raises(UserError) as caught:
+            record.record(name, study, "cpu", one_thread)
+    assert str(caught.value) == (
+        "the disk is full; what was recorded of 'begun' is kept: make room, then `make measure RUN=begun` goes on"
+    )
+    assert added == ["samples", "checks", "cases", "samples"]
+    kept = read.load(name).samples
+    assert len(kept) == 40
+    record.record(name, study, "cpu", ThreadPoolExecutor(1))
+    run = read.load(name)
+    assert len(run.samples) == 60
+    pd.testing.assert_frame_equal(run.samples.iloc[:40], kept)
+
+
+def test_another_environment_refuses_to_go_on(begin, machine, one_thread, unlocked):
+    name = begin(tiny_study(), environment=machine["environment"] | {"hash": 64 * "0"})
+    with pytest.raises(
+        EnvironmentChanged, match=r"^the environment changed since the run 'begun' began: start a new run$"
+    ):
+        record.record(name, tiny_study(), "cpu", one_thread)
+    assert read.load(name).samples.empty
+
+
+def test_another_study_is_refused(begin, one_thread):
+    name = begin(tiny_study())
+    with pytest.raises(UserError, match=r"^the run 'begun' is of another study \(tiny\): choose another name$"):
+        record.record(name, tiny_study(samples=6), "cpu", one_thread)
+    assert read.read_manifest(name)["study"]["samples"] == 5
+
+
+def test_a_complete_run_is_not_measured_into(recorded, one_thread):
+    with pytest.raises(UserError, match=r"^the run 'recorded' is complete: `make report RUN=recorded` renders it$"):
+        record.record(recorded, tiny_study(), "cpu", one_thread)
+    assert len(read.load(recorded).samples) == 120
+
+
+def test_two_do_not_measure_into_one_run(begin, one_thread):
+    name = begin(tiny_study())
+    with write.lock(name), pytest.raises(UserError, match=r"^another process is measuring into the run 'begun'"):
+        record.record(name, tiny_study(), "cpu", one_thread)
+
+
+def test_cuda_without_a_gpu_is_refused_before_anything_is_written(data, monkeypatch):
+    monkeypatch.setattr(record.devices.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"^device: cuda was asked for, but torch sees no NVIDIA GPU here"):
+        record.record("one", tiny_study(device="cuda"), "cuda")
+    assert not data.exists()
+
+
+# Getting hold of a run
+
+
+@pytest.fixture
+def threaded(monkeypatch, unlocked):
+    """`record` measures in this process, and surveys quickly."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    monkeypatch.setattr(record, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
+
+
+def test_a_named_run_is_what_is_got(recorded):
+    got = obtain.results(run=recorded, device="none")
+    assert got.run.name == recorded
+    assert got.study == tiny_study()
+
+
+def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
+    study = tiny_study(replicates=1)
+    name = begin(study)
+    assert obtain.measured("", study, "cpu") == name
+    assert f"{name}: going on where it was cut off\n" in capsys.readouterr().err
+    assert len(read.load(name).samples) == 60
+
+
+def test_a_named_run_that_was_cut_off_is_shown_as_it_is_or_gone_on_with(begin, threaded):
+    study = tiny_study(replicates=1)
+    name = begin(study)
+    complete = obtain.results(run=name, device="auto")
+    assert complete.run.complete
+    assert len(complete.run.samples) == 60
+
+
+def test_in_another_environment_a_new_run_begins(begin, machine, threaded, capsys):
+    study = tiny_study(replicates=1)
+    begin(study, environment=machine["environment"] | {"hash": 64 * "0"})
+    name = obtain.measured("", study, "cpu")
+    assert name.startswith("cpu-")
+    assert read.load(name).complete
+    assert "begun: the environment changed since; beginning a new run\n" in capsys.readouterr().err
+
+
+def test_the_newest_complete_run_of_a_study_is_taken_and_nothing_measured(begin, threaded, write_study, data):
+    path = write_study(replicates=1)
+    study = studies.load(path)
+    for name, created in (("b", "2026-01-01"), ("a", "2026-01-02")):
+        record.record(begin(study, name, created=created), study, "cpu", record.fresh_processes())
+    begin(study, "c")
+    begin(tiny_study(samples=7), "d")
+    (data / "broken").mkdir()
+    (data / "broken" / "manifest.json").write_text("{")
+    for device in ("none", "auto", "cpu"):
+        assert obtain.results(study=str(path), device=device).run.name == "a"
+    with pytest.raises(UserError, match=r"^there is no run of the study 'tiny', and device=none measures nothing"):
+        obtain.results(study=str(write_study(samples=9)), device="none")
+
+
+def test_a_device_that_there_is_no_word_for(recorded):
+    with pytest.raises(UserError, match=r"^unknown device 'gpu'; choose one of auto, cuda, cpu, none$"):
+        obtain.results(run=recorded, device="gpu")
+
+
+def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
+    path = write_study(replicates=1)
+    got = obtain.results(study=str(path), device="cpu")
+    assert got.run.manifest["study"] == studies.load(path).model_dump(mode="json")
+    assert got.run.manifest["study"]["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]
+
+
+def test_the_baseline_takes_every_turn_twice_and_stays_out_of_the_table(recorded):
+    run = read.load(recorded)
+    turns = run.samples.groupby("implementation").size()
+    assert turns["control.sdpa.auto"] == turns["sdpa.auto"]
+    table = infer(run)
+    assert set(table["implementation"]) == {"sdpa.auto", "sdpa.flash", "sdpa.math"}

@@ -1,0 +1,211 @@
+"""A stream of requests: which calls it makes, in which order, and how a run that was cut off resumes it."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pandas as pd
+import pytest
+import torch
+from conftest import tiny_study, torch_as_it_was
+
+from attnlab.base.errors import UserError
+from attnlab.measure.session import record, requests
+from attnlab.measure.subjects import implementation, registry, sdpa
+from attnlab.runs import read, schema, write
+from attnlab.study.shapes import Shape
+
+AXES = {"batch": 1, "heads": 4, "head_dim": 32, "dtype": "float32"}
+SWEEPS = {
+    "seq_len": {**AXES, "seq_len": [16, 32]},
+    "grouped": {**AXES, "seq_len": 16, "kv_heads": 2},
+    "decode": {**AXES, "seq_len": 1, "kv_len": 48},
+    "end to end": {**AXES, "batch": 3, "seq_len": 16, "lengths": "spread"},
+    "training": {**AXES, "seq_len": 16, "dtype": "float16", "direction": "training"},
+}
+# The math backend and the one that chooses: both do all of these on a CPU.
+NAMES = ["sdpa.auto", "sdpa.math"]
+REQUESTS = 40
+
+
+def streaming(**changes):
+    """A study of every kind of shape with a stream."""
+    stated = {"implementations": NAMES, "target": AXES | {"seq_len": 16}, "sweeps": SWEEPS, "stream": REQUESTS}
+    return tiny_study(**stated | {"samples": 2} | changes)
+
+
+def measure(begin, one_thread, study, name="begun"):
+    begin(study, name)
+    return read.load(record.record(name, study, "cpu", one_thread))
+
+
+@pytest.fixture(scope="module")
+def run(machine, tmp_path_factory):
+    """A run of `streaming`, recorded in this process; read-only."""
+    study = streaming()
+    with pytest.MonkeyPatch.context() as patch, torch_as_it_was():
+        patch.setenv("ATTNLAB_DATA", str(tmp_path_factory.mktemp("streamed")))
+        write.create("streamed", machine | {"study": study.model_dump(mode="json"), "missing_clocks": []})
+        return read.load(record.record("streamed", study, "cpu", ThreadPoolExecutor(1)))
+
+
+def test_a_stream_is_recorded_and_read_back(run):
+    assert run.complete
+    assert run.manifest["schema"] == schema.SCHEMA == 4
+    assert set(run.stream.columns) == set(schema.COLUMNS["stream"])
+    assert set(run.cases["status"]) == {"measured"}, run.cases[["implementation", "reason"]].values.tolist()
+    assert len(run.stream) == 2 * REQUESTS * len(NAMES)
+    for replicate, rows in run.stream.groupby("replicate"):
+        assert sorted(set(rows["position"])) == list(range(REQUESTS))
+        assert set(rows["process"]) == set(run.processes.loc[run.processes["replicate"] == replicate, "process"])
+    assert (run.stream["host_us"] > 0).all()
+    assert (run.stream["latency_us"] >= run.stream["host_us"]).all()
+
+
+def test_every_implementation_answers_each_request_in_a_random_order(run):
+    orders = []
+    for _, rows in run.stream.groupby(["replicate", "position"]):
+        assert sorted(rows["implementation"]) == NAMES  # and no control
+        assert len(rows[list(Shape.AXES)].drop_duplicates()) == 1
+        orders.append(rows["implementation"].iloc[0])
+    assert 0.2 < orders.count("sdpa.auto") / len(orders) < 0.8
+
+
+def test_requests_follow_one_another_at_random_and_differently_in_each_replicate(run):
+    shapes = set(streaming().shapes)
+    asked = {}
+    for replicate, rows in run.stream.groupby("replicate"):
+        first = rows.drop_duplicates("position").sort_values("position")
+        asked[replicate] = [Shape(**{axis: row[axis] for axis in Shape.AXES}) for _, row in first.iterrows()]
+        assert set(asked[replicate]) <= shapes
+        assert len(set(asked[replicate])) >= 5
+        repeated = sum(one == other for one, other in zip(asked[replicate], asked[replicate][1:], strict=False))
+        assert repeated < REQUESTS / 2
+    assert asked[0] != asked[1]
+
+
+def test_a_study_without_a_stream_has_none(recorded, session_data, monkeypatch):
+    monkeypatch.setenv("ATTNLAB_DATA", str(session_data))
+    run = read.load(recorded)
+    assert run.manifest["study"]["stream"] == 0
+    assert run.stream.empty
+    assert tuple(run.stream.columns) == schema.COLUMNS["stream"]
+
+
+# Cut off
+
+
+def test_a_run_killed_in_its_stream_takes_that_up_again_and_nothing_else(begin, one_thread, unlocked, monkeypatch):
+    study, take = streaming(sweeps={"seq_len": SWEEPS["seq_len"]}), requests.take
+    begin(study)
+    calls = []
+
+    def killed_in_the_second(run, study, replicate, *rest):
+        calls.append(replicate)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return take(run, study, replicate, *rest)
+
+    monkeypatch.setattr(requests, "take", killed_in_the_second)
+    with pytest.raises(UserError, match="interrupted"):
+        record.record("begun", study, "cpu", one_thread)
+    cut = read.load("begun")
+    assert not cut.complete
+    assert len(cut.cases) == 2 * 2 * 3
+    assert set(cut.stream["replicate"]) == {0}
+    (job,) = record._jobs("begun", study, "cpu", "e")
+    assert (job.replicate, job.shapes) == (1, ())
+
+    run = read.load(record.record("begun", study, "cpu", ThreadPoolExecutor(1)))
+    assert run.complete
+    assert calls == [0, 1, 1]
+    pd.testing.assert_frame_equal(run.samples, cut.samples)
+    pd.testing.assert_frame_equal(run.stream[run.stream["replicate"] == 0], cut.stream)
+    assert len(run.stream) == 2 * REQUESTS * len(NAMES)
+
+
+def test_jobs_are_those_that_lack_shapes_or_their_stream(begin, machine):
+    study = streaming(replicates=3, sweeps={"seq_len": SWEEPS["seq_len"]})
+    begin(study)
+    first, second = study.shapes
+    row = pd.DataFrame([{"implementation": "sdpa.auto"}])
+
+    def jobs(study):
+        return [(job.replicate, job.shapes) for job in record._jobs("begun", study, "cpu", "e")]
+
+    assert jobs(study) == [(replicate, (first, second)) for replicate in range(3)]
+    for replicate, shape in ((0, first), (0, second), (1, second)):
+        write.add_part("begun", "cases", schema.shape_key(study, shape, replicate), row)
+    assert jobs(study) == [(0, ()), (1, (first,)), (2, (first, second))]
+    write.add_part("begun", "stream", schema.replicate_key(0), row)
+    assert jobs(study) == [(1, (first,)), (2, (first, second))]
+    without = streaming(replicates=3, sweeps={"seq_len": SWEEPS["seq_len"]}, stream=0)
+    assert jobs(without) == [(1, (first,)), (2, (first, second))]
+
+
+# What is not asked for
+
+
+def failing_at(length):
+    """SDPA that is wrong at one length."""
+
+    def call(q, k, v, causal):
+        return sdpa.sdpa(q, k, v, causal) * (2 if q.shape[2] == length else 1)
+
+    return call
+
+
+def test_a_shape_at_which_one_failed_is_not_asked_for(begin, one_thread, unlocked, monkeypatch):
+    find = registry.find
+
+    def found(name):
+        return implementation.Implementation(name, failing_at(32)) if name == "sdpa.math" else find(name)
+
+    monkeypatch.setattr(registry, "find", found)
+    run = measure(begin, one_thread, streaming(sweeps={"seq_len": SWEEPS["seq_len"]}))
+    fates = run.cases.set_index(["implementation", "seq_len"])["status"]
+    assert set(fates["sdpa.math", 32]) == {"failed"}
+    assert set(fates["sdpa.auto", 32]) == {"measured"}
+    assert set(run.stream["seq_len"]) == {16}
+    assert len(run.stream) == 2 * REQUESTS * len(NAMES)
+
+
+def test_a_shape_is_asked_for_in_the_replicates_in_which_all_were_measured(begin, unlocked):
+    study = streaming(sweeps={"seq_len": SWEEPS["seq_len"]})
+    begin(study)
+    short, long = study.shapes
+    for replicate, shape, status in ((0, short, "measured"), (0, long, "skipped"), (1, short, "measured")):
+        rows = [
+            {"implementation": name, **shape.axes, "replicate": replicate, "status": fate}
+            for name, fate in (("sdpa.auto", "measured"), ("sdpa.math", status), ("control.sdpa.auto", "failed"))
+        ]
+        cases = pd.DataFrame(rows).reindex(columns=schema.COLUMNS["cases"])
+        write.add_part("begun", "cases", schema.shape_key(study, shape, replicate), cases)
+    ready = requests._ready("begun", study, 0, torch.device("cpu"), 1)
+    assert list(ready) == [short]
+    assert [name for name, _ in ready[short]] == NAMES
+    assert list(requests._ready("begun", study, 1, torch.device("cpu"), 1)) == [short]  # the long one isn't there
+    assert requests._ready("begun", study, 2, torch.device("cpu"), 1) == {}
+
+
+def test_a_stream_that_nothing_can_answer_is_empty_and_the_run_complete(begin, one_thread, unlocked, monkeypatch):
+    monkeypatch.setattr(registry, "find", lambda name: implementation.Implementation(name, failing_at(16)))
+    study = streaming(sweeps={"seq_len": AXES | {"seq_len": 16}})
+    run = measure(begin, one_thread, study)
+    assert run.complete
+    assert run.stream.empty
+    assert set(run.stream.columns) == set(schema.COLUMNS["stream"])
+
+
+def test_memory_that_does_not_hold_all_inputs_is_told_in_a_line(begin, one_thread, unlocked, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+
+    study = streaming(sweeps={"seq_len": SWEEPS["seq_len"]})
+    begin(study)
+    monkeypatch.setattr(requests, "_ready", full)
+    with pytest.raises(UserError) as caught:
+        record.record("begun", study, "cpu", one_thread)
+    assert str(caught.value) == (
+        "the stream of 'begun' keeps inputs of all its shapes at hand, which don't fit (CUDA out of memory. Tried to "
+        "allocate 2.00 GiB): ask for fewer shapes in a new run, or leave `stream` out"
+    )
+    assert len(read.load("begun").cases) >= 2 * 3  # what was recorded until then is kept

@@ -1,0 +1,404 @@
+"""The notebooks: claims and exhibits, nothing else; and what they show of a run that was really recorded on the CPU."""
+
+import ast
+import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import jupytext.config
+import nbformat
+import numpy as np
+import pytest
+import synthetic
+import yaml
+from bs4 import BeautifulSoup
+from conftest import Quickly, torch_as_it_was
+from synthetic import TARGET, Recipe
+
+from attnlab import obtain
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.exhibits import catalogue
+from attnlab.exhibits.catalogue import Show, Shown
+from attnlab.exhibits.verdicts import abstract
+from attnlab.infer import results
+from attnlab.measure.session import record
+from attnlab.paper import assemble, execute, render
+from attnlab.runs import read as runs_read
+from attnlab.study import studies
+from attnlab.study.shapes import Shape
+
+PARTS = [
+    *("01_environment", "02_baseline", "03_roofline", "04_backends", "05_kernels", "06_verdicts", "07_profile"),
+    *("08_audit", "report"),
+]
+PRICED = ["04_backends"]
+CPU = {"head_dim": 16, "dtype": "float32"}
+TINY = {
+    "title": "Tiny, on the CPU",
+    "device": "cpu",
+    "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.math"],
+    "baseline": "sdpa.auto",
+    "target": CPU | {"batch": 1, "heads": 2, "seq_len": 32},
+    "timings": [{"clock": "eager", "cache": "warm"}],
+    "samples": 8,
+    "sweeps": {
+        "seq_len": CPU | {"batch": 1, "heads": 2, "seq_len": [16, 32, 64]},
+        "batch": CPU | {"batch": [1, 2], "heads": 2, "seq_len": 32},
+        "heads": CPU | {"batch": 1, "heads": [1, 2], "seq_len": 32},
+        "causal seq_len": CPU | {"batch": 1, "heads": 2, "seq_len": [16, 32], "causal": True},
+    },
+}
+
+
+# ------------------------------------------------------------------------------------------------------- as they are
+
+
+def source(part: str) -> Path:
+    return paths.NOTEBOOKS / f"{part}.ipynb"
+
+
+def cells(part: str, kind: str = "code") -> list[Any]:
+    return [cell for cell in nbformat.read(source(part), as_version=4).cells if cell.cell_type == kind]
+
+
+def parameters_of(part: str) -> Any:
+    (cell,) = (cell for cell in cells(part) if "parameters" in cell.metadata.get("tags", []))
+    return cell
+
+
+def test_these_are_notebooks_of_the_paper():
+    assert set(PARTS) <= set(render.parts())
+    assert render.parts()[-1] == "report"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_one_cell_holds_the_parameters_and_they_are_literals(part):
+    statements = ast.parse(parameters_of(part).source).body
+    assert all(isinstance(statement, ast.AnnAssign) for statement in statements)
+    stated = {statement.target.id: ast.literal_eval(statement.value) for statement in statements}
+    price = {"price_per_hour": 3.0} if part in PRICED else {}
+    assert stated == {"run": "", "study": "quick", "device": "auto"} | price
+    assert {name: known.type for name, known in execute.parameters(source(part)).items()} == {
+        name: type(value).__name__ for name, value in stated.items()
+    }
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_notebook_defines_and_computes_nothing(part):
+    for cell in cells(part):
+        for node in ast.walk(ast.parse(cell.source)):
+            assert not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.Lambda | ast.BinOp)
+            assert not isinstance(node, ast.Import)
+            if isinstance(node, ast.ImportFrom):
+                assert node.module.split(".")[0] == "attnlab"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_notebook_holds_no_results(part):
+    assert [cell for cell in cells(part) if cell.outputs or cell.execution_count is not None] == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_notebook_and_its_text_say_the_same(part):
+    config = jupytext.config.load_jupytext_config(str(source(part)))
+    notebook = jupytext.read(source(part), config=config)
+    # The header names no version, so that a newer jupytext changes no file.
+    assert jupytext.writes(notebook, fmt="py:percent", config=config) == source(part).with_suffix(".py").read_text()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_cell_shows_what_another_notebook_cell_shows(part):
+    shown = [cell.source for cell in cells(part)]
+    assert len(set(shown)) == len(shown)
+
+
+def exhibits_of(part: str) -> list[str]:
+    """The ids that a notebook's cells show, in their order."""
+    return [ast.parse(cell).body[0].value.args[0].value for cell in calls_of(part)]
+
+
+def calls_of(part: str) -> list[str]:
+    return [cell.source for cell in cells(part) if cell.source.startswith("show(")]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_other_cell_shows_one_exhibit(part):
+    first, setup, *shown = [cell.source for cell in cells(part)]
+    assert first == parameters_of(part).source
+    assert assemble.named(setup) == ([] if part == "08_audit" else [catalogue.RUN])  # the same for every run
+    assert shown == calls_of(part)
+    for source in shown:
+        (call,) = ast.parse(source).body
+        assert isinstance(call.value, ast.Call)
+        assert all(isinstance(keyword.value, ast.Name) for keyword in call.value.keywords)
+
+
+def test_every_exhibit_has_one_home():
+    homes = Counter(id for part in PARTS[:-1] for id in exhibits_of(part))
+    assert set(homes) == set(catalogue.every())
+    assert set(homes.values()) == {1}
+    for part in PARTS[:-1]:
+        assert {catalogue.pages()[id.split(".")[0]] for id in exhibits_of(part)} == {part}
+
+
+def test_the_report_shows_exhibits_of_the_pages_each_once():
+    shown = exhibits_of("report")
+    assert set(shown) <= set(catalogue.every())
+    assert len(set(shown)) == len(shown)
+    assert [id for cell in cells("report") for id in assemble.named(cell.source)] == [catalogue.RUN, *shown]
+
+
+# ------------------------------------------------------------------------------------------------- as they are shown
+
+
+CALLS = list(dict.fromkeys(call for part in PARTS for call in calls_of(part)))
+MIDDLE = Shape(2, 4, 64, 64)
+GONE = ("failed", "before timing, call: error against float64")
+NAMES = ["sdpa.auto", "sdpa.flash"]
+BRIEF = {
+    "implementations": NAMES,
+    "replicates": 1,
+    "sweeps": {name: [sweep[0] | {"seq_len": 128}] for name, sweep in synthetic.STUDY["sweeps"].items()}
+    | {"seq_len": [synthetic.AXES | {"seq_len": [64, 128]}]},
+}
+
+
+def all_of(*names: str) -> synthetic.Fates:
+    return {(name, shape): GONE for name in names for shape in studies.parse(synthetic.STUDY | BRIEF, "").shapes}
+
+
+def brief(study: dict[str, Any] | None = None, fates: synthetic.Fates | None = None, **recipe: Any) -> Recipe:
+    return Recipe(study=BRIEF | (study or {}), fates=fates or {}, **recipe)
+
+
+NO_CEILINGS = {name: (None, unit) for name, (_, unit) in synthetic.CEILINGS.items()}
+CLIMB = {"implementations": [*NAMES, "kernel.tiled", "kernel.mma", "kernel.swizzled"]}
+ODD = {
+    "nothing odd": brief(),
+    "one implementation on a CPU": synthetic.LONELY,
+    "the baseline failed at the target": brief(fates={("sdpa.auto", TARGET): GONE}),
+    "the baseline failed everywhere": brief(fates=all_of("sdpa.auto")),
+    "all failed everywhere": brief(fates=all_of(*NAMES)),
+    "a length that nothing takes": brief(fates={(name, MIDDLE): GONE for name in NAMES}),
+    "nothing measured yet": brief(shapes=0),
+    "cut off before the target": brief(shapes=1),
+    "cut off after the target": brief(shapes=2),
+    "sweeps of its own": brief({"sweeps": {"mine": [synthetic.AXES | {"seq_len": [128, 64]}]}}),
+    "kernels": brief(CLIMB, fates={("kernel.mma", TARGET): GONE}),
+    "kernels of which the first failed everywhere": brief(CLIMB, fates=all_of("kernel.tiled")),
+    "kernels not reached yet": brief(CLIMB, shapes=0),
+    "kernels without ceilings": brief(CLIMB, ceilings=NO_CEILINGS),
+    "no ceilings": brief(ceilings=NO_CEILINGS),
+}
+
+
+@cache
+def show(run: str) -> list[Shown]:
+    """What the cells of the notebooks show of a run, each once, without a kernel."""
+    known = {"show": Show(synthetic.infer(ODD[run])), "price_per_hour": 3.0}
+    shown = [always(call) or eval(call, dict(known)) for call in CALLS]
+    return [exhibit for exhibit in shown if exhibit.content is not None]
+
+
+@cache
+def always(call: str) -> Shown | None:
+    """What is the same for every run, made once; None for the rest."""
+    id = ast.parse(call).body[0].value.args[0].value
+    return None if catalogue.find(id).shows_a_run else Show()(id)
+
+
+@pytest.mark.parametrize("run", ODD)
+def test_notebooks_go_on_with_what_a_run_has(run):
+    shown = show(run)
+    assert len(shown) > len(CALLS) / 3
+    for exhibit in shown:
+        bundle, _ = exhibit._repr_mimebundle_()
+        assert not re.search(r"\b(nan|None)\b", bundle["text/plain"])
+        assert bundle["text/plain"].strip()
+        assert "<tbody></tbody>" not in bundle.get("text/html", "")
+
+
+@pytest.mark.parametrize("run", [run for run, recipe in ODD.items() if recipe.shapes is not None])
+def test_a_run_cut_off_says_that_it_is(run):
+    text = "".join(exhibit._repr_mimebundle_()[0]["text/plain"] for exhibit in show(run))
+    assert "the run is not complete: `make measure RUN=synthetic` continues it" in text
+
+
+# ------------------------------------------------------------------------------------------------- as they are run
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A run recorded and rendered now: the folder of it all, and its results."""
+    with synthetic.folders() as folder:
+        (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+        with torch_as_it_was():
+            record.record("tiny", studies.load(folder / "tiny.yaml"), "cpu", Quickly(ThreadPoolExecutor(1)))
+        synthetic.write("cut", brief(shapes=1))
+        render.render("tiny")
+        yield folder, results.of(runs_read.load("tiny"))
+
+
+@pytest.fixture(params=PARTS)
+def page(request, tiny) -> BeautifulSoup:
+    folder, _ = tiny
+    return read(folder, request.param)
+
+
+@cache
+def read(folder: Path, part: str) -> BeautifulSoup:
+    return BeautifulSoup((folder / "reports" / "tiny" / f"{part}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def outputs(folder: Path, part: str) -> dict[str, Any]:
+    """What the code cells of an executed notebook show, by their sources."""
+    return {cell.source: cell.outputs for cell in notebook_of(folder, part).cells if cell.cell_type == "code"}
+
+
+@cache
+def notebook_of(folder: Path, part: str) -> Any:
+    return nbformat.read(folder / "reports" / "tiny" / "notebooks" / f"{part}.ipynb", as_version=4)
+
+
+def body(page: BeautifulSoup, id: str) -> list[list[str]]:
+    rows = page.find(id=id).select("tbody tr")
+    return [[cell.get_text() for cell in row.select("td")] for row in rows]
+
+
+def test_the_run_is_whole(tiny):
+    _, of = tiny
+    assert of.run.complete
+    assert of.study.samples == 8
+    assert len(of.table) == 7 * 3
+    assert set(of.run.cases["status"]) == {"measured"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_cell_shows_its_exhibit_of_the_run_and_none_failed(part, tiny):
+    folder, _ = tiny
+    made = outputs(folder, part)
+    for id, call in zip(exhibits_of(part), calls_of(part), strict=True):
+        (output,) = made[call]
+        assert output.output_type == "execute_result"
+        stamp = output.metadata[catalogue.STAMP]
+        assert (stamp.exhibit, stamp.run) == (id, "tiny" if catalogue.find(id).shows_a_run else "")
+    assert not [output for shown in made.values() for output in shown if output.output_type in ("error", "stream")]
+
+
+def test_the_report_was_assembled_from_the_pages_and_no_kernel_ran_it(tiny):
+    folder, _ = tiny
+    executed = {part for part in PARTS if "papermill" in notebook_of(folder, part).metadata}
+    assert executed == set(PARTS[:-1])
+    pages = [made for part in PARTS[:-1] for made in outputs(folder, part).items()]
+    for call in calls_of("report"):
+        assert [outputs(folder, "report")[call]] == [shown for source, shown in pages if source == call]
+
+
+def test_figures_and_tables_are_numbered(page):
+    for kind, word in (("plot", "Figure"), ("table", "Table")):
+        labels = [label.get_text() for label in page.select(f"figure.{kind} figcaption .label")]
+        assert labels == [f"{word} {number}." for number in range(1, len(page.select(f"figure.{kind}")) + 1)]
+    words = page.get_text()
+    assert page.select("figure.table") or "No counters were recorded" in words or "no hand-written kernel" in words
+
+
+def test_nothing_on_a_page_is_not_a_number(page):
+    assert not re.search(r"\bnan\b|\bNone\b|<NA>|Traceback", page.body.get_text())
+
+
+def test_a_page_asks_nobody_for_anything(page):
+    addresses = [tag.get(name, "") for tag in page.select("img, script, link, iframe") for name in ("src", "href")]
+    assert not [address for address in addresses if re.match(r"\s*(https?:)?//", address)]
+    assert not page.select("script")
+    assert not re.search(r"url\(\s*['\"]?(https?:)?//|@import", "".join(style.get_text() for style in page("style")))
+    (policy,) = page.select('meta[http-equiv="Content-Security-Policy"]')
+    assert "default-src 'none'" in policy["content"]
+
+
+def test_every_figure_is_described(page):
+    for figure in page.select("figure.plot"):
+        (image,) = figure.select("img")
+        assert len(image["alt"]) > 40
+        assert image["src"].startswith("data:image/svg+xml;base64,")
+
+
+def test_links_lead_somewhere(page, tiny):
+    folder, _ = tiny
+    anchors = {element["id"] for element in page.select("[id]")}
+    inside = [link["href"][1:] for link in page.select('a[href^="#"]')]
+    assert set(inside) <= anchors
+    others = [link["href"] for link in page.select("a[href$='.html']")]
+    assert len(others) == len(render.parts()) - 1
+    assert all((folder / "reports" / "tiny" / other).is_file() for other in others)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_links_to_other_pages_lead_to_their_exhibits(part, tiny):
+    folder, _ = tiny
+    for link in read(folder, part).select("a[href*='.html#']"):
+        other, id = link["href"].split(".html#")
+        assert id in exhibits_of(other)
+        # What a run does not hold, and what is said in words, has no anchor.
+        (output,) = outputs(folder, other)[f'show("{id}")']
+        has_anchor = f'id="{id}"' in output.data.get("text/html", "")
+        assert (read(folder, other).find(id=id) is not None) == has_anchor
+
+
+def test_some_links_lead_to_other_pages(tiny):
+    folder, _ = tiny
+    links = [link["href"] for part in PARTS for link in read(folder, part).select("a[href*='.html#']")]
+    assert "02_baseline.html#baseline.checks" in links
+
+
+@pytest.mark.parametrize("part", ["02_baseline", "report"])
+def test_the_sweep_on_the_page_is_the_one_inferred(part, tiny):
+    folder, of = tiny
+    rows = body(read(folder, part), "baseline.sweep.seq_len")
+    assert [row[0] for row in rows] == ["16", "32", "64"]
+    printed = [float(row[1].split()[0].replace(",", "")) for row in rows]
+    medians = [of.at(shape).loc["sdpa.auto", "median_us"] for shape in of.study.sweep("seq_len")]
+    assert printed == pytest.approx(medians, rel=1e-2)
+    pooled = [np.median(np.concatenate(of.samples("sdpa.auto", shape))) for shape in of.study.sweep("seq_len")]
+    assert medians == pytest.approx(pooled)
+
+
+def test_the_abstract_on_the_page_is_the_one_written(tiny):
+    folder, of = tiny
+    printed = read(folder, "report").select_one("section.abstract").get_text()
+    before, after = abstract.abstract(of).markdown.replace("`", "").split("[](#environment.hashes)")
+    assert re.search(f"{re.escape(before)}Table \\d+{re.escape(after)}", printed)
+    assert "We measure 3 implementations" in printed
+    assert "at 7 shapes, with 8 samples" in printed
+
+
+def test_the_report_lists_every_case(tiny):
+    folder, of = tiny
+    rows = body(read(folder, "report"), "baseline.every_case")
+    assert [row[0] for row in rows] == list(of.table["implementation"])
+
+
+def test_the_roofline_page_has_the_floor_of_each_length(tiny):
+    folder, of = tiny
+    rows = body(read(folder, "03_roofline"), "roofline.floors.seq_len")
+    assert [row[0] for row in rows] == ["16", "32", "64"]
+    assert [row[3] for row in rows] == ["4.00", "8.00", "16.0"]  # S/4 FLOP a byte in float32
+    assert [row[7] for row in rows] == [of.ceilings.limit(shape) for shape in of.study.sweep("seq_len")]
+
+
+def test_a_notebook_takes_the_newest_run_of_its_study(tiny):
+    folder, _ = tiny
+    assert obtain.results("", str(folder / "tiny.yaml"), "none").run.name == "tiny"
+
+
+def test_a_run_that_is_not_there_is_told_in_one_line(tiny):
+    with pytest.raises(UserError, match=r"there is no run 'nowhere'; those that are: tiny, cut$"):
+        obtain.results("nowhere", "quick", "none")
+
+
+def test_a_run_cut_off_is_not_gone_on_with_where_nothing_may_be_measured(tiny):
+    assert not obtain.results("cut", "quick", "none").run.complete

@@ -1,0 +1,288 @@
+"""Pages: numbered, referenced, self-contained, and nothing on them that a reader need not see."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from bs4 import BeautifulSoup
+from nbformat import v4
+
+from attnlab.base.errors import UserError
+from attnlab.base.paths import ROOT
+from attnlab.exhibits import markdown
+from attnlab.exhibits.markdown import mathml
+from attnlab.literature import bibliography
+from attnlab.paper import numbering, pages, references
+
+
+def page(tmp_path: Path, *cells, name: str = "page", **options) -> BeautifulSoup:
+    notebook, rendered = tmp_path / "notebook.ipynb", tmp_path / "out" / f"{name}.html"
+    nbformat.write(v4.new_notebook(cells=list(cells)), notebook)
+    pages.render(notebook, rendered, **{"title": "A page", **options})
+    return BeautifulSoup(rendered.read_text(encoding="utf-8"), "html.parser")
+
+
+def code(source: str, *outputs, tags=()):
+    return v4.new_code_cell(source, outputs=list(outputs), metadata={"tags": list(tags)})
+
+
+def html(text: str):
+    return v4.new_output("display_data", {"text/html": text, "text/plain": "fallback"})
+
+
+def numbered(text: str, **options) -> BeautifulSoup:
+    soup = BeautifulSoup(markdown.block(text), "html.parser")
+    numbering.number(soup, **options)
+    return soup
+
+
+PLOT = '<figure id="fig-{0}" class="plot"><img alt="a" src="data:,"><figcaption>About {0}</figcaption></figure>'
+TABLE = '<figure id="tab-{0}" class="table"><figcaption>About {0}</figcaption></figure>'
+
+
+@pytest.mark.parametrize(
+    ("tex", "part"),
+    [
+        ("x^2", "<msup><mi>x</mi><mn>2</mn></msup>"),
+        (r"\frac{a}{b}", "<mfrac><mi>a</mi><mi>b</mi></mfrac>"),
+        (r"\sqrt{D}", "<msqrt><mi>D</mi></msqrt>"),
+    ],
+)
+def test_tex_becomes_mathml(tex, part):
+    assert mathml(tex) == f"<math>{part}</math>"
+    assert mathml(tex, display=True).startswith('<math display="block">')
+
+
+def test_equations_do_not_each_count_from_one():
+    assert "(1)" not in mathml(r"\begin{align} a &= b \\ c &= d \end{align}", display=True)
+
+
+def test_a_formula_that_cannot_be_read_is_named_in_one_line():
+    with pytest.raises(UserError, match=r"cannot read the formula '\\\\frac\{a': .*reached end of input") as caught:
+        mathml("\\frac{a")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_kind_of_mathematics_in_markdown_is_converted():
+    soup = BeautifulSoup(
+        markdown.block("$a$ costs \\$3\n\n$$\nb_1\n$$\n\n\\begin{align}\nc &= d\n\\end{align}\n\n`$x$`"), "html.parser"
+    )
+    assert [formula.get("display") for formula in soup.select("math")] == [None, "block", "block"]
+    assert "costs $3" in soup.get_text()
+    assert soup.code.get_text() == "$x$"
+
+
+def test_inline_markdown_has_no_blocks():
+    assert markdown.inline("1. **a** `b<c` $x$") == "1. <strong>a</strong> <code>b&lt;c</code> <math><mi>x</mi></math>"
+
+
+def test_sections_are_numbered():
+    soup = numbered(
+        "# T\n\n## Abstract\n\na\n\n## Method\n\n### One\n\n### Two\n\n## Results\n\n### Three\n\n## References\n\n"
+        "## Appendix: The machine\n\n### Clocks\n\n## Appendix: `raw` data\n"
+    )
+    assert [heading.get_text() for heading in soup.select("h1, h2, h3")] == [
+        "T",
+        "Abstract",
+        "1 Method",
+        "1.1 One",
+        "1.2 Two",
+        "2 Results",
+        "2.1 Three",
+        "References",
+        "Appendix A. The machine",
+        "A.1 Clocks",
+        "Appendix B. raw data",
+    ]
+
+
+def test_links_without_text_are_named():
+    soup = numbered(
+        "## Method\n\n### Fine print\n\n## Appendix: More\n\n### Of it\n\n"
+        "[](#fig-b) [](#tab-t) [](#sec-fine-print) [](#sec-appendix-more) [](#sec-of-it) [](#ref-two) "
+        "[](#sec-references) [own words](#fig-a)\n\n"
+        f"{PLOT.format('a')}\n\n{PLOT.format('b')}\n\n{TABLE.format('t')}\n\n"
+        '## References\n\n<ol>\n<li id="ref-one">One</li>\n<li id="ref-two">Two</li>\n</ol>\n'
+    )
+    assert [link.get_text() for link in soup.select("p a")] == [
+        "Figure 2",
+        "Table 1",
+        "Section 1.1",
+        "Appendix A",
+        "Appendix A.1",
+        "[1]",
+        "References",
+        "own words",
+    ]
+    assert [caption.get_text() for caption in soup.select("figcaption")] == [
+        "Figure 1. About a",
+        "Figure 2. About b",
+        "Table 1. About t",
+    ]
+    assert soup.figcaption.span["class"] == ["label"]
+
+
+def test_links_to_other_pages_lead_there_and_keep_their_words():
+    pages_of = {"baseline.checks": "02_baseline", "fig-a": "03_elsewhere"}
+    soup = numbered(
+        f"[](#baseline.checks) [every check](#baseline.checks) [](#fig-a)\n\n{PLOT.format('a')}",
+        elsewhere=lambda anchor: pages_of.get(anchor, ""),
+    )
+    assert [(link["href"], link.get_text()) for link in soup.select("p a")] == [
+        ("02_baseline.html#baseline.checks", "02_baseline"),
+        ("02_baseline.html#baseline.checks", "every check"),
+        ("#fig-a", "Figure 1"),
+    ]
+
+
+def test_a_link_to_an_exhibit_leads_to_the_page_of_its_cell(tmp_path):
+    text = v4.new_markdown_cell("## A\n\n[](#baseline.checks) [](#kernels.ladder) [the L4](#kernels.l4)")
+    ladder = code("show()", html(TABLE.replace("tab-{0}", "kernels.ladder").format("it")))
+    soup = page(tmp_path, text, ladder, name="report")
+    assert [(link["href"], link.get_text()) for link in soup.main.select("p a")] == [
+        ("02_baseline.html#baseline.checks", "02_baseline"),
+        ("#kernels.ladder", "Table 1"),
+        ("05_kernels.html#kernels.l4", "the L4"),
+    ]
+
+
+@pytest.mark.parametrize("anchor", ["kernels.lader", "kernels.ladder"])
+def test_a_link_to_no_exhibit_or_to_one_that_its_own_page_lacks_is_named(tmp_path, anchor):
+    with pytest.raises(UserError, match=f"the page refers to '#{anchor}', which it does not have"):
+        page(tmp_path, v4.new_markdown_cell(f"[](#{anchor})"), name="05_kernels")
+
+
+CITING = "## One\n\n[](#ref-holm1979) [](#ref-dao2023) [](#ref-holm1979)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "headings"),
+    [
+        (CITING, ["1 One", "References"]),
+        (f"{CITING}\n## Two\n", ["1 One", "2 Two", "References"]),
+        (f"{CITING}\n## References\n\n## Appendix: More\n", ["1 One", "References", "Appendix A. More"]),
+    ],
+)
+def test_a_page_that_cites_ends_with_its_references_or_has_them_below_their_heading(text, headings):
+    soup = numbered(text)
+    assert [heading.get_text() for heading in soup.select("h2")] == headings
+    (listing,) = soup.select("ol")
+    assert listing.find_previous("h2").get_text() == "References"
+    assert [item["id"] for item in listing.select("li")] == ["ref-holm1979", "ref-dao2023"]
+    assert [link.get_text() for link in soup.select('a[href^="#ref-"]')] == ["[1]", "[2]", "[1]"]
+    assert "Sture Holm" in listing.li.get_text()
+
+
+def test_a_page_that_cites_nothing_has_no_references(tmp_path):
+    assert not numbered("## One\n\ntext\n").select("ol")
+    soup = page(tmp_path, v4.new_markdown_cell("# T\n\n[](#ref-holm1979)"))
+    assert soup.main.select("h2, ol")[-1].name == "ol"
+    assert soup.main.ol.li["id"] == "ref-holm1979"
+
+
+def test_a_page_with_references_of_its_own_keeps_them():
+    soup = numbered('[](#ref-mine)\n\n## References\n\n<ol>\n<li id="ref-mine">Mine</li>\n</ol>\n')
+    assert soup.ol.li.get_text() == "Mine"
+
+
+def test_the_list_of_references_has_every_entry():
+    items = BeautifulSoup(references.listing(), "html.parser").select("ol > li")
+    assert [item["id"].removeprefix("ref-") for item in items] == list(bibliography.load())
+    assert all(item.get_text().strip() for item in items)
+
+
+@pytest.mark.parametrize("link", ["[](#fig-rofline)", "[see](#fig-rofline)"])
+def test_a_reference_to_nothing_is_named(link):
+    with pytest.raises(UserError, match=r"'#fig-rofline', which it does not have; did you mean 'fig-roofline'\?"):
+        numbered(f"{link}\n\n{PLOT.format('roofline')}")
+
+
+def test_two_elements_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="#fig-a"):
+        numbered(f"{PLOT.format('a')}\n\n{PLOT.format('a')}")
+
+
+def test_abstract_and_contents_come_before_the_sections():
+    soup = numbered("# T\n\n## Abstract\n\nShort.\n\nStill.\n\n## One & two\n\ntext\n\n## References\n")
+    assert [child.name for child in soup.find_all(recursive=False)] == ["h1", "section", "nav", "h2", "p", "h2"]
+    assert soup.section["class"] == ["abstract"]
+    assert [paragraph.get_text() for paragraph in soup.section.select("p")] == ["Short.", "Still."]
+    assert [(link["href"], link.get_text()) for link in soup.select("nav a")] == [
+        ("#sec-one-two", "1 One & two"),
+        ("#sec-references", "References"),
+    ]
+
+
+def test_references_reach_from_prose_to_outputs(tmp_path):
+    prose = v4.new_output("execute_result", {"text/markdown": "**2** as in [](#fig-a), $x$", "text/plain": ""})
+    soup = page(tmp_path, v4.new_markdown_cell("## Results"), code("show()", html(PLOT.format("a"))), code("1", prose))
+    assert soup.main.find("p").get_text() == "2 as in Figure 1, x"
+    assert soup.main.find("p").math is not None
+
+
+def test_nothing_on_a_page_is_fetched(tmp_path):
+    cells = [v4.new_markdown_cell("# T\n\n[out](https://example.org) $x$"), code("f()", html(PLOT.format("a")))]
+    soup = page(tmp_path, *cells, links={"Data & code": "data.html?a=1&b=2"})
+    policy = soup.select_one('meta[http-equiv="Content-Security-Policy"]')["content"]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert not soup.select("script, link, iframe, object, embed")
+    assert all(element["src"].startswith("data:") for element in soup.select("[src]"))
+    assert not re.search(r"url\(|@import", "".join(style.get_text() for style in soup.select("style")))
+    assert soup.select_one("nav.links a")["href"] == "data.html?a=1&b=2"
+    assert soup.title.get_text() == "A page"
+    assert soup.html["lang"] == "en"
+    assert soup.select_one('meta[name="generator"]')["content"].startswith("attnlab ")
+
+
+def test_every_picture_has_a_description(tmp_path):
+    described = v4.new_output("display_data", {"image/png": "AAAA"}, metadata={"image/png": {"alt": 'one "dot"'}})
+    soup = page(tmp_path, code("a", described), code("b", html(PLOT.format("a"))))
+    assert [image["alt"] for image in soup.select("img")] == ['one "dot"', "a"]
+
+
+def test_code_is_folded_and_parameters_are_gone(tmp_path):
+    soup = page(
+        tmp_path,
+        code("run = 'h200'", tags=["parameters"]),
+        code("run = 'l4'", tags=["injected-parameters"]),
+        code("kept = 1"),
+        code("secret = 2", html("<p>seen</p>"), tags=["hide"]),
+        code(""),
+    )
+    assert [fold.pre.get_text().strip() for fold in soup.select("details.code")] == ["kept = 1"]
+    assert soup.select_one("details.code").get("open") is None
+    assert soup.select("details.code .highlight span.n")
+    text = soup.main.get_text()
+    assert "seen" in text
+    assert not re.search("h200|l4|secret|In\\s?\\[", text)
+
+
+def test_noise_is_left_out_and_errors_are_plain(tmp_path):
+    soup = page(
+        tmp_path,
+        code(
+            "f()",
+            v4.new_output("stream", name="stderr", text="a warning"),
+            v4.new_output("stream", name="stdout", text=f"\x1b[31mread\x1b[0m <{ROOT}/data/run> and {Path.home()}/x"),
+            v4.new_output("error", ename="ValueError", evalue="no <run>", traceback=[f"File {ROOT}/lib"]),
+        ),
+    )
+    home = "./x" if Path.home() == ROOT else "~/x"
+    assert soup.select_one("pre.output").get_text() == f"read <./data/run> and {home}"
+    assert soup.select_one("pre.error").get_text() == "ValueError: no <run>"
+    assert "a warning" not in soup.get_text()
+    assert str(ROOT) not in str(soup)
+
+
+def test_a_page_that_fails_leaves_the_old_one(tmp_path):
+    page(tmp_path, v4.new_markdown_cell("# Old"))
+    with pytest.raises(UserError):
+        page(tmp_path, v4.new_markdown_cell("[](#fig-none)"))
+    assert "Old" in (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["page.html"]
+
+
+def test_a_page_is_the_same_each_time(tmp_path):
+    cells = [v4.new_markdown_cell("# T\n\n## A\n\n$x$"), code("f()", html(PLOT.format("a")))]
+    assert str(page(tmp_path, *cells)) == str(page(tmp_path, *cells))

@@ -1,0 +1,201 @@
+"""The blocks of the READMEs: what the published run says now, written between their markers and nowhere else."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.infer import cases, results
+from attnlab.infer.results import Results
+from attnlab.paper import readme
+from attnlab.runs import read
+from attnlab.runs.schema import is_of
+from attnlab.study import studies
+
+PUBLISHED = "h200-2026-11-21"
+THROUGHPUT, LADDER = readme.BLOCKS
+EVERY = pytest.mark.parametrize("block", readme.BLOCKS, ids=lambda block: block.name)
+
+
+@pytest.fixture(scope="module")
+def published() -> Results:
+    """What the blocks show of the published run: the target and both sweeps of lengths, under the headline timing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLAB_DATA", raising=False)
+        run = read.load(PUBLISHED)
+    study = studies.recorded(run.manifest)
+    shapes = {study.target_shape, *study.sweep("seq_len"), *study.sweep("causal seq_len")}
+    headline, samples = study.timings[0], run.samples
+    there = np.logical_or.reduce([is_of(samples, shape) for shape in shapes])
+    under = (samples["clock"] == headline.clock) & (samples["cache"] == headline.cache)
+    part = replace(run, samples=samples[there & under])
+    return Results(part, cases.infer(part))
+
+
+def curves(svg: str) -> list[tuple[str, list[float]]]:
+    """The lines of a drawing's data: colour and coordinates."""
+    lines = re.findall(
+        r'<path d="([^"]+)" clip-path="[^"]+" style="fill: none; stroke: (#\w+);[^"]*stroke-width: 1.4', svg
+    )
+    return [(colour, [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)]) for path, colour in lines]
+
+
+def written(root: Path, texts: dict[str, str]) -> Path:
+    """A project with these READMEs."""
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def empty(block: readme.Block) -> str:
+    return "\n".join(block.markers)
+
+
+def text(block: readme.Block, of: Results) -> str:
+    """The block as `update` writes it."""
+    return block.text(of, block.drawing(of))
+
+
+@EVERY
+def test_a_block_is_what_the_command_writes(published, block):
+    assert block.current((paths.ROOT / block.readme).read_text()) == text(block, published), "run `make readme`"
+
+
+def test_there_are_two_blocks():
+    assert {block.readme: block.name for block in readme.BLOCKS} == {"README.md": "run", "kernels/README.md": "ladder"}
+    assert LADDER.markers == ("<!-- ladder: written by `make readme` -->", "<!-- /ladder -->")
+
+
+def test_the_readmes_block_is_a_picture_and_its_caption(published):
+    begin, picture, caption, end = text(THROUGHPUT, published).split("\n\n")
+    assert (begin, end) == THROUGHPUT.markers
+    assert picture == f"![{THROUGHPUT.alt}](figures/{PUBLISHED}.svg)"
+    assert caption.startswith(f"*NVIDIA H200, PyTorch {published.run.manifest['environment']['packages']['torch']}")
+    assert f"run `{PUBLISHED}`. " in caption
+    assert caption.endswith(f"{THROUGHPUT.drawing(published).caption}*")
+
+
+@EVERY
+def test_a_picture_is_what_the_command_draws(published, block):
+    kept = curves((paths.ROOT / block.location(PUBLISHED)).read_text())
+    drawn = curves(block.drawing(published).svg.decode())
+    assert [colour for colour, _ in kept] == [colour for colour, _ in drawn]
+    # Throughputs without and with the mask; the intervals of the ladder's bars.
+    assert len(kept) == (2 if block is THROUGHPUT else 1) * len(published.study.implementations)
+    for (_, ours), (_, theirs) in zip(kept, drawn, strict=True):
+        assert ours == pytest.approx(theirs, abs=0.5)
+
+
+def test_the_pictures_lines_are_the_medians_of_the_samples(published):
+    (plain, causal) = THROUGHPUT.drawing(published).figure.axes
+    for axes, sweep in ((plain, "seq_len"), (causal, "causal seq_len")):
+        lines = {line.get_label(): line.get_data() for line in axes.get_lines()}
+        for name in published.study.implementations:
+            lengths, rates = lines[name]
+            shapes = [shape for shape in published.study.sweep(sweep) if name in published.at(shape).index]
+            medians = [median_us(published, name, shape) for shape in shapes]
+            assert list(lengths) == [shape.seq_len for shape in shapes]
+            expected = [shape.flops / median / 1e6 for shape, median in zip(shapes, medians, strict=True)]
+            assert list(rates) == pytest.approx(expected)
+
+
+def median_us(of: Results, name: str, shape) -> float:
+    samples = of.run.samples
+    mine = samples[(samples["implementation"] == name) & is_of(samples, shape)]
+    return float(mine["latency_us"].median())
+
+
+def test_the_ladder_holds_the_medians_of_the_samples(published):
+    rows = [line.split(" | ") for line in text(LADDER, published).splitlines() if line.startswith("| ")]
+    title, _, *rows = rows
+    column = next(index for index, cell in enumerate(title) if cell.startswith("median"))
+    stated = {row[0].removeprefix("| "): float(row[column].split("[")[0].replace(",", "")) for row in rows}
+    assert set(stated) == set(published.study.implementations)
+    for name, median in stated.items():
+        assert median == pytest.approx(median_us(published, name, published.study.target_shape), rel=1e-3)
+
+
+@EVERY
+def test_another_latency_is_another_block(published, block):
+    table = published.table.copy()
+    table.loc[table["implementation"] == published.study.baseline, ["median_us", "low_us", "high_us"]] *= 1.01
+    table["throughput_tflops"] = table["flops"] / table["median_us"] / 1e6
+    changed = results.Results(published.run, table)
+    assert block.drawing(changed).svg != block.drawing(published).svg
+    assert (text(block, changed) != text(block, published)) == (block is LADDER)
+
+
+@pytest.fixture
+def climbed(monkeypatch) -> Results:
+    """A run with kernels, which `update` finds under any name."""
+    found = synthetic.climbed()
+    monkeypatch.setattr(readme, "of", lambda run: found)
+    monkeypatch.setattr(read, "load", lambda name: found.run)
+    return found
+
+
+def test_a_run_with_kernels_shows_its_ladder(climbed, tmp_path):
+    written(tmp_path, {block.readme: empty(block) for block in readme.BLOCKS})
+    readme.update(tmp_path, "synthetic")
+    block = LADDER.current((tmp_path / "kernels" / "README.md").read_text())
+    assert block == text(LADDER, climbed)
+    assert (tmp_path / "figures" / "synthetic-ladder.svg").read_bytes() == LADDER.drawing(climbed).svg
+    assert f"![{LADDER.alt}](../figures/synthetic-ladder.svg)" in block
+    rows = [line for line in block.splitlines() if line.startswith("| kernel.")]
+    assert len(rows) == len(synthetic.RUNGS)
+    assert "| kernel.mma | step 3 | 200.000 [199.955, 200.045] |" in rows[2]
+    assert "slower than `sdpa.flash`" in block
+
+
+def test_a_run_without_kernels_says_so(monkeypatch, tmp_path):
+    inferred = synthetic.inferred()
+    monkeypatch.setattr(readme, "of", lambda run: inferred)
+    monkeypatch.setattr(read, "load", lambda name: inferred.run)
+    written(tmp_path, {block.readme: empty(block) for block in readme.BLOCKS})
+    readme.update(tmp_path, "synthetic")
+    said = (tmp_path / "kernels" / "README.md").read_text()
+    assert "*The run `synthetic`, which this page shows, holds no latency of a kernel at its target.*" in said
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["synthetic.svg"]
+
+
+def test_updating_writes_between_the_markers_alone(climbed, tmp_path, capsys):
+    around = "# Before\n\n{}\n\nAfter\n"
+    old = {block.readme: around.format("\nold\n".join(block.markers)) for block in readme.BLOCKS}
+    new = {block.readme: around.format(text(block, climbed)) for block in readme.BLOCKS}
+    written(tmp_path, old)
+    for _ in range(2):
+        readme.update(tmp_path, "synthetic")
+        assert {name: (tmp_path / name).read_text() for name in new} == new
+        said = capsys.readouterr().out
+        for block in readme.BLOCKS:
+            assert (tmp_path / block.location("synthetic")).read_bytes().startswith(b"<?xml")
+            assert str(tmp_path / block.readme) in said
+            assert str(tmp_path / block.location("synthetic")) in said
+
+
+@EVERY
+def test_a_readme_without_markers_is_refused_and_nothing_is_written(climbed, tmp_path, block):
+    texts = {each.readme: empty(each) for each in readme.BLOCKS} | {block.readme: "# Before\n"}
+    written(tmp_path, texts)
+    with pytest.raises(UserError, match=f"{block.readme} has no lines .* to write between: put them in"):
+        readme.update(tmp_path, "synthetic")
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts
+    assert not (tmp_path / "figures").exists()
+
+
+def test_a_run_without_a_sweep_of_lengths_is_refused(monkeypatch, tmp_path):
+    inferred = synthetic.inferred()
+    manifest = inferred.run.manifest
+    sweeps = {name: sweep for name, sweep in manifest["study"]["sweeps"].items() if name != "seq_len"}
+    run = replace(inferred.run, manifest=manifest | {"study": manifest["study"] | {"sweeps": sweeps}})
+    monkeypatch.setattr(read, "load", lambda name: run)
+    monkeypatch.setattr(readme, "of", lambda run: Results(run, pd.DataFrame(columns=cases.COLUMNS)))
+    with pytest.raises(UserError, match="the study of 'synthetic' has no sweep 'seq_len' to show: name another run"):
+        readme.update(tmp_path, "synthetic")

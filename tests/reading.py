@@ -1,0 +1,38 @@
+"""Reading what is shown: its text, its cells, and the numbers in them."""
+
+import re
+from typing import Any
+
+import pandas as pd
+from bs4 import BeautifulSoup
+
+from attnlab.exhibits.display import Content, Table
+
+NOT_A_NUMBER = re.compile(r"\b(nan|NaN|None|inf|NA)\b")
+"""What Python prints of a number that is missing."""
+
+
+def plain(shown: Content) -> str:
+    """What is shown, as plain text."""
+    return shown.bundle()["text/plain"]
+
+
+def html(shown: Content, anchor: str = "") -> BeautifulSoup:
+    """What is shown, as the page has it."""
+    bundle = shown.bundle(anchor)
+    return BeautifulSoup(bundle.get("text/html", bundle["text/plain"]), "html.parser")
+
+
+def column(table: Table, title: str) -> list[Any]:
+    """The cells below a title; None where there is a dash."""
+    return [None if pd.isna(cell) else cell for cell in table.frame[title]]
+
+
+def values(table: Table) -> dict[str, Any]:
+    """A table of two columns: the second by the first."""
+    return dict(table.frame.itertuples(index=False, name=None))
+
+
+def first_number(cell: object) -> float:
+    """The number at the head of a cell, such as an estimate before its interval."""
+    return float(str(cell).split()[0].replace(",", "").replace("×", ""))

@@ -1,0 +1,407 @@
+"""Dispatch tables: what a run lets be chosen, what is refused, and the study that holds the choices to account."""
+
+import json
+
+import pytest
+import synthetic
+import yaml
+from conftest import tiny_study
+from synthetic import AXES, LONG, SHORT, TARGET, Recipe
+
+from attnlab import __main__
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.infer import choices, results
+from attnlab.measure.session import record
+from attnlab.runs import dispatch, read, schema
+from attnlab.runs.dispatch import Choice, Dispatch
+from attnlab.study import implementations, ladder, studies
+from attnlab.study.shapes import Shape
+
+FEW = {"seq_len": [AXES | {"seq_len": [32, 128, 256]}]}
+GROUPED = TARGET.resized(kv_heads=2)
+DECODE = Shape(2, 4, 1, 64, kv_heads=1, kv_len=128)
+KINDS = FEW | {
+    "grouped": [AXES | {"seq_len": 128, "kv_heads": 2}],
+    "decode": [AXES | {"seq_len": 1, "kv_heads": 1, "kv_len": 128}],
+    "end to end": [AXES | {"seq_len": 128, "lengths": "spread"}],
+    "training": [AXES | {"seq_len": 128, "direction": "training"}],
+}
+
+
+def recipe(**study):
+    """An H200's run with a baseline that equals its control; every implementation was measured everywhere."""
+    return Recipe(control_pace=1.0, study={"sweeps": FEW} | study, fates={})
+
+
+def chosen(made: Dispatch) -> dict[Shape, str]:
+    return {choice.shape: choice.implementation for choice in made.choices}
+
+
+@pytest.fixture(scope="module")
+def made() -> Dispatch:
+    return choices.table(synthetic.infer(recipe(sweeps=KINDS)))
+
+
+# What is chosen
+
+
+def test_the_fastest_is_chosen_where_its_verdict_says_faster(made):
+    assert (made.device, made.torch, made.run) == ("NVIDIA H200", "2.11.0", "synthetic")
+    assert made.timing == "eager clock, warm cache"
+    assert len(made.seal) == 64
+    plain = {shape: chosen(made)[shape] for shape in (TARGET, LONG, GROUPED)}
+    assert plain == dict.fromkeys(plain, "sdpa.flash")
+    choice = next(choice for choice in made.choices if choice.shape == TARGET)
+    # 40 µs against 32, and the gap of 5 µs to launch either
+    assert choice.speedup == pytest.approx(45 / 37, rel=1e-2)
+    assert 1 < choice.low <= choice.speedup <= choice.high
+    assert choice.source == ""
+
+
+def test_what_attend_does_not_serve_has_no_place_in_it(made):
+    assert list(chosen(made)) == [SHORT, TARGET, LONG, GROUPED, DECODE]
+
+
+def test_a_verdict_stands_behind_every_choice():
+    inferred = synthetic.infer(Recipe(control_pace=1.0, study={"sweeps": FEW}))
+    made = choices.table(inferred)
+    assert len(made.choices) == 3
+    for choice in made.choices:
+        faster = [
+            name
+            for name in inferred.at(choice.shape, choices.TIMING).index
+            if name != "sdpa.auto" and inferred.compare(name, choice.shape, choices.TIMING).decision == "faster"
+        ]
+        medians = inferred.at(choice.shape, choices.TIMING)["median_us"]
+        expected = medians[faster].idxmin() if faster else "sdpa.auto"
+        assert choice.implementation == expected
+        if faster:
+            assert choice.speedup == inferred.compare(expected, choice.shape, choices.TIMING).speedup.estimate
+        else:
+            assert (choice.speedup, choice.low, choice.high) == (1.0, 1.0, 1.0)
+
+
+def test_a_lower_median_alone_is_not_enough(monkeypatch):
+    monkeypatch.setitem(synthetic.PACE, "sdpa.cudnn", 0.99)  # faster, and equivalent by the margin of 2 %
+    inferred = synthetic.infer(recipe(implementations=["sdpa.auto", "sdpa.cudnn"]))
+    medians = inferred.at(LONG, choices.TIMING)["median_us"]
+    assert medians["sdpa.cudnn"] < medians["sdpa.auto"]
+    assert inferred.compare("sdpa.cudnn", LONG, choices.TIMING).decision == "equivalent"
+    made = choices.table(inferred)
+    assert set(chosen(made).values()) == {"sdpa.auto"}
+    assert made.chosen() == []
+
+
+def test_what_the_control_can_not_tell_from_noise_is_not_chosen():
+    noisy = Recipe(control_pace=1.5, study={"sweeps": FEW}, fates={})
+    assert set(chosen(choices.table(synthetic.infer(noisy))).values()) == {"sdpa.auto"}
+
+
+def test_who_failed_at_a_shape_is_not_chosen_there():
+    fates = {("sdpa.flash", TARGET): ("failed", "before timing, call: error against float64: max 5.00e-03")}
+    made = choices.table(synthetic.infer(Recipe(control_pace=1.0, study={"sweeps": FEW}, fates=fates)))
+    assert chosen(made)[TARGET] == "sdpa.auto"
+    assert chosen(made)[LONG] == "sdpa.flash"
+
+
+def test_the_eager_clock_chooses_whatever_the_headline_speaks_of(monkeypatch):
+    # By the device's clock it would be the fastest; what a program sees, it isn't.
+    pace = synthetic._read
+
+    def slow_to_launch(name, shape, clock, recipe):
+        return pace(name, shape, clock, recipe) + 100 * (name == "sdpa.flash" and clock == "eager")
+
+    monkeypatch.setattr(synthetic, "_read", slow_to_launch)
+    inferred = synthetic.infer(recipe())
+    assert str(inferred.headline) == "device warm"
+    assert inferred.compare("sdpa.flash", TARGET).decision == "faster"
+    assert set(chosen(choices.table(inferred)).values()) == {"sdpa.auto"}
+
+
+def test_peers_are_not_chosen_however_fast(monkeypatch):
+    monkeypatch.setitem(synthetic.PACE, "peer.flex", 0.5)
+    made = choices.table(synthetic.infer(recipe(implementations=["sdpa.auto", "sdpa.flash", "peer.flex"])))
+    assert chosen(made)[TARGET] == "sdpa.flash"
+
+
+@pytest.fixture
+def with_kernel(monkeypatch):
+    """A run in which a kernel is the fastest; the ladder is the one that it was recorded with."""
+    monkeypatch.setitem(synthetic.PACE, "kernel.wgmma", 0.6)
+    hashes = {"kernel.wgmma": "7" * 64}
+    monkeypatch.setattr(ladder, "hashes", lambda rungs=None: dict(hashes))
+    subjects = ["sdpa.auto", "sdpa.flash", "kernel.wgmma"]
+    inferred = synthetic.infer(recipe(implementations=subjects, sweeps={"seq_len": [AXES | {"seq_len": [128, 256]}]}))
+    return inferred, hashes
+
+
+def test_a_kernel_is_chosen_with_its_source(with_kernel):
+    made = choices.table(with_kernel[0])
+    assert chosen(made)[TARGET] == "kernel.wgmma"
+    assert made.choices[0].source == "7" * 64
+    assert made.chosen() == made.choices
+
+
+def test_a_kernel_that_changed_since_the_run_is_not_chosen(with_kernel):
+    inferred, hashes = with_kernel
+    hashes["kernel.wgmma"] = "8" * 64
+    assert chosen(choices.table(inferred))[TARGET] == "sdpa.flash"
+    hashes.clear()
+    assert chosen(choices.table(inferred))[TARGET] == "sdpa.flash"
+
+
+def test_a_kernel_that_changed_since_the_table_is_not_called(with_kernel):
+    inferred, hashes = with_kernel
+    made = choices.table(inferred)
+    hashes["kernel.wgmma"] = "8" * 64
+    assert made.chosen() == []
+    hashes.clear()
+    assert made.chosen() == []
+
+
+# What is no table
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            Recipe(device="Imaginary X1", study=synthetic.CPU | {"sweeps": FEW}, fates={}),
+            "the run 'synthetic' was recorded on a CPU, where `attend` is SDPA: name one of a GPU",
+        ),
+        (
+            recipe(baseline="sdpa.flash"),
+            "the baseline of 'synthetic' is sdpa.flash, and has to be sdpa.auto",
+        ),
+        (
+            recipe(timings=[{"clock": "device", "cache": "warm"}]),
+            "the run 'synthetic' was not timed by the eager clock, warm cache, by which `attend` chooses",
+        ),
+        (
+            recipe(timings=[{"clock": "eager", "cache": "cold"}]),
+            "the run 'synthetic' was not timed by the eager clock, warm cache, by which `attend` chooses",
+        ),
+        (
+            Recipe(study={"sweeps": FEW}, fates={("sdpa.auto", s): ("skipped", "no") for s in (SHORT, TARGET, LONG)}),
+            "the run 'synthetic' has no latency of sdpa.auto that a table could speak of",
+        ),
+        (
+            recipe(target=AXES | {"seq_len": 128, "direction": "training"}, sweeps={"training": KINDS["training"]}),
+            "the run 'synthetic' has no latency of sdpa.auto that a table could speak of",
+        ),
+    ],
+    ids=["cpu", "baseline", "device clock", "cold", "nothing timed", "nothing served"],
+)
+def test_a_run_that_can_not_say_is_refused_on_the_command_line(data, capsys, changes, said):
+    synthetic.write("synthetic", changes)
+    assert __main__.main(["dispatch", "--run", "synthetic"]) == 1
+    assert capsys.readouterr().err == f"attnlab: {said}\n"
+    assert not (data / "dispatch").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--run", "nope"], 1, "there is no run 'nope'; those that are: none yet; `make report` records one"),
+        (["--run", ""], 1, "'' can't be the name of a run: it is a folder in "),
+        (["--run", "../x"], 1, "'../x' can't be the name of a run: it is a folder in "),
+        ([], 2, "the following arguments are required: --run; `python -m attnlab dispatch --help` lists what there is"),
+    ],
+)
+def test_a_run_that_is_not_there_is_told_in_a_line(data, capsys, arguments, status, said):
+    try:
+        ended = __main__.main(["dispatch", *arguments])
+    except SystemExit as stopped:
+        ended = stopped.code
+    assert ended == status
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"attnlab: {said}")
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
+
+
+# From the command line, and back
+
+
+def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, capsys):
+    synthetic.write("here", recipe(sweeps=KINDS))
+    assert __main__.main(["dispatch", "--run", "here"]) == 0
+    table, study = (data / "dispatch" / f"nvidia-h200.{end}" for end in ("json", "yaml"))
+    assert capsys.readouterr().out == (
+        f"wrote {table}: 5 shapes, 4 of them not by sdpa.auto; `make measure STUDY={study}` measures attnlab.attend at "
+        "each\n"
+    )
+    made = dispatch.load(table, "NVIDIA H200")
+    assert table == dispatch.path("NVIDIA H200")
+    assert made == choices.table(results.of(read.load("here")))
+    assert made.seal == read.read_manifest("here")["seal"]
+    assert sorted(path.name for path in (data / "dispatch").iterdir()) == ["nvidia-h200.json", "nvidia-h200.yaml"]
+
+    stated = studies.load(study)
+    assert stated.implementations == ["sdpa.auto", implementations.require("dispatch.attend")]
+    assert stated.baseline == "sdpa.auto"
+    assert stated.shapes == [choice.shape for choice in made.choices] == [SHORT, TARGET, LONG, GROUPED, DECODE]
+    assert stated.target_shape == SHORT
+    assert stated.stream == choices.REQUESTS
+    assert stated.timings == [choices.TIMING]
+
+
+def test_a_table_written_anew_replaces_the_old_one(data):
+    old = table_of([])
+    dispatch.write(old)
+    new = table_of([choice()])
+    assert dispatch.write(new) == dispatch.path("NVIDIA H200")
+    assert dispatch.load(dispatch.path("NVIDIA H200"), "NVIDIA H200") == new
+
+
+def test_the_study_of_a_table_holds_every_axis():
+    shapes = [
+        Shape(2, 8, 64, 32),
+        Shape(2, 8, 64, 32, True, "bfloat16", kv_heads=2),
+        Shape(2, 8, 1, 128, dtype="float32", kv_heads=1, kv_len=512),
+    ]
+    stated = choices.study(table_of([choice(shape) for shape in shapes]))
+    assert stated["sweeps"]["table"][0] == {"batch": 2, "heads": 8, "seq_len": 64, "head_dim": 32, "dtype": "float16"}
+    read = yaml.safe_load(yaml.safe_dump(stated, default_flow_style=None, width=120))
+    study = studies.parse({"name": "table", **read}, "table.yaml")
+    assert study.shapes == shapes
+    assert study.target_shape == shapes[0]
+
+
+# What a table may hold
+
+
+def choice(shape: Shape = TARGET, implementation: str = "sdpa.flash", **changes) -> Choice:
+    axes = {axis: value for axis, value in shape.axes.items() if axis not in ("lengths", "direction")}
+    return Choice(**axes, implementation=implementation, **{"speedup": 1.2, "low": 1.1, "high": 1.3} | changes)
+
+
+def table_of(made: list[Choice], **changes) -> Dispatch:
+    stated = {"run": "r", "seal": "s", "device": "NVIDIA H200", "torch": "2.11.0", "timing": "eager"}
+    return Dispatch(**stated | changes, choices=made)
+
+
+STATED = json.loads(table_of([choice()]).model_dump_json())
+
+
+def spoiled(**changes) -> str:
+    """A table with these fields instead of its own; those that are ... are left out."""
+    return json.dumps({key: value for key, value in (STATED | changes).items() if value is not ...})
+
+
+def with_choice(**changes) -> str:
+    stated = STATED["choices"][0] | changes
+    return spoiled(choices=[{key: value for key, value in stated.items() if value is not ...}])
+
+
+NO_TABLES = {
+    "empty": ("", "is no dispatch table: `make dispatch RUN=<run>` writes one"),
+    "torn": (spoiled()[:200], "is no dispatch table: `make dispatch RUN=<run>` writes one"),
+    "no text": (b"\xff\xfe\x00", "is no dispatch table: `make dispatch RUN=<run>` writes one"),
+    "too deep": (100_000 * "[", "is no dispatch table: `make dispatch RUN=<run>` writes one"),
+    "a list": ("[1]", "is no dispatch table: input should be a valid dictionary or instance of Dispatch, not [1]"),
+    "null": ("null", "is no dispatch table: input should be a valid dictionary or instance of Dispatch, not None"),
+    "nothing in it": ("{}", "is no dispatch table: the field 'run' is missing"),
+    "a newer version": (spoiled(version=2), "is no dispatch table: version: input should be 1, not 2"),
+    "a field missing": (spoiled(device=...), "is no dispatch table: the field 'device' is missing"),
+    "a field too many": (spoiled(devise="x"), "is no dispatch table: unknown field 'devise'; fields are version, run,"),
+    "choices missing": (spoiled(choices=3), "is no dispatch table: choices: input should be a valid list, not 3"),
+    "a word for a size": (
+        with_choice(batch="x"),
+        "is no dispatch table: choices.0.batch: input should be a valid integer, not 'x'",
+    ),
+    "an axis missing": (with_choice(kv_len=...), "is no dispatch table: the field 'choices.0.kv_len' is missing"),
+    "an axis too many": (
+        with_choice(lengths="spread"),
+        "is no dispatch table: unknown field 'choices.0.lengths': leave it out",
+    ),
+    "no such size": (with_choice(batch=0), "is no dispatch table: batch must be a positive integer, not 0"),
+    "no such dtype": (with_choice(dtype="half"), "is no dispatch table: unknown dtype 'half'; known are float16,"),
+    "heads that can't share": (
+        with_choice(kv_heads=3),
+        "is no dispatch table: kv_heads must divide heads, and 3 doesn't divide 4",
+    ),
+    "a mask that can't be": (
+        with_choice(causal=True, kv_len=64),
+        "is no dispatch table: causal: true needs as many keys as queries, not 64 for 128",
+    ),
+    "no speedup": (
+        with_choice(speedup=0.0),
+        "is no dispatch table: choices.0.speedup: input should be greater than 0, not 0.0",
+    ),
+    "not a number": (
+        with_choice(low=float("nan")),
+        "is no dispatch table: choices.0.low: input should be a finite number, not nan",
+    ),
+    "another device": (
+        spoiled(device="NVIDIA L4"),
+        "was made on NVIDIA L4, and this is NVIDIA H200, where other choices may be right: measure a run here, then",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), NO_TABLES.values(), ids=NO_TABLES)
+def test_what_is_no_table_is_told_in_a_line(tmp_path, content, said):
+    source = tmp_path / "table.json"
+    source.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as caught:
+        dispatch.load(source, "NVIDIA H200")
+    assert str(caught.value).startswith(f"{source} {said}")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_table_that_is_not_there_or_can_not_be_read_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"^there is no dispatch table .*: `make dispatch RUN=<run>` writes one$"):
+        dispatch.load(tmp_path / "gone.json", "NVIDIA H200")
+    with pytest.raises(UserError, match=r"can't be read: Is a directory$"):
+        dispatch.load(tmp_path, "NVIDIA H200")
+
+
+# A run that measures what a table chose
+
+
+ATTENDING = tiny_study(implementations=["sdpa.auto", "dispatch.attend"])
+
+
+@pytest.fixture
+def device_name(machine) -> str:
+    return machine["device"]["name"]
+
+
+def test_a_run_says_by_which_table_it_went(data, device_name):
+    assert record._dispatched(ATTENDING, device_name) == {}
+    table = dispatch.write(table_of([choice()], device=device_name))
+    told = record._dispatched(ATTENDING, device_name)
+    assert told == {"run": "r", table.name: schema.hashlib.sha256(table.read_bytes()).hexdigest()}
+    assert record._dispatched(tiny_study(), device_name) == {}
+
+
+@pytest.mark.parametrize("change", ["written", "changed", "taken away"])
+def test_a_run_does_not_go_on_by_another_table(data, begin, device_name, capsys, change):
+    table = dispatch.path(device_name)
+    if change != "written":
+        dispatch.write(table_of([], device=device_name))
+    begin(ATTENDING, "cut", dispatch=record._dispatched(ATTENDING, device_name))
+    if change == "taken away":
+        table.unlink()
+    else:
+        dispatch.write(table_of([choice()], device=device_name))
+    assert __main__.main(["measure", "--run", "cut", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err == "attnlab: the dispatch table changed since the run 'cut' began: start a new run\n"
+    assert read.load("cut").cases.empty
+
+
+def test_a_table_that_is_none_stops_a_run_on_the_command_line(data, begin, device_name, capsys):
+    begin(ATTENDING, "cut")
+    dispatch.path(device_name).parent.mkdir()
+    dispatch.path(device_name).write_text(spoiled()[:99])
+    assert __main__.main(["measure", "--run", "cut", "--device", "cpu"]) == 1
+    said = f"{paths.shown(dispatch.path(device_name))} is no dispatch table: `make dispatch RUN=<run>` writes one"
+    assert capsys.readouterr().err == f"attnlab: {said}\n"
+
+
+def test_a_table_is_no_run(data):
+    dispatch.write(table_of([choice()]))
+    assert read.names() == []

@@ -1,0 +1,533 @@
+"""The run folder: whole blocks or nothing, and nothing that was changed since."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import synthetic
+
+from attnlab.base import files
+from attnlab.base.errors import UserError
+from attnlab.runs import read, schema, write
+from attnlab.study import studies
+from attnlab.study.shapes import Shape
+
+
+def rows(*values: float) -> pd.DataFrame:
+    return stated("samples", implementation="sdpa.auto", latency_us=values)
+
+
+def stated(table: str, **columns) -> pd.DataFrame:
+    """Rows of a table; columns that aren't stated are empty."""
+    return pd.DataFrame(columns).reindex(columns=list(schema.COLUMNS[table]))
+
+
+CHECKS = stated("checks", passed=[True, False], max_error=[0.5, float("inf")])
+CASES = stated("cases", status=["measured", "failed"])
+PROCESSES = stated("processes", process=["abc"], setup_seconds=[0.25])
+
+
+def begun(name: str = "one", **manifest) -> str:
+    write.create(name, {"study": {"name": "tiny"}, **manifest})
+    return name
+
+
+def filled(name: str = "one") -> str:
+    """A run with two blocks of samples and one of each other table, not yet closed."""
+    begun(name)
+    write.add_part(name, "samples", "r00-s001-eager-warm", rows(3.5, 4.25))
+    write.add_part(name, "samples", "r00-s000-eager-warm", rows(1.0, 2.0, 2.5))
+    write.add_part(name, "checks", "r00-s000", CHECKS)
+    write.add_part(name, "cases", "r00-s000", CASES)
+    write.add_part(name, "processes", "r00-abc", PROCESSES)
+    return name
+
+
+def finished(name: str = "one") -> str:
+    write.finish(filled(name))
+    return name
+
+
+def refused(name: str) -> str:
+    with pytest.raises(UserError) as caught:
+        read.load(name)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_was_recorded_is_read_back(data):
+    run = read.load(finished())
+    assert run.complete
+    assert run.name == "one"
+    # In the order of the study, whatever the order of recording.
+    assert run.samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    pd.testing.assert_frame_equal(run.checks, CHECKS)
+    pd.testing.assert_frame_equal(run.cases, CASES)
+    pd.testing.assert_frame_equal(run.processes, PROCESSES)
+    assert run.manifest["schema"] == schema.SCHEMA
+    assert run.manifest["study"] == {"name": "tiny"}
+    assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(schema.TABLES)]
+    assert set(os.listdir(data / "one")) == {"manifest.json", *run.manifest["files"]}
+
+
+def test_a_run_that_was_cut_off_is_read_from_its_parts(data):
+    before = read.load(filled())
+    assert not before.complete
+    write.finish("one")
+    after = read.load("one")
+    for table in schema.TABLES:
+        pd.testing.assert_frame_equal(getattr(before, table), getattr(after, table))
+
+
+def test_a_run_with_no_parts_yet_is_empty(data):
+    run = read.load(begun())
+    assert not run.complete
+    assert all(getattr(run, table).empty for table in schema.TABLES)
+
+
+def test_a_run_of_the_first_schema_lacks_what_came_later(data):
+    path = data / finished() / "manifest.json"
+    manifest = json.loads(path.read_text()) | {"schema": 1}
+    for table in ("resources", "profile"):
+        (data / "one" / f"{table}.parquet").unlink()
+        del manifest["files"][f"{table}.parquet"]
+    body = {key: value for key, value in manifest.items() if key != "seal"}
+    path.write_text(json.dumps(body | {"seal": schema.digest(body)}))
+    run = read.load("one")
+    assert len(run.samples) == 5
+    for table in ("resources", "profile"):
+        assert getattr(run, table).empty
+        assert tuple(getattr(run, table).columns) == schema.COLUMNS[table]
+
+
+def test_types_survive_what_nothing_was_read_of(data):
+    begun()
+    empty = rows(1.0).assign(power_w=pd.array([None], "Float64"), throttled=pd.array([None], "boolean"))
+    full = rows(2.0).assign(power_w=pd.array([71.5], "Float64"), throttled=pd.array([True], "boolean"))
+    write.add_part("one", "samples", "a", empty)
+    write.add_part("one", "samples", "b", full)
+    write.finish("one")
+    samples = read.load("one").samples
+    assert [str(samples[column].dtype) for column in ("power_w", "throttled")] == ["Float64", "boolean"]
+    assert samples["power_w"].isna().tolist() == [True, False]
+    assert samples["throttled"].iloc[1]
+
+
+def test_a_block_that_is_there_stays(data):
+    begun()
+    write.add_part("one", "samples", "a", rows(1.0))
+    write.add_part("one", "samples", "a", rows(9.0, 9.0))
+    assert read.load("one").samples["latency_us"].tolist() == [1.0]
+    assert write.recorded("one", "samples") == {"a"}
+    assert write.recorded("one", "cases") == set()
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace", "write"])
+def test_a_full_disk_leaves_nothing_of_a_block_and_keeps_those_before(data, monkeypatch, step):
+    begun()
+    write.add_part("one", "samples", "a", rows(1.0))
+    before = sorted(os.listdir(data / "one" / "parts"))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if step == "write":
+            patch.setattr(files, "open", lambda path, mode: Full(path, mode), raising=False)
+        else:
+            patch.setattr(os, step, full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            write.add_part("one", "samples", "b", rows(2.0))
+    assert caught.value.errno == errno.ENOSPC
+    assert sorted(os.listdir(data / "one" / "parts")) == before
+    assert read.load("one").samples["latency_us"].tolist() == [1.0]
+    write.add_part("one", "samples", "b", rows(2.0))
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0]
+
+
+class Full:
+    """A file on a disk that fills half-way through a write."""
+
+    def __init__(self, path, mode):
+        self._file = open(path, mode)  # noqa: SIM115
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._file.close()
+
+    def fileno(self):
+        return self._file.fileno()
+
+    def write(self, content):
+        self._file.write(content[: len(content) // 2])
+        self._file.flush()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_temporary_file_left_by_a_kill_is_no_block(data):
+    begun()
+    write.add_part("one", "samples", "a", rows(1.0))
+    part = next((data / "one" / "parts").iterdir())
+    (part.parent / f".{part.name}.4711.tmp").write_bytes(part.read_bytes()[:40])
+    assert write.recorded("one", "samples") == {"a"}
+    write.finish("one")
+    assert read.load("one").samples["latency_us"].tolist() == [1.0]
+
+
+def test_finish_killed_before_the_parts_are_gone_can_be_run_again(data, monkeypatch):
+    filled()
+
+    def killed(path, **_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write.finish("one")
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    write.finish("one")
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    assert not (data / "one" / "parts").exists()
+
+
+def test_finish_killed_among_the_parts_can_be_run_again_and_loses_nothing(data, monkeypatch):
+    filled()
+
+    def killed(path, **_):
+        sorted(path.iterdir())[-1].unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write.finish("one")
+    write.finish("one")
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+
+
+@pytest.mark.parametrize("written", range(len(schema.TABLES) + 1))
+def test_finish_killed_between_tables_can_be_run_again(data, monkeypatch, written):
+    filled()
+    replace, done = os.replace, []
+
+    def killed(source, target):
+        if len(done) == written:
+            raise KeyboardInterrupt
+        done.append(target)
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write.finish("one")
+    assert len(done) == written
+    assert not read.load("one").complete
+    write.finish("one")
+    run = read.load("one")
+    assert run.complete
+    assert run.samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    assert run.cases["status"].tolist() == ["measured", "failed"]
+
+
+def test_create_killed_before_the_manifest_can_be_run_again(data, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            begun()
+    assert read.names() == []
+    begun()
+    assert read.names() == ["one"]
+    assert not read.load("one").complete
+
+
+@pytest.mark.parametrize("table", schema.TABLES)
+def test_a_changed_table_is_refused(data, table):
+    finished()
+    path = data / "one" / f"{table}.parquet"
+    frame = pd.read_parquet(path)
+    frame.iloc[:-1].to_parquet(path, index=False)
+    assert refused("one").startswith(f"{path} doesn't match its manifest: it was changed after it was recorded")
+
+
+def test_a_single_changed_byte_is_refused(data):
+    finished()
+    path = data / "one" / "samples.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert "samples.parquet doesn't match its manifest" in refused("one")
+
+
+@pytest.mark.parametrize("table", schema.TABLES)
+def test_a_table_that_is_gone_is_refused(data, table):
+    finished()
+    (data / "one" / f"{table}.parquet").unlink()
+    assert refused("one").startswith(f"{data}/one/{table}.parquet is missing, so the run is refused")
+
+
+def test_a_changed_part_is_refused(data):
+    filled()
+    part = next((data / "one" / "parts").glob("samples.r00-s000*"))
+    rows(0.5, 0.5, 0.5).to_parquet(part, index=False)
+    assert refused("one").startswith(f"{part} was changed after it was recorded")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["study"].update(name="other"),
+        lambda manifest: manifest.update(device={"name": "H200"}),
+        lambda manifest: manifest.update(complete=False),
+        lambda manifest: manifest["files"].update({"samples.parquet": 64 * "0"}),
+        lambda manifest: manifest.update(seal=64 * "0"),
+        lambda manifest: manifest.pop("seal"),
+    ],
+)
+def test_a_changed_manifest_is_refused(data, change):
+    path = data / finished() / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    assert refused("one") == f"{path} was changed after it was recorded, so the run is refused: restore it"
+
+
+def test_a_manifest_laid_out_anew_is_the_same(data):
+    path = data / finished() / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(manifest.items()))))
+    assert read.load("one").manifest == manifest
+
+
+@pytest.mark.parametrize("stated", [schema.SCHEMA + 1, "2", None])
+def test_a_newer_schema_says_update(data, stated):
+    path = data / finished() / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": stated}))
+    expected = f"{path} has schema {stated}, this attnlab reads up to {schema.SCHEMA}: update attnlab"
+    assert refused("one") == expected
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b"\xff\xfe"])
+def test_what_is_no_manifest_is_refused(data, content):
+    path = data / finished() / "manifest.json"
+    path.write_bytes(content)
+    assert refused("one") == f"{path} is not a manifest: restore it from where the run came from"
+    assert "one" in read.names()
+
+
+def test_a_run_that_is_not_there_tells_which_are(data):
+    assert refused("nope") == "there is no run 'nope'; those that are: none yet; `make report` records one"
+    finished("b")
+    finished("a")
+    message = refused("nope")
+    assert message.startswith("there is no run 'nope'; those that are: ")
+    assert sorted(message.rpartition(": ")[2].split(", ")) == ["a", "b"]
+
+
+def test_the_newest_run_is_last(data):
+    for name, created in (("b", "2026-01-01"), ("c", "2026-02-01"), ("a", "2026-03-01")):
+        begun(name, created=created)
+    assert read.names() == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../one", "a/b", "/etc", "one/", ".hidden"])
+def test_a_name_that_is_a_path_is_refused(data, name):
+    assert refused(name) == f"{name!r} can't be the name of a run: it is a folder in {data}/"
+
+
+HOLD = """
+import sys
+from attnlab.runs import write
+with write.lock("one"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(data):
+    begun()
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(UserError, match=r"^another process is measuring into the run 'one': wait for it"),
+            write.lock("one"),
+        ):
+            pass
+        with write.lock("two"):
+            pass
+        holder.kill()
+    with write.lock("one"):
+        assert (data / "one" / ".lock").exists()
+
+
+def test_a_digest_is_of_the_content_not_of_its_order():
+    assert schema.digest({"a": 1, "b": [1, {"c": 2, "d": 3}]}) == schema.digest({"b": [1, {"d": 3, "c": 2}], "a": 1})
+    assert schema.digest({"a": 1}) != schema.digest({"a": 2})
+    assert schema.digest([1, 2]) != schema.digest([2, 1])
+    assert schema.digest({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+def test_a_run_that_was_cut_off_is_closed_with_the_replicates_that_are_whole(data):
+    study = studies.parse(synthetic.STUDY | {"name": "synthetic"}, "synthetic")
+    synthetic.write("cut", synthetic.Recipe(shapes=len(study.shapes)))
+    held = read.load("cut").samples
+    write.close_early("cut")
+    closed = read.load("cut")
+    assert closed.complete
+    assert closed.manifest["closed_early"] == {
+        "replicates": 1, "shapes": len(study.shapes), "planned": len(study.shapes) * study.replicates
+    }  # fmt: skip
+    pd.testing.assert_frame_equal(closed.samples, held)
+    with pytest.raises(UserError, match="is complete: there is nothing to close"):
+        write.close_early("cut")
+
+
+def test_a_run_without_a_whole_replicate_is_not_closed(data):
+    synthetic.write("begun", synthetic.Recipe(shapes=1))
+    with pytest.raises(UserError, match="no replicate of 'begun' is whole yet"):
+        write.close_early("begun")
+    assert not read.load("begun").complete
+
+
+# The third schema: axes of shapes that aren't plain, and streams
+
+
+def test_the_published_run_of_the_second_schema_loads_with_all_axes_filled(monkeypatch):
+    monkeypatch.delenv("ATTNLAB_DATA")
+    run = read.load("h200-2026-11-21")
+    assert run.manifest["schema"] == 2
+    assert "stream.parquet" not in run.manifest["files"]
+    for name, digest in run.manifest["files"].items():
+        content = (schema.folder(run.name) / name).read_bytes()
+        assert schema.hashlib.sha256(content).hexdigest() == digest
+    for table in schema.TABLES:
+        frame = getattr(run, table)
+        assert set(schema.COLUMNS[table]) <= set(frame.columns), table
+        if "seq_len" in schema.COLUMNS[table] and len(frame):
+            assert (frame["kv_heads"] == frame["heads"]).all()
+            assert (frame["kv_len"] == frame["seq_len"]).all()
+            assert set(frame["lengths"]) == {"equal"}
+            assert set(frame["direction"]) == {"forward"}
+    assert run.stream.empty
+    assert len(run.samples) > 100_000
+    study = studies.recorded(run.manifest)
+    assert study.stream == 0
+    recorded = {Shape(**axes) for axes in run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")}
+    assert recorded == set(study.shapes)
+
+
+def test_a_run_of_the_second_schema_that_was_cut_off_is_read_with_all_axes(data):
+    begun(schema=2)
+    old = rows(1.0, 2.0).assign(heads=4, seq_len=16).drop(columns=["kv_heads", "kv_len", "lengths", "direction"])
+    write.add_part("one", "samples", "a", old)
+    write.add_part("one", "samples", "b", rows(3.0).assign(heads=4, seq_len=32, kv_heads=4, kv_len=32))
+    for _ in range(2):  # from its parts, and when it was closed
+        samples = read.load("one").samples
+        assert samples["kv_heads"].tolist() == [4, 4, 4]
+        assert samples["kv_len"].tolist() == [16, 16, 32]
+        assert set(samples["direction"]) == {"forward"}
+        write.finish("one")
+
+
+SPECIAL = [
+    Shape(2, 8, 16, 32, True, "bfloat16", kv_heads=2),
+    Shape(2, 8, 1, 32, kv_len=48),
+    Shape(3, 4, 16, 32, lengths="spread"),
+    Shape(2, 4, 16, 32, direction="training"),
+]
+
+
+def test_a_run_of_this_schema_with_a_stream_is_read_back(data):
+    begun()
+    for replicate in (1, 0):
+        answers = [
+            {"implementation": "sdpa.auto", **shape.axes, "replicate": replicate, "process": f"p{replicate}"}
+            | {"position": position, "latency_us": 10.5 + position, "host_us": 4.25}
+            for position, shape in enumerate(SPECIAL)
+        ]
+        write.add_part("one", "stream", f"r{replicate:02d}", pd.DataFrame(answers))
+    samples = pd.DataFrame([shape.axes for shape in SPECIAL]).assign(implementation="sdpa.auto", latency_us=1.5)
+    write.add_part("one", "samples", "r00-s000", samples.reindex(columns=schema.COLUMNS["samples"]))
+    cut = read.load("one")
+    write.finish("one")
+    run = read.load("one")
+    assert run.manifest["schema"] == 4
+    pd.testing.assert_frame_equal(run.stream, cut.stream)
+    assert tuple(run.stream.columns) == schema.COLUMNS["stream"]
+    assert run.stream["replicate"].tolist() == [0] * 4 + [1] * 4
+    assert run.stream["latency_us"].tolist() == [10.5, 11.5, 12.5, 13.5] * 2
+    for frame in (run.samples, run.stream.head(4)):
+        shapes = [Shape(**axes) for axes in frame[list(Shape.AXES)].to_dict("records")]
+        assert shapes == SPECIAL
+
+
+def test_a_stream_that_was_changed_is_refused(data):
+    begun()
+    write.add_part("one", "stream", "r00", stated("stream", latency_us=[1.0]))
+    write.finish("one")
+    stated("stream", latency_us=[0.5]).to_parquet(data / "one" / "stream.parquet")
+    assert refused("one").endswith(
+        "stream.parquet doesn't match its manifest: it was changed after it was recorded; restore it"
+    )
+
+
+@pytest.mark.parametrize("number", [3, schema.SCHEMA])
+@pytest.mark.parametrize("column", ["kv_heads", "kv_len", "lengths", "direction"])
+def test_a_table_without_an_axis_that_its_schema_has_is_refused(data, column, number):
+    begun(schema=number)
+    write.add_part("one", "samples", "a", rows(1.0).drop(columns=column))
+    write.finish("one")
+    assert f": samples lack the column '{column}': restore it from where the run came from" in refused("one")
+
+
+# The fourth schema: rules, and the measuring code by path
+
+
+@pytest.fixture
+def stored(monkeypatch) -> None:
+    """The runs of the repository."""
+    monkeypatch.delenv("ATTNLAB_DATA")
+
+
+def test_a_run_of_the_third_schema_loads_as_it_is(stored):
+    run = read.load("h200-dispatch")
+    assert run.manifest["schema"] == 3
+    assert "rules" not in run.manifest
+    for table in schema.TABLES:
+        assert set(schema.COLUMNS[table]) <= set(getattr(run, table).columns)
+    assert {"spread", "equal"} >= set(run.samples["lengths"])
+    assert len(run.stream) > 0
+
+
+def test_the_code_of_older_runs_is_named_by_the_folder_that_it_lay_in(stored):
+    named = read.sources(read.read_manifest("h200-2026-11-21"))
+    assert {"measure/clocks.py", "measure/canary.cu", "measure/__init__.py"} <= set(named)
+    now = {"runs/read.py": "1", "measure/clocks/ours.py": "2"}
+    assert read.sources({"schema": 4, "sources": now}) == now
+
+
+def test_files_of_the_measuring_code_that_differ_are_listed():
+    one = {"schema": 4, "sources": {"runs/read.py": "1", "measure/gate/gate.py": "2", "study/shapes.py": "3"}}
+    other = {"schema": 5, "sources": {"runs/read.py": "1", "measure/gate/gate.py": "4", "study/more.py": "3"}}
+    assert read.sources_changed(one, one) == []
+    assert read.sources_changed(one, other) == ["measure/gate/gate.py", "study/more.py", "study/shapes.py"]
+    older = {"schema": 2, "sources": {"gate.py": "2", "panel.py": "3"}}
+    later = {"schema": 3, "sources": {"gate.py": "2", "panel.py": "4"}}
+    assert read.sources_changed(older, later) == ["measure/panel.py"]
+
+
+def test_code_that_earlier_versions_named_otherwise_can_not_be_compared(stored):
+    now = {"schema": 4, "sources": {"measure/clocks/ours.py": "2"}}
+    for name in ("h200-2026-11", "h200-2026-11-21", "h200-again"):
+        before = read.read_manifest(name)
+        assert read.sources_changed(before, now) is read.sources_changed(now, before) is None
+        assert read.sources_changed(before, before) == []

@@ -1,0 +1,82 @@
+"""Words that both halves spell alike: each is spelled once, in ``runs/``."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnlab.base import paths
+from attnlab.runs import methods, metrics, rules, schema
+
+LIB = paths.ROOT / "lib" / "attnlab"
+SOURCES = sorted(path for path in LIB.rglob("*.py") if path.parent != LIB / "runs")
+CLOCKS = {methods.EAGER, methods.DEVICE}
+"""These name a clock of a study as well, and are spelled in many places."""
+TOOLS = {methods.NCU, methods.CUPTI}
+"""These name a tool as well."""
+
+
+def strings(path: Path) -> Iterator[tuple[int, str, str]]:
+    """The string constants of a file but for its docstrings: line, content, and the line's text."""
+    text = path.read_text()
+    tree, lines = ast.parse(text), text.splitlines()
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.lineno, node.value, lines[node.lineno - 1]
+
+
+def spelled(path: Path) -> list[str]:
+    """What a file spells that it should take from ``runs/``."""
+    names = {method.name for method in methods.METHODS} - CLOCKS - TOOLS
+    found = []
+    for number, value, line in strings(path):
+        if (
+            value in names
+            or re.search(r"\b(gpu|sm|smsp|l1tex|lts|dram|launch)__\w", value)
+            or value in (schema.OUT_OF_MEMORY, schema.LARGE_LOGITS, schema.CONSTANT_ROWS)
+            or (value in schema.STATUSES and "status" in line)
+            or (value == schema.NORMAL and "inputs" in line)
+        ):
+            found.append(f"{path.relative_to(LIB)}:{number}: {value}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(LIB).as_posix())
+def test_what_both_halves_spell_alike_is_spelled_once(path):
+    assert spelled(path) == []
+
+
+def test_every_method_is_compared_with_the_device_clock_of_its_cache():
+    names = [method.name for method in methods.METHODS]
+    assert len(set(names)) == len(names)
+    warm, cold = methods.compared("warm"), methods.compared("cold")
+    assert warm == ["cupti.graph", "cupti.span", "cupti", "ncu", "nvbench.batch", "triton.cudagraph", "eager"]
+    assert cold == ["ncu.cold", "nvbench.cold", "triton.do_bench"]
+    assert {*warm, *cold, *methods.of_group("device")} == set(names)
+    assert {methods.reference(method) for method in warm} == {"device"}
+    assert {methods.reference(method) for method in cold} == {"device.cold"}
+    assert methods.of_group("cupti") == warm[:3]
+
+
+def test_a_tool_of_its_own_process_has_a_method_for_each_cache():
+    assert methods.TOOLS == ("ncu", "nvbench")
+    assert methods.of_tool("ncu") == {"warm": "ncu", "cold": "ncu.cold"}
+    assert methods.of_tool("nvbench") == {"warm": "nvbench.batch", "cold": "nvbench.cold"}
+
+
+def test_every_rule_is_recorded_under_its_name():
+    recorded = rules.recorded()
+    assert recorded["gate_factor"] == rules.GATE_FACTOR == 2.0
+    assert recorded["steady"] == rules.STEADY == 0.02
+    assert recorded["seed"] == rules.SEED == 42
+    stated = {node.targets[0].id.lower() for node in ast.parse((LIB / "runs" / "rules.py").read_text()).body
+              if isinstance(node, ast.Assign)}  # fmt: skip
+    assert set(recorded) == stated
+
+
+def test_what_the_canary_records_is_named_by_tensor():
+    assert metrics.of_canary("q", metrics.HITS) == "canary.q.hits"
+    assert metrics.of_canary("v", metrics.MISS) == "canary.v.miss"

@@ -1,0 +1,210 @@
+"""The ladder: what an entry means, what is said of one that is wrong, and what makes a kernel another."""
+
+import ladders
+import pytest
+from ladders import TILE, rung
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.study import implementations, ladder, studies
+
+
+@pytest.fixture
+def kernels(tmp_path, monkeypatch):
+    """A folder of kernels that stands for the project's, with one rung."""
+    folder = ladders.write(tmp_path / "kernels")
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
+    return folder
+
+
+def refused(folder) -> str:
+    with pytest.raises(UserError) as caught:
+        ladder.load()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{folder}/ladder.toml")
+    return message.removeprefix(f"{folder}/ladder.toml").removeprefix(": ")
+
+
+# The project's own
+
+
+def test_every_rung_of_the_project_loads():
+    rungs = ladder.load(paths.ROOT / "kernels")
+    assert rungs[0].after == ""
+    assert all(ladder.sources(rung, paths.ROOT / "kernels")[0].name == rung.source for rung in rungs)
+    assert len({rung.source for rung in rungs}) == len(rungs)
+
+
+def test_every_kernel_of_the_project_is_of_a_rung():
+    named = {rung.source for rung in ladder.load(paths.ROOT / "kernels")}
+    assert {path.name for path in (paths.ROOT / "kernels").glob("*.cu")} == named
+
+
+# An entry
+
+
+def test_a_rung_as_it_was_stated(kernels):
+    (one,) = ladder.load()
+    assert one.implementation == "kernel.plain"
+    assert (one.longest, one.persistent, one.spill_bytes) == (0, False, 0)
+    assert one.tile(64).rows == 64
+    assert one.tile(128) is None
+    assert ladder.rung("kernel.plain") == one
+    with pytest.raises(UserError, match=r"no rung for 'kernel\.plane'; did you mean 'kernel\.plain'\?$"):
+        ladder.rung("kernel.plane")
+
+
+def test_instances_are_named_as_the_compiler_takes_them(kernels):
+    ladders.write(kernels, rung(TILE | {"template": [4, -1]}))
+    (one,) = ladder.load()
+    assert one.expression("float16", one.tiles[0], True) == "plain<__half, 64, true, 4, -1>"
+    assert one.expression("bfloat16", one.tiles[0], False) == "plain<__nv_bfloat16, 64, false, 4, -1>"
+
+
+@pytest.mark.parametrize(
+    ("listed", "capability", "chosen"),
+    [
+        (["sm_80", "sm_89", "sm_90a"], (9, 0), "sm_90a"),
+        (["sm_80", "sm_89", "sm_90a"], (8, 9), "sm_89"),
+        (["sm_80"], (8, 6), "sm_86"),
+        (["sm_80"], (9, 0), "sm_90"),
+        (["sm_80"], (12, 0), "sm_120"),
+        (["sm_90a"], (8, 0), None),
+        (["sm_90a"], (10, 0), None),
+        (["sm_89"], (8, 0), None),
+        (["sm_100f", "sm_90"], (10, 0), "sm_100f"),
+    ],
+)
+def test_a_device_is_compiled_for_by_its_own_architecture(kernels, listed, capability, chosen):
+    ladders.write(kernels, rung(architectures=listed))
+    assert ladder.load()[0].architecture(capability) == chosen
+
+
+def test_a_rung_is_an_implementation(kernels):
+    assert implementations.known()[-1] == "kernel.plain"
+    assert implementations.require("kernel.plain") == "kernel.plain"
+    with pytest.raises(UserError, match=r"unknown implementation 'kernel\.plane'.*did you mean 'kernel\.plain'\?$"):
+        implementations.require("kernel.plane")
+
+
+def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path))
+    assert ladder.load() == ()
+    assert ladder.hashes() == {}
+    assert not [name for name in implementations.known() if name.startswith(ladder.PREFIX)]
+
+
+def test_a_recorded_study_may_name_a_kernel_that_is_gone(kernels):
+    from conftest import TINY
+
+    stated = TINY | {"implementations": ["sdpa.auto", "kernel.gone"]}
+    assert studies.recorded({"name": "run", "study": stated}).implementations[1] == "kernel.gone"
+    with pytest.raises(UserError, match=r"^here: unknown implementation 'kernel\.gone'"):
+        studies.parse(stated, "here")
+
+
+# An entry that is wrong
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (rung(titel="x"), "rung 'plain': unknown field 'titel'; fields are name, title, *; did you mean 'title'?"),
+        (rung(title=...), "rung 'plain': the field 'title' is missing"),
+        (rung(name=...), "rung 1: the field 'name' is missing"),
+        (rung(name="Plain"), "rung 'Plain': name: string should match pattern*, not 'Plain'"),
+        (rung(source="plane.cu"), "rung 'plain': */plane.cu is missing: add it, *; did you mean 'plain.cu'?"),
+        (rung(source="../plain.cu"), "rung 'plain': source: string should match pattern*"),
+        (rung(after="plain"), "rung 'plain': after: no earlier rung is called 'plain'; earlier are none"),
+        (rung(dtypes=["float32"]), "rung 'plain': dtypes.0: input should be 'float16' or 'bfloat16', not 'float32'"),
+        (rung(dtypes=[]), "rung 'plain': dtypes: list should have at least 1 item*"),
+        (rung(dtypes=["float16", "float16"]), "rung 'plain': float16 is listed twice"),
+        (rung(architectures=["90a"]), "rung 'plain': architectures.0: string should match pattern*, not '90a'"),
+        (rung(architectures=["sm_80", "sm_80"]), "rung 'plain': sm_80 is listed twice"),
+        (rung(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers' or 'tensor maps'*"),
+        (rung(expected_speedup=0.0), "rung 'plain': expected_speedup: input should be greater than 0, not 0.0"),
+        (rung(expected_speedup="fast"), "rung 'plain': expected_speedup: input should be a valid number, not 'fast'"),
+        (rung(persistent=1), "rung 'plain': persistent: input should be a valid boolean, not 1"),
+        (rung(tiles=...), "rung 'plain': the field 'tiles' is missing"),
+        (rung(TILE, TILE), "rung 'plain': two tiles serve head_dim 64: leave one"),
+        (rung(TILE | {"template": [1, "x"]}), "rung 'plain', tile 1: template.1: input should be a valid integer*'x'"),
+        (rung(TILE | {"template": [True]}), "rung 'plain', tile 1: template.0: input should be a valid integer*"),
+        (rung(TILE, TILE | {"thread": 1}), "rung 'plain', tile 2: unknown field 'thread'*; did you mean 'threads'?"),
+        (rung(TILE | {"threads": 100}), "rung 'plain', tile 1: threads: input should be a multiple of 32, not 100"),
+        (rung(TILE | {"threads": 2048}), "rung 'plain', tile 1: threads: input should be less than or equal to 1024*"),
+        (rung(TILE | {"shared_bytes": 300_000}), "rung 'plain', tile 1: shared_bytes: input should be less than*"),
+        (rung(TILE | {"rows": 0}), "rung 'plain', tile 1: rows: input should be greater than or equal to 1, not 0"),
+        (
+            rung(TILE | {"keys": 512}, arguments="tensor maps"),
+            "rung 'plain': the tile for head_dim 64: keys: a box of a tensor map has at most 256 rows, not 512",
+        ),
+        (
+            rung(TILE | {"head_dim": 80}, arguments="tensor maps"),
+            "rung 'plain': the tile for head_dim 80: a box of a tensor map has 64 columns",
+        ),
+    ],
+)
+def test_an_entry_that_is_wrong_is_told_in_one_line(kernels, entry, said):
+    from fnmatch import fnmatchcase
+
+    ladders.write(kernels, entry)
+    message = refused(kernels)
+    assert fnmatchcase(message, said.replace("?", "[?]")), message
+
+
+def test_rungs_have_names_of_their_own(kernels):
+    ladders.write(kernels, rung(), rung(title="again"))
+    assert refused(kernels) == "rung 'plain': an earlier rung has this name: choose another"
+
+
+def test_a_rung_comes_after_one_that_stands_before_it(kernels):
+    ladders.write(kernels, rung(), rung(name="second", after="plian"))
+    assert refused(kernels) == (
+        "rung 'second': after: no earlier rung is called 'plian'; earlier are plain; did you mean 'plain'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[rungs", " is not valid TOML: "),
+        ("x = 1", "unknown key 'x'; a rung begins with [[rungs]]"),
+        ("[rungs]\nname = 'x'", "each rung begins with [[rungs]], in double brackets"),
+    ],
+)
+def test_a_file_that_is_no_ladder_is_told_in_one_line(kernels, text, said):
+    (kernels / "ladder.toml").write_text(text)
+    assert refused(kernels).startswith(said)
+
+
+# What makes a kernel another
+
+
+def test_a_kernel_is_its_source_its_headers_and_its_entry(kernels):
+    before = ladder.hashes()
+    assert list(before) == ["kernel.plain"]
+    assert ladder.hashes() == before
+    seen = {before["kernel.plain"]}
+    for name in ("plain.cu", "widen.cuh"):
+        (kernels / name).write_text((kernels / name).read_text() + "// another\n")
+        seen.add(ladder.hashes()["kernel.plain"])
+    ladders.write(kernels, rung(hypothesis="another"))
+    seen.add(ladder.hashes()["kernel.plain"])
+    assert len(seen) == 4
+    ladders.write(kernels)
+    assert ladder.hashes() == before
+
+
+def test_another_rung_or_header_makes_no_difference(kernels):
+    before = ladder.hashes()["kernel.plain"]
+    ladders.write(kernels, rung(), rung(name="second", after="plain"))
+    (kernels / "unused.cuh").write_text("// nothing\n")
+    assert ladder.hashes()["kernel.plain"] == before
+
+
+def test_headers_are_followed_through_headers_and_round_in_circles(kernels):
+    (kernels / "widen.cuh").write_text('#include "inner.cuh"\n')
+    (kernels / "inner.cuh").write_text('  #  include "widen.cuh"\n#include <cuda_fp16.h>\n#include "not_ours.h"\n')
+    names = [path.name for path in ladder.sources(ladder.load()[0])]
+    assert names == ["plain.cu", "widen.cuh", "inner.cuh"]

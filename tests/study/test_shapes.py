@@ -1,0 +1,254 @@
+"""The arithmetic of a shape, against numbers worked by hand."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlab.study.shapes import BYTES_PER_ELEMENT, Shape
+
+sizes = st.integers(1, 4096)
+shapes = st.builds(
+    Shape, sizes, sizes, sizes, sizes, causal=st.booleans(), dtype=st.sampled_from(sorted(BYTES_PER_ELEMENT))
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scores", "flops", "traffic", "intensity"),
+    [
+        # 4·32·8·512²·64 = 2^34; 4 tensors of 32·8·512·64 elements of 2 bytes = 2^26
+        (Shape(32, 8, 512, 64), 67_108_864, 17_179_869_184, 67_108_864, 256.0),
+        # 2·32·8·512·513·64
+        (Shape(32, 8, 512, 64, causal=True), 33_619_968, 8_606_711_808, 67_108_864, 128.25),
+        (Shape(1, 1, 1, 1, dtype="float64"), 1, 4, 32, 0.125),
+        # 1·2·(1+2+3) scores, two multiply-adds of D=5 each
+        (Shape(1, 2, 3, 5, causal=True, dtype="float32"), 12, 240, 480, 0.5),
+        (Shape(1, 2, 3, 5, causal=False, dtype="bfloat16"), 18, 360, 240, 1.5),
+    ],
+)
+def test_hand_worked(shape, scores, flops, traffic, intensity):
+    assert shape.scores == scores
+    assert shape.exponentials == scores
+    assert shape.flops == flops
+    assert shape.bytes == traffic
+    assert shape.intensity == intensity
+
+
+def test_flash_attentions_causal_convention_is_s_over_s_plus_one_of_this():
+    causal, full = Shape(32, 8, 512, 64, causal=True), Shape(32, 8, 512, 64)
+    assert full.flops // 2 == 8_589_934_592
+    assert causal.flops * 512 == full.flops // 2 * 513
+
+
+@given(shapes)
+def test_the_four_tensors_are_the_compulsory_traffic(shape):
+    tensor = shape.batch * shape.heads * shape.seq_len * shape.head_dim
+    assert shape.query_elements == shape.key_elements == tensor
+    assert shape.bytes == 4 * tensor * BYTES_PER_ELEMENT[shape.dtype]
+    assert shape.flops == 4 * shape.exponentials * shape.head_dim
+    assert shape.intensity * shape.bytes == pytest.approx(shape.flops)
+
+
+@given(sizes, sizes, sizes)
+def test_a_causal_sequence_of_one_is_a_full_one(batch, heads, head_dim):
+    causal, full = (Shape(batch, heads, 1, head_dim, causal=mask) for mask in (True, False))
+    assert (causal.flops, causal.exponentials, causal.bytes) == (full.flops, full.exponentials, full.bytes)
+
+
+@given(sizes, sizes, sizes, sizes, sizes, st.booleans())
+def test_batches_add_up(one, other, heads, seq_len, head_dim, causal):
+    a, b, both = (Shape(batch, heads, seq_len, head_dim, causal) for batch in (one, other, one + other))
+    assert both.flops == a.flops + b.flops
+    assert both.bytes == a.bytes + b.bytes
+    assert both.exponentials == a.exponentials + b.exponentials
+    assert both.intensity == a.intensity
+
+
+@given(sizes, sizes, st.integers(1, 4095), sizes)
+def test_a_causal_row_more_adds_its_own_scores(batch, heads, seq_len, head_dim):
+    shorter, longer = (Shape(batch, heads, length, head_dim, causal=True) for length in (seq_len, seq_len + 1))
+    assert longer.scores - shorter.scores == batch * heads * (seq_len + 1)
+
+
+@pytest.mark.parametrize("axis", ["batch", "heads", "seq_len", "head_dim"])
+@pytest.mark.parametrize("size", [0, -1, 1.0, "8", True, None, [8]])
+def test_sizes_are_positive_integers(axis, size):
+    axes = {"batch": 1, "heads": 1, "seq_len": 1, "head_dim": 1, axis: size}
+    with pytest.raises(ValueError, match="must be a positive integer, not") as caught:
+        Shape(**axes)
+    assert str(caught.value) == f"{axis} must be a positive integer, not {size!r}"
+
+
+@pytest.mark.parametrize("causal", [1, 0, "true", None])
+def test_causal_is_a_truth_value(causal):
+    with pytest.raises(ValueError, match=f"^causal must be true or false, not {causal!r}$"):
+        Shape(1, 1, 1, 1, causal=causal)
+
+
+@pytest.mark.parametrize("dtype", ["half", "torch.float16", "", None, ["float16"], {"float16": 1}])
+def test_a_dtype_is_a_known_name(dtype):
+    with pytest.raises(ValueError, match="unknown dtype") as caught:
+        Shape(1, 1, 1, 1, dtype=dtype)
+    assert str(caught.value) == f"unknown dtype {dtype!r}; known are float16, bfloat16, float32, float64"
+
+
+def test_axes_are_those_of_the_tables_in_their_order():
+    shape = Shape(2, 3, 5, 7, True, "float32")
+    assert list(shape.axes.items()) == [
+        ("batch", 2), ("heads", 3), ("seq_len", 5), ("head_dim", 7), ("causal", True), ("dtype", "float32"),
+        ("kv_heads", 3), ("kv_len", 5), ("lengths", "equal"), ("direction", "forward"),
+    ]  # fmt: skip
+    assert tuple(shape.axes) == Shape.AXES
+    assert Shape(**shape.axes) == shape
+
+
+def test_a_shape_says_what_it_is():
+    assert str(Shape(1, 8, 128, 64, causal=True)) == "B=1 H=8 S=128 D=64 causal float16"
+    assert str(Shape(1, 8, 128, 64, dtype="float32")) == "B=1 H=8 S=128 D=64 full float32"
+
+
+# Heads that share keys, another number of keys, sequences end to end, training
+
+# 8 query heads, 4 to each KV head; one query over 7 keys; lengths 2, 4, 6 and 7.
+GROUPED = Shape(2, 8, 16, 4, kv_heads=2)
+DECODE = Shape(3, 4, 1, 8, dtype="bfloat16", kv_heads=2, kv_len=7)
+SPREAD = Shape(4, 3, 7, 2, lengths="spread", dtype="float32")
+TRAINING = Shape(2, 3, 5, 4, direction="training")
+
+
+@pytest.mark.parametrize(
+    ("shape", "scores", "flops", "exponentials", "queries", "keys", "traffic"),
+    [
+        # Each query head has its scores, 2·8·16²; Q and O of 2·8·16·4, K and V of a quarter of that
+        (GROUPED, 4096, 65_536, 4096, 1024, 256, 2 * (1024 + 256) * 2),
+        # 3·4·1·7 scores; Q and O of 3·4·1·8, K and V of 3·2·7·8
+        (DECODE, 84, 4 * 84 * 8, 84, 96, 336, 2 * (96 + 336) * 2),
+        # Lengths ⌈7·i/4⌉ = 2, 4, 6, 7: 4 + 16 + 36 + 49 = 105 scores a head, 19 tokens
+        (SPREAD, 315, 4 * 315 * 2, 315, 114, 114, 2 * (114 + 114) * 4),
+        # 3 + 10 + 21 + 28 = 62 scores a head under the mask
+        (SPREAD.resized(causal=True), 186, 4 * 186 * 2, 186, 114, 114, 2 * (114 + 114) * 4),
+        # Seven products of 2·150·4 FLOPs; every exponential twice; Q, K, V, O and the gradients of all four
+        (TRAINING, 150, 7 * 2 * 150 * 4, 300, 120, 120, 8 * 120 * 2),
+        (TRAINING.resized(causal=True), 90, 14 * 90 * 4, 180, 120, 120, 8 * 120 * 2),
+        # 2·3·5² scores still, and K, V, dK and dV a third as large
+        (TRAINING.resized(kv_heads=1), 150, 14 * 150 * 4, 300, 120, 40, 4 * (120 + 40) * 2),
+    ],
+    ids=str,
+)
+def test_hand_worked_beyond_plain_self_attention(shape, scores, flops, exponentials, queries, keys, traffic):
+    assert shape.scores == scores
+    assert shape.flops == flops
+    assert shape.exponentials == exponentials
+    assert shape.query_elements == queries
+    assert shape.key_elements == keys
+    assert shape.bytes == traffic
+    assert shape.intensity == flops / traffic
+
+
+@pytest.mark.parametrize(
+    ("shape", "sequences", "tokens"),
+    [
+        (GROUPED, (16, 16), 32),
+        (DECODE, (1, 1, 1), 3),
+        (SPREAD, (2, 4, 6, 7), 19),
+        (Shape(16, 8, 512, 64, lengths="spread"), tuple(range(32, 513, 32)), 4352),
+        (Shape(1, 1, 9, 8, lengths="spread"), (9,), 9),
+        (Shape(5, 1, 2, 8, lengths="spread"), (1, 1, 2, 2, 2), 8),  # more sequences than tokens: none is empty
+    ],
+    ids=str,
+)
+def test_the_tokens_of_each_sequence(shape, sequences, tokens):
+    assert shape.sequences == sequences
+    assert shape.tokens == tokens
+
+
+@given(sizes, st.integers(1, 64), sizes, st.booleans())
+def test_spread_lengths_never_fall_none_is_empty_and_the_last_is_whole(seq_len, batch, head_dim, causal):
+    spread = Shape(batch, 2, seq_len, head_dim, causal, lengths="spread")
+    assert list(spread.sequences) == sorted(spread.sequences)
+    assert spread.sequences[0] >= 1
+    assert spread.sequences[-1] == seq_len
+    apart = [Shape(1, 2, length, head_dim, causal) for length in spread.sequences]
+    assert spread.flops == sum(shape.flops for shape in apart)
+    assert spread.bytes == sum(shape.bytes for shape in apart)
+    assert spread.exponentials == sum(shape.exponentials for shape in apart)
+
+
+@given(sizes, st.integers(1, 64), st.integers(1, 8), sizes, sizes, sizes)
+def test_sharing_keys_saves_bytes_and_no_work(batch, kv_heads, shared, seq_len, kv_len, head_dim):
+    own = Shape(batch, kv_heads * shared, seq_len, head_dim, kv_len=kv_len)
+    grouped = own.resized(kv_heads=kv_heads)
+    assert (grouped.flops, grouped.exponentials) == (own.flops, own.exponentials)
+    assert own.key_elements == shared * grouped.key_elements
+    assert own.bytes - grouped.bytes == 2 * 2 * (own.key_elements - grouped.key_elements)
+
+
+def test_what_is_left_out_is_as_many_as_there_are_of_queries():
+    plain = Shape(2, 8, 64, 32)
+    assert plain == Shape(2, 8, 64, 32, kv_heads=8, kv_len=64) == Shape(2, 8, 64, 32, kv_heads=0, kv_len=0)
+    assert hash(plain) == hash(Shape(2, 8, 64, 32, kv_heads=8, kv_len=64))
+    assert (plain.kv_heads, plain.kv_len, plain.lengths, plain.direction) == (8, 64, "equal", "forward")
+
+
+@pytest.mark.parametrize(
+    ("shape", "special"),
+    [
+        (Shape(2, 8, 16, 4), []),
+        (GROUPED, ["2 KV heads"]),
+        (DECODE, ["2 KV heads", "7 keys"]),
+        (SPREAD, ["spread lengths"]),
+        (TRAINING.resized(kv_heads=1), ["1 KV head", "training"]),
+    ],
+    ids=str,
+)
+def test_what_is_special_is_told(shape, special):
+    assert shape.special == special
+    plain = f"B={shape.batch} H={shape.heads} S={shape.seq_len} D={shape.head_dim} full {shape.dtype}"
+    assert str(shape) == " ".join([plain, *special])
+    assert Shape(**shape.axes) == shape
+    assert tuple(shape.axes) == Shape.AXES
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "expected"),
+    [
+        (Shape(2, 8, 64, 32), {"seq_len": 128}, Shape(2, 8, 128, 32)),
+        (Shape(2, 8, 64, 32), {"heads": 4, "batch": 1}, Shape(1, 4, 64, 32)),
+        (Shape(2, 8, 64, 32), {"kv_len": 128}, Shape(2, 8, 64, 32, kv_len=128)),
+        (Shape(2, 8, 64, 32, kv_heads=2), {"seq_len": 128}, Shape(2, 8, 128, 32, kv_heads=2)),
+        (Shape(2, 8, 64, 32, kv_heads=2), {"heads": 4}, Shape(2, 4, 64, 32, kv_heads=2)),
+        (Shape(2, 8, 1, 32, kv_len=128), {"heads": 4}, Shape(2, 4, 1, 32, kv_len=128)),
+        (Shape(2, 8, 1, 32, kv_len=128), {"seq_len": 2}, Shape(2, 8, 2, 32, kv_len=128)),
+        (TRAINING, {"causal": True, "seq_len": 6}, Shape(2, 3, 6, 4, True, direction="training")),
+    ],
+    ids=str,
+)
+def test_a_shape_resized_keeps_what_it_shares(shape, axes, expected):
+    assert shape.resized(**axes) == expected
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"kv_heads": 3}, "kv_heads must divide heads, and 3 doesn't divide 8"),
+        ({"kv_heads": 16}, "kv_heads must divide heads, and 16 doesn't divide 8"),
+        ({"kv_heads": -1}, "kv_heads must be a positive integer, not -1"),
+        ({"kv_heads": True}, "kv_heads must be a positive integer, not True"),
+        ({"kv_heads": 2.0}, "kv_heads must be a positive integer, not 2.0"),
+        ({"kv_heads": None}, "kv_heads must be a positive integer, not None"),
+        ({"kv_len": -1}, "kv_len must be a positive integer, not -1"),
+        ({"kv_len": "64"}, "kv_len must be a positive integer, not '64'"),
+        ({"kv_len": 32, "causal": True}, "causal: true needs as many keys as queries, not 32 for 16"),
+        ({"kv_len": 32, "lengths": "spread"}, "lengths: spread needs as many keys as queries, not 32 for 16"),
+        ({"kv_len": 8, "direction": "training"}, "direction: training needs as many keys as queries, not 8 for 16"),
+        ({"lengths": "spread", "direction": "training"}, "lengths: spread is for direction: forward"),
+        ({"lengths": "ragged"}, "unknown lengths 'ragged'; known are equal, spread"),
+        ({"lengths": None}, "unknown lengths None; known are equal, spread"),
+        ({"direction": "backward"}, "unknown direction 'backward'; known are forward, training"),
+        ({"direction": ["forward"]}, "unknown direction ['forward']; known are forward, training"),
+    ],
+)
+def test_axes_that_do_not_go_together_are_told(axes, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        Shape(2, 8, 16, 4, **axes)

@@ -1,0 +1,224 @@
+"""Studies: what the shipped ones measure, and what is said of one that can't be measured."""
+
+import pytest
+from conftest import TINY, tiny_study
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.study import implementations, ladder, studies
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+PARAMS = sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))
+
+
+def test_the_shipped_studies():
+    assert PARAMS == ["backends", "cpu", "gpu", "peers", "quick"]
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_shipped_study_holds_its_target_in_every_full_sweep(name):
+    study = studies.load(name)
+    assert study.name == name
+    assert study.baseline == "sdpa.auto"
+    assert set(study.implementations) <= set(implementations.known())
+    assert "seq_len" in study.sweeps
+    for sweep in {"seq_len", "batch", "heads"} & set(study.sweeps):
+        assert study.target_shape in study.sweep(sweep)
+    assert study == studies.load(paths.PARAMS / f"{name}.yaml")
+
+
+def test_gpu_holds_the_ten_configurations_of_the_source_report():
+    study = studies.load("gpu")
+    lengths = [Shape(32, 8, length, 64) for length in (128, 256, 512, 1024, 2048)]
+    batches = [Shape(batch, 8, 512, 64) for batch in (8, 16, 32, 64)]
+    heads = [Shape(32, count, 512, 64) for count in (4, 8, 16)]
+    assert len({*lengths, *batches, *heads}) == 10
+    assert {*lengths, *batches, *heads} <= set(study.shapes)
+    assert study.sweep("batch") == batches
+    assert study.sweep("heads") == heads
+    assert study.target_shape == Shape(32, 8, 512, 64)
+    assert set(lengths) < set(study.sweep("seq_len"))
+
+
+def test_gpu_holds_short_long_and_causal_ones():
+    study = studies.load("gpu")
+    assert {Shape(32, 8, length, 64) for length in (64, 4096, 8192)} <= set(study.shapes)
+    assert study.sweep("causal small") == [
+        Shape(*sizes, 64, causal=True) for sizes in ((1, 1, 128), (4, 8, 128), (8, 8, 128), (8, 8, 256), (16, 8, 512))
+    ]
+
+
+def test_gpu_holds_every_rung_and_every_backend():
+    study = studies.load("gpu")
+    rungs = [rung.implementation for rung in ladder.load(paths.ROOT / "kernels")]
+    assert study.implementations == [*implementations.SDPA, *rungs]
+    served = {(shape.head_dim, shape.dtype) for shape in study.shapes}
+    assert served == {(64, "float16"), (128, "float16"), (64, "bfloat16")}
+    assert {509, 1000} <= {shape.seq_len for shape in study.shapes}
+
+
+def test_gpu_is_timed_enough():
+    study = studies.load("gpu")
+    assert study.timings == [
+        Timing(clock="device", cache="warm"),
+        Timing(clock="device", cache="cold"),
+        Timing(clock="eager", cache="warm"),
+    ]
+    assert (study.device, study.samples, study.replicates) == ("cuda", 100, 5)
+
+
+def test_defaults():
+    study = tiny_study()
+    bare = {key: TINY[key] for key in ("name", "title", "implementations", "baseline", "target", "timings", "sweeps")}
+    assert (study.warmup_calls, study.samples, study.replicates) == (20, 5, 2)
+    assert (bare := studies.parse(bare, "bare")).device == "auto"
+    assert (bare.samples, bare.replicates, bare.warmup_calls) == (100, 1, 20)
+
+
+def test_lists_are_multiplied_out_and_shapes_counted_once():
+    common = {"heads": 2, "head_dim": 64, "dtype": "float32"}
+    study = tiny_study(
+        target={"batch": 1, "seq_len": 16, **common},
+        sweeps={
+            "grid": {"batch": [1, 3], "seq_len": [16, 32], **common},
+            "more": [
+                {"batch": 3, "seq_len": 32, **common},
+                {"batch": 1, "seq_len": 8, "causal": [True, False], **common},
+            ],
+        },
+    )
+
+    def shape(batch, seq_len, causal=False):
+        return Shape(batch, 2, seq_len, 64, causal, "float32")
+
+    grid = [shape(1, 16), shape(1, 32), shape(3, 16), shape(3, 32)]
+    assert study.sweep("grid") == grid
+    assert study.sweep("more") == [shape(3, 32), shape(1, 8, True), shape(1, 8)]
+    assert study.shapes == [*grid, shape(1, 8, True), shape(1, 8)]
+
+
+def test_a_file_is_named_after_what_it_holds_and_may_say_otherwise(write_study):
+    assert studies.load(write_study(name=...)).name == "written"
+    assert studies.load(write_study(name="other")).name == "other"
+
+
+def test_a_study_survives_the_manifest():
+    study = tiny_study()
+    assert studies.parse(study.model_dump(mode="json"), "manifest") == study
+
+
+LENGTHS = TINY["sweeps"]["seq_len"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"sampels": 5}, "unknown field 'sampels'; fields are name, title,"),
+        ({"sampels": 5}, "did you mean 'samples'?"),
+        ({"title": ...}, "the field 'title' is missing"),
+        ({"sweeps": ...}, "the field 'sweeps' is missing"),
+        ({"title": 7}, "title: input should be a valid string, not 7"),
+        ({"implementations": ["sdpa.auto", "sdpa.flahs"]}, "unknown implementation 'sdpa.flahs'; known are sdpa.auto,"),
+        ({"implementations": ["sdpa.auto", "sdpa.flahs"]}, "did you mean 'sdpa.flash'?"),
+        ({"implementations": []}, "implementations: list should have at least 1 item"),
+        ({"implementations": "sdpa.auto"}, "implementations: input should be a valid list, not 'sdpa.auto'"),
+        ({"implementations": ["sdpa.auto", "sdpa.math", "sdpa.auto"]}, "an implementation is listed twice"),
+        ({"baseline": "sdpa.cudnn"}, "the baseline sdpa.cudnn is not among the implementations"),
+        ({"baseline": "sdp.auto"}, "unknown implementation 'sdp.auto'"),
+        ({"target": TINY["target"] | {"seq_len": 48}}, "no sweep holds the target B=1 H=4 S=48 D=64 full float32"),
+        ({"target": TINY["target"] | {"seq_len": "long"}}, "target: seq_len must be a positive integer, not 'long'"),
+        ({"sweeps": {"seq_len": LENGTHS | {"dtype": "half"}}}, "sweeps.seq_len: unknown dtype 'half'"),
+        ({"sweeps": {"seq_len": LENGTHS | {"dtype": [["float32"]]}}}, "sweeps.seq_len: unknown dtype ['float32']"),
+        ({"sweeps": {"seq_len": LENGTHS | {"length": 3}}}, "sweeps.seq_len: unknown axis 'length'; axes are batch,"),
+        ({"sweeps": {"seq_len": LENGTHS | {"seqlen": 3}}}, "did you mean 'seq_len'?"),
+        ({"sweeps": {"seq_len": LENGTHS | {"seq_len": []}}}, "sweeps.seq_len: the axis 'seq_len' has no values"),
+        ({"sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": 32}}}, "the axis 'head_dim' is missing"),
+        ({"sweeps": {"seq_len": LENGTHS | {"batch": "1e2"}}}, "batch must be a positive integer, not '1e2'"),
+        ({"sweeps": {"seq_len": LENGTHS | {"batch": 0}}}, "batch must be a positive integer, not 0"),
+        ({"sweeps": {"seq_len": LENGTHS | {"causal": "yes"}}}, "causal must be true or false, not 'yes'"),
+        ({"sweeps": {"seq_len": LENGTHS | {1: 2}}}, "input should be a valid string, not 1"),
+        ({"sweeps": {"seq_len": 7}}, "sweeps.seq_len: input should be a valid list, not 7"),
+        ({"sweeps": {}}, "sweeps: dictionary should have at least 1 item"),
+        ({"sweeps": []}, "sweeps: input should be a valid dictionary"),
+        ({"timings": [{"clock": "wall", "cache": "warm"}]}, "timings.0.clock: input should be 'eager' or 'device'"),
+        ({"timings": [{"clock": "eager", "cache": "hot"}]}, "timings.0.cache: input should be 'warm' or 'cold'"),
+        ({"timings": [{"clock": "eager"}]}, "the field 'timings.0.cache' is missing"),
+        ({"timings": 2 * [{"clock": "eager", "cache": "warm"}]}, "a timing is listed twice"),
+        ({"timings": []}, "timings: list should have at least 1 item"),
+        ({"samples": "1e2"}, "samples: input should be a valid integer, not '1e2'"),
+        ({"samples": 2.5}, "samples: input should be a valid integer"),
+        ({"samples": True}, "samples: input should be a valid integer, not True"),
+        ({"samples": 1}, "samples: input should be greater than or equal to 2, not 1"),
+        ({"replicates": 0}, "replicates: input should be greater than or equal to 1, not 0"),
+        ({"warmup_calls": 19}, "warmup_calls: input should be greater than or equal to 20, not 19"),
+        ({"device": "gpu"}, "device: input should be 'auto', 'cuda' or 'cpu', not 'gpu'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes, problem):
+    path = write_study(**changes)
+    with pytest.raises(UserError) as caught:
+        studies.load(path)
+    message = str(caught.value)
+    assert problem in message
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("title: [unclosed", "is not valid YAML: while parsing a flow sequence"),
+        ("title: a: b", "is not valid YAML: mapping values are not allowed here"),
+        ("title: 2026-13-45", "is not valid YAML"),
+        ("title: !!python/object:os.system {}", "is not valid YAML: could not determine a constructor"),
+        ("", "must be a mapping with the fields of a study"),
+        ("- a\n- b", "must be a mapping with the fields of a study"),
+        ("just words", "must be a mapping with the fields of a study"),
+        ("7: x", "the field 'title' is missing"),
+    ],
+)
+def test_a_file_that_is_no_study_is_one_line(write_study, text, problem):
+    path = write_study(text)
+    with pytest.raises(UserError) as caught:
+        studies.load(path)
+    message = str(caught.value)
+    assert problem in message
+    assert message.startswith(str(path))
+    assert "\n" not in message
+
+
+def test_bytes_that_are_no_text_are_one_line(write_study):
+    path = write_study("")
+    path.write_bytes(b"title: \xff\xfe")
+    with pytest.raises(UserError, match=r"written\.yaml is not valid YAML: 'utf-8' codec can't decode"):
+        studies.load(path)
+
+
+def test_one_e_two_in_yaml_is_a_string_and_is_refused(write_study):
+    path = write_study()
+    path.write_text(path.read_text().replace("samples: 5", "samples: 1e2"))
+    with pytest.raises(UserError, match=r"samples: input should be a valid integer, not '1e2'$"):
+        studies.load(path)
+
+
+@pytest.mark.parametrize("name", ["nope", "../params/nope", "nope.yaml", ""])
+def test_a_study_that_is_not_there_tells_which_are(name):
+    with pytest.raises(UserError) as caught:
+        studies.load(name)
+    assert str(caught.value) == f"there is no study {name!r}; notebooks/params/ has backends, cpu, gpu, peers, quick"
+
+
+def test_a_name_is_known_or_the_nearest_is_told():
+    assert implementations.require("reference.float64") == "reference.float64"
+    with pytest.raises(UserError, match=r"unknown implementation 'sdpa\.Flash'; .*; did you mean 'sdpa\.flash'\?$"):
+        implementations.require("sdpa.Flash")
+    with pytest.raises(UserError, match=r"reference\.float64\b[^;]*$"):
+        implementations.require("zzzzzz")
+
+
+def test_every_name_is_one_that_the_measuring_half_can_call():
+
+    assert set(REGISTRY) == set(implementations.SDPA + implementations.REFERENCES)
+    assert all(name == implementation.name for name, implementation in REGISTRY.items())

@@ -1,0 +1,183 @@
+"""Who may import whom: the layers of the package, no circles, and rendering without what measuring needs."""
+
+import ast
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from attnlab.base import paths
+
+PACKAGE = paths.ROOT / "lib" / "attnlab"
+LAYERS = (
+    ("base",),
+    ("study",),
+    ("build", "runs", "literature"),
+    ("measure", "infer"),
+    ("exhibits",),
+    ("export", "obtain"),
+    ("paper",),
+    ("__main__",),
+)
+"""A room may import those of earlier layers; rooms of one layer don't import each other."""
+LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
+LAZY = {"obtain", "(names)"}
+"""Rooms that import the measuring half, and only within functions: a laptop may lack torch."""
+MOST_MODULES = 17
+FORMER = (
+    *("analyse", "report", "audit", "stats", "bootstrap", "calibration", "shapes", "studies", "ladder", "builds"),
+    *("implementations", "errors", "locks", "suggestions", "validation", "nvrtc", "occupancy", "conda", "dispatch"),
+    *("measure.attention", "measure.canary", "measure.ceilings", "measure.correctness"),
+    *("measure.devices", "measure.endurance", "measure.environment", "measure.inputs", "measure.inspection"),
+    *("measure.kernels", "measure.outputs", "measure.outside", "measure.panel", "measure.peers", "measure.profile"),
+    *("measure.record", "measure.registry", "measure.scrub", "measure.stream", "measure.streams", "measure.telemetry"),
+    *("measure.worker", "runs.load", "runs.names"),
+)
+"""Where modules were before the rooms: no module may be there, and no text may name one."""
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(module: str, everywhere: bool = True) -> set[str]:
+    """Our modules, and the names of others, that a module imports: everywhere in it, or at its top level alone."""
+    tree = ast.parse(MODULES[module].read_text())
+    found: set[str] = set()
+    for node in ast.walk(tree) if everywhere else tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            whole = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in MODULES else str(node.module) for name in whole}
+    return found - {module}
+
+
+def room(module: str) -> str:
+    """The folder or the module right below the package; the package itself only names things for users."""
+    return module.split(".")[1] if "." in module else "(names)"
+
+
+ARROWS = [(module, other) for module in MODULES for other in sorted(imported(module)) if other in MODULES]
+
+
+def test_every_room_has_its_layer():
+    assert {room(module) for module in MODULES} == set(LEVELS) | {"(names)"}
+
+
+@pytest.mark.parametrize("of", LEVELS)
+def test_nothing_imports_upward_or_sideways(of):
+    wrong = [
+        (module, other)
+        for module, other in ARROWS
+        if room(module) == of and room(other) != of and LEVELS[room(other)] >= LEVELS[of]
+    ]
+    assert wrong == []
+
+
+def test_the_package_itself_imports_little_at_once_and_nothing_imports_names_from_it():
+    # Whatever module is imported, the package's own is run before it.
+    assert {room(name) for name in imported("attnlab", everywhere=False) if name in MODULES} == {
+        "base",
+        "runs",
+        "study",
+    }
+    assert [module for module, other in ARROWS if other == "attnlab"] == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {module: {other for one, other in ARROWS if one == module} for module in MODULES}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)  # a circle raises CycleError
+
+
+@pytest.mark.parametrize("of", ["infer", "exhibits", "paper", "export", "literature", "runs", "study", "base"])
+def test_what_reads_a_run_imports_nothing_that_measures_or_writes(of):
+    barred = re.compile(r"(torch|cupy|triton|pynvml|attnlab\.measure)(\.|$)" + r"|attnlab\.runs\.write$")
+    found = {
+        (module, name)
+        for module in MODULES
+        if room(module) == of and module != "attnlab.runs.write"
+        for name in imported(module)
+        if barred.match(name)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("of", ["infer", "exhibits", "export"])
+def test_nor_does_anything_that_it_imports(of):
+    found, waiting = set(), [module for module in MODULES if room(module) == of]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += [other for one, other in ARROWS if one == module]
+    assert "attnlab.infer.stats" in found
+    assert [module for module in found if room(module) == "measure" or module == "attnlab.runs.write"] == []
+
+
+def test_only_functions_import_the_half_that_measures():
+    for module, other in ARROWS:
+        if room(other) == "measure" and room(module) != "measure":
+            assert room(module) in LAZY
+            assert other not in imported(module, everywhere=False)
+
+
+def test_the_walk_sees_what_there_is_to_see():
+    assert len(MODULES) > 100
+    assert "torch" in imported("attnlab.measure.session.worker", everywhere=False)
+    assert "attnlab.measure.session.record" in imported("attnlab.obtain")
+    assert ("attnlab.infer.results", "attnlab.infer.kept") in ARROWS
+    assert ("attnlab.__main__", "attnlab.paper.render") in ARROWS
+
+
+def test_no_folder_holds_more_than_can_be_taken_in():
+    folders = {file.parent for file in MODULES.values()}
+    full = {folder: len(list(folder.glob("*.py"))) for folder in folders}
+    assert {str(folder): count for folder, count in full.items() if count > MOST_MODULES} == {}
+
+
+def test_no_module_is_where_it_was_before_the_rooms():
+    assert [name for name in FORMER if f"attnlab.{name}" in MODULES] == []
+
+
+def test_no_text_leads_to_where_a_module_was():
+    names = "|".join(re.escape(name) for name in FORMER)
+    former = re.compile(rf"attnlab[./](?:{names})\b")
+    folders = ("lib", "tests", "tools", "benchmarks", "notebooks", "docs", "kernels", ".ci")
+    files = [path for folder in folders for path in (paths.ROOT / folder).rglob("*") if path.is_file()]
+    files += [paths.ROOT / name for name in ("README.md", "Makefile", "pyproject.toml", "data/README.md")]
+    texts = [
+        path
+        for path in files
+        if path.suffix in (".py", ".md", ".ipynb", ".toml", "") and "__pycache__" not in str(path)
+    ]
+    found = {
+        str(path.relative_to(paths.ROOT)): match[0]
+        for path in texts
+        if path != Path(__file__) and (match := former.search(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+def test_a_recorded_run_is_read_without_torch(data):
+    synthetic.write("there", synthetic.LONELY)
+    modules = [name for name in MODULES if room(name) != "measure" and name != "attnlab.runs.write"]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {modules}: importlib.import_module(name)\n"
+        "from attnlab import load\n"
+        "print(len(load('there').samples))\n"
+        "print(sorted({'torch', 'cupy', 'pynvml', 'attnlab.measure'} & set(sys.modules)))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stderr == ""
+    assert ended.stdout == f"{4 * synthetic.REPLICATES * synthetic.ROUNDS}\n[]\n"

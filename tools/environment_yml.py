@@ -1,0 +1,56 @@
+"""environment.yml as it follows from pyproject.toml and requirements.lock; as a program, prints it."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from attnlab.base import paths
+
+HEADER = """\
+# For conda: `conda env create -f environment.yml`, `conda activate attnlab`, `make report PYTHON=python`.
+# Written by `make lock` from pyproject.toml and requirements.lock; pip takes what these pull in from the lock too.
+name: attnlab
+channels:
+  - conda-forge
+dependencies:
+  - python=3.12
+  - pip
+  - pip:
+      - -c requirements.lock
+"""
+CUDA_NOTE = "      # On a machine with an NVIDIA driver of 580 or newer, these as well:\n"
+KERNELS_NOTE = "      # On Linux or Windows, for `make kernels`, these as well:\n"
+
+
+def environment(root: Path) -> str:
+    """The text of environment.yml: what rendering, JupyterLab and measuring on the CPU import, as locked."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    pins = locked((root / "requirements.lock").read_text())
+    extras = project["optional-dependencies"]
+    wanted = [name_of(requirement) for requirement in [*project["dependencies"], *extras["lab"], *extras["cpu"]]]
+    lines = [f"      - {name}=={pins[name]}\n" for name in wanted]
+    for note, extra in ((CUDA_NOTE, "cuda"), (KERNELS_NOTE, "kernels")):
+        named = [requirement for requirement in extras[extra] if name_of(requirement) not in wanted]
+        lines += [note, *(f"      # - {_with_extras(one)}=={pins[name_of(one)]}\n" for one in named)]
+    return HEADER + "".join(lines)
+
+
+def locked(text: str) -> dict[str, str]:
+    """The versions in a requirements file that pins, by name."""
+    return dict(re.findall(r"^([a-z0-9.-]+)==([^\s;]+)", text, re.MULTILINE))
+
+
+def name_of(requirement: str) -> str:
+    """The name in a requirement, spelt as the lock spells it."""
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found
+    return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+def _with_extras(requirement: str) -> str:
+    found = re.search(r"\[.*?\]", requirement)
+    return name_of(requirement) + (found[0] if found else "")
+
+
+if __name__ == "__main__":
+    print(environment(paths.ROOT), end="")
