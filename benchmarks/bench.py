@@ -193,7 +193,7 @@ def _made_up(count: int) -> schema.Run:
     # What processes do differently, and what samples have in common with their neighbours.
     noise += noise[:, :1] + np.roll(noise, 1, axis=1)
     samples = rows.assign(latency_us=50 * np.exp(0.01 * noise.ravel()))
-    measured = samples[samples["round"] == 0].assign(status="measured")
+    measured = samples[samples["round"] == 0].assign(status=schema.MEASURED)
     tables = dict.fromkeys(schema.TABLES, pd.DataFrame())
     tables |= {"samples": samples, "cases": measured[[*schema.CASE, "replicate", "status"]]}
     return schema.Run("made up", manifest | {"study": study, "complete": False}, **tables)

@@ -1,15 +1,25 @@
 """Reading what is shown: its text, its cells, and the numbers in them."""
 
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pandas as pd
 from bs4 import BeautifulSoup
 
+from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Content, Table
+from attnlab.infer.results import Results
 
 NOT_A_NUMBER = re.compile(r"\b(nan|NaN|None|inf|NA)\b")
 """What Python prints of a number that is missing."""
+
+
+@cache
+def exhibit(run: Callable[[], Results], id: str) -> Any:
+    """An exhibit of a run that tests share, made once. Not to be changed."""
+    return Show(run())(id).content
 
 
 def plain(shown: Content) -> str:

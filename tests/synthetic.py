@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from attnlab.infer import cases, results
-from attnlab.runs import read
+from attnlab.runs import read, rules
 from attnlab.runs import write as runs_write
 from attnlab.study import implementations, studies
 from attnlab.study.shapes import Shape
@@ -55,6 +55,11 @@ STUDY: dict[str, Any] = {
         "causal seq_len": [AXES | {"seq_len": [64, 128], "causal": True}],
     },
 }
+AT_TARGET: dict[str, Any] = {
+    "timings": STUDY["timings"][:1],
+    "sweeps": {"seq_len": [AXES | {"seq_len": 128}]},
+}
+"""Fields of a study of the target alone, for what does not depend on how many shapes there are."""
 # Relative to the baseline.
 PACE = {"sdpa.auto": 1.0, "sdpa.flash": 0.8, "sdpa.cudnn": 1.005, "sdpa.efficient": 1.5, "sdpa.math": 4.0}
 FATES = {
@@ -347,6 +352,7 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
         "telemetry": "NVML" if gpu else "the device is no NVIDIA GPU",
         "study": study.model_dump(mode="json"),
         "missing_clocks": [] if gpu else [str(t) for t in study.timings if t.clock == "device"],
+        "rules": rules.recorded(),
         "sources": {"measure/clocks/ours.py": "5" * 64},
         "ladder": [_rung(name) for name in RUNGS if f"kernel.{name}" in study.implementations],
         "kernels": {name: "7" * 64 for name in study.implementations if name.startswith("kernel.")},

@@ -4,16 +4,18 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab.base.errors import EnvironmentChanged, UserError
-from attnlab.exhibits.catalogue import Show
 from attnlab.infer.results import Results, of
 from attnlab.runs import read
 from attnlab.runs.schema import Manifest, Run
 from attnlab.study import studies
 from attnlab.study.implementations import DISPATCH, PEERS
 from attnlab.study.studies import Study
+
+if TYPE_CHECKING:
+    from attnlab.exhibits.catalogue import Show
 
 DEVICES = ("auto", "cuda", "cpu", "none")
 COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -24,13 +26,16 @@ COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
 """By the name of a companion: whether a study holds what the companion is shown for."""
 
 
-def exhibits(run: str = "", study: str = "quick", device: str = "auto") -> Show:
+def exhibits(run: str = "", study: str = "quick", device: str = "auto") -> "Show":
     """Make the exhibits of a run in a notebook, as in ``show("kernels.ladder")``; arguments as for `results`."""
     return showing(results(run, study, device))
 
 
-def showing(shown: Results) -> Show:
+def showing(shown: Results) -> "Show":
     """Make the exhibits of a run, and of its companions where an exhibit shows one of them."""
+    # Imported here: measuring draws nothing, and has no use for matplotlib.
+    from attnlab.exhibits.catalogue import Show
+
     return Show(shown, {name: cache(lambda name=name: _companion(shown, name)) for name in COMPANIONS})
 
 

@@ -6,14 +6,14 @@ import matplotlib.colors
 import numpy as np
 import pytest
 from bs4 import BeautifulSoup
-from synthetic import ONE_BATCH, TARGET, inferred, lonely
+from reading import exhibit
+from synthetic import ONE_BATCH, inferred, lonely
 
 from attnlab.exhibits import style
 from attnlab.exhibits.baseline import correctness, spread, sweeps
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Prose
 from attnlab.exhibits.environment import clocks, machine
-from attnlab.exhibits.roofline import floor
 from attnlab.infer.results import Results
 
 LENGTHS = [32, 64, 128, 256]
@@ -43,8 +43,7 @@ def ticks(axes) -> list[str]:
 
 @pytest.mark.parametrize("id", DRAWN)
 def test_a_figure_is_described_and_the_same_bytes_whenever_it_is_drawn(id):
-    show = Show(inferred())
-    shown, again = show(id), show(id)
+    shown = Show(inferred())(id)
     bundle, _ = shown._repr_mimebundle_()
     assert BeautifulSoup(bundle["text/html"], "html.parser").figure["id"] == id
     figure = shown.content
@@ -52,11 +51,11 @@ def test_a_figure_is_described_and_the_same_bytes_whenever_it_is_drawn(id):
     assert len(figure.alt) > 40
     assert "nan" not in figure.caption + figure.alt
     assert figure.svg.startswith(b"<?xml")
-    assert figure.svg == again.content.svg
+    assert figure.svg == exhibit(inferred, id).svg
 
 
 def test_latency_has_a_panel_for_each_sweep_and_a_line_for_each_implementation():
-    full, causal = sweeps.latency(inferred()).figure.axes
+    full, causal = exhibit(inferred, "baseline.latency").figure.axes
     assert list(lines(full)) == list(lines(causal)) == inferred().study.implementations
     assert dict(lines(full)["sdpa.auto"]) == pytest.approx(dict(zip(LENGTHS, [2.5, 10, 40, 160], strict=True)))
     assert [size for size, _ in lines(full)["sdpa.cudnn"]] == [64, 128, 256]
@@ -68,31 +67,31 @@ def test_latency_has_a_panel_for_each_sweep_and_a_line_for_each_implementation()
 
 
 def test_ticks_are_the_sizes_of_the_sweep():
-    full, causal = sweeps.latency(inferred()).figure.axes
+    full, causal = exhibit(inferred, "baseline.latency").figure.axes
     assert ticks(full) == ["32", "64", "128", "256"]
     assert ticks(causal) == ["64", "128"]
-    batch, heads = sweeps.throughput(inferred(), ["batch", "heads"]).figure.axes
+    batch, heads = exhibit(inferred, "baseline.throughput.sizes").figure.axes
     assert (ticks(batch), ticks(heads)) == (["1", "2"], ["4", "8"])
     assert (batch.get_xlabel(), heads.get_xlabel()) == ("batch B", "heads H")
     assert (
-        ticks(sweeps.memory_figure(inferred()).figure.axes[0])
-        == ticks(correctness.errors(inferred()).figure.axes[0])
+        ticks(exhibit(inferred, "baseline.memory").figure.axes[0])
+        == ticks(exhibit(inferred, "baseline.errors").figure.axes[0])
         == ticks(full)
     )
 
 
 def test_the_legend_names_every_implementation_once():
-    for figure in (sweeps.latency(inferred()), floor.roofline(inferred())):
+    for figure in (exhibit(inferred, "baseline.latency"), exhibit(inferred, "roofline.roofline")):
         legend, *_ = figure.figure.legends
         assert [text.get_text() for text in legend.get_texts()] == inferred().study.implementations
 
 
 def test_an_implementation_looks_the_same_everywhere():
     for figure in (
-        sweeps.latency(inferred()),
-        floor.speed_of_light(inferred()),
-        clocks.timings(inferred()),
-        floor.roofline(inferred()),
+        exhibit(inferred, "baseline.latency"),
+        exhibit(inferred, "roofline.speed_of_light"),
+        exhibit(inferred, "environment.timings"),
+        exhibit(inferred, "roofline.roofline"),
     ):
         looks = {line.get_label(): line for line in figure.figure.axes[0].get_lines()}
         assert {name: looks[name].get_color() for name in inferred().study.implementations} == {
@@ -101,7 +100,7 @@ def test_an_implementation_looks_the_same_everywhere():
 
 
 def test_whiskers_are_the_intervals_of_the_medians():
-    full = sweeps.latency(inferred()).figure.axes[0]
+    full = exhibit(inferred, "baseline.latency").figure.axes[0]
     black = matplotlib.colors.to_rgb(style.LOOKS["sdpa.auto"][0])
     ours = [c for c in full.collections if tuple(c.get_color()[0][:3]) == black]
     ends = [segment[:, 1].tolist() for collection in ours for segment in collection.get_segments()]
@@ -113,22 +112,22 @@ def test_whiskers_are_the_intervals_of_the_medians():
 
 
 def test_throughput_and_speed_of_light():
-    full = sweeps.throughput(inferred(), ["seq_len", "causal seq_len"]).figure.axes[0]
+    full = exhibit(inferred, "baseline.throughput.lengths").figure.axes[0]
     assert [rate for _, rate in lines(full)["sdpa.auto"]] == pytest.approx([0.8388608] * 4)
     assert full.get_ylim()[0] == 0
-    light = floor.speed_of_light(inferred()).figure.axes[0]
+    light = exhibit(inferred, "roofline.speed_of_light").figure.axes[0]
     assert [share for _, share in lines(light)["sdpa.auto"]] == pytest.approx([52.4288] + [41.94304] * 3)
 
 
 def test_memory_stands_beside_what_the_tensors_need():
-    drawn = lines(sweeps.memory_figure(inferred()).figure.axes[0])
+    drawn = lines(exhibit(inferred, "baseline.memory").figure.axes[0])
     assert list(drawn) == [*inferred().study.implementations, "Q, K, V and O"]
     assert drawn["Q, K, V and O"] == list(zip(LENGTHS, [0.125, 0.25, 0.5, 1.0], strict=True))
     assert drawn["sdpa.math"][:3] == list(zip(LENGTHS, [0.25, 0.5, 1.0], strict=False))
 
 
 def test_a_distribution_shows_how_far_every_sample_is_from_the_median():
-    axes = spread.distribution(inferred(), TARGET).figure.axes[0]
+    axes = exhibit(inferred, "baseline.distribution").figure.axes[0]
     labels = [label.get_text().split("\n") for label in axes.get_yticklabels()]
     assert labels == [
         ["sdpa.auto", "40.00 µs"],
@@ -146,7 +145,7 @@ def test_a_distribution_shows_how_far_every_sample_is_from_the_median():
 
 
 def test_timings_are_ratios_to_the_first():
-    (axes,) = clocks.timings(inferred()).figure.axes
+    (axes,) = exhibit(inferred, "environment.timings").figure.axes
     assert axes.get_title() == "eager warm over device warm"
     ratios = [ratio for _, ratio in lines(axes)["sdpa.auto"]]
     assert ratios == pytest.approx([7.5 / 2.5, 15 / 10, 45 / 40, 165 / 160])
@@ -157,7 +156,7 @@ def test_a_run_with_one_timing_has_no_ratios():
 
 
 def test_the_roofline_draws_points_and_ceilings():
-    axes = floor.roofline(inferred()).figure.axes[0]
+    axes = exhibit(inferred, "roofline.roofline").figure.axes[0]
     points = {line.get_label(): line for line in axes.get_lines()}
     assert len([line for line in axes.get_lines() if line.get_linestyle() == "None"]) == 10  # full and causal
     # at S, intensity S/2; at B=1 and H=8 that of the target again
@@ -175,13 +174,13 @@ def test_the_roofline_draws_points_and_ceilings():
 
 
 def test_an_unknown_device_has_the_measured_roof_alone():
-    axes = floor.roofline(lonely()).figure.axes[0]
+    axes = exhibit(lonely, "roofline.roofline").figure.axes[0]
     assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 200]) == 1
     assert not [line for line in axes.get_lines() if line.get_linestyle() == ":"]
 
 
 def test_telemetry_is_read_once_a_round():
-    clock, power, temperature = machine.telemetry(inferred()).figure.axes
+    clock, power, temperature = exhibit(inferred, "environment.telemetry").figure.axes
     drawn = lines(clock)
     assert list(drawn) == ["not throttled", "throttled"]
     # 8 shapes under 2 timings in 2 replicates, of 40 rounds, of which the fourth is throttled
@@ -198,7 +197,7 @@ def test_a_run_without_telemetry_has_no_such_figure():
 
 
 def test_errors_stand_under_what_is_allowed():
-    drawn = lines(correctness.errors(inferred()).figure.axes[0])
+    drawn = lines(exhibit(inferred, "baseline.errors").figure.axes[0])
     assert drawn["allowed"] == list(zip(LENGTHS, [2e-3] * 4, strict=True))
     assert drawn["sdpa.auto"] == list(zip(LENGTHS, [1e-3] * 4, strict=True))
 
@@ -212,11 +211,11 @@ def test_errors_that_a_logarithm_cannot_show_stand_on_the_edges():
     assert [(*line.get_xdata(), *line.get_ydata()) for line in edges] == [(64, 1.0), (128, 0.0)]
     assert "upper edge are errors that are not finite" in figure.caption
     assert "lower edge are errors of exactly zero" in figure.caption
-    assert "edge" not in correctness.errors(inferred()).caption
+    assert "edge" not in exhibit(inferred, "baseline.errors").caption
 
 
 def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():
-    near, far = spread.distribution(inferred(), TARGET), spread.distribution(inferred(), ONE_BATCH)
+    near, far = exhibit(inferred, "baseline.distribution"), spread.distribution(inferred(), ONE_BATCH)
     assert near.figure.axes[0].get_xscale() == "linear"
     assert "logarithmic" not in near.caption
     assert {"−2", "−1", "0", "+1", "+2"} <= set(ticks(near.figure.axes[0]))
@@ -226,11 +225,11 @@ def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():
 
 
 def test_captions_speak_of_what_is_drawn():
-    assert "Causal FLOPs" in sweeps.throughput(inferred(), ["seq_len", "causal seq_len"]).caption
-    assert "Causal" not in sweeps.throughput(inferred(), ["batch", "heads"]).caption
-    assert "exponential" in floor.roofline(inferred()).caption
-    assert "exponential" not in floor.roofline(lonely()).caption
-    assert "along the sweep “seq_len”" in correctness.errors(inferred()).caption
+    assert "Causal FLOPs" in exhibit(inferred, "baseline.throughput.lengths").caption
+    assert "Causal" not in exhibit(inferred, "baseline.throughput.sizes").caption
+    assert "exponential" in exhibit(inferred, "roofline.roofline").caption
+    assert "exponential" not in exhibit(lonely, "roofline.roofline").caption
+    assert "along the sweep “seq_len”" in exhibit(inferred, "baseline.errors").caption
 
 
 def test_figures_of_a_sweep_that_the_study_lacks_say_so():

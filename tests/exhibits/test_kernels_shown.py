@@ -144,7 +144,7 @@ def test_where_the_best_rung_stands():
     assert told.startswith("The fastest of 6 hand-written kernels, `kernel.wgmma`, takes 36.0")
     assert "slower than `sdpa.flash`, SDPA's fastest backend (speedup 0.8889 [" in told
     assert told in plain(abstract.abstract(climbed()))
-    fast = {"implementations": ["sdpa.auto", "sdpa.cudnn", "kernel.wgmma"]}
+    fast = synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.cudnn", "kernel.wgmma"]}
     one = synthetic.infer(synthetic.Recipe(study=synthetic.LADDER.study | fast, fates={}))
     told = climb.standing_sentence(one)
     assert told.startswith("The hand-written kernel `kernel.wgmma` takes 36.0")
@@ -235,7 +235,8 @@ def test_a_gain_within_the_margin_is_none():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in pace.items():
             patch.setitem(synthetic.PACE, name, value)
-        told = plain(ablation.lessons(synthetic.infer(synthetic.LADDER), TARGET)).splitlines()
+        recipe = replace(synthetic.LADDER, study=synthetic.LADDER.study | synthetic.AT_TARGET)
+        told = plain(ablation.lessons(synthetic.infer(recipe), TARGET)).splitlines()
     assert "No gain: 1.0050 [" in told[1]
     assert "No gain: 1.0000 [" in told[2]
 
@@ -256,7 +257,7 @@ def test_geometry():
 
 
 def test_one_rung_alone_has_no_ablation():
-    study = synthetic.LADDER.study | {"implementations": ["sdpa.auto", "kernel.tiled"]}
+    study = synthetic.LADDER.study | synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "kernel.tiled"]}
     alone = synthetic.infer(synthetic.Recipe(study=study, fates={}))
     assert "No rung and the one before it both have a latency" in plain(ablation.ablation(alone, TARGET))
     told = plain(ablation.lessons(alone, TARGET))

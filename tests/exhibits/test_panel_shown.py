@@ -154,7 +154,19 @@ def test_the_tables_hold_every_case_and_name_what_was_not_used():
     assert list(warm.frame["CUPTI, in the graph"]) == expected
     assert "NVBench, batch: not installed: it" in warm.note
     assert list(cold.frame.columns) == ["case", "device, cold (µs)", "Nsight Compute, flushed", "Triton, do_bench"]
-    assert shown.gaps(of(panel=timed())).svg
+
+
+def test_the_figure_has_every_method_at_every_case():
+    axes = shown.gaps(of(panel=timed())).figure.axes
+    assert [each.get_title() for each in axes] == ["CUPTI", "others, warm cache", "others, cold cache"]
+    points = {line.get_label(): line.get_xydata() for each in axes for line in each.get_lines()}
+    # of our clock, and what each adds to it: 10, 6, 1000 and 2000 us, and 4 or 8 more with a cold cache
+    assert set(points) == {
+        *("CUPTI, in the graph", "CUPTI, with gaps", "CUPTI, called"),
+        *("Nsight Compute", "Triton, graph", "eager", "Nsight Compute, flushed", "Triton, do_bench"),
+    }
+    np.testing.assert_allclose(points["eager"], [[6, 20], [10, 20], [1000, 30], [2000, 30]])
+    np.testing.assert_allclose(points["Triton, do_bench"], [[10, 1], [14, 1], [1008, 1], [2008, 1]])
 
 
 @pytest.mark.parametrize("show", [shown.warm, shown.agreement, shown.gaps, caches.table, caches.residency, load.bursts])
@@ -254,7 +266,19 @@ def test_the_prose_says_how_long_bursts_last_and_what_they_are_worth():
     assert "the burst of `sdpa.auto` was over after 0.51 s. Under sustained load, `sdpa.auto` takes 12 % longer" in told
     assert "The burst of `sdpa.flash` lasted." in told
     assert "nothing became slower" in plain(load.bursts(of(endurance=loads(sdpa_auto=101.0))))
-    assert load.endurance(of(endurance=loads(sdpa_auto=112.0, sdpa_flash=100.5))).svg
+
+
+def test_the_figure_of_loads_has_latency_clock_and_power():
+    latency, clock, power = load.endurance(of(endurance=loads(sdpa_auto=112.0, sdpa_flash=100.5))).figure.axes
+    drawn = [{line.get_label(): line.get_ydata() for line in axes.get_lines()} for axes in (latency, clock, power)]
+    assert [lines["sdpa.auto"][0] for lines in drawn] == [0, 1980, 600]
+    assert [lines["sdpa.auto"][-1] for lines in drawn] == pytest.approx([12, 1700, 600])
+    assert drawn[0]["sdpa.flash"][-1] == pytest.approx(0.5)
+    dotted = [
+        [line.get_xdata()[0] for line in axes.get_lines() if line.get_linestyle() == ":"] for axes in (latency, clock)
+    ]
+    # slower from 0.51 s on, and throttled from 0.71 s on; flash never became slower by 2 %
+    assert dotted == [pytest.approx([0.51]), pytest.approx([0.71, 0.71])]
 
 
 def test_a_load_that_failed_leaves_the_others_and_alone_says_why():

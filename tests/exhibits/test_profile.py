@@ -1,7 +1,7 @@
 """Counters made into bottlenecks by the stated rule, and what is shown of them."""
 
 import re
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from synthetic import Recipe
 from attnlab.exhibits import profile
 from attnlab.infer import counters as inferred
 from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
 from attnlab.measure.instruments import counters
 from attnlab.runs.metrics import CYCLES, DURATION
 from attnlab.study import ladder
@@ -54,9 +55,14 @@ COUNTERS = {
 }
 
 
-@cache
-def profiled():
-    return synthetic.infer(Recipe(counters=COUNTERS))
+def counted(counters, implementations=tuple(COUNTERS)) -> Results:
+    """A run of the target alone, with these counters."""
+    study = synthetic.AT_TARGET | {"implementations": list(implementations)}
+    return synthetic.infer(Recipe(study=study, counters=counters, fates={}))
+
+
+def profiled() -> Results:
+    return counted(COUNTERS)
 
 
 def of(name: str) -> inferred.Profile:
@@ -150,7 +156,7 @@ def test_below_the_bound_the_largest_losses_are_ranked():
 
 
 def test_bank_conflicts_are_a_loss_of_their_own():
-    (found,) = inferred.of(synthetic.infer(Recipe(counters={"sdpa.auto": [launch(shared=80, conflicts=75)]})))
+    (found,) = inferred.of(counted({"sdpa.auto": [launch(shared=80, conflicts=75)]}))
     assert found.conflicts_pct == 75
     assert found.bottlenecks[0].title == "bank conflicts of shared memory"
     assert found.bottlenecks[0].share_pct == pytest.approx(60)
@@ -158,7 +164,7 @@ def test_bank_conflicts_are_a_loss_of_their_own():
 
 def test_a_counter_that_is_missing_is_shown_as_such():
     bare = {key: value for key, value in launch().items() if "dram" not in key and "tensor" not in key}
-    results = synthetic.infer(Recipe(counters={"sdpa.auto": [bare]}))
+    results = counted({"sdpa.auto": [bare]})
     (found,) = inferred.of(results)
     assert found.bottlenecks[0].title == "waiting for global memory"
     for show in (profile.how, profile.launches, profile.traffic, profile.bottlenecks, profile.findings):
@@ -221,8 +227,9 @@ def test_the_steps_tell_where_cycles_went(monkeypatch):
         "kernel.naive": [launch(cycles=10_000, active=10_000)],
         "kernel.tiled": [launch(cycles=4_000, active=3_000)],
     }
-    results = synthetic.infer(Recipe(study={"implementations": names}, counters=counters))
-    results.run.manifest["ladder"] = [rung.model_dump(mode="json") for rung in ladder.load()]
+    found = counted(counters, implementations=names)
+    rungs = [rung.model_dump(mode="json") for rung in ladder.load()]
+    results = Results(replace(found.run, manifest=found.run.manifest | {"ladder": rungs}), found.table)
     (row,) = profile.steps(results).frame.to_dict("records")
     assert row == {
         "rung": "tiled",

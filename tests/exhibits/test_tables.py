@@ -82,7 +82,8 @@ def test_a_bandwidth_above_the_ceiling_is_marked():
 
 def test_a_throughput_above_the_ceiling_is_marked_beside_itself():
     slow = synthetic.CEILINGS | {"matmul.float16": (0.5, "TFLOP/s")}
-    of = synthetic.infer(synthetic.Recipe(study={"implementations": ["sdpa.auto"]}, ceilings=slow, fates={}))
+    study = {"implementations": ["sdpa.auto"], "timings": synthetic.STUDY["timings"][:1]}
+    of = synthetic.infer(synthetic.Recipe(study=study, ceilings=slow, fates={}))
     table = sweeps.sweep(of, "seq_len", "sdpa.auto")
     assert column(table, "TFLOP/s") == ["0.839 ‡"] * 4
     assert column(table, "GB/s") == ["52.4", "26.2", "13.1", "6.55"]
@@ -273,7 +274,7 @@ def test_verdicts_where_the_noise_is_too_large():
 
 
 def test_the_baseline_against_itself_comes_last():
-    of = synthetic.infer(synthetic.Recipe(control_pace=1.3))
+    of = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, control_pace=1.3))
     table = target.verdicts(of, TARGET)
     row = table.frame.iloc[-1]
     assert row["implementation"] == "sdpa.auto again"
@@ -289,7 +290,8 @@ def test_a_candidate_that_failed_has_its_reason_under_the_verdicts():
     table = target.verdicts(inferred(), synthetic.EIGHT_HEADS)
     assert "sdpa.math" not in list(table.frame["implementation"])
     assert "`sdpa.math` has no latency here: failed, after timing, graph: error against float64" in table.note
-    alone = synthetic.infer(synthetic.Recipe(fates={("sdpa.auto", TARGET): ("failed", "before timing")}))
+    fates = {("sdpa.auto", TARGET): ("failed", "before timing")}
+    alone = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, fates=fates))
     assert "`sdpa.auto` has no latency at" in target.verdicts(alone, TARGET).markdown
     assert "Nothing but `sdpa.auto` has a latency" in target.verdicts(lonely(), TARGET).markdown
 
@@ -401,8 +403,16 @@ def test_a_sweep_that_the_study_lacks_is_told(show):
     assert show() == Prose("*The study “synthetic” has no sweep “batch”.*")
 
 
+def lengths() -> Results:
+    """The sweeps of lengths of the run that backends are chosen from, under one timing."""
+    stated = synthetic.CHOICES.study
+    kept = {name: sweep for name, sweep in stated["sweeps"].items() if name.endswith("seq_len")}
+    study = stated | {"timings": synthetic.STUDY["timings"][:1], "sweeps": kept}
+    return synthetic.infer(replace(synthetic.CHOICES, study=study))
+
+
 def test_more_shapes_than_implementations_go_down_the_page():
-    down = sweeps.listed(synthetic.chosen(), "grid seq_len").frame
+    down = sweeps.listed(lengths(), "grid seq_len").frame
     assert list(down.columns) == ["shape", *synthetic.BACKENDS]
     assert list(down["shape"])[:2] == ["B=2 H=4 S=64", "B=2 H=4 S=128"]
     assert [first_number(cell) for cell in down.iloc[0, 1:]] == [10, 8, 8, 20, 9.5]
@@ -411,7 +421,7 @@ def test_more_shapes_than_implementations_go_down_the_page():
 
 
 def test_every_sweep_of_lengths_has_a_table():
-    others = sweeps.other_lengths(synthetic.chosen()).parts
+    others = sweeps.other_lengths(lengths()).parts
     assert list(others) == ["grid_seq_len", "end_to_end_seq_len", "padded_seq_len", "training_seq_len"]
     assert [first_number(cell) for cell in column(others["padded_seq_len"], "S=128")] == [40, 32, 160, 80, 38]
     assert plain(sweeps.other_lengths(inferred())) == (
@@ -421,7 +431,8 @@ def test_every_sweep_of_lengths_has_a_table():
 
 def test_the_second_turn_of_the_baseline_is_named_as_such():
     fates = {("control.sdpa.auto", TARGET): ("failed", "after timing, call: differs")}
-    frame = machine.cases(synthetic.infer(synthetic.Recipe(control_pace=1.0, fates=fates))).frame
+    recipe = synthetic.Recipe(study=synthetic.AT_TARGET, control_pace=1.0, fates=fates)
+    frame = machine.cases(synthetic.infer(recipe)).frame
     assert frame[["implementation", "status"]].to_numpy().tolist() == [["sdpa.auto again", "failed"]]
 
 

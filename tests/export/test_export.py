@@ -270,6 +270,7 @@ def test_the_environment_is_the_manifests():
     environment, manifest = read(inferred, "env.json"), inferred().run.manifest
     for key in ("environment", "device", "clocks", "sources", "kernels", "files", "study"):
         assert environment[key] == manifest[key]
+    assert environment["rules"] == manifest.get("rules")
     assert environment["run"]["seal"] == manifest["seal"]
     copy = environment["ceilings"]["copy"]
     assert (copy["measured"], copy["unit"], copy["samples"]) == (100.0, "GB/s", [100.0] * 3)

@@ -120,9 +120,9 @@ FIELDS = {
 }
 ENV = (
     "`env.json` holds the manifest's own fields, which `data/README.md` explains: device, locked settings as read "
-    "back, versions, driver, clocks, telemetry, the study in full, SHA-256 of the measuring code, of the kernels and "
-    f"of the run's files; and the ceilings with their samples, the median of these with its {INTERVAL}, and the "
-    "datasheet's rate, all in `unit`."
+    "back, versions, driver, what the run is judged by (null before schema 4), clocks, telemetry, the study in full, "
+    "SHA-256 of the measuring code, of the kernels and of the run's files; and the ceilings with their samples, the "
+    f"median of these with its {INTERVAL}, and the datasheet's rate, all in `unit`."
 )
 
 

@@ -353,7 +353,7 @@ class Records:
     def environment(self) -> Record:
         """The environment as the manifest has it, and the ceilings inferred from its samples."""
         manifest = self.results.run.manifest
-        fields = ("device", "environment", "clocks", "telemetry", "sources", "kernels", "files", "study")
+        fields = ("device", "environment", "rules", "clocks", "telemetry", "sources", "kernels", "files", "study")
         inferred = {
             ceiling.name: {
                 "measured": ceiling.measured and ceiling.measured.estimate,

@@ -109,7 +109,7 @@ def _span(axes: Axes, points: list[Point], allowed: float) -> None:
     latencies = [end for point in points for end in (point.latency_us.low, point.latency_us.high)]
     errors = [allowed, *(end for point in points for end in (point.error.low, point.error.high))]
     axes.set(xscale="log", yscale="log", xlabel="latency (µs)", ylabel="mean absolute error against float64")
-    axes.set_xlim(max(min(latencies), 1e-3) / 2.5, max(latencies) * 1.7)
+    axes.set_xlim(max(min(latencies), 1e-3) / 2.5, max(latencies) * 2)
     axes.set_ylim(min(errors) / 1.7, max(errors) * 1.4)
 
 

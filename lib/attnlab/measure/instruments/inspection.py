@@ -1,5 +1,6 @@
 """What a call does besides taking time: which kernels it runs, and how much memory it holds at its peak."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def peak_memory_bytes(call: Call, inputs_bytes: int, device: torch.device) -> in
 
 
 def _peak_cuda(call: Call) -> int:
+    gc.collect()  # what a cycle of references still holds would otherwise be released during the call
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
