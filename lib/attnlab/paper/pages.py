@@ -63,6 +63,7 @@ def render(notebook: Path, page: Path, *, title: str, links: Mapping[str, str] |
     page.parent.mkdir(parents=True, exist_ok=True)
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, str(soup).encode())
+    soup.decompose()  # a page's elements refer to each other, and would wait for the collector
 
 
 def _elsewhere(anchor: str, here: str) -> str:

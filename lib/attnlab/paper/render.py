@@ -3,8 +3,9 @@
 import os
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from multiprocessing import get_context
 from pathlib import Path
 
 from attnlab import obtain
@@ -12,7 +13,7 @@ from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.infer import results
 from attnlab.paper import assemble, execute, pages
-from attnlab.runs import read, schema
+from attnlab.runs import read
 
 PAPER = "report"
 
@@ -30,7 +31,10 @@ def render(name: str) -> Path:
     """
     run = read.load(name)
     print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    _infer(run)
+    del run
+    # In a process of its own, whose memory is free again before notebooks start theirs.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(_infer, name).result()
     values = {"run": name, "device": "none"}
     *others, paper = parts()
     # This process mostly waits for kernels; two of them fit two cores and 1.5 GB.
@@ -41,9 +45,9 @@ def render(name: str) -> Path:
         return _rendered(paper, name)
 
 
-def _infer(run: schema.Run) -> None:
-    """Infer from a run and its companions, so that the notebooks find it kept."""
-    shown = results.of(run)
+def _infer(name: str) -> None:
+    """Infer from a run and its companions, so that no notebook infers again what is kept from here."""
+    shown = results.of(read.load(name))
     for each in [shown, *obtain.companions(shown)]:
         _ = each.families
 
