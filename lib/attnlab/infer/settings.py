@@ -82,14 +82,14 @@ def error(seq_len: int, chunk: int, head_dim: int) -> tuple[float, float]:
     """
     random = np.random.default_rng(SEED)
     heads = random.standard_normal((3, HEADS, seq_len, head_dim)).swapaxes(0, 1)
+    errors, scales = [], []
     # A chunk of queries at a time: all scores at once would not fit the memory at long lengths.
-    pairs = [
-        (_attention(q[own], k, v), _attention(q[own], k[own], v[own]))
-        for q, k, v in heads
-        for own in (slice(start, start + chunk) for start in range(0, seq_len, chunk))
-    ]
-    whole, parts = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    return float(np.sqrt(np.mean((parts - whole) ** 2))), float(np.sqrt(np.mean(whole**2)))
+    for q, k, v in heads:
+        for own in (slice(start, start + chunk) for start in range(0, seq_len, chunk)):
+            whole, part = _attention(q[own], k, v), _attention(q[own], k[own], v[own])
+            errors.append(np.mean((part - whole) ** 2))
+            scales.append(np.mean(whole**2))
+    return float(np.sqrt(np.mean(errors))), float(np.sqrt(np.mean(scales)))
 
 
 def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
