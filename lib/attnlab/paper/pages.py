@@ -61,7 +61,6 @@ def render(notebook: Path, page: Path, *, title: str, links: Mapping[str, str] |
     numbering.number(soup, elsewhere=lambda anchor: _elsewhere(anchor, page.stem))
     _withhold_folders(soup)
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, str(soup).encode())
     soup.decompose()  # a page's elements refer to each other, and would wait for the collector
 

@@ -37,7 +37,7 @@ def render(name: str) -> Path:
         pool.submit(_infer, name).result()
     values = {"run": name, "device": "none"}
     *others, paper = parts()
-    # This process mostly waits for kernels; two of them fit two cores and 1.5 GB.
+    # This process mostly waits for kernels, so two of them keep two cores busy.
     with _alone(name), ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda part: _page(part, name, values), others))
         assembled = _executed(paper, name)
