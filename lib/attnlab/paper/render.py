@@ -32,9 +32,7 @@ def render(name: str) -> Path:
     run = read.load(name)
     print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
     del run
-    # In a process of its own, whose memory is free again before notebooks start theirs.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(_infer, name).result()
+    _infer(name)
     values = {"run": name, "device": "none"}
     *others, paper = parts()
     # This process mostly waits for kernels, so two of them keep two cores busy.
@@ -46,6 +44,12 @@ def render(name: str) -> Path:
 
 
 def _infer(name: str) -> None:
+    """Infer from a run in a process of its own, whose memory is free again before notebooks start theirs."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(_keep, name).result()
+
+
+def _keep(name: str) -> None:
     """Infer from a run and its companions, so that no notebook infers again what is kept from here."""
     shown = results.of(read.load(name))
     for each in [shown, *obtain.companions(shown)]:
