@@ -11,7 +11,7 @@ import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.runs.schema import COLUMNS, NORMAL, SCHEMA, TABLES, Manifest, Run, digest, folder, plain, short_hash
+from attnlab.runs.schema import ADDED, COLUMNS, NORMAL, SCHEMA, TABLES, Manifest, Run, digest, folder, plain, short_hash
 
 NAMES_PATHS = 4
 """From this schema on, a manifest names the files of the measuring code by path, and no longer by file name alone."""
@@ -57,7 +57,9 @@ def load(name: str) -> Run:
         tables["checks"] = tables["checks"].assign(inputs=NORMAL)
     if manifest["schema"] < 3:  # all its shapes were plain self-attention, forward
         tables = {table: plain(frame) if "seq_len" in COLUMNS[table] else frame for table, frame in tables.items()}
-    else:
+    if manifest["schema"] < 5:
+        tables |= {table: tables[table].assign(**dict.fromkeys(columns)) for table, columns in ADDED.items()}
+    if manifest["schema"] >= 3:
         _require_columns(name, tables)
     return Run(name, manifest, **tables)
 

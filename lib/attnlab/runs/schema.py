@@ -15,9 +15,10 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA = 4
+SCHEMA = 5
 """Version of the layout. 2: checks name their inputs. 3: shapes have all axes, runs have streams. 4: the manifest holds
-the rules that the run is judged by, and names the measuring code by path instead of by file name."""
+the rules that the run is judged by, and names the measuring code by path instead of by file name. 5: timed outputs are
+compared, outputs that differ between two runs are counted, and each process names its card and its CPU."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
 """What became of a case."""
@@ -25,15 +26,16 @@ NORMAL, LARGE_LOGITS, CONSTANT_ROWS = KINDS = ("normal", "large logits", "consta
 """Kinds of inputs that an implementation is checked on, and timed on the first of them."""
 _SAMPLE = ("clock", "cache", "replicate", "process", "round", "position", "started_s", "launches", "latency_us")
 _CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "throttled")
-_ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "passed")
-_FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady")
+_ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "differing", "passed")
+_FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady", "compared", "strain")
+_MACHINE = ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor")
 _COMPILED = ("function", "architecture", "registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes")
 _LAUNCHED = ("threads", "ctas", "ctas_per_sm")
 COLUMNS = {
     "samples": (*CASE, *_SAMPLE, *_CARD),
     "checks": (*CASE, "replicate", "process", "moment", "inputs", "route", *_ERRORS),
     "cases": (*CASE, "replicate", "process", *_FATE),
-    "processes": ("process", "replicate", "setup_seconds", "measuring_seconds"),
+    "processes": ("process", "replicate", "setup_seconds", "measuring_seconds", *_MACHINE),
     "resources": (*CASE, "replicate", "process", *_COMPILED, *_LAUNCHED),
     "profile": (*CASE, "function", "launch", "metric", "unit", "value"),
     "stream": (*CASE, "replicate", "process", "position", "latency_us", "host_us"),
@@ -48,6 +50,8 @@ COLUMNS = {
     ),
 }
 """The columns of each table, in every run, whatever it holds so far."""
+ADDED = {"checks": ("differing",), "cases": ("compared", "strain"), "processes": _MACHINE}
+"""The columns that runs of a schema before 5 lack."""
 TABLES = tuple(COLUMNS)
 Manifest = dict[str, Any]
 TELEMETRY_TYPES = {
@@ -97,9 +101,12 @@ class Run:
         manifest: schema, rules, environment and its hash, device, ceilings, clocks, study, ladder, hashes of the files.
         samples: a row per sample; latencies in us, clocks in MHz, power in W, ``started_s`` since its process began.
         checks: a row per correctness check; errors are absolute, against the float64 oracle. ``inputs`` is one of
-            `KINDS`; errors on different kinds can't be compared with each other.
-        cases: a row per case and replicate: its status, the kernels that ran, its peak memory in bytes.
-        processes: a row per process that measured, with its seconds.
+            `KINDS`; errors on different kinds can't be compared with each other. ``differing`` counts the elements in
+            which two runs on the same inputs differ.
+        cases: a row per case and replicate: its status, the kernels that ran, its peak memory in bytes; how many timed
+            outputs were ``compared``, and the largest error among them in units of what is allowed (``strain``).
+        processes: a row per process that measured, with its seconds, its card (the start of a hash of its UUID) and how
+            that is set, and its CPU and governor.
         resources: a row per replicate and measured case of a kernel of the ladder: what was compiled, what it needs,
             what was launched, and how many CTAs a multiprocessor holds at once.
         profile: a row per launch and metric of Nsight Compute in one call of a case.
