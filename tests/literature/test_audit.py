@@ -35,7 +35,8 @@ BY_HAND = [
     # 17 179 869 184 / 67 108 864 = 256 exactly, which is S/2
     ("000.ai.shape.512", "671", 256.0, "wrong work"),
     # 17.2e9 / 25.6e6 = 671.875, prints 672; 17.15e9 / 25.65e6 = 668.6 leaves room for 671
-    ("000.ai.512", "671", 671.9, "rounding"),
+    # and the 25.6e6 bytes are wrong
+    ("000.ai.512", "671", 671.9, "refuted premise"),
     # 55.2 / 121 = 45.62 %
     ("000.share.true.2048", "184", 45.6, "contradicts another"),
     ("000.peak.fp16", "30", 121.0, "contradicts another"),
@@ -50,8 +51,11 @@ BY_HAND = [
     ("000.gains.high", "1.90", 1.95, "contradicts itself"),
     # 1.1 · 1.15 · 1.05 · 1.05 · 1.1 = 1.5342
     ("000.gains.compound.low", "1.45", 1.534, "contradicts itself"),
-    # 0.15 / 256 = 0.00058594
-    ("000.literature.a100.unit", "0.000586", 0.0005859, "holds"),
+    # 0.15 / 256 = 0.00058594, and no source gives the 0.15
+    ("000.literature.a100.unit", "0.000586", 0.0005859, "refuted premise"),
+    # 10.4 / 2.13 = 4.8826, and the 10.4 is a tensor rate over an FP32 rate
+    ("000.literature.efficiency", "4.88", 4.883, "refuted premise"),
+    ("001.literature.efficiency", "4.88", 4.883, "refuted premise"),
     # 312 / 121 = 2.579
     ("000.literature.peaks.true", "10.4", 2.58, "contradicts another"),
     ("000.configurations", "10", 10, "holds"),
@@ -76,7 +80,7 @@ BY_HAND = [
     # 1.96 · 0.0055 / √500 = 0.01078 / 22.3607 = 0.000482
     ("002.raw.half.kernel", "0.0005", 0.000482, "holds"),
     # 73.2 · 2.0
-    ("002.gap.high", "146", 146.4, "holds"),
+    ("002.gap.high", "146", 146.4, "refuted premise"),
     ("002.raw.sdpa.sd", "0.008", 0.0187, "contradicts itself"),
     # 17 179 869 184 / 0.3205 ms = 53 603.3; 0.32055 leaves 53 595 at least
     ("003.throughput.batch.32", "52775", 53603.3, "contradicts itself"),
@@ -105,7 +109,7 @@ BY_HAND = [
     # 0.325 / 0.071 / 16 = 0.2861
     ("004.work.128", "4.6", 0.286, "wrong work"),
     # 321 / 242 = 132.645, prints 133; 320.5 / 242.5 = 132.2 prints 132
-    ("004.share", "132", 132.6, "rounding"),
+    ("004.share", "132", 132.6, "refuted premise"),
     ("004.zero", "0", 1.00, "contradicts itself"),
     ("004.optionb.256", "0.104", 0.1393, "contradicts another"),
     # 0.60 · 0.5 h
@@ -308,6 +312,63 @@ def test_a_claim_that_cannot_be_judged_names_file_and_line(folder, old, new, sai
     path = folder / "claims.csv"
     spoil(path, line_of(path, "000.throughput.seq.128,"), old, new)
     with pytest.raises(UserError, match=rf"claims\.csv, line 2: .*{said}") as caught:
+        audit.audit(folder)
+    assert "\n" not in str(caught.value)
+
+
+def rest(folder: Path, claim: str, premises: str) -> None:
+    """Let a claim rest on others."""
+    path = folder / "claims.csv"
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["id"] == claim:
+            row["rests_on"] = premises
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_what_follows_from_a_refuted_claim_does_not_hold(folder):
+    found = audit.audit().set_index("id")
+    # the A100's tensor rate over the L4's FP32 rate; and through it 10.4 / 2.13
+    assert found.loc["000.literature.peaks", "finding"] == "refuted premise"
+    assert found.loc["000.literature.peaks", "why"].endswith("rests on 000.peak.fp16 (contradicts another)")
+    assert "rests on 000.literature.peaks (refuted premise)" in found.loc["000.literature.efficiency", "why"]
+    rest(folder, "000.throughput.seq.128", "000.bandwidth.seq.128; 000.peak.fp16")
+    row = audit.audit(folder).set_index("id").loc["000.throughput.seq.128"]
+    assert row["finding"] == "refuted premise"
+    assert row["why"].endswith("rests on 000.peak.fp16 (contradicts another)")
+    assert row["stated"] == found.loc["000.throughput.seq.128", "stated"]
+    rest(folder, "000.throughput.seq.128", "000.bandwidth.seq.128")
+    assert audit.audit(folder).set_index("id").loc["000.throughput.seq.128", "finding"] == "rounding"
+
+
+def test_a_claim_that_is_wrong_itself_keeps_its_own_finding(folder):
+    rest(folder, "000.peak.fp16", "002.peak")
+    assert audit.audit(folder).set_index("id").loc["000.peak.fp16", "finding"] == "contradicts another"
+
+
+def test_a_premise_that_stands_again_lifts_what_rests_on_it(folder):
+    path = folder / "datasheets.csv"
+    spoil(path, line_of(path, "NVIDIA L4,"), "121", "30")
+    found = audit.audit(folder).set_index("id")
+    assert found.loc[["000.peak.fp16", "000.share.512", "000.literature.peaks"], "finding"].tolist() == ["holds"] * 3
+
+
+@pytest.mark.parametrize(
+    ("premises", "said"),
+    [
+        ("000.peak.fp17", r"there is no claim '000\.peak\.fp17'; did you mean"),
+        ("000.throughput.seq.128", r"rests on itself"),
+        ("000.bandwidth.seq.128", r"rests on itself"),
+    ],
+)
+def test_a_premise_that_is_none_names_file_and_line(folder, premises, said):
+    rest(folder, "000.bandwidth.seq.128", "000.throughput.seq.128")
+    rest(folder, "000.throughput.seq.128", premises)
+    with pytest.raises(UserError, match=rf"claims\.csv, line [23]: .*{said}") as caught:
         audit.audit(folder)
     assert "\n" not in str(caught.value)
 

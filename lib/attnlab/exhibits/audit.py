@@ -30,6 +30,7 @@ COLOURS = {
     "exceeds the hardware": "#7A1F5C",
     "wrong work": "#0072B2",
     "unsupported": "#999999",
+    "refuted premise": "#F0E442",
 }
 LOOKS = {
     "000": ("#000000", "o", 3),
@@ -110,6 +111,7 @@ def meanings() -> Table:
         "exceeds the hardware": "it is more than memory or the tensor cores of an L4 deliver, by its datasheet",
         "wrong work": "it counts FLOPs, bytes or tokens that were not processed, or compares different work",
         "unsupported": "the document does not give what it would follow from",
+        "refuted premise": "it follows from a claim that does not stand, however right its arithmetic",
     }
     counts = findings()["finding"].value_counts()
     rows = [{"finding": kind, "claims": int(counts.get(kind, 0)), "means": meanings[kind]} for kind in audit.FINDINGS]
@@ -127,7 +129,7 @@ def counts() -> Figure:
         axes.barh(range(len(table)), widths, left=left, color=COLOURS[kind], label=kind, height=0.7)
         for position, (start, width) in enumerate(zip(left, widths, strict=True)):
             if width >= FEW:
-                dark = kind in ("rounding", "contradicts another", "unsupported")
+                dark = kind in ("rounding", "contradicts another", "unsupported", "refuted premise")
                 style: dict[str, Any] = {"color": "black" if dark else "white", "fontsize": 7.5}
                 axes.text(start + width / 2, position, f"{width}", ha="center", va="center", **style)
         left += widths

@@ -2,9 +2,10 @@
 
 data/reference/ holds the numbers as printed and the claims about them. A stated number *holds* where the recomputed one
 prints the same. It is *rounding* where the printed digits allow the recomputed one. Otherwise the rule names the
-finding.
+finding. What follows from a claim that does not stand has a *refuted premise*, however right its arithmetic.
 """
 
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +21,8 @@ FINDINGS: tuple[Finding, ...] = get_args(Finding)
 """All findings, those that leave a claim standing first."""
 FINE: tuple[Finding, ...] = ("holds", "rounding")
 """The findings that leave a claim standing."""
+PREMISE: Finding = "refuted premise"
+"""The finding of a claim whose own arithmetic holds, and which rests on one that does not stand."""
 
 
 def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
@@ -38,13 +41,18 @@ def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
         UserError: a row or a claim can't be read; the message names file, line and what is wrong.
     """
     reference = Reference(folder)
-    rows = []
-    for claim, place in reference.claims():
+    rows, claims = {}, list(reference.claims())
+    for claim, place in claims:
         try:
-            rows.append(_judged(claim, reference))
+            rows[claim.id] = _judged(claim, reference)
         except (UserError, ZeroDivisionError, ValueError) as error:
             raise UserError(f"{place}: claim {claim.id!r}: {error}") from None
-    return pd.DataFrame(rows).astype({"telling": "Int64"})
+    for claim in _premises_first(claims):
+        refuted = [f"{name} ({rows[name]['finding']})" for name in claim.premises if rows[name]["finding"] not in FINE]
+        if refuted and rows[claim.id]["finding"] in FINE:
+            why = "; ".join(filter(None, (str(rows[claim.id]["why"]), f"rests on {', '.join(refuted)}")))
+            rows[claim.id] |= {"finding": PREMISE, "why": why}
+    return pd.DataFrame(list(rows.values())).astype({"telling": "Int64"})
 
 
 def advice(claims: pd.DataFrame, folder: Path = paths.REFERENCE) -> pd.DataFrame:
@@ -81,6 +89,25 @@ def advice(claims: pd.DataFrame, folder: Path = paths.REFERENCE) -> pd.DataFrame
             }
         )
     return pd.DataFrame(rows)
+
+
+def _premises_first(claims: list[tuple[Claim, str]]) -> list[Claim]:
+    """The claims in an order in which each comes after those that it rests on.
+
+    Raises:
+        UserError: a claim rests on one that doesn't exist, or on itself.
+    """
+    places = {claim.id: (claim, place) for claim, place in claims}
+    for claim, place in claims:
+        for name in claim.premises:
+            if name not in places:
+                raise UserError(f"{place}: there is no claim {name!r}{suggestion(name, list(places))}")
+    try:
+        order = list(TopologicalSorter({claim.id: claim.premises for claim, _ in claims}).static_order())
+    except CycleError as error:
+        claim, place = places[error.args[1][0]]
+        raise UserError(f"{place}: claim {claim.id!r} rests on itself: take it out of its premises' premises") from None
+    return [places[name][0] for name in order]
 
 
 def _judged(claim: Claim, reference: Reference) -> dict[str, object]:

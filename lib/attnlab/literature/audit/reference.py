@@ -113,6 +113,7 @@ class Claim(BaseModel):
         stated: id of the row that says it.
         inputs: the rule's inputs, separated by semicolons: ids, ``003:id`` of another document, ``L4:column`` of a
             datasheet, ``±id`` for the number printed after ±, ``=2`` for a constant; ``*`` matches any part of an id.
+        rests_on: ids of the claims that its inputs state, separated by semicolons, where it can't stand without them.
         note: why it matters, where the rule's own words don't say so.
         telling: its rank among the most informative claims; empty for the rest.
     """
@@ -124,13 +125,19 @@ class Claim(BaseModel):
     rule: Words
     stated: Words
     inputs: str | None
+    rests_on: str | None
     note: str | None
     telling: Size | None
 
     @property
     def terms(self) -> list[str]:
         """The inputs one by one."""
-        return [term.strip() for term in (self.inputs or "").split(";") if term.strip()]
+        return _parts(self.inputs)
+
+    @property
+    def premises(self) -> list[str]:
+        """The claims that it rests on, one by one."""
+        return _parts(self.rests_on)
 
 
 class Advice(BaseModel):
@@ -150,7 +157,7 @@ class Advice(BaseModel):
     @property
     def rests_on(self) -> list[str]:
         """The claims one by one."""
-        return [claim.strip() for claim in self.claims.split(";")]
+        return _parts(self.claims)
 
 
 @dataclass(frozen=True)
@@ -262,6 +269,10 @@ class Reference:
                     entry = told | {"quantity": column, "value": text, "unit": unit}
                     sheets[device][column] = _model(Row, entry | blank, place)
         return sheets
+
+
+def _parts(cell: str | None) -> list[str]:
+    return [part.strip() for part in (cell or "").split(";") if part.strip()]
 
 
 def _term(row: Row, document: str) -> Term:

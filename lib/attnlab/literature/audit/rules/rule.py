@@ -15,6 +15,7 @@ Finding = Literal[
     "exceeds the hardware",
     "wrong work",
     "unsupported",
+    "refuted premise",
 ]
 
 
