@@ -76,7 +76,7 @@ def choice(shape: Shape, implementation: str, source: str = "") -> Choice:
 
 
 def table(*made: Choice, device: str = "NVIDIA H200") -> Dispatch:
-    return Dispatch(run="r", seal="s", device=device, torch="2.11.0", timing="eager clock", choices=list(made))
+    return Dispatch(run="r", seal="s", device=device, torch=torch.__version__, timing="eager clock", choices=list(made))
 
 
 @pytest.fixture
@@ -176,8 +176,9 @@ def test_a_kernel_is_called_as_long_as_it_is_the_one_that_was_measured(h200, mon
 # What is called. Tensors of no device stand in for those of a GPU.
 
 
-def tensor(*sizes: int, dtype=torch.float16, requires_grad=False):
-    return SimpleNamespace(is_cuda=True, shape=torch.Size(sizes), dtype=dtype, requires_grad=requires_grad)
+def tensor(*sizes: int, dtype=torch.float16, requires_grad=False, contiguous=True):
+    said = {"shape": torch.Size(sizes), "dtype": dtype, "requires_grad": requires_grad}
+    return SimpleNamespace(is_cuda=True, is_contiguous=lambda: contiguous, **said)
 
 
 @pytest.fixture
@@ -191,6 +192,13 @@ def called(monkeypatch):
 
 
 Q = (2, 4, 33, 32)
+
+
+def raising(error):
+    def call():
+        raise error
+
+    return call
 
 
 def test_the_chosen_one_is_called_at_its_shape(called):
@@ -229,14 +237,33 @@ def test_gradients_are_for_sdpa_where_they_are_asked_for(called, changed):
 
 
 @pytest.mark.parametrize(
-    "refused", [Unsupported("takes contiguous Q, K and V"), RuntimeError("Query must have contiguous last dimension")]
+    ("refused", "contiguous"),
+    [
+        (Unsupported("takes contiguous Q, K and V"), True),
+        (RuntimeError("Query must have contiguous last dimension"), False),
+    ],
 )
-def test_what_the_chosen_one_does_not_serve_is_for_sdpa(called, refused):
-    def refuses():
-        raise refused
+def test_what_the_chosen_one_does_not_serve_is_for_sdpa(called, refused, contiguous):
+    called["chosen"] = raising(refused)
+    assert attend.attend(tensor(*Q), tensor(*Q, contiguous=contiguous), tensor(*Q))[0] == "sdpa"
 
-    called["chosen"] = refuses
-    assert attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))[0] == "sdpa"
+
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        ValueError("a bug"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_else_fails_reaches_the_caller(called, error, contiguous):
+    called["chosen"] = raising(error)
+    given = [tensor(*Q, contiguous=contiguous or type(error) is RuntimeError)] * 3
+    with pytest.raises(type(error), match=str(error)):
+        attend.attend(*given)
 
 
 def test_the_table_is_read_at_the_first_call_and_a_bad_one_is_told(h200, called, monkeypatch):

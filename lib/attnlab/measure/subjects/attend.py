@@ -36,16 +36,31 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = Fal
 
     Raises:
         UserError: the table can't be read, or was made on another device.
+        RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
     """
     if q.is_cuda and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         calls = _calls if _calls is not None else use()
         call = calls.get((q.shape, k.shape, q.dtype, causal))
         if call is not None and v.shape == k.shape and q.dtype == k.dtype == v.dtype:
-            try:
-                return call(q, k, v, causal)
-            except (Unsupported, RuntimeError):  # torch's operators raise RuntimeError for what they don't serve
-                pass
+            output = _served(call, q, k, v, causal)
+            if output is not None:
+                return output
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _served(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor | None:
+    """What an implementation computes; None if it doesn't serve such tensors. Whatever else it raises is raised."""
+    try:
+        return call(q, k, v, causal)
+    except Unsupported:
+        return None
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError:
+        # So torch's operators refuse a layout. The table was made with contiguous tensors: those they do serve.
+        if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
+            raise
+        return None
 
 
 def use(source: Path | str | None = None) -> dict[Key, Attention]:
@@ -63,7 +78,7 @@ def use(source: Path | str | None = None) -> dict[Key, Attention]:
     if source is None and not found.is_file():
         _calls = {}
         return _calls
-    table = dispatch.load(found, device_name)
+    table = dispatch.load(found, device_name, torch.__version__)
     try:
         _calls = {_key(choice.shape): _call(choice) for choice in table.chosen()}
     except UserError as error:
