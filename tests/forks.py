@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
+import small
 
 from attnlab import __main__
 from attnlab.base import files
@@ -28,7 +28,7 @@ from attnlab.measure.instruments import environment
 from attnlab.measure.session import record
 from attnlab.paper import assemble, execute, pages
 from attnlab.paper import render as render_module
-from attnlab.runs import read, schema, write
+from attnlab.runs import read, write
 
 TESTS = Path(__file__).parent
 
@@ -166,7 +166,7 @@ def live(name: str) -> int:
     """Everything that happens to a run on the disk, from its beginning or where it was cut off, without measuring."""
     with write.lock(name):
         if name not in read.names():
-            write.create(name, {"study": {"name": "lived"}})
+            write.create(name, small.manifest())
         if not read.read_manifest(name)["complete"]:
             for table, key, rows in BLOCKS:
                 write.add_part(name, table, key, rows)
@@ -196,14 +196,7 @@ def render(name: str) -> int:
     return command("report", "--run", name)
 
 
-def _block(table: str, **columns: Any) -> pd.DataFrame:
-    return pd.DataFrame(columns).reindex(columns=list(schema.COLUMNS[table]))
-
-
-BLOCKS = (
-    ("samples", "r00-s000-eager-warm", _block("samples", implementation="sdpa.auto", latency_us=[1.0, 2.0])),
-    ("cases", "r00-s000", _block("cases", implementation="sdpa.auto", status=["measured"])),
-)
+BLOCKS = small.blocks(small.study())
 
 
 # Steps on the disk

@@ -13,9 +13,9 @@ from typing import Any
 import ladders
 import pandas as pd
 import pytest
+import small
 import yaml
 from conftest import TINY, tiny_study
-from forks import BLOCKS
 from ladders import TILE, rung
 
 from attnlab import __main__
@@ -48,8 +48,8 @@ class Place:
 def place(recorded, session_data, data, begin, tmp_path, monkeypatch) -> Place:
     shutil.copytree(session_data / recorded, data / "there")
     begin(tiny_study(), "cut")
-    for table, key, rows in BLOCKS:
-        write.add_part("cut", table, key, rows)
+    for part in small.blocks(tiny_study())[:3]:
+        write.add_part("cut", *part)
     place = Place(data, tmp_path / "study.yaml", ladders.write(tmp_path / "kernels"))
     place.study.write_text(yaml.safe_dump(TINY))
     monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(place.kernels))
@@ -130,6 +130,20 @@ def without(table: str, column: str) -> Callable[[Place], object]:
     return spoil
 
 
+def edited(table: str, column: str, value: Any) -> Callable[[Place], object]:
+    """The complete run with another value in the first row of a table, as if it had been recorded so."""
+
+    def spoil(place: Place) -> None:
+        path = place.file(f"{table}.parquet")
+        rows = pd.read_parquet(path)
+        rows[column] = [value, *rows[column].iloc[1:]]
+        rows.to_parquet(path)
+        digest = schema.hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest(lambda stated: stated["files"].update({path.name: digest}), seal=True)(place)
+
+    return spoil
+
+
 def swapped(place: Place) -> None:
     """The complete run with two tables under each other's names."""
     one, other = place.file("samples.parquet"), place.file("checks.parquet")
@@ -190,8 +204,8 @@ COMMANDS = [
     (nothing, ("measure", "a\nb"), "unrecognized arguments: a b; "),
     (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
     (nothing, ("readme",), "the following arguments are required: --run"),
-    (nothing, (*RUN, "--study", "quick"), "RUN renders what was recorded and measures nothing: leave STUDY and"),
-    (nothing, (*RUN, "--device", "cpu"), "RUN renders what was recorded and measures nothing: leave STUDY and DEVICE"),
+    (nothing, (*RUN, "--study", "quick"), "RUN renders what was recorded and measures nothing: leave STUDY, "),
+    (nothing, (*RUN, "--device", "cpu"), "RUN renders what was recorded and measures nothing: leave STUDY, DEV"),
     (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("export",), "the following arguments are required: --run"),
     (nothing, ("export", "--run", ""), "'' can't be the name of a run: it is a folder in "),
@@ -252,7 +266,7 @@ STUDIES = [
     (target(causal=1), "study.yaml: target: causal must be true or false, not 1"),
     (study(timings=[]), "study.yaml: timings: list should have at least 1 item"),
     (study(timings="eager"), "study.yaml: timings: input should be a valid list, not 'eager'"),
-    (study(timings=[{"clock": "wall", "cache": "warm"}]), "timings.0.clock: input should be 'eager' or 'device'"),
+    (study(timings=[{"clock": "wall", "cache": "warm"}]), "timings.0.clock: input should be 'eager', 'device'"),
     (study(timings=[{"clock": "eager", "cache": "hot"}]), "timings.0.cache: input should be 'warm' or 'cold'"),
     (study(timings=[{"clock": "eager"}]), "study.yaml: the field 'timings.0.cache' is missing"),
     (study(timings=[TINY["timings"][0] | {"x": 1}]), "study.yaml: unknown field 'timings.0.x': leave it out"),
@@ -382,9 +396,25 @@ RUNS = [
     ),
     (content("cases.parquet", lambda held: held[:-9] + b"X" + held[-8:]), RUN, "cases.parquet doesn't match its"),
     (swapped, RUN, "samples.parquet doesn't match its manifest: it was changed after it was recorded; restore it"),
-    (without("samples", "latency_us"), RUN, "there: samples lack the column 'latency_us': restore it from where"),
-    (without("checks", "passed"), RUN, "there: checks lack the column 'passed': restore it from where the run came"),
-    (without("cases", "status"), RUN, "there: cases lack the column 'status': restore it from where the run came from"),
+    (
+        without("samples", "latency_us"),
+        RUN,
+        "samples.parquet: the column 'latency_us' is missing: restore the run from",
+    ),
+    (without("checks", "passed"), RUN, "checks.parquet: the column 'passed' is missing: restore the run from where"),
+    (without("cases", "status"), RUN, "cases.parquet: the column 'status' is missing: restore the run from where it"),
+    (edited("samples", "latency_us", float("nan")), RUN, "samples.parquet, row 0: latency_us is NaN and has to be a"),
+    (edited("cases", "status", "fine"), EXPORT, "cases.parquet, row 0: status is 'fine' and has to be one of measured"),
+    (
+        manifest(lambda stated: stated.pop("complete"), seal=True),
+        RUN,
+        "manifest.json: the field 'complete' is missing: restore it from where the run came from",
+    ),
+    (
+        manifest(lambda stated: stated.pop("complete"), seal=True),
+        ("measure", "--run", "there"),
+        "manifest.json: the field 'complete' is missing: restore it from where the run came from",
+    ),
     (part(lambda held: b""), CUT, "parquet was changed after it was recorded: delete it and measure it again"),
     (part(lambda held: held[:40]), CUT, "parquet was changed after it was recorded: delete it and measure it again"),
     (part(lambda held: held[:99] + b"X" + held[100:]), CUT, "parquet was changed after it was recorded: delete it and"),

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from conftest import tiny_study
 
 from attnlab import __main__, obtain
+from attnlab.base import paths
 from attnlab.runs import read
 
 
@@ -49,6 +51,14 @@ def test_what_is_no_command_is_told_by_the_parser(capsys, data, arguments, probl
     assert not data.exists()
 
 
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as caught:
+        __main__.main(["--version"])
+    assert caught.value.code == 0
+    stated = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert capsys.readouterr().out == f"attnlab {stated}\n"
+
+
 def test_help_names_every_command(capsys):
     with pytest.raises(SystemExit) as caught:
         __main__.main(["--help"])
@@ -64,10 +74,18 @@ def test_a_run_that_is_not_there(capsys, begin):
     assert said(capsys, "measure", "--run", "a/b").startswith("'a/b' can't be the name of a run")
 
 
-@pytest.mark.parametrize("more", [["--study", "quick"], ["--device", "cpu"]])
-def test_rendering_a_run_takes_neither_study_nor_device(capsys, begin, more):
+@pytest.mark.parametrize("name", ["reference", "dispatch"])
+@pytest.mark.parametrize("command", ["measure", "report", "export", "close"])
+def test_a_run_is_not_called_what_lies_beside_the_runs(capsys, data, command, name):
+    expected = f"{name!r} can't be the name of a run: data/{name}/ holds no run; choose another name"
+    assert said(capsys, command, "--run", name) == expected
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("more", [["--study", "quick"], ["--device", "cpu"], ["--long"]])
+def test_rendering_a_run_takes_nothing_that_measuring_takes(capsys, begin, more):
     begin(tiny_study(), "there")
-    expected = "RUN renders what was recorded and measures nothing: leave STUDY and DEVICE out"
+    expected = "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE and LONG out"
     assert said(capsys, "report", "--run", "there", *more) == expected
 
 
@@ -143,15 +161,16 @@ def test_a_value_is_what_yaml_makes_of_it():
 def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypatch, data):
     asked = []
 
-    def measured(name, study, device):
-        asked.append((name, study, device))
+    def measured(name, study, device, long):
+        asked.append((name, study, device, long))
         return name
 
     monkeypatch.setattr(obtain, "measured", measured)
     begin(tiny_study(), "there")
     assert __main__.main(["measure", "--run", "there", "--device", "cpu"]) == 0
-    assert asked == [("there", tiny_study(), "cpu")]
-    assert capsys.readouterr().out == f"recorded {data}/there/\n"
+    assert __main__.main(["measure", "--run", "there", "--device", "cpu", "--long"]) == 0
+    assert asked == [("there", tiny_study(), "cpu", long) for long in (False, True)]
+    assert capsys.readouterr().out == 2 * f"recorded {data}/there/\n"
 
 
 def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):

@@ -10,6 +10,7 @@ import yaml
 from attnlab import obtain
 from attnlab.base import paths
 from attnlab.base.errors import Interrupted, UserError
+from attnlab.base.version import VERSION
 from attnlab.build import check
 from attnlab.runs import read, schema, write
 from attnlab.study import implementations, studies
@@ -46,6 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?")
+    parser.add_argument("--version", action="version", version=f"attnlab {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, about in (
         ("measure", _measure, "measure a study into a new run, or continue a run that was cut off"),
@@ -55,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--run", default="", help="name of a run in data/")
         sub.add_argument("--study", default="", help="a study in notebooks/params/, or a path to a YAML file")
         sub.add_argument("--device", default="auto", choices=obtain.DEVICES[:3], help="where to measure")
+        sub.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
         sub.set_defaults(command=command)
     notebook = commands.add_parser("notebook", help="execute and render one notebook")
     notebook.add_argument("name", help="such as 02_baseline")
@@ -87,7 +90,7 @@ def _measure(options: argparse.Namespace) -> str:
             )
     else:
         study = studies.load(options.study or obtain.default_study(obtain.kind(options.device)))
-    name = obtain.measured(options.run, study, options.device)
+    name = obtain.measured(options.run, study, options.device, options.long)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
 
@@ -98,8 +101,8 @@ def _close(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    if options.run and (options.study or options.device != "auto"):
-        raise UserError("RUN renders what was recorded and measures nothing: leave STUDY and DEVICE out")
+    if options.run and (options.study or options.device != "auto" or options.long):
+        raise UserError("RUN renders what was recorded and measures nothing: leave STUDY, DEVICE and LONG out")
     name = options.run or _measure(options)
 
     from attnlab.paper import render

@@ -334,6 +334,18 @@ NO_TABLES = {
         with_choice(low=float("nan")),
         "is no dispatch table: choices.0.low: input should be a finite number, not nan",
     ),
+    "an interval upside down": (
+        with_choice(low=1.3, high=1.1),
+        "is no dispatch table: B=2 H=4 S=128 D=64 full float16: the interval from 1.3 to 1.1 doesn't hold the speedup",
+    ),
+    "an interval beside its speedup": (
+        with_choice(low=1.25),
+        "is no dispatch table: B=2 H=4 S=128 D=64 full float16: the interval from 1.25 to 1.3 doesn't hold the speedup",
+    ),
+    "a shape twice": (
+        spoiled(choices=2 * STATED["choices"]),
+        "is no dispatch table: B=2 H=4 S=128 D=64 full float16 is there twice: leave one",
+    ),
     "another device": (
         spoiled(device="NVIDIA L4"),
         "was made on NVIDIA L4, and this is NVIDIA H200, where other choices may be right: measure a run here, then",
@@ -350,6 +362,17 @@ def test_what_is_no_table_is_told_in_a_line(tmp_path, content, said):
     assert str(caught.value).startswith(f"{source} {said}")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_a_table_made_under_another_pytorch_is_not_called(data):
+    path = dispatch.write(table_of([choice()]))
+    assert dispatch.load(path, "NVIDIA H200", "2.11.0") == dispatch.load(path, "NVIDIA H200")
+    with pytest.raises(UserError) as caught:
+        dispatch.load(path, "NVIDIA H200", "2.12.0+cu130")
+    assert str(caught.value) == (
+        f"{path} was made under PyTorch 2.11.0, and this is 2.12.0+cu130, where other choices may be right: measure a "
+        "run here, then `make dispatch RUN=<run>`"
+    )
 
 
 def test_a_table_that_is_not_there_or_can_not_be_read_is_told(tmp_path):
@@ -370,24 +393,30 @@ def device_name(machine) -> str:
     return machine["device"]["name"]
 
 
-def test_a_run_says_by_which_table_it_went(data, device_name):
+@pytest.fixture
+def here(machine) -> dict[str, str]:
+    """What a table says that was made on this machine."""
+    return {"device": machine["device"]["name"], "torch": machine["environment"]["packages"]["torch"]}
+
+
+def test_a_run_says_by_which_table_it_went(data, device_name, here):
     assert record._dispatched(ATTENDING, device_name) == {}
-    table = dispatch.write(table_of([choice()], device=device_name))
+    table = dispatch.write(table_of([choice()], **here))
     told = record._dispatched(ATTENDING, device_name)
     assert told == {"run": "r", table.name: schema.hashlib.sha256(table.read_bytes()).hexdigest()}
     assert record._dispatched(tiny_study(), device_name) == {}
 
 
 @pytest.mark.parametrize("change", ["written", "changed", "taken away"])
-def test_a_run_does_not_go_on_by_another_table(data, begin, device_name, capsys, change):
+def test_a_run_does_not_go_on_by_another_table(data, begin, device_name, here, capsys, change):
     table = dispatch.path(device_name)
     if change != "written":
-        dispatch.write(table_of([], device=device_name))
+        dispatch.write(table_of([], **here))
     begin(ATTENDING, "cut", dispatch=record._dispatched(ATTENDING, device_name))
     if change == "taken away":
         table.unlink()
     else:
-        dispatch.write(table_of([choice()], device=device_name))
+        dispatch.write(table_of([choice()], **here))
     assert __main__.main(["measure", "--run", "cut", "--device", "cpu"]) == 1
     assert capsys.readouterr().err == "attnlab: the dispatch table changed since the run 'cut' began: start a new run\n"
     assert read.load("cut").cases.empty

@@ -1,6 +1,7 @@
 """The run folder: whole blocks or nothing, and nothing that was changed since."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 
 import pandas as pd
 import pytest
+import small
 import synthetic
 
 from attnlab.base import files
@@ -17,34 +19,26 @@ from attnlab.runs import read, schema, write
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
-
-def rows(*values: float) -> pd.DataFrame:
-    return stated("samples", implementation="sdpa.auto", latency_us=values)
-
-
-def stated(table: str, **columns) -> pd.DataFrame:
-    """Rows of a table; columns that aren't stated are empty."""
-    return pd.DataFrame(columns).reindex(columns=list(schema.COLUMNS[table]))
+TWO = small.study(sweeps={"seq_len": small.AXES | {"seq_len": [16, 32]}})
+"""The study of most runs here: two shapes, of which each has a block of two samples."""
+PARTS = small.blocks(TWO)
 
 
-CHECKS = stated("checks", passed=[True, False], max_error=[0.5, float("inf")])
-CASES = stated("cases", status=["measured", "failed"])
-PROCESSES = stated("processes", process=["abc"], setup_seconds=[0.25])
+def rows(*latencies_us: float) -> pd.DataFrame:
+    """The block of samples of the first shape with these latencies."""
+    return PARTS[0][2].assign(latency_us=latencies_us)
 
 
-def begun(name: str = "one", **manifest) -> str:
-    write.create(name, {"study": {"name": "tiny"}, **manifest})
+def begun(name: str = "one", of: studies.Study = TWO, **changes) -> str:
+    write.create(name, small.manifest(of, **changes))
     return name
 
 
 def filled(name: str = "one") -> str:
-    """A run with two blocks of samples and one of each other table, not yet closed."""
+    """A run that is not yet closed, recorded from its last block to its first."""
     begun(name)
-    write.add_part(name, "samples", "r00-s001-eager-warm", rows(3.5, 4.25))
-    write.add_part(name, "samples", "r00-s000-eager-warm", rows(1.0, 2.0, 2.5))
-    write.add_part(name, "checks", "r00-s000", CHECKS)
-    write.add_part(name, "cases", "r00-s000", CASES)
-    write.add_part(name, "processes", "r00-abc", PROCESSES)
+    for part in reversed(PARTS):
+        write.add_part(name, *part)
     return name
 
 
@@ -65,12 +59,12 @@ def test_what_was_recorded_is_read_back(data):
     assert run.complete
     assert run.name == "one"
     # In the order of the study, whatever the order of recording.
-    assert run.samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
-    pd.testing.assert_frame_equal(run.checks, CHECKS)
-    pd.testing.assert_frame_equal(run.cases, CASES)
-    pd.testing.assert_frame_equal(run.processes, PROCESSES)
+    for table in ("samples", "checks", "cases", "processes"):
+        recorded = pd.concat([rows for of, _, rows in PARTS if of == table], ignore_index=True)
+        pd.testing.assert_frame_equal(getattr(run, table), recorded)
+    assert run.samples["seq_len"].tolist() == [16, 16, 32, 32]
     assert run.manifest["schema"] == schema.SCHEMA
-    assert run.manifest["study"] == {"name": "tiny"}
+    assert run.manifest["study"] == TWO.model_dump(mode="json")
     assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(schema.TABLES)]
     assert set(os.listdir(data / "one")) == {"manifest.json", *run.manifest["files"]}
 
@@ -93,13 +87,17 @@ def test_a_run_with_no_parts_yet_is_empty(data):
 def test_a_run_of_the_first_schema_lacks_what_came_later(data):
     path = data / finished() / "manifest.json"
     manifest = json.loads(path.read_text()) | {"schema": 1}
+    checks = pd.read_parquet(data / "one" / "checks.parquet").drop(columns="inputs")
+    checks.to_parquet(data / "one" / "checks.parquet")
+    manifest["files"]["checks.parquet"] = hashlib.sha256((data / "one" / "checks.parquet").read_bytes()).hexdigest()
     for table in ("resources", "profile"):
         (data / "one" / f"{table}.parquet").unlink()
         del manifest["files"][f"{table}.parquet"]
     body = {key: value for key, value in manifest.items() if key != "seal"}
     path.write_text(json.dumps(body | {"seal": schema.digest(body)}))
     run = read.load("one")
-    assert len(run.samples) == 5
+    assert len(run.samples) == 4
+    assert set(run.checks["inputs"]) == {schema.NORMAL}
     for table in ("resources", "profile"):
         assert getattr(run, table).empty
         assert tuple(getattr(run, table).columns) == schema.COLUMNS[table]
@@ -107,22 +105,21 @@ def test_a_run_of_the_first_schema_lacks_what_came_later(data):
 
 def test_types_survive_what_nothing_was_read_of(data):
     begun()
-    empty = rows(1.0).assign(power_w=pd.array([None], "Float64"), throttled=pd.array([None], "boolean"))
-    full = rows(2.0).assign(power_w=pd.array([71.5], "Float64"), throttled=pd.array([True], "boolean"))
-    write.add_part("one", "samples", "a", empty)
-    write.add_part("one", "samples", "b", full)
+    for table, key, rows in PARTS:
+        read_once = table == "samples" and key.startswith("r00-s001")
+        write.add_part("one", table, key, rows.assign(power_w=71.5, throttled=True) if read_once else rows)
     write.finish("one")
     samples = read.load("one").samples
     assert [str(samples[column].dtype) for column in ("power_w", "throttled")] == ["Float64", "boolean"]
-    assert samples["power_w"].isna().tolist() == [True, False]
-    assert samples["throttled"].iloc[1]
+    assert samples["power_w"].isna().tolist() == [True, True, False, False]
+    assert samples["throttled"].iloc[3]
 
 
 def test_a_block_that_is_there_stays(data):
     begun()
-    write.add_part("one", "samples", "a", rows(1.0))
+    write.add_part("one", "samples", "a", rows(1.0, 2.0))
     write.add_part("one", "samples", "a", rows(9.0, 9.0))
-    assert read.load("one").samples["latency_us"].tolist() == [1.0]
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0]
     assert write.recorded("one", "samples") == {"a"}
     assert write.recorded("one", "cases") == set()
 
@@ -130,7 +127,7 @@ def test_a_block_that_is_there_stays(data):
 @pytest.mark.parametrize("step", ["fsync", "replace", "write"])
 def test_a_full_disk_leaves_nothing_of_a_block_and_keeps_those_before(data, monkeypatch, step):
     begun()
-    write.add_part("one", "samples", "a", rows(1.0))
+    write.add_part("one", *PARTS[0])
     before = sorted(os.listdir(data / "one" / "parts"))
 
     def full(*_):
@@ -142,12 +139,12 @@ def test_a_full_disk_leaves_nothing_of_a_block_and_keeps_those_before(data, monk
         else:
             patch.setattr(os, step, full)
         with pytest.raises(OSError, match="No space left") as caught:
-            write.add_part("one", "samples", "b", rows(2.0))
+            write.add_part("one", *PARTS[3])
     assert caught.value.errno == errno.ENOSPC
     assert sorted(os.listdir(data / "one" / "parts")) == before
-    assert read.load("one").samples["latency_us"].tolist() == [1.0]
-    write.add_part("one", "samples", "b", rows(2.0))
-    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0]
+    assert read.load("one").samples["seq_len"].tolist() == [16, 16]
+    write.add_part("one", *PARTS[3])
+    assert read.load("one").samples["seq_len"].tolist() == [16, 16, 32, 32]
 
 
 class Full:
@@ -172,13 +169,12 @@ class Full:
 
 
 def test_a_temporary_file_left_by_a_kill_is_no_block(data):
-    begun()
-    write.add_part("one", "samples", "a", rows(1.0))
-    part = next((data / "one" / "parts").iterdir())
+    filled()
+    part = next((data / "one" / "parts").glob("samples.*"))
     (part.parent / f".{part.name}.4711.tmp").write_bytes(part.read_bytes()[:40])
-    assert write.recorded("one", "samples") == {"a"}
+    assert write.recorded("one", "samples") == {"r00-s000-eager-warm", "r00-s001-eager-warm"}
     write.finish("one")
-    assert read.load("one").samples["latency_us"].tolist() == [1.0]
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
 def test_finish_killed_before_the_parts_are_gone_can_be_run_again(data, monkeypatch):
@@ -191,9 +187,9 @@ def test_finish_killed_before_the_parts_are_gone_can_be_run_again(data, monkeypa
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             write.finish("one")
-    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
     write.finish("one")
-    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
     assert not (data / "one" / "parts").exists()
 
 
@@ -209,7 +205,7 @@ def test_finish_killed_among_the_parts_can_be_run_again_and_loses_nothing(data, 
         with pytest.raises(KeyboardInterrupt):
             write.finish("one")
     write.finish("one")
-    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
+    assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("written", range(len(schema.TABLES) + 1))
@@ -232,8 +228,8 @@ def test_finish_killed_between_tables_can_be_run_again(data, monkeypatch, writte
     write.finish("one")
     run = read.load("one")
     assert run.complete
-    assert run.samples["latency_us"].tolist() == [1.0, 2.0, 2.5, 3.5, 4.25]
-    assert run.cases["status"].tolist() == ["measured", "failed"]
+    assert run.samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert run.cases["status"].tolist() == [schema.MEASURED] * 2
 
 
 def test_create_killed_before_the_manifest_can_be_run_again(data, monkeypatch):
@@ -278,7 +274,7 @@ def test_a_table_that_is_gone_is_refused(data, table):
 def test_a_changed_part_is_refused(data):
     filled()
     part = next((data / "one" / "parts").glob("samples.r00-s000*"))
-    rows(0.5, 0.5, 0.5).to_parquet(part, index=False)
+    rows(0.5, 0.5).to_parquet(part, index=False)
     assert refused("one").startswith(f"{part} was changed after it was recorded")
 
 
@@ -408,7 +404,7 @@ def test_the_published_run_of_the_second_schema_loads_with_all_axes_filled(monke
     assert "stream.parquet" not in run.manifest["files"]
     for name, digest in run.manifest["files"].items():
         content = (schema.folder(run.name) / name).read_bytes()
-        assert schema.hashlib.sha256(content).hexdigest() == digest
+        assert hashlib.sha256(content).hexdigest() == digest
     for table in schema.TABLES:
         frame = getattr(run, table)
         assert set(schema.COLUMNS[table]) <= set(frame.columns), table
@@ -427,13 +423,14 @@ def test_the_published_run_of_the_second_schema_loads_with_all_axes_filled(monke
 
 def test_a_run_of_the_second_schema_that_was_cut_off_is_read_with_all_axes(data):
     begun(schema=2)
-    old = rows(1.0, 2.0).assign(heads=4, seq_len=16).drop(columns=["kv_heads", "kv_len", "lengths", "direction"])
-    write.add_part("one", "samples", "a", old)
-    write.add_part("one", "samples", "b", rows(3.0).assign(heads=4, seq_len=32, kv_heads=4, kv_len=32))
+    for table, key, rows in PARTS:
+        write.add_part(
+            "one", table, key, rows.drop(columns=["kv_heads", "kv_len", "lengths", "direction"], errors="ignore")
+        )
     for _ in range(2):  # from its parts, and when it was closed
         samples = read.load("one").samples
-        assert samples["kv_heads"].tolist() == [4, 4, 4]
-        assert samples["kv_len"].tolist() == [16, 16, 32]
+        assert samples["kv_heads"].tolist() == [4] * 4
+        assert samples["kv_len"].tolist() == [16, 16, 32, 32]
         assert set(samples["direction"]) == {"forward"}
         write.finish("one")
 
@@ -446,35 +443,48 @@ SPECIAL = [
 ]
 
 
+STREAMED = small.study(
+    target=SPECIAL[0].axes, sweeps={"special": [shape.axes for shape in SPECIAL]}, replicates=2, stream=4
+)
+
+
+def streamed() -> list[synthetic.Part]:
+    """The parts of a run whose requests have a special shape each."""
+    answers = [
+        {"implementation": "sdpa.auto", **shape.axes, "replicate": replicate, "process": f"p{replicate}"}
+        | {"position": position, "latency_us": 10.5 + position, "host_us": 4.25}
+        for replicate in (1, 0)
+        for position, shape in enumerate(SPECIAL)
+    ]
+    found = pd.DataFrame(answers)
+    calls = [("stream", f"r{replicate:02d}", found[found["replicate"] == replicate]) for replicate in (1, 0)]
+    return [*small.blocks(STREAMED), *calls]
+
+
 def test_a_run_of_this_schema_with_a_stream_is_read_back(data):
-    begun()
-    for replicate in (1, 0):
-        answers = [
-            {"implementation": "sdpa.auto", **shape.axes, "replicate": replicate, "process": f"p{replicate}"}
-            | {"position": position, "latency_us": 10.5 + position, "host_us": 4.25}
-            for position, shape in enumerate(SPECIAL)
-        ]
-        write.add_part("one", "stream", f"r{replicate:02d}", pd.DataFrame(answers))
-    samples = pd.DataFrame([shape.axes for shape in SPECIAL]).assign(implementation="sdpa.auto", latency_us=1.5)
-    write.add_part("one", "samples", "r00-s000", samples.reindex(columns=schema.COLUMNS["samples"]))
+    begun(of=STREAMED)
+    for part in streamed():
+        write.add_part("one", *part)
     cut = read.load("one")
     write.finish("one")
     run = read.load("one")
-    assert run.manifest["schema"] == 4
+    assert run.manifest["schema"] == schema.SCHEMA
     pd.testing.assert_frame_equal(run.stream, cut.stream)
     assert tuple(run.stream.columns) == schema.COLUMNS["stream"]
     assert run.stream["replicate"].tolist() == [0] * 4 + [1] * 4
     assert run.stream["latency_us"].tolist() == [10.5, 11.5, 12.5, 13.5] * 2
-    for frame in (run.samples, run.stream.head(4)):
+    for frame in (run.cases.head(4), run.stream.head(4)):
         shapes = [Shape(**axes) for axes in frame[list(Shape.AXES)].to_dict("records")]
         assert shapes == SPECIAL
 
 
 def test_a_stream_that_was_changed_is_refused(data):
-    begun()
-    write.add_part("one", "stream", "r00", stated("stream", latency_us=[1.0]))
+    begun(of=STREAMED)
+    for part in streamed():
+        write.add_part("one", *part)
     write.finish("one")
-    stated("stream", latency_us=[0.5]).to_parquet(data / "one" / "stream.parquet")
+    path = data / "one" / "stream.parquet"
+    pd.read_parquet(path).assign(latency_us=0.5).to_parquet(path)
     assert refused("one").endswith(
         "stream.parquet doesn't match its manifest: it was changed after it was recorded; restore it"
     )
@@ -484,9 +494,9 @@ def test_a_stream_that_was_changed_is_refused(data):
 @pytest.mark.parametrize("column", ["kv_heads", "kv_len", "lengths", "direction"])
 def test_a_table_without_an_axis_that_its_schema_has_is_refused(data, column, number):
     begun(schema=number)
-    write.add_part("one", "samples", "a", rows(1.0).drop(columns=column))
-    write.finish("one")
-    assert f": samples lack the column '{column}': restore it from where the run came from" in refused("one")
+    write.add_part("one", "samples", "a", rows(1.0, 2.0).drop(columns=column))
+    (part,) = (data / "one" / "parts").glob("samples.*")
+    assert refused("one") == f"{part}: the column {column!r} is missing: delete the part and measure it again"
 
 
 # The fourth schema: rules, and the measuring code by path

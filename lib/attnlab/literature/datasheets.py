@@ -1,13 +1,76 @@
 """The vendors' datasheets: peak rates by device."""
 
+import csv
+from pathlib import Path
+from typing import Annotated
+
 import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attnlab.base import paths
+from attnlab.base.errors import UserError, first_problem
+
+PATH = paths.REFERENCE / "datasheets.csv"
+Words = Annotated[str, Field(min_length=1)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
 
 
-def datasheets() -> pd.DataFrame:
-    """data/reference/datasheets.csv: a row for each device, NaN where no rate is stated."""
-    return pd.read_csv(paths.REFERENCE / "datasheets.csv")
+class Sheet(BaseModel):
+    """What the datasheet of one device states; None where it states nothing. Rates are dense but for the sparse one.
+
+    Attributes:
+        device: its name on our pages.
+        matches: its name as the driver reports it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    device: Words
+    matches: Words
+    matmul_float16_tflops: Rate
+    matmul_bfloat16_tflops: Rate
+    matmul_float32_tflops: Rate | None
+    copy_gbs: Rate
+    multiprocessors: Count | None
+    sm_clock_mhz: Count | None
+    sparse_float16_tflops: Rate | None
+    l2_mib: Rate | None
+    power_w: Rate | None
+    memory_gb: Rate | None
+    memory_kind: Words | None
+    source: Words
+
+
+def datasheets(path: Path = PATH) -> pd.DataFrame:
+    """data/reference/datasheets.csv: a row for each device, NaN where no rate is stated.
+
+    Raises:
+        UserError: the file can't be read, a column is missing, a device is there twice, or a cell doesn't hold what its
+            column holds; the message is one line that names file and line.
+    """
+    where = paths.shown(path)
+    sheets: list[Sheet] = []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            for cells in reader:
+                sheets.append(_sheet(cells, sheets, f"{where}, line {reader.line_num}"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{where} can't be read: {error}: restore it") from None
+    return pd.DataFrame([sheet.model_dump() for sheet in sheets], columns=list(Sheet.model_fields))
+
+
+def _sheet(cells: dict[str | None, str], earlier: list[Sheet], where: str) -> Sheet:
+    if None in cells:
+        raise UserError(f"{where}: it has more cells than there are columns")
+    try:
+        sheet = Sheet.model_validate({column: cell or None for column, cell in cells.items()})
+    except ValidationError as error:
+        raise UserError(f"{where}: {first_problem(error, Sheet.model_fields)}") from None
+    for column in ("device", "matches"):
+        if (name := getattr(sheet, column)) in [getattr(other, column) for other in earlier]:
+            raise UserError(f"{where}: {column}: an earlier line is of {name!r}: leave one")
+    return sheet
 
 
 def datasheet(device_name: str) -> pd.Series | None:

@@ -40,9 +40,13 @@ class Choice(BaseModel):
     @model_validator(mode="after")
     def _is_of_a_shape(self) -> "Choice":
         try:
-            _ = self.shape
+            shape = self.shape
         except ValueError as error:
             raise UserError(str(error)) from None
+        if not self.low <= self.speedup <= self.high:
+            raise UserError(
+                f"{shape}: the interval from {self.low:g} to {self.high:g} doesn't hold the speedup of {self.speedup:g}"
+            )
         return self
 
     @property
@@ -64,6 +68,13 @@ class Dispatch(BaseModel):
     timing: str
     choices: list[Choice]
 
+    @model_validator(mode="after")
+    def _names_no_shape_twice(self) -> "Dispatch":
+        for number, choice in enumerate(self.choices):
+            if any(choice.shape == earlier.shape for earlier in self.choices[:number]):
+                raise UserError(f"{choice.shape} is there twice: leave one")
+        return self
+
     def chosen(self) -> list[Choice]:
         """The choices other than the fallback, without kernels that have changed since."""
         named = [choice for choice in self.choices if choice.implementation != FALLBACK]
@@ -84,11 +95,15 @@ def write(table: Dispatch) -> Path:
     return target
 
 
-def load(source: Path, device_name: str) -> Dispatch:
+def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
     """Read a table for use on a device.
 
+    Args:
+        torch: the version of PyTorch that will call what the table names; None where none will.
+
     Raises:
-        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device.
+        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device, or
+            by a run under another PyTorch.
     """
     where = paths.shown(source)
     try:
@@ -106,6 +121,11 @@ def load(source: Path, device_name: str) -> Dispatch:
     if table.device != device_name:
         raise UserError(
             f"{where} was made on {table.device}, and this is {device_name}, where other choices may be right: "
+            "measure a run here, then `make dispatch RUN=<run>`"
+        )
+    if torch is not None and table.torch != torch:
+        raise UserError(
+            f"{where} was made under PyTorch {table.torch}, and this is {torch}, where other choices may be right: "
             "measure a run here, then `make dispatch RUN=<run>`"
         )
     return table

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 EAGER, DEVICE, DEVICE_COLD = "eager", "device", "device.cold"
+DEVICE_REPEATED = "device.repeated"
+"""The device clock around calls that all read the same values, which those of a run's samples never do."""
 DEVICE_TRACED = "device.traced"
 """The device clock around the same replay that CUPTI traces. Only some runs have it."""
 CUPTI, CUPTI_GRAPH, CUPTI_SPAN = "cupti", "cupti.graph", "cupti.span"
@@ -37,6 +39,7 @@ METHODS = (
     Method(NCU, "warm", "other", tool="ncu"),
     Method(NVBENCH_BATCH, "warm", "other", tool="nvbench"),
     Method(TRITON_CUDAGRAPH, "warm", "other"),
+    Method(DEVICE_REPEATED, "warm", "other"),
     Method(EAGER, "warm", "other"),
     Method(DEVICE_TRACED, "warm", "device"),
     Method(DEVICE_COLD, "cold", "device"),

@@ -5,13 +5,17 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
+from attnlab.runs import agreement, columns
+from attnlab.runs.manifest import require as require_manifest
 from attnlab.runs.schema import ADDED, COLUMNS, NORMAL, SCHEMA, TABLES, Manifest, Run, digest, folder, plain, short_hash
+from attnlab.runs.table import Table
 
 NAMES_PATHS = 4
 """From this schema on, a manifest names the files of the measuring code by path, and no longer by file name alone."""
@@ -37,31 +41,28 @@ def manifests(refused: Callable[[UserError], object] = lambda error: None) -> It
 
 
 def load(name: str) -> Run:
-    """Read a run and check it against its manifest; a run that is not complete is read from its parts.
+    """Read a run and hold it to what it says; a run that is not complete is read from its parts.
 
     Raises:
-        UserError: there is no such run, it was changed after it was recorded, or a newer attnlab wrote it.
+        UserError: there is no such run; it was changed after it was recorded; a newer attnlab wrote it; or it holds
+            what no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
     manifest = read_manifest(name)
-    tables: dict[str, pd.DataFrame] = {}
+    tables: dict[str, Table] = {}
     if not manifest["complete"]:
         with suppress(FileNotFoundError):
-            tables = tables_from_parts(name)
+            tables = tables_of_parts(name)
         # The process that measures it may have closed it in the meantime and removed parts that were not read yet.
         manifest = read_manifest(name)
     if manifest["complete"]:
-        tables = _whole_tables(name, manifest)
+        tables = {table: _whole_table(name, manifest, table) for table in TABLES}
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
-    if manifest["schema"] < 2:  # all its checks were on normal inputs
-        tables["checks"] = tables["checks"].assign(inputs=NORMAL)
-    if manifest["schema"] < 3:  # all its shapes were plain self-attention, forward
-        tables = {table: plain(frame) if "seq_len" in COLUMNS[table] else frame for table, frame in tables.items()}
-    if manifest["schema"] < 5:
-        tables |= {table: tables[table].assign(**dict.fromkeys(columns)) for table, columns in ADDED.items()}
-    if manifest["schema"] >= 3:
-        _require_columns(name, tables)
-    return Run(name, manifest, **tables)
+    tables = {table: _of_this_schema(held, manifest["schema"]) for table, held in tables.items()}
+    for held in tables.values():
+        columns.require(held)
+    agreement.require(tables, manifest)
+    return Run(name, manifest, **{table: held.frame for table, held in tables.items()})
 
 
 def read_manifest(name: str) -> Manifest:
@@ -84,6 +85,7 @@ def read_manifest(name: str) -> Manifest:
         raise UserError(f"{where} has schema {schema}, this attnlab reads up to {SCHEMA}: update attnlab")
     if manifest.get("seal") != digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
+    require_manifest(manifest, where)
     return manifest
 
 
@@ -104,24 +106,21 @@ def sources_changed(one: Manifest, other: Manifest) -> list[str] | None:
     return sorted(path for path in here | there if here.get(path) != there.get(path))
 
 
-def _whole_tables(name: str, manifest: Manifest) -> dict[str, pd.DataFrame]:
-    tables = {}
-    for table in TABLES:
-        path = folder(name) / f"{table}.parquet"
-        if path.name not in manifest["files"]:  # its schema had no such table
-            tables[table] = pd.DataFrame(columns=COLUMNS[table])
-            continue
-        where = paths.shown(path)
-        if not path.is_file():
-            raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
-        content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
-            raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
-        tables[table] = pd.read_parquet(io.BytesIO(content))
-    return tables
+def _whole_table(name: str, manifest: Manifest, table: str) -> Table:
+    path = folder(name) / f"{table}.parquet"
+    if path.name not in manifest["files"]:  # its schema had no such table
+        return Table.joined(table, COLUMNS[table], [])
+    where = paths.shown(path)
+    if not path.is_file():
+        raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
+        raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
+    frame = _frame(content, path)
+    return Table(table, frame, ((path, len(frame)),))
 
 
-def tables_from_parts(name: str) -> dict[str, pd.DataFrame]:
+def tables_of_parts(name: str) -> dict[str, Table]:
     """The tables of a run that is not complete, each put together from its parts.
 
     Raises:
@@ -131,10 +130,37 @@ def tables_from_parts(name: str) -> dict[str, pd.DataFrame]:
     tables = {}
     for table in TABLES:
         parts = sorted((folder(name) / "parts").glob(f"{table}.*.parquet"))
-        frames = [pd.read_parquet(io.BytesIO(_verified(part))) for part in parts]
-        filled = [frame for frame in frames if not frame.empty]
-        tables[table] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=COLUMNS[table])
+        tables[table] = Table.joined(table, COLUMNS[table], [(part, _frame(_verified(part), part)) for part in parts])
     return tables
+
+
+def part(name: str, table: str, key: str) -> pd.DataFrame:
+    """The rows of one block of a run that is not complete.
+
+    Raises:
+        UserError: it was changed after it was recorded.
+    """
+    (path,) = (folder(name) / "parts").glob(f"{table}.{key}.*.parquet")
+    return _frame(_verified(path), path)
+
+
+def _frame(content: bytes, path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(io.BytesIO(content)).reset_index(drop=True)
+    except (OSError, ValueError):  # pyarrow's errors are one or the other
+        raise Table("", pd.DataFrame(), ((path, 0),)).refusal("it is no table in Parquet") from None
+
+
+def _of_this_schema(table: Table, number: int) -> Table:
+    """A table of a run of an earlier schema with the columns that were added since."""
+    frame = table.frame
+    if number < 2 and table.name == "checks":  # all its checks were on normal inputs
+        frame = frame.assign(inputs=NORMAL)
+    if number < 3 and {"heads", "seq_len"} <= set(frame.columns):  # all its shapes were plain self-attention, forward
+        frame = plain(frame)
+    if number < 5 and table.name in ADDED:
+        frame = frame.assign(**dict.fromkeys(ADDED[table.name]))
+    return replace(table, frame=frame)
 
 
 def _verified(part: Path) -> bytes:
@@ -142,13 +168,6 @@ def _verified(part: Path) -> bytes:
     if short_hash(content) != part.name.split(".")[2]:
         raise UserError(f"{paths.shown(part)} was changed after it was recorded: delete it and measure it again")
     return content
-
-
-def _require_columns(name: str, tables: dict[str, pd.DataFrame]) -> None:
-    for table, frame in tables.items():
-        if missing := [column for column in COLUMNS[table] if column not in frame]:
-            where = paths.shown(folder(name))
-            raise UserError(f"{where}: {table} lack the column {missing[0]!r}: restore it from where the run came from")
 
 
 def all_begun() -> dict[str, tuple[str, str]]:

@@ -24,10 +24,21 @@ MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "f
 """What became of a case."""
 NORMAL, LARGE_LOGITS, CONSTANT_ROWS = KINDS = ("normal", "large logits", "constant rows")
 """Kinds of inputs that an implementation is checked on, and timed on the first of them."""
-_SAMPLE = ("clock", "cache", "replicate", "process", "round", "position", "started_s", "launches", "latency_us")
+_SAMPLE = (
+    "clock",
+    "cache",
+    "replicate",
+    "process",
+    "round",
+    "position",
+    "started_s",
+    "launches",
+    "latency_us",
+    "strain",
+)
 _CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "throttled")
 _ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "differing", "passed")
-_FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady", "compared", "strain")
+_FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady")
 _MACHINE = ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor")
 _COMPILED = ("function", "architecture", "registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes")
 _LAUNCHED = ("threads", "ctas", "ctas_per_sm")
@@ -50,7 +61,7 @@ COLUMNS = {
     ),
 }
 """The columns of each table, in every run, whatever it holds so far."""
-ADDED = {"checks": ("differing",), "cases": ("compared", "strain"), "processes": _MACHINE}
+ADDED = {"samples": ("strain",), "checks": ("differing",), "processes": _MACHINE}
 """The columns that runs of a schema before 5 lack."""
 TABLES = tuple(COLUMNS)
 Manifest = dict[str, Any]
@@ -100,11 +111,11 @@ class Run:
     Attributes:
         manifest: schema, rules, environment and its hash, device, ceilings, clocks, study, ladder, hashes of the files.
         samples: a row per sample; latencies in us, clocks in MHz, power in W, ``started_s`` since its process began.
+            ``strain`` is the error of what was computed, in units of what is allowed; at most 1.
         checks: a row per correctness check; errors are absolute, against the float64 oracle. ``inputs`` is one of
             `KINDS`; errors on different kinds can't be compared with each other. ``differing`` counts the elements in
             which two runs on the same inputs differ.
-        cases: a row per case and replicate: its status, the kernels that ran, its peak memory in bytes; how many timed
-            outputs were ``compared``, and the largest error among them in units of what is allowed (``strain``).
+        cases: a row per case and replicate: its status, the kernels that ran, its peak memory in bytes.
         processes: a row per process that measured, with its seconds, its card (the start of a hash of its UUID) and how
             that is set, and its CPU and governor.
         resources: a row per replicate and measured case of a kernel of the ladder: what was compiled, what it needs,
@@ -138,6 +149,10 @@ class Run:
         return bool(self.manifest["complete"])
 
 
+TAKEN = (paths.REFERENCE.name, "dispatch")
+"""Folders beside the runs: what others published, and dispatch tables."""
+
+
 def folder(name: str) -> Path:
     """The folder of the run `name`, whether or not it exists.
 
@@ -146,6 +161,8 @@ def folder(name: str) -> Path:
     """
     if not name or name != Path(name).name or name.startswith("."):
         raise UserError(f"{name!r} can't be the name of a run: it is a folder in {paths.shown(paths.data())}/")
+    if name in TAKEN:
+        raise UserError(f"{name!r} can't be the name of a run: data/{name}/ holds no run; choose another name")
     return paths.data() / name
 
 

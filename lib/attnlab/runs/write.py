@@ -22,7 +22,7 @@ import pandas as pd
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
-from attnlab.runs.read import all_begun, place, read_manifest, tables_from_parts
+from attnlab.runs.read import all_begun, place, read_manifest, tables_of_parts
 from attnlab.runs.schema import SCHEMA, TABLES, Manifest, digest, folder, short_hash
 from attnlab.study import studies
 
@@ -143,9 +143,9 @@ def close_early(name: str) -> None:
 
 def _close(name: str, target: Path, more: Manifest) -> None:
     files = {}
-    for table, frame in tables_from_parts(name).items():
+    for table, held in tables_of_parts(name).items():
         path = target / f"{table}.parquet"
-        content = _packed(frame)
+        content = _packed(held.frame)
         write_atomically(path, content)
         files[path.name] = hashlib.sha256(content).hexdigest()
     stamp = datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,170 @@
+"""What a manifest says of its run: its fields, their types and ranges, and what they say of each other."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from attnlab.base.errors import UserError, first_problem
+from attnlab.runs.schema import TABLES, Manifest
+from attnlab.study import studies
+
+FILES = tuple(f"{table}.parquet" for table in TABLES)
+ALWAYS = FILES[:4]
+"""The files that a run of every schema has; later schemas added the others."""
+HAS_RULES = 4
+"""From this schema on, a manifest holds the rules that its run is judged by."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Words = Annotated[str, Field(min_length=1)]
+
+
+class Part(BaseModel):
+    """A part of a manifest, or the whole. It may hold more fields than are named here."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class Device(Part):
+    """What was measured on; sizes in bytes."""
+
+    kind: Literal["cuda", "cpu"]
+    name: Words
+    multiprocessors: Annotated[int, Field(ge=1)] | None = None
+    l2_bytes: Annotated[int, Field(ge=1)]
+    memory_bytes: Count
+
+
+class Environment(Part):
+    """The locked environment."""
+
+    settings: dict[str, Any]
+    packages: dict[str, str]
+    python: str
+    system: str
+    cuda: str
+    cudnn: str
+    driver: str
+    card: dict[str, Any]
+    hash: Words
+
+    @model_validator(mode="after")
+    def _names_torch(self) -> "Environment":
+        if "torch" not in self.packages:
+            raise UserError("environment.packages: the version of torch is missing")
+        return self
+
+
+class Ceiling(Part):
+    """A measured rate; without samples, `how` says why it was not measured."""
+
+    unit: Literal["TFLOP/s", "GB/s", "Gexp/s"]
+    samples: list[Positive]
+    sm_clock_mhz: Positive | None
+    how: Words
+
+
+class Clocks(Part):
+    """What the clock itself reads, in us."""
+
+    tick_us: NotNegative
+    nothing_us: NotNegative
+    smallest_graph_us: Positive | None = None
+
+
+class Closed(Part):
+    """What a run holds that was closed early."""
+
+    replicates: Annotated[int, Field(ge=1)]
+    shapes: Annotated[int, Field(ge=1)]
+    planned: Annotated[int, Field(ge=1)]
+
+
+class Profile(Part):
+    """How counters were taken, or why they weren't."""
+
+    tool: str
+    why: str
+    command: str
+
+
+class Fields(Part):
+    """All of a manifest."""
+
+    schema_: Annotated[int, Field(ge=1, alias="schema")]
+    name: Words
+    created: str
+    finished: str = ""
+    complete: bool
+    follows: str = ""
+    attnlab: str
+    commit: str
+    command: str
+    telemetry: Words
+    device: Device
+    environment: Environment
+    ceilings: dict[str, Ceiling]
+    clocks: Clocks
+    study: dict[str, Any]
+    missing_clocks: list[str]
+    rules: dict[str, Positive] = {}
+    sources: dict[str, Hash]
+    kernels: dict[str, Words]
+    ladder: list[dict[str, Any]] = []
+    dispatch: dict[str, str] = {}
+    profile: Profile | None = None
+    closed_early: Closed | None = None
+    files: dict[str, Hash] = {}
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "Fields":
+        for field in ("created", "finished") if self.complete else ("created",):
+            _require_time(field, getattr(self, field))
+        if self.schema_ >= HAS_RULES and not self.rules:
+            raise UserError("the field 'rules' is missing")
+        self._require_files()
+        self._require_study()
+        return self
+
+    def _require_files(self) -> None:
+        for name in self.files:
+            if name not in FILES:
+                raise UserError(f"files: {name!r} is no table of a run; tables are {', '.join(FILES)}")
+        if self.complete and (missing := [name for name in ALWAYS if name not in self.files]):
+            raise UserError(f"files: {missing[0]} is missing")
+
+    def _require_study(self) -> None:
+        if not isinstance(self.study.get("implementations"), list):
+            raise UserError("study: the field 'implementations' is missing, or is no list")
+        study = studies.recorded({"name": "study", "study": self.study})
+        known = [str(timing) for timing in study.timings]
+        if unknown := [clock for clock in self.missing_clocks if clock not in known]:
+            raise UserError(f"missing_clocks: {unknown[0]!r} is no timing of the study; timings are {', '.join(known)}")
+        if self.closed_early and self.closed_early.planned != len(study.shapes) * study.replicates:
+            planned = len(study.shapes) * study.replicates
+            raise UserError(f"closed_early.planned: the study plans {planned}, not {self.closed_early.planned}")
+
+
+def require(manifest: Manifest, where: str) -> None:
+    """Raise UserError unless a manifest holds what one of its schema holds; `where` names it in the message."""
+    try:
+        Fields.model_validate(manifest)
+    except UserError as error:
+        said = str(error)
+    except ValidationError as error:
+        said = first_problem(error, Fields.model_fields)
+    else:
+        return
+    raise UserError(f"{where}: {said}: restore it from where the run came from")
+
+
+def _require_time(field: str, stated: str) -> None:
+    try:
+        known = datetime.fromisoformat(stated).tzinfo is not None
+    except ValueError:
+        known = False
+    if not known:
+        raise UserError(f"{field}: {stated!r} is no time with its offset, such as 2026-11-21T10:30:33+00:00")
