@@ -8,13 +8,15 @@ RUN ?=
 STUDY ?=
 # auto, cuda or cpu.
 DEVICE ?=
+# Anything: measure a study even if that takes longer than a day.
+LONG ?=
 # For `make notebook`: which, and NAME=VALUE pairs.
 NAME =
 PARAMS =
 
 PUBLISHED := h200-2026-11-21
 CODE := lib tests tools benchmarks
-KNOWN := PYTHON RUN STUDY DEVICE NAME PARAMS
+KNOWN := PYTHON RUN STUDY DEVICE LONG NAME PARAMS
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
 
@@ -34,7 +36,7 @@ HARDWARE := $(if $(filter cpu,$(DEVICE)),cpu,$(shell $(FIND_DRIVER); [ "$${drive
 
 export PYTHONPATH := $(CURDIR)/lib$(if $(PYTHONPATH),:$(PYTHONPATH))
 export JUPYTER_PLATFORM_DIRS := 1
-OPTIONS = $${RUN:+--run "$$RUN"} $${STUDY:+--study "$$STUDY"} $${DEVICE:+--device "$$DEVICE"}
+OPTIONS = $${RUN:+--run "$$RUN"} $${STUDY:+--study "$$STUDY"} $${DEVICE:+--device "$$DEVICE"} $${LONG:+--long}
 
 # $(call ready,EXTRA-EXTRA): the stamp of a .venv that has these extras of pyproject.toml. `render` stands for no extras:
 # any stamp that exists will do.
@@ -55,7 +57,7 @@ endif
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	echo '  variables: RUN=<a run in data/> STUDY=<a file in notebooks/params/> DEVICE=<cuda|cpu> PYTHON=<an interpreter>'
+	echo '  variables: RUN=<a run in data/> STUDY=<a file in notebooks/params/> DEVICE=<cuda|cpu> LONG=1 PYTHON=<an interpreter>'
 
 report: $(if $(RUN),$(rendering),$(call ready,$(HARDWARE)))  ## measure on the best device here and render; RUN=<name> renders a recorded run and measures nothing
 	$(python) -m attnlab report $(OPTIONS)

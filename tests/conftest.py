@@ -47,22 +47,50 @@ def gated(call, shape, device="cpu"):
     Returns its fate, and the rows of its checks.
     """
     import pandas as pd
+
+    from attnlab.measure.session.checks import check_all
+
+    session, windows, subject = subjected(call, shape, device)
+    rows = [row for moment in ("before", "after") for row in check_all(session, shape, [subject], windows, moment)]
+    return subject, pd.DataFrame(rows)
+
+
+def timed(call, shape, timing, device="cpu", samples=100):
+    """An implementation, or a function as one, through the gate and then through the rounds of one timing.
+
+    Returns its fate, and its samples.
+    """
     import torch
 
+    from attnlab.measure.clocks import ours
+    from attnlab.measure.session.checks import appoint, check_all
+    from attnlab.measure.session.rounds import Rounds
+
+    session, windows, subject = subjected(call, shape, device, samples=samples)
+    witness = appoint(session, shape, windows)
+    check_all(session, shape, [subject], windows, "before")
+    if subject.alive and device == "cuda":
+        subject.attempt(lambda: ours.capture(subject.case, torch.cuda.graph_pool_handle()))
+    return subject, Rounds(session, shape, timing, windows, witness).take([subject])
+
+
+def subjected(call, shape, device, **study):
+    """A session, the inputs of a shape, and an implementation, or a function as one, that is bound to them."""
+    import torch
+
+    from attnlab.measure.clocks import ours
     from attnlab.measure.instruments.telemetry import Telemetry
-    from attnlab.measure.session.checks import check_all
     from attnlab.measure.session.subject import Job, Session, Subject
-    from attnlab.measure.subjects import inputs
     from attnlab.measure.subjects.case import Case
     from attnlab.measure.subjects.implementation import Implementation
+    from attnlab.measure.subjects.inputs import Windows
 
-    job = Job("none", tiny_study(), device, 0, (shape,), "")
+    job = Job("none", tiny_study(**study), device, 0, (shape,), "")
     session = Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
-    drawn = inputs.draw(shape, 0, session.device)
-    implementation = call if isinstance(call, Implementation) else Implementation("kernel.saboteur", call)
-    subject = Subject(implementation, Case(implementation.bound(drawn, shape), implementation.selected))
-    rows = [row for moment in ("before", "after") for row in check_all(session, shape, [subject], drawn, moment)]
-    return subject, pd.DataFrame(rows)
+    windows = Windows(shape, session.device, ours.most_calls(shape) if device == "cuda" else 1)
+    made = isinstance(call, Implementation)
+    implementation = call if made else Implementation("kernel.saboteur", call, repeats=True)
+    return session, windows, Subject(implementation, Case.of(implementation, windows, shape))
 
 
 def quick_survey(device: str, study: studies.Study) -> dict:
@@ -170,7 +198,8 @@ def machine(recorded, session_data) -> schema.Manifest:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
         manifest = read.read_manifest(recorded)
-    return {key: manifest[key] for key in ("attnlab", "commit", "device", "environment", "ceilings", "clocks")}
+    own = {"name", "created", "finished", "follows", "complete", "study", "missing_clocks", "profile", "files", "seal"}
+    return {key: value for key, value in manifest.items() if key not in own}
 
 
 @pytest.fixture
@@ -178,7 +207,8 @@ def begin(data, machine) -> Callable[..., str]:
     """Begins a run of a study in this test's data folder, as `record` does, without surveying the machine again."""
 
     def begin(study: studies.Study, name: str = "begun", **changes) -> str:
-        write.create(name, machine | {"study": study.model_dump(mode="json"), "missing_clocks": []} | changes)
+        missing = [str(timing) for timing in study.timings if timing.clock != "eager"]  # on a CPU
+        write.create(name, machine | {"study": study.model_dump(mode="json"), "missing_clocks": missing} | changes)
         return name
 
     return begin

@@ -88,11 +88,12 @@ def results(run: str = "", study: str = "quick", device: str = "auto") -> Result
     return of(read.load(measured("", wanted, device)))
 
 
-def measured(name: str, study: Study, device: str) -> str:
+def measured(name: str, study: Study, device: str, long: bool = False) -> str:
     """Measure a study and return the name of its run.
 
     Args:
         name: the run to begin or to continue; empty to continue one of this study that was cut off, or else begin one.
+        long: whether a new run may take longer than a day.
     """
     devices, record = _measuring_half()
     wanted = device if device != "auto" else study.device
@@ -104,7 +105,7 @@ def measured(name: str, study: Study, device: str) -> str:
             return str(record.record(unfinished, study, wanted))
         except EnvironmentChanged:
             print(f"{unfinished}: the environment changed since; beginning a new run", file=sys.stderr)
-    return str(record.record(name or record.new_name(found), study, wanted))
+    return str(record.record(name or record.new_name(found), study, wanted, long=long))
 
 
 def require_device(device: str) -> None:

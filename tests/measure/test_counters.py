@@ -6,8 +6,8 @@ import stat
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
+import small
 from conftest import tiny_study
 
 from attnlab.infer import counters as inferred
@@ -81,17 +81,13 @@ def test_no_metric_is_asked_for_twice_and_all_that_is_shown_is_asked_for():
 @pytest.fixture
 def begun(begin):
     """A run that holds cases at its target: two and a control measured in both replicates, one that then failed."""
-    name = begin(tiny_study())
-    fates = [("sdpa.auto", "measured"), ("sdpa.flash", "measured"), ("sdpa.math", "measured")]
-    fates.append(("control.sdpa.auto", "measured"))
-    for replicate in range(2):
-        rows = [
-            dict.fromkeys(schema.COLUMNS["cases"])
-            | {"implementation": one, **SHAPE.axes, "replicate": replicate, "status": status}
-            for one, status in fates
-        ]
-        rows[2]["status"] = ("measured", "failed")[replicate]
-        write.add_part(name, "cases", f"r0{replicate}-s001", pd.DataFrame(rows))
+    study = tiny_study()
+    name = begin(study)
+    for table, key, rows in small.blocks(study, study.subjects):
+        if (table, key) == ("cases", "r01-s001"):
+            rows = rows.assign(status=rows["status"].mask(rows["implementation"] == "sdpa.math", "failed"))
+        if "-s001" in key:
+            write.add_part(name, table, key, rows)
     return name
 
 

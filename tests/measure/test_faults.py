@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import forks as forking
 import pandas as pd
 import pytest
+import small
 import torch
 import yaml
 from conftest import TINY, Quickly, tiny_study
@@ -207,8 +208,8 @@ def test_a_process_that_dies_among_its_blocks_is_told_in_a_line_and_gone_on_with
 
 def test_two_processes_that_write_one_block_leave_one(data):
     # A process that measures outlives the one that started it, and held the lock, by a moment.
-    write.create("one", {"study": {"name": "tiny"}})
-    rows = [BLOCKS[0][2].assign(latency_us=float(number)) for number in range(8)]
+    write.create("one", small.manifest())
+    rows = [BLOCKS[0][2].assign(latency_us=float(number)) for number in range(1, 9)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda frame: write.add_part("one", "samples", "a", frame), rows))
     assert len(read.load("one").samples) == 2
@@ -358,14 +359,14 @@ def test_a_run_that_is_closed_while_it_is_read_is_read_whole(data, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write, "finish", lambda name: None)
         live("closing")
-    tables_from_parts = read.tables_from_parts
+    tables_of_parts = read.tables_of_parts
 
     def closed_meanwhile(name):
-        monkeypatch.setattr(read, "tables_from_parts", tables_from_parts)
+        monkeypatch.setattr(read, "tables_of_parts", tables_of_parts)
         write.finish(name)
-        return tables_from_parts(name)
+        return tables_of_parts(name)
 
-    monkeypatch.setattr(read, "tables_from_parts", closed_meanwhile)
+    monkeypatch.setattr(read, "tables_of_parts", closed_meanwhile)
     assert read.load("closing").samples["latency_us"].tolist() == [1.0, 2.0]
 
 
@@ -473,16 +474,16 @@ class Jumping(datetime):
 def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkeypatch):
     monkeypatch.setattr(write, "datetime", Jumping)
     for name in ("c", "a", "b"):
-        write.create(name, {"study": tiny_study().model_dump(mode="json"), "device": {"kind": "cpu"}})
+        write.create(name, small.manifest(tiny_study()))
     assert read.names() == ["c", "a", "b"]
     created = [read.read_manifest(name)["created"] for name in read.names()]
     assert created == sorted(created, reverse=True)
     assert obtain._newest(tiny_study(), "cpu", complete=False) == "b"
     # It is put right in part: still before the first of them, but after the last.
-    write.create("0", {"study": {"name": "tiny"}, "created": "2026-11-21T10:30:00+00:00"})
+    write.create("0", small.manifest(created="2026-11-21T10:30:00+00:00"))
     assert read.names() == ["c", "a", "b", "0"]
     # When the clock is right again, order goes by it.
-    write.create("a-later", {"study": {"name": "tiny"}, "created": "2026-11-21T13:00:00+00:00"})
+    write.create("a-later", small.manifest(created="2026-11-21T13:00:00+00:00"))
     assert read.names() == ["c", "a", "b", "0", "a-later"]
     assert "follows" not in read.read_manifest("a-later")
 

@@ -319,9 +319,10 @@ def test_the_kinds_of_inputs_share_no_value():
     for kind in schema.KINDS:
         drawn[kind] = inputs.draw(shape, 1, CPU, kind)
         assert all(tensor.isfinite().all() for tensor in drawn[kind])
-    redrawn = inputs.draw(shape, 2, CPU)
-    inputs.redraw(redrawn, shape, 1, schema.CONSTANT_ROWS)
-    assert all(torch.equal(a, b) for a, b in zip(redrawn, drawn[schema.CONSTANT_ROWS], strict=True))
+    windows = inputs.Windows(shape, CPU)
+    windows.draw(2)
+    windows.draw(1, schema.CONSTANT_ROWS)
+    assert all(torch.equal(a, b) for a, b in zip(windows[0], drawn[schema.CONSTANT_ROWS], strict=True))
 
 
 @pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.math"])

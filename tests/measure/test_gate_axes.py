@@ -92,11 +92,49 @@ def test_plain_inputs_are_contiguous_and_those_end_to_end_hold_a_tokens_heads_si
 
 @pytest.mark.parametrize("shape", [GROUPED, DECODE, SPREAD, TRAINING], ids=str)
 def test_inputs_are_redrawn_where_they_lie(shape):
-    drawn = inputs.draw(shape, 0, CPU)
+    windows = inputs.Windows(shape, CPU)
+    windows.draw(0)
+    drawn = windows[0]
     places = [(tensor.data_ptr(), tensor.stride()) for tensor in drawn]
-    inputs.redraw(drawn, shape, 1)
-    assert [(tensor.data_ptr(), tensor.stride()) for tensor in drawn] == places
+    windows.draw(1)
+    assert [(tensor.data_ptr(), tensor.stride()) for tensor in windows[0]] == places
     assert all(torch.equal(now, new) for now, new in zip(drawn, inputs.draw(shape, 1, CPU), strict=True))
+
+
+@pytest.mark.parametrize("shape", [GROUPED, DECODE, SPREAD, SPREAD.resized(kv_heads=2), TRAINING], ids=str)
+def test_no_head_meets_the_same_keys_in_two_windows(shape):
+    windows = inputs.Windows(shape, CPU, 9)
+    windows.draw(0)
+    met = []
+    for window in range(9):
+        q, k, v = windows[window][:3]
+        assert (q.shape, k.shape) == tuple(tensor.shape for tensor in inputs.draw(shape, 0, CPU)[:2])
+        assert q.stride() == inputs.draw(shape, 0, CPU)[0].stride()
+        shared = shape.heads // shape.kv_heads
+        one = q.transpose(1, 2) if shape.lengths == "spread" else q
+        for batch in range(q.shape[0]):
+            for head in range(shape.heads):
+                keys = k[batch, head // shared]
+                met.append((q[batch, head].data_ptr(), keys.data_ptr()))
+        assert v.data_ptr() == windows[0][2].data_ptr()
+        assert one.is_contiguous()
+    assert len(set(met)) == len(met)
+
+
+@pytest.mark.parametrize("shape", [GROUPED, DECODE, SPREAD, TRAINING], ids=str)
+def test_scrambled_inputs_are_others_and_afterwards_the_same_again(shape):
+    windows = inputs.Windows(shape, CPU, 3)
+    windows.draw(0)
+    before = [tensor.clone() for tensor in windows[0]]
+    seen = []
+    for _ in range(2):
+        with windows.scrambled():
+            for tensor, was in zip(windows[0], before, strict=True):
+                assert torch.equal(tensor.abs(), was.abs())
+                assert 0.2 < (tensor != was).float().mean() < 0.8
+            seen.append(windows[0][0].clone())
+        assert all(torch.equal(tensor, was) for tensor, was in zip(windows[0], before, strict=True))
+    assert not torch.equal(*seen)
 
 
 # The oracle, against torch's own attention in float64

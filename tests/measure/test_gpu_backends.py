@@ -325,11 +325,13 @@ def test_attend_has_gradients_whatever_the_table_says(by_table, name):
 def test_a_graph_of_attend_reads_what_is_in_its_inputs_when_it_is_replayed(by_table):
     named = needs("kernel.overlap", PLAIN)
     by_table((PLAIN, "kernel.overlap"))
-    drawn = inputs.draw(PLAIN, 0, GPU)
+    windows = inputs.Windows(PLAIN, GPU)
+    windows.draw(0)
+    drawn = windows[0]
     call = partial(attnlab.attend, *drawn)
     call()
     replay = ordering.captured(call)
-    inputs.redraw(drawn, PLAIN, 7)
+    windows.draw(7)
     replay.graph.replay()
     torch.cuda.synchronize()
     assert Gate(drawn, False).check(replay.output).passed

@@ -3,9 +3,10 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import gated, torch_as_it_was
+from conftest import gated, timed, torch_as_it_was
 
 from attnlab.measure.gate import ordering, scrub
 from attnlab.measure.gate.gate import Gate
@@ -14,6 +15,7 @@ from attnlab.measure.subjects import inputs, outputs, rungs
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
 
 pytestmark = pytest.mark.gpu
 
@@ -110,6 +112,65 @@ def test_who_returns_memory_of_its_inputs_is_caught(kernel):
     honest = kernel("honest")
     subject, _ = gated(lambda q, k, v, causal: q.copy_(honest(q, k, v, causal)), SHAPE, "cuda")
     assert "changed its inputs: Q; returned memory of its inputs" in subject.reason
+
+
+def test_who_is_right_in_the_heads_that_a_seed_would_choose_is_caught(kernel):
+    subject, _ = gated(kernel("sampled_heads"), Shape(8, 8, 1024, 64), "cuda")
+    assert subject.reason.startswith("before timing, call, large logits: "), subject.reason
+
+
+# Remembering
+
+DEVICE_WARM = Timing(clock="device", cache="warm")
+TIMINGS = [
+    DEVICE_WARM,
+    Timing(clock="device", cache="cold"),
+    Timing(clock="eager", cache="warm"),
+    Timing(clock="eager", cache="cold"),
+    Timing(clock="cupti", cache="warm"),
+]
+
+
+@pytest.mark.parametrize("timing", TIMINGS, ids=str)
+@pytest.mark.parametrize("name", ["skips_if_right", "store_by_hash"])
+def test_who_remembers_takes_as_long_as_who_does_not(kernel, name, timing):
+    shape = Shape(2, 4, 1024, 64)
+    medians = []
+    for each in ("honest", name):
+        subject, samples = timed(kernel(each), shape, timing, "cuda", samples=40)
+        assert subject.alive, subject.reason
+        medians.append(float(np.median([sample["latency_us"] for sample in samples])))
+    # Remembered, the result would be there ten times as soon.
+    assert medians[1] > 0.7 * medians[0]
+
+
+@pytest.mark.parametrize("timing", TIMINGS, ids=str)
+def test_who_looks_at_addresses_and_few_words_is_wrong(kernel, timing):
+    subject, _ = timed(kernel("store_by_address"), SHAPE, timing, "cuda", samples=20)
+    assert subject.alive or subject.reason.startswith(f"while timed, {timing}, round "), subject.reason
+
+
+@pytest.mark.parametrize("timing", TIMINGS[:-1], ids=str)
+def test_who_is_wrong_in_one_of_61_launches_is_caught_in_100_samples(kernel, timing):
+    subject, _ = timed(kernel("rarely_wrong"), SHAPE, timing, "cuda")
+    assert subject.status == "failed"
+    assert subject.reason.startswith((f"while timed, {timing}, round ", "before timing, ")), subject.reason
+
+
+@pytest.mark.parametrize("name", ["later_calls", "last_call_alone"])
+def test_who_works_in_some_calls_of_a_graph_is_caught(kernel, name):
+    subject, _ = timed(kernel(name), SHAPE, DEVICE_WARM, "cuda")
+    assert subject.status == "failed"
+    assert subject.reason.startswith("while timed, device warm, round "), subject.reason
+
+
+@pytest.mark.parametrize("timing", TIMINGS, ids=str)
+@pytest.mark.parametrize("name", ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"])
+def test_outputs_of_every_backend_agree_with_the_witness(name, timing):
+    subject, samples = timed(REGISTRY[name], SHAPE, timing, "cuda", samples=20)
+    assert subject.alive, subject.reason
+    assert len(samples) == (5 if timing.clock == "cupti" else 20)
+    assert all(sample["latency_us"] > 0 and 0 <= sample["strain"] <= 1 for sample in samples)
 
 
 # Streams

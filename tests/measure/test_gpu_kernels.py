@@ -78,15 +78,15 @@ def test_every_rung_passes_the_gate(name, seq_len, causal, head_dim, dtype):
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_rung_is_captured_and_reads_what_its_inputs_hold_then(name):
     shape = Shape(2, 4, 256, 64)
-    tensors = drawn(shape)
-    case = Case(lambda: call(*tensors, False), rungs.implementation(name).selected)
-    call = served(name, shape)
+    served(name, shape)
+    windows = inputs.Windows(shape, GPU, ours.most_calls(shape))
+    case = Case.of(rungs.implementation(name), windows, shape)
     ours.capture(case, torch.cuda.graph_pool_handle())
-    for replay in {case.one, case.many}:
-        inputs.redraw(tensors, shape, 7)
+    for seed, replay in enumerate((case.one, case.many, case.cut)):
+        windows.draw(seed)
         replay.output.fill_(torch.nan)
         replay.graph.replay()
-        check = Gate(tensors, False).check(replay.output)
+        check = Gate(windows[replay.window], False).check(replay.output)
         assert check.passed, check.reason
 
 

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import small
 import torch
 from conftest import tiny_study
 
@@ -115,7 +116,7 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
 
 
 def test_without_the_canary_each_clock_and_cache_says_why():
-    rows = panel._looked(None, None, "not installed: CuPy", {})
+    rows = panel._looked(None, "not installed: CuPy", {})
     assert {(row["clock"], row["cache"]) for row in rows} == {(t.clock, t.cache) for t in others.TIMINGS}
     assert {row["why"] for row in rows} == {"not installed: CuPy"}
 
@@ -140,8 +141,13 @@ def job(monkeypatch, tmp_path):
         panel, "_case_rows", lambda name, shape, *_: ([row(name, shape, method="device", round=0, latency_us=1.0)], [])
     )
     monkeypatch.setattr(panel, "_loaded", lambda name, shape, _: [row(name, shape, started_s=1.0, latency_us=2.0)])
-    monkeypatch.setattr(apart, "rows", lambda tool, cases: ([row(*cases[0], method=tool, round=0, latency_us=1.0)], []))
-    write.create("begun", {"study": {}, "environment": {"driver": "then", "hash": "d"}})
+    monkeypatch.setattr(
+        apart,
+        "rows",
+        lambda tool, cases: ([row(*cases[0], method=methods.of_tool(tool)["warm"], round=0, latency_us=1.0)], []),
+    )
+    begun = small.manifest(STUDY)
+    write.create("begun", begun | {"environment": begun["environment"] | {"driver": "then", "hash": "d"}})
     job = panel.Job("begun", STUDY, "cpu", "e")
     return job, taken
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import pandas as pd
@@ -19,7 +19,8 @@ from attnlab import obtain
 from attnlab.base import paths, sources
 from attnlab.base.errors import EnvironmentChanged, UserError
 from attnlab.infer.cases import infer
-from attnlab.measure.session import record
+from attnlab.measure.session import estimate, record
+from attnlab.measure.session.subject import Job
 from attnlab.runs import read, rules, schema, write
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
@@ -62,6 +63,9 @@ def test_each_replicate_is_a_job_of_its_own(recorded):
     assert by_replicate[0] | by_replicate[1] == set(run.processes["process"])
     assert len(set(run.processes["process"])) == 2
     assert (run.processes[["setup_seconds", "measuring_seconds"]] > 0).all().all()
+    assert set(run.processes["card"]) == {""}
+    assert set(run.processes["cpu"]) == {run.manifest["device"]["name"]}
+    assert run.processes[["ecc", "power_limit_w", "persistence", "mig"]].isna().all().all()
 
 
 def test_every_case_was_checked_before_and_after(recorded):
@@ -118,6 +122,66 @@ def test_a_new_name_tells_the_device_and_the_time(monkeypatch):
     assert re.fullmatch(r"a100-sxm4-40gb-\d{8}-\d{6}", named("NVIDIA A100-SXM4-40GB", "cuda"))
     assert re.fullmatch(r"gpu-\d{8}-\d{6}", named("NVIDIA Graphics Device", "cuda"))
     assert re.fullmatch(r"cpu-\d{8}-\d{6}", named("AMD EPYC 9654", "cpu"))
+
+
+# How long it takes
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "about 0 seconds"),
+        (119, "about 120 seconds"),
+        (120, "about 2 minutes"),
+        (1510, "about 25 minutes"),
+        (7200, "about 2 hours"),
+        (100_000, "about 28 hours"),
+        (172_800, "about 2 days"),
+        (1e9, "about 12,000 days"),
+    ],
+)
+def test_a_duration_in_words(seconds, words):
+    assert record._duration(seconds) == words
+
+
+def test_a_run_begins_with_how_long_it_will_take(data, one_thread, unlocked, monkeypatch, capsys):
+    monkeypatch.setattr(estimate, "seconds", lambda study, device: 86_400.0)
+    record.record("one", tiny_study(replicates=1), "cpu", Quickly(one_thread))
+    lines = capsys.readouterr().err.splitlines()
+    assert "tiny: 3 shapes x 3 implementations x 1 timing x 5 samples x 1 replicate, about 24 hours" in lines
+    assert read.load("one").complete
+
+
+def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread, unlocked, monkeypatch, capsys):
+    monkeypatch.setattr(estimate, "seconds", lambda study, device: 2.5 * 86_400)
+    with pytest.raises(UserError) as caught:
+        record.record("one", tiny_study(), "cpu", Quickly(one_thread))
+    assert str(caught.value) == (
+        "the study 'tiny' would take about 2 days here (3 shapes x 3 implementations x 1 timing x 5 samples x "
+        "2 replicates), and what takes longer than a day is not begun by accident: state less, or add LONG=1 (--long)"
+    )
+    assert not (data / "one").exists()
+    record.record("one", tiny_study(replicates=1), "cpu", Quickly(ThreadPoolExecutor(1)), long=True)
+    assert "1 replicate, about 2 days" in capsys.readouterr().err
+    assert read.load("one").complete
+
+
+def test_a_shape_that_takes_long_is_named_at_growing_intervals(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
+    study = tiny_study(replicates=1)
+    keys = [schema.shape_key(study, shape, 0) for shape in study.shapes]
+    job = Job("one", study, "cpu", 0, tuple(study.shapes[1:]), "")
+    with record._Progress("one", 1, [job]) as show:
+        for seconds in range(0, 600, 10):
+            now[0] = float(seconds)
+            show(set(keys[: 1 if seconds < 500 else 2]))
+        show(set(keys))
+    said = [line.partition(" has taken ") for line in capsys.readouterr().err.splitlines() if "so far" in line]
+    waits = ["about 70 seconds so far", "about 2 minutes so far", "about 4 minutes so far", "about 8 minutes so far"]
+    assert [words for *_, words in said] == [*waits, waits[0]]
+    shapes = [study.shapes[1]] * 4 + [study.shapes[2]]
+    assert [which for which, *_ in said] == [f"one: {shape.label}, replicate 0" for shape in shapes]
 
 
 # Cut off
@@ -215,8 +279,6 @@ def test_a_process_that_dies_is_told_in_a_line(begin):
 
 
 def test_a_full_disk_is_told_in_a_line_and_the_run_goes_on_when_there_is_room(begin, unlocked, monkeypatch, one_thread):
-    from concurrent.futures import ThreadPoolExecutor
-
     study = tiny_study(replicates=1)
     name = begin(study)
     add, added = write.add_part, []
@@ -284,8 +346,6 @@ def test_cuda_without_a_gpu_is_refused_before_anything_is_written(data, monkeypa
 @pytest.fixture
 def threaded(monkeypatch, unlocked):
     """`record` measures in this process, and surveys quickly."""
-    from concurrent.futures import ThreadPoolExecutor
-
     monkeypatch.setattr(record, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
 
 
@@ -323,7 +383,7 @@ def test_in_another_environment_a_new_run_begins(begin, machine, threaded, capsy
 def test_the_newest_complete_run_of_a_study_is_taken_and_nothing_measured(begin, threaded, write_study, data):
     path = write_study(replicates=1)
     study = studies.load(path)
-    for name, created in (("b", "2026-01-01"), ("a", "2026-01-02")):
+    for name, created in (("b", "2026-01-01T00:00:00+00:00"), ("a", "2026-01-02T00:00:00+00:00")):
         record.record(begin(study, name, created=created), study, "cpu", record.fresh_processes())
     begin(study, "c")
     begin(tiny_study(samples=7), "d")

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
+import small
 import torch
 from conftest import tiny_study, torch_as_it_was
 
@@ -49,7 +50,7 @@ def run(machine, tmp_path_factory):
 
 def test_a_stream_is_recorded_and_read_back(run):
     assert run.complete
-    assert run.manifest["schema"] == schema.SCHEMA == 4
+    assert run.manifest["schema"] == schema.SCHEMA == 5
     assert set(run.stream.columns) == set(schema.COLUMNS["stream"])
     assert set(run.cases["status"]) == {"measured"}, run.cases[["implementation", "reason"]].values.tolist()
     assert len(run.stream) == 2 * REQUESTS * len(NAMES)
@@ -136,6 +137,8 @@ def test_jobs_are_those_that_lack_shapes_or_their_stream(begin, machine):
         write.add_part("begun", "cases", schema.shape_key(study, shape, replicate), row)
     assert jobs(study) == [(0, ()), (1, (first,)), (2, (first, second))]
     write.add_part("begun", "stream", schema.replicate_key(0), row)
+    assert jobs(study) == [(0, ()), (1, (first,)), (2, (first, second))]  # no process has ended it
+    write.add_part("begun", "processes", f"{schema.replicate_key(0)}-p0", row)
     assert jobs(study) == [(1, (first,)), (2, (first, second))]
     without = streaming(replicates=3, sweeps={"seq_len": SWEEPS["seq_len"]}, stream=0)
     assert jobs(without) == [(1, (first,)), (2, (first, second))]
@@ -172,18 +175,37 @@ def test_a_shape_is_asked_for_in_the_replicates_in_which_all_were_measured(begin
     study = streaming(sweeps={"seq_len": SWEEPS["seq_len"]})
     begin(study)
     short, long = study.shapes
-    for replicate, shape, status in ((0, short, "measured"), (0, long, "skipped"), (1, short, "measured")):
-        rows = [
-            {"implementation": name, **shape.axes, "replicate": replicate, "status": fate}
-            for name, fate in (("sdpa.auto", "measured"), ("sdpa.math", status), ("control.sdpa.auto", "failed"))
-        ]
-        cases = pd.DataFrame(rows).reindex(columns=schema.COLUMNS["cases"])
-        write.add_part("begun", "cases", schema.shape_key(study, shape, replicate), cases)
+    failing = {schema.shape_key(study, long, 0): ["sdpa.math"]}
+    for table, key, rows in small.blocks(study, study.subjects):
+        if table == "cases":
+            wrong = rows["implementation"].isin([*failing.get(key, []), "control.sdpa.auto"])
+            rows = rows.assign(status=rows["status"].mask(wrong, "failed"))
+        if not key.startswith(schema.shape_key(study, long, 1)):
+            write.add_part("begun", table, key, rows)
     ready = requests._ready("begun", study, 0, torch.device("cpu"), 1)
     assert list(ready) == [short]
-    assert [name for name, _ in ready[short]] == NAMES
+    assert [name for name, _ in ready[short][1]] == NAMES
     assert list(requests._ready("begun", study, 1, torch.device("cpu"), 1)) == [short]  # the long one isn't there
     assert requests._ready("begun", study, 2, torch.device("cpu"), 1) == {}
+
+
+def test_no_request_comes_twice(begin, one_thread, unlocked, monkeypatch):
+    seen = []
+
+    def kept(name):
+        def call(q, k, v, causal):
+            seen.append((name, float(q.flatten()[0])))
+            return sdpa.sdpa(q, k, v, causal)
+
+        return implementation.Implementation(name, call, ragged=lambda q, k, v, causal, _: call(q, k, v, causal))
+
+    begin(streaming())
+    monkeypatch.setattr(requests, "_all_measured", lambda *_: True)
+    monkeypatch.setattr(registry, "find", kept)
+    requests.take("begun", streaming(), 0, torch.device("cpu"), 1)
+    answered = [value for name, value in seen if name == NAMES[0]][-REQUESTS:]
+    assert len(set(answered)) == REQUESTS
+    assert {value for name, value in seen[-REQUESTS * len(NAMES) :] if name == NAMES[1]} == set(answered)
 
 
 def test_a_stream_that_nothing_can_answer_is_empty_and_the_run_complete(begin, one_thread, unlocked, monkeypatch):

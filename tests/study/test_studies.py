@@ -63,6 +63,7 @@ def test_gpu_is_timed_enough():
     study = studies.load("gpu")
     assert study.timings == [
         Timing(clock="device", cache="warm"),
+        Timing(clock="cupti", cache="warm"),
         Timing(clock="device", cache="cold"),
         Timing(clock="eager", cache="warm"),
     ]
@@ -110,6 +111,9 @@ def test_a_study_survives_the_manifest():
 
 
 LENGTHS = TINY["sweeps"]["seq_len"]
+TWENTY_THOUSAND = {
+    name: LENGTHS | {"seq_len": list(range(first, first + 10_000))} for name, first in (("short", 1), ("long", 10_001))
+}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ LENGTHS = TINY["sweeps"]["seq_len"]
         ({"sweeps": {"seq_len": 7}}, "sweeps.seq_len: input should be a valid list, not 7"),
         ({"sweeps": {}}, "sweeps: dictionary should have at least 1 item"),
         ({"sweeps": []}, "sweeps: input should be a valid dictionary"),
-        ({"timings": [{"clock": "wall", "cache": "warm"}]}, "timings.0.clock: input should be 'eager' or 'device'"),
+        ({"timings": [{"clock": "wall", "cache": "warm"}]}, "timings.0.clock: input should be 'eager', 'device' or "),
         ({"timings": [{"clock": "eager", "cache": "hot"}]}, "timings.0.cache: input should be 'warm' or 'cold'"),
         ({"timings": [{"clock": "eager"}]}, "the field 'timings.0.cache' is missing"),
         ({"timings": 2 * [{"clock": "eager", "cache": "warm"}]}, "a timing is listed twice"),
@@ -152,6 +156,11 @@ LENGTHS = TINY["sweeps"]["seq_len"]
         ({"samples": True}, "samples: input should be a valid integer, not True"),
         ({"samples": 1}, "samples: input should be greater than or equal to 2, not 1"),
         ({"replicates": 0}, "replicates: input should be greater than or equal to 1, not 0"),
+        ({"replicates": 10**9}, "replicates: input should be less than or equal to 1000, not 1000000000"),
+        ({"samples": 10**9}, "samples: input should be less than or equal to 100000, not 1000000000"),
+        ({"warmup_calls": 10**9}, "warmup_calls: input should be less than or equal to 100000, not 1000000000"),
+        ({"stream": 10**9}, "stream: input should be less than or equal to 10000000, not 1000000000"),
+        ({"sweeps": TWENTY_THOUSAND}, "sweeps: 20000 shapes, and a run can hold 10000: state fewer values"),
         ({"warmup_calls": 19}, "warmup_calls: input should be greater than or equal to 20, not 19"),
         ({"device": "gpu"}, "device: input should be 'auto', 'cuda' or 'cpu', not 'gpu'"),
     ],

@@ -63,6 +63,7 @@ class Rung(BaseModel):
         longest: the largest seq_len that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
+        reproducible: whether two runs on the same inputs have to be bitwise the same.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -79,6 +80,7 @@ class Rung(BaseModel):
     arguments: Literal["pointers", "tensor maps"]
     persistent: bool = False
     spill_bytes: Annotated[int, Field(ge=0)] = 0
+    reproducible: bool = True
     tiles: Annotated[list[Tile], Field(min_length=1)]
 
     @field_validator("dtypes", "architectures")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,11 @@ from attnlab.study.shapes import Shape
 Block = dict[str, Any]
 Line = Annotated[str, Field(pattern=r"^[^\r\n]+$")]
 MOST_SHAPES = 10_000
-"""The most shapes that a block of a sweep may have; multiplying out many more takes longer than anyone waits."""
+"""The most shapes that the sweeps of a study may state; multiplying out many more takes longer than anyone waits."""
+MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
+"""Beyond these, a run would take years, or be too large to be read."""
+TRACED = 4
+"""CUPTI's durations take long to be read and vary little, so that a quarter of the samples says as much."""
 MOST_BYTES = 2**60
 """The most bytes that a shape may have; with more, sizes overflow before memory is allocated."""
 
@@ -26,8 +31,14 @@ class Timing(BaseModel):
     """A clock, and the state of the L2 in which it begins."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    clock: Literal["eager", "device"]
+    clock: Literal["eager", "device", "cupti"]
     cache: Literal["warm", "cold"]
+
+    @model_validator(mode="after")
+    def _has_a_sampler(self) -> "Timing":
+        if self.clock == "cupti" and self.cache == "cold":
+            raise UserError("the clock cupti times calls from a warm cache alone: state cache: warm")
+        return self
 
     def __str__(self) -> str:
         return f"{self.clock} {self.cache}"
@@ -55,12 +66,12 @@ class Study(BaseModel):
     baseline: str
     target: Block
     timings: Annotated[list[Timing], Field(min_length=1)]
-    samples: Annotated[int, Field(ge=2)] = 100
-    replicates: Annotated[int, Field(ge=1)] = 1
-    warmup_calls: Annotated[int, Field(ge=20)] = 20
+    samples: Annotated[int, Field(ge=2, le=MOST_SAMPLES)] = 100
+    replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 1
+    warmup_calls: Annotated[int, Field(ge=20, le=MOST_SAMPLES)] = 20
     longest_call_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1000.0
     panel: bool = True
-    stream: Annotated[int, Field(ge=0)] = 0
+    stream: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
     sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")
@@ -79,8 +90,9 @@ class Study(BaseModel):
         for word, values in (("implementation", self.implementations), ("timing", self.timings)):
             if len(set(values)) < len(values):
                 raise UserError(f"an {word} is listed twice" if word[0] in "aeiou" else f"a {word} is listed twice")
-        for sweep in self.sweeps:
-            self.sweep(sweep)
+        stated = sum(_amount(block) for blocks in self.sweeps.values() for block in blocks)
+        if stated > MOST_SHAPES:
+            raise UserError(f"sweeps: {stated} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
         if exact := [shape for shape in self.shapes if shape.dtype == "float64"]:
             raise UserError(f"{exact[0]}: float64 is the oracle's own dtype and can't be checked against it")
         if self.target_shape not in self.shapes:
@@ -92,6 +104,10 @@ class Study(BaseModel):
         """What takes turns in a round: the implementations, and the baseline once more as its control."""
         return [*self.implementations, implementations.control(self.baseline)]
 
+    def rounds(self, timing: Timing) -> int:
+        """How many samples each case has under a timing in a replicate: of what CUPTI says, one for each `TRACED`."""
+        return max(2, self.samples // TRACED) if timing.clock == "cupti" else self.samples
+
     @property
     def target_shape(self) -> Shape:
         """The shape of the report's headline."""
@@ -101,7 +117,7 @@ class Study(BaseModel):
         """The shapes of one sweep, in the order stated."""
         return [shape for block in self.sweeps[name] for shape in _multiply_out(block, f"sweeps.{name}")]
 
-    @property
+    @cached_property
     def shapes(self) -> list[Shape]:
         """Every shape of the study once, in the order in which they are first stated."""
         return list(dict.fromkeys(shape for name in self.sweeps for shape in self.sweep(name)))
@@ -154,9 +170,12 @@ def _multiply_out(block: Block, where: str) -> list[Shape]:
     axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
     if empty := [axis for axis, values in axes.items() if not values]:
         raise UserError(f"{where}: the axis {empty[0]!r} has no values")
-    if (shapes := math.prod(map(len, axes.values()))) > MOST_SHAPES:
-        raise UserError(f"{where}: {shapes} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
     return [_shape(dict(zip(axes, values, strict=True)), where) for values in product(*axes.values())]
+
+
+def _amount(block: Block) -> int:
+    """How many shapes a block of a sweep states."""
+    return math.prod(len(value) for value in block.values() if isinstance(value, list))
 
 
 def _shape(axes: Block, where: str) -> Shape:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from attnlab.measure.clocks import canary, ours, warm
+from attnlab.measure.clocks.traced import SEPARATOR
 from attnlab.measure.instruments import devices, environment, tool
 from attnlab.measure.instruments.tool import PLAN, Refused
 from attnlab.measure.subjects.case import Case
@@ -26,8 +27,6 @@ from attnlab.study.studies import Timing
 
 ROUNDS = 3
 TIMEOUT_S = 180
-SEPARATOR = "spin_kernel"
-"""The kernel that `torch.cuda._sleep` launches. Under ncu it ends the launches of one call."""
 TIMINGS = {cache: Timing(clock="device", cache=cache) for cache in ("warm", "cold")}
 Cases = list[tuple[str, Shape]]
 Row = dict[str, Any]
@@ -139,7 +138,7 @@ def _each(cases: Cases, device: torch.device) -> Iterator[tuple[int, Case | None
 
     for number, (implementation, shape) in enumerate(cases):
         try:
-            case, _ = warm.prepared(implementation, shape, device)
+            case = warm.prepared(implementation, shape, device)
         except (Unsupported, OutOfMemory, Broken) as error:
             yield number, None, str(error)
         else:

@@ -5,7 +5,7 @@ hit and of a miss are measured first, on lines that are certain to be one or the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,4 +116,4 @@ def in_place_of_timed(case: Case, timing: Timing, work: Callable[[], Any]) -> Ca
         untimed = [case.call if timing.clock == "eager" or case.many is None else case.many.graph.replay]
     turns: Any = Turns(*untimed, work)
     replay = Replay(turns, 1, torch.empty(0))
-    return Case(turns, case.selected, replay, replay)
+    return replace(case, call=turns, one=replay, many=replay)

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from attnlab.measure.clocks import ours
-from attnlab.measure.instruments import inspection
+from attnlab.measure.clocks.traced import Piece, Trace
 from attnlab.measure.subjects.case import Case
 from attnlab.runs import methods
 from attnlab.study.studies import Timing
@@ -23,6 +21,7 @@ TRITON: dict[str, dict[str, int]] = {
 WARM, COLD = Timing(clock="device", cache="warm"), Timing(clock="device", cache="cold")
 TIMINGS = (WARM, COLD, Timing(clock="eager", cache="warm"), Timing(clock="eager", cache="cold"))
 OURS = {methods.EAGER: TIMINGS[2], methods.DEVICE: WARM, methods.DEVICE_COLD: COLD}
+SAMPLED = (*OURS, methods.DEVICE_REPEATED)
 Taken = dict[str, float]
 """Latencies in µs by method: one sample, or two that are read from the same trace."""
 
@@ -32,19 +31,29 @@ def methods_of(case: Case, device: torch.device) -> dict[str, Callable[[], Taken
     taking: dict[str, Callable[[], Taken]] = {}
     for name, timing in OURS.items():
         taking[name] = partial(_sampled, name, ours.sampler(device, timing), case)
+    taking[methods.DEVICE_REPEATED] = partial(
+        _sampled, methods.DEVICE_REPEATED, ours.sampler(device, WARM), _repeated(case)
+    )
     for name, take in _THEIRS.items():
         taking[name] = partial(take, case)
     return taking
 
 
-def _sampled(name: str, sampler: Callable[[Case], tuple[float, int]], case: Case) -> Taken:
-    return {name: sampler(case)[0]}
+def _repeated(case: Case) -> Case:
+    """A case whose calls all read the same values: what the device clock would read of it if it trusted it."""
+    repeated = Case(case.call, case.selected)
+    ours.capture(repeated, torch.cuda.graph_pool_handle())
+    return repeated
+
+
+def _sampled(name: str, sampler: ours.Sampler, case: Case) -> Taken:
+    return {name: sampler(case).latency_us}
 
 
 def _calls_traced(case: Case) -> Taken:
     assert case.many is not None
     calls = min(TRACED_CALLS, case.many.calls)
-    return {methods.CUPTI: _traced(partial(_call, case, calls))[0] / calls}
+    return {methods.CUPTI: _traced(partial(_call, case, calls)).kernels_us / calls}
 
 
 def _call(case: Case, calls: int) -> None:
@@ -55,27 +64,19 @@ def _call(case: Case, calls: int) -> None:
 
 def _graph_traced(case: Case) -> Taken:
     assert case.many is not None
-    kernels_us, span_us = _traced(case.many.graph.replay)
-    return {methods.CUPTI_GRAPH: kernels_us / case.many.calls, methods.CUPTI_SPAN: span_us / case.many.calls}
+    found = _traced(case.many.graph.replay)
+    return {
+        methods.CUPTI_GRAPH: found.kernels_us / case.many.calls,
+        methods.CUPTI_SPAN: found.span_us / case.many.calls,
+    }
 
 
-def _traced(work: Callable[[], object]) -> tuple[float, float]:
-    """What CUPTI says of `work`, done once untimed before: the sum of its kernels' durations, and their span, in µs."""
-    with inspection.quiet(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
+def _traced(work: Callable[[], object]) -> Piece:
+    """What CUPTI says of `work`, done once untimed before."""
+    with Trace() as trace:
         work()
-        work()
-        torch.cuda.synchronize()
-    events = [e for e in profiler.profiler.kineto_results.events() if _ran_on_device(e)]
-    if not events or len(events) % 2:
-        raise RuntimeError(f"CUPTI showed {len(events)} kernels for two equal pieces of work")
-    timed = sorted(events, key=lambda event: event.start_ns())[len(events) // 2 :]
-    start, end = timed[0].start_ns(), max(event.end_ns() for event in timed)
-    return sum(event.duration_ns() for event in timed) / 1e3, (end - start) / 1e3
-
-
-def _ran_on_device(event: Any) -> bool:
-    # The profiler also lists the host's own waiting.
-    return event.device_type().name == "CUDA" and "ynchronize" not in event.name()
+        trace.mark(work)
+    return trace.pieces[0]
 
 
 def _triton(method: str, case: Case) -> Taken:
@@ -91,5 +92,5 @@ _THEIRS: dict[str, Callable[[Case], Taken]] = {
     methods.CUPTI_GRAPH: _graph_traced,
     **{method: partial(_triton, method) for method in TRITON},
 }
-IN_TURN = (*OURS, *_THEIRS)
+IN_TURN = (*SAMPLED, *_THEIRS)
 """The methods that take turns; ``cupti.span`` is read with ``cupti.graph``."""

@@ -1,24 +1,33 @@
 """Our clocks. ``eager``: one call as a program makes it, with the launch gap. ``device``: without the launch gap.
+``cupti``: what CUPTI says that the kernels of a call took, one by one (`attnlab.measure.clocks.traced`).
 
-Something untimed precedes every sample. For a ``warm`` cache it is the same work once more, so that the L2 holds what
-this implementation leaves in it, and not what its neighbour in the round left. For a ``cold`` cache it is a write of
-twice the size of the L2.
+Something untimed precedes every sample. For a ``warm`` cache it is the same work on other values, after which those to
+be timed on are put in place: the L2 holds what this implementation and whoever wrote its inputs leave in it. For a
+``cold`` cache it is a write of twice the size of the L2.
 
-=========  =====  ====================================================================================
+=========  =====  ============================================================================================
 clock      cache  one sample
-=========  =====  ====================================================================================
-eager      warm   call, wait | event, call, event
+=========  =====  ============================================================================================
+eager      warm   scramble, call, restore, wait | event, call, event
 eager      cold   flush, wait | event, call, event
-device     warm   replay of k calls | event, replay of k calls, event          the mean of the k
+device     warm   scramble, replay of k calls, restore | event, replay of k calls, event       the mean of the k
 device     cold   hold the stream, flush | event, replay of one call, event
-=========  =====  ====================================================================================
+cupti      warm   scramble, replay of k calls, restore | replay of k calls                     the mean of the k
+=========  =====  ============================================================================================
 
-On a CPU, `time.perf_counter_ns` takes the place of the events, and there is no ``device`` clock.
+An implementation gains nothing by remembering. Values are drawn anew before each round, and scrambled while it warms
+up: it sees them for the first time when it is timed. Of the k calls that are timed together, each reads a window of the
+inputs of its own (`attnlab.measure.subjects.inputs.Windows`).
+
+On a CPU, `time.perf_counter_ns` takes the place of the events, and ``eager`` is the only clock.
 """
 
 import math
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -26,16 +35,36 @@ from typing import Any
 
 import torch
 
+from attnlab.measure.clocks import traced
 from attnlab.measure.instruments import devices
-from attnlab.measure.subjects.case import Case, Replay
+from attnlab.measure.subjects.case import Call, Case, Replay
+from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
 # A graph is long enough that the microsecond which a pair of events costs is spread over many calls, and short enough
 # that a sample is not yet an average over everything.
 GRAPH_US = 400
 GRAPH_CALLS = 64
+# More than any device does: what a graph may hold at most is decided before anything is timed.
+FLOPS_PER_US = 1e9
 # Cycles for which a stream is held while the host queues the events and the replay: 0.1 ms at 2 GHz.
 HOLD_CYCLES = 200_000
+
+
+@dataclass
+class Taken:
+    """A sample: the latency of a call, how many calls were timed together, and what the last of them returned.
+
+    `strain` is that output's error in units of what is allowed, once it is known.
+    """
+
+    latency_us: float
+    launches: int
+    output: Any
+    strain: float = math.nan
+
+
+Sampler = Callable[[Case], Taken]
 
 
 class Flush:
@@ -50,11 +79,13 @@ class Flush:
 
 def available(device: torch.device, timing: Timing) -> bool:
     """Whether the device has this clock."""
+    if timing.clock == "cupti":
+        return device.type == "cuda" and traced.available()
     return device.type == "cuda" or timing.clock == "eager"
 
 
-def sampler(device: torch.device, timing: Timing) -> Callable[[Case], tuple[float, int]]:
-    """A function that takes one sample of a case and returns ``(latency_us, launches)``."""
+def sampler(device: torch.device, timing: Timing) -> Sampler:
+    """A function that takes one sample of a case."""
     if device.type == "cpu":
         return _cpu_warm if timing.cache == "warm" else _CpuCold(device)
     if timing.clock == "eager":
@@ -62,14 +93,52 @@ def sampler(device: torch.device, timing: Timing) -> Callable[[Case], tuple[floa
     return _device_warm if timing.cache == "warm" else _DeviceCold(device)
 
 
+@contextmanager
+def sampling(device: torch.device, timing: Timing) -> Iterator[Sampler]:
+    """A function that takes samples inside. CUPTI's are without their latencies until the context is left."""
+    if timing.clock != "cupti":
+        yield sampler(device, timing)
+        return
+    with traced.Trace() as trace:
+        samples: list[Taken] = []
+
+        def take(case: Case) -> Taken:
+            assert case.many is not None
+            with case.scrambled():
+                case.many.graph.replay()
+            trace.mark(case.many.graph.replay)
+            samples.append(Taken(math.nan, case.many.calls, case.many.output))
+            return samples[-1]
+
+        yield take
+    for sample, piece in zip(samples, trace.pieces, strict=True):
+        sample.latency_us = piece.kernels_us / sample.launches
+
+
+def most_calls(shape: Shape) -> int:
+    """The most calls that a graph at this shape may need: how many windows its inputs need."""
+    return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US * FLOPS_PER_US / shape.flops)))
+
+
 def capture(case: Case, pool: Any) -> None:
     """Capture the graphs of a case, of one call and of several, into a memory pool that cases share.
 
     Sharing is safe, since replays never overlap, and each writes all that it reads except the inputs.
     """
-    case.one = _captured(case, 1, pool)
-    calls = _calls_that_fill(case.one)
-    case.many = case.one if calls == 1 else _captured(case, calls, pool)
+    with case.selected():
+        case.one = _captured([case.call], pool)
+        most = GRAPH_CALLS if case.windows is None else len(case.windows)
+        calls = case.calls(min(most, _calls_that_fill(case.one)))
+        if len(calls) == 1:
+            case.many = case.one
+            return
+        for call in calls:  # what a call does only once, it can't do while it is captured
+            call()
+        case.many = _captured(calls, pool)
+        if len(calls) > 2:
+            # Nothing can know beforehand after which call a graph ends.
+            last = random.SystemRandom().randrange(1, len(calls) - 1)
+            case.cut = _captured(calls[:-last], pool, last)
 
 
 def roughly_us(case: Case, device: torch.device, calls: int = 10) -> float:
@@ -97,11 +166,7 @@ def calibrate(device: torch.device) -> dict[str, float]:
         resolution = time.get_clock_info("perf_counter").resolution * 1e6
         return {"tick_us": resolution, "nothing_us": median(_wall_us(lambda: None) for _ in range(200))}
     around_nothing = [_between_events(lambda: None, hold=True) for _ in range(200)]
-    tiny = torch.zeros(1, device=device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tiny.add_(1)
-    around_tiny = [_between_events(graph.replay, hold=True) for _ in range(200)]
+    around_tiny = [_between_events(_tiny_graph().replay, hold=True) for _ in range(200)]
     seen = sorted({round(value, 4) for value in around_nothing + around_tiny})
     steps = [b - a for a, b in pairwise(seen) if b - a > 1e-3]
     return {
@@ -123,13 +188,24 @@ def _calls_that_fill(one: Replay, replays: int = 10) -> int:
     return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US / call_us)))
 
 
-def _captured(case: Case, calls: int, pool: Any) -> Replay:
+def _captured(calls: list[Call], pool: Any, window: int = 0) -> Replay:
+    *others, last = calls
     graph = torch.cuda.CUDAGraph()
-    with case.selected(), torch.cuda.graph(graph, pool=pool):
-        for _ in range(calls - 1):
-            case.call()
-        output = case.call()
-    return Replay(graph, calls, output)
+    with devices.no_garbage_collected(), torch.cuda.graph(graph, pool=pool):
+        for call in others:
+            call()
+        output = last()
+    return Replay(graph, len(calls), output, window)
+
+
+@cache
+def _tiny_graph() -> torch.cuda.CUDAGraph:
+    """A graph of one kernel that does next to nothing."""
+    tiny, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+    with devices.no_garbage_collected(), torch.cuda.graph(graph):
+        tiny.add_(1)
+    graph.held = tiny  # type: ignore[attr-defined]
+    return graph
 
 
 @cache
@@ -143,69 +219,88 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
 
 
 def _between_events(work: Callable[[], object], hold: bool = False) -> float:
+    return _timed(work, hold)[0]
+
+
+def _timed(work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
+    """How long the device took for `work`, in µs, and what it returned."""
     start, end = _events()
     if hold:
         torch.cuda._sleep(HOLD_CYCLES)
     start.record()
-    work()
+    returned = work()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e3
+    return start.elapsed_time(end) * 1e3, returned
 
 
-def _eager_warm(case: Case) -> tuple[float, int]:
+def _eager_warm(case: Case) -> Taken:
     with case.selected():
-        case.call()
+        with case.scrambled():
+            case.call()
         torch.cuda.synchronize()
-        return _between_events(case.call), 1
+        latency_us, output = _timed(case.call)
+    return Taken(latency_us, 1, output)
 
 
 class _EagerCold:
     def __init__(self, device: torch.device) -> None:
         self._flush = Flush(device)
 
-    def __call__(self, case: Case) -> tuple[float, int]:
+    def __call__(self, case: Case) -> Taken:
         with case.selected():
             self._flush()
             torch.cuda.synchronize()
-            return _between_events(case.call), 1
+            latency_us, output = _timed(case.call)
+        return Taken(latency_us, 1, output)
 
 
-def _device_warm(case: Case) -> tuple[float, int]:
+def _device_warm(case: Case) -> Taken:
     # The untimed replay also holds the stream: it runs longer than the host needs to queue what follows.
     assert case.many is not None
-    case.many.graph.replay()
-    return _between_events(case.many.graph.replay) / case.many.calls, case.many.calls
+    with case.scrambled():
+        case.many.graph.replay()
+    # A graph begins some 2 us sooner after another graph than after the kernels that put the values in place.
+    _tiny_graph().replay()
+    latency_us = _between_events(case.many.graph.replay) / case.many.calls
+    return Taken(latency_us, case.many.calls, case.many.output)
 
 
 class _DeviceCold:
     def __init__(self, device: torch.device) -> None:
         self._flush = Flush(device)
 
-    def __call__(self, case: Case) -> tuple[float, int]:
+    def __call__(self, case: Case) -> Taken:
         assert case.one is not None
         torch.cuda._sleep(HOLD_CYCLES)
         self._flush()
-        return _between_events(case.one.graph.replay), 1
+        return Taken(_between_events(case.one.graph.replay), 1, case.one.output)
 
 
 def _wall_us(work: Callable[[], object]) -> float:
+    return _walled(work)[0]
+
+
+def _walled(work: Callable[[], Any]) -> tuple[float, Any]:
     begin = time.perf_counter_ns()
-    work()
-    return (time.perf_counter_ns() - begin) / 1e3
+    returned = work()
+    return (time.perf_counter_ns() - begin) / 1e3, returned
 
 
-def _cpu_warm(case: Case) -> tuple[float, int]:
+def _cpu_warm(case: Case) -> Taken:
     with case.selected():
-        case.call()
-        return _wall_us(case.call), 1
+        with case.scrambled():
+            case.call()
+        latency_us, output = _walled(case.call)
+    return Taken(latency_us, 1, output)
 
 
 class _CpuCold:
     def __init__(self, device: torch.device) -> None:
         self._flush = Flush(device)
 
-    def __call__(self, case: Case) -> tuple[float, int]:
+    def __call__(self, case: Case) -> Taken:
         with case.selected():
             self._flush()
-            return _wall_us(case.call), 1
+            latency_us, output = _walled(case.call)
+        return Taken(latency_us, 1, output)

@@ -4,9 +4,10 @@ import torch
 
 from attnlab.measure.clocks import ours
 from attnlab.measure.instruments import inspection
-from attnlab.measure.subjects import inputs, registry
+from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Unsupported, attempt
+from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import rules
 from attnlab.study.shapes import Shape
 
@@ -14,8 +15,8 @@ LONGEST_MS = 100.0
 WARMUP_CALLS = 20
 
 
-def prepared(implementation: str, shape: Shape, device: torch.device) -> tuple[Case, inputs.Inputs]:
-    """A case that is warmed up, and its inputs.
+def prepared(implementation: str, shape: Shape, device: torch.device) -> Case:
+    """A case that is warmed up.
 
     Raises:
         Unsupported: the implementation doesn't serve the shape here, or takes longer than the panel has time for.
@@ -23,22 +24,23 @@ def prepared(implementation: str, shape: Shape, device: torch.device) -> tuple[C
         Broken: the implementation can't be called.
     """
     chosen = registry.find(implementation)
-    drawn = attempt(lambda: inputs.draw(shape, rules.SEED, device))
-    case = Case(chosen.bound(drawn, shape), chosen.selected)
+    windows = attempt(lambda: Windows(shape, device, ours.most_calls(shape)))
+    windows.draw(rules.SEED)
+    case = Case.of(chosen, windows, shape)
     with chosen.selected():
         attempt(case.call)
     call_ms = min(ours.roughly_us(case, device, 1) for _ in range(2)) / 1e3
     if call_ms > LONGEST_MS:
         raise Unsupported(f"one call takes {call_ms:.3g} ms, longer than the {LONGEST_MS:g} ms that the panel times")
     ours.roughly_us(case, device, WARMUP_CALLS)
-    return case, drawn
+    return case
 
 
-def graphed(implementation: str, shape: Shape, device: torch.device) -> tuple[Case, inputs.Inputs]:
-    """A case that is warmed up and has its graphs, and its inputs; raises as `prepared` does."""
-    case, drawn = prepared(implementation, shape, device)
+def graphed(implementation: str, shape: Shape, device: torch.device) -> Case:
+    """A case that is warmed up and has its graphs; raises as `prepared` does."""
+    case = prepared(implementation, shape, device)
     with case.selected():
         # As in a run: CUPTI has to be active before the graphs are captured that it is to trace later.
         inspection.kernels(case.call, device)
         attempt(lambda: ours.capture(case, torch.cuda.graph_pool_handle()))
-    return case, drawn
+    return case

@@ -32,6 +32,13 @@ class Error:
         """Whether neither the maximum nor the mean exceeds what is allowed."""
         return self.maximum <= allowed.maximum and self.mean <= allowed.mean
 
+    def strain(self, allowed: "Error") -> float:
+        """The larger of the two errors, in units of what is allowed."""
+        return max(_ratio(self.maximum, allowed.maximum), _ratio(self.mean, allowed.mean))
+
+    def __str__(self) -> str:
+        return f"max {self.maximum:.2e} mean {self.mean:.2e}"
+
 
 NONE, UNBOUNDED = Error(0.0, 0.0), Error(math.inf, math.inf)
 
@@ -45,6 +52,7 @@ class Check:
         framework_error: the error of the same formula composed from torch operations, in the dtype of the inputs.
         unavoidable: the error that the rounding of large scores in float32 causes; see `Gate`.
         faults: what is wrong besides the error, in words.
+        differing: in how many elements two runs on the same inputs differ.
         output: the one of `OUTPUTS` whose errors these are: where there are several, the one with the largest `strain`.
     """
 
@@ -53,26 +61,27 @@ class Check:
     unavoidable: Error = NONE
     faults: tuple[str, ...] = ()
     output: str = OUTPUTS[0]
+    differing: int = 0
 
     @property
     def passed(self) -> bool:
         """Whether the maximum and the mean error are small enough, and nothing else is wrong."""
-        return not self.faults and self.error.within(self._allowed)
+        return not self.faults and self.error.within(self.allowed)
 
     @property
     def reason(self) -> str:
         """Why a check failed."""
-        wrong = not self.error.within(self._allowed)
+        wrong = not self.error.within(self.allowed)
         return "; ".join([*self.faults, *([self._distance] if wrong or not self.faults else [])])
 
     @property
     def strain(self) -> float:
         """The larger of the two errors, in units of what is allowed."""
-        allowed = self._allowed
-        return max(_ratio(self.error.maximum, allowed.maximum), _ratio(self.error.mean, allowed.mean))
+        return self.error.strain(self.allowed)
 
     @property
-    def _allowed(self) -> Error:
+    def allowed(self) -> Error:
+        """The largest errors with which it passes."""
         return Error(
             GATE_FACTOR * max(self.framework_error.maximum, self.unavoidable.maximum),
             GATE_FACTOR * max(self.framework_error.mean, self.unavoidable.mean),
@@ -80,12 +89,9 @@ class Check:
 
     @property
     def _distance(self) -> str:
-        unit = Error(self._allowed.maximum / GATE_FACTOR, self._allowed.mean / GATE_FACTOR)
+        unit = Error(self.allowed.maximum / GATE_FACTOR, self.allowed.mean / GATE_FACTOR)
         of = "" if self.output == OUTPUTS[0] else f" of {self.output}"
-        return (
-            f"error{of} against float64: max {self.error.maximum:.2e} mean {self.error.mean:.2e}, "
-            f"allowed {GATE_FACTOR:g}x max {unit.maximum:.2e} mean {unit.mean:.2e}"
-        )
+        return f"error{of} against float64: {self.error}, allowed {GATE_FACTOR:g}x {unit}"
 
 
 def _ratio(error: float, allowed: float) -> float:

@@ -7,17 +7,22 @@ fails a check:
 - bytes written outside the output: it lies between guards, if the implementation allocates it with `outputs.like`;
 - inputs that were changed, or returned as the output;
 - the output for earlier inputs: inputs change in place from check to check, and a returned output is poisoned;
-- two runs that differ in any bit: shared memory and registers of the multiprocessors hold something else in the second
-  run, so a kernel that reads what it has not written gives itself away, and a race has a second chance to do so;
+- two runs that differ in any bit, where the implementation has to repeat itself: shared memory and registers of the
+  multiprocessors hold something else in the second run, so a kernel that reads what it has not written gives itself
+  away, and a race has a second chance to do so;
+- runs that differ more and more, elsewhere;
 - work that the calling stream does not order: the second run is called before that stream has written the inputs, that
   stream copies its output at once, and a graph captured from the stream has to compute the result by itself.
 
-A forward pass has to be bitwise reproducible: the environment is locked to deterministic algorithms, and nothing that
-is timed here adds with atomics. Backward passes do add with them, so each run of one is compared with the oracle.
+A rung of the ladder has to be bitwise reproducible in a forward pass, unless its entry says that it isn't. Others may
+differ from run to run, as cuDNN's decoding does in a few elements, and backward passes do, which add with atomics: then
+each run is compared with the oracle, and how many elements differ is recorded.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,6 +39,9 @@ from attnlab.runs.schema import NORMAL
 
 # The number of elements at the start of an output that serve as its fingerprint.
 FINGERPRINT = 4096
+# Runs that differ from the first in ever more elements, in the end in so many times as many, are not merely rounded
+# differently.
+RUNS, GROWTH = 4, 10
 
 
 class Gate:
@@ -94,18 +102,19 @@ class Gate:
             return Check(UNBOUNDED, self._framework_errors[0], self._unavoidable, (*faults, wrong))
         known = tuple(dict.fromkeys(faults))
         checks = [
-            Check(Error.between(self._compared(tensor), oracle), framework_error, self._unavoidable, known, name)
-            for tensor, oracle, framework_error, name in zip(
-                returned, self._oracle, self._framework_errors, OUTPUTS, strict=False
+            Check(error, framework_error, self._unavoidable, known, name)
+            for error, framework_error, name in zip(
+                self.errors(returned), self._framework_errors, OUTPUTS, strict=False
             )
         ]
         return max(checks, key=lambda check: check.strain)
 
-    def examine(self, call: Call, earlier: set[bytes] | None = None) -> Check:
-        """Run `call` twice, and check what it returns and how it computes that.
+    def examine(self, call: Call, earlier: set[bytes] | None = None, repeats: bool = True) -> Check:
+        """Run `call` twice or more, and check what it returns and how it computes that.
 
         Args:
             earlier: fingerprints of the outputs for earlier inputs, to which that of this output is added.
+            repeats: whether a forward pass has to be bitwise the same in every run.
         """
         self._returned = None
         first, faults = self._run(call, 0)
@@ -113,17 +122,20 @@ class Gate:
             return self.check(first, faults)
         second, more = self._run(call, 1, ordering.before_inputs)
         faults += more
-        if self._exact and (differing := _unlike(first, second)):
+        differing = _unlike(first, second)
+        if differing and self._exact(repeats):
             again, _ = self._run(call, 1)
             faults.append(_why_different(differing, _elements(first), only_before_inputs=not _unlike(first, again)))
+        elif differing:
+            faults += self._growing(call, first)
         if earlier is not None:
             fingerprint = _bits(first[0]).flatten()[:FINGERPRINT].cpu().numpy().tobytes()
             if fingerprint in earlier:
                 faults.append("returned its output for earlier inputs")
             earlier.add(fingerprint)
-        return self._worse(first, second, faults)
+        return self._worst([first, second], faults, differing, repeats)
 
-    def examine_captured(self, call: Call) -> Check:
+    def examine_captured(self, call: Call, repeats: bool = True) -> Check:
         """Capture a graph of one call, which holds only what the calling stream orders, and check its replay."""
         with outputs.guarded(outputs.POISONS[0]) as guards:
             try:
@@ -133,27 +145,48 @@ class Gate:
                     f"does work that the stream which calls it doesn't order: no graph of it can be captured, {error}"
                 )
                 return Check(UNBOUNDED, self._framework_errors[0], self._unavoidable, (fault,))
-        return self.examine_replay(replay, guards)
+        return self.examine_replay(replay, repeats, guards)
 
-    def examine_replay(self, replay: Replay, guards: outputs.Guards | None = None) -> Check:
+    def examine_replay(self, replay: Replay, repeats: bool = True, guards: outputs.Guards | None = None) -> Check:
         """Replay a graph that reads this gate's inputs twice, and check what it computes."""
         self._returned = None
         first, faults = self._run(lambda: _replayed(replay), 0, guards=guards)
         second, more = self._run(lambda: _replayed(replay), 1, guards=guards)
         faults += more
-        if self._exact and (differing := _unlike(first, second)):
+        differing = _unlike(first, second)
+        if differing and self._exact(repeats):
             faults.append(_why_different(differing, _elements(first), only_before_inputs=False))
-        return self._worse(first, second, faults)
+        return self._worst([first, second], faults, differing, repeats)
+
+    def errors(self, returned: torch.Tensor | Tensors) -> list[Error]:
+        """The error of each tensor that a call returned, against the oracle."""
+        return [
+            Error.between(self._compared(tensor), oracle)
+            for tensor, oracle in zip(_each(returned), self._oracle, strict=True)
+        ]
 
     @property
-    def _exact(self) -> bool:
-        """Whether two runs have to be bitwise the same."""
-        return self._outputs == 1
+    def allowed(self) -> list[Error]:
+        """The errors with which each tensor that a call returns passes."""
+        return [Check(error, error, self._unavoidable).allowed for error in self._framework_errors]
 
-    def _worse(self, first: Tensors, second: Tensors, faults: list[str]) -> Check:
-        """The check of the first run, or, if runs may differ, of the one with the larger error."""
-        runs = [first] if self._exact else [first, second]
-        return max((self.check(run, faults) for run in runs), key=lambda check: check.strain)
+    def _exact(self, repeats: bool) -> bool:
+        """Whether two runs have to be bitwise the same."""
+        return repeats and self._outputs == 1
+
+    def _worst(self, runs: list[Tensors], faults: list[str], differing: int, repeats: bool) -> Check:
+        """The check of the first run, or, if runs may differ, of the one with the largest error."""
+        checked = runs[:1] if self._exact(repeats) else runs
+        worst = max((self.check(run, faults) for run in checked), key=lambda check: check.strain)
+        return replace(worst, differing=differing)
+
+    def _growing(self, call: Call, first: Tensors) -> list[str]:
+        """What is wrong with an implementation that differs from its first run more and more."""
+        found = [_unlike(first, self._run(call, 1)[0]) for _ in range(RUNS)]
+        if all(before < after for before, after in pairwise(found)) and found[-1] >= GROWTH * max(1, found[0]):
+            counts = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
+            return [f"differs more with every run on the same inputs: in {counts} of {_elements(first)} elements"]
+        return []
 
     def _misshapen(self, returned: Tensors) -> str:
         """What is wrong with the shapes of what was returned."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from attnlab.measure.instruments import devices
 from attnlab.measure.subjects.case import Call, Output, Replay
 
 # Cycles for which the stream is held before it writes the inputs, from 2 ms at 2 GHz on. They are tried until the host
@@ -50,7 +51,7 @@ def captured(call: Call) -> Replay:
     torch.cuda.empty_cache()  # nothing can be freed while a capture is under way
     torch.cuda.synchronize()
     try:
-        with torch.cuda.stream(_capturing()):
+        with devices.no_garbage_collected(), torch.cuda.stream(_capturing()):
             graph.capture_begin(pool)
             try:
                 output = call()

@@ -1,6 +1,9 @@
 """The device that a run measures on."""
 
+import gc
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,11 @@ def last_level_cache_bytes(device: torch.device) -> int:
     return int(describe(device)["l2_bytes"])
 
 
+def host() -> dict[str, str]:
+    """The CPU by its model, and what governs the clock of its first core, "" where nothing does."""
+    return {"cpu": _cpu_name(), "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()}
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all its work."""
     if device.type == "cuda":
@@ -41,6 +49,18 @@ def release(device: torch.device) -> None:
     """Return memory to the device that torch's allocator only caches."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def no_garbage_collected() -> Iterator[None]:
+    """Inside, no cycle of references is freed: a graph that is destroyed spoils one that is being captured."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _describe_gpu(device: torch.device) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Clock, power, temperature and throttling of the card, read through NVML."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ except ImportError:  # an extra: a machine without an NVIDIA GPU has no use for 
 # Reasons for which the card runs slower than it could: software power cap, hardware slowdown, software and hardware
 # thermal slowdown, power brake (nvml.h, nvmlClocksEventReasons). Idle and application clocks are no throttling.
 THROTTLING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+CARD_DIGITS = 12
+"""Of the hash by which a card is told from others: enough for every card of a cluster, and no serial number."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,7 @@ class Telemetry:
     def _open(self, device: torch.device) -> None:
         try:
             pynvml.nvmlInit()
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid(device))
         except pynvml.NVMLError as error:
             self.unavailable = f"NVML: {error}"
 
@@ -78,6 +80,17 @@ class Telemetry:
             "ecc": self._ask("nvmlDeviceGetEccMode"),
         }
 
+    def modes(self) -> dict[str, Any]:
+        """How the card is set now: ECC, persistence and MIG, and its power limit in W; None for what can't be read."""
+        if self._handle is None:
+            return dict.fromkeys(("ecc", "power_limit_w", "persistence", "mig"))
+        return {
+            "ecc": _enabled(self._ask("nvmlDeviceGetEccMode")),
+            "power_limit_w": self._scaled("nvmlDeviceGetEnforcedPowerLimit", 1e-3),
+            "persistence": _enabled(self._ask("nvmlDeviceGetPersistenceMode")),
+            "mig": _enabled(self._ask("nvmlDeviceGetMigMode")),
+        }
+
     @property
     def driver(self) -> str:
         """Version of the driver, or "n/a"."""
@@ -97,3 +110,19 @@ class Telemetry:
             return getattr(pynvml, question)(self._handle, *arguments)
         except pynvml.NVMLError:
             return None
+
+
+def card(device: torch.device) -> str:
+    """The start of the SHA-256 of the card's UUID as ``nvidia-smi -L`` prints it; "" if the device is no NVIDIA GPU."""
+    return "" if device.type != "cuda" else hashlib.sha256(_uuid(device).encode()).hexdigest()[:CARD_DIGITS]
+
+
+def _uuid(device: torch.device) -> str:
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def _enabled(mode: Any) -> bool | None:
+    """A mode as a yes or no; where NVML gives the current and the pending one, the current."""
+    if mode is None:
+        return None
+    return bool(mode[0] if isinstance(mode, (list, tuple)) else mode)

@@ -11,11 +11,14 @@ import torch
 from attnlab.measure.clocks import ours
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.measure.session import wgmma
 
 SAMPLES = 20
 WARMUP = 3
 GPU_MATRIX = 8192
 CPU_MATRIX = 2048
+WGMMA_ROUNDS = 512
+"""About as many FLOPs on an H200 as the library's product, so that the power of both is averaged alike."""
 Ceiling = dict[str, Any]
 
 
@@ -25,6 +28,7 @@ def measure(device: torch.device, dtypes: list[str]) -> dict[str, Ceiling]:
     A ceiling that can't be measured here has no samples, and ``how`` says why.
     """
     found = {f"matmul.{dtype}": _matrix_product(device, dtype) for dtype in dtypes}
+    found |= {f"wgmma.{dtype}": _wgmma(device, dtype) for dtype in dtypes if dtype in wgmma.DTYPES}
     found["copy"] = _copy(device)
     found |= _from_kernels(device)
     devices.release(device)
@@ -39,6 +43,22 @@ def _matrix_product(device: torch.device, dtype: str) -> Ceiling:
     return _ceiling(device, lambda: torch.mm(a, b, out=out), 2 * size**3 / 1e12, "TFLOP/s", how)
 
 
+def _wgmma(device: torch.device, dtype: str) -> Ceiling:
+    capability = devices.describe(device).get("compute_capability", wgmma.CAPABILITY)
+    if capability != wgmma.CAPABILITY:
+        why = f"not measured: wgmma needs compute capability {wgmma.CAPABILITY}, and this device has {capability}"
+        return _missing("TFLOP/s", why)
+    if why := _no_kernels(device):
+        return _missing("TFLOP/s", why)
+    product = wgmma.Wgmma(device, dtype)
+    how = (
+        f"wgmma.m64n256k16 in {dtype} on standard normal data in shared memory, two warpgroups on each of "
+        f"{product.blocks} multiprocessors"
+    )
+    amount = product.flops(WGMMA_ROUNDS) / 1e12
+    return _ceiling(device, lambda: product(WGMMA_ROUNDS), amount, "TFLOP/s", how)
+
+
 def _copy(device: torch.device) -> Ceiling:
     size = 2**32 if device.type == "cuda" else 2**28
     source = torch.ones(size, dtype=torch.int8, device=device)
@@ -48,19 +68,27 @@ def _copy(device: torch.device) -> Ceiling:
 
 
 def _from_kernels(device: torch.device) -> dict[str, Ceiling]:
-    if device.type != "cuda":
-        return _without_kernels("not measured: the device is no NVIDIA GPU")
-    try:
-        import cupy
-    except ImportError:
-        return _without_kernels("not measured: CuPy is not installed")
+    if why := _no_kernels(device):
+        return {"l2": _missing("GB/s", why), "exponentials": _missing("Gexp/s", why)}
+    import cupy
+
     module = cupy.RawModule(code=Path(__file__).with_suffix(".cu").read_text(), options=("-std=c++17",))
     return {"l2": _l2(device, module), "exponentials": _exponentials(device, module)}
 
 
-def _without_kernels(why: str) -> dict[str, Ceiling]:
-    missing: Ceiling = {"samples": [], "sm_clock_mhz": None, "how": why}
-    return {"l2": missing | {"unit": "GB/s"}, "exponentials": missing | {"unit": "Gexp/s"}}
+def _no_kernels(device: torch.device) -> str:
+    """Why a ceiling that takes a kernel of our own is not measured here, or ""."""
+    if device.type != "cuda":
+        return "not measured: the device is no NVIDIA GPU"
+    try:
+        import cupy  # noqa: F401
+    except ImportError:
+        return "not measured: CuPy is not installed"
+    return ""
+
+
+def _missing(unit: str, why: str) -> Ceiling:
+    return {"unit": unit, "samples": [], "sm_clock_mhz": None, "how": why}
 
 
 def _l2(device: torch.device, module: Any) -> Ceiling:

@@ -6,12 +6,13 @@ from functools import partial
 
 from attnlab.measure.gate.check import Check
 from attnlab.measure.gate.gate import Gate
+from attnlab.measure.gate.witness import Witness
 from attnlab.measure.instruments import devices
 from attnlab.measure.session import rows
 from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive, drop_all
-from attnlab.measure.subjects import inputs
 from attnlab.measure.subjects.implementation import OutOfMemory, attempt
+from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, KINDS, NORMAL
 from attnlab.study.shapes import Shape
 
@@ -19,14 +20,19 @@ from attnlab.study.shapes import Shape
 COMPARED_SCORES = 2**22
 
 
-def check_all(session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs, moment: str) -> list[Row]:
+def appoint(session: Session, shape: Shape, windows: Windows) -> Witness:
+    """The witness for a shape; raises OutOfMemory."""
+    windows.draw(session.seed(shape, "witness"))
+    return Witness(windows, shape, attempt(partial(_gate, shape, windows, NORMAL)))
+
+
+def check_all(session: Session, shape: Shape, subjects: list[Subject], windows: Windows, moment: str) -> list[Row]:
     """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check."""
     checked: list[Row] = []
     for kind in _kinds(shape, moment):
-        inputs.redraw(drawn, shape, session.seed(shape, f"{moment}, {kind}"), kind)
-        heads = _heads(session, shape, kind)
+        windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         try:
-            gate = attempt(partial(Gate, drawn, shape.causal, kind, heads, _end_to_end(shape)))
+            gate = attempt(partial(_gate, shape, windows, kind))
         except OutOfMemory as error:
             drop_all(subjects, "the oracle's scores", error)
             return checked
@@ -52,16 +58,20 @@ def _end_to_end(shape: Shape) -> tuple[int, ...]:
     return shape.sequences if shape.lengths == "spread" else ()
 
 
-def _heads(session: Session, shape: Shape, kind: str) -> list[int] | None:
+def _gate(shape: Shape, windows: Windows, kind: str) -> Gate:
+    return Gate(windows[0], shape.causal, kind, _heads(shape, kind), _end_to_end(shape))
+
+
+def _heads(shape: Shape, kind: str) -> list[int] | None:
     """The heads whose values the gate compares, None for all: on inputs that are not normal only as many as are cheap.
 
-    They are drawn at random, so that no implementation can know them.
+    The operating system draws them, so that no implementation can know them, not even by the run's seed.
     """
     heads = shape.heads * (1 if shape.lengths == "spread" else shape.batch)
     compared = max(1, COMPARED_SCORES * heads // shape.scores)
     if kind == NORMAL or compared >= heads:
         return None
-    return sorted(random.Random(session.seed(shape, f"heads, {kind}")).sample(range(heads), compared))
+    return sorted(random.SystemRandom().sample(range(heads), compared))
 
 
 def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iterator[tuple[str, Check]]:
@@ -70,17 +80,17 @@ def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iter
     On a GPU, as long as no graphs have been captured for timing, a graph of a single call is captured for normal inputs
     and thrown away.
     """
-    call = subject.case.call
-    called = subject.attempt(lambda: gate.examine(call, subject.earlier))
+    call, repeats = subject.case.call, subject.implementation.repeats
+    called = subject.attempt(lambda: gate.examine(call, subject.earlier, repeats))
     if called is not None:
         yield "call", called
     if not subject.alive:
         return
     timed = list(filter(None, dict.fromkeys((subject.case.one, subject.case.many))))
     for replay in timed:
-        yield f"graph of {replay.calls}", gate.examine_replay(replay)
+        yield f"graph of {replay.calls}", gate.examine_replay(replay, repeats)
     if not timed and session.device.type == "cuda" and kind == NORMAL:
-        captured = subject.attempt(lambda: gate.examine_captured(call))
+        captured = subject.attempt(lambda: gate.examine_captured(call, repeats))
         if captured is not None:
             yield "graph of 1", captured
 

@@ -6,6 +6,7 @@ method             cache  what one sample is
 eager              warm   our clock
 device             warm   our clock
 device.cold        cold   our clock
+device.repeated    warm   our clock around calls that all read the same values, which a run's samples never do
 cupti              warm   CUPTI's durations of a call's kernels, called one after the other, mean of the calls
 cupti.graph        warm   the same of the graph that ``device`` replays
 cupti.span         warm   from the first kernel's start in that graph to the last one's end, over its calls
@@ -17,7 +18,7 @@ ncu                warm   Nsight Compute's durations of a call's kernels, each r
 ncu.cold           cold   the same after our flush
 =================  =====  ==========================================================================================
 
-The first eight run in one process and take turns. NVBench and Nsight Compute run in a process of their own
+The first nine run in one process and take turns. NVBench and Nsight Compute run in a process of their own
 (`attnlab.measure.clocks.apart`). For each case, the canary also looks at what the L2 holds when a sample of each of our
 clocks begins. After the cases, loads without pause show how long a burst lasts (`attnlab.measure.session.load`).
 """
@@ -36,7 +37,6 @@ from attnlab.measure.clocks.warm import graphed, prepared
 from attnlab.measure.instruments import devices, environment
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import load, worker
-from attnlab.measure.subjects import inputs
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported
 from attnlab.runs import methods, metrics, write
@@ -61,17 +61,20 @@ class Job:
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
-    """What the panel times: a call as short as possible, then the target's axes at growing lengths."""
+    """What the panel times: a call as short as possible, the target's axes at growing lengths, and all implementations
+    at the target and at a longer causal shape."""
     target = study.target_shape.resized(causal=False)
     shape = {length: target.resized(seq_len=length) for length in LENGTHS}
     tiny = target.resized(batch=1, heads=1, seq_len=128)
     causal = [target.resized(seq_len=length, causal=True) for length in (512, 2048)]
-    return [
+    stated = [
         *((name, tiny) for name in ("sdpa.flash", "sdpa.auto")),
         *((name, shape[length]) for length in LENGTHS for name in ("sdpa.flash", "sdpa.auto")),
         *(("sdpa.auto", masked) for masked in causal),
         ("sdpa.math", shape[64]),
+        *((name, at) for at in (study.target_shape, *causal[1:]) for name in study.implementations),
     ]
+    return list(dict.fromkeys(stated))
 
 
 def take(job: Job) -> None:
@@ -124,8 +127,8 @@ def _case_rows(
 ) -> tuple[list[Row], list[Row]]:
     axes = {"implementation": implementation, **shape.axes}
     try:
-        case, drawn = graphed(implementation, shape, device)
-        return _timed(case, device, axes), _looked(case, drawn, canary, axes)
+        case = graphed(implementation, shape, device)
+        return _timed(case, device, axes), _looked(case, canary, axes)
     except Exception as error:  # a panel that fails must not cost the run, which is whole without it
         return [axes | {"method": method, "why": _reason(error)} for method in IN_TURN], []
 
@@ -133,7 +136,7 @@ def _case_rows(
 def _loaded(implementation: str, shape: Shape, device: torch.device) -> list[Row]:
     axes = {"implementation": implementation, **shape.axes}
     try:
-        case, _ = prepared(implementation, shape, device)
+        case = prepared(implementation, shape, device)
         return [axes | row for row in load.load(case, device)]
     except Exception as error:  # as above
         return [axes | {"why": _reason(error)}]
@@ -178,16 +181,17 @@ def _canary(device: torch.device) -> Canary | str:
         return _reason(error)
 
 
-def _looked(case: Case, drawn: inputs.Inputs, canary: Canary | str, axes: Row) -> list[Row]:
+def _looked(case: Case, canary: Canary | str, axes: Row) -> list[Row]:
     """What the canary saw of Q, K and V, for each clock and cache."""
     if isinstance(canary, str):
         absent = axes | {"metric": metrics.CANARY, "why": canary}
         return [absent | {"clock": timing.clock, "cache": timing.cache} for timing in TIMINGS]
+    assert case.windows is not None
     rows = []
     for number in range(LOOKS):
         for timing in TIMINGS:
             where = axes | {"clock": timing.clock, "cache": timing.cache, "round": number, "why": ""}
-            for name, seen in zip("qkv", canary.look(case, timing, list(drawn)), strict=True):
+            for name, seen in zip("qkv", canary.look(case, timing, list(case.windows[0])), strict=True):
                 found = {
                     metrics.HITS: ("%", seen.hits_pct),
                     metrics.LATENCY: ("cycles", float(np.median(seen.cycles))),

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -28,6 +30,10 @@ from attnlab.study import implementations, ladder
 from attnlab.study.studies import Study, recorded
 
 POLL_S = 0.5
+LONGEST_S = 86_400
+"""A study that takes longer, a day, is begun only on request."""
+QUIET_S = 60.0
+"""Without a terminal, a shape that takes longer is named once, and again each time that it has taken twice as long."""
 
 
 def fresh_processes() -> Executor:
@@ -35,21 +41,22 @@ def fresh_processes() -> Executor:
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
 
 
-def record(name: str, study: Study, wanted: str, executor: Executor | None = None) -> str:
+def record(name: str, study: Study, wanted: str, executor: Executor | None = None, long: bool = False) -> str:
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
     Args:
         wanted: ``auto``, ``cuda`` or ``cpu``.
         executor: runs the jobs, a replicate each; default `fresh_processes`.
+        long: whether a new run may take longer than a day.
 
     Raises:
-        UserError: the device isn't there, or failed; the run is of another study or environment; the disk or the memory
-            is full; a process died. What was recorded until then is kept.
+        UserError: the device isn't there, or failed; a new run would take longer than it may; the run is of another
+            study or environment; the disk or the memory is full; a process died. What was recorded until then is kept.
     """
     device = devices.resolve(wanted).type
     with write.lock(name), executor or fresh_processes() as pool:
         try:
-            environment = _open(pool, name, study, device)
+            environment = _open(pool, name, study, device, long)
             _work_through(pool, _jobs(name, study, device, environment))
             _take_panel(pool, panel.Job(name, study, device, environment))
             write.finish(name, {"profile": counters.take(name, study, device)})
@@ -90,11 +97,12 @@ def new_name(device: torch.device) -> str:
     return next(free for free in chain([name], numbered) if not schema.folder(free).exists())
 
 
-def _open(pool: Executor, name: str, study: Study, device: str) -> str:
+def _open(pool: Executor, name: str, study: Study, device: str, long: bool) -> str:
     """Begin the run, or resume one that was cut off; returns the hash of its environment."""
     if not (schema.folder(name) / "manifest.json").is_file():
         print(f"{name}: looking at the machine and its ceilings", file=sys.stderr)
-        found = pool.submit(worker.survey, device, study).result()
+        found, seconds = pool.submit(worker.survey, device, study).result()
+        _announce(study, seconds, long)
         write.create(name, _manifest(study, device, found))
     manifest = read.read_manifest(name)
     if recorded(manifest) != study:
@@ -112,6 +120,26 @@ def _open(pool: Executor, name: str, study: Study, device: str) -> str:
     if manifest.get("dispatch", {}) != _dispatched(study, manifest["device"]["name"]):
         raise UserError(f"the dispatch table changed since the run {name!r} began: start a new run")
     return str(manifest["environment"]["hash"])
+
+
+def _announce(study: Study, seconds: float, long: bool) -> None:
+    """Say how long a study will take; raises UserError if that is longer than it may."""
+    amounts = {"shape": len(study.shapes), "implementation": len(study.implementations), "timing": len(study.timings)}
+    amounts |= {"sample": study.samples, "replicate": study.replicates}
+    stated = " x ".join(f"{amount} {one}{'s' * (amount != 1)}" for one, amount in amounts.items())
+    if seconds > LONGEST_S and not long:
+        raise UserError(
+            f"the study {study.name!r} would take {_duration(seconds)} here ({stated}), and what takes longer than a "
+            "day is not begun by accident: state less, or add LONG=1 (--long)"
+        )
+    print(f"{study.name}: {stated}, {_duration(seconds)}", file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    """A time to two digits in the largest unit of which it has at least two, such as ``about 25 minutes``."""
+    sizes = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
+    unit = next((unit for unit, size in sizes.items() if seconds >= 2 * size), "seconds")
+    return f"about {float(f'{seconds / sizes[unit]:.2g}'):,.0f} {unit}"
 
 
 def _rungs(study: Study) -> list[ladder.Rung]:
@@ -143,16 +171,18 @@ def _dispatched(study: Study, device_name: str) -> dict[str, str]:
     if implementations.DISPATCH not in study.implementations or not table.is_file():
         return {}
     digest = hashlib.sha256(table.read_bytes()).hexdigest()
-    return {"run": dispatch.load(table, device_name).run, table.name: digest}
+    return {"run": dispatch.load(table, device_name, torch.__version__).run, table.name: digest}
 
 
 def _jobs(name: str, study: Study, device: str, environment: str) -> list[Job]:
-    """A job for each replicate that still lacks shapes or its stream."""
+    """A job for each replicate that still lacks shapes, its stream, or the row of the process that ended it."""
     done, streams = write.recorded(name, "cases"), write.recorded(name, "stream")
+    ended = {key.split("-")[0] for key in write.recorded(name, "processes")}
     jobs = []
     for replicate in range(study.replicates):
         shapes = tuple(s for s in study.shapes if schema.shape_key(study, s, replicate) not in done)
-        if shapes or (study.stream and schema.replicate_key(replicate) not in streams):
+        key = schema.replicate_key(replicate)
+        if shapes or key not in ended or (study.stream and key not in streams):
             jobs.append(Job(name, study, device, replicate, shapes, environment))
     return jobs
 
@@ -163,10 +193,10 @@ def _work_through(pool: Executor, jobs: list[Job]) -> None:
         return
     name, before = jobs[0].run, len(write.recorded(jobs[0].run, "cases"))
     waiting: set[Future[None]] = {pool.submit(worker.measure, job) for job in jobs}
-    with _Progress(name, max(1, before + sum(len(job.shapes) for job in jobs))) as show:
+    with _Progress(name, before, jobs) as show:
         while waiting:
             done, waiting = wait(waiting, timeout=POLL_S, return_when="FIRST_COMPLETED")
-            show(len(write.recorded(name, "cases")))
+            show(write.recorded(name, "cases"))
             for future in done:
                 future.result()
 
@@ -179,23 +209,44 @@ def _take_panel(pool: Executor, job: panel.Job) -> None:
 
 
 class _Progress:
-    """A progress bar in a terminal; elsewhere a line at every eighth."""
+    """A progress bar in a terminal that names the shape being measured; elsewhere a line at every eighth, and where a
+    shape takes long."""
 
-    def __init__(self, name: str, total: int) -> None:
-        self._bar = tqdm(total=total, desc=name, unit="shape", disable=None, leave=False)
-        self._name, self._total, self._said = name, total, 0
+    def __init__(self, name: str, before: int, jobs: list[Job]) -> None:
+        self._left = deque(
+            (schema.shape_key(job.study, shape, job.replicate), f"{shape.label}, replicate {job.replicate}")
+            for job in jobs
+            for shape in job.shapes
+        )
+        self._name, self._total, self._said = name, max(1, before + len(self._left)), 0
+        self._bar = tqdm(total=self._total, desc=name, unit="shape", disable=None, leave=False)
+        self._since, self._quiet_s = time.monotonic(), QUIET_S
 
-    def __enter__(self) -> Callable[[int], None]:
+    def __enter__(self) -> Callable[[set[str]], None]:
         return self._show
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
 
-    def _show(self, done: int) -> None:
-        self._bar.update(done - self._bar.n)
-        if self._bar.disable and 8 * done // self._total > self._said:
-            self._said = 8 * done // self._total
-            print(f"{self._name}: {done} of {self._total} shapes measured", file=sys.stderr, flush=True)
+    def _show(self, done: set[str]) -> None:
+        while self._left and self._left[0][0] in done:
+            self._left.popleft()
+            self._since, self._quiet_s = time.monotonic(), QUIET_S
+        measured = self._left[0][1] if self._left else ""
+        self._bar.update(len(done) - self._bar.n)
+        self._bar.set_postfix_str(measured)
+        if not self._bar.disable:
+            return
+        if 8 * len(done) // self._total > self._said:
+            self._said = 8 * len(done) // self._total
+            self._say(f"{len(done)} of {self._total} shapes measured")
+        took_s = time.monotonic() - self._since
+        if measured and took_s > self._quiet_s:
+            self._quiet_s *= 2
+            self._say(f"{measured} has taken {_duration(took_s)} so far")
+
+    def _say(self, words: str) -> None:
+        print(f"{self._name}: {words}", file=sys.stderr, flush=True)
 
 
 def _stop(pool: Executor) -> None:

@@ -13,15 +13,16 @@ import torch
 
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import devices
-from attnlab.measure.subjects import inputs, registry
+from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, attempt
+from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read, schema
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
 WARMUP_CALLS = 3
-Requests = dict[Shape, list[tuple[str, Case]]]
+Requests = dict[Shape, tuple[Windows, list[tuple[str, Case]]]]
 
 
 def take(run: str, study: Study, replicate: int, device: torch.device, seed: int) -> pd.DataFrame:
@@ -44,7 +45,8 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
     order = random.Random(seed)
     rows = []
     for position, shape in enumerate(order.choices(list(answering), k=study.stream) if answering else ()):
-        answers = answering[shape]
+        windows, answers = answering[shape]
+        windows.draw(order.randrange(2**31))  # no request comes twice
         order.shuffle(answers)
         for name, case in answers:
             row = {"implementation": name, **shape.axes, "replicate": replicate, "position": position}
@@ -71,14 +73,13 @@ def _ready(run: str, study: Study, replicate: int, device: torch.device, seed: i
     for shape in study.shapes:
         if not _all_measured(cases, study, shape):
             continue
-        drawn = inputs.draw(shape, seed, device)
-        answering[shape] = []
-        for name in study.implementations:
-            implementation = registry.find(name)
-            case = Case(implementation.bound(drawn, shape), implementation.selected)
+        windows = Windows(shape, device)
+        windows.draw(seed)
+        cases_by_name = [(name, Case.of(registry.find(name), windows, shape)) for name in study.implementations]
+        for _, case in cases_by_name:
             for _ in range(WARMUP_CALLS):
                 _answered(case, device)
-            answering[shape].append((name, case))
+        answering[shape] = windows, cases_by_name
     return answering
 
 

@@ -1,131 +1,123 @@
-"""One shape through the gate, the clocks in random rounds, and the gate again."""
+"""The rounds of one timing at one shape."""
 
+import math
 import random
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-import pandas as pd
 import torch
 
 from attnlab.measure.clocks import ours
-from attnlab.measure.instruments import devices, inspection
+from attnlab.measure.gate.witness import Comparison, Tally, Witness
 from attnlab.measure.session import rows
-from attnlab.measure.session.checks import check_all
 from attnlab.measure.session.rows import Row
-from attnlab.measure.session.subject import Session, Subject, alive, drop_all
-from attnlab.measure.subjects import inputs
-from attnlab.measure.subjects.case import Case
-from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
-from attnlab.runs import rules, write
-from attnlab.runs.schema import OUT_OF_MEMORY, block_key, typed
+from attnlab.measure.session.subject import Session, Subject, alive
+from attnlab.measure.subjects.implementation import OutOfMemory
+from attnlab.measure.subjects.inputs import Windows
+from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-# Warm-up goes on past the calls that the study asks for until two windows agree, or for this many windows.
-WARMUP_WINDOW = 10
-WARMUP_WINDOWS = 20
+# One round in so many is followed by graphs that end early.
+CUT_SHORT = 32
+# CUPTI's records are read after so many rounds: it keeps only so much.
+TRACED_ROUNDS = 25
+DEVICE_WARM = Timing(clock="device", cache="warm")
 
 
-def measure_shape(session: Session, shape: Shape) -> None:
-    """Check and time all subjects at one shape, unless it is already recorded. Its cases are written last."""
-    key = session.key(shape)
-    if key in write.recorded(session.job.run, "cases"):
-        return
-    subjects = [Subject.named(name) for name in session.job.study.subjects]
-    checks: list[Row] = []
-    try:
-        drawn = attempt(lambda: inputs.draw(shape, session.seed(shape, "timed"), session.device))
-    except OutOfMemory as error:
-        drop_all(subjects, "Q, K and V", error)
-    else:
-        checks = _measure_subjects(session, shape, subjects, drawn)
-    write.add_part(session.job.run, "checks", key, pd.DataFrame(checks))
-    if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
-        write.add_part(session.job.run, "resources", key, pd.DataFrame(resources))
-    write.add_part(session.job.run, "cases", key, pd.DataFrame([rows.case(session, shape, s) for s in subjects]))
-    subjects.clear()
-    devices.release(session.device)
+@dataclass
+class Outputs:
+    """What one subject's samples computed, as far as it has been compared, and the rounds in which that was."""
+
+    tally: Tally
+    compared: list[tuple[int, ours.Taken]]
+
+    def compare(self, number: int, sample: ours.Taken, window: int = 0) -> None:
+        """Compare the output of a sample with the witness's, and let go of it."""
+        self.tally.compare(sample.output, window)
+        sample.output = None
+        self.compared.append((number, sample))
+
+    def settled(self) -> Iterator[tuple[int, Comparison]]:
+        """The round and the comparison of each output, whose sample then has its strain."""
+        for (number, sample), comparison in zip(self.compared, self.tally.read(), strict=True):
+            sample.strain = comparison.strain
+            yield number, comparison
 
 
-def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs) -> list[Row]:
-    for subject in subjects:
-        subject.case.call = subject.implementation.bound(drawn, shape)
-    checks = check_all(session, shape, subjects, drawn, "before")
-    inputs.redraw(drawn, shape, session.seed(shape, "timed"))
-    _prepare(session, shape, subjects, drawn)
-    for timing in session.timings:
-        _record_block(session, shape, subjects, timing)
-    return checks + check_all(session, shape, subjects, drawn, "after")
+class Rounds:
+    """In each round, every subject takes a sample, in random order, on values that it has never seen."""
 
+    def __init__(self, session: Session, shape: Shape, timing: Timing, windows: Windows, witness: Witness) -> None:
+        self._session, self._shape, self._timing = session, shape, timing
+        self._windows, self._witness = windows, witness
+        self._order = random.Random(session.seed(shape, str(timing)))
+        self._count = session.job.study.rounds(timing)
 
-def _prepare(session: Session, shape: Shape, subjects: list[Subject], drawn: inputs.Inputs) -> None:
-    """Warm up, record kernels, memory and resources, and capture graphs."""
-    for subject in alive(subjects):
-        subject.attempt(partial(_prepare_case, session, shape, subject, drawn))
-        devices.release(session.device)
-    if any(timing.clock == "device" for timing in session.timings):
-        _capture(session, subjects)
+    def take(self, subjects: list[Subject]) -> list[Row]:
+        """The samples, a row each. Subjects whose outputs were wrong are dropped."""
+        outputs = {subject.implementation.name: self._outputs() for subject in alive(subjects)}
+        # Which rounds are followed by graphs that end early, nothing can know.
+        cut_short = set(random.SystemRandom().sample(range(self._count), max(1, self._count // CUT_SHORT)))
+        samples: list[tuple[Row, ours.Taken]] = []
+        for first in range(0, self._count, TRACED_ROUNDS):
+            with ours.sampling(self._session.device, self._timing) as sampler:
+                for number in range(first, min(self._count, first + TRACED_ROUNDS)):
+                    samples += self._round(alive(subjects), number, sampler, outputs)
+                    if number in cut_short and self._timing == DEVICE_WARM:
+                        self._cut_short(alive(subjects), number, outputs)
+        for subject in subjects:
+            if subject.implementation.name in outputs:
+                self._settle(subject, outputs[subject.implementation.name])
+        return [row | {"latency_us": sample.latency_us, "strain": sample.strain} for row, sample in samples]
 
-
-def _prepare_case(session: Session, shape: Shape, subject: Subject, drawn: inputs.Inputs) -> None:
-    case, inputs_bytes = subject.case, sum(tensor.nbytes for tensor in drawn)
-    case.call()
-    _require_short(session, case)
-    if subject.implementation.resources:
-        subject.details["resources"] = subject.implementation.resources(drawn[0], shape.causal)
-    subject.details["kernels"] = inspection.kernels(case.call, session.device)
-    subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
-    subject.details |= _warm_up(session, case)
-
-
-def _require_short(session: Session, case: Case) -> None:
-    """Raise Unsupported if a call takes longer than the study allows."""
-    longest_ms = session.job.study.longest_call_ms
-    for _ in range(2):  # one call may have been held up
-        call_ms = ours.roughly_us(case, session.device, 1) / 1e3
-        if call_ms <= longest_ms:
-            return
-    raise Unsupported(f"one call takes {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
-
-
-def _capture(session: Session, subjects: list[Subject]) -> None:
-    pool = torch.cuda.graph_pool_handle()
-    for subject in alive(subjects):
-        subject.attempt(partial(ours.capture, subject.case, pool))
-        devices.release(session.device)
-
-
-def _warm_up(session: Session, case: Case) -> dict[str, Any]:
-    """Call until two windows in a row agree; returns how many calls that took, and whether they ever agreed."""
-    least = -(-session.job.study.warmup_calls // WARMUP_WINDOW)
-    last, steady = ours.roughly_us(case, session.device, WARMUP_WINDOW), False
-    windows = 1
-    while windows < least or (not steady and windows < WARMUP_WINDOWS):
-        now = ours.roughly_us(case, session.device, WARMUP_WINDOW)
-        steady = abs(now - last) <= rules.STEADY * last
-        last, windows = now, windows + 1
-    return {"warmup_calls": windows * WARMUP_WINDOW, "steady": steady}
-
-
-def _record_block(session: Session, shape: Shape, subjects: list[Subject], timing: Timing) -> None:
-    """Take the samples of one timing in rounds, and record them as one part."""
-    job = session.job
-    key = block_key(job.study, shape, job.replicate, timing)
-    turns = alive(subjects)
-    if key in write.recorded(job.run, "samples") or not turns:
-        return
-    sampler = ours.sampler(session.device, timing)
-    order = random.Random(session.seed(shape, str(timing)))
-    samples: list[Row] = []
-    for number in range(job.study.samples):
-        order.shuffle(turns)
-        card = session.telemetry.read()
+    def _round(
+        self, turns: list[Subject], number: int, sampler: ours.Sampler, outputs: dict[str, Outputs]
+    ) -> list[tuple[Row, ours.Taken]]:
+        self._draw(f"round {number}")
+        self._order.shuffle(turns)
+        card = self._session.telemetry.read()
+        taken = []
         for position, subject in enumerate(turns):
-            try:
-                taken = sampler(subject.case)
-            except torch.OutOfMemoryError as error:
-                subject.drop(OUT_OF_MEMORY, f"while timed, {timing}: {error}")
+            with self._unless_out_of_memory(subject):
+                sample = sampler(subject.case)
+                row = rows.sample(self._session, self._shape, subject, self._timing, (number, position), sample, card)
+                taken.append((row, sample))
+                outputs[subject.implementation.name].compare(number, sample)
+        return taken
+
+    def _cut_short(self, subjects: list[Subject], number: int, outputs: dict[str, Outputs]) -> None:
+        """Have every graph end after one of its first calls, and compare the output of that one."""
+        self._draw(f"cut short after round {number}")
+        for subject in subjects:
+            many, cut = subject.case.many, subject.case.cut
+            if many is None or cut is None:
                 continue
-            samples.append(rows.sample(session, shape, subject, timing, (number, position), taken, card))
-        turns = alive(turns)
-    write.add_part(job.run, "samples", key, typed(pd.DataFrame(samples)))
+            with self._unless_out_of_memory(subject):
+                with subject.case.scrambled():
+                    many.graph.replay()
+                cut.graph.replay()
+                outputs[subject.implementation.name].compare(
+                    number, ours.Taken(math.nan, cut.calls, cut.output), cut.window
+                )
+
+    def _settle(self, subject: Subject, outputs: Outputs) -> None:
+        """Note the strain of each sample, and drop a subject that had too large a one."""
+        for number, comparison in outputs.settled():
+            if comparison.strain > 1 and subject.alive:
+                subject.drop(FAILED, f"while timed, {self._timing}, round {number}: {comparison}")
+
+    def _outputs(self) -> Outputs:
+        return Outputs(Tally(self._witness, 2 * self._count, self._session.device), [])
+
+    def _draw(self, purpose: str) -> None:
+        self._windows.draw(self._session.seed(self._shape, f"{self._timing}, {purpose}"))
+        self._witness.forget()
+
+    @contextmanager
+    def _unless_out_of_memory(self, subject: Subject) -> Iterator[None]:
+        try:
+            yield
+        except (torch.OutOfMemoryError, OutOfMemory) as error:
+            subject.drop(OUT_OF_MEMORY, f"while timed, {self._timing}: {error}")

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from attnlab.measure.clocks.ours import Taken
 from attnlab.measure.gate.check import Check
 from attnlab.measure.instruments.telemetry import Reading
 from attnlab.measure.session.subject import Session, Subject
@@ -18,14 +19,13 @@ def sample(
     subject: Subject,
     timing: Timing,
     turn: tuple[int, int],
-    taken: tuple[float, int],
+    taken: Taken,
     card: Reading,
 ) -> Row:
     """A row of ``samples``.
 
     Args:
         turn: the round, and the position in its random order.
-        taken: what the sampler returned: ``(latency_us, launches)``.
         card: the state of the card when the round began.
     """
     return {
@@ -36,8 +36,9 @@ def sample(
         "round": turn[0],
         "position": turn[1],
         "started_s": time.monotonic() - session.started,
-        "launches": taken[1],
-        "latency_us": taken[0],
+        "launches": taken.launches,
+        "latency_us": taken.latency_us,
+        "strain": taken.strain,
         "sm_clock_mhz": card.sm_clock_mhz,
         "power_w": card.power_w,
         "temperature_c": card.temperature_c,
@@ -58,6 +59,7 @@ def check(session: Session, shape: Shape, subject: Subject, found: Check, moment
         "mean_error": found.error.mean,
         "framework_max_error": found.framework_error.maximum,
         "framework_mean_error": found.framework_error.mean,
+        "differing": found.differing,
         "passed": found.passed,
     }
 

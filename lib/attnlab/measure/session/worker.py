@@ -13,31 +13,34 @@ import pandas as pd
 import torch
 
 from attnlab.measure.clocks import ours
-from attnlab.measure.instruments import devices, environment
+from attnlab.measure.instruments import devices, environment, telemetry
 from attnlab.measure.instruments.telemetry import Telemetry
-from attnlab.measure.session import ceilings, requests
-from attnlab.measure.session.rounds import measure_shape
+from attnlab.measure.session import ceilings, estimate, requests
+from attnlab.measure.session.cases import measure_shape
 from attnlab.measure.session.subject import Job, Session
 from attnlab.runs import write
 from attnlab.runs.schema import replicate_key
 from attnlab.study.studies import Study
 
 
-def survey(wanted: str, study: Study) -> dict[str, Any]:
-    """What the manifest says of the machine: device, locked environment, ceilings, clocks."""
+def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
+    """What the manifest says of the machine (device, locked environment, ceilings, clocks), and the seconds that the
+    study will take on it."""
     die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
+    seconds = estimate.seconds(study, device)
     dtypes = sorted({shape.dtype for shape in study.shapes})
     if device.type == "cuda":
         dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})
-    return {
+    found = {
         "device": devices.describe(device),
         "environment": environment.fingerprint(device),
         "ceilings": ceilings.measure(device, dtypes),
         "clocks": ours.calibrate(device),
         "telemetry": Telemetry(device).unavailable or "NVML",
     }
+    return found, seconds
 
 
 def measure(job: Job) -> None:
@@ -62,6 +65,9 @@ def measure(job: Job) -> None:
         "replicate": job.replicate,
         "setup_seconds": measuring - started,
         "measuring_seconds": time.monotonic() - measuring,
+        "card": telemetry.card(device),
+        **session.telemetry.modes(),
+        **devices.host(),
     }
     write.add_part(job.run, "processes", f"{replicate_key(job.replicate)}-{session.process}", pd.DataFrame([row]))
 

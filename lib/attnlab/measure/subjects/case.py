@@ -1,10 +1,14 @@
-"""A case as the clocks need it: a call, and the graphs captured from it."""
+"""A case as the clocks need it: a call on each window of its inputs, and the graphs captured from these."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+
+from attnlab.measure.subjects.implementation import Implementation
+from attnlab.measure.subjects.inputs import Windows
+from attnlab.study.shapes import Shape
 
 Output = torch.Tensor | tuple[torch.Tensor, ...]
 Call = Callable[[], Output]
@@ -12,11 +16,12 @@ Call = Callable[[], Output]
 
 @dataclass(frozen=True)
 class Replay:
-    """A captured graph of `calls` calls; the last of them writes `output`."""
+    """A captured graph of `calls` calls; the last of them reads the window `window` and writes `output`."""
 
     graph: torch.cuda.CUDAGraph
     calls: int
     output: Output
+    window: int = 0
 
 
 @dataclass
@@ -24,13 +29,38 @@ class Case:
     """One implementation at one shape, ready to be timed.
 
     Attributes:
-        call: takes no arguments and returns the output.
+        call: takes no arguments and returns the output for window 0.
         selected: the context in which `call` runs its implementation.
         one: a graph of a single call, for cold samples; None until it is captured, and on a device without graphs.
         many: a graph of as many calls as fill a warm sample; likewise.
+        cut: the first few calls of `many`, as many as chance would have it; None if `many` has fewer than three.
+        windows: the inputs; without them, as in tests, every call is `call`.
+        on: the call on another window.
     """
 
     call: Call
     selected: Callable[[], AbstractContextManager[object]]
     one: Replay | None = None
     many: Replay | None = None
+    cut: Replay | None = None
+    windows: Windows | None = None
+    on: Callable[[int], Call] | None = None
+
+    @classmethod
+    def of(cls, implementation: Implementation, windows: Windows, shape: Shape) -> "Case":
+        """An implementation, bound to inputs."""
+
+        def on(window: int) -> Call:
+            return implementation.bound(windows[window], shape)
+
+        return cls(on(0), implementation.selected, windows=windows, on=on)
+
+    def calls(self, count: int) -> list[Call]:
+        """So many calls, each on a window of its own, the last on window 0."""
+        if self.on is None:
+            return [self.call] * count
+        return [*map(self.on, range(count - 1, 0, -1)), self.call]
+
+    def scrambled(self) -> AbstractContextManager[None]:
+        """The context in which calls see other values than they will see afterwards."""
+        return nullcontext() if self.windows is None else self.windows.scrambled()

@@ -50,6 +50,7 @@ class Implementation:
         ragged: ``(q, k, v, causal, sequences) -> o`` for sequences that lie end to end: tensors are ``(1, heads,
             tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
         differentiable: whether autograd can differentiate `call`.
+        repeats: whether a forward pass has to be bitwise the same in every run on the same inputs.
     """
 
     name: str
@@ -58,9 +59,10 @@ class Implementation:
     resources: Callable[[torch.Tensor, bool], dict[str, Any]] | None = None
     ragged: Ragged | None = None
     differentiable: bool = True
+    repeats: bool = False
 
     def bound(self, given: Tensors, shape: Shape) -> Callable[[], Any]:
-        """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.draw` makes them.
+        """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.Windows` holds them.
 
         It returns O, in training O, dQ, dK and dV. If this implementation doesn't serve the shape, the call raises
         Unsupported.

@@ -1,4 +1,4 @@
-"""Inputs: seeded, and the same for every implementation at a shape.
+"""Inputs: seeded, the same for every implementation at a shape, and new to it whenever it is timed.
 
 =============  =========================================================================================================
 kind           what it is, and what it asks of an implementation
@@ -11,6 +11,10 @@ constant rows  as above, with all keys of a head equal: each weight is 1 over th
 =============  =========================================================================================================
 """
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from attnlab.runs.schema import CONSTANT_ROWS, NORMAL
@@ -20,6 +24,96 @@ Inputs = tuple[torch.Tensor, ...]
 """Q, K and V, in training also the gradient of O."""
 # Standard deviation of the scores where they are large.
 LOGITS = 50.0
+# How many ways there are to scramble inputs, in addition to those by their sizes.
+SIGNS = 2**16
+
+
+class Windows:
+    """Inputs in memory for a few heads more than a call takes, so that each call of a graph has a window of its own.
+
+    No head's queries meet the same head's keys in two windows, so nothing that a call computes from both is of use to a
+    later one. Neighbouring windows share nearly all of their memory, so that they fit a cache as one does. The windows
+    after the first, 0, begin further on in Q or in K, by a number of heads.
+
+    Args:
+        count: the number of windows.
+    """
+
+    def __init__(self, shape: Shape, device: torch.device, count: int = 1) -> None:
+        self._shape, self._count = shape, count
+        self._shared = shape.heads // shape.kv_heads
+        dtype = getattr(torch, shape.dtype)
+        self._memory = [torch.empty(size, dtype=dtype, device=device) for size in self._sizes()]
+        longest = max(memory.shape[0] * memory.shape[2] for memory in self._memory)
+        self._signs = 1 - 2 * torch.randint(0, 2, (longest + SIGNS,), device=device).to(dtype)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, window: int) -> Inputs:
+        """Q, K and V of a window, in training also the gradient of O."""
+        if not 0 <= window < self._count:
+            raise IndexError(window)
+        further = (window + 1) // 2
+        queries, keys = (0, further) if window % 2 else (further * self._shared, 0)
+        heads = (self._shape.heads, self._shape.kv_heads, self._shape.kv_heads, self._shape.heads)
+        begins = (queries, keys, 0, 0)
+        return tuple(map(self._view, self._memory, heads, begins))
+
+    def draw(self, seed: int, kind: str = NORMAL) -> None:
+        """Overwrite all of it with values of one of `schema.KINDS`."""
+        generator = torch.Generator(self._memory[0].device).manual_seed(seed)
+        for memory in self._memory:
+            memory.normal_(generator=generator)
+        queries, keys = self._memory[:2]
+        if kind != NORMAL:
+            queries *= LOGITS
+        if kind == CONSTANT_ROWS:
+            keys.copy_(self._constant(keys))
+
+    @contextmanager
+    def scrambled(self) -> Iterator[None]:
+        """Inside, other values of the same distribution; afterwards, bit for bit those of before.
+
+        Each column of each head changes its sign, or not, at random: from what is seen inside, what will be there
+        afterwards can't be told.
+        """
+        chosen = [self._some_signs(memory) for memory in self._memory]
+        for memory, signs in zip(self._memory, chosen, strict=True):
+            memory *= signs
+        try:
+            yield
+        finally:
+            for memory, signs in zip(self._memory, chosen, strict=True):
+                memory *= signs
+
+    def _sizes(self) -> list[tuple[int, int, int]]:
+        """What the memory of each tensor holds: heads, rows of a head, columns. End to end, a head is of one token."""
+        shape, spread = self._shape, self._shape.lengths == "spread"
+        rows, kv_rows, sequences = (1, 1, shape.tokens) if spread else (shape.seq_len, shape.kv_len, shape.batch)
+        queries = (sequences * shape.heads, rows, shape.head_dim)
+        values = (sequences * shape.kv_heads, kv_rows, shape.head_dim)
+        further = (self._count - 1) // 2 * self._shared, self._count // 2
+        windowed = [(size[0] + more, *size[1:]) for size, more in zip((queries, values), further, strict=True)]
+        return [*windowed, values] + ([queries] if shape.direction == "training" else [])
+
+    def _view(self, memory: torch.Tensor, heads: int, begin: int) -> torch.Tensor:
+        shape = self._shape
+        if shape.lengths == "spread":
+            window = memory[begin : begin + shape.tokens * heads]
+            return window.view(1, shape.tokens, heads, shape.head_dim).transpose(1, 2)
+        return memory[begin : begin + shape.batch * heads].view(shape.batch, heads, *memory.shape[1:])
+
+    def _constant(self, keys: torch.Tensor) -> torch.Tensor:
+        """Keys that are equal within each head."""
+        if self._shape.lengths == "spread":
+            return keys[torch.arange(len(keys), device=keys.device) % self._shape.kv_heads]
+        return keys[:, :1].expand_as(keys).clone()
+
+    def _some_signs(self, memory: torch.Tensor) -> torch.Tensor:
+        heads, _, columns = memory.shape
+        begin = random.SystemRandom().randrange(SIGNS)
+        return self._signs[begin : begin + heads * columns].view(heads, 1, columns)
 
 
 def draw(shape: Shape, seed: int, device: torch.device, kind: str = NORMAL) -> Inputs:
@@ -29,31 +123,6 @@ def draw(shape: Shape, seed: int, device: torch.device, kind: str = NORMAL) -> I
     spread, all are views ``(1, heads, tokens, head_dim)`` of memory in which the heads of a token are adjacent. Values
     matter for speed as well as for errors: zeros draw less power and can run faster.
     """
-    generator = torch.Generator(device).manual_seed(seed)
-    dtype = getattr(torch, shape.dtype)
-    q, k, v, *gradient = (
-        torch.randn(size, generator=generator, device=device, dtype=torch.float32) for size in _sizes(shape)
-    )
-    if kind != NORMAL:
-        q *= LOGITS
-    if kind == CONSTANT_ROWS:
-        k = k[:, :, :1].expand_as(k)
-    drawn = (tensor.to(dtype).contiguous() for tensor in (q, k, v, *gradient))
-    if shape.lengths == "spread":
-        return tuple(tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in drawn)
-    return tuple(drawn)
-
-
-def _sizes(shape: Shape) -> list[tuple[int, int, int, int]]:
-    batch, length, keys = shape.batch, shape.seq_len, shape.kv_len
-    if shape.lengths == "spread":
-        batch, length, keys = 1, shape.tokens, shape.tokens
-    queries = (batch, shape.heads, length, shape.head_dim)
-    values = (batch, shape.kv_heads, keys, shape.head_dim)
-    return [queries, values, values] + ([queries] if shape.direction == "training" else [])
-
-
-def redraw(inputs: Inputs, shape: Shape, seed: int, kind: str = NORMAL) -> None:
-    """Overwrite `inputs` in place, so that a captured graph reads values it has not seen."""
-    for old, new in zip(inputs, draw(shape, seed, inputs[0].device, kind), strict=True):
-        old.copy_(new)
+    windows = Windows(shape, device)
+    windows.draw(seed, kind)
+    return windows[0]

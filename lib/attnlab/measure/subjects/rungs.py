@@ -205,7 +205,7 @@ def implementation(name: str) -> Implementation:
     """
     rung = ladder.rung(name)
     kernel = _KERNELS.setdefault(ladder.hashes([rung])[name], Kernel(rung))
-    return Implementation(name, kernel, resources=kernel.resources, differentiable=False)
+    return Implementation(name, kernel, resources=kernel.resources, differentiable=False, repeats=rung.reproducible)
 
 
 _KERNELS: dict[str, Kernel] = {}

@@ -1,0 +1,131 @@
+"""The witness: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
+
+The oracle takes too long to be asked after each sample. The witness itself is checked against it once for each shape.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from attnlab.measure.gate.check import Error
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.subjects.case import Output
+from attnlab.measure.subjects.implementation import (
+    Broken,
+    Implementation,
+    OutOfMemory,
+    Tensors,
+    Unsupported,
+    attempt,
+    by_sequence,
+)
+from attnlab.measure.subjects.inputs import Windows
+from attnlab.measure.subjects.oracle import composed
+from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.study.shapes import Shape
+
+COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
+WITNESSES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa.math")), COMPOSED)
+"""The fastest first. The last one's error is by definition what the gate calls the framework's own."""
+
+
+class Witness:
+    """Attention on the inputs that are in place, by windows.
+
+    Raises:
+        OutOfMemory: the device's memory does not hold it.
+    """
+
+    def __init__(self, windows: Windows, shape: Shape, gate: Gate) -> None:
+        """Appoint the first of `WITNESSES` that passes a gate whose inputs are window 0, as it is now."""
+        self._windows, self._shape = windows, shape
+        self._seen: dict[int, Tensors] = {}
+        for self._implementation in WITNESSES:
+            try:
+                errors = gate.errors(attempt(lambda: self._computed(0)))
+            except (Unsupported, Broken):
+                continue
+            except OutOfMemory:
+                if self._implementation is COMPOSED:
+                    raise
+                continue
+            if all(error.within(allowed) for error, allowed in zip(errors, gate.allowed, strict=True)):
+                break
+        self.allowed = [
+            Error(bound.maximum + own.maximum, bound.mean + own.mean)
+            for bound, own in zip(gate.allowed, errors, strict=True)
+        ]
+        """How far each tensor of an output may be from the witness's: what the gate allows, plus the witness's own."""
+
+    @property
+    def name(self) -> str:
+        """The implementation that was appointed."""
+        return self._implementation.name
+
+    def forget(self) -> None:
+        """Other values are in place now."""
+        self._seen.clear()
+
+    def look(self, window: int = 0) -> Tensors:
+        """The output for the values that are in place."""
+        if window not in self._seen:
+            self._seen[window] = self._computed(window)
+        return self._seen[window]
+
+    def _computed(self, window: int) -> Tensors:
+        with self._implementation.selected():
+            output = self._implementation.bound(self._windows[window], self._shape)()
+        return output if isinstance(output, tuple) else (output,)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far an output was from the witness's; of several tensors, the one that is the farthest off."""
+
+    witness: str
+    error: Error
+    allowed: Error
+
+    @property
+    def strain(self) -> float:
+        """The error in units of what is allowed; infinite if an element was not finite."""
+        return self.error.strain(self.allowed)
+
+    def __str__(self) -> str:
+        return f"error against {self.witness} on the same inputs: {self.error}, allowed {self.allowed}"
+
+
+class Tally:
+    """Comparisons of one case's outputs with the witness's. They stay on the device until they are read.
+
+    Args:
+        most: how many outputs are compared at most.
+    """
+
+    def __init__(self, witness: Witness, most: int, device: torch.device) -> None:
+        self._witness, self._count = witness, 0
+        self._found = torch.zeros(most, len(witness.allowed), 2, device=device)
+
+    def compare(self, output: Output, window: int = 0) -> None:
+        """Compare an output with the witness's, then poison it, so that it has to be written again."""
+        returned = output if isinstance(output, tuple) else (output,)
+        for tensor, right, found in zip(returned, self._witness.look(window), self._found[self._count], strict=True):
+            distance = tensor - right
+            torch.linalg.vector_norm(distance, math.inf, dtype=torch.float32, out=found[0])
+            torch.linalg.vector_norm(distance, 1, dtype=torch.float32, out=found[1])
+            found[1] /= tensor.numel()
+            tensor.fill_(torch.nan)
+        self._count += 1
+
+    def read(self) -> list[Comparison]:
+        """The comparisons so far, in the order in which they were made."""
+        found = self._found[: self._count].nan_to_num(nan=math.inf).tolist()
+        return [self._comparison([Error(*errors) for errors in tensors]) for tensors in found]
+
+    def _comparison(self, errors: list[Error]) -> Comparison:
+        pairs = [
+            Comparison(self._witness.name, error, allowed)
+            for error, allowed in zip(errors, self._witness.allowed, strict=True)
+        ]
+        return max(pairs, key=lambda pair: pair.strain)

@@ -1,0 +1,134 @@
+"""The cases of one shape: through the gate, their preparation, their samples, and the gate again."""
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.gate.witness import Witness
+from attnlab.measure.instruments import devices, inspection
+from attnlab.measure.session import rows
+from attnlab.measure.session.checks import appoint, check_all
+from attnlab.measure.session.rounds import Rounds
+from attnlab.measure.session.rows import Row
+from attnlab.measure.session.subject import Session, Subject, alive, drop_all
+from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.inputs import Windows
+from attnlab.runs import read, rules, write
+from attnlab.runs.schema import FAILED, block_key, typed
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+# Warm-up goes on past the calls that the study asks for until two windows agree, or for this many windows.
+WARMUP_WINDOW = 10
+WARMUP_WINDOWS = 20
+
+
+def measure_shape(session: Session, shape: Shape) -> None:
+    """Check and time all subjects at one shape, unless it is already recorded. Its cases are written last."""
+    key = session.key(shape)
+    if key in write.recorded(session.job.run, "cases"):
+        return
+    subjects = [Subject.named(name) for name in session.job.study.subjects]
+    checks: list[Row] = []
+    try:
+        calls = ours.most_calls(shape) if session.device.type == "cuda" else 1
+        windows = attempt(lambda: Windows(shape, session.device, calls))
+        witness = appoint(session, shape, windows)
+    except OutOfMemory as error:
+        drop_all(subjects, "Q, K and V, and a reference", error)
+    else:
+        checks = _measure_subjects(session, shape, subjects, windows, witness)
+    write.add_part(session.job.run, "checks", key, pd.DataFrame(checks))
+    if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
+        write.add_part(session.job.run, "resources", key, pd.DataFrame(resources))
+    write.add_part(session.job.run, "cases", key, pd.DataFrame([rows.case(session, shape, s) for s in subjects]))
+    subjects.clear()
+    devices.release(session.device)
+
+
+def _measure_subjects(
+    session: Session, shape: Shape, subjects: list[Subject], windows: Windows, witness: Witness
+) -> list[Row]:
+    for subject in subjects:
+        subject.case = Case.of(subject.implementation, windows, shape)
+    checks = check_all(session, shape, subjects, windows, "before")
+    windows.draw(session.seed(shape, "timed"))
+    _prepare(session, shape, subjects, sum(tensor.nbytes for tensor in windows[0]))
+    for timing in session.timings:
+        _record_block(session, shape, subjects, timing, windows, witness)
+    return checks + check_all(session, shape, subjects, windows, "after")
+
+
+def _prepare(session: Session, shape: Shape, subjects: list[Subject], inputs_bytes: int) -> None:
+    """Warm up, record kernels, memory and resources, and capture graphs."""
+    for subject in alive(subjects):
+        subject.attempt(partial(_prepare_case, session, shape, subject, inputs_bytes))
+        devices.release(session.device)
+    if any(timing.clock != "eager" for timing in session.timings):
+        _capture(session, subjects)
+
+
+def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes: int) -> None:
+    case = subject.case
+    case.call()
+    _require_short(session, case)
+    if subject.implementation.resources and case.windows is not None:
+        subject.details["resources"] = subject.implementation.resources(case.windows[0][0], shape.causal)
+    subject.details["kernels"] = inspection.kernels(case.call, session.device)
+    subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
+    subject.details |= _warm_up(session, case)
+
+
+def _require_short(session: Session, case: Case) -> None:
+    """Raise Unsupported if a call takes longer than the study allows."""
+    longest_ms = session.job.study.longest_call_ms
+    for _ in range(2):  # one call may have been held up
+        call_ms = ours.roughly_us(case, session.device, 1) / 1e3
+        if call_ms <= longest_ms:
+            return
+    raise Unsupported(f"one call takes {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
+
+
+def _capture(session: Session, subjects: list[Subject]) -> None:
+    pool = torch.cuda.graph_pool_handle()
+    for subject in alive(subjects):
+        subject.attempt(partial(ours.capture, subject.case, pool))
+        devices.release(session.device)
+
+
+def _warm_up(session: Session, case: Case) -> dict[str, Any]:
+    """Call until two windows in a row agree; returns how many calls that took, and whether they ever agreed."""
+    least = -(-session.job.study.warmup_calls // WARMUP_WINDOW)
+    last, steady = ours.roughly_us(case, session.device, WARMUP_WINDOW), False
+    windows = 1
+    while windows < least or (not steady and windows < WARMUP_WINDOWS):
+        now = ours.roughly_us(case, session.device, WARMUP_WINDOW)
+        steady = abs(now - last) <= rules.STEADY * last
+        last, windows = now, windows + 1
+    return {"warmup_calls": windows * WARMUP_WINDOW, "steady": steady}
+
+
+def _record_block(
+    session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, witness: Witness
+) -> None:
+    """Record the samples of one timing as one part. If it is there already, drop who was wrong in it."""
+    job = session.job
+    key = block_key(job.study, shape, job.replicate, timing)
+    if key in write.recorded(job.run, "samples"):
+        _recall(subjects, read.part(job.run, "samples", key), timing)
+    elif alive(subjects):
+        samples = Rounds(session, shape, timing, windows, witness).take(subjects)
+        write.add_part(job.run, "samples", key, typed(pd.DataFrame(samples)))
+
+
+def _recall(subjects: list[Subject], samples: pd.DataFrame, timing: Timing) -> None:
+    strains = samples.groupby("implementation")["strain"].max()
+    for subject in alive(subjects):
+        strain = strains.get(subject.implementation.name, 0.0)
+        if strain > 1:
+            wrong = f"an output's error was {strain:.3g} times what is allowed, before the run was interrupted"
+            subject.drop(FAILED, f"while timed, {timing}: {wrong}")

@@ -1,0 +1,159 @@
+"""How long a study will take on this device, from a few calls, before anything of it is measured.
+
+Each implementation is called at its target with fewer keys and queries, then with more and more of them, as long as a
+call takes no longer than `LONGEST_CALL_S`. So are the oracle and what keeps inputs new. The rest is arithmetic: what a
+call takes at the study's shapes, by their FLOPs, and how many calls a sample, a warm-up and the gate make.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.instruments import devices
+from attnlab.measure.subjects import registry
+from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.inputs import Windows
+from attnlab.study.implementations import REFERENCES, under_control
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study, Timing
+
+CALLS = 10
+LONGEST_CALL_S = 0.2
+"""A call that would take longer, by the last one, is not made."""
+FIRST_FLOPS = 2**30
+"""The first call has no more FLOPs than this."""
+# Besides its timed calls, as runs on an H200 and on two cores show: seconds of a process, of a case (profiler, graphs,
+# checks) and of a sample on the host; calls that check a case; oracles of a shape with the framework's own result.
+PROCESS_S, CASE_S, SAMPLE_S = 5.0, 0.04, 120e-6
+CHECK_CALLS, ORACLES = 12, 6
+PANEL_S = 120.0
+DRAW, SCRAMBLE = "draw", "scramble"
+Work = Callable[[Windows, Shape], object]
+
+
+@dataclass
+class Cost:
+    """What a call takes at some amounts of work: seconds, and the FLOPs of each shape, ascending."""
+
+    flops: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def at(self, flops: np.ndarray) -> np.ndarray:
+        """Seconds of a call, interpolated on logarithmic axes, and beyond the largest in proportion to FLOPs.
+
+        0 everywhere if it could be called nowhere.
+        """
+        if not self.flops:
+            return np.zeros(flops.shape)
+        within = np.exp(np.interp(np.log(flops), np.log(self.flops), np.log(self.seconds)))
+        return np.asarray(within * np.maximum(1, flops / self.flops[-1]))
+
+    def too_long(self, shape: Shape) -> bool:
+        """Whether a call at a larger shape would take longer than `LONGEST_CALL_S`."""
+        return bool(self.flops) and self.seconds[-1] * shape.flops / self.flops[-1] > LONGEST_CALL_S
+
+
+def seconds(study: Study, device: torch.device) -> float:
+    """About how long all replicates of a study take on this device, with what follows them, in seconds."""
+    memory_bytes = devices.describe(device)["memory_bytes"] or math.inf  # 0 where the system doesn't say
+    shapes = [shape for shape in study.shapes if shape.bytes < memory_bytes]
+    each_s = replicate_seconds(study, shapes, measured(study, shapes, device), device) if shapes else PROCESS_S
+    return study.replicates * each_s + (PANEL_S if study.panel and device.type == "cuda" else 0.0)
+
+
+def replicate_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost], device: torch.device) -> float:
+    """About how long one replicate takes at these shapes, in seconds."""
+    flops = np.array([shape.flops for shape in shapes], dtype=float)
+    timings = [timing for timing in study.timings if ours.available(device, timing)]
+    took = {name: cost.at(flops) for name, cost in costs.items()}
+    # In each round, inputs are drawn, and the output that all others are compared with is computed.
+    round_s = took[DRAW] + took[study.baseline]
+    spent = ORACLES * took[REFERENCES[0]] + sum(study.rounds(timing) for timing in timings) * round_s
+    for name in map(under_control, study.subjects):
+        call_s = took[name]
+        calls_s = CHECK_CALLS * call_s + CASE_S
+        samples_s = sum(study.rounds(timing) * _sample_s(timing, call_s, took[SCRAMBLE]) for timing in timings)
+        timed_s = study.warmup_calls * call_s + samples_s
+        spent += calls_s + np.where(call_s * 1e3 <= study.longest_call_ms, timed_s, 0.0)
+    stream_s = study.stream * sum(took[name].mean() + SAMPLE_S for name in study.implementations)
+    return PROCESS_S + float(spent.sum()) + float(stream_s)
+
+
+def _sample_s(timing: Timing, call_s: np.ndarray, scramble_s: np.ndarray) -> np.ndarray:
+    """One sample: the timed work and, if the cache is warm, the same work before it on scrambled inputs."""
+    single = timing.clock == "eager" or timing.cache == "cold"
+    fill = np.ceil(ours.GRAPH_US / np.maximum(call_s * 1e6, 1e-3))
+    work_s = call_s * (1 if single else np.clip(fill, 1, ours.GRAPH_CALLS))
+    # Comparing an output takes about as long as scrambling inputs, and so does writing over a cache.
+    return SAMPLE_S + (2 * (work_s + scramble_s) if timing.cache == "warm" else work_s + 2 * scramble_s)
+
+
+def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[str, Cost]:
+    """What a call of each implementation takes, of the oracle, and what drawing and scrambling inputs take."""
+    names = dict.fromkeys([*study.implementations, REFERENCES[0]])
+    works: dict[str, Work] = {name: partial(_attend, registry.find(name)) for name in names}
+    works |= {DRAW: lambda windows, shape: windows.draw(0), SCRAMBLE: _scramble}
+    costs = {name: Cost() for name in works}
+    for shape in _called(study.target_shape, shapes):
+        if costs[DRAW].flops and all(cost.too_long(shape) for cost in costs.values() if cost.flops):
+            break
+        try:
+            windows = attempt(partial(Windows, shape, device))
+            attempt(partial(windows.draw, 0))
+        except OutOfMemory:
+            break
+        for name, work in works.items():
+            if not costs[name].too_long(shape):
+                _add(costs[name], partial(work, windows, shape), shape, device)
+        devices.release(device)
+    return costs
+
+
+def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
+    """The target with other numbers of queries and of keys, from little work to as much as any of the shapes has."""
+    axis = "kv_len" if target.kv_len > target.seq_len else "seq_len"
+    least, most = (end(shape.flops for shape in shapes) for end in (min, max))
+    first = target
+    while first.flops > min(least, FIRST_FLOPS) and getattr(first, axis) > 1:
+        first = first.resized(**{axis: getattr(first, axis) // 2})
+    called = [first]
+    while called[-1].flops < most:
+        called.append(called[-1].resized(**{axis: 2 * getattr(called[-1], axis)}))
+    return called
+
+
+def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.device) -> None:
+    """Add what a call takes at a shape, undisturbed; nothing where it can't be called."""
+    try:
+        attempt(call)  # compiles, and is not counted
+        took_s = [_seconds_of(call, device)]
+        while len(took_s) < CALLS and sum(took_s) < LONGEST_CALL_S:
+            took_s.append(_seconds_of(call, device))
+    except (Unsupported, OutOfMemory, Broken):
+        return
+    cost.flops.append(shape.flops)
+    cost.seconds.append(min(took_s))
+
+
+def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    devices.synchronize(device)
+    begin = time.perf_counter()
+    attempt(call)
+    devices.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def _attend(implementation: Implementation, windows: Windows, shape: Shape) -> None:
+    with implementation.selected():
+        implementation.bound(windows[0], shape)()
+
+
+def _scramble(windows: Windows, shape: Shape) -> None:
+    with windows.scrambled():
+        pass

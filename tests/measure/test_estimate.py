@@ -1,0 +1,124 @@
+"""The estimate of how long a study takes: its arithmetic by hand, and the calls that it makes first."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, tiny_study
+
+from attnlab.measure.session import estimate
+from attnlab.measure.session.estimate import Cost
+from attnlab.measure.subjects import registry
+from attnlab.measure.subjects.implementation import Implementation
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+CPU = torch.device("cpu")
+
+
+def test_a_cost_is_interpolated_and_grows_with_the_work_beyond_it():
+    cost = Cost([1e6, 1e8], [1e-3, 1e-2])
+    assert cost.at(np.array([1e5, 1e6, 1e7, 1e8, 1e9])) == pytest.approx([1e-3, 1e-3, 10**-2.5, 1e-2, 0.1])
+    assert Cost().at(np.array([1e5, 1e9])).tolist() == [0, 0]
+
+
+def test_a_replicate_takes_what_its_calls_take():
+    study = tiny_study(implementations=["sdpa.auto", "sdpa.math"], samples=10, stream=7)
+    took = {"sdpa.auto": 0.1, "sdpa.math": 0.2, "reference.float64": 0.3, "draw": 0.01, "scramble": 0.001}
+    costs = {name: Cost([1e9], [seconds]) for name, seconds in took.items()}
+    assert max(shape.flops for shape in study.shapes) < 1e9  # so that every shape takes the same
+    oracles = estimate.ORACLES * 0.3
+    rounds = 10 * (0.01 + 0.1)
+    cases = sum(
+        estimate.CHECK_CALLS * call + estimate.CASE_S + 20 * call
+        + 10 * (estimate.SAMPLE_S + 2 * call + 2 * 0.001)
+        for call in (0.1, 0.2, 0.1)
+    )  # fmt: skip
+    stream = 7 * (0.1 + 0.2 + 2 * estimate.SAMPLE_S)
+    seconds = estimate.replicate_seconds(study, study.shapes, costs, CPU)
+    assert seconds == pytest.approx(estimate.PROCESS_S + 3 * (oracles + rounds + cases) + stream)
+    # Beyond the longest call, a case is checked and not timed.
+    short = study.model_copy(update={"longest_call_ms": 150.0})
+    timed_s = 20 * 0.2 + 10 * (estimate.SAMPLE_S + 2 * 0.2 + 2 * 0.001)
+    assert estimate.replicate_seconds(short, study.shapes, costs, CPU) == pytest.approx(seconds - 3 * timed_s)
+
+
+@pytest.mark.parametrize(
+    ("clock", "cache", "call_us", "calls"),
+    [
+        ("device", "warm", 90.0, 2 * 5),  # a graph of five calls fills 400 us, and is replayed before
+        ("device", "warm", 1.0, 2 * 64),
+        ("device", "warm", 5000.0, 2),
+        ("device", "warm", 0.0, 0),  # not served
+        ("cupti", "warm", 90.0, 2 * 5),
+        ("device", "cold", 100.0, 1),
+        ("eager", "warm", 100.0, 2),
+        ("eager", "cold", 100.0, 1),
+    ],
+)
+def test_a_sample_takes_as_many_calls_as_its_clock_makes(clock, cache, call_us, calls):
+    seconds = estimate._sample_s(Timing(clock=clock, cache=cache), np.array([call_us * 1e-6]), np.zeros(1))
+    assert (seconds - estimate.SAMPLE_S) * 1e6 == pytest.approx([calls * call_us])
+
+
+def test_replicates_and_the_panel_are_added(monkeypatch):
+    monkeypatch.setattr(estimate, "replicate_seconds", lambda *arguments: 100.0)
+    assert estimate.seconds(tiny_study(replicates=3), CPU) == 300
+    assert estimate.seconds(tiny_study(panel=True), CPU) == 200  # the panel is of a GPU
+
+
+def test_a_shape_that_no_memory_holds_takes_no_time():
+    huge = TINY["target"] | {"batch": 2**30}
+    study = tiny_study(target=huge, sweeps={"batch": huge})
+    assert estimate.seconds(study, CPU) == study.replicates * estimate.PROCESS_S
+
+
+@pytest.mark.parametrize(
+    ("target", "axis", "sizes"),
+    [
+        (Shape(1, 4, 512, 64), "seq_len", [16, 32, 64, 128, 256, 512]),
+        (Shape(1, 4, 1, 64, kv_len=64), "kv_len", [16, 32, 64]),
+        (Shape(8, 8, 2**14, 64), "seq_len", [256, 512, 1024, 2048, 4096, 8192, 16384]),  # the first: 2^30 FLOPs
+    ],
+)
+def test_calls_climb_from_little_work_to_the_most_of_the_study(target, axis, sizes):
+    others = [target, *([target.resized(**{axis: sizes[0]})] if sizes[0] < 256 else [])]
+    called = estimate._called(target, others)
+    assert [getattr(shape, axis) for shape in called] == sizes
+    assert called[-1] == target
+
+
+def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeypatch):
+    called = []
+
+    def slow(q, k, v, causal):
+        called.append(q.shape[2])
+        time.sleep(1e-6 * q.shape[2] ** 2)
+        return torch.empty_like(q)
+
+    def refuses(q, k, v, causal):
+        raise RuntimeError("not here")
+
+    found = {"sdpa.auto": Implementation("sdpa.auto", slow), "sdpa.math": Implementation("sdpa.math", refuses)}
+    found["reference.float64"] = found["sdpa.math"]
+    monkeypatch.setattr(registry, "find", found.get)
+    long = TINY["target"] | {"seq_len": 4096}
+    study = tiny_study(
+        implementations=["sdpa.auto", "sdpa.math"], target=long, sweeps={"seq_len": long | {"seq_len": [32, 4096]}}
+    )
+    costs = estimate.measured(study, study.shapes, CPU)
+    # 256² us are 66 ms, and four times that is too long.
+    assert set(called) == {32, 64, 128, 256}
+    assert costs["sdpa.auto"].flops == [4 * 4 * length**2 * 64 for length in (32, 64, 128, 256)]
+    assert costs["sdpa.auto"].at(np.array([study.target_shape.flops]))[0] == pytest.approx(4096**2 * 1e-6, rel=0.5)
+    assert costs["sdpa.math"].flops == costs["reference.float64"].flops == []
+    assert len(costs["draw"].flops) == len(costs["scramble"].flops) >= 4
+
+
+def test_a_study_of_this_machine_has_an_estimate_in_no_time():
+    study = tiny_study()
+    began = time.monotonic()
+    seconds = estimate.seconds(study, CPU)
+    assert time.monotonic() - began < 30
+    assert study.replicates * estimate.PROCESS_S < seconds < 3600

@@ -1,0 +1,231 @@
+"""What a run times is computed, not remembered, and every output of it is compared: on the CPU, by saboteurs in Python.
+
+Kernels: test_gpu_gate.py.
+"""
+
+import random
+
+import pytest
+import torch
+from conftest import gated, subjected, timed
+
+from attnlab.measure.gate.check import Error
+from attnlab.measure.gate.gate import GROWTH
+from attnlab.measure.gate.witness import Tally
+from attnlab.measure.instruments import environment
+from attnlab.measure.session.checks import appoint
+from attnlab.measure.subjects import sdpa
+from attnlab.measure.subjects.implementation import Implementation
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+SHAPE = Shape(2, 3, 65, 64, dtype="float32")
+WARM, COLD = (Timing(clock="eager", cache=cache) for cache in ("warm", "cold"))
+
+
+@pytest.fixture(autouse=True)
+def locked(unlocked):
+    """A locked environment, put back afterwards."""
+    environment.lock()
+
+
+class Counts:
+    """Computes honestly, and counts how often."""
+
+    def __init__(self):
+        self.computed = 0
+
+    def __call__(self, q, k, v, causal):
+        self.computed += 1
+        return sdpa.sdpa(q, k, v, causal)
+
+
+class RemembersTensors(Counts):
+    """Returns what it computed before for tensors that are where they were and that torch says nobody has written."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def key(self, *tensors):
+        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+
+    def __call__(self, q, k, v, causal):
+        key = self.key(q, k, v)
+        if key not in self.kept:
+            self.kept[key] = super().__call__(q, k, v, causal)
+        return self.kept[key].clone()
+
+
+class RemembersValues(RemembersTensors):
+    """Likewise, for tensors that begin with the same values, however large."""
+
+    def key(self, *tensors):
+        return tuple(float(value) for tensor in tensors for value in tensor[0, 0, 0, :4].abs())
+
+
+class ComputesAhead(Counts):
+    """Computes at every second call, and returns the same at the next: nobody is timed at a first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = None
+
+    def __call__(self, q, k, v, causal):
+        if self.kept is None:
+            self.kept = super().__call__(q, k, v, causal)
+            return self.kept.clone()
+        kept, self.kept = self.kept, None
+        return kept
+
+
+class RarelyWrong(Counts):
+    """Leaves a head zero in every 61st call."""
+
+    def __call__(self, q, k, v, causal):
+        output = super().__call__(q, k, v, causal)
+        if self.computed % 61 == 0:
+            output[-1, -1] = 0
+        return output
+
+
+class OffByARounding(Counts):
+    """Is off by one rounding in one element, now and then."""
+
+    def __init__(self):
+        super().__init__()
+        self.random = random.Random(0)
+
+    def __call__(self, q, k, v, causal):
+        output = super().__call__(q, k, v, causal)
+        element = output.view(-1)[self.random.randrange(output.numel()) :][:1]
+        element.copy_(torch.nextafter(element, element + 1))
+        return output
+
+
+class Drifts(Counts):
+    """Is off by one rounding in ever more elements."""
+
+    def __call__(self, q, k, v, causal):
+        output = super().__call__(q, k, v, causal)
+        some = output.view(-1)[: 4**self.computed]
+        some.copy_(torch.nextafter(some, some + 1))
+        return output
+
+
+@pytest.mark.parametrize("cache", [WARM, COLD], ids=str)
+@pytest.mark.parametrize("make", [Counts, RemembersTensors], ids=lambda make: make.__name__)
+def test_who_remembers_has_nothing_to_remember_when_it_is_timed(make, cache):
+    call = make()
+    subject, _ = timed(call, SHAPE, cache, samples=2)
+    assert subject.alive, subject.reason
+    before = call.computed
+    subject, samples = timed(call, SHAPE, cache, samples=20)
+    assert subject.alive, subject.reason
+    assert len(samples) == 20
+    assert all(0 <= sample["strain"] <= 1 for sample in samples)
+    gate = before - 2 * (2 if cache == WARM else 1)
+    assert call.computed - before == gate + 20 * (2 if cache == WARM else 1)
+
+
+def test_who_knows_values_again_whose_signs_have_changed_is_wrong():
+    subject, _ = timed(RemembersValues(), SHAPE, WARM, samples=5)
+    assert subject.reason.startswith(
+        "while timed, eager warm, round 0: error against sdpa.flash on the same inputs: max "
+    )
+
+
+def test_who_computes_before_it_is_timed_computes_the_wrong():
+    subject, samples = timed(ComputesAhead(), SHAPE, WARM, samples=5)
+    assert subject.status == "failed"
+    assert subject.reason.startswith(
+        "while timed, eager warm, round 0: error against sdpa.flash on the same inputs: max "
+    )
+    assert len(samples) == 5
+    assert all(sample["strain"] > 1 for sample in samples)
+
+
+@pytest.mark.parametrize("cache", [WARM, COLD], ids=str)
+def test_who_is_wrong_in_one_of_61_calls_is_caught_in_100_samples(cache):
+    for _ in range(3):  # whatever it has done before
+        subject, _ = timed(RarelyWrong(), SHAPE, cache)
+        assert subject.status == "failed"
+        assert subject.reason.startswith(f"while timed, {cache}, round ")
+
+
+def test_who_differs_by_a_rounding_is_marked_and_timed():
+    peer = Implementation("peer.saboteur", OffByARounding())
+    subject, checks = gated(peer, SHAPE)
+    assert subject.alive, subject.reason
+    assert checks["differing"].between(1, 2).all()
+    subject, samples = timed(peer, SHAPE, WARM, samples=5)
+    assert subject.alive
+    assert len(samples) == 5
+
+
+def test_a_kernel_that_differs_by_a_rounding_fails_unless_its_entry_says_so():
+    subject, checks = gated(OffByARounding(), SHAPE)
+    assert subject.reason.startswith("before timing, call: differs between two runs on the same inputs, in ")
+    assert checks["differing"].tolist() == [2]
+
+
+def test_who_differs_more_and_more_is_caught():
+    subject, _ = gated(Implementation("peer.saboteur", Drifts()), SHAPE)
+    assert subject.reason.startswith("before timing, call: differs more with every run on the same inputs: in ")
+    assert GROWTH <= 4**3
+
+
+def test_who_repeats_itself_differs_nowhere():
+    _, checks = gated(Implementation("peer.honest", Counts()), SHAPE)
+    assert (checks["differing"] == 0).all()
+
+
+# The witness
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(2, 4, 65, 32, dtype="bfloat16"),
+        Shape(2, 4, 1, 32, kv_heads=2, kv_len=70),
+        Shape(3, 4, 50, 32, lengths="spread"),
+        Shape(2, 3, 33, 32, dtype="float32", direction="training"),
+    ],
+    ids=str,
+)
+def test_the_witness_is_as_right_as_what_passes_the_gate(shape):
+    session, windows, subject = subjected(Implementation("sdpa.auto", sdpa.sdpa, ragged=sdpa.sdpa_ragged), shape, "cpu")
+    witness = appoint(session, shape, windows)
+    windows.draw(7)
+    tally = Tally(witness, 2, session.device)
+    tally.compare(subject.case.call())
+    wrong = subject.case.call()
+    (wrong[-1] if isinstance(wrong, tuple) else wrong)[0, -1, -1] += 1
+    tally.compare(wrong)
+    right, wrong = tally.read()
+    assert 0 <= right.strain <= 1 < wrong.strain
+    assert str(wrong).startswith(f"error against {witness.name} on the same inputs: max ")
+
+
+def test_an_output_is_poisoned_once_it_is_compared():
+    session, windows, subject = subjected(sdpa.sdpa, SHAPE, "cpu")
+    tally = Tally(appoint(session, SHAPE, windows), 3, session.device)
+    output = subject.case.call()
+    tally.compare(output)
+    assert output.isnan().all()
+    tally.compare(output)
+    first, second = tally.read()
+    assert first.strain <= 1
+    assert second.strain == float("inf")
+
+
+def test_the_witness_looks_at_what_is_there_now():
+    session, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
+    witness = appoint(session, SHAPE, windows)
+    first = witness.look()[0].clone()
+    windows.draw(3)
+    assert torch.equal(witness.look()[0], first)
+    witness.forget()
+    assert not torch.equal(witness.look()[0], first)
+    right = sdpa.sdpa(*windows[0], False)
+    assert Error.between(witness.look()[0], right.double()).within(witness.allowed[0])
