@@ -74,6 +74,9 @@ show("environment.timings")
 show("environment.agreement")
 
 # %%
+show("environment.claimed")
+
+# %%
 show("environment.panel")
 
 # %%
@@ -84,6 +87,9 @@ show("environment.panel.warm")
 
 # %%
 show("environment.panel.cold")
+
+# %%
+show("environment.panel.samples")
 
 # %% [markdown]
 # ## Is cold cold, is warm warm?

@@ -73,6 +73,9 @@ show("baseline.listed")
 # %%
 show("baseline.other_lengths")
 
+# %%
+show("baseline.odd_lengths")
+
 # %% [markdown]
 # ## Batch and heads
 

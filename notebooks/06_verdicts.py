@@ -37,6 +37,9 @@ show("verdicts.abstract")
 show("verdicts.target")
 
 # %%
+show("verdicts.timings")
+
+# %%
 show("verdicts.to_beat")
 
 # %% [markdown]

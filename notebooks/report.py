@@ -71,18 +71,21 @@ show("environment.ceilings")
 #
 # On a GPU, `eager` is the time between the CUDA events around one call, with the stream idle before: what a program sees,
 # launch gap included. `device` removes the gap: a CUDA graph of $k$ calls is replayed while the stream is still busy, and the time
-# between the events divided by $k$ is one sample. $k$ is chosen so that a replay takes about 0.4 ms, at most 64 calls. On
-# a CPU, only `eager` exists, read from the system's performance counter.
+# between the events divided by $k$ is one sample. $k$ is chosen so that a replay takes about 0.4 ms, at most 64 calls.
+# `cupti`, where a run has it, is the sum of the durations of a call's kernels by the device's own time stamps: it leaves out the
+# time between kernels, which `device` counts. On a CPU, only `eager` exists, read from the system's performance counter.
 #
 # ### Caches
 #
 # Before each `warm` sample the same work runs once untimed, so that the cache holds what this implementation leaves in
-# it. Before each `cold` one a buffer of twice the last level of cache is overwritten, outside the timed window.
+# it. Before each `cold` one a buffer of twice the last level of cache is overwritten, outside the timed window. A cold
+# `device` sample is a single call, a warm one the mean of $k$ calls in a row, so their difference is not the cache's alone.
 #
 # ### Order
 #
 # In a round, every implementation is timed once, in random order; rounds follow one another until each has its samples. A
-# replicate is a fresh process that walks the whole study. So drift and neighbours touch all alike.
+# replicate walks the whole study in a fresh process; one that was cut off goes on in another. So drift and neighbours touch
+# all alike.
 #
 # ### Correctness
 #
@@ -90,7 +93,9 @@ show("environment.ceilings")
 # memory filled with NaN before; graphs are checked by replaying them. Both the maximum and the mean error may be at most
 # twice those of the same formula composed from PyTorch operations in the dtype of the inputs [](#ref-dao2023). A case
 # that fails before it is timed is not timed. The samples of one that fails afterwards stay in the run folder, and no table
-# or figure uses them. Both are listed with the reason.
+# or figure uses them. Both are listed with the reason. From the fifth schema of runs on, every sample is of values that the
+# implementation has not seen before, and every timed output is compared too; [](#baseline.checks) marks implementations
+# whose outputs differ in some elements, within the bound, when they run again on the same inputs.
 #
 # ### Inference
 #
@@ -126,6 +131,9 @@ show("baseline.distribution")
 
 # %%
 show("verdicts.target")
+
+# %%
+show("verdicts.timings")
 
 # %%
 show("verdicts.statement")
@@ -164,6 +172,9 @@ show("baseline.latency")
 
 # %%
 show("baseline.backends.seq_len")
+
+# %%
+show("baseline.odd_lengths")
 
 # %%
 show("baseline.throughput.lengths")
@@ -236,6 +247,9 @@ show("environment.timings")
 
 # %%
 show("environment.agreement")
+
+# %%
+show("environment.claimed")
 
 # %%
 show("environment.panel")

@@ -298,7 +298,11 @@ def claims() -> tuple[Claim, ...]:
         claim("run after it, {} s", f"{second}"),
         claim("driver of {} or newer", oldest_driver()),
         # The study and the run
-        claim("takes about {} minutes a replicate", minutes_and_half(replicate_minutes())),
+        claim(
+            "which has {} timings, took about {} minutes a replicate",
+            word(len(of_published().timings)),
+            minutes_and_half(replicate_minutes()),
+        ),
         claim("asks for {} replicates of {} shapes", word(gpu.replicates), plain(len(gpu.shapes))),
         claim("{} backends,", word(kinds("sdpa."))),
         claim("{} kernels and {} timings", word(kinds(ladder.PREFIX)), word(len(gpu.timings))),

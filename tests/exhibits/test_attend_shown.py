@@ -136,6 +136,24 @@ def test_what_attend_itself_takes_is_told_where_it_calls_the_same(data):
     assert "(median of 150 requests, " in told
 
 
+def test_whether_the_median_request_is_answered_later_is_told_with_its_replicates():
+    calls = pd.DataFrame(
+        [
+            {"replicate": replicate, "implementation": name, "latency_us": us}
+            for replicate, added in enumerate((2.0, 4.0))
+            for name, us in ((FALLBACK, 100.0), (DISPATCH, 100.0 + added))
+        ]
+    )
+    later = "Over the whole stream, the median request is answered later through `attend` than by SDPA in"
+    # 12.706 times half of what the two replicates differ by
+    assert attend._served(calls) == f"{later} all 2 replicates: `attend` adds 3.00 [−9.71, 15.71] µs to 100.0."
+    mixed = calls.assign(latency_us=calls["latency_us"].replace(102.0, 98.0))
+    assert attend._served(mixed).startswith(f"{later} 1 of 2 replicates: `attend` adds 1.0")
+    earlier = calls.assign(latency_us=calls["latency_us"].replace({102.0: 98.0, 104.0: 96.0}))
+    assert "is answered earlier through `attend` than by SDPA in all 2 replicates" in attend._served(earlier)
+    assert "in the only replicate" in attend._served(calls[calls["replicate"] == 0])
+
+
 def test_what_attend_saves_has_its_sign(data):
     chosen(at_128="sdpa.flash")
     other = {FALLBACK: DISPATCH, DISPATCH: FALLBACK}

@@ -20,6 +20,7 @@ from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.style import STYLE
 from attnlab.export import report
 from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
 from attnlab.paper import readme
 
 PAGES = [*catalogue.pages().values(), "report"]
@@ -176,6 +177,18 @@ def test_an_exhibit_may_be_of_a_companion_of_the_run():
     other = Show(inferred(), companions)("kernels.of_another")
     assert other.content.frame.equals(table(synthetic.climbed()).frame)
     assert Show(inferred())("kernels.of_another").content.frame.equals(table(inferred()).frame)
+
+
+def test_an_exhibit_may_show_a_companion_beside_the_run():
+    @exhibit("kernels.beside_another")
+    def beside(results: Results, peers: Results | None = None) -> Prose:
+        return Prose(f"{len(results.study.implementations)} and {len(peers.study.implementations) if peers else 0}")
+
+    companions = {"peers": lambda: synthetic.climbed(), "choices": lambda: synthetic.chosen()}
+    shown = Show(inferred(), companions)("kernels.beside_another")
+    assert shown.content == Prose("5 and 9")
+    assert stamp(shown)["arguments"] == {}
+    assert Show(inferred())("kernels.beside_another").content == Prose("5 and 0")
 
 
 def test_an_exhibit_that_shows_no_run_needs_none():

@@ -44,6 +44,20 @@ def test_a_figure_is_not_left_open_to_be_shown_again():
     assert plt.get_fignums() == before
 
 
+def test_a_column_with_one_value_is_said_once_below_the_table():
+    frame = pd.DataFrame({"of": ["a", "a", "a"], "share\nof": ["50 %"] * 3, "lost": [None] * 3, "n": [1, 2, 2]})
+    table = Table(frame, "Shares", "Note.")
+    soup = html(table)
+    assert [title.get_text() for title in soup.select("th")] == ["of", "lost", "n"]
+    assert soup.select_one("p.note").get_text() == "Note. The same in every row: share of 50 %."
+    assert table.grid.splitlines()[0] == "| of | lost | n |"
+    assert table.markdown.endswith("Note. The same in every row: share of 50 %.")
+    assert "50 %" not in plain(table)
+    few = html(Table(frame.head(2), "Shares"))
+    assert len(few.select("th")) == 4
+    assert few.select_one("p.note") is None
+
+
 def test_cells_are_escaped_and_nothing_is_a_dash():
     frame = pd.DataFrame({"a<b": ["<b>x</b> & y", None], "rate": [1.5, np.nan], "when": [pd.NaT, pd.NaT]})
     soup = html(Table(frame, "Rates"))

@@ -141,18 +141,30 @@ def test_a_sentence_ends_once(text, ended):
 def test_many_shapes_are_grouped():
     full = [Shape(32, 8, length, 64) for length in (4096, 8192)]
     causal = [Shape(32, 8, length, 64, causal=True) for length in (4096, 8192)]
-    assert formats.shapes(full) == "B=32 H=8 S=4096 and 8192"
-    assert formats.shapes(full + causal) == "B=32 H=8 S=4096 and 8192, with and without the causal mask"
-    assert formats.shapes([full[0], *causal]) == (
+    assert formats.shapes(full, full) == "B=32 H=8 S=4096 and 8192"
+    assert formats.shapes(full + causal, full) == "B=32 H=8 S=4096 and 8192, with and without the causal mask"
+    assert formats.shapes([full[0], *causal], full) == (
         "B=32 H=8 S=4096, with and without the causal mask; B=32 H=8 S=8192, causal"
     )
 
 
+def test_shapes_are_named_by_what_distinguishes_them_among_others():
+    one, wide, brain = Shape(32, 8, 512, 64), Shape(32, 8, 512, 128), Shape(32, 8, 512, 64, dtype="bfloat16")
+    assert formats.shapes([one]) == "B=32 H=8 S=512 D=64 float16"
+    assert formats.shapes([wide], [one, wide]) == "B=32 H=8 S=512 D=128"
+    assert formats.shapes([brain], [one, brain]) == "B=32 H=8 S=512 bfloat16"
+    assert (
+        formats.shapes([one, wide], [one, wide, brain]) == "B=32 H=8 S=512 D=64 float16; B=32 H=8 S=512 D=128 float16"
+    )
+    both = [one, Shape(8, 8, 512, 64, causal=True), wide]
+    assert formats.shapes(both, both) == "B=32 H=8 S=512; B=8 H=8 S=512, causal (each D=64); B=32 H=8 S=512 D=128"
+
+
 def test_shapes_are_told_apart_by_what_is_special():
     decoding = [Shape(2, 4, 1, 64, kv_heads=2, kv_len=keys) for keys in (128, 256)]
-    assert formats.shapes(decoding) == "B=2 H=4 S=1, 2 KV heads, 128 keys; B=2 H=4 S=1, 2 KV heads, 256 keys"
+    assert formats.shapes(decoding, decoding) == "B=2 H=4 S=1, 2 KV heads, 128 keys; B=2 H=4 S=1, 2 KV heads, 256 keys"
     trained = [Shape(2, 4, length, 64, causal=True, direction="training") for length in (64, 128)]
-    assert formats.shapes(trained) == "B=2 H=4 S=64 and 128, causal, training"
+    assert formats.shapes(trained, trained) == "B=2 H=4 S=64 and 128, causal, training"
 
 
 def test_one_of_a_kind_is_no_plural():

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from reading import plain
+from reading import column, plain
 from synthetic import TARGET
 
-from attnlab.exhibits.environment import caches, load
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.environment import caches, clocks, load, samples
 from attnlab.exhibits.environment import panel as shown
 from attnlab.infer import panel, regimes
 from attnlab.infer.results import Results
@@ -113,10 +114,10 @@ def test_around_the_replay_that_cupti_traces_drift_plays_no_part():
 @pytest.mark.parametrize(
     ("adds", "expected"),
     [
-        ({"cupti.graph": (0.6, -2.0), "cupti.span": (0.7, 3.0)}, "2 of 4 cases. It is outside at sdpa.flash, B·H=1"),
+        ({"cupti.graph": (0.6, -2.0), "cupti.span": (0.7, 3.0)}, "2 of 4 cases. It is outside at sdpa.flash, B=1 H=1"),
         (
             {"cupti.graph": (-0.3, -31.0), "cupti.span": (0.4, -30.0)},
-            "It is outside at sdpa.auto, B·H=8",
+            "It is outside at sdpa.auto, B=2 H=4 S=4096; sdpa.flash, B=2 H=4 S=4096.",
         ),
         ({"cupti.graph": (0.4, -2.0), "cupti.span": (0.5, 3.0)}, "in 4 of 4 cases."),
     ],
@@ -125,12 +126,94 @@ def test_a_clock_outside_of_the_bracket_is_told(adds, expected):
     assert expected in plain(shown.agreement(of(panel=timed(ADDS | adds))))
 
 
+def test_of_many_cases_a_sentence_names_three():
+    outside = timed(ADDS | {"cupti.graph": (0.6, -2.0), "cupti.span": (0.7, 3.0)})
+    frame = pd.concat([outside.assign(batch=batch) for batch in (3, 4, 5)])
+    assert re.search(r"It is outside at ([^;]+; ){3}and 3 more\.", plain(shown.agreement(of(panel=frame))))
+
+
+def many() -> Results:
+    """A panel with the rungs in it: more cases than a table has rows for."""
+    frames = [
+        frame.assign(implementation=f"kernel.{number}")
+        for number in range(20)
+        for frame in [timed()]
+        for frame in [frame[frame["implementation"] == "sdpa.auto"]]
+    ]
+    at_target = timed().assign(**TARGET.axes, implementation="kernel.0")
+    return of(panel=pd.concat([timed(), *frames, at_target]))
+
+
+def test_of_many_cases_a_table_has_the_baseline_and_the_target():
+    table = shown.warm(many())
+    assert column(table, "case") == ["sdpa.auto, B=1 H=1 S=128", "kernel.0, B=2 H=4 S=128", "sdpa.auto, B=2 H=4 S=4096"]
+    assert "42 other cases of the panel have no row." in table.note
+    assert "no row" not in shown.warm(of(panel=timed())).note
+
+
+@pytest.mark.parametrize("kind", [["device"], ["device", "cupti"], ["device", "eager"], ["device", "device.cold"]])
+def test_a_panel_without_a_kind_of_method_is_shown(kind):
+    run = of(panel=timed({name: ADDS[name] for name in kind}, apart={}))
+    for id in ("agreement", "panel", "panel.explained", "panel.warm", "panel.cold", "panel.samples", "claimed"):
+        assert Show(run)(f"environment.{id}").markdown
+
+
+# ------------------------------------------------------------------------------------ the panel and the samples
+
+
+def beside(us: float, mhz: int) -> Results:
+    """The baseline at the target, which the samples have at 40 µs and 1960.5 MHz, in a panel."""
+    frame = timed({"device": (0.0, 0.0)}, apart={}, drift=0.0)
+    frame = frame[(frame["implementation"] == "sdpa.auto") & (frame["seq_len"] == 128) & (frame["method"] == "device")]
+    return of(panel=frame.assign(**TARGET.axes, latency_us=us, sm_clock_mhz=mhz))
+
+
+def test_the_panel_is_set_beside_the_samples_with_the_clocks_of_both():
+    (row,) = samples.beside_samples(beside(50.0, 1568)).frame.to_dict("records")
+    assert row["samples (µs) [95 %]"].startswith("40.000\n")
+    assert row["panel (µs) [95 %]"].startswith("50.0")
+    assert (row["their SM clock (MHz)"], row["its SM clock (MHz)"]) == ("1,960", "1,568")
+    assert row["panel over samples"] == "+25 %"
+    assert abs(float(row["in cycles"].split()[0].replace("−", "-"))) < 0.1
+
+
+def test_what_is_claimed_of_the_clock():
+    told = plain(samples.claimed(beside(50.0, 1568)))
+    assert "1 case of `device` in common. Of these, 0 agree within 1 %." in told
+    assert "apart by at most +25 %, at sdpa.auto, B=2 H=4 S=128: 50.0 [50.0, 50.0] µs in the panel at 1,568 MHz" in told
+    assert "In cycles, they are apart by at most 0.0" in told
+    assert "so that its power limit lowers the clock less" in told
+    same = plain(samples.claimed(beside(40.0, 1961)))
+    assert "Of these, 1 agree within 1 %. What the panel supports" in same
+    assert "power limit" not in same
+    unread = plain(samples.claimed(beside(50.0, None)))
+    assert "In cycles" not in unread
+
+
+def test_without_a_case_in_both_it_says_so():
+    assert plain(samples.claimed(of(panel=timed()))) == (
+        "*No case of the panel is among the samples of the device clock with a warm cache.*"
+    )
+
+
+def test_the_panels_launch_gap_is_said_where_it_is_another():
+    frame = timed({"device": (0.0, 0.0), "eager": (9.0, 9.0)}, apart={}, drift=0.0)
+    frame = frame[(frame["implementation"] == "sdpa.auto") & (frame["seq_len"] == 128) & frame["latency_us"].notna()]
+    told = plain(clocks.launch_gap(of(panel=frame.assign(**TARGET.axes))))
+    assert (
+        "The panel of clocks, which times one implementation at a time, has 9.00 [9.00, 9.00] µs at (2, 4, 128, 64)"
+        in told
+    )
+    same = frame["latency_us"] - 4.0 * (frame["method"] == "eager")
+    assert "panel" not in plain(clocks.launch_gap(of(panel=frame.assign(**TARGET.axes, latency_us=same))))
+
+
 def test_where_rounds_scatter_too_much_it_can_not_be_told():
     frame = timed(ADDS | {"cupti.graph": (-0.3, 15.0), "cupti.span": (0.4, 20.0)})
     rows = (frame["method"] == "cupti.graph") & (frame["seq_len"] == 4096)
     frame.loc[rows, "latency_us"] += pd.Series(np.resize([-60.0, 0.0, 60.0], rows.sum()), frame.index[rows])
     told = plain(shown.agreement(of(panel=frame)))
-    assert "These rounds scatter too much to decide at sdpa.auto, B·H=8 S=4096" in told
+    assert "These rounds scatter too much to decide at sdpa.auto, B=2 H=4 S=4096" in told
 
 
 def test_without_cupti_it_says_why():

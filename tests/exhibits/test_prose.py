@@ -55,11 +55,12 @@ def test_the_abstract_holds_the_numbers_of_the_tables():
     assert f"{row['TFLOP/s']} TFLOP/s" in told
     light = floor.floors(inferred(), "seq_len", "sdpa.auto").frame.iloc[2]["speed of light"]
     assert f"{light} of what the ceilings measured in the same run allow" in told
-    speedup = target.verdicts(inferred(), TARGET).frame.iloc[1]["speedup [95 %]"].replace("\n", " ")
+    cells = target.timings(inferred(), TARGET).frame.set_index("implementation").loc["sdpa.flash"]
+    by_device, by_eager = (cell.split("\nfaster")[0].replace("\n", " ") for cell in cells)
     assert (
-        f"`sdpa.flash` has the smallest median there; it is faster than `sdpa.auto` (speedup {speedup}), and claimable."
-        in told
-    )
+        "`sdpa.flash` has the smallest median there. Compared with `sdpa.auto`, it is faster by "
+        f"`device` warm ({by_device}, claimable) and `eager` warm ({by_eager}, claimable)."
+    ) in told
     assert "5 implementations" in told
     assert "at 8 shapes, with 40 samples" in told
     assert "in 2 replicates, each a fresh process" in told
@@ -83,17 +84,57 @@ def test_the_abstract_of_a_cpu():
     ],
 )
 def test_a_statement_ends_with_its_verdict(shape, name, verdict):
-    (line,) = (line for line in plain(target.publishable(inferred(), shape)).splitlines() if f"`{name}`" in line)
+    (line,) = (line for line in plain(target.publishable(by_device(), shape)).splitlines() if f"`{name}`" in line)
     row = target.verdicts(inferred(), shape).frame.set_index("implementation").loc[name]
     assert line.endswith(verdict)
     delta, speedup = row["Cliff's delta"], row["speedup [95 %]"].replace("\n", " ")
     assert f"a speedup of {speedup}, Cliff's delta {delta}," in line
     p = row["p (Holm)"] if row["p (Holm)"].startswith("<") else f"= {row['p (Holm)']}"
-    assert f", p adjusted by Holm {p}, in bursts." in line
+    assert f", p adjusted by Holm {p}, device clock, warm cache, in bursts." in line
     for implementation in ("sdpa.auto", name):
         median = inferred().at(shape).loc[implementation]
         assert f"`{implementation}`" in line
         assert f"{formats.number(median['median_us'], 3).rstrip('0').rstrip('.')}" in line
+
+
+def by_device() -> synthetic.results.Results:
+    return synthetic.infer(synthetic.Recipe(study={"timings": synthetic.STUDY["timings"][:1]}))
+
+
+def against_the_launch(pace: float = 0.8, launched_us: float = 60.0) -> synthetic.results.Results:
+    """A run where flash is faster by the device clock and slower with the launch."""
+    results = synthetic.infer(
+        synthetic.Recipe(study=synthetic.AT_TARGET | {"timings": synthetic.STUDY["timings"]}, fates={})
+    )
+    samples = results.run.samples
+    flash = (samples["implementation"] == "sdpa.flash") & (samples["clock"] == "eager")
+    run = replace(results.run, samples=samples.assign(latency_us=samples["latency_us"] + 20.0 * flash))
+    return synthetic.results.Results(run, synthetic.cases.infer(run))
+
+
+def test_a_verdict_is_given_under_each_timing():
+    of = against_the_launch()
+    told = plain(abstract.abstract(of))
+    assert re.search(
+        r"Compared with `sdpa.auto`, the verdict depends on the timing: faster by `device` warm \(1\.25\d* \[[^)]*, "
+        r"claimable\), and slower by `eager` warm \(0\.78\d* \[[^)]*\]\)\.",
+        told,
+    )
+    cells = target.timings(of, TARGET).frame.set_index("implementation").loc["sdpa.flash"]
+    assert [cell.split("\n")[-1] for cell in cells] == ["faster, claimable", "slower"]
+    stated = plain(target.statement(of, TARGET)).split("\n\n")
+    assert re.search(r"on NVIDIA H200, device clock, warm cache; slower by `eager` warm \(0\.78", stated[0])
+    assert "and claimable. Under other timings: slower by `eager` warm (0.78" in stated[1]
+    (line,) = (line for line in plain(target.publishable(of, TARGET)).splitlines() if "`sdpa.flash`" in line)
+    assert "**Faster**, and claimable. Under other timings: slower by `eager` warm (0.78" in line
+
+
+def test_a_timing_that_a_candidate_lacks_has_no_verdict_and_detectable_effects_stand_below():
+    of = synthetic.infer(synthetic.Recipe(control_pace=1.0))
+    frame = target.timings(of, TARGET).frame.set_index("implementation")
+    assert list(frame.index) == [*of.study.implementations[1:], "minimum detectable effect"]
+    assert list(frame.columns) == ["device warm", "eager warm"]
+    assert all(cell.endswith(" %") for cell in frame.loc["minimum detectable effect"])
 
 
 def test_there_is_a_statement_for_every_candidate():
@@ -113,14 +154,22 @@ def test_the_span_of_the_baseline():
 
 def test_regimes():
     told = plain(floor.regimes(inferred()))
-    assert "S = 32 by memory; S = 64, 128 and 256 by matrix product" in told
+    assert "device clock, warm cache, the floor is set at S = 32, 64, 128 and 256 by matrix product" in told
     assert "20.0 FLOP/byte in float16" in told
     assert "64.0 FLOP/byte, is to the right of it" in told
 
 
 def test_the_launch_gap_is_the_difference_of_the_clocks():
     told = plain(clocks.launch_gap(inferred()))
-    assert "5.00 µs to 2.50 µs at B=2 H=4 S=32 (200 %) and 5.00 µs to 40.0 µs at B=2 H=4 S=128 (12 %)" in told
+    found = re.findall(r"(\S+) \[(\S+), (\S+)\] µs to (\S+) µs at (\(.*?\) float16) \((\S+ %)\)", told)
+    assert [(us, where, share) for *_, us, where, share in found] == [
+        ("2.50", "(2, 4, 32, 64) float16", "200 %"),
+        ("40.0", "(2, 4, 128, 64) float16", "12 %"),
+    ]
+    for gap, low, high, *_ in found:  # the replicates of the synthetic run are alike
+        assert float(gap) == pytest.approx(5.0)
+        assert float(low) <= 5.0 <= float(high)
+    assert "with Student's t over replicates" in told
     assert "At the first, a comparison by events around each call mostly compares the host." in told
     assert "is not known; the run has eager clock, warm cache" in plain(clocks.launch_gap(lonely()))
 
@@ -157,6 +206,28 @@ def test_the_gate_in_a_sentence():
     assert "150 checks and 3 failed" in told
     assert "is 0.00500, that" in told
     assert "16 checks and all passed" in plain(correctness.correctness(lonely()))
+
+
+def test_replicates_and_processes_are_both_counted():
+    run = inferred().run
+    late = (run.samples["replicate"] == 1) & (run.samples["seq_len"] == 256)
+    again = replace(run, samples=run.samples.assign(process=run.samples["process"].mask(late, "p2")))
+    of = synthetic.results.Results(again, inferred().table)
+    words = "2 replicates, in 3 processes, since one of them was cut off and continued"
+    assert words in plain(abstract.abstract(of))
+    assert f"samples each in {words}, in interleaved rounds" in plain(target.statement(of, TARGET))
+    closed = replace(again, manifest=run.manifest | {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}})
+    some = replace(closed, samples=again.samples[again.samples["replicate"] == 1])
+    assert machine.replicate_words(synthetic.results.Results(some, inferred().table)) == (
+        "1 replicate of the 2 asked for, in 2 processes, since it was cut off and continued"
+    )
+
+
+def test_a_cold_sample_of_the_device_clock_is_not_told_from_a_warm_one_by_the_cache_alone():
+    cold = {"timings": [*synthetic.STUDY["timings"], {"clock": "device", "cache": "cold"}]}
+    note = "A cold `device` sample is one call between its events, which read 1.50 µs around nothing"
+    assert note in clocks.cold_note(synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET | cold, fates={})))
+    assert clocks.cold_note(inferred()) == ""
 
 
 def test_a_run_that_was_taken_up_again_says_how_often():

@@ -1,5 +1,6 @@
 """What the tables print of the synthetic runs, worked by hand."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,17 +9,21 @@ import pytest
 import scipy.stats
 import synthetic
 from reading import NOT_A_NUMBER, column, first_number, html, plain, values
-from synthetic import ONE_BATCH, TARGET, inferred, lonely
+from synthetic import ONE_BATCH, SHORT, TARGET, inferred, lonely
 
 from attnlab.exhibits import cells
 from attnlab.exhibits.baseline import correctness, spread, sweeps
+from attnlab.exhibits.baseline.lengths import odd_lengths
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.environment import clocks, machine, provenance
 from attnlab.exhibits.roofline import floor
-from attnlab.exhibits.verdicts import target
+from attnlab.exhibits.verdicts import abstract, target
+from attnlab.infer.cases import passed_samples
 from attnlab.infer.results import Results
 from attnlab.infer.stats import samples_needed
+from attnlab.runs.schema import is_of
+from attnlab.study.shapes import Shape
 
 TABLES = [
     "environment.machine",
@@ -77,7 +82,7 @@ def test_a_bandwidth_above_the_ceiling_is_marked():
     assert column(table, "TFLOP/s") == ["1.75", "1.05", "1.05", "1.05"]
     assert "† above the copy ceiling" in table.note
     assert "†" not in sweeps.sweep(inferred(), "batch", "sdpa.flash").note
-    assert column(floor.floors(inferred(), "seq_len", "sdpa.flash"), "speed of light")[0] == "109 % †"
+    assert column(floor.floors(inferred(), "seq_len", "sdpa.flash"), "speed of light")[0] == "87 % †"
 
 
 def test_a_throughput_above_the_ceiling_is_marked_beside_itself():
@@ -186,7 +191,12 @@ def test_the_gate_by_implementation():
 def test_errors_of_zero_and_errors_without_end():
     checks = pd.DataFrame({"max_error": [0.0, np.inf, 1.0], "framework_max_error": [0.0, 1.0, 0.0]})
     checks = checks.assign(
-        mean_error=0.0, framework_mean_error=0.0, implementation="sdpa.auto", passed=True, inputs="normal"
+        mean_error=0.0,
+        framework_mean_error=0.0,
+        implementation="sdpa.auto",
+        passed=True,
+        inputs="normal",
+        differing=None,
     )
     for rows, share in (([0], "0.0 %"), ([0, 1], "not finite"), ([2], "not finite")):
         of = synthetic.results.Results(replace(inferred().run, checks=checks.iloc[rows]), inferred().table)
@@ -197,7 +207,7 @@ def test_a_roofline_against_ceilings_of_a_higher_clock_says_so():
     assert "at the SM clock in [](#environment.ceilings)" in floor.floors(inferred(), "seq_len", "sdpa.auto").note
     held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
     note = floor.floors(synthetic.results.Results(inferred().run, held), "seq_len", "sdpa.auto").note
-    assert "At B=2 H=4 S=256 the card throttled during more than half of the samples" in note
+    assert "At B=2 H=4 S=256 D=64 float16 the card throttled during more than half of the samples" in note
     assert "clock" not in floor.floors(lonely(), "seq_len", "sdpa.auto").note
 
 
@@ -205,11 +215,33 @@ def test_the_roofline_along_a_sweep():
     table = floor.floors(inferred(), "seq_len", "sdpa.auto")
     assert column(table, "FLOP/byte") == ["16.0", "32.0", "64.0", "128"]
     assert column(table, "matrix (µs)") == ["1.05", "4.19", "16.8", "67.1"]
-    assert column(table, "memory (µs)") == ["1.31", "2.62", "5.24", "10.5"]
+    assert column(table, "bytes (µs)") == ["0.328", "2.62", "5.24", "10.5"]
     assert column(table, "exp (µs)") == ["0.0819", "0.328", "1.31", "5.24"]
-    assert column(table, "limit") == ["memory"] + ["matrix product"] * 3
-    assert column(table, "speed of light") == ["52 %", "42 %", "42 %", "42 %"]
-    assert column(floor.floors(lonely(), "seq_len", "sdpa.auto"), "exp (µs)") == ["—"] * 4
+    assert column(table, "limit") == ["matrix product"] * 4
+    assert column(table, "speed of light") == ["42 %"] * 4
+    within = "Bytes: over the L2's 400 GB/s at S = 32, which fit it and find it warm, elsewhere over memory's."
+    assert within in table.note
+    without = floor.floors(lonely(), "seq_len", "sdpa.auto")
+    assert column(without, "exp (µs)") == ["—"] * 4
+    assert column(without, "bytes (µs)") == ["—", "2.62", "5.24", "10.5"]
+    assert "Bytes: none at S = 32, which fit the warm cache; its rate was not measured." in without.note
+
+
+def test_the_roofline_says_what_limits_which_timing():
+    slow = synthetic.CEILINGS | {"l2": (50.0, "GB/s"), "wgmma.float16": (4.0, "TFLOP/s")}
+    timings = [{"clock": "device", "cache": cache} for cache in ("warm", "cold")]
+    short = synthetic.AXES | {"seq_len": 32}
+    at = {"target": short, "sweeps": {"seq_len": [short]}}
+    for first, limit, bytes_us in ((0, "L2", "2.62"), (1, "memory", "1.31")):
+        study = at | {"timings": [timings[first], timings[1 - first]]}
+        of = synthetic.infer(synthetic.Recipe(study=study, ceilings=slow, fates={}))
+        table = floor.floors(of, "seq_len", "sdpa.auto")
+        assert (column(table, "limit"), column(table, "bytes (µs)")) == ([limit], [bytes_us])
+        assert column(table, "matrix (µs)") == ["0.524"]
+        assert "over the 4.00 TFLOP/s of wgmma alone; the library's product reached 2.00." in table.note
+        assert f"S = 32 by {limit}" in plain(floor.regimes(of))
+        light = {cache: row["limit"] for cache, row in of.table.groupby("cache").first().iterrows()}
+        assert light == {"warm": "L2", "cold": "memory"}
 
 
 def test_ceilings_beside_the_datasheet():
@@ -345,7 +377,91 @@ def test_cases_without_a_latency_have_a_reason():
 def test_kernels_are_named_without_their_arguments():
     frame = sweeps.kernels(inferred()).frame
     assert dict(zip(frame["implementation"], frame["longest kernel"], strict=True))["sdpa.flash"] == "flash_kernel"
-    assert dict(zip(frame["implementation"], frame["S"], strict=True))["sdpa.math"] == "32, 64, 128"
+    assert set(frame["at"]) == {"all"}
+
+
+def test_a_kernel_is_placed_by_what_distinguishes_its_shapes():
+    run = inferred().run
+    long = (run.cases["seq_len"] == 256) & (run.cases["implementation"] == "sdpa.auto")
+    odd = (run.cases["implementation"] == "sdpa.flash") & is_of(run.cases, ONE_BATCH)
+    masked = (run.cases["implementation"] == "sdpa.efficient") & run.cases["causal"]
+    some = (run.cases["implementation"] == "sdpa.math") & run.cases["seq_len"].isin([32, 128])
+    named = run.cases["kernels"].mask(long | odd | masked | some, "other(int)")
+    frame = sweeps.kernels(Results(replace(run, cases=run.cases.assign(kernels=named)), inferred().table)).frame
+    others = frame[frame["longest kernel"] == "other"].set_index("implementation")["at"]
+    assert others.to_dict() == {
+        "sdpa.auto": "S=256",
+        "sdpa.flash": "B=1",
+        "sdpa.efficient": "causal",
+        "sdpa.math": "B=2 H=4 S=32; B=2 H=4 S=128, with and without the causal mask; B=1 H=4 S=128; B=2 H=8 S=128",
+    }
+
+
+def odd(control_pace=None) -> Results:
+    """A run of a length that no tile divides, where a score of the baseline takes a quarter longer."""
+    study = {
+        "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.math"],
+        "timings": synthetic.STUDY["timings"][:1],
+        "sweeps": {"seq_len": [synthetic.AXES | {"seq_len": [100, 128, 300]}]},
+    }
+    short = Shape(2, 4, 100, 64)
+    more = {"sdpa.auto": 1.25, "sdpa.math": 1.1}
+    longer = {(name, short): factor * synthetic.latency_us(name, short) for name, factor in more.items()}
+    return synthetic.infer(synthetic.Recipe(study=study, fates={}, latencies_us=longer, control_pace=control_pace))
+
+
+def test_a_score_is_compared_between_a_length_and_the_next_multiple_of_a_tile():
+    told = plain(odd_lengths(odd()))
+    assert "At B=2 H=4 S=100, a length that no tile of 64 rows divides, the time of `sdpa.auto` for each score" in told
+    assert "differs from that at S=128 by +25.0 % [" in told
+    assert re.search(r"those of the others by [+−]0\.0 % \[.*?\] \(`sdpa.flash`\) to [+]10\.0 % \[", told)
+    assert "S=300" not in told  # the run has no S=320
+    assert "minimum detectable effect" not in told
+    assert re.search(r"\(minimum detectable effect [0-9.]+ %\)", plain(odd_lengths(odd(1.0))))
+    assert plain(odd_lengths(inferred())) == (
+        "*This run has no length above 64 that is no multiple of it, beside the next that is.*"
+    )
+
+
+# -------------------------------------------------------------------------------------------- timed outputs, and bits
+
+
+def with_samples(**columns) -> Results:
+    return Results(replace(inferred().run, samples=inferred().run.samples.assign(**columns)), inferred().table)
+
+
+def test_timed_outputs_are_counted_and_the_worst_is_named():
+    samples = inferred().run.samples
+    counted = len(passed_samples(inferred().run))
+    worst = (samples["implementation"] == "sdpa.math") & is_of(samples, SHORT) & (samples["replicate"] == 1)
+    told = correctness.timed_outputs(with_samples(strain=np.where(worst, 0.875, 0.5)))
+    assert told == (
+        f"{counted:,} timed outputs were compared with that of one of SDPA's backends on the same inputs, which the "
+        "implementation had never seen; the largest error among them is 88 % of what is allowed, of `sdpa.math` at "
+        "(2, 4, 32, 64) float16."
+    )
+
+
+def test_without_compared_outputs_it_says_so():
+    older = with_samples(strain=None)
+    assert "Outputs were compared before and after timing only" in plain(correctness.correctness(older))
+    assert "Outputs were compared before and after timing only" in plain(abstract.abstract(older))
+
+
+def test_what_differs_between_two_runs_is_marked_and_not_failed():
+    run = inferred().run
+    flash = (run.checks["implementation"] == "sdpa.flash") & is_of(run.checks, TARGET)
+    checks = run.checks.assign(differing=np.where(flash, 3, 0))
+    of = Results(replace(run, checks=checks), inferred().table)
+    words = "two runs on the same inputs differ in up to 3 of 65,536 elements, at 1 shape"  # 2 * 4 * 128 * 64
+    assert f"`sdpa.flash` is not reproducible: {words}." in plain(correctness.correctness(of))
+    marks = correctness.checks(of).frame.set_index("implementation")["not reproducible"]
+    assert marks.dropna().to_dict() == {"sdpa.flash": words}
+    assert "not reproducible" not in correctness.checks(inferred()).frame
+    none = Results(replace(run, checks=run.checks.assign(differing=None)), inferred().table)
+    assert "not reproducible" not in plain(correctness.correctness(none))
+    trained = Shape(2, 4, 128, 64, causal=True, direction="training", kv_heads=2)
+    assert correctness._outputs(trained) == 2 * 65536 + 2 * 32768  # O and dQ, dK and dV
 
 
 def test_every_case_has_a_row():
@@ -377,9 +493,49 @@ def test_machines():
     assert "highest SM clock" not in values(machine.machine_table(lonely()))
 
 
+PROCESS = {"setup_seconds": 1.0, "measuring_seconds": 30.0, "ecc": True, "power_limit_w": 700.0} | {
+    "persistence": True, "mig": False, "cpu": "Imaginary CPU", "governor": ""
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cards", "card", "limit", "note"),
+    [
+        ("aab", "a ({0}); b ({1})", "700 W ({0}); 600 W ({1})", "The replicates ran on 2 cards, each named by"),
+        ("aaa", "a", "700 W", "All replicates ran on one card, which is named by the start of the SHA-256"),
+        (["", "", ""], None, "700 W", ""),
+        ([None] * 3, None, "700 W", ""),
+    ],
+)
+def test_replicates_on_another_card_are_told_from_those_on_the_same(cards, card, limit, note):
+    rows = [PROCESS | {"process": f"p{place}", "replicate": place, "card": name} for place, name in enumerate(cards)]
+    processes = pd.DataFrame(rows)
+    processes.loc[processes["card"] == "b", "power_limit_w"] = 600.0
+    shown = machine.machine_table(Results(replace(inferred().run, processes=processes), inferred().table))
+    told, places = values(shown), ("replicates 0 and 1", "replicate 2")
+    assert told.get("card") == (card and card.format(*places))
+    assert told["power limit"] == limit.format(*places)
+    assert (told["ECC"], told["MIG"], told["CPU"]) == ("on", "off", "Imaginary CPU")
+    assert "CPU governor" not in told
+    assert note in shown.note
+    assert bool(shown.note) == bool(note)
+
+
+def test_a_run_that_is_older_than_what_processes_record_says_nothing_of_it():
+    unknown = inferred().run.processes[["process", "replicate"]].assign(**dict.fromkeys(PROCESS | {"card": None}))
+    shown = machine.machine_table(Results(replace(inferred().run, processes=unknown), inferred().table))
+    assert values(shown)["power limit"] == "700 W"  # of the environment
+    assert not {"card", "ECC", "MIG", "CPU"} & set(values(shown))
+    assert shown.note == ""
+
+
 def test_parameters_and_settings_and_clock():
     told = values(machine.parameters(inferred()))
-    assert (told["shapes"], told["replicates"], told["target shape"]) == ("8", "2", "(2, 4, 128, 64) float16")
+    assert (told["shapes"], told["replicates"], told["target shape"]) == (
+        "8",
+        "2 replicates, each a fresh process",
+        "(2, 4, 128, 64) float16",
+    )
     assert values(machine.settings(inferred())) == {"tf32 matmul": "False", "seed": "42"}
     assert values(clocks.clock_quality(inferred())) == {
         "tick of the clock": "0.0320", "two readings with nothing between": "1.50"

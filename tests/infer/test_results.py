@@ -70,8 +70,8 @@ def test_rates_and_speed_of_light(inferred):
     assert row["speed_of_light_pct"] == pytest.approx(41.94304)
     assert (row["limit"], row["throughput_mark"], row["bandwidth_mark"]) == ("matrix product", "", "")
     short = inferred.at(SHORT).loc["sdpa.flash"]
-    assert (short["limit"], short["throughput_mark"], short["bandwidth_mark"][0]) == ("memory", "", "†")
-    assert short["speed_of_light_pct"] == pytest.approx(100 * 1.31072 / 1.2)
+    assert (short["limit"], short["throughput_mark"], short["bandwidth_mark"][0]) == ("matrix product", "", "†")
+    assert short["speed_of_light_pct"] == pytest.approx(100 * 1.048576 / 1.2)
 
 
 def test_dependence_agrees_with_its_definition(inferred):

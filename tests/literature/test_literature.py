@@ -3,6 +3,7 @@
 import csv
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from synthetic import Recipe
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.exhibits import markdown
+from attnlab.exhibits import catalogue, markdown
+from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.roofline import literature
 from attnlab.exhibits.roofline.nearest import Cases
+from attnlab.infer.results import Results
 from attnlab.literature import bibliography, datasheets, throughputs
 from attnlab.literature.throughputs import Published
 from attnlab.paper import numbering
@@ -164,6 +167,44 @@ def test_the_same_shape_and_algorithm_stand_beside_it():
     assert beside.throughput_tflops == pytest.approx(tflops)
     assert beside.datasheet_pct == pytest.approx(100 * tflops / 989)
     assert beside.measured_pct == pytest.approx(100 * tflops / 2.0, rel=1e-3)  # the synthetic ceiling
+
+
+def peers() -> Results:
+    """Another run, which has flash-attn-4 at the target with the mask, and cuDNN without."""
+    study = {
+        "implementations": ["sdpa.auto", "sdpa.cudnn", "peer.flash4"],
+        "sweeps": {
+            "seq_len": [synthetic.AXES | {"seq_len": 128}],
+            "causal seq_len": [synthetic.AXES | {"seq_len": 128, "causal": True}],
+        },
+    }
+    run = synthetic.infer(Recipe(study=study, fates={("peer.flash4", synthetic.TARGET): ("skipped", "not here")}))
+    return Results(replace(run.run, name="theirs"), run.table)
+
+
+def test_an_algorithm_that_another_run_has_is_shown_from_there():
+    four = number(implementation="FlashAttention-4", causal="true")
+    beside = Cases(synthetic.inferred(), peers()).nearest(four)
+    assert (beside.name, beside.run, beside.shape.causal) == ("peer.flash4", "theirs", True)
+    assert Cases(synthetic.inferred()).nearest(four).name == "sdpa.flash"
+    # with the other mask alone, it is still no other algorithm
+    beside = Cases(synthetic.inferred(), peers()).nearest(number(implementation="FlashAttention-4"))
+    assert (beside.name, beside.run, beside.shape.causal) == ("peer.flash4", "theirs", True)
+    # what this run has itself is its own
+    assert Cases(synthetic.inferred(), peers()).nearest(number()).run == "synthetic"
+    assert Cases(synthetic.inferred(), synthetic.inferred()).nearest(four).name == "sdpa.flash"
+
+
+def test_the_run_of_peers_is_named_beside_its_cases():
+    four = number(implementation="FlashAttention-4", causal="true")
+    cells = literature._beside(Cases(synthetic.inferred(), peers()), four)
+    assert cells["here"] == "peer.flash4\nin theirs\n(2, 4, 128, 64)\nfloat16, causal"
+    ours = number(causal="true")
+    assert literature._beside(Cases(synthetic.inferred(), peers()), ours)["here"].startswith("sdpa.cudnn\n(2, 4, 128")
+    for id in ("highest", "every", "same"):
+        assert catalogue.find(f"roofline.literature.{id}").beside == ["peers"]
+    frame = Show(synthetic.inferred(), {"peers": peers})("roofline.literature.every").content.frame
+    assert len(frame) == len(throughputs.published())
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,17 @@ class Exhibit:
     @property
     def shows_a_run(self) -> bool:
         """Whether it is made from a run; otherwise it is the same for every run."""
-        return "results" in inspect.signature(self.make).parameters
+        return "results" in self._takes
+
+    @property
+    def beside(self) -> list[str]:
+        """The companions that are shown beside the run: the optional arguments of `make` that take `Results`."""
+        return [name for name, annotation in self._takes.items() if annotation == (Results | None)]
+
+    @property
+    def _takes(self) -> dict[str, Any]:
+        """The annotations of the arguments of `make`, by name."""
+        return {name: each.annotation for name, each in inspect.signature(self.make).parameters.items()}
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,8 @@ class Show:
         results = self.companions[found.of]() if found.of in self.companions else self.results
         stated = {name: value(results) if callable(value) else value for name, value in found.arguments.items()}
         arguments = {**stated, **given}
-        return Shown(id, results.run.name, _words(arguments), found.make(results, **arguments))
+        beside = {name: self.companions[name]() for name in found.beside if name in self.companions}
+        return Shown(id, results.run.name, _words(arguments), found.make(results, **arguments, **beside))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
         """The line that says which run is shown."""

@@ -3,14 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from attnlab.exhibits import formats
+from attnlab.infer import bootstrap
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import median_of
 from attnlab.infer.regimes import Regime, compared
 from attnlab.infer.results import Results, absence
+from attnlab.infer.stats import Interval, Verdict
+from attnlab.runs import rules
 from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
 
 CAUSAL_NOTE = (
     "Causal FLOPs count the scores under the mask, 2·B·H·S·(S+1)·D; half of 4·B·H·S²·D would be S/(S+1) of it."
@@ -42,8 +47,30 @@ def at_shapes(results: Results, shapes: Sequence[Shape]) -> str:
         return ""
     if len(groups) == 1:
         return f"All shapes were timed {REGIMES[next(iter(groups))]}."
-    parts = "; ".join(f"{REGIMES[name]}: {formats.shapes(some)}" for name, some in groups.items())
+    among = results.study.shapes
+    parts = "; ".join(f"{REGIMES[name]}: {formats.shapes(some, among)}" for name, some in groups.items())
     return f"Shapes timed {parts}."
+
+
+def under_each(results: Results, name: str, shape: Shape) -> dict[Timing, Verdict]:
+    """The verdict on a candidate at a shape under each timing that has both sides."""
+    both = {results.study.baseline, name}
+    there = [timing for timing in results.timings if both <= set(results.at(shape, timing).index)]
+    return {timing: results.compare(name, shape, timing) for timing in there}
+
+
+def added_us(one: list[np.ndarray], other: list[np.ndarray]) -> Interval:
+    """How much longer one side takes, in µs: the difference of the medians within a replicate, over replicates."""
+    return over_replicates([float(np.median(mine) - np.median(its)) for mine, its in zip(one, other, strict=True)])
+
+
+def over_replicates(differences: list[float]) -> Interval:
+    """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
+    if len(differences) < 2:
+        return Interval(float(np.mean(differences)), -np.inf, np.inf)
+    found = bootstrap.scatter(np.asarray(differences))
+    reach = found.reach(rules.CONFIDENCE)
+    return Interval(found.mean, found.mean - reach, found.mean + reach)
 
 
 def without(results: Results, names: list[str], shape: Shape) -> str:
@@ -78,8 +105,10 @@ def explanations(rows: list[Any]) -> str:
     return " ".join(f"{mark}." for mark in marks)
 
 
-def shape_of(row: dict[str, Any]) -> Shape:
-    return Shape(**{axis: row[axis] for axis in AXES})
+def shape_of(row: Any) -> Shape:
+    """The shape of a row of a table."""
+    values = ((axis, row[axis]) for axis in AXES)
+    return Shape(**{axis: value.item() if hasattr(value, "item") else value for axis, value in values})
 
 
 def explained(mark: str) -> str:

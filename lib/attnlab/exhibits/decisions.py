@@ -1,7 +1,11 @@
 """What a verdict is called in a table, in a sentence and in a legend."""
 
+from collections.abc import Mapping
+
+from attnlab.exhibits import formats
 from attnlab.exhibits.formats import MARGIN
 from attnlab.infer.stats import Decision, Verdict
+from attnlab.study.studies import Timing
 
 FASTER: Decision = "faster"
 SLOWER: Decision = "slower"
@@ -14,6 +18,8 @@ _RELATIONS = {
     EQUIVALENT: f"equivalent within ±{MARGIN} to",
     INCONCLUSIVE: "not distinguished from",
 }
+_ALONE = _RELATIONS | {FASTER: "faster", SLOWER: "slower", EQUIVALENT: f"equivalent within ±{MARGIN}"}
+_ALONE |= {INCONCLUSIVE: "not distinguished"}
 
 
 def kind(verdict: Verdict) -> str:
@@ -36,3 +42,25 @@ def claim(verdict: Verdict) -> str:
     if verdict.decision != FASTER:
         return ""
     return ", and claimable" if verdict.claimable else ", but not claimable"
+
+
+def against(other: str, verdicts: Mapping[Timing, Verdict]) -> str:
+    """A sentence on how a candidate compares with another implementation under each timing."""
+    same = len({verdict.decision for verdict in verdicts.values()}) == 1
+    relation = "it is" if same else "the verdict depends on the timing:"
+    return f"Compared with {other}, {relation} {under_each(verdicts)}."
+
+
+def under_each(verdicts: Mapping[Timing, Verdict]) -> str:
+    """What each timing says, those that agree together: ``faster by `device` warm (1.05 [1.04, 1.06])``.
+
+    A claimable speedup is marked as such; where some are faster and none is claimable, that is said at the end.
+    """
+    groups: dict[Decision, list[str]] = {}
+    for timing, verdict in verdicts.items():
+        speedup = f"{formats.interval(verdict.speedup)}{', claimable' if verdict.claimable else ''}"
+        groups.setdefault(verdict.decision, []).append(f"`{timing.clock}` {timing.cache} ({speedup})")
+    parts = [f"{_ALONE[decision]} by {formats.listing(found)}" for decision, found in groups.items()]
+    said = formats.listing(parts) if len(parts) < 2 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
+    faster = [verdict for verdict in verdicts.values() if verdict.decision == FASTER]
+    return f"{said}; not claimable" if faster and not any(verdict.claimable for verdict in faster) else said

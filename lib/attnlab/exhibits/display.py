@@ -27,6 +27,8 @@ from attnlab.infer.lookup import NotMeasured
 
 MISSING = "—"
 LONG = 36
+FEW_ROWS = 2
+"""In a table of so few rows, a column may have one value by chance."""
 
 _NUMBER = r"[<>≤≥≈~]?\s?[+\-−±]?\d[\d,\u2009\u202f]*(?:\.\d+)?(?:[eE][+\-−]?\d+)?\s?[%×]?"
 _NUMERIC = re.compile(rf"{_NUMBER}(?:\s?[†‡]+)?(?:\s*[±–]\s*{_NUMBER})?(?:\s*[\[(]{_NUMBER}\s*[,–]\s*{_NUMBER}[\])])?")
@@ -82,6 +84,8 @@ class Figure:
 class Table:
     """A frame as its caller formatted it, without its index. Missing values are dashes, numbers are aligned right.
 
+    A column that has one value in all rows is not shown; the note names it with its value.
+
     Args:
         highlight: position of the row that is emphasized.
 
@@ -101,9 +105,9 @@ class Table:
     def bundle(self, anchor: str = "") -> dict[str, str]:
         """The table in every format, with its anchor on the page."""
         table = f'<div class="scroll"><table><thead>{self._head()}</thead><tbody>{self._body()}</tbody></table></div>'
-        note = f'<p class="note">{markdown.inline(self.note)}</p>' if self.note else ""
+        note = f'<p class="note">{markdown.inline(self.legend)}</p>' if self.legend else ""
         html = _float(anchor, "table", _caption(self.caption), table, note)
-        return _bundle(html, self.frame.map(_text).to_string(index=False))
+        return _bundle(html, self._shown.map(_text).to_string(index=False))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return self.bundle()
@@ -111,27 +115,45 @@ class Table:
     @cached_property
     def grid(self) -> str:
         """Titles and rows as a table in GitHub's Markdown."""
-        columns = [self.frame.columns, ["---:" if align else "---" for align in self._alignments]]
-        rows = [[_text(cell) for cell in row] for row in self.frame.itertuples(index=False, name=None)]
+        columns = [self._shown.columns, ["---:" if align else "---" for align in self._alignments]]
+        rows = [[_text(cell) for cell in row] for row in self._shown.itertuples(index=False, name=None)]
         return "\n".join(f"| {' | '.join(map(_in_line, row))} |" for row in [*columns, *rows])
 
     @property
     def markdown(self) -> str:
         """Caption, titles and rows, and note."""
-        return "\n\n".join(filter(None, [f"**{self.caption}**", self.grid, self.note]))
+        return "\n\n".join(filter(None, [f"**{self.caption}**", self.grid, self.legend]))
+
+    @cached_property
+    def _constants(self) -> dict[int, str]:
+        """The columns that have one value in all rows, by position, each with that value; never the first column."""
+        if len(self.frame) <= FEW_ROWS:
+            return {}
+        texts = {place: set(self.frame.iloc[:, place].map(_text)) for place in range(1, self.frame.shape[1])}
+        return {place: found.pop() for place, found in texts.items() if len(found) == 1 and found != {MISSING}}
+
+    @cached_property
+    def _shown(self) -> pd.DataFrame:
+        return self.frame.iloc[:, [place for place in range(self.frame.shape[1]) if place not in self._constants]]
+
+    @cached_property
+    def legend(self) -> str:
+        """The note, and the columns that are left out with their values."""
+        named = [f"{_flat(self.frame.columns[place])} {_flat(value)}" for place, value in self._constants.items()]
+        return " ".join(filter(None, [self.note, f"The same in every row: {'; '.join(named)}." if named else ""]))
 
     @cached_property
     def _alignments(self) -> list[str]:
-        columns = (self.frame.iloc[:, position] for position in range(self.frame.shape[1]))
+        columns = (self._shown.iloc[:, position] for position in range(self._shown.shape[1]))
         return [' class="num"' if _is_numeric(column) else "" for column in columns]
 
     def _head(self) -> str:
-        columns = zip(self.frame.columns, self._alignments, strict=True)
+        columns = zip(self._shown.columns, self._alignments, strict=True)
         titles = (f'<th scope="col"{align}>{escape(str(title))}</th>' for title, align in columns)
         return f"<tr>{''.join(titles)}</tr>"
 
     def _body(self) -> str:
-        return "".join(self._row(*row) for row in enumerate(self.frame.itertuples(index=False, name=None)))
+        return "".join(self._row(*row) for row in enumerate(self._shown.itertuples(index=False, name=None)))
 
     def _row(self, position: int, cells: Iterable[object]) -> str:
         emphasis = ' class="target"' if position == self.highlight else ""
@@ -222,7 +244,11 @@ def _cell(cell: object, align: str) -> str:
 
 def _in_line(text: object) -> str:
     """A cell of a table in Markdown, whose rows are lines."""
-    return str(text).replace("\n", " ").replace("|", "\\|")
+    return _flat(text).replace("|", "\\|")
+
+
+def _flat(text: object) -> str:
+    return " ".join(str(text).split("\n"))
 
 
 def _is_numeric(column: pd.Series) -> bool:

@@ -1,6 +1,7 @@
 """Numbers as tables and sentences print them: no more digits than their interval supports."""
 
 import math
+from collections.abc import Sequence
 
 from attnlab.infer.stats import Interval
 from attnlab.runs import rules
@@ -131,19 +132,34 @@ def count(amount: int, one: str) -> str:
     return f"{amount:,} {one if amount == 1 else one + 's'}"
 
 
-def shapes(values: list[Shape]) -> str:
-    """``B=32 H=8 S=4096 and 8192, with and without the causal mask``, groups separated by semicolons."""
-    masks: dict[tuple[int, int, str, int], set[bool]] = {}
+def shapes(values: Sequence[Shape], among: Sequence[Shape] = ()) -> str:
+    """``B=32 H=8 S=4096 and 8192 D=64, with and without the causal mask``, groups separated by semicolons.
+
+    Args:
+        among: the shapes that these have to be distinguished from, such as all of a study: head_dim and dtype are
+            named where they differ among them. Without any, they are always named.
+    """
+    heads_differ, types_differ = (len({getattr(value, axis) for value in among}) != 1 for axis in ("head_dim", "dtype"))
+    masks: dict[tuple[int, int, str, str, int], set[bool]] = {}
     for value in values:
         special = "".join(f", {word}" for word in value.special)
-        masks.setdefault((value.batch, value.heads, special, value.seq_len), set()).add(value.causal)
-    groups: dict[tuple[int, int, str, bool, bool], list[str]] = {}
-    for (batch, heads, special, length), found in masks.items():
-        groups.setdefault((batch, heads, special, True in found, False in found), []).append(str(length))
-    return "; ".join(
-        f"B={batch} H={heads} S={listing(lengths)}{_masks(causal, full)}{special}"
-        for (batch, heads, special, causal, full), lengths in groups.items()
-    )
+        kind = f" D={value.head_dim}" * heads_differ + f" {value.dtype}" * types_differ
+        masks.setdefault((value.batch, value.heads, kind, special, value.seq_len), set()).add(value.causal)
+    groups: dict[tuple[int, int, str, str, bool, bool], list[str]] = {}
+    for (batch, heads, kind, special, length), found in masks.items():
+        groups.setdefault((batch, heads, kind, special, True in found, False in found), []).append(str(length))
+    by_kind: dict[str, list[tuple[str, str]]] = {}
+    for (batch, heads, kind, special, causal, full), lengths in groups.items():
+        sizes, mask = f"B={batch} H={heads} S={listing(lengths)}", f"{_masks(causal, full)}{special}"
+        by_kind.setdefault(kind, []).append((sizes, mask))
+    return "; ".join(_of_one_kind(kind, found) for kind, found in by_kind.items())
+
+
+def _of_one_kind(kind: str, found: list[tuple[str, str]]) -> str:
+    if len(found) == 1:
+        (sizes, mask), *_ = found
+        return f"{sizes}{kind}{mask}"
+    return "; ".join(f"{sizes}{mask}" for sizes, mask in found) + (f" (each{kind})" if kind else "")
 
 
 def _masks(causal: bool, full: bool) -> str:

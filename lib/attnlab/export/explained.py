@@ -28,7 +28,8 @@ RUN = {
     "attnlab, commit, command": "what measured",
 }
 CASE = {
-    "clock": "`device`: launch gap removed; `eager`: one call as a program makes it",
+    "clock": "`device`: launch gap removed; `eager`: one call as a program makes it; `cupti`: the durations of its "
+    "kernels, added up",
     "cache": "`warm` or `cold` L2 where a sample begins",
     "samples": "how many, over all replicates; none dropped",
     "replicates": "fresh processes that measured this case",
@@ -92,7 +93,7 @@ CONFIG = {
     "shape": "the axes, as in the summary",
     "scores, exponentials": "entries of the score matrix that the mask lets through; exponentials taken of them",
     "flops_formula": "how FLOPs are counted here",
-    "least_us_by_ceiling": "least time that each measured ceiling allows; the largest is the floor",
+    "least_us_by_ceiling": "by cache, the least time that each measured ceiling allows; the largest is the floor",
     "implementations": "a record each, `timings` and verdicts within it",
     "implementation": "its name",
     "why_no_latency": "null where it has one",
@@ -100,6 +101,7 @@ CONFIG = {
     "peak_memory_bytes": "most memory allocated at once during a call",
     "made, passed, max_error, framework_max_error": "checks of the case; largest absolute error against the float64 "
     "oracle on standard normal inputs, its own and the framework's",
+    "differing_most": "most elements in which two runs on the same inputs differed; null before schema 5",
     "outcomes": "what became of it in each replicate",
     "replicate, process": "number of the replicate, random name of the process",
     "status, reason": "`measured`, or what happened instead and why",

@@ -119,6 +119,10 @@ class Records:
     def _latencies(self) -> dict[Key, list[Latencies]]:
         return {key: self._read(*key) for key in self._keys(self.results.study.subjects)}
 
+    @property
+    def _caches(self) -> list[str]:
+        return list(dict.fromkeys(timing.cache for timing in self.timings))
+
     def _read(self, shape: Shape, name: str, timing: Timing) -> list[Latencies]:
         case = self._passed.get(_flat(shape, name, timing))
         if case is None:
@@ -219,7 +223,7 @@ class Records:
             "flops_formula": f"{4 if shape.direction == 'forward' else 14}·scores·D",
             "bytes": shape.bytes,
             "intensity_flop_per_byte": shape.intensity,
-            "least_us_by_ceiling": results.ceilings.terms_us(shape),
+            "least_us_by_ceiling": {cache: results.ceilings.terms_us(shape, cache) for cache in self._caches},
             "baseline": results.study.baseline,
             "implementations": [self._implementation(shape, name) for name in results.study.implementations],
             "control": self._control(shape),
@@ -339,13 +343,14 @@ class Records:
         """Absolute errors against the float64 oracle, on standard normal inputs."""
         checks = self._checked.get((name, *shape.axes.values()))
         if checks is None:
-            return {"made": 0, "passed": 0, "max_error": None, "framework_max_error": None}
+            return {"made": 0, "passed": 0, "max_error": None, "framework_max_error": None, "differing_most": None}
         normal = on_normal(checks)
         return {
             "made": len(checks),
             "passed": int(checks["passed"].sum()),
             "max_error": normal["max_error"].max(),
             "framework_max_error": normal["framework_max_error"].max(),
+            "differing_most": checks["differing"].max(),
         }
 
     # --------------------------------------------------------------------------------------------------- environment

@@ -101,7 +101,8 @@ def _context(rows: pd.DataFrame) -> dict[str, float]:
 def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -> dict[str, object]:
     """Work over the median latency, and the floor over it."""
     shape = Shape(**dict(zip(AXES, key[1 : 1 + len(AXES)], strict=True)))  # type: ignore[arg-type]
-    median_us, floor_us = row["median_us"], ceilings.floor_us(shape)
+    median_us, cache = row["median_us"], str(key[-1])
+    floor_us = ceilings.floor_us(shape, cache)
     return {
         "flops": shape.flops,
         "bytes": shape.bytes,
@@ -109,9 +110,9 @@ def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -
         "throughput_tflops": shape.flops / median_us / 1e6,
         "throughput_mark": ceilings.throughput_mark(shape, median_us),
         "bandwidth_gbs": shape.bytes / median_us / 1e3,
-        "bandwidth_mark": ceilings.bandwidth_mark(shape, median_us),
+        "bandwidth_mark": ceilings.bandwidth_mark(shape, median_us, cache),
         "floor_us": floor_us,
-        "limit": ceilings.limit(shape),
+        "limit": ceilings.limit(shape, cache),
         "speed_of_light_pct": 100 * floor_us / median_us,
     }
 

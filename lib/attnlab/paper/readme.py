@@ -77,7 +77,7 @@ def _ladder(results: Results, picture: str) -> str:
     table = Show(results)(LADDER).content
     if not picture or not isinstance(table, Table):
         return f"*The run `{results.run.name}`, which this page shows, holds no latency of a kernel at its target.*"
-    parts = [standing_sentence(results), picture, f"**{table.caption}** {table.note}", table.grid]
+    parts = [standing_sentence(results), picture, f"**{table.caption}** {table.legend}", table.grid]
     return "\n\n".join(parts)
 
 

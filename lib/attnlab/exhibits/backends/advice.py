@@ -11,21 +11,27 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.decisions import FASTER, SLOWER
 from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.formats import MARGIN
 from attnlab.infer.families import Family
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
+from attnlab.runs.rules import CLAIM_SPEEDUP, EQUIVALENCE_MARGIN
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
+CAPTION = "What to use, and what to avoid."
+USE, UNCLAIMED, LITTLE, HARDLY = WORTH = ("use", "not claimable", "little to gain", "hardly matters")
+
 
 class Rule(NamedTuple):
-    """What to do and where, with the weakest of the comparisons that support it."""
+    """What to do and where, with the weakest of the comparisons that support it, and what other timings say."""
 
     kind: str
     rule: str
     where: str
     backing: str
+    but: str | None = None
 
 
 Judged = dict[Shape, Verdict]
@@ -38,11 +44,14 @@ def rules(results: Results) -> Table:
     if not found:
         raise NotMeasured("No verdict of this run is faster or slower, so no rule follows")
     note = (
-        f"All against `{results.study.baseline}`. Use: faster at these shapes, claimable if it is so at all of them. "
-        "Avoid: slower at every shape that was compared. Backing is the weakest of the comparisons behind the rule. A "
-        "crossover is between two shapes of a sweep, one faster and one slower, with no such verdict between them."
+        f"All against `{results.study.baseline}`. Use: a claimable speedup at these shapes. Not claimable: faster, by "
+        f"{CLAIM_SPEEDUP:.2f} or more, but without what else a claim needs. Little to gain: faster by less; hardly "
+        f"matters: by less than {MARGIN}. But: timings under which it is slower at some of these shapes. Avoid: slower "
+        "at every shape that was compared. Backing is the weakest of the comparisons behind the rule. A crossover is "
+        "between two shapes of a sweep, one faster and one slower, with no such verdict between them."
     )
-    return Table(pd.DataFrame(found), "What to use, and what to avoid.", note)
+    frame = pd.DataFrame(found)
+    return Table(frame if frame["but"].notna().any() else frame.drop(columns="but"), CAPTION, note)
 
 
 def _under(results: Results, timing: Timing) -> list[Rule]:
@@ -62,18 +71,38 @@ def _verdicts(results: Results, name: str, timing: Timing) -> Judged:
 
 def _use(results: Results, judged: dict[str, Judged], timing: Timing) -> list[Rule]:
     """At each shape, the implementation with the smallest median among those that are faster than the baseline."""
-    chosen: dict[str, Judged] = {}
+    chosen: dict[tuple[str, str], Judged] = {}
     for shape in results.study.shapes:
         faster = {n: v[shape] for n, v in judged.items() if shape in v and v[shape].decision == FASTER}
         if faster:
             fastest = str(results.at(shape, timing).loc[list(faster), "median_us"].idxmin())
-            chosen.setdefault(fastest, {})[shape] = faster[fastest]
+            chosen.setdefault((fastest, _worth(faster[fastest])), {})[shape] = faster[fastest]
     rules = []
-    for name, verdicts in chosen.items():
-        claimable = ", claimable" if all(verdict.claimable for verdict in verdicts.values()) else ""
+    for (name, worth), verdicts in sorted(chosen.items(), key=lambda found: WORTH.index(found[0][1])):
         weakest = min(verdicts, key=lambda shape: verdicts[shape].speedup.estimate)
-        rules.append(Rule("use", f"{name}{claimable}", _where(verdicts, timing), _backing(verdicts, weakest)))
+        but = _slower_elsewhere(results, name, list(verdicts), timing)
+        where = _where(list(verdicts), timing, results)
+        rules.append(Rule(worth, name, where, _backing(verdicts, weakest), but))
     return rules
+
+
+def _worth(verdict: Verdict) -> str:
+    """Whether a faster implementation is worth choosing."""
+    if verdict.claimable:
+        return USE
+    if verdict.speedup.estimate >= CLAIM_SPEEDUP:
+        return UNCLAIMED
+    return LITTLE if verdict.speedup.estimate > 1 + EQUIVALENCE_MARGIN else HARDLY
+
+
+def _slower_elsewhere(results: Results, name: str, shapes: list[Shape], timing: Timing) -> str | None:
+    """The other timings under which an implementation is slower at some of these shapes."""
+    found = {}
+    for other in results.timings:
+        judged = _verdicts(results, name, other) if other != timing else {}
+        if slower := [shape for shape in shapes if shape in judged and judged[shape].decision == SLOWER]:
+            found[other] = slower
+    return "; ".join(f"slower at {_where(slower, other, results)}" for other, slower in found.items()) or None
 
 
 def _avoid(name: str, verdicts: Judged, timing: Timing) -> list[Rule]:
@@ -106,12 +135,8 @@ def _is_grid(shapes: list[Shape], axis: str) -> bool:
     return len({getattr(shape, axis) for shape in shapes}) < len(shapes)
 
 
-def _where(verdicts: Judged, timing: Timing) -> str:
-    alike: dict[str, list[Shape]] = {}
-    for shape in verdicts:
-        alike.setdefault(f"D={shape.head_dim}, {shape.dtype}", []).append(shape)
-    parts = [f"{formats.shapes(sorted(shapes))} ({words})" for words, shapes in alike.items()]
-    return f"{'; '.join(parts)}; {timing.words}"
+def _where(shapes: list[Shape], timing: Timing, results: Results) -> str:
+    return f"{formats.shapes(sorted(shapes), results.study.shapes)}; {timing.words}"
 
 
 def _backing(verdicts: Judged, shape: Shape) -> str:
@@ -120,7 +145,7 @@ def _backing(verdicts: Judged, shape: Shape) -> str:
 
 @exhibit("backends.summary", of="choices")
 def summary(results: Results) -> Prose:
-    """How often something is faster than leaving the choice to the baseline, and by how much at most."""
+    """How often something is faster than leaving the choice to the baseline, claimably so, and by how much at most."""
     parts = []
     for timing in results.timings:
         families = {shape: family for shape, family in results.families_under(timing).items() if family.verdicts}
@@ -131,7 +156,9 @@ def summary(results: Results) -> Prose:
         most = max(lost, default=None)
         at_most = f", {formats.number(most[0])} times at most, at {most[1].label}" if most else ""
         of = formats.count(len(families), "shape")
-        parts.append(f"by the {timing.words}, something else is faster at {len(lost)} of {of}{at_most}")
+        claimed = sum(any(verdict.claimable for verdict in family.verdicts.values()) for family in families.values())
+        claims = f", claimable at {claimed}" if lost else ""
+        parts.append(f"by the {timing.words}, something else is faster at {len(lost)} of {of}{claims}{at_most}")
     if not parts:
         raise NotMeasured(f"`{results.study.baseline}` was compared with nothing")
     return Prose(f"Compared with leaving the choice to `{results.study.baseline}`, {'; '.join(parts)}.")

@@ -8,13 +8,14 @@ import pandas as pd
 from attnlab.base.errors import UserError
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import added_us, over_replicates
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
-from attnlab.infer import bootstrap, stats
+from attnlab.infer import stats
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
-from attnlab.runs import dispatch, rules
+from attnlab.runs import dispatch
 from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.schema import is_of
 from attnlab.study.implementations import DISPATCH, FALLBACK
@@ -85,17 +86,7 @@ def _within(added: stats.Interval) -> str:
 
 
 def _added_us(results: Results, shape: Shape) -> stats.Interval:
-    sides = [results.samples(name, shape) for name in (DISPATCH, FALLBACK)]
-    return _over_replicates([float(np.median(one) - np.median(other)) for one, other in zip(*sides, strict=True)])
-
-
-def _over_replicates(differences: list[float]) -> stats.Interval:
-    """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
-    if len(differences) < 2:
-        return stats.Interval(float(np.mean(differences)), -np.inf, np.inf)
-    found = bootstrap.scatter(np.asarray(differences))
-    reach = found.reach(rules.CONFIDENCE)
-    return stats.Interval(found.mean, found.mean - reach, found.mean + reach)
+    return added_us(*(results.samples(name, shape) for name in (DISPATCH, FALLBACK)))
 
 
 @exhibit("backends.attend.stream", of="attended")
@@ -132,11 +123,29 @@ def overhead(results: Results) -> Prose:
     medians = calls.groupby(["replicate", "implementation"])["host_us"].median().unstack()
     more = medians[DISPATCH].mean() >= medians[FALLBACK].mean()
     sign, word = (1, "more") if more else (-1, "less")
-    added = _over_replicates(list(sign * (medians[DISPATCH] - medians[FALLBACK])))
+    added = over_replicates(list(sign * (medians[DISPATCH] - medians[FALLBACK])))
     return Prose(
         f"Where `attend` makes the same call as SDPA, it takes {formats.interval(added)} µs {word} of host time than "
         f"SDPA alone (median of {len(calls) // 2:,} requests, Student's t over replicates; {ALLOWED_US} µs are "
-        "allowed)."
+        f"allowed). {_served(_calls(results))}"
+    )
+
+
+def _served(calls: pd.DataFrame) -> str:
+    """Whether the median request of the whole stream is answered later through `attend`, in a sentence."""
+    medians = calls.groupby(["replicate", "implementation"])["latency_us"].median().unstack()
+    added = medians[DISPATCH] - medians[FALLBACK]
+    later, count = int((added > 0).sum()), len(added)
+    gap = formats.interval(over_replicates(list(added)))
+    if later == count:
+        verdict = f"is answered later through `attend` than by SDPA in {'the only' if count == 1 else f'all {count}'}"
+    elif later == 0:
+        verdict = f"is answered earlier through `attend` than by SDPA in {'the only' if count == 1 else f'all {count}'}"
+    else:
+        verdict = f"is answered later through `attend` than by SDPA in {later} of {count}"
+    return (
+        f"Over the whole stream, the median request {verdict} {'replicate' if count == 1 else 'replicates'}: `attend` "
+        f"adds {gap} µs to {formats.number(float(medians[FALLBACK].mean()), 4)}."
     )
 
 

@@ -29,7 +29,7 @@ def support(results: Results) -> Table:
         for name in results.study.implementations
     ]
     reasons = dict.fromkeys(_reasons(results))
-    note = "All passed the same gate. " + " ".join(reasons)
+    note = "All go through the same gate; where a case failed, it has no latency. " + " ".join(reasons)
     frame = pd.DataFrame(rows).rename(columns=_plain)
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 

@@ -6,12 +6,14 @@ import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import shape_of
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.style import AXIS_TITLES, legend, look, plain_logarithm, powers_of_two
-from attnlab.infer.cases import AXES
+from attnlab.infer.cases import AXES, passed_samples
 from attnlab.infer.lookup import NotMeasured, axis_of, on_normal
 from attnlab.infer.results import Results
 from attnlab.runs.rules import GATE_FACTOR
+from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 
 
@@ -66,16 +68,55 @@ def correctness(results: Results) -> Prose:
     failed = checks[~checks["passed"].astype(bool)]
     verdict = "all passed" if failed.empty else f"{len(failed)} failed, and their cases are reported without a latency"
     normal = on_normal(checks)
-    return Prose(
+    sentences = [
         f"The gate made {formats.count(len(checks), 'check')} and {verdict}. On standard normal inputs, the largest "
         f"error of any implementation is {formats.number(normal['max_error'].max())}, that of the framework's own "
-        f"composition in the same dtype {formats.number(normal['framework_max_error'].max())}."
+        f"composition in the same dtype {formats.number(normal['framework_max_error'].max())}.",
+        timed_outputs(results),
+        *(f"`{name}` is not reproducible: {words}." for name, words in _not_reproducible(checks).items()),
+    ]
+    return Prose(" ".join(sentences))
+
+
+def timed_outputs(results: Results) -> str:
+    """How many timed outputs were compared, and how near the worst came to what is allowed, in a sentence."""
+    compared = passed_samples(results.run).dropna(subset=["strain"])
+    if compared.empty:
+        return "Outputs were compared before and after timing only, and no timed output itself."
+    worst = compared.loc[compared["strain"].astype(float).idxmax()]
+    were = "timed output was" if len(compared) == 1 else "timed outputs were"
+    return (
+        f"{len(compared):,} {were} compared with that of one of SDPA's backends on the same inputs, which the "
+        f"implementation had never seen; the largest error among them is {formats.percent(100 * worst['strain'])} of "
+        f"what is allowed, of `{implementations.under_control(worst['implementation'])}` at {shape_of(worst).label}."
     )
+
+
+def _not_reproducible(checks: pd.DataFrame) -> dict[str, str]:
+    """The implementations of which two runs on the same inputs differ, each with how much they do."""
+    differing = checks.assign(differing=pd.to_numeric(checks["differing"]))
+    differing = differing[differing["differing"] > 0]
+    found = {}
+    for name, rows in differing.groupby("implementation", sort=False):
+        worst = rows.loc[rows["differing"].idxmax()]
+        shapes = len(rows[AXES].drop_duplicates())
+        found[str(name)] = (
+            f"two runs on the same inputs differ in up to {int(worst['differing']):,} of {_outputs(shape_of(worst)):,} "
+            f"elements, at {formats.count(shapes, 'shape')}"
+        )
+    return found
+
+
+def _outputs(shape: Shape) -> int:
+    """The number of elements of O; in training, of dQ, dK and dV too."""
+    gradients = shape.query_elements + 2 * shape.key_elements
+    return shape.query_elements + (gradients if shape.direction == "training" else 0)
 
 
 @exhibit("baseline.checks")
 def checks(results: Results) -> Table:
     """The results of the gate by implementation, over all shapes."""
+    marks = _not_reproducible(results.run.checks) if len(results.run.checks) else {}
     rows = [
         {
             "implementation": name,
@@ -85,6 +126,7 @@ def checks(results: Results) -> Table:
             "mean error": formats.number(normal["mean_error"].mean()),
             "largest share of the allowed": formats.percent(100 * _share(normal).max()),
         }
+        | ({"not reproducible": marks.get(name)} if marks else {})
         for name, group in results.run.checks.groupby("implementation", sort=False)
         for normal in [on_normal(group)]
     ]

@@ -1,7 +1,7 @@
 """Along the sweeps of a study: latency, throughput, bandwidth, memory, scaling."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -12,6 +12,7 @@ from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import baseline, exhibit, target
 from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, explanations, interval_cell, light, sign, stacked_cell
 from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.environment.clocks import cold_note
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import (
     AXIS_TITLES,
@@ -29,6 +30,7 @@ from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import ratio_ci
 from attnlab.runs.schema import MEASURED
+from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 
 OF_LENGTHS = ("seq_len", "causal seq_len")
@@ -116,39 +118,59 @@ def span(results: Results) -> Prose:
     rows = rows[rows["implementation"] == name]
     if rows.empty:
         raise NotMeasured(f"`{name}` has no latency in this run, {results.headline.words}")
+
+    def at(row: Any) -> str:
+        return formats.shapes([cells.shape_of(row)], results.study.shapes)
+
     fastest, slowest = rows.loc[rows["median_us"].idxmin()], rows.loc[rows["median_us"].idxmax()]
     busiest, widest = rows.loc[rows["throughput_tflops"].idxmax()], rows.loc[rows["bandwidth_gbs"].idxmax()]
     return Prose(
-        f"Over all shapes `{name}` spans {formats.number(fastest['median_us'])} µs at {_at(fastest)} to "
-        f"{formats.number(slowest['median_us'])} µs at {_at(slowest)}, a factor of "
+        f"Over all shapes `{name}` spans {formats.number(fastest['median_us'])} µs at {at(fastest)} to "
+        f"{formats.number(slowest['median_us'])} µs at {at(slowest)}, a factor of "
         f"{formats.number(slowest['median_us'] / fastest['median_us'])} for "
         f"{formats.number(slowest['flops'] / fastest['flops'])} times the FLOPs. Its highest throughput is "
-        f"{formats.number(busiest['throughput_tflops'])} TFLOP/s at {_at(busiest)}"
+        f"{formats.number(busiest['throughput_tflops'])} TFLOP/s at {at(busiest)}"
         f"{cells.explained(busiest['throughput_mark'])}, its highest bandwidth "
-        f"{formats.number(widest['bandwidth_gbs'])} GB/s at {_at(widest)}{cells.explained(widest['bandwidth_mark'])}."
+        f"{formats.number(widest['bandwidth_gbs'])} GB/s at {at(widest)}{cells.explained(widest['bandwidth_mark'])}."
     )
-
-
-def _at(row: object) -> str:
-    causal = ", causal" if row["causal"] else ""  # type: ignore[index]
-    return f"B={row['batch']} H={row['heads']} S={row['seq_len']}{causal}"  # type: ignore[index]
 
 
 @exhibit("baseline.kernels")
 def kernels(results: Results) -> Table:
-    """The kernel that each implementation ran, and at which lengths."""
-    rows = results.run.cases
-    rows = rows[rows["status"] == MEASURED]
-    rows = rows.assign(kernel=rows["kernels"].str.split("\n").str[0].map(formats.kernel))
-    grouped = rows.groupby(["implementation", "kernel"], sort=False)
-    everywhere = set(rows["seq_len"])
-    frame = pd.DataFrame(
-        [
-            {"implementation": name, "longest kernel": kernel, "S": _lengths(set(group["seq_len"]), everywhere)}
-            for (name, kernel), group in grouped
-        ]
-    )
-    return Table(frame, "The longest kernel of each call, by torch.profiler, and the lengths at which it ran.")
+    """The kernel that each implementation ran, and at which shapes."""
+    cases = results.run.cases
+    cases = cases[(cases["status"] == MEASURED) & ~cases["implementation"].map(implementations.is_control).astype(bool)]
+    cases = cases.assign(kernel=cases["kernels"].str.split("\n").str[0].map(formats.kernel))
+    rows = []
+    for name in results.study.implementations:
+        its = cases[cases["implementation"] == name]
+        everywhere = _shapes_of(its)
+        for kernel, group in its.groupby("kernel", sort=False):
+            rows.append({"implementation": name, "longest kernel": kernel, "at": _where(_shapes_of(group), everywhere)})
+    note = "At: of the shapes at which the implementation was measured. A shape that is in two rows ran both, in turn."
+    return Table(pd.DataFrame(rows), "The longest kernel of each call, by torch.profiler, and where it ran.", note)
+
+
+def _shapes_of(cases: pd.DataFrame) -> list[Shape]:
+    return [cells.shape_of(row) for row in cases[list(Shape.AXES)].drop_duplicates().to_dict("records")]
+
+
+def _where(some: list[Shape], everywhere: list[Shape]) -> str:
+    """The values of one or two axes that distinguish some shapes from all others, or else the shapes."""
+    if set(some) == set(everywhere):
+        return "all"
+    shared = [axis for axis in Shape.AXES if len({getattr(shape, axis) for shape in some}) == 1]
+    for axes in [*combinations(shared, 1), *combinations(shared, 2)]:
+        alike = [shape for shape in everywhere if all(getattr(shape, a) == getattr(some[0], a) for a in axes)]
+        if set(alike) == set(some):
+            return " ".join(_named(axis, getattr(some[0], axis)) for axis in axes)
+    return formats.shapes(some, everywhere)
+
+
+def _named(axis: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "causal" if value else "not causal"
+    return f"{'D' if axis == 'head_dim' else LETTERS[axis]}={value}" if isinstance(value, int) else str(value)
 
 
 @exhibit("baseline.sweep.seq_len", name="seq_len", implementation=baseline)
@@ -265,15 +287,15 @@ def timings(results: Results, shape: Shape) -> Table:
     """One shape under every timing."""
     rows = []
     for name in results.study.implementations:
-        cells = {
+        medians = {
             str(t): interval_cell(results.at(shape, t).loc[name])
             for t in results.timings
             if name in results.at(shape, t).index
         }
-        if cells:
-            rows.append({"implementation": name, **cells})
+        if medians:
+            rows.append({"implementation": name, **medians})
     caption = f"The target, {shape.label}, under every timing: median in µs with {CI} interval."
-    return Table(pd.DataFrame(rows), caption, "The columns are clock and cache.")
+    return Table(pd.DataFrame(rows), caption, f"The columns are clock and cache.{cold_note(results)}")
 
 
 @exhibit("baseline.every_case")
@@ -336,7 +358,3 @@ def _fixed(shapes: list[Shape], axis: str) -> str:
     kept = [f"{letter}={size}" for letter, size in sizes.items() if letter != LETTERS[axis]]
     special = first.resized(**{axis: 0}).special if axis.startswith("kv_") else first.special
     return ", ".join([*kept, first.dtype, *(["causal"] if first.causal else []), *special])
-
-
-def _lengths(some: set[int], everywhere: set[int]) -> str:
-    return "all" if some == everywhere else ", ".join(map(str, sorted(some)))

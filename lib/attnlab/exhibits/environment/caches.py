@@ -23,7 +23,7 @@ CALLER = "sdpa.auto"
 COLD_READS_PCT, WARM_READS_PCT = 99, 5
 """Shares of the bytes of Q, K and V: a cold call reads at least the first from memory; a warm call reads at most the
 second, if they fit."""
-FITS = 1 / 3
+STAYS = 1 / 3
 """Tensors of at most this share of the L2 stay there, even where each half of the L2 keeps a copy."""
 LEAST_BYTES = 2**18
 """A smaller tensor has too few lines for the canary to read each only once."""
@@ -90,9 +90,9 @@ def _cold(seen: pd.DataFrame) -> list[str]:
 def _warm(results: Results, seen: pd.DataFrame) -> list[str]:
     l2_bytes, ours = results.run.manifest["device"]["l2_bytes"], seen[seen["implementation"] == CALLER]
     groups = _by_shape(ours)
-    fitting = [(shape, group) for shape, group in groups if shape.bytes <= FITS * l2_bytes]
-    read = [share for shape, group in fitting if not np.isnan(share := _read_pct(group, shape, "warm"))]
-    hits = [found.min() for _, group in fitting if len(found := _hits(group, "warm", "device"))]
+    staying = [(shape, group) for shape, group in groups if shape.bytes <= STAYS * l2_bytes]
+    read = [share for shape, group in staying if not np.isnan(share := _read_pct(group, shape, "warm"))]
+    hits = [found.min() for _, group in staying if len(found := _hits(group, "warm", "device"))]
     words = []
     if read:
         verdict = "Warm was warm" if max(read) <= WARM_READS_PCT else "Warm was not everywhere warm"

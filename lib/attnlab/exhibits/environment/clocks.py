@@ -5,10 +5,16 @@ import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import added_us
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.style import AXIS_TITLES, legend, look, plain_logarithm, powers_of_two
+from attnlab.infer import panel
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
+from attnlab.runs import methods
+from attnlab.runs.methods import DEVICE
+from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
 
@@ -34,7 +40,7 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure:
     return Figure(
         drawing,
         f"The same calls under each timing, relative to {results.headline.words}. At 1, the clock or the cache makes "
-        "no difference.",
+        f"no difference.{cold_note(results)}",
         f"Line plots of the ratio between timings over {AXIS_TITLES[axis_of(sweep)]}, one panel for each timing.",
     )
 
@@ -50,6 +56,19 @@ def _ratios(results: Results, sweep: str, name: str, timing: Timing) -> list[tup
     return ratios
 
 
+def cold_note(results: Results) -> str:
+    """What else than the cache a cold sample of the device clock differs in from a warm one, in a sentence."""
+    device = {timing.cache for timing in results.timings if timing.clock == DEVICE}
+    if device != {"warm", "cold"}:
+        return ""
+    clocks = results.run.manifest["clocks"]
+    return (
+        " A cold `device` sample is one call between its events, which read "
+        f"{formats.number(clocks['nothing_us'])} µs around nothing; a warm one spreads that over k calls in a row. "
+        "What lies between the two is not the cache's alone."
+    )
+
+
 MOSTLY_HOST_PCT = 50
 """If the launch gap is above this share of the kernel's own time, events around calls mostly time the host."""
 
@@ -63,20 +82,41 @@ def launch_gap(results: Results) -> Prose:
         raise NotMeasured(
             f"The launch gap, `eager` minus `device` with a warm cache, is not known; the run has {there}"
         )
-    parts, shares = [], []
+    name, parts, shares, others = results.study.baseline, [], [], []
     for shape in dict.fromkeys((results.study.shapes[0], results.study.target_shape)):
-        with_us, without_us = (
-            results.row(results.study.baseline, shape, timing)["median_us"] for timing in (eager, device)
-        )
-        gap_us = with_us - without_us
-        shares.append(100 * gap_us / without_us)
+        _, without_us = (results.row(name, shape, timing)["median_us"] for timing in (eager, device))
+        gap = added_us(*(results.samples(name, shape, timing) for timing in (eager, device)))
+        shares.append(100 * gap.estimate / without_us)
         parts.append(
-            f"{formats.number(gap_us)} µs to {formats.number(without_us)} µs at {formats.shapes([shape])} "
+            f"{formats.interval(gap)} µs to {formats.number(without_us)} µs at {shape.label} "
             f"({formats.percent(shares[-1])})"
         )
+        others += _by_panel(results, shape, gap)
     return Prose(
-        f"The launch gap, `eager` minus `device`, adds to `{results.study.baseline}` {formats.listing(parts)}."
-        f"{_host(shares)}"
+        f"The launch gap, `eager` minus `device`, adds to `{name}` {formats.listing(parts)}, with Student's t over "
+        f"replicates.{_host(shares)}{_disagreeing(others)}"
+    )
+
+
+def _by_panel(results: Results, shape: Shape, gap: Interval) -> list[str]:
+    """The baseline's launch gap in the panel of clocks, in words, where its interval is apart from the samples'."""
+    try:
+        found = panel.of(results)
+    except NotMeasured:
+        return []
+    case = (results.study.baseline, shape)
+    reading = found.reading(case, methods.EAGER) if case in found.cases else None
+    if reading is None or reading.gap.overlaps(gap):
+        return []
+    return [f"{formats.interval(reading.gap)} µs at {shape.label}"]
+
+
+def _disagreeing(others: list[str]) -> str:
+    if not others:
+        return ""
+    return (
+        f" The panel of clocks, which times one implementation at a time, has {formats.listing(others)}: the gap "
+        "depends on what the host and the card did just before, and is no constant of this machine."
     )
 
 

@@ -116,17 +116,29 @@ def machine(results: Results) -> Prose:
 
 
 def effort_words(results: Results) -> str:
+    asked = "" if results.run.complete else "not all of them taken, "
+    return f"with {results.study.samples} samples a case under each timing, {asked}in {replicate_words(results)}"
+
+
+def replicate_words(results: Results) -> str:
+    """``4 replicates, each a fresh process``; a replicate that was cut off and continued took several."""
     study, closed = results.study, results.run.manifest.get("closed_early")
     taken = closed["replicates"] if closed else study.replicates
-    asked = "" if results.run.complete else "not all of them taken, "
-    replicates = f"{formats.count(taken, 'replicate')}, {'each ' if taken > 1 else ''}a fresh process"
-    return f"with {study.samples} samples a case under each timing, {asked}in {replicates}"
+    asked = f" of the {study.replicates} asked for" if closed else ""
+    processes = results.run.samples.groupby("replicate")["process"].nunique()
+    replicates, each = f"{formats.count(taken, 'replicate')}{asked}", "each " if taken > 1 else ""
+    if processes.sum() <= len(processes):
+        return f"{replicates}, {each}a fresh process"
+    resumed = int((processes > 1).sum())
+    which = "it was" if taken == 1 else "one of them was" if resumed == 1 else f"{resumed} of them were"
+    return f"{replicates}, in {processes.sum()} processes, since {which} cut off and continued"
 
 
 def device_words(results: Results) -> str:
     device = results.run.manifest["device"]
+    cards = results.run.processes["card"].nunique()  # 0 in runs that did not record it
     return (
-        f"one {device['name']}"
+        f"{cards if cards > 1 else 'one'} {device['name']}"
         if device["kind"] == "cuda"
         else f"the CPU ({device['name']}, {device['threads']} threads)"
     )
@@ -146,6 +158,7 @@ def machine_table(results: Results) -> Table:
         "memory": f"{formats.number(device['memory_bytes'] / 2**30)} GiB",
         "highest SM clock": _with_unit(card.get("sm_clock_max_mhz"), "MHz"),
         "power limit": _with_unit(card.get("power_limit_w"), "W"),
+        **_of_processes(results),
         "driver": environment["driver"],
         "CUDA, cuDNN": f"{environment['cuda']}, {environment['cudnn']}",
         "PyTorch": environment["packages"]["torch"],
@@ -155,7 +168,55 @@ def machine_table(results: Results) -> Table:
     frame = pd.DataFrame(
         [(key, value) for key, value in rows.items() if value not in (None, "")], columns=["", "value"]
     )
-    return Table(frame, "The machine, as recorded in the run's manifest.")
+    return Table(frame, "The machine, as recorded in the run.", _cards(results))
+
+
+SETTINGS = {"card": "card", "ecc": "ECC", "power_limit_w": "power limit", "persistence": "persistence mode"} | {
+    "mig": "MIG",
+    "cpu": "CPU",
+    "governor": "CPU governor",
+}
+"""What each process records of the card and the CPU that it ran on, and its title."""
+
+
+def _of_processes(results: Results) -> dict[str, str]:
+    """What the processes record of their card and CPU, by title; where they differ, with the replicates of each."""
+    found = {}
+    for column, title in SETTINGS.items():
+        groups = _replicates_by(results, column)
+        words = {_setting(column, value): places for value, places in groups.items()}
+        if len(words) == 1:
+            found[title] = next(iter(words))
+        elif words:
+            found[title] = "; ".join(f"{value} ({_numbered(places)})" for value, places in words.items())
+    return found
+
+
+def _cards(results: Results) -> str:
+    """Whether all replicates ran on one card, in a sentence; empty where that isn't known."""
+    cards = _replicates_by(results, "card")
+    if not cards:
+        return ""
+    if len(cards) == 1:
+        return "All replicates ran on one card, which is named by the start of the SHA-256 of its UUID."
+    return f"The replicates ran on {len(cards)} cards, each named by the start of the SHA-256 of its UUID."
+
+
+def _replicates_by(results: Results, column: str) -> dict[Any, list[int]]:
+    """The replicates by what their processes recorded in a column; without those that recorded nothing."""
+    known = results.run.processes.dropna(subset=[column])
+    known = known[known[column] != ""]
+    return {value: sorted(set(rows["replicate"])) for value, rows in known.groupby(column, sort=False)}
+
+
+def _setting(column: str, value: Any) -> str:
+    if column == "power_limit_w":
+        return f"{value:g} W"
+    return str(value) if isinstance(value, str) else "on" if value else "off"
+
+
+def _numbered(replicates: list[int]) -> str:
+    return f"replicate{'s' * (len(replicates) > 1)} {formats.listing([str(number) for number in replicates])}"
 
 
 @exhibit("environment.settings")
@@ -180,7 +241,7 @@ def parameters(results: Results) -> Table:
         "target shape": study.target_shape.label,
         "timings (clock, cache)": ", ".join(str(timing) for timing in study.timings),
         "samples a case and replicate": study.samples,
-        "replicates": study.replicates,
+        "replicates": replicate_words(results),
         "warm-up calls, at least": study.warmup_calls,
         "longest call that is timed (ms)": f"{study.longest_call_ms:g}",
         "shapes": len(study.shapes),

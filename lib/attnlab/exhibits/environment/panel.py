@@ -5,6 +5,8 @@ Methods that took turns in one process are compared round by round; Nsight Compu
 own and are compared with the median of ours.
 """
 
+from collections.abc import Sized
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -28,6 +30,7 @@ TITLES = {
     methods.NCU: "Nsight Compute",
     methods.NVBENCH_BATCH: "NVBench, batch",
     methods.TRITON_CUDAGRAPH: "Triton, graph",
+    methods.DEVICE_REPEATED: "`device`, repeated",
     methods.EAGER: "`eager`",
     methods.DEVICE_TRACED: "`device`, traced",
     methods.DEVICE_COLD: "`device`, cold",
@@ -42,6 +45,7 @@ LOOKS = {
     methods.NCU: ("#009E73", "D"),
     methods.NVBENCH_BATCH: ("#CC79A7", "v"),
     methods.TRITON_CUDAGRAPH: ("#E69F00", "^"),
+    methods.DEVICE_REPEATED: ("#8C6D1F", "p"),
     methods.EAGER: ("#D55E00", "X"),
     methods.NCU_COLD: ("#009E73", "D"),
     methods.NVBENCH_COLD: ("#CC79A7", "v"),
@@ -49,6 +53,9 @@ LOOKS = {
 }
 
 
+NAMED = 3
+"""The most cases that a sentence names."""
+MOST_ROWS = 40
 CAUSES = {
     methods.CUPTI_GRAPH: "It times only what runs on the device; ours includes the time from the end of one kernel "
     "to the start of the next, which a program pays for too.",
@@ -58,6 +65,7 @@ CAUSES = {
     "kernel, such as clearing memory.",
     methods.NVBENCH_BATCH: "The graph that ours replays, between its own events.",
     methods.TRITON_CUDAGRAPH: "The same calls in a graph of its own, between its own events.",
+    methods.DEVICE_REPEATED: "The same clock around calls that all read the same values; no sample of the run does.",
     methods.EAGER: "The launch gap: the host launches into an idle stream, between the events.",
     methods.NCU_COLD: "As Nsight Compute above, after our flush.",
     methods.NVBENCH_COLD: "One call's graph on a held stream, as ours, after a flush of its own.",
@@ -69,13 +77,13 @@ CAUSES = {
 @exhibit("environment.panel.warm")
 def warm(results: Results) -> Table:
     """Every warm method, compared with the device clock."""
-    return _table(of(results), methods.DEVICE, methods.compared("warm"), "The panel of clocks, warm cache")
+    return _table(results, methods.DEVICE, methods.compared("warm"), "The panel of clocks, warm cache")
 
 
 @exhibit("environment.panel.cold")
 def cold(results: Results) -> Table:
     """Every cold method, compared with the device clock with a cold cache."""
-    return _table(of(results), methods.DEVICE_COLD, methods.compared("cold"), "The panel of clocks, cold cache")
+    return _table(results, methods.DEVICE_COLD, methods.compared("cold"), "The panel of clocks, cold cache")
 
 
 @exhibit("environment.panel")
@@ -117,7 +125,9 @@ def agreement(results: Results) -> Prose:
     found = {case: where for case in panel.cases if (where := bracketed(panel, case))}
     if not found:
         raise NotMeasured(f"CUPTI timed nothing to compare our clock with: {panel.why(methods.CUPTI_GRAPH)}")
-    cases = {where: [_case(case) for case in found if found[case] == where] for where in ("in", "out", "unsure")}
+    cases = {
+        where: [case_words(case, panel) for case in found if found[case] == where] for where in ("in", "out", "unsure")
+    }
     text = (
         "CUPTI, which reads the device's own time stamps, brackets our clock. The durations of the kernels in the "
         "graph that `device` replays are a lower bound, since they leave out the time between kernels. The time from "
@@ -125,9 +135,15 @@ def agreement(results: Results) -> Prose:
         f"the bracket, or within {NEAR_US:g} µs of it below {SHORT_US} µs and within {NEAR_PCT:g} % above, in "
         f"{len(cases['in'])} of {len(found)} cases."
     )
-    text += f" It is outside at {'; '.join(cases['out'])}." if cases["out"] else ""
-    text += f" These rounds scatter too much to decide at {'; '.join(cases['unsure'])}." if cases["unsure"] else ""
+    text += f" It is outside at {_first(cases['out'])}." if cases["out"] else ""
+    text += f" These rounds scatter too much to decide at {_first(cases['unsure'])}." if cases["unsure"] else ""
     return Prose(" ".join(filter(None, (text, _traced(panel), _kernels_alone(results, panel)))))
+
+
+def _first(cases: list[str]) -> str:
+    """The first of these cases, and how many more there are."""
+    more = len(cases) - NAMED
+    return "; ".join(cases[:NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _traced(panel: Panel) -> str:
@@ -154,11 +170,11 @@ def _kernels_alone(results: Results, panel: Panel) -> str:
     for case in panel.cases:
         reading, pieces = panel.reading(case, methods.CUPTI_GRAPH), pieces_of(results, case[0])
         if reading and pieces:
-            groups.setdefault(pieces, {})[_case(case)] = reading
+            groups.setdefault(pieces, {})[case_words(case, panel)] = reading
     parts = []
     for pieces, readings in sorted(groups.items()):
         short = [-reading.gap.estimate for reading in readings.values() if reading.short]
-        far = [f"{case}, {_signed(-readings[case].gap.estimate)} µs" for case in readings if not readings[case].near]
+        far = [f"{case}, {signed(-readings[case].gap.estimate)} µs" for case in readings if not readings[case].near]
         gap = f"{formats.number(float(np.median(short)), 2)} µs below {SHORT_US} µs; " if short else ""
         but = f", not {far[0]}" if len(far) == 1 else ""
         within = f"{len(readings) - len(far)} of {len(readings)} within those limits{but}"
@@ -199,20 +215,21 @@ def _explanation(method: str, readings: list[Reading]) -> str:
 
 def _range(values: list[float], unit: str) -> str:
     """``+0.12 µs (−0.01 to +0.40)``: the median, and the range where there is one."""
-    middle = _signed(float(np.median(values)), unit)
-    return middle if len(values) == 1 else f"{middle} ({_signed(min(values))} to {_signed(max(values))})"
+    middle = signed(float(np.median(values)), unit)
+    return middle if len(values) == 1 else f"{middle} ({signed(min(values))} to {signed(max(values))})"
 
 
-def _signed(value: float, unit: str = "") -> str:
+def signed(value: float, unit: str = "") -> str:
     sign = "+" if value > 0 else ""
     return f"{sign}{formats.number(value, 2)}{' ' * bool(unit)}{unit}"
 
 
 def _band(axes: Axes, panel: Panel) -> None:
     longest = max(panel.ours_us(case) for case in panel.cases)
-    spans = [(np.array([panel.ours_us(panel.cases[0]), SHORT_US]), np.full(2, NEAR_US))]
+    shortest = panel.ours_us(panel.cases[0])
+    spans = [(np.array([shortest, SHORT_US]), np.full(2, NEAR_US))] if shortest < SHORT_US else []
     if longest > SHORT_US:
-        long = np.geomspace(SHORT_US, longest, 50)
+        long = np.geomspace(max(SHORT_US, shortest), longest, 50)
         spans.append((long, long * NEAR_PCT / 100))
     for us, near in spans:
         axes.fill_between(us, -near, near, color="#888888", alpha=0.2, linewidth=0)
@@ -222,21 +239,37 @@ def _ends(readings: list[Reading]) -> tuple[list[float], list[float]]:
     return [reading.gap.low for reading in readings], [reading.gap.high for reading in readings]
 
 
-def _table(panel: Panel, ours: str, theirs: list[str], caption: str) -> Table:
-    readings = {method: {case: panel.reading(case, method) for case in panel.cases} for method in theirs}
+def shown_cases(results: Results, panel: Panel) -> list[tuple[str, Shape]]:
+    """The cases that a table has rows for: all, or of many those at the target and those of the baseline."""
+    if len(panel.cases) <= MOST_ROWS:
+        return panel.cases
+    study = results.study
+    return [case for case in panel.cases if case[0] == study.baseline or case[1] == study.target_shape]
+
+
+def left_out(panel: Panel, rows: Sized) -> str:
+    left = len(panel.cases) - len(rows)
+    return f" {formats.count(left, 'other case')} of the panel {'has' if left == 1 else 'have'} no row." if left else ""
+
+
+def _table(results: Results, ours: str, theirs: list[str], caption: str) -> Table:
+    panel = of(results)
+    cases = [case for case in shown_cases(results, panel) if panel.timed(case, ours)]
+    readings = {method: {case: panel.reading(case, method) for case in cases} for method in theirs}
     there = [method for method in theirs if any(readings[method].values())]
     first = f"{_plain(TITLES[ours])} (µs)"
     rows = [
-        dict[str, str | None]({"case": _case(case), first: formats.stacked(panel.median(case, ours))})
+        dict[str, str | None]({"case": case_words(case, panel), first: formats.stacked(panel.median(case, ours))})
         | {_plain(TITLES[method]): _gap(readings[method][case]) for method in there}
-        for case in panel.cases
-        if panel.timed(case, ours)
+        for case in cases
     ]
-    absent = [f"{TITLES[method]}: {panel.why(method)}" for method in theirs if method not in there]
+    unused = {method: panel.why(method) for method in theirs if method not in there}
+    absent = [f"{TITLES[method]}: {why}" for method, why in unused.items() if why]
     note = (
         f"Medians with {CI} intervals; for the other methods, how much more (+) or less (−) they read, in µs and in "
         "percent of ours. With fewer than six rounds, the interval is from the smallest to the largest."
     )
+    note += f"{left_out(panel, rows)}"
     note += f" Not used: {'; '.join(absent)}." if absent else ""
     return Table(pd.DataFrame(rows), f"{caption}: the difference of each method from {TITLES[ours]}.", note)
 
@@ -244,12 +277,12 @@ def _table(panel: Panel, ours: str, theirs: list[str], caption: str) -> Table:
 def _gap(reading: Reading | None) -> str | None:
     if reading is None:
         return None
-    return f"{_signed(reading.gap.estimate)}\n({_signed(reading.gap_pct, '%')})"
+    return f"{signed(reading.gap.estimate)}\n({signed(reading.gap_pct, '%')})"
 
 
-def _case(case: tuple[str, Shape]) -> str:
+def case_words(case: tuple[str, Shape], panel: Panel) -> str:
     name, shape = case
-    return f"{name}, B·H={shape.batch * shape.heads} S={shape.seq_len}{' causal' if shape.causal else ''}"
+    return f"{name}, {formats.shapes([shape], [among for _, among in panel.cases])}"
 
 
 def _plain(title: str) -> str:

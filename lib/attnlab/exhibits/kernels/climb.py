@@ -17,9 +17,11 @@ from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results, absence
 from attnlab.infer.rungs import Rung, has_kernels, resources, rungs
 from attnlab.infer.rungs import stale as stale_kernels
+from attnlab.infer.stats import Verdict
 from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import SDPA
 from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
 
 RIVALS = ("sdpa.flash", "sdpa.cudnn")
 """The backends of SDPA that every rung is compared with."""
@@ -187,11 +189,20 @@ def standing_sentence(results: Results) -> str:
     if not rivals:
         return f"{taken}."
     rival = min(rivals, key=lambda name: at.loc[name, "median_us"])
-    verdict = results.compare_pairs([(rival, name) for name in timed], shape)[timed.index(best)]
-    return (
-        f"{taken}: {decisions.relation(verdict)} `{rival}`, SDPA's fastest backend (speedup "
-        f"{formats.interval(verdict.speedup)}){decisions.claim(verdict)}."
-    )
+    judged = decisions.against(f"`{rival}`, SDPA's fastest backend", _over(results, rival, best, shape))
+    return f"{taken}. {judged}"
+
+
+def _over(results: Results, rival: str, rung: str, shape: Shape) -> dict[Timing, Verdict]:
+    """The verdict on a rung against a backend of SDPA under each timing; the rungs timed there are one family."""
+    found = {}
+    for timing in results.timings:
+        there = results.at(shape, timing).index
+        if rival in there and rung in there:
+            timed = [each.name for each in rungs(results) if each.name in there]
+            judged = results.compare_pairs([(rival, name) for name in timed], shape, timing)
+            found[timing] = judged[timed.index(rung)]
+    return found
 
 
 def _named_backends(results: Results) -> list[str]:

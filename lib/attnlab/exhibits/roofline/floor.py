@@ -33,7 +33,7 @@ from attnlab.study.shapes import Shape
 @exhibit("roofline.speed_of_light")
 def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_len")) -> Figure:
     """The speed of light of each implementation along sweeps of lengths."""
-    if not any(results.ceilings.terms_us(shape) for shape in results.study.shapes):
+    if results.under(results.headline)["floor_us"].isna().all():
         raise NotMeasured("No ceiling was measured, so there is no floor to compare with")
     drawing, panels = panels_of(results, sweeps)
     for axes, sweep in panels:
@@ -51,7 +51,7 @@ def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal
 
 @exhibit("roofline.roofline")
 def roofline(results: Results) -> Figure:
-    """Throughput against intensity, under the measured ceilings and those of the datasheet."""
+    """Throughput against intensity, under the measured ceilings, the L2's too where it is warm, and the datasheet's."""
     rows = results.under(results.headline)
     dtype = results.study.target_shape.dtype
     rows = rows[rows["dtype"] == dtype]
@@ -92,12 +92,16 @@ def roofline(results: Results) -> Figure:
 def _roof(axes: Axes, span: np.ndarray, results: Results, dtype: str) -> list[Any]:
     """Draw the ceilings over a span of intensities and return what a legend needs."""
     ceilings = {ceiling.name: ceiling for ceiling in results.ceilings.all}
-    memory_gbs, product = ceilings.get("copy"), ceilings.get(f"matmul.{dtype}")
+    product = ceilings.get(results.ceilings.product(dtype))
+    roofs = [("measured", "copy", "-"), ("datasheet", "copy", "--")]
+    if results.headline.cache == "warm":
+        roofs.insert(1, ("measured", "l2", "-."))
     lines = []
-    for source, style in (("measured", "-"), ("datasheet", "--")):
-        bandwidth, peak = _rate(memory_gbs, source), _rate(product, source)
+    for source, name, style in roofs:
+        bandwidth, peak = _rate(ceilings.get(name), source), _rate(product, source)
         if bandwidth and peak:
-            label = f"{source}: {formats.number(bandwidth)} GB/s, {formats.number(peak)} TFLOP/s"
+            what = "measured, within the L2" if name == "l2" else source
+            label = f"{what}: {formats.number(bandwidth)} GB/s, {formats.number(peak)} TFLOP/s"
             roof = np.minimum(span * bandwidth / 1e3, peak)
             lines += axes.plot(span, roof, style, color="#444444", linewidth=1.2, label=label)
     exponentials = results.ceilings.rate("exponentials")
@@ -121,11 +125,13 @@ def regimes(results: Results, sweep: str = "seq_len") -> Prose:
     """The ceiling that limits each length."""
     limits: dict[str, list[Shape]] = {}
     for shape in results.sweep(sweep):
-        if not results.ceilings.terms_us(shape):
+        if not results.ceilings.terms_us(shape, results.headline.cache):
             raise NotMeasured("No ceiling was measured, so what limits a shape is not known")
-        limits.setdefault(results.ceilings.limit(shape), []).append(shape)
+        limits.setdefault(results.ceilings.limit(shape, results.headline.cache), []).append(shape)
     parts = [f"{_lengths(shapes)} by {limit}" for limit, shapes in limits.items()]
-    return Prose(f"By the measured ceilings, the floor is set at {'; '.join(parts)}.{_ridge(results)}")
+    return Prose(
+        f"By the measured ceilings, {results.headline.words}, the floor is set at {'; '.join(parts)}.{_ridge(results)}"
+    )
 
 
 def _ridge(results: Results) -> str:
@@ -150,16 +156,17 @@ def _lengths(shapes: list[Shape]) -> str:
 def floors(results: Results, name: str, implementation: str) -> Table:
     """Intensity, the time by each ceiling, the limit and the speed of light, along a sweep."""
     axis, rows, along = axis_of(name), [], results.along(name, implementation)
+    ceilings, cache = results.ceilings, results.headline.cache
     for shape, row in along:
-        terms = results.ceilings.terms_us(shape)
+        terms = ceilings.terms_us(shape, cache)
         rows.append(
             {
                 LETTERS[axis]: getattr(shape, axis),
                 "GFLOP": formats.number(shape.flops / 1e9),
                 "MB": formats.number(shape.bytes / 1e6),
                 "FLOP/byte": formats.number(shape.intensity),
-                "matrix (µs)": formats.number(terms.get(f"matmul.{shape.dtype}", np.nan)),
-                "memory (µs)": formats.number(terms.get("copy", np.nan)),
+                "matrix (µs)": formats.number(terms.get(ceilings.product(shape.dtype), np.nan)),
+                "bytes (µs)": formats.number(terms.get(ceilings.source(shape, cache), np.nan)),
                 "exp (µs)": formats.number(terms.get("exponentials", np.nan)),
                 "limit": row["limit"],
                 "median (µs)": formats.number(row["median_us"], 4),
@@ -168,7 +175,8 @@ def floors(results: Results, name: str, implementation: str) -> Table:
         )
     shapes = [shape for shape, _ in along]
     parts = [
-        _ceilings_note(results, shapes),
+        _terms_note(results, shapes),
+        _clock_note(results, shapes),
         CAUSAL_NOTE if shapes[0].causal else "",
         explanations([row for _, row in along]),
     ]
@@ -180,7 +188,24 @@ def floors(results: Results, name: str, implementation: str) -> Table:
     return Table(pd.DataFrame(rows), caption, note, place(results, shapes))
 
 
-def _ceilings_note(results: Results, shapes: list[Shape]) -> str:
+def _terms_note(results: Results, shapes: list[Shape]) -> str:
+    """The ceilings over which FLOPs and bytes are taken, where there is a choice."""
+    ceilings, words = results.ceilings, []
+    dtype = shapes[0].dtype
+    if ceilings.product(dtype).startswith("wgmma"):
+        alone, library = (formats.number(ceilings.rate(f"{kind}.{dtype}")) for kind in ("wgmma", "matmul"))
+        words.append(f"Matrix: over the {alone} TFLOP/s of wgmma alone; the library's product reached {library}.")
+    within = [shape for shape in shapes if ceilings.source(shape, results.headline.cache) == "l2"]
+    if within and math.isnan(ceilings.rate("l2")):
+        words.append(f"Bytes: none at {_lengths(within)}, which fit the warm cache; its rate was not measured.")
+    elif within:
+        rest = "" if len(within) == len(shapes) else ", elsewhere over memory's"
+        rate = formats.number(ceilings.rate("l2"))
+        words.append(f"Bytes: over the L2's {rate} GB/s at {_lengths(within)}, which fit it and find it warm{rest}.")
+    return " ".join(words)
+
+
+def _clock_note(results: Results, shapes: list[Shape]) -> str:
     """The clock at which the ceilings were measured, where it affects a speed of light."""
     if not any(ceiling.sm_clock_mhz for ceiling in results.ceilings.all):
         return ""

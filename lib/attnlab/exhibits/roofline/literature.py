@@ -21,9 +21,9 @@ HOPPER_FLOPS_PER_CLOCK = 4096
 
 
 @exhibit("roofline.literature.highest")
-def highest(results: Results) -> Table:
+def highest(results: Results, peers: Results | None = None) -> Table:
     """The highest published share of each implementation on each device, beside the nearest case of this run."""
-    cases = Cases(results)
+    cases = Cases(results, peers)
     best: dict[tuple[str, str], Published] = {}
     for number in by_device(published()):
         key = (number.device, number.implementation)
@@ -31,16 +31,16 @@ def highest(results: Results) -> Table:
             best[key] = number
     return Table(
         pd.DataFrame([_normalised(number) | _beside(cases, number) for number in best.values()]),
-        "The highest published share of the device's dense peak for each implementation, and this run at the nearest "
-        f"shape with the same D and mask; here {results.headline.words}.",
+        "The highest published share of the device's dense peak for each implementation, and here at the nearest shape "
+        f"with the same D and, where the algorithm was measured with it, the same mask; here {results.headline.words}.",
         _note(best.values()),
     )
 
 
 @exhibit("roofline.literature.every")
-def every(results: Results) -> Table:
+def every(results: Results, peers: Results | None = None) -> Table:
     """Every published number, beside the nearest case of this run."""
-    cases, numbers = Cases(results), by_device(published())
+    cases, numbers = Cases(results, peers), by_device(published())
     rows = [
         _normalised(number)
         | {"stated": f"{number.value:g} {number.unit}, {number.read_from}\n{number.place}"}
@@ -68,11 +68,16 @@ def _normalised(number: Published) -> dict[str, object]:
 def _beside(cases: Cases, number: Published) -> dict[str, str | None]:
     ours = cases.nearest(number)
     return {
-        "here": f"{ours.name}\n{_two_lines(ours.shape.label)}" if ours else None,
+        "here": f"{ours.name}{_elsewhere(cases, ours)}\n{_two_lines(ours.shape.label)}" if ours else None,
         "TFLOP/s here": formats.number(ours.throughput_tflops) if ours else None,
         "of peak here": formats.percent(ours.datasheet_pct) if ours else None,
         "of measured": formats.percent(ours.measured_pct) if ours else None,
     }
+
+
+def _elsewhere(cases: Cases, ours: Nearest) -> str:
+    """The run of a case, where it is another than the one that is shown."""
+    return "" if ours.run == cases.results.run.name else f"\nin {ours.run}"
 
 
 def _briefly(cells: dict[str, str | None]) -> dict[str, str | None]:
@@ -90,8 +95,10 @@ def _note(numbers: Iterable[Published]) -> str:
     note = (
         "TFLOP/s count the scores under the mask; a causal number that counts half of the square was converted. Of "
         "peak: share of the dense products with FP32 accumulation in the device's datasheet. Here: the same algorithm "
-        "where this run has it, or else the fastest. Of measured: share of the matrix product that this run measured "
-        "on its card. A dash: the source states no shape, or this run has no case with that D and mask."
+        "where this run has it, or else a run of peers on the same device, which is named; or else the fastest with "
+        "that mask. An algorithm that was measured here with the other mask alone is shown with that one. Of measured: "
+        "share of the matrix product that the run measured on its card. A dash: the source states no shape, or this "
+        "run has no case with that D and mask."
     )
     if any(number.is_above_peak for number in numbers):
         note += f" {OVER} Above what the device can do: taken as an error of the source until it is explained."
@@ -154,15 +161,15 @@ def _highest_here(results: Results) -> str:
 
 
 @exhibit("roofline.literature.same")
-def same(results: Results) -> Table:
+def same(results: Results, peers: Results | None = None) -> Table:
     """The algorithms that this run has too, at the lengths, D and masks that both have, a row for each device."""
-    cases = Cases(results)
+    cases = Cases(results, peers)
     pairs: dict[tuple[str, str], list[tuple[Published, Nearest]]] = {}
     for number in by_device(published()):
         ours = cases.nearest(number) if number.implementation in COUNTERPARTS else None
         if ours is None or ours.name != COUNTERPARTS[number.implementation] or math.isnan(ours.datasheet_pct):
             continue
-        if ours.shape.seq_len == number.seq_len:
+        if ours.shape.seq_len == number.seq_len and ours.shape.causal == number.causal:
             pairs.setdefault((number.implementation, number.device), []).append((number, ours))
     rows = [
         {
@@ -172,7 +179,7 @@ def same(results: Results) -> Table:
             "S": _lengths([number.seq_len or 0 for number, _ in both]),
             "D": formats.listing([str(size) for size in sorted({ours.shape.head_dim for _, ours in both})]),
             "of its peak": _span([number.share_pct for number, _ in both]),
-            "here": COUNTERPARTS[name],
+            "here": f"{COUNTERPARTS[name]}{_runs(cases, [ours for _, ours in both])}",
             "of this peak": _span([ours.datasheet_pct for _, ours in both]),
             "here over published": _factors([ours.datasheet_pct / number.share_pct for number, ours in both]),
         }
@@ -186,6 +193,14 @@ def same(results: Results) -> Table:
         f"here {results.headline.words}.",
         "Batch and heads differ, except on the L4. Here over published: the ratio of the shares, lowest to highest.",
     )
+
+
+def _runs(cases: Cases, found: Sequence[Nearest]) -> str:
+    """The other run that some or all of these cases are from."""
+    others = [ours.run for ours in found if ours.run != cases.results.run.name]
+    if not others:
+        return ""
+    return f"\n{'' if len(others) == len(found) else 'partly '}in {others[0]}"
 
 
 def _lengths(sizes: Sequence[int]) -> str:

@@ -29,11 +29,13 @@ class Nearest:
 
     Attributes:
         name: the implementation: the counterpart of the published one, or else the fastest.
+        run: the run that it is from.
         datasheet_pct, measured_pct: shares of the dense peak in the datasheet, and of the matrix product that the run
             measured; NaN where there is none.
     """
 
     name: str
+    run: str
     shape: Shape
     throughput_tflops: float
     datasheet_pct: float
@@ -42,9 +44,14 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Cases:
-    """The cases of a run that can be compared with published numbers, under the headline's timing."""
+    """The cases of a run that can be compared with published numbers, under the headline's timing.
+
+    Attributes:
+        peers: another run on the same device, which stands in for the algorithms that this one has not.
+    """
 
     results: Results
+    peers: Results | None = None
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -54,24 +61,47 @@ class Cases:
         return rows[same & (rows["lengths"] == "equal") & (rows["direction"] == "forward")]
 
     def nearest(self, number: Published) -> Nearest | None:
-        """The nearest case to a published number; None where the run has none with its head_dim and mask.
+        """The nearest case to a published number; None where there is none with its head_dim and mask.
 
-        The distance is, in this order, the ratio of the sequence lengths, of the heads of the whole batch, of the
-        batches and of the heads that share their keys; then the dtype and the latency.
+        The same algorithm comes before any other: in this run, or else in that of the peers; if it was measured with
+        the other mask alone, with that one. The distance is, in this order, the ratio of the sequence lengths, of the
+        heads of the whole batch, of the batches and of the heads that share their keys; then the dtype and the latency.
         """
-        rows = self._by_kind.get((number.head_dim, number.causal), [])
-        rows = [row for row in rows if row["implementation"] == COUNTERPARTS.get(number.implementation)] or rows
-        if number.seq_len is None or not rows:
+        if number.seq_len is None or number.causal is None:
             return None
+        same, others = self._alike(number, number.causal), self._of_kind(number, number.causal)
+        if not same and others:
+            same = self._alike(number, not number.causal)
+        rows = same or others
+        return self._nearest(rows, number) if rows else None
+
+    @cached_property
+    def _stand_in(self) -> "Cases | None":
+        return Cases(self.peers) if self.peers and self.peers.run.name != self.results.run.name else None
+
+    def _alike(self, number: Published, causal: bool) -> list[Row]:
+        """The cases of a published number's algorithm with its head_dim and this mask, of the first run with any."""
+        name = COUNTERPARTS.get(number.implementation)
+        for cases in filter(None, (self, self._stand_in)):
+            if rows := [row for row in cases._of_kind(number, causal) if row["implementation"] == name]:
+                return rows
+        return []
+
+    def _of_kind(self, number: Published, causal: bool) -> list[Row]:
+        return self._by_kind.get((number.head_dim, causal), [])
+
+    def _nearest(self, rows: list[Row], number: Published) -> Nearest:
         row = min(rows, key=lambda row: _distance(row, number))
-        shape = Shape(*(row[axis] for axis in Shape.AXES))
-        tflops = float(row["throughput_tflops"])
-        return Nearest(str(row["implementation"]), shape, tflops, *self.shares_pct(shape.dtype, tflops))
+        shape, tflops = Shape(*(row[axis] for axis in Shape.AXES)), float(row["throughput_tflops"])
+        of = self if row["run"] == self.results.run.name else self._stand_in
+        assert of is not None
+        return Nearest(str(row["implementation"]), row["run"], shape, tflops, *of.shares_pct(shape.dtype, tflops))
 
     @cached_property
     def _by_kind(self) -> dict[tuple[int | None, bool | None], list[Row]]:
         groups = self.rows.groupby(["head_dim", "causal"], sort=False)
-        return {(int(head_dim), bool(causal)): rows.to_dict("records") for (head_dim, causal), rows in groups}
+        found = {(int(head_dim), bool(causal)): rows.to_dict("records") for (head_dim, causal), rows in groups}
+        return {kind: [row | {"run": self.results.run.name} for row in rows] for kind, rows in found.items()}
 
     def shares_pct(self, dtype: str, tflops: float) -> tuple[float, float]:
         """A throughput over the dense peak in the datasheet, and over the measured matrix product, in percent."""

@@ -3,6 +3,7 @@
 import math
 
 from attnlab.exhibits import cells, decisions, formats
+from attnlab.exhibits.baseline.correctness import timed_outputs
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose
 from attnlab.exhibits.environment.machine import device_words, effort_words
@@ -20,8 +21,8 @@ def abstract(results: Results) -> Prose:
         f"We measure {formats.count(len(study.implementations), 'implementation')} of scaled dot-product attention on "
         f"{device_words(results)} at {formats.count(len(study.shapes), 'shape')}, {effort_words(results)}. "
         f"{_at_target(results)} {_standing(results)}Every timed case was checked against a float64 oracle before and "
-        "after it was timed. The samples are in the run's folder; their hashes, and those of the code that took them, "
-        "are in [](#environment.hashes)."
+        f"after it was timed. {timed_outputs(results)} The samples are in the run's folder; their hashes, and those of "
+        "the code that took them, are in [](#environment.hashes)."
     )
 
 
@@ -57,8 +58,5 @@ def _fastest_statement(results: Results) -> str:
     fastest = results.fastest(shape)
     if fastest == results.study.baseline:
         return "No implementation has a smaller median there."
-    verdict = results.compare(fastest, shape)
-    return (
-        f"`{fastest}` has the smallest median there; it is {decisions.relation(verdict)} `{results.study.baseline}` "
-        f"(speedup {formats.interval(verdict.speedup)}){decisions.claim(verdict)}."
-    )
+    judged = decisions.against(f"`{results.study.baseline}`", cells.under_each(results, fastest, shape))
+    return f"`{fastest}` has the smallest median there. {judged}"

@@ -7,8 +7,9 @@ import pandas as pd
 
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.catalogue import exhibit, target
-from attnlab.exhibits.cells import REGIMES, explanations, interval_cell, sign, stacked_cell, without
+from attnlab.exhibits.cells import REGIMES, explanations, interval_cell, sign, stacked_cell, under_each, without
 from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.environment.machine import replicate_words
 from attnlab.exhibits.formats import CI, MARGIN
 from attnlab.infer import regimes
 from attnlab.infer.lookup import median_of
@@ -32,9 +33,16 @@ def _statement(results: Results, name: str, shape: Shape) -> str:
     regime = REGIMES[regimes.compared(results, [results.study.baseline, name], shape)]
     return (
         f"`{baseline.name}` takes {interval_us(baseline)}, `{name}` {interval_us(candidate)}: a speedup of "
-        f"{formats.interval(verdict.speedup)}, Cliff's delta {formats.signed(verdict.delta)}, p "
-        f"adjusted by Holm {_pvalue(verdict)}, {regime}. **{verdict.decision.capitalize()}**{decisions.claim(verdict)}."
+        f"{formats.interval(verdict.speedup)}, Cliff's delta {formats.signed(verdict.delta)}, p adjusted by Holm "
+        f"{_pvalue(verdict)}, {results.headline.words}, {regime}. "
+        f"**{verdict.decision.capitalize()}**{decisions.claim(verdict)}.{_otherwise(results, name, shape)}"
     )
+
+
+def _otherwise(results: Results, name: str, shape: Shape) -> str:
+    """What the other timings than the headline's say of a candidate, in a sentence; empty where there are none."""
+    others = {timing: found for timing, found in under_each(results, name, shape).items() if timing != results.headline}
+    return f" Under other timings: {decisions.under_each(others)}." if others else ""
 
 
 def interval_us(row: object) -> str:
@@ -156,6 +164,34 @@ def judged(results: Results, name: str, shape: Shape, timing: Timing, verdict: V
     }
 
 
+@exhibit("verdicts.timings", shape=target)
+def timings(results: Results, shape: Shape) -> Table:
+    """The verdict on every candidate at one shape under each timing."""
+    rows = []
+    for name in results.study.implementations:
+        found = under_each(results, name, shape) if name != results.study.baseline else {}
+        if found:
+            cells = {str(timing): _brief(found[timing]) if timing in found else None for timing in results.timings}
+            rows.append({"implementation": name, **cells})
+    effects = {
+        str(timing): f"{formats.percent(100 * results.smallest_effect(shape, timing))}"
+        for timing in results.timings
+        if results.is_controlled(shape, timing)
+    }
+    if rows and effects:
+        rows.append({"implementation": "minimum detectable effect", **effects})
+    caption = (
+        f"The verdict under each timing, against `{results.study.baseline}` at {shape.label}: speedup with its {CI} "
+        "interval."
+    )
+    note = "The columns are clock and cache. Holm adjusts within a column."
+    return Table(pd.DataFrame(rows).astype(object), caption, note)
+
+
+def _brief(verdict: Verdict) -> str:
+    return f"{formats.stacked(verdict.speedup)}\n{decisions.kind(verdict)}"
+
+
 @exhibit("verdicts.statement", shape=target)
 def statement(results: Results, shape: Shape) -> Prose:
     """A statement on a shape's best candidate, positive or negative: title, abstract, results, power and limits."""
@@ -188,9 +224,17 @@ def _title(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
     where = f"at {shape.label} on {results.run.manifest['device']['name']}"
     if verdict.decision == decisions.FASTER:
         gain = f"`{best}` is {formats.number(verdict.speedup.estimate)} times as fast as `{baseline}` {where}"
-        return gain if verdict.claimable else f"{gain}{decisions.claim(verdict)}"
+        claim = "" if verdict.claimable else decisions.claim(verdict)
+        return f"{gain}{claim}, {results.headline.words}{_contradicted(results, best, shape)}"
     ending = f"the nearest, `{best}`, is {decisions.relation(verdict)} it"
     return f"No candidate was found to be faster than `{baseline}` {where}: {ending}"
+
+
+def _contradicted(results: Results, best: str, shape: Shape) -> str:
+    """The timings under which a candidate that is faster by the headline's is slower."""
+    judged = under_each(results, best, shape)
+    slower = {timing: found for timing, found in judged.items() if found.decision == decisions.SLOWER}
+    return f"; {decisions.under_each(slower)}" if slower else ""
 
 
 def _abstract(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
@@ -202,14 +246,14 @@ def _abstract(results: Results, best: str, shape: Shape, verdict: Verdict) -> st
         f"{_effort(results, best, shape)}; {timed}), a speedup of "
         f"{formats.interval(verdict.speedup)}. The effect is {magnitude(verdict.delta)} (Cliff's delta "
         f"{formats.signed(verdict.delta)}, Hedges' g {formats.number(verdict.g)}), {_significance(verdict)} after "
-        f"Holm's adjustment over {formats.count(count, 'comparison')}. **{_conclusion(results, best, shape, verdict)}**"
+        f"Holm's adjustment over {formats.count(count, 'comparison')}. **{_conclusion(results, best, shape, verdict)}"
+        f"{_otherwise(results, best, shape)}**"
     )
 
 
 def _effort(results: Results, best: str, shape: Shape) -> str:
     row = results.row(best, shape)
-    processes = "one process" if row["replicates"] == 1 else f"{row['replicates']:.0f} fresh processes"
-    return f"{row['samples']:.0f} samples each from {processes} in interleaved rounds"
+    return f"{row['samples']:.0f} samples each in {replicate_words(results)}, in interleaved rounds"
 
 
 def _significance(verdict: Verdict) -> str:
