@@ -53,7 +53,7 @@ def blocks(of: studies.Study, names: list[str] | None = None) -> list[Part]:
                 for timing in of.timings
             ]
             found += [("checks", key, _checks(where)), ("cases", key, _cases(where))]
-        spent = {"process": process, "replicate": replicate, "setup_seconds": 0.25, "measuring_seconds": 1.5}
+        spent = {"process": process, "replicate": replicate, "setup_seconds": 0.25}
         found.append(("processes", f"{schema.replicate_key(replicate)}-{process}", _frame("processes", [spent])))
     return found
 

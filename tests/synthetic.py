@@ -285,10 +285,9 @@ def write(name: str, recipe: Recipe = ORDINARY) -> None:
     for implementation, launches in (recipe.counters or {}).items():
         rows = _profile(implementation, study.target_shape, launches)
         parts.append(("profile", implementation.replace(".", "-"), rows))
-    if complete:
-        rows = [{"process": f"p{number}", "replicate": number} for number in range(study.replicates)]
-        spent = pd.DataFrame(rows).assign(setup_seconds=1.0, measuring_seconds=30.0, **_machine(recipe))
-        parts = [*_whole(parts), ("processes", "all", spent)]
+    rows = [{"process": f"p{number}", "replicate": number} for number in range(study.replicates if complete else 1)]
+    processes = pd.DataFrame(rows).assign(setup_seconds=1.0, **_machine(recipe))
+    parts = [*(_whole(parts) if complete else parts), ("processes", "all", processes)]
     for table, key, rows in parts:
         runs_write.add_part(name, table, key, rows)
     if complete:

@@ -493,7 +493,7 @@ def test_machines():
     assert "highest SM clock" not in values(machine.machine_table(lonely()))
 
 
-PROCESS = {"setup_seconds": 1.0, "measuring_seconds": 30.0, "ecc": True, "power_limit_w": 700.0} | {
+PROCESS = {"setup_seconds": 1.0, "ecc": True, "power_limit_w": 700.0} | {
     "persistence": True, "mig": False, "cpu": "Imaginary CPU", "governor": ""
 }  # fmt: skip
 

@@ -194,7 +194,7 @@ def same(run: schema.Run, whole: schema.Run) -> bool:
 
 def test_a_process_that_dies_among_its_blocks_is_told_in_a_line_and_gone_on_with(forks, study, data):
     command = ("command", "measure", "--run", "dying", "--study", str(study(2)))
-    status, said = forks.run(("die_at_block", 5), command)
+    status, said = forks.run(("die_at_block", 6), command)
     assert status == 1
     assert said[-1] == (
         "attnlab: the measuring process died (killed, or out of host memory); what was recorded of 'dying' is kept: "
@@ -223,7 +223,7 @@ def test_a_measuring_process_does_not_outlive_the_one_that_started_it(forks, beg
     os.kill(fork.pid, signal.SIGKILL)
     assert fork.end()[0] == -signal.SIGKILL
     assert fork.gone()
-    assert write.recorded(name, "processes") == set()
+    assert len(write.recorded(name, "processes")) == 1
     assert len(write.recorded(name, "samples")) < 6
 
 
@@ -547,7 +547,7 @@ class Silent:
 
 
 def test_a_card_that_falls_silent_costs_its_readings_and_nothing_else(begin, monkeypatch, unlocked, one_thread):
-    monkeypatch.setattr(telemetry, "pynvml", Silent(4 * 7))
+    monkeypatch.setattr(telemetry, "pynvml", Silent(len(telemetry.Telemetry(torch.device("cpu")).modes()) + 4 * 7))
     card = telemetry.Telemetry(torch.device("cpu"))
     card._handle = object()
     monkeypatch.setattr(worker, "Telemetry", lambda device: card)

@@ -391,6 +391,10 @@ ROWS = {
         cell("samples", 1, strain=1.5),
         f"samples.parquet, row 1: strain is 1.5, above 1, and sdpa.math at {FIRST} counts as measured",
     ),
+    "a process that was not recorded": (
+        cell("samples", 3, process="p7"),
+        "samples.parquet, row 3: process 'p7' is not among the processes",
+    ),
     "a process of two replicates": (
         cell("samples", 3, process="p1"),
         "samples.parquet, row 3: replicate is 0, and its process 'p1' measured replicate 1",

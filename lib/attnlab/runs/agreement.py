@@ -31,6 +31,8 @@ TYPES = {
     "strain": "Float64",
 }
 """Types under which columns of different tables are compared; an empty table has none of its own."""
+NAMES_PROCESSES = 5
+"""From this schema on, a process is recorded before it measures."""
 OF_STUDY = ("samples", "checks", "cases", "resources", "stream")
 """Tables that hold nothing but what the study asks for."""
 WITH_REASONS = {"panel": "latency_us", "residency": "value", "endurance": "latency_us"}
@@ -64,6 +66,8 @@ def require(tables: Mapping[str, Table], manifest: Manifest) -> None:
     _require_strain(samples, cases)
     _require_answers(tables["stream"], study)
     _require_processes(of_study, tables["processes"], study, whole)
+    if manifest["complete"] and manifest["schema"] >= NAMES_PROCESSES:
+        _require_named(of_study, tables["processes"])
 
 
 def _typed(table: Table) -> Table:
@@ -242,6 +246,13 @@ def _require_processes(tables: Mapping[str, Table], processes: Table, study: Stu
     held = set(processes.frame["replicate"])
     if whole and (missing := [number for number in range(study.replicates) if number not in held]):
         raise processes.refusal(f"replicate: no process of replicate {missing[0]} is here")
+
+
+def _require_named(tables: Mapping[str, Table], processes: Table) -> None:
+    """Raise UserError at a row of a process that is not among `processes`, which it enters before it measures."""
+    for table in tables.values():
+        if not (other := table.frame[~table.frame["process"].isin(processes.frame["process"])]).empty:
+            raise table.refusal(f"process {other['process'].iloc[0]!r} is not among the processes", _row(other))
 
 
 def _found(frame: pd.DataFrame, others: pd.DataFrame, columns: list[str]) -> pd.Series:

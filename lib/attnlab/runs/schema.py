@@ -46,7 +46,7 @@ COLUMNS = {
     "samples": (*CASE, *_SAMPLE, *_CARD),
     "checks": (*CASE, "replicate", "process", "moment", "inputs", "route", *_ERRORS),
     "cases": (*CASE, "replicate", "process", *_FATE),
-    "processes": ("process", "replicate", "setup_seconds", "measuring_seconds", *_MACHINE),
+    "processes": ("process", "replicate", "setup_seconds", *_MACHINE),
     "resources": (*CASE, "replicate", "process", *_COMPILED, *_LAUNCHED),
     "profile": (*CASE, "function", "launch", "metric", "unit", "value"),
     "stream": (*CASE, "replicate", "process", "position", "latency_us", "host_us"),

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from attnlab.base import paths
 from attnlab.base.errors import UserError, first_problem, suggestion
 from attnlab.literature.audit.numbers import SCALES, TEXT, Number
+from attnlab.literature.datasheets import datasheets
 from attnlab.study.shapes import Shape
 
 DOCUMENTS = {
@@ -256,6 +257,7 @@ class Reference:
     def _sheets(self) -> dict[str, dict[str, Row]]:
         """The datasheets' numbers, by the device's short name, such as ``L4``, and column."""
         sheets: dict[str, dict[str, Row]] = {}
+        datasheets(self.folder / DATASHEETS)  # refuses what is no datasheet
         for place, cells in _lines(self.folder / DATASHEETS):
             device = cells["device"].split()[1]
             if device in sheets:

@@ -175,14 +175,12 @@ def _dispatched(study: Study, device_name: str) -> dict[str, str]:
 
 
 def _jobs(name: str, study: Study, device: str, environment: str) -> list[Job]:
-    """A job for each replicate that still lacks shapes, its stream, or the row of the process that ended it."""
+    """A job for each replicate that still lacks shapes or its stream."""
     done, streams = write.recorded(name, "cases"), write.recorded(name, "stream")
-    ended = {key.split("-")[0] for key in write.recorded(name, "processes")}
     jobs = []
     for replicate in range(study.replicates):
         shapes = tuple(s for s in study.shapes if schema.shape_key(study, s, replicate) not in done)
-        key = schema.replicate_key(replicate)
-        if shapes or key not in ended or (study.stream and key not in streams):
+        if shapes or (study.stream and schema.replicate_key(replicate) not in streams):
             jobs.append(Job(name, study, device, replicate, shapes, environment))
     return jobs
 

@@ -55,17 +55,21 @@ def measure(job: Job) -> None:
     device = torch.device(job.device)
     environment.lock_as_begun(job.run, job.environment, device)
     session = Session(job, device, Telemetry(device), started)
-    measuring = time.monotonic()
+    _record_process(session)
     for shape in job.shapes:
         measure_shape(session, shape)
     if job.study.stream:
         _record_stream(session)
+
+
+def _record_process(session: Session) -> None:
+    # Before anything is measured: a process that is killed leaves samples, and they name it.
+    job = session.job
     row = {
         "process": session.process,
         "replicate": job.replicate,
-        "setup_seconds": measuring - started,
-        "measuring_seconds": time.monotonic() - measuring,
-        "card": telemetry.card(device),
+        "setup_seconds": time.monotonic() - session.started,
+        "card": telemetry.card(session.device),
         **session.telemetry.modes(),
         **devices.host(),
     }
