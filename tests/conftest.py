@@ -63,12 +63,13 @@ def timed(call, shape, timing, device="cpu", samples=100):
     import torch
 
     from attnlab.measure.clocks import ours
-    from attnlab.measure.session.checks import appoint, check_all
+    from attnlab.measure.gate.witness import Witness
+    from attnlab.measure.session.checks import check_all
     from attnlab.measure.session.rounds import Rounds
 
     session, windows, subject = subjected(call, shape, device, samples=samples)
-    witness = appoint(session, shape, windows)
-    check_all(session, shape, [subject], windows, "before")
+    witness = Witness(windows, shape)
+    check_all(session, shape, [subject], windows, "before", witness)
     if subject.alive and device == "cuda":
         subject.attempt(lambda: ours.capture(subject.case, torch.cuda.graph_pool_handle()))
     return subject, Rounds(session, shape, timing, windows, witness).take([subject])

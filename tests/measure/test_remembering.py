@@ -11,9 +11,9 @@ from conftest import gated, subjected, timed
 
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import GROWTH
-from attnlab.measure.gate.witness import Tally
+from attnlab.measure.gate.witness import Tally, Witness
 from attnlab.measure.instruments import environment
-from attnlab.measure.session.checks import appoint
+from attnlab.measure.session.checks import check_all
 from attnlab.measure.subjects import sdpa
 from attnlab.measure.subjects.implementation import Implementation
 from attnlab.study.shapes import Shape
@@ -183,6 +183,12 @@ def test_who_repeats_itself_differs_nowhere():
 # The witness
 
 
+def appointed(session, shape, windows):
+    witness = Witness(windows, shape)
+    check_all(session, shape, [], windows, "before", witness)
+    return witness
+
+
 @pytest.mark.parametrize(
     "shape",
     [
@@ -195,7 +201,7 @@ def test_who_repeats_itself_differs_nowhere():
 )
 def test_the_witness_is_as_right_as_what_passes_the_gate(shape):
     session, windows, subject = subjected(Implementation("sdpa.auto", sdpa.sdpa, ragged=sdpa.sdpa_ragged), shape, "cpu")
-    witness = appoint(session, shape, windows)
+    witness = appointed(session, shape, windows)
     windows.draw(7)
     tally = Tally(witness, 2, session.device)
     tally.compare(subject.case.call())
@@ -209,7 +215,7 @@ def test_the_witness_is_as_right_as_what_passes_the_gate(shape):
 
 def test_an_output_is_poisoned_once_it_is_compared():
     session, windows, subject = subjected(sdpa.sdpa, SHAPE, "cpu")
-    tally = Tally(appoint(session, SHAPE, windows), 3, session.device)
+    tally = Tally(appointed(session, SHAPE, windows), 3, session.device)
     output = subject.case.call()
     tally.compare(output)
     assert output.isnan().all()
@@ -221,7 +227,7 @@ def test_an_output_is_poisoned_once_it_is_compared():
 
 def test_the_witness_looks_at_what_is_there_now():
     session, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
-    witness = appoint(session, SHAPE, windows)
+    witness = appointed(session, SHAPE, windows)
     first = witness.look()[0].clone()
     windows.draw(3)
     assert torch.equal(witness.look()[0], first)

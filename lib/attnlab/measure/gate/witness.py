@@ -33,14 +33,22 @@ WITNESSES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa
 class Witness:
     """Attention on the inputs that are in place, by windows.
 
-    Raises:
-        OutOfMemory: the device's memory does not hold it.
+    Attributes:
+        allowed: how far each tensor of an output may be from the witness's: what the gate allows, plus its own error.
     """
 
-    def __init__(self, windows: Windows, shape: Shape, gate: Gate) -> None:
-        """Appoint the first of `WITNESSES` that passes a gate whose inputs are window 0, as it is now."""
+    def __init__(self, windows: Windows, shape: Shape) -> None:
         self._windows, self._shape = windows, shape
+        self._implementation = COMPOSED
         self._seen: dict[int, Tensors] = {}
+        self.allowed: list[Error] = []
+
+    def appoint(self, gate: Gate) -> None:
+        """Choose the first of `WITNESSES` that passes a gate whose inputs are window 0, as it is now.
+
+        Raises:
+            OutOfMemory: the device's memory holds none of them.
+        """
         for self._implementation in WITNESSES:
             try:
                 errors = gate.errors(attempt(lambda: self._computed(0)))
@@ -56,7 +64,6 @@ class Witness:
             Error(bound.maximum + own.maximum, bound.mean + own.mean)
             for bound, own in zip(gate.allowed, errors, strict=True)
         ]
-        """How far each tensor of an output may be from the witness's: what the gate allows, plus the witness's own."""
 
     @property
     def name(self) -> str:

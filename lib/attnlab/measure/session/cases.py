@@ -10,7 +10,7 @@ from attnlab.measure.clocks import ours
 from attnlab.measure.gate.witness import Witness
 from attnlab.measure.instruments import devices, inspection
 from attnlab.measure.session import rows
-from attnlab.measure.session.checks import appoint, check_all
+from attnlab.measure.session.checks import check_all
 from attnlab.measure.session.rounds import Rounds
 from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive, drop_all
@@ -37,11 +37,10 @@ def measure_shape(session: Session, shape: Shape) -> None:
     try:
         calls = ours.most_calls(shape) if session.device.type == "cuda" else 1
         windows = attempt(lambda: Windows(shape, session.device, calls))
-        witness = appoint(session, shape, windows)
     except OutOfMemory as error:
-        drop_all(subjects, "Q, K and V, and a reference", error)
+        drop_all(subjects, "Q, K and V", error)
     else:
-        checks = _measure_subjects(session, shape, subjects, windows, witness)
+        checks = _measure_subjects(session, shape, subjects, windows)
     write.add_part(session.job.run, "checks", key, pd.DataFrame(checks))
     if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
         write.add_part(session.job.run, "resources", key, pd.DataFrame(resources))
@@ -50,12 +49,11 @@ def measure_shape(session: Session, shape: Shape) -> None:
     devices.release(session.device)
 
 
-def _measure_subjects(
-    session: Session, shape: Shape, subjects: list[Subject], windows: Windows, witness: Witness
-) -> list[Row]:
+def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
     for subject in subjects:
         subject.case = Case.of(subject.implementation, windows, shape)
-    checks = check_all(session, shape, subjects, windows, "before")
+    witness = Witness(windows, shape)
+    checks = check_all(session, shape, subjects, windows, "before", witness)
     windows.draw(session.seed(shape, "timed"))
     _prepare(session, shape, subjects, sum(tensor.nbytes for tensor in windows[0]))
     for timing in session.timings:

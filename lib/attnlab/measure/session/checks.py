@@ -20,19 +20,27 @@ from attnlab.study.shapes import Shape
 COMPARED_SCORES = 2**22
 
 
-def appoint(session: Session, shape: Shape, windows: Windows) -> Witness:
-    """The witness for a shape; raises OutOfMemory."""
-    windows.draw(session.seed(shape, "witness"))
-    return Witness(windows, shape, attempt(partial(_gate, shape, windows, NORMAL)))
+def check_all(
+    session: Session,
+    shape: Shape,
+    subjects: list[Subject],
+    windows: Windows,
+    moment: str,
+    witness: Witness | None = None,
+) -> list[Row]:
+    """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check.
 
-
-def check_all(session: Session, shape: Shape, subjects: list[Subject], windows: Windows, moment: str) -> list[Row]:
-    """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check."""
+    Args:
+        moment: ``before`` or ``after`` timing.
+        witness: one to be appointed at the gate for normal inputs.
+    """
     checked: list[Row] = []
     for kind in _kinds(shape, moment):
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         try:
             gate = attempt(partial(_gate, shape, windows, kind))
+            if witness is not None and kind == NORMAL:
+                witness.appoint(gate)
         except OutOfMemory as error:
             drop_all(subjects, "the oracle's scores", error)
             return checked
