@@ -68,7 +68,9 @@ show("environment.timings")
 # ## Is the clock right?
 #
 # The same calls, from microseconds to milliseconds, by five clocks: ours, CUPTI through PyTorch's profiler, Triton's,
-# NVIDIA's NVBench, and Nsight Compute. Where they differ, the reason stands beside the difference.
+# NVIDIA's NVBench, and Nsight Compute. Where they differ, the reason stands beside the difference. Samples are of values
+# that no implementation has seen before; where our clock also timed calls that repeat the same values, the difference is
+# what that costs an honest call, and latencies are not claimed to be more exact.
 
 # %%
 show("environment.agreement")

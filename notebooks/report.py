@@ -72,14 +72,25 @@ show("environment.ceilings")
 # On a GPU, `eager` is the time between the CUDA events around one call, with the stream idle before: what a program sees,
 # launch gap included. `device` removes the gap: a CUDA graph of $k$ calls is replayed while the stream is still busy, and the time
 # between the events divided by $k$ is one sample. $k$ is chosen so that a replay takes about 0.4 ms, at most 64 calls.
-# `cupti`, where a run has it, is the sum of the durations of a call's kernels by the device's own time stamps: it leaves out the
-# time between kernels, which `device` counts. On a CPU, only `eager` exists, read from the system's performance counter.
+# `cupti`, where a run has it, is the sum of the durations of the kernels in that graph, by the device's own time stamps and
+# over $k$: it leaves out the time between kernels, which `device` counts. On a CPU, only `eager` exists, read from the
+# system's performance counter.
 #
 # ### Caches
 #
-# Before each `warm` sample the same work runs once untimed, so that the cache holds what this implementation leaves in
-# it. Before each `cold` one a buffer of twice the last level of cache is overwritten, outside the timed window. A cold
-# `device` sample is a single call, a warm one the mean of $k$ calls in a row, so their difference is not the cache's alone.
+# Before each `warm` sample the same work runs once untimed, and the inputs that are timed on are put in place: the cache
+# holds what both leave in it. Before each `cold` one a buffer of twice the last level of cache is overwritten, outside the
+# timed window. A cold `device` sample is a single call, a warm one the mean of $k$ calls in a row, so their difference is
+# not the cache's alone.
+#
+# ### Values
+#
+# From the fifth schema of runs on, no sample is of values that the implementation has seen before. $Q$, $K$ and $V$ are
+# drawn anew before each round. The untimed work before a warm sample sees them with the signs of each head's columns flipped
+# at random, and then they are put back bit for bit. Each of the $k$ calls reads a window of its own, in which no head's
+# queries meet the same keys as in another. What a kernel could still keep are norms of rows and whatever else such flips
+# leave as it is; and from one call of a graph to the next, what depends on $Q$, $K$ or $V$ alone. Runs of an earlier
+# schema repeat the same values in all calls.
 #
 # ### Order
 #
@@ -91,11 +102,16 @@ show("environment.ceilings")
 #
 # Each case is compared with a float64 oracle before it is timed and again after, on inputs that it has not seen, with its
 # memory filled with NaN before; graphs are checked by replaying them. Both the maximum and the mean error may be at most
-# twice those of the same formula composed from PyTorch operations in the dtype of the inputs [](#ref-dao2023). A case
-# that fails before it is timed is not timed. The samples of one that fails afterwards stay in the run folder, and no table
-# or figure uses them. Both are listed with the reason. From the fifth schema of runs on, every sample is of values that the
-# implementation has not seen before, and every timed output is compared too; [](#baseline.checks) marks implementations
-# whose outputs differ in some elements, within the bound, when they run again on the same inputs.
+# twice those of the same formula composed from PyTorch operations in the dtype of the inputs [](#ref-dao2023). Each check
+# runs an implementation again on the same inputs. A hand-written kernel whose outputs then differ in any bit fails, unless
+# its entry says that they may; [](#baseline.checks) marks others that differ.
+#
+# From the fifth schema of runs on, what the last call of each sample returned is compared as well, outside the timed window.
+# A backend of SDPA that passed the same gate computes the right output, and the bound is the gate's plus that backend's own
+# error. A few graphs in each replicate end early, at a call drawn at random, and the output of that one is compared.
+#
+# A case that fails before it is timed is not timed. The samples of one that fails later stay in the run folder, and no table
+# or figure uses them. Both are listed with the reason.
 #
 # ### Inference
 #

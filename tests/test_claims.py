@@ -32,6 +32,7 @@ from attnlab.literature.audit import numbers
 from attnlab.measure.clocks import ours
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.instruments import devices
+from attnlab.measure.session import rounds
 from attnlab.measure.subjects import rungs
 from attnlab.runs import read, rules, schema
 from attnlab.study import ladder, shapes, studies
@@ -334,6 +335,9 @@ def claims() -> tuple[Claim, ...]:
         ),
         # Clocks and caches
         claim("a replay takes about {} ms, at most {} calls", plain(ours.GRAPH_US / 1e3), plain(ours.GRAPH_CALLS)),
+        claim("takes one sample for every {} of the other clocks", word(studies.TRACED)),
+        claim("under `cupti` one for every {} of these", word(studies.TRACED)),
+        claim("After about one round in {} of", plain(rounds.CUT_SHORT)),
         claim("{} the L2 was overwritten", times(flushed())),
         claim("{} the last level of cache is overwritten", times(flushed())),
         claim("agreed with the next within {} %", percent(rules.STEADY)),

@@ -146,7 +146,8 @@ def test_whether_the_median_request_is_answered_later_is_told_with_its_replicate
     )
     later = "Over the whole stream, the median request is answered later through `attend` than by SDPA in"
     # 12.706 times half of what the two replicates differ by
-    assert attend._served(calls) == f"{later} all 2 replicates: `attend` adds 3.00 [−9.71, 15.71] µs to 100.0."
+    adds = "`attend` adds 3.00 [−9.71, 15.71] µs to 100.0 µs, the mean of the replicates' medians."
+    assert attend._served(calls) == f"{later} all 2 replicates: {adds}"
     mixed = calls.assign(latency_us=calls["latency_us"].replace(102.0, 98.0))
     assert attend._served(mixed).startswith(f"{later} 1 of 2 replicates: `attend` adds 1.0")
     earlier = calls.assign(latency_us=calls["latency_us"].replace({102.0: 98.0, 104.0: 96.0}))

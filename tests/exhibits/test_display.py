@@ -1,15 +1,19 @@
 """What notebooks show: escaped, aligned, described, and the same bytes each time."""
 
 import base64
+import re
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from bs4 import BeautifulSoup
 from reading import html, plain
 
+from attnlab.base import paths
 from attnlab.exhibits.display import Figure, Group, Inline, Listing, Prose, Table
 from attnlab.infer.lookup import NotMeasured
+from attnlab.study import studies
 
 
 def drawing():
@@ -153,3 +157,34 @@ def test_a_table_in_markdown_keeps_each_row_on_a_line():
     rows = ["| name | µs |", "| --- | ---: |", "| a\\|b | 1.0 [0.9, 1.1] |", "| — | 2 |"]
     assert table.grid.splitlines() == rows
     assert table.markdown == "\n\n".join(["**Caption.**", "\n".join(rows), "Note."])
+
+
+# -------------------------------------------------------------------------------------------------------------- printed
+
+A4_PT = (210 - 2 * 18) / 25.4 * 72
+"""What the margins of a printed page leave of its width."""
+EM = 0.6
+"""What a character takes of the size of its font."""
+
+
+def printed_pt(table: Table) -> float:
+    """The least width to which a printed table can be broken, by the sizes in the style sheet."""
+    style = (paths.ROOT / "lib/attnlab/paper/template/attnlab/style.css").read_text().partition("@media print {")[2]
+    assert re.search(r"td, \.num \{ white-space: pre-line; \}", style)
+    size = float(re.search(r"  table \{ font-size: ([\d.]+)pt; \}", style)[1])
+    root = float(re.search(r"  :root \{ .*font-size: ([\d.]+)pt; \}", style)[1])
+    padding = root * float(re.search(r"th, td \{ padding-inline: ([\d.]+)rem; \}", style)[1])
+    rows = BeautifulSoup(table.bundle()["text/html"].replace("<wbr>", " "), "html.parser").select("tr")
+    columns = zip(*(row.select("th, td") for row in rows), strict=True)
+    longest = [max(max(map(len, cell.get_text().split()), default=0) for cell in column) for column in columns]
+    return sum(EM * size * letters + 2 * padding for letters in longest)
+
+
+def test_the_widest_tables_fit_a_printed_page():
+    names = studies.load("gpu").implementations
+    by_size = {"implementation": ["kernel.pipelined", *names]}
+    by_size |= {f"S={2**n}": ["—", *["10,593\n[10,585, 10,601]"] * len(names)] for n in range(6, 14)}
+    by_name = {"S": ["8192", "64", "128"], "Q, K, V, O": ["1,024", "8.00", "16.0"]}
+    by_name |= {name: ["10,240", "8.00", "—"] for name in names}
+    for frame in (by_size, by_name):
+        assert printed_pt(Table(pd.DataFrame(frame), "Wide.")) < A4_PT

@@ -102,13 +102,13 @@ def test_a_clock_in_the_bracket_is_right():
     assert "in 4 of 4 cases." in told
     assert "outside" not in told
     # Each call of the synthetic run is two kernels.
-    assert "calls of 2 pieces (0.30 µs below 20 µs; 4 of 4 within those limits)" in told
+    assert "calls of 2 pieces (+0.30 µs where they take less than 20 µs; 4 of 4 within those limits)" in told
 
 
 def test_around_the_replay_that_cupti_traces_drift_plays_no_part():
     told = plain(shown.agreement(of(panel=timed(ADDS | {"device.traced": (0.45, 33.0)}))))
     assert "agree within those limits in 2 of 4 cases: ours differs by +0.050 µs" in told
-    assert "+2.2 % (+1.5 to +2.9) above." in told
+    assert "+2.2 % (+1.5 to +2.9) for longer ones." in told
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,9 @@ def test_without_cupti_it_says_why():
 def test_every_method_is_explained_with_its_distance_and_what_is_absent_with_its_reason():
     told = plain(shown.explained(of(panel=timed()))).splitlines()
     (eager,) = [line for line in told if line.startswith("- `eager`")]
-    assert "+20 µs (+20 to +20) below 20 µs and +2.2 % (+1.5 to +3.0) above. The launch gap" in eager
+    assert (
+        "+20 µs (+20 to +20) for calls below 20 µs and +2.2 % (+1.5 to +3.0) for longer ones. The launch gap" in eager
+    )
     assert "- NVBench, batch: not used: not installed: it." in told
     assert len(told) == len(ADDS) - 2 + len(APART) + 1
 
@@ -283,7 +285,19 @@ def test_a_cold_call_reads_everything_and_a_warm_one_nothing():
     assert "the canary found 0.5 % of their lines in the L2, and at most 0.5 % in any round" in told
     assert "Warm was warm: where Q, K, V and O take at most a third of the L2" in told
     assert "read at most 1.0 % of the bytes of Q, K and V" in told
-    assert "a warm call reads 1.0 % of those bytes" in told
+    assert "a warm call reads 1.0 % of the bytes of Q, K and V from memory" in told
+
+
+def test_what_the_canary_found_is_told_of_both_clocks():
+    rows = seen(warm_hits=99.5)
+    rows.loc[(rows["clock"] == "eager") & (rows["cache"] == "warm"), "value"] -= 7
+    result = of(residency=rows)
+    device = result.run.manifest["device"] | {"l2_bytes": 4 * LARGE.bytes}
+    told = plain(
+        caches.residency(Results(replace(result.run, manifest=result.run.manifest | {"device": device}), result.table))
+    )
+    found = "When a warm `device` sample begins, the canary found at least 100 % of their lines in the L2"
+    assert f"{found}, and when an `eager` one does at least 92 %." in told
 
 
 def test_cold_that_was_warm_and_warm_that_was_cold_are_told():

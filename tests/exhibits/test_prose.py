@@ -14,6 +14,7 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.environment import clocks, machine, provenance
 from attnlab.exhibits.roofline import floor
 from attnlab.exhibits.verdicts import abstract, target
+from attnlab.study import studies
 
 TOLD = [
     "verdicts.abstract",
@@ -161,23 +162,25 @@ def test_regimes():
 
 def test_the_launch_gap_is_the_difference_of_the_clocks():
     told = plain(clocks.launch_gap(inferred()))
-    found = re.findall(r"(\S+) \[(\S+), (\S+)\] µs to (\S+) µs at (\(.*?\) float16) \((\S+ %)\)", told)
-    assert [(us, where, share) for *_, us, where, share in found] == [
+    found = re.findall(
+        r"(\S+) \[(\S+), (\S+)\] µs at (\(.*?\) float16), which is (\S+ %) of the (\S+) µs that `device` reads", told
+    )
+    assert [(us, where, share) for *_, where, share, us in found] == [
         ("2.50", "(2, 4, 32, 64) float16", "200 %"),
         ("40.0", "(2, 4, 128, 64) float16", "12 %"),
     ]
     for gap, low, high, *_ in found:  # the replicates of the synthetic run are alike
         assert float(gap) == pytest.approx(5.0)
         assert float(low) <= 5.0 <= float(high)
-    assert "with Student's t over replicates" in told
-    assert "At the first, a comparison by events around each call mostly compares the host." in told
+    assert "The intervals are Student's t over replicates." in told
+    assert "At the first shape, a comparison by events around each call mostly compares the host." in told
     assert "is not known; the run has eager clock, warm cache" in plain(clocks.launch_gap(lonely()))
 
 
 def test_throttling_is_told_or_why_it_is_not_known():
     told = plain(machine.throttling(inferred()))
     assert "2.5 % of 5,920 samples" in told
-    assert "between 1941 and 1980 MHz" in told
+    assert "between 1,941 and 1,980 MHz" in told
     assert plain(machine.throttling(lonely())) == (
         "Clock, power and throttling were not recorded: the device is no NVIDIA GPU."
     )
@@ -213,7 +216,7 @@ def test_replicates_and_processes_are_both_counted():
     late = (run.samples["replicate"] == 1) & (run.samples["seq_len"] == 256)
     again = replace(run, samples=run.samples.assign(process=run.samples["process"].mask(late, "p2")))
     of = synthetic.results.Results(again, inferred().table)
-    words = "2 replicates, in 3 processes, since one of them was cut off and continued"
+    words = "2 replicates, in 3 processes, since one replicate was cut off and continued"
     assert words in plain(abstract.abstract(of))
     assert f"samples each in {words}, in interleaved rounds" in plain(target.statement(of, TARGET))
     closed = replace(again, manifest=run.manifest | {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}})
@@ -221,6 +224,13 @@ def test_replicates_and_processes_are_both_counted():
     assert machine.replicate_words(synthetic.results.Results(some, inferred().table)) == (
         "1 replicate of the 2 asked for, in 2 processes, since it was cut off and continued"
     )
+
+
+def test_a_clock_that_takes_fewer_samples_is_named():
+    assert machine.sample_words(inferred().study) == "40 samples"
+    traced = {"timings": [*synthetic.STUDY["timings"], {"clock": "cupti", "cache": "warm"}]}
+    study = studies.parse(synthetic.STUDY | traced, "traced")
+    assert machine.sample_words(study) == "40 samples (10 by `cupti`)"
 
 
 def test_a_cold_sample_of_the_device_clock_is_not_told_from_a_warm_one_by_the_cache_alone():

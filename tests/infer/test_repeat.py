@@ -113,7 +113,7 @@ def test_what_the_clock_moved_has_not_moved_in_cycles(by_clock):
     assert (flash.here.sm_clock_mhz, flash.there.sm_clock_mhz) == (2000, 2040)
     assert flash.cycles_pct == pytest.approx(100 * (0.8 / 0.784 * 2000 / 2040 - 1))
     assert abs(flash.cycles_pct) < 0.1
-    assert text(by_clock).count("In cycles, 3 of 3 are within 1 %: those moved with the SM clock.") == 1
+    assert text(by_clock).count("In cycles, 3 of 3 are within 1 %: they moved with the SM clock.") == 1
     row = again.table(by_clock).frame.iloc[0]
     assert row["SM clock\n(MHz)"] == "2000\n2040"
     assert row["throttled\n(%)"] == "2\n2"  # one round in forty

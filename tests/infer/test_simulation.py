@@ -172,7 +172,8 @@ def test_a_run_shows_its_controls():
     target = table.frame.set_index("shape").loc["(2, 4, 128, 64) float16"]
     assert target["minimum detectable effect"] == "30 %"
     told = power.false_positives(of).markdown
-    assert "at 16 places (shape and timing) and called it faster or slower at 16: 100.0 % [79.4, 100.0]" in told
+    assert "at 16 places (shape and timing) and called it faster or slower at 16 of them: 100.0 % [79.4, 100.0]" in told
+    assert "interval of its ratio excludes 1 at 16; by chance alone it would at about 1." in told
 
 
 def test_a_run_without_controls_says_so():

@@ -149,7 +149,7 @@ class Table:
 
     def _head(self) -> str:
         columns = zip(self._shown.columns, self._alignments, strict=True)
-        titles = (f'<th scope="col"{align}>{escape(str(title))}</th>' for title, align in columns)
+        titles = (f'<th scope="col"{align}>{_breakable(str(title))}</th>' for title, align in columns)
         return f"<tr>{''.join(titles)}</tr>"
 
     def _body(self) -> str:
@@ -240,6 +240,11 @@ def _cell(cell: object, align: str) -> str:
     # Short cells keep their lines as they are; only those that read like text may be broken.
     kind = align or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
     return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
+
+
+def _breakable(title: str) -> str:
+    """A title that may be broken within names, so that a table of many implementations fits a printed page."""
+    return re.sub(r"(?<=[a-z])\.(?=[a-z])", ".<wbr>", escape(title))
 
 
 def _in_line(text: object) -> str:

@@ -19,12 +19,14 @@ class FalsePositives:
 
     Attributes:
         wrong: how many of the comparisons found it faster or slower.
+        apart: in how many the interval of the ratio excludes 1.
         comparisons: all of them, one per shape and timing.
         rate: their ratio with its exact 95 % interval (Clopper & Pearson 1934, Biometrika 26:404). It takes the
             comparisons for independent.
     """
 
     wrong: int
+    apart: int
     comparisons: int
     rate: stats.Interval
 

@@ -160,13 +160,15 @@ class Results(Lookup):
         Raises:
             NotMeasured: the run has no control anywhere.
         """
-        decisions = [family.control.decision for family in self.families.values() if family.control]
+        controls = [family.control for family in self.families.values() if family.control]
+        decisions = [control.decision for control in controls]
         if not decisions:
             raise NotMeasured(NO_CONTROL)
         wrong = sum(decision in ("faster", "slower") for decision in decisions)
         exact = scipy.stats.binomtest(wrong, len(decisions)).proportion_ci(CONFIDENCE, method="exact")
         rate = stats.Interval(wrong / len(decisions), float(exact.low), float(exact.high))
-        return FalsePositives(wrong, len(decisions), rate)
+        apart = sum(control.speedup.low > 1 or control.speedup.high < 1 for control in controls)
+        return FalsePositives(wrong, apart, len(decisions), rate)
 
     @cached_property
     def _known(self) -> dict[Place, Family]:

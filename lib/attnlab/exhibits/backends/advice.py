@@ -158,7 +158,7 @@ def summary(results: Results) -> Prose:
         of = formats.count(len(families), "shape")
         claimed = sum(any(verdict.claimable for verdict in family.verdicts.values()) for family in families.values())
         claims = f", claimable at {claimed}" if lost else ""
-        parts.append(f"by the {timing.words}, something else is faster at {len(lost)} of {of}{claims}{at_most}")
+        parts.append(f"by the {timing.words}, another implementation is faster at {len(lost)} of {of}{claims}{at_most}")
     if not parts:
         raise NotMeasured(f"`{results.study.baseline}` was compared with nothing")
     return Prose(f"Compared with leaving the choice to `{results.study.baseline}`, {'; '.join(parts)}.")

@@ -145,7 +145,8 @@ def _served(calls: pd.DataFrame) -> str:
         verdict = f"is answered later through `attend` than by SDPA in {later} of {count}"
     return (
         f"Over the whole stream, the median request {verdict} {'replicate' if count == 1 else 'replicates'}: `attend` "
-        f"adds {gap} µs to {formats.number(float(medians[FALLBACK].mean()), 4)}."
+        f"adds {gap} µs to {formats.number(float(medians[FALLBACK].mean()), 4)} µs, the mean of the replicates' "
+        "medians."
     )
 
 

@@ -56,7 +56,7 @@ def decode(results: Results) -> Prose:
         )
     return Prose(
         f"A query that reads all keys and values does {formats.number(_there(results, DECODE)[0].intensity)} FLOP for "
-        f"each byte, so only memory limits it. At {'; '.join(parts)}."
+        f"each byte, so memory sets its floor. At {'; '.join(parts)}."
     )
 
 

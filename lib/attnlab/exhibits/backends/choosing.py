@@ -163,13 +163,11 @@ def length(results: Results, sweep: str = "seq_len") -> Prose:
     its_row = results.row(name, short)
     ratio = per_token_ratio(results, (name, long), (name, short))
     calls = row["median_us"] / its_row["median_us"]
-    work, fewer = (
-        formats.number(large / small) for large, small in ((long.flops, short.flops), (long.tokens, short.tokens))
-    )
+    work, tokens = short.flops / long.flops, short.tokens / long.tokens
     return Prose(
         f"A call of `{name}` at S={short.seq_len} is {formats.number(calls)} times as fast as one at S={long.seq_len}, "
-        f"and does {work} times less work on {fewer} times fewer tokens. A token takes {formats.interval(ratio)} times "
-        f"as long at the longer: {_saved(ratio)}."
+        f"with {formats.percent(100 * work)} of its FLOPs and {formats.percent(100 * tokens)} of its tokens. A token "
+        f"takes {formats.interval(ratio)} times as long at the longer: {_saved(ratio)}."
     )
 
 

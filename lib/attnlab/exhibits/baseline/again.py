@@ -136,7 +136,7 @@ def _which(repetition: Repetition) -> str:
     here, there = repetition.here.run.manifest, repetition.there.run.manifest
     apart_s = abs((_began(here) - _began(there)).total_seconds())
     replicates = [_replicates(of) for of in (repetition.there, repetition.here)]
-    both = f"Both ran on {here['device']['name']}; whether on the same card is not recorded."
+    both = f"Both ran on an {here['device']['name']}; whether on the same card is not recorded."
     apart = (
         formats.count(round(apart_s / 60), "minute") if apart_s < 7200 else f"{formats.number(apart_s / 3600, 2)} hours"
     )
@@ -189,10 +189,9 @@ def _by_clock(moved: list[Case]) -> str:
     if len(other) == len(moved):
         return " The SM clock explains none of these: in cycles, they moved as well."
     rest = f" The others differ in cycles by at most {_percent(max(other))}." if other else ""
-    return (
-        f" In cycles, {len(moved) - len(other)} of {len(moved)} are within {NEAR_PCT:g} %: those moved with the SM "
-        f"clock.{rest}"
-    )
+    with_clock = len(moved) - len(other)
+    which = "is within {} %: it moved" if with_clock == 1 else "are within {} %: they moved"
+    return f" In cycles, {with_clock} of {len(moved)} {which.format(f'{NEAR_PCT:g}')} with the SM clock.{rest}"
 
 
 def _scatter(repetition: Repetition) -> str:

@@ -24,7 +24,7 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     allowed = [(size, GATE_FACTOR * error) for size, error in _worst(checks, shapes, axis, "framework_max_error")]
     if not allowed:
         raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
-    drawing, axes = plt.subplots(figsize=(6.4, 3.8))
+    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
     odd = []
     for name in results.study.implementations:
         points = _worst(checks[checks["implementation"] == name], shapes, axis, "max_error")
@@ -82,11 +82,11 @@ def timed_outputs(results: Results) -> str:
     """How many timed outputs were compared, and how near the worst came to what is allowed, in a sentence."""
     compared = passed_samples(results.run).dropna(subset=["strain"])
     if compared.empty:
-        return "Outputs were compared before and after timing only, and no timed output itself."
+        return "Outputs were compared before and after timing; no timed output itself was."
     worst = compared.loc[compared["strain"].astype(float).idxmax()]
     were = "timed output was" if len(compared) == 1 else "timed outputs were"
     return (
-        f"{len(compared):,} {were} compared with that of one of SDPA's backends on the same inputs, which the "
+        f"{len(compared):,} {were} compared with what one of SDPA's backends computes from the same inputs, which the "
         f"implementation had never seen; the largest error among them is {formats.percent(100 * worst['strain'])} of "
         f"what is allowed, of `{implementations.under_control(worst['implementation'])}` at {shape_of(worst).label}."
     )

@@ -81,7 +81,7 @@ def memory_figure(results: Results, sweep: str = "seq_len") -> Figure:
     lines = {name: _peaks(results, name, shapes, axis) for name in results.study.implementations}
     if not any(lines.values()):
         raise NotMeasured(f"No case of the sweep “{sweep}” was measured, so its memory is not known")
-    drawing, axes = plt.subplots(figsize=(6.4, 3.8))
+    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
     for name, points in lines.items():
         if points:
             axes.plot(*zip(*points, strict=True), **look(name))

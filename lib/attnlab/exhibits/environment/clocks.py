@@ -88,13 +88,13 @@ def launch_gap(results: Results) -> Prose:
         gap = added_us(*(results.samples(name, shape, timing) for timing in (eager, device)))
         shares.append(100 * gap.estimate / without_us)
         parts.append(
-            f"{formats.interval(gap)} µs to {formats.number(without_us)} µs at {shape.label} "
-            f"({formats.percent(shares[-1])})"
+            f"{formats.interval(gap)} µs at {shape.label}, which is {formats.percent(shares[-1])} of the "
+            f"{formats.number(without_us)} µs that `device` reads"
         )
         others += _by_panel(results, shape, gap)
     return Prose(
-        f"The launch gap, `eager` minus `device`, adds to `{name}` {formats.listing(parts)}, with Student's t over "
-        f"replicates.{_host(shares)}{_disagreeing(others)}"
+        f"The launch gap of `{name}`, `eager` minus `device`, is {formats.listing(parts)}. The intervals are Student's "
+        f"t over replicates.{_host(shares)}{_disagreeing(others)}"
     )
 
 
@@ -125,7 +125,7 @@ def _host(shares: list[float]) -> str:
     mostly = [share > MOSTLY_HOST_PCT for share in shares]
     if not any(mostly):
         return ""
-    where = "There" if all(mostly) else "At the first" if mostly[0] else "At the second"
+    where = "At such shapes" if all(mostly) else "At the first shape" if mostly[0] else "At the second shape"
     return f" {where}, a comparison by events around each call mostly compares the host."
 
 

@@ -16,6 +16,7 @@ from attnlab.infer.results import Results
 from attnlab.runs.rules import STEADY
 from attnlab.runs.schema import MEASURED
 from attnlab.study import implementations
+from attnlab.study.studies import Study
 
 
 @exhibit("environment.telemetry")
@@ -57,7 +58,7 @@ def throttling(results: Results) -> Prose:
     share = 100 * float(known.astype(bool).mean())
     return Prose(
         f"The card reported that it throttled at {formats.percent(share)} of {len(known):,} samples; its SM clock was "
-        f"between {clocks.min():.0f} and {clocks.max():.0f} MHz, with a median of {clocks.median():.0f} MHz. "
+        f"between {clocks.min():,.0f} and {clocks.max():,.0f} MHz, with a median of {clocks.median():,.0f} MHz. "
         f"{cells.at_shapes(results, results.study.shapes)} Implementations take turns and the host pauses between "
         "samples, so one kernel without pause may settle at an even lower clock."
     )
@@ -117,7 +118,14 @@ def machine(results: Results) -> Prose:
 
 def effort_words(results: Results) -> str:
     asked = "" if results.run.complete else "not all of them taken, "
-    return f"with {results.study.samples} samples a case under each timing, {asked}in {replicate_words(results)}"
+    return f"with {sample_words(results.study)} a case, timing and replicate, {asked}in {replicate_words(results)}"
+
+
+def sample_words(study: Study, unit: str = " samples") -> str:
+    """``100 samples``; a clock that takes fewer than the study states is named."""
+    fewer = {f"`{timing.clock}`": study.rounds(timing) for timing in study.timings}
+    named = [f"{count} by {clock}" for clock, count in fewer.items() if count != study.samples]
+    return f"{study.samples}{unit}" + (f" ({formats.listing(named)})" if named else "")
 
 
 def replicate_words(results: Results) -> str:
@@ -130,7 +138,7 @@ def replicate_words(results: Results) -> str:
     if processes.sum() <= len(processes):
         return f"{replicates}, {each}a fresh process"
     resumed = int((processes > 1).sum())
-    which = "it was" if taken == 1 else "one of them was" if resumed == 1 else f"{resumed} of them were"
+    which = "it was" if taken == 1 else "one replicate was" if resumed == 1 else f"{resumed} of them were"
     return f"{replicates}, in {processes.sum()} processes, since {which} cut off and continued"
 
 
@@ -240,7 +248,7 @@ def parameters(results: Results) -> Table:
         "baseline": study.baseline,
         "target shape": study.target_shape.label,
         "timings (clock, cache)": ", ".join(str(timing) for timing in study.timings),
-        "samples a case and replicate": study.samples,
+        "samples a case, timing and replicate": sample_words(study, "").replace("`", ""),
         "replicates": replicate_words(results),
         "warm-up calls, at least": study.warmup_calls,
         "longest call that is timed (ms)": f"{study.longest_call_ms:g}",
@@ -261,7 +269,7 @@ def ceilings(results: Results) -> Table:
             "of datasheet": formats.percent(100 * ceiling.measured.estimate / ceiling.datasheet)
             if ceiling.measured and ceiling.datasheet
             else "n/a",
-            "SM clock (MHz)": None if ceiling.sm_clock_mhz is None else f"{ceiling.sm_clock_mhz:.0f}",
+            "SM clock (MHz)": None if ceiling.sm_clock_mhz is None else f"{ceiling.sm_clock_mhz:,.0f}",
             "how": ceiling.how,
         }
         for ceiling in results.ceilings.all

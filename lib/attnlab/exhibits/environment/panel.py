@@ -132,8 +132,8 @@ def agreement(results: Results) -> Prose:
         "CUPTI, which reads the device's own time stamps, brackets our clock. The durations of the kernels in the "
         "graph that `device` replays are a lower bound, since they leave out the time between kernels. The time from "
         "the start of the first to the end of the last is an upper bound, since tracing lengthens it. `device` is in "
-        f"the bracket, or within {NEAR_US:g} µs of it below {SHORT_US} µs and within {NEAR_PCT:g} % above, in "
-        f"{len(cases['in'])} of {len(found)} cases."
+        f"the bracket, or within {NEAR_US:g} µs of it for calls below {SHORT_US} µs and within {NEAR_PCT:g} % for "
+        f"longer ones, in {len(cases['in'])} of {len(found)} cases."
     )
     text += f" It is outside at {_first(cases['out'])}." if cases["out"] else ""
     text += f" These rounds scatter too much to decide at {_first(cases['unsure'])}." if cases["unsure"] else ""
@@ -156,8 +156,8 @@ def _traced(panel: Panel) -> str:
     near = sum(reading.near for reading in readings)
     short = [-reading.gap.estimate for reading in readings if reading.short]
     long = [-reading.gap_pct for reading in readings if not reading.short]
-    parts = [f"{_range(short, 'µs')} below {SHORT_US} µs"] if short else []
-    parts += [f"{_range(long, '%')} above"] if long else []
+    parts = [f"{_range(short, 'µs')} for calls below {SHORT_US} µs"] if short else []
+    parts += [f"{_range(long, '%')} for longer ones"] if long else []
     return (
         "Around the same replay that CUPTI traces, our clock and CUPTI's agree within those limits in "
         f"{near} of {len(readings)} cases: ours differs by {' and '.join(parts)}."
@@ -175,7 +175,7 @@ def _kernels_alone(results: Results, panel: Panel) -> str:
     for pieces, readings in sorted(groups.items()):
         short = [-reading.gap.estimate for reading in readings.values() if reading.short]
         far = [f"{case}, {signed(-readings[case].gap.estimate)} µs" for case in readings if not readings[case].near]
-        gap = f"{formats.number(float(np.median(short)), 2)} µs below {SHORT_US} µs; " if short else ""
+        gap = f"{signed(float(np.median(short)), 'µs')} where they take less than {SHORT_US} µs; " if short else ""
         but = f", not {far[0]}" if len(far) == 1 else ""
         within = f"{len(readings) - len(far)} of {len(readings)} within those limits{but}"
         parts.append(f"calls of {formats.count(pieces, 'piece')} ({gap}{within})")
@@ -206,9 +206,9 @@ def _explanation(method: str, readings: list[Reading]) -> str:
     long = [reading.gap_pct for reading in readings if not reading.short]
     parts = []
     if short:
-        parts.append(f"{_range(short, 'µs')} below {SHORT_US} µs")
+        parts.append(f"{_range(short, 'µs')} for calls below {SHORT_US} µs")
     if long:
-        parts.append(f"{_range(long, '%')} above")
+        parts.append(f"{_range(long, '%')} for longer ones")
     against = "`device`" if methods.reference(method) == methods.DEVICE else "`device` cold"
     return f"- {TITLES[method]}, against {against}: {' and '.join(parts)}. {CAUSES[method]}"
 

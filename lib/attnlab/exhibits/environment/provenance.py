@@ -5,6 +5,7 @@ import pandas as pd
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Listing, Table
+from attnlab.exhibits.environment.machine import sample_words
 from attnlab.infer.results import Results
 from attnlab.runs import read, rules
 
@@ -42,6 +43,7 @@ def checklist(results: Results) -> Table:
     manifest, checks = results.run.manifest, results.run.checks
     environment, study = manifest["environment"], results.study
     taken = manifest.get("closed_early", {}).get("replicates", study.replicates)
+    each = sample_words(study, "").replace("`", "")
     resamples = f"{rules.RESAMPLES:,}".replace(",", " ")
     rows = [
         ("hardware named", f"{manifest['device']['name']}, driver {environment['driver']}"),
@@ -51,9 +53,9 @@ def checklist(results: Results) -> Table:
         ),
         ("settings locked and asserted", f"{len(environment['settings'])} settings, hash {environment['hash'][:16]}"),
         ("inputs", "standard normal where timed, seeded by shape, replicate and purpose"),
-        ("samples a case and timing", f"{study.samples} in each of {formats.count(taken, 'replicate')}"),
+        ("samples a case and timing", f"{each} in each of {formats.count(taken, 'replicate')}"),
         ("order", "rounds interleaved, random within each"),
-        ("correctness gate", f"{int(checks['passed'].sum())} of {len(checks)} checks passed"),
+        ("correctness gate", f"{int(checks['passed'].sum()):,} of {len(checks):,} checks passed"),
         ("clock, power and throttling", manifest["telemetry"]),
         (
             "intervals",

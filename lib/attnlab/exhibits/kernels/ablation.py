@@ -177,7 +177,7 @@ _USES: dict[str, Callable[[Resources], str]] = {
     "local memory (B)": lambda used: str(used.local_bytes),
     "shared memory (KiB)": lambda used: formats.kibibytes(used.shared_bytes),
     "threads": lambda used: str(used.threads),
-    "CTAs": lambda used: str(used.ctas),
+    "CTAs": lambda used: f"{used.ctas:,}",
     "CTAs per SM": lambda used: str(used.ctas_per_sm),
     "occupancy": lambda used: formats.percent(used.occupancy_pct),
 }

@@ -62,9 +62,9 @@ def summary() -> Prose:
         f"time on independent samples and {_range(usual[COVERED])} over all six kinds; those of the ratio cover "
         f"{_range(independent[RATIO_COVERED])} and {_range(usual[RATIO_COVERED])}. Where there is no difference, "
         f"verdicts say faster or slower in at most {usual[WRONG].max():.1f} % of the runs, claimable in at most "
-        f"{usual[CLAIMED].max():.1f} %. A single replicate can't show how processes differ. Where they do, its "
-        f"intervals cover {_range(unknowable[COVERED])} of the time and its verdicts err in up to "
-        f"{unknowable[WRONG].max():.1f} %: they hold for that process alone. The numbers are in "
+        f"{usual[CLAIMED].max():.1f} %. All this leaves out a single replicate where processes differ, which it can't "
+        f"show: its intervals cover {_range(unknowable[COVERED])} of the time and its verdicts err in up to "
+        f"{unknowable[WRONG].max():.1f} %. They hold for that process alone. The numbers are in "
         "[](#verdicts.calibration.table)."
     )
 
@@ -94,7 +94,8 @@ def controls(results: Results) -> Table:
         f"The minimum detectable effect is the larger of two: the effect that a test at {100 * ALPHA:g} % detects with "
         f"a power of {100 * POWER:g} %, given this scatter, and the end of the interval that is farther from 1. No "
         "candidate is called faster or slower by less than it, and none equivalent where it is more than "
-        f"{formats.MARGIN}. The decisions here are by the samples of the two sides alone."
+        f"{formats.MARGIN}. The decisions here are by the two sides alone, "
+        "before any of this."
     )
     caption = f"`{results.study.baseline}` against itself; {timing.words}."
     return Table(pd.DataFrame(rows), caption, note)
@@ -107,10 +108,12 @@ def false_positives(results: Results) -> Prose:
     effects = [100 * results.smallest_effect(*place) for place in results.controlled()]
     return Prose(
         f"The run measured `{results.study.baseline}` against itself at {formats.count(found.comparisons, 'place')} "
-        f"(shape and timing) and called it faster or slower at {found.wrong}: {100 * found.rate.estimate:.1f} % "
-        f"[{100 * found.rate.low:.1f}, {100 * found.rate.high:.1f}] (Clopper and Pearson). The minimum detectable "
-        f"effect is between {formats.percent(min(effects))} and {formats.percent(max(effects))}, depending on the "
-        "place; no candidate is called faster or slower by less than it. At "
+        f"(shape and timing) and called it faster or slower at {found.wrong or 'none'} of them: "
+        f"{100 * found.rate.estimate:.1f} % [{100 * found.rate.low:.1f}, {100 * found.rate.high:.1f}] (Clopper and "
+        f"Pearson). The {CI} interval of its ratio excludes 1 at {found.apart or 'none'}; by chance alone it would at "
+        f"about {ALPHA * found.comparisons:.0f}. The minimum detectable effect is between "
+        f"{formats.percent(min(effects))} and {formats.percent(max(effects))}, depending on the place; no candidate "
+        "is called faster or slower by less than it. At "
         f"{sum(effect > 100 * EQUIVALENCE_MARGIN for effect in effects)} of the places it is more than "
         f"{formats.MARGIN}, and nothing is called equivalent there."
     )
