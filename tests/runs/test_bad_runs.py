@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +14,7 @@ import synthetic
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.runs import methods, metrics, read, schema, write
+from attnlab.runs import agreement, methods, metrics, read, schema, write
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
@@ -615,3 +616,16 @@ def test_there_are_more_than_thirty_kinds():
 
 def test_the_shape_of_the_runs_here_is_the_study_s_own():
     assert Shape(**{axis: value for axis, value in SHAPE.items() if axis != "implementation"}) in STUDY.shapes
+
+
+def test_a_run_is_judged_once_for_each_seal(monkeypatch, whole):
+    monkeypatch.setenv(read.JUDGED, "")
+    read.load(whole)
+    judged = []
+    monkeypatch.setattr(agreement, "require", lambda *_: judged.append("one"))
+    read.load(whole)
+    assert judged == []
+    monkeypatch.setenv(read.JUDGED, "another")
+    read.load(whole)
+    assert judged == ["one"]
+    assert len(os.environ[read.JUDGED].split()) == 2

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,8 @@ from attnlab.runs.manifest import require as require_manifest
 from attnlab.runs.schema import ADDED, COLUMNS, NORMAL, SCHEMA, TABLES, Manifest, Run, digest, folder, plain, short_hash
 from attnlab.runs.table import Table
 
+JUDGED = "ATTNLAB_JUDGED"
+"""The seals of runs that this process or one that started it has held to what they say. A seal covers every table."""
 NAMES_PATHS = 4
 """From this schema on, a manifest names the files of the measuring code by path, and no longer by file name alone."""
 
@@ -59,10 +62,17 @@ def load(name: str) -> Run:
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
     tables = {table: _of_this_schema(held, manifest["schema"]) for table, held in tables.items()}
+    if manifest["seal"] not in os.environ.get(JUDGED, "").split():
+        _judge(tables, manifest)
+    return Run(name, manifest, **{table: held.frame for table, held in tables.items()})
+
+
+def _judge(tables: dict[str, Table], manifest: Manifest) -> None:
     for held in tables.values():
         columns.require(held)
     agreement.require(tables, manifest)
-    return Run(name, manifest, **{table: held.frame for table, held in tables.items()})
+    if manifest["complete"]:
+        os.environ[JUDGED] = f"{os.environ.get(JUDGED, '')} {manifest['seal']}".strip()
 
 
 def read_manifest(name: str) -> Manifest:
