@@ -36,6 +36,8 @@ HARDWARE := $(if $(filter cpu,$(DEVICE)),cpu,$(shell $(FIND_DRIVER); [ "$${drive
 
 export PYTHONPATH := $(CURDIR)/lib$(if $(PYTHONPATH),:$(PYTHONPATH))
 export JUPYTER_PLATFORM_DIRS := 1
+# What Arrow's own allocator has freed, nothing else in a process can use.
+export ARROW_DEFAULT_MEMORY_POOL := system
 OPTIONS = $${RUN:+--run "$$RUN"} $${STUDY:+--study "$$STUDY"} $${DEVICE:+--device "$$DEVICE"} $${LONG:+--long}
 
 # $(call ready,EXTRA-EXTRA): the stamp of a .venv that has these extras of pyproject.toml. `render` stands for no extras:

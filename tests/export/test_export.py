@@ -5,6 +5,7 @@ import io
 import json
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -363,7 +364,7 @@ def test_its_sums_are_what_sha256sum_checks(tmp_path):
 def test_the_readmes_example_prints_the_median(tmp_path):
     export.write(controlled(), tmp_path / "run")
     code = re.search(r"```python\n(.*?)```", (tmp_path / "run" / "README.md").read_text(), re.DOTALL)[1]
-    said = subprocess.run(["python3", "-c", code], cwd=tmp_path / "run", capture_output=True, text=True)
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "run", capture_output=True, text=True)
     assert float(said.stdout) == read(controlled, "summary.json")["rows"][0]["median_us"]
 
 

@@ -992,5 +992,5 @@ def test_inputs_that_do_not_fit_leave_every_case_out_of_memory(monkeypatch, sess
     study = tiny_study()
     cases.measure_shape(session_of(0, study), study.shapes[0])
     assert list(recorded["cases"]["status"]) == ["out of memory"] * len(study.subjects)
-    assert recorded["cases"]["reason"].str.startswith("Q, K and V, and a reference don't fit: no room").all()
+    assert recorded["cases"]["reason"].str.startswith("Q, K and V don't fit: no room").all()
     assert recorded["checks"].empty

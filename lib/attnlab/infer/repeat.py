@@ -1,5 +1,6 @@
 """Compares the medians of a run with those of the same cases in another recorded run."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ NEAR_PCT = 1.0
 Key = tuple[Any, ...]
 """A case: the implementation and the axes of its shape."""
 Rows = dict[Key, pd.DataFrame]
+OF_SIDE = ["replicate", "launches", "latency_us", "sm_clock_mhz", "throttled"]
+"""The columns of a case's samples that its `Side` is made from."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def find(results: Results) -> Repetition:
     return Repetition(results, other, timing, keys, cases, sorted(both_ran & _changed(results, other)))
 
 
-def _others(results: Results) -> list[Results]:
+def _others(results: Results) -> Iterator[Results]:
     """Other complete runs on a device of the same name, the newest first, with nothing inferred from them."""
     mine = results.run.manifest
 
@@ -146,7 +149,8 @@ def _others(results: Results) -> list[Results]:
         return bool(same and stated["complete"] and stated["seal"] != mine["seal"])  # a copy is no other run
 
     found = [name for name, manifest in read.manifests() if is_other(manifest)]
-    return [Results(read.load(name), results.table.head(0)) for name in found]
+    for name in found:
+        yield Results(read.load(name), results.table.head(0))
 
 
 def _changed(one: Results, other: Results) -> set[str]:
@@ -159,7 +163,7 @@ def _by_case(results: Results, timing: Timing) -> Rows:
     """The samples of each case under a timing, in the order of the study, without controls."""
     passed = results.passed
     rows = passed[(passed["clock"] == timing.clock) & (passed["cache"] == timing.cache)]
-    found = dict(iter(rows.groupby(CASE, sort=False)))
+    found = dict(iter(rows.groupby(CASE, sort=False)[OF_SIDE]))
     study = results.study
     keys = [(name, *shape.axes.values()) for shape in study.shapes for name in study.implementations]
     return {key: found[key] for key in keys if key in found}

@@ -29,9 +29,6 @@ def render(name: str) -> Path:
     Raises:
         UserError: the run isn't there or is refused, or a notebook failed; what was executed is kept.
     """
-    run = read.load(name)
-    print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    del run
     _infer(name)
     values = {"run": name, "device": "none"}
     *others, paper = parts()
@@ -46,14 +43,21 @@ def render(name: str) -> Path:
 def _infer(name: str) -> None:
     """Infer from a run in a process of its own, whose memory is free again before notebooks start theirs."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(_keep, name).result()
+        os.environ[read.JUDGED] = pool.submit(_keep, name).result()
 
 
-def _keep(name: str) -> None:
-    """Infer from a run and its companions, so that no notebook infers again what is kept from here."""
-    shown = results.of(read.load(name))
+def _keep(name: str) -> str:
+    """Infer from a run and its companions, so that no notebook infers again what is kept from here.
+
+    Returns:
+        The seals of these runs: no notebook has to judge them again.
+    """
+    run = read.load(name)
+    print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
+    shown = results.of(run)
     for each in [shown, *obtain.companions(shown)]:
         _ = each.families
+    return os.environ.get(read.JUDGED, "")
 
 
 def render_notebook(part: str, values: Mapping[str, object]) -> Path:

@@ -161,7 +161,7 @@ def _require_values(table: Table) -> None:
     from pandera.errors import SchemaErrors
 
     try:
-        _schema(table.name).validate(table.frame, lazy=True)
+        _schema(table.name).validate(table.frame, lazy=True, inplace=True)  # else it is copied first
     except SchemaErrors as errors:
         found = errors.failure_cases.sort_values(["index", "column"]).iloc[0]
         column = str(found["column"])
