@@ -29,6 +29,7 @@ def render(name: str) -> Path:
     Raises:
         UserError: the run isn't there or is refused, or a notebook failed; what was executed is kept.
     """
+    read.read_manifest(name)  # a run that isn't there is refused before a process is started
     _infer(name)
     values = {"run": name, "device": "none"}
     *others, paper = parts()
