@@ -21,7 +21,6 @@ from tqdm import tqdm
 from attnlab.base import paths, sources
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.base.version import VERSION
-from attnlab.measure.clocks import ours
 from attnlab.measure.instruments import counters, devices
 from attnlab.measure.session import panel, worker
 from attnlab.measure.session.subject import Job
@@ -149,14 +148,12 @@ def _rungs(study: Study) -> list[ladder.Rung]:
 
 def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any]:
     rungs = _rungs(study)
-    missing = [str(timing) for timing in study.timings if not ours.available(devices.resolve(device), timing)]
     return {
         "attnlab": VERSION,
         "commit": _commit(),
         "command": f"make measure STUDY={study.name} DEVICE={device}",
         **found,
         "study": study.model_dump(mode="json"),
-        "missing_clocks": missing,
         "rules": rules.recorded(),
         "sources": sources.digests(__name__),
         "ladder": [rung.model_dump(mode="json") for rung in rungs],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import others, ours
 from attnlab.measure.gate.witness import Comparison, Tally, Witness
 from attnlab.measure.session import rows
 from attnlab.measure.session.rows import Row
@@ -23,7 +23,6 @@ from attnlab.study.studies import Timing
 CUT_SHORT = 32
 # CUPTI's records are read after so many rounds: it keeps only so much.
 TRACED_ROUNDS = 25
-DEVICE_WARM = Timing(clock="device", cache="warm")
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Rounds:
             with ours.sampling(self._session.device, self._timing) as sampler:
                 for number in range(first, min(self._count, first + TRACED_ROUNDS)):
                     samples += self._round(alive(subjects), number, sampler, outputs)
-                    if number in cut_short and self._timing == DEVICE_WARM:
+                    if number in cut_short and self._timing == others.WARM:
                         self._cut_short(alive(subjects), number, outputs)
         for subject in subjects:
             if subject.implementation.name in outputs:

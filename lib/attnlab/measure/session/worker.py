@@ -38,6 +38,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         "environment": environment.fingerprint(device),
         "ceilings": ceilings.measure(device, dtypes),
         "clocks": ours.calibrate(device),
+        "missing_clocks": [str(timing) for timing in study.timings if not ours.available(device, timing)],
         "telemetry": Telemetry(device).unavailable or "NVML",
     }
     return found, seconds
