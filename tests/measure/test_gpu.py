@@ -18,6 +18,7 @@ from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.runs import read
+from attnlab.study import studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -29,6 +30,7 @@ FUSED = ("sdpa.flash", "sdpa.cudnn", "sdpa.efficient")
 SAME = dict.fromkeys(FUSED, 0.0) | {"sdpa.math": 2e-3}
 EVERY_TIMING = [
     {"clock": "device", "cache": "warm"},
+    {"clock": "cupti", "cache": "warm"},
     {"clock": "device", "cache": "cold"},
     {"clock": "eager", "cache": "warm"},
     {"clock": "eager", "cache": "cold"},
@@ -375,18 +377,31 @@ def test_a_run_on_the_gpu_is_complete(recorded_on_gpu):
     assert run.complete
     assert run.cases["reason"].unique().tolist() == [""]
     assert run.cases["status"].tolist() == 5 * 2 * 2 * ["measured"]  # four implementations and the control
-    assert len(run.samples) == 5 * 2 * 4 * 5 * 2  # implementations, shapes, timings, samples, replicates
+    study = studies.recorded(run.manifest)
+    rounds = sum(map(study.rounds, study.timings))
+    assert len(run.samples) == 5 * 2 * rounds * 2  # implementations, shapes, rounds of all timings, replicates
     assert run.manifest["missing_clocks"] == []
     assert run.manifest["telemetry"] == "NVML"
     assert (run.samples["latency_us"] > 0).all()
 
 
-def test_short_kernels_are_timed_many_at_a_time_under_the_warm_device_clock_only(recorded_on_gpu):
+def test_short_kernels_are_timed_many_at_a_time_where_the_cache_is_warm_and_the_launch_gap_left_out(recorded_on_gpu):
     launches = recorded_on_gpu.samples.groupby(["clock", "cache"])["launches"]
-    assert launches.min()["device", "warm"] > 1
-    assert launches.max()["device", "warm"] <= ours.GRAPH_CALLS
+    for timing in (("device", "warm"), ("cupti", "warm")):
+        assert 1 < launches.min()[timing] <= launches.max()[timing] <= ours.GRAPH_CALLS
     for timing in (("device", "cold"), ("eager", "warm"), ("eager", "cold")):
         assert launches.max()[timing] == launches.min()[timing] == 1
+
+
+def test_counters_of_the_target_are_kept(recorded_on_gpu):
+    profile, stated = recorded_on_gpu.profile, recorded_on_gpu.manifest["profile"]
+    if not stated["tool"]:
+        pytest.skip(stated["why"])
+    assert stated["tool"].startswith("ncu 20")
+    assert stated["why"] == ""
+    assert set(profile["implementation"]) == set(studies.recorded(recorded_on_gpu.manifest).implementations)
+    assert set(profile["seq_len"]) == {128}
+    assert set(profile["function"].str.len() > 0) == {True}
 
 
 def test_clock_power_and_throttling_stand_beside_the_samples(recorded_on_gpu):

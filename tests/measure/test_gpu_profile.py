@@ -2,16 +2,15 @@
 
 import os
 import shutil
-from pathlib import Path
+from functools import cache
 
+import pandas as pd
 import pytest
 import torch
-from conftest import tiny_study
 
 from attnlab.infer import counters as infer_counters
 from attnlab.measure.instruments import counters as instruments_counters
-from attnlab.measure.session import record
-from attnlab.runs import metrics, read, schema
+from attnlab.runs import metrics, schema
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
@@ -21,14 +20,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NCU is None, reason="Nsight Co
 SHAPE = Shape(8, 8, 512, 64)
 
 
-def counters(name: str, shape: Shape = SHAPE) -> infer_counters.Profile:
-    rows = instruments_counters.counters(str(NCU), name, shape)
+@cache
+def counted(name: str) -> pd.DataFrame:
+    return instruments_counters.counters(str(NCU), name, SHAPE)
+
+
+def counters(name: str) -> infer_counters.Profile:
+    rows = counted(name)
     wide = rows.pivot(index="launch", columns="metric", values="value")
     return infer_counters.Profile(name, wide.assign(function=rows.groupby("launch")["function"].first()))
 
 
 def test_every_counter_is_there():
-    rows = instruments_counters.counters(str(NCU), "sdpa.flash", SHAPE)
+    rows = counted("sdpa.flash")
     assert list(rows.columns) == list(schema.COLUMNS["profile"])
     lacking = set(metrics.COUNTERS) - set(rows["metric"])
     assert {name for name in lacking if "gmma" not in name} == set()
@@ -49,11 +53,12 @@ def test_the_counters_agree_with_the_arithmetic(name):
 
 def test_only_what_uses_tensor_cores_has_them_busy():
     assert counters("sdpa.flash").units_pct["tensor cores"] > 10
+    # The compiler loads constants by an instruction of the tensor cores' pipe: that is no work of theirs.
     assert counters("kernel.tiled").units_pct["tensor cores"] == 0
 
 
-@pytest.mark.parametrize("rung", [rung.name for rung in ladder.load()])
-def test_each_rung_is_profiled_as_what_it_is(rung):
+@pytest.mark.parametrize("rung", ["tiled", "mma", ladder.load()[-1].name])
+def test_a_rung_is_profiled_as_what_it_is(rung):
     stated = next(one for one in ladder.load() if one.name == rung)
     if stated.architecture(torch.cuda.get_device_capability()) is None:
         pytest.skip("not for this architecture")
@@ -61,26 +66,6 @@ def test_each_rung_is_profiled_as_what_it_is(rung):
     assert len(found.launches) == 1
     assert stated.function in found.longest["function"]
     assert found.longest["launch__block_size"] == stated.tile(SHAPE.head_dim).threads
-
-
-def test_a_run_keeps_the_counters_of_its_target(data, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    axes = {"batch": 2, "heads": 4, "head_dim": 64, "dtype": "float16"}
-    study = tiny_study(
-        device="cuda",
-        implementations=["sdpa.auto", "sdpa.flash"],
-        target=axes | {"seq_len": 128},
-        sweeps={"seq_len": axes | {"seq_len": [64, 128]}},
-        replicates=1,
-    )
-    record.record("counted", study, "cuda")
-    run = read.load("counted")
-    assert run.manifest["profile"]["tool"].startswith("ncu 20")
-    assert run.manifest["profile"]["why"] == ""
-    assert set(run.profile["implementation"]) == {"sdpa.auto", "sdpa.flash"}
-    assert set(run.profile["seq_len"]) == {128}
-    assert set(run.profile["function"].str.len() > 0) == {True}
-    assert list(Path(tmp_path).rglob("*.ncu-rep")) == []
 
 
 def test_a_case_that_can_not_run_is_refused_in_one_line():

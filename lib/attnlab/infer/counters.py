@@ -100,8 +100,10 @@ class Profile:
 
     @cached_property
     def units_pct(self) -> dict[str, float]:
-        """Utilization of each unit in percent of its peak."""
-        return {unit: self.mean(metric) for unit, metric in UNITS.items()}
+        """Utilization of each unit in percent of its peak; of the tensor cores by matrix products, where counted."""
+        used = {unit: self.mean(metric) for unit, metric in UNITS.items()}
+        products = self.mean(metrics.MATRIX_PRODUCTS_USED)
+        return used if np.isnan(products) else used | {"tensor cores": products}
 
     @cached_property
     def cycles(self) -> dict[str, float]:

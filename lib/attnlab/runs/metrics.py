@@ -13,6 +13,8 @@ ISSUED = f"smsp__issue_active.{ACTIVE}"
 
 ISSUE_SLOTS_USED = f"smsp__issue_active.{ELAPSED}"
 TENSOR_CORES_USED = f"sm__pipe_tensor_cycles_active.{ELAPSED}"
+MATRIX_PRODUCTS_USED = f"sm__pipe_tensor_type_hmma_hgmma_qgmma_imma_igmma_bmma_bgmma_cycles_active.{ELAPSED}"
+"""The tensor cores without HFMA2.MMA, by which compilers load constants; only counted from 9.0 on."""
 XU_USED = f"sm__inst_executed_pipe_xu.{ELAPSED}"
 FMA_USED = f"sm__pipe_fma_cycles_active.{ELAPSED}"
 ALU_USED = f"sm__pipe_alu_cycles_active.{ELAPSED}"
@@ -66,7 +68,7 @@ def stalled(reason: str) -> str:
 
 COUNTERS = (
     *(DURATION, CYCLES, CYCLES_ACTIVE, WARPS, WARPS_AT_MOST, ISSUED, ISSUE_SLOTS_USED),
-    *(TENSOR_CORES_USED, XU_USED, FMA_USED, ALU_USED, LSU_USED, L1_USED, SHARED_USED),
+    *(TENSOR_CORES_USED, MATRIX_PRODUCTS_USED, XU_USED, FMA_USED, ALU_USED, LSU_USED, L1_USED, SHARED_USED),
     *(SHARED_ACCESSES, SHARED_CONFLICTS, L1_HITS, L2_TO_L1, L2_USED, L2_HITS, DRAM_USED, DRAM_READ, DRAM_WRITTEN),
     *(INSTRUCTIONS, REGISTERS, SHARED_DYNAMIC, SHARED_STATIC, THREADS, CTAS, *CTA_LIMITS.values()),
     *map(stalled, STALLS),

@@ -84,3 +84,6 @@ def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)
     torch.cuda.synchronize()
+    # Nor was torch's generator told that the capture is over: it would refuse to draw outside of one.
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())

@@ -95,7 +95,8 @@ def _key(shape: Shape) -> Key:
 def _call(choice: dispatch.Choice) -> Attention:
     """The implementation of a choice, with as little Python as possible between it and its caller."""
     direct = _DIRECT.get(choice.implementation)
-    return direct if direct else _selected(choice.implementation)
+    padded = choice.shape.head_dim % 8 > 0  # by SDPA, before it calls an operator
+    return direct if direct and not padded else _selected(choice.implementation)
 
 
 @cache

@@ -45,7 +45,8 @@ class Windows:
         dtype = getattr(torch, shape.dtype)
         self._memory = [torch.empty(size, dtype=dtype, device=device) for size in self._sizes()]
         longest = max(memory.shape[0] * memory.shape[2] for memory in self._memory)
-        self._signs = 1 - 2 * torch.randint(0, 2, (longest + SIGNS,), device=device).to(dtype)
+        unknown = torch.Generator(device).manual_seed(random.SystemRandom().getrandbits(63))
+        self._signs = 1 - 2 * torch.randint(0, 2, (longest + SIGNS,), generator=unknown, device=device).to(dtype)
 
     def __len__(self) -> int:
         return self._count
