@@ -55,7 +55,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure close notebook export readme lab kernels test test-gpu sanitize faults bench dispatch calibrate check format lock clean
+.PHONY: help report measure close notebook export readme lab kernels tune test test-gpu sanitize faults bench dispatch calibrate check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -84,6 +84,9 @@ lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
 
 kernels: $(call ready,kernels)  ## compile every kernel for every architecture; prints registers, spills and occupancy, needs no GPU
 	$(python) -m attnlab kernels
+
+tune: $(call ready,$(HARDWARE))  ## choose the kernel that kernel.best runs at each shape, on the NVIDIA GPU that is here
+	$(python) -m attnlab tune
 
 test: $(call ready,cpu-kernels-test)  ## run the tests that need no GPU
 	$(python) -m pytest --numprocesses 2 --dist loadfile

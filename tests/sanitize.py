@@ -1,4 +1,4 @@
-"""Runs every kernel of the ladder once for each head_dim and mask, at lengths that are no multiple of a tile.
+"""Runs every tile of the ladder's kernels once for each mask, at lengths that are no multiple of a tile.
 
 `make sanitize` runs this under compute-sanitizer's memcheck and racecheck. Only the kernels run on the GPU: inputs are
 drawn, and outputs are checked, on the CPU. torch must not cache memory (PYTORCH_NO_CUDA_MEMORY_CACHING=1); otherwise,
@@ -7,6 +7,7 @@ an access beyond the end of a tensor can hit memory that is still allocated.
 
 import os
 import sys
+from itertools import product
 
 import torch
 
@@ -29,22 +30,22 @@ def main() -> int:
         return 1
     wrong, ran = 0, 0
     for rung in ladder.load():
-        kernel = rungs.implementation(rung.implementation).call
-        for head_dim in (tile.head_dim for tile in rung.tiles):
-            for causal in (False, True):
-                for seq_len in LENGTHS if not rung.longest else (n for n in LENGTHS if n <= rung.longest):
-                    shape = Shape(1, 2, seq_len, head_dim, causal, rung.dtypes[0])
-                    q, k, v = (x.cuda() for x in inputs.draw(shape, seq_len, torch.device("cpu")))
-                    print(f"{rung.name} at {shape}", flush=True)
-                    try:
-                        output = kernel(q, k, v, causal).cpu()
-                    except Unsupported as error:
-                        print(f"{rung.name}: skipped: {error}")
-                        continue
-                    ran += 1
-                    if not output.isfinite().all():
-                        wrong += 1
-                        print(f"{rung.name} at {shape}: not finite", file=sys.stderr)
+        for tile in rung.tiles:
+            kernel = rungs.pinned(rung, tile)
+            for mask, length in product(tile.masks, LENGTHS):
+                causal, seq_len = mask == ladder.MASKS[True], max(tile.shortest, min(length, tile.longest or length))
+                shape = Shape(1, 2, seq_len, tile.head_dim, causal, rung.dtypes[0])
+                q, k, v = (x.cuda() for x in inputs.draw(shape, seq_len, torch.device("cpu")))
+                print(f"{kernel.name} at {shape}", flush=True)
+                try:
+                    output = kernel.call(q, k, v, causal).cpu()
+                except Unsupported as error:
+                    print(f"{kernel.name}: skipped: {error}")
+                    continue
+                ran += 1
+                if not output.isfinite().all():
+                    wrong += 1
+                    print(f"{kernel.name} at {shape}: not finite", file=sys.stderr)
     print(f"{ran} launches, {wrong} of them with outputs that are not finite")
     return wrong
 

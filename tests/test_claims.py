@@ -32,7 +32,7 @@ from attnlab.literature.audit import numbers
 from attnlab.measure.clocks import ours
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.instruments import devices
-from attnlab.measure.session import rounds
+from attnlab.measure.session import rounds, tune
 from attnlab.measure.subjects import rungs
 from attnlab.runs import read, rules, schema
 from attnlab.study import ladder, shapes, studies
@@ -149,8 +149,10 @@ def speedup(name: str, over: str) -> float:
 
 @cache
 def heads() -> dict[str, str]:
-    """What the head of each rung's source says of what it gained."""
-    said = {rung.name: (ROOT / "kernels" / rung.source).read_text() for rung in ladder.load()}
+    """What the head of each source says of what its rung gained, for the rungs of the published run."""
+    published = of_published().study.implementations
+    rungs = [rung for rung in ladder.load() if rung.implementation in published]
+    said = {rung.name: (ROOT / "kernels" / rung.source).read_text() for rung in rungs}
     return {
         name: re.search(r"^// Gained +(.*?)^// Limits", text, re.MULTILINE | re.DOTALL)[1]
         for name, text in said.items()
@@ -318,6 +320,7 @@ def claims() -> tuple[Claim, ...]:
         claim("first {} template arguments", word(instance.count(",") + 1)),
         claim("after the first {} |", word(instance.count(",") + 1)),
         claim("boxes of {} columns with a swizzle of {} bytes", *swizzle()),
+        claim("at lengths from {} to {} in float16", plain(min(tune.SEQ_LENS)), plain(max(tune.SEQ_LENS))),
         claim("The published medians lie within {} % of the trials'", f"{furthest_trial_pct()}"),
         claim(
             "rung {} gained {}x over rung {} in its trial and {}x in interleaved rounds",

@@ -124,6 +124,14 @@ def test_cuda_without_a_gpu(capsys, data, write_study, monkeypatch):
     assert not data.exists()
 
 
+def test_tuning_without_a_gpu(capsys, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    expected = "tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one"
+    assert said(capsys, "tune") == expected
+
+
 def test_a_tampered_run(capsys, data, begin):
     begin(tiny_study(), "there")
     manifest = data / "there" / "manifest.json"
@@ -222,4 +230,5 @@ def test_without_torch_measuring_says_what_is_missing(capsys, data, monkeypatch,
     expected = f"measuring needs {name}, which is not installed: `make measure` sets it up"
     assert said(capsys, "measure", "--study", "quick") == expected
     assert said(capsys, "measure") == expected
+    assert said(capsys, "tune") == expected
     assert not data.exists()

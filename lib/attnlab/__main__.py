@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
     for name, command, about in (
         ("kernels", _kernels, "compile every kernel for every architecture; needs no GPU"),
+        ("tune", _tune, "choose the kernel that kernel.best runs at each shape; needs an NVIDIA GPU"),
         ("calibrate", _calibrate, "simulate how often the inference is wrong"),
     ):
         commands.add_parser(name, help=about).set_defaults(command=command)
@@ -120,6 +121,10 @@ def _notebook(options: argparse.Namespace) -> None:
 
 def _kernels(options: argparse.Namespace) -> None:
     check.check()
+
+
+def _tune(options: argparse.Namespace) -> None:
+    print(f"wrote {paths.shown(obtain.tuned())}")
 
 
 def _readme(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.base.errors import EnvironmentChanged, UserError
@@ -106,6 +107,14 @@ def measured(name: str, study: Study, device: str, long: bool = False) -> str:
         except EnvironmentChanged:
             print(f"{unfinished}: the environment changed since; beginning a new run", file=sys.stderr)
     return str(record.record(name or record.new_name(found), study, wanted, long=long))
+
+
+def tuned() -> Path:
+    """Tune `kernel.best` for the GPU that is here; returns the file of the choices."""
+    _measuring_half()
+    from attnlab.measure.session import tune
+
+    return tune.tune()
 
 
 def require_device(device: str) -> None:

@@ -89,6 +89,51 @@ def test_resources_are_the_drivers():
     assert pd.isna(frame.loc["kernel.pipelined", "registers"])
 
 
+def with_resources(**columns) -> Results:
+    """The run with kernels, with other columns in its resources."""
+    return Results(replace(climbed().run, resources=climbed().run.resources.assign(**columns)), climbed().table)
+
+
+def test_instances_are_shown_where_there_are_several_for_a_shape():
+    used = climbed().run.resources
+    by_length = np.where(used["seq_len"] >= 128, "long", "short")
+    functions = used["function"].where(used["implementation"] != "kernel.mma", by_length)
+    shown = climb.compiled(with_resources(function=functions), TARGET)
+    assert shown.parts["resources"].markdown == climb.compiled(climbed(), TARGET).markdown
+    frame = shown.parts["instances"].frame
+    assert set(frame["implementation"]) == {"kernel.mma"}
+    ran = frame.set_index("instance")["ran at"].to_dict()
+    assert set(ran) == {"short", "long"}
+    assert "B=2 H=4 S=32" in ran["short"]
+    assert "B=2 H=4 S=128, " in ran["long"]
+
+
+def test_instances_of_the_best_are_always_shown():
+    names = climbed().run.resources["implementation"].replace({"kernel.wgmma": "kernel.best"})
+    frame = climb.compiled(with_resources(implementation=names), TARGET).parts["instances"].frame
+    assert set(frame["implementation"]) == {"kernel.best"}
+    assert frame["instance"].tolist() == ["kernel.wgmma"]
+
+
+def test_another_mask_is_no_other_instance():
+    used = climbed().run.resources
+    functions = used["function"] + used["causal"].astype(str)
+    assert functions.nunique() == 2 * used["function"].nunique()
+    shown = climb.compiled(with_resources(function=functions), TARGET)
+    assert shown.markdown == climb.compiled(climbed(), TARGET).markdown
+
+
+def test_the_best_is_no_step_of_the_climb():
+    study = synthetic.LADDER.study | synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "kernel.tiled"]}
+    tiled = synthetic.infer(synthetic.Recipe(study=study, fates={}))
+    manifest = tiled.run.manifest
+    named = manifest["study"] | {"implementations": [*manifest["study"]["implementations"], "kernel.best"]}
+    both = Results(replace(tiled.run, manifest=manifest | {"study": named}), tiled.table)
+    assert "kernel.best" in both.study.implementations
+    (axes,) = climb.climb(both, TARGET).figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["kernel.tiled", "sdpa.auto"]
+
+
 # ------------------------------------------------------------------------------------------------------------- ladder
 
 

@@ -164,10 +164,11 @@ def test_tails_are_given_where_there_are_samples_enough():
 
 
 def test_memory():
-    table = sweeps.memory_table(inferred(), "seq_len")
-    assert column(table, "Q, K, V, O") == ["0.125", "0.250", "0.500", "1.00"]
-    assert column(table, "sdpa.math") == ["0.250", "0.500", "1.00", None]
-    assert column(table, "sdpa.cudnn") == [None, "0.250", "0.500", "1.00"]
+    frame = sweeps.memory_table(inferred(), "seq_len").frame.set_index("implementation")
+    assert list(frame.loc["Q, K, V, O"]) == ["0.125", "0.250", "0.500", "1.00"]
+    assert list(frame.loc["sdpa.math"]) == ["0.250", "0.500", "1.00", None]
+    assert list(frame.loc["sdpa.cudnn"]) == [None, "0.250", "0.500", "1.00"]
+    assert list(frame.loc["sdpa.auto, sdpa.flash, sdpa.efficient"]) == list(frame.loc["Q, K, V, O"])
 
 
 def test_every_timing_of_the_target():

@@ -14,12 +14,12 @@ from ladders import SOURCE, TILE, rung
 from attnlab.measure.clocks import ours
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment
-from attnlab.measure.session import record
-from attnlab.measure.subjects import inputs, rungs
+from attnlab.measure.session import record, tune
+from attnlab.measure.subjects import inputs, registry, rungs
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, Unsupported
 from attnlab.runs import read, schema
-from attnlab.study import ladder
+from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
 
 cupy = pytest.importorskip("cupy")
@@ -115,7 +115,7 @@ def test_what_a_rung_needs_is_what_the_device_says(name):
     shape = Shape(32, 8, 512, 64)
     served(name, shape)
     one = ladder.rung(name)
-    tile = one.tile(64)
+    tile = one.tiles_for(64, 512, False, torch.cuda.get_device_name())[0]
     described = devices.describe(GPU)
     needs = rungs.implementation(name).resources(drawn(shape)[0], False)
     assert needs["function"].startswith(f"{one.function}<__half, 64, false")
@@ -291,3 +291,135 @@ def test_a_run_records_resources_and_what_failed(folder, data, one_thread, monke
     assert run.manifest["kernels"] == ladder.hashes()
     names = run.cases.loc[run.cases["implementation"] == "kernel.plain", "kernels"]
     assert all("plain" in name for name in names)
+
+
+# Several tiles for one head_dim, and the best
+
+
+TWO = SOURCE.replace("template <typename T, int D, bool CAUSAL>", "template <typename T, int D, bool CAUSAL, int N>")
+SHORT, LONG = (
+    TILE | {"name": name, "template": [number]} | lengths
+    for number, (name, lengths) in enumerate({"short": {"longest": 100}, "long": {}}.items())
+)
+
+
+@pytest.fixture
+def two(folder):
+    """A ladder of one rung with two tiles for one head_dim."""
+    return ladders.write(folder, rung(SHORT, LONG), source=TWO)
+
+
+def ran(implementation, shape) -> str:
+    """The instance that runs at a shape, after its output has passed the gate."""
+    tensors = drawn(shape)
+    check = Gate(tensors, shape.causal).examine(lambda: implementation.call(*tensors, shape.causal))
+    assert check.passed, check.reason
+    return implementation.resources(tensors[0], shape.causal)["function"]
+
+
+def choice(tile, **changes):
+    stated = {"heads": 6, "seq_len": 64, "head_dim": 64, "causal": False, "rung": "plain"}
+    source = ladder.hashes()["kernel.plain"]
+    return tuning.Choice(**stated | {"tile": tile, "latency_us": 1.0, "source": source} | changes)
+
+
+def tuned(*choices):
+    name = torch.cuda.get_device_name()
+    made = tuning.Tuning(device=name, torch=torch.__version__, command="test", clock="none", choices=list(choices))
+    return tuning.write(made)
+
+
+def test_two_tiles_for_one_head_dim_run_by_seq_len(two):
+    plain = rungs.implementation("kernel.plain")
+    assert [ran(plain, Shape(2, 3, seq_len, 64, True)) for seq_len in (100, 101, 7)] == [
+        f"plain<__half, 64, true, {number}>" for number in (0, 1, 0)
+    ]
+
+
+def test_tiles_that_share_an_instance_have_the_memory_of_the_largest(folder):
+    large = TILE | {"name": "large", "shortest": 50, "shared_bytes": 60_000}
+    small = TILE | {"name": "small", "shared_bytes": 50_000}
+    ladders.write(folder, rung(large, small))
+    plain = rungs.implementation("kernel.plain")
+    for seq_len in (60, 40, 60):
+        assert ran(plain, Shape(1, 2, seq_len, 64)) == "plain<__half, 64, false>"
+
+
+def test_a_tile_for_another_device_does_not_run(folder):
+    ladders.write(folder, rung(SHORT | {"devices": ["NVIDIA X1"]}, LONG), source=TWO)
+    assert ran(rungs.implementation("kernel.plain"), Shape(1, 2, 8, 64)) == "plain<__half, 64, false, 1>"
+    ladders.write(folder, rung(SHORT | {"devices": ["NVIDIA X1"]}), source=TWO)
+    with pytest.raises(Unsupported, match=r"^plain serves NVIDIA X1, not NVIDIA "):
+        rungs.implementation("kernel.plain").call(*drawn(Shape(1, 1, 8, 64)), False)
+
+
+def test_a_pinned_tile_runs_alone(two):
+    one = ladder.rung("kernel.plain")
+    short, long = (rungs.pinned(one, tile) for tile in one.tiles)
+    assert ran(long, Shape(1, 2, 50, 64)) == "plain<__half, 64, false, 1>"
+    assert ran(short, Shape(1, 2, 50, 64)) == "plain<__half, 64, false, 0>"
+    with pytest.raises(Unsupported, match=r"^plain serves seq_len up to 100, not 101$"):
+        short.call(*drawn(Shape(1, 1, 101, 64)), False)
+
+
+def test_the_best_runs_what_the_tuning_names(two):
+    tuned(
+        choice("long"),
+        choice("short", causal=True),
+        choice("long", seq_len=1024),
+        choice("long", causal=True, heads=96),
+    )
+    best = registry.find("kernel.best")
+    shapes = [Shape(2, 3, 64, 64), Shape(2, 3, 50, 64, True), Shape(2, 3, 101, 64, True), Shape(32, 3, 50, 64, True)]
+    assert [ran(best, shape) for shape in shapes] == [
+        "plain<__half, 64, false, 1>",
+        "plain<__half, 64, true, 0>",
+        "plain<__half, 64, true, 1>",
+        "plain<__half, 64, true, 1>",
+    ]
+    case = Case.of(best, inputs.Windows(shapes[0], GPU, 4), shapes[0])
+    case.windows.draw(1)
+    ours.capture(case, torch.cuda.graph_pool_handle())
+    case.one.graph.replay()
+    assert Gate(case.windows[0], False).check(case.one.output).passed
+
+
+def test_the_best_is_chosen_anew_once_a_kernel_changed(two):
+    tuned(choice("long"))
+    tensors = drawn(Shape(2, 3, 64, 64))
+    registry.find("kernel.best").call(*tensors, False)
+    (two / "plain.cu").write_text(TWO + "// another\n")
+    with pytest.raises(Unsupported, match=r"^kernel\.plain changed since it was tuned: run `make tune`$"):
+        registry.find("kernel.best").call(*tensors, False)
+
+
+def test_a_call_of_the_best_is_short_on_the_host(two):
+    tuned(choice("long"))
+    plain, best = (registry.find(name).call for name in ("kernel.plain", "kernel.best"))
+    tensors = drawn(Shape(1, 1, 16, 64))
+    took = {plain: [], best: []}
+    for _ in range(200):
+        for call, seconds in took.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call(*tensors, False)
+            seconds.append(time.perf_counter() - start)
+    assert sorted(took[best])[100] < sorted(took[plain])[100] + 5e-6
+
+
+def test_tuning_chooses_among_the_tiles_of_this_ladder(two, monkeypatch):
+    ladders.write(
+        two, rung(SHORT, LONG | {"devices": ["NVIDIA X1"]}), rung(name="wrong", source="wrong.cu"), source=TWO
+    )
+    (two / "wrong.cu").write_text(SOURCE.replace("score * scale", "score"))
+    shapes = [Shape(3, 8, seq_len, 64) for seq_len in (48, 96, 192)]
+    monkeypatch.setattr(tune, "SHAPES", shapes)
+    path = tune.tune()
+    made = tuning.load(torch.cuda.get_device_name())
+    assert path == tuning.path(made.device)
+    assert [(one.seq_len, one.rung, one.tile) for one in made.choices] == [
+        (48, "plain", "short"),
+        (96, "plain", "short"),
+    ]
+    assert all(one.latency_us > 0 for one in made.choices)
+    assert ran(registry.find("kernel.best"), Shape(3, 8, 64, 64)) == "plain<__half, 64, false, 0>"

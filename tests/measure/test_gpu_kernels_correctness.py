@@ -18,11 +18,12 @@ from attnlab.study.shapes import Shape
 pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda")
-LENGTHS = (1, 7, 63, 64, 65, 127, 128, 129, 300, 1000)
+LENGTHS = (1, 7, 63, 64, 65, 127, 128, 129, 300, 512, 576, 777, 1000)
 INSTANCES = [
-    pytest.param(rung.implementation, tile.head_dim, dtype, causal, id=f"{rung.name}-{tile.head_dim}-{dtype}-{causal}")
+    pytest.param(rung, tile, dtype, causal, id=f"{rung.name}-{tile.name}{tile.head_dim}-{dtype}-{causal}")
     for rung in ladder.load()
     for tile, dtype, causal in product(rung.tiles, rung.dtypes, (False, True))
+    if ladder.MASKS[causal] in tile.masks
 ]
 
 
@@ -35,25 +36,25 @@ def locked():
     devices.release(GPU)
 
 
-@pytest.mark.parametrize(("name", "head_dim", "dtype", "causal"), INSTANCES)
-def test_an_instance_passes_the_gate_at_every_length_on_every_kind_of_inputs(name, head_dim, dtype, causal):
+@pytest.mark.parametrize(("rung", "tile", "dtype", "causal"), INSTANCES)
+def test_an_instance_passes_the_gate_at_every_length_on_every_kind_of_inputs(rung, tile, dtype, causal):
     """One test for each instance, so that each is compiled once."""
-    axes = {"head_dim": head_dim, "causal": causal, "dtype": dtype}
+    implementation = rungs.pinned(rung, tile)
+    axes = {"head_dim": tile.head_dim, "causal": causal, "dtype": dtype}
     shapes = [Shape(2, 3, seq_len, **axes) for seq_len in LENGTHS]
-    shapes += [Shape(1, 2, 4096, **axes), Shape(64, 32, 64, **axes)]
-    longest = ladder.rung(name).longest
+    shapes += [Shape(1, 2, 4096, **axes), Shape(64, 32, 64, **axes), Shape(16, 20, 520, **axes)]
     refused = []
-    for number, shape in enumerate(shape for shape in shapes if not longest or shape.seq_len <= longest):
+    for number, shape in enumerate(shape for shape in shapes if tile.serves_length(shape.seq_len)):
         for kind in schema.KINDS:
-            refused += _refused(name, shape, kind, number)
+            refused += _refused(implementation, shape, kind, number)
         devices.release(GPU)
     assert not refused, "\n".join(refused)
 
 
-def _refused(name, shape, kind, seed):
+def _refused(implementation, shape, kind, seed):
     drawn = inputs.draw(shape, seed, GPU, kind)
     gate = Gate(drawn, shape.causal, kind)
-    call = partial(rungs.implementation(name).call, *drawn, shape.causal)
+    call = partial(implementation.call, *drawn, shape.causal)
     try:
         check = gate.examine(call)
     except Unsupported as error:
@@ -61,4 +62,4 @@ def _refused(name, shape, kind, seed):
     checks = [check]
     if check.passed and kind == schema.NORMAL:
         checks.append(gate.examine_captured(call))
-    return [f"{name} at {shape}, {kind}: {check.reason}" for check in checks if not check.passed]
+    return [f"{implementation.name} at {shape}, {kind}: {check.reason}" for check in checks if not check.passed]

@@ -65,7 +65,8 @@ def test_a_rung_is_profiled_as_what_it_is(rung):
     found = counters(stated.implementation)
     assert len(found.launches) == 1
     assert stated.function in found.longest["function"]
-    assert found.longest["launch__block_size"] == stated.tile(SHAPE.head_dim).threads
+    served = stated.tiles_for(SHAPE.head_dim, SHAPE.seq_len, SHAPE.causal, torch.cuda.get_device_name())
+    assert found.longest["launch__block_size"] == served[0].threads
 
 
 def test_a_case_that_can_not_run_is_refused_in_one_line():

@@ -1,9 +1,12 @@
 """Kernels without a GPU: what NVRTC makes of them, how many fit a multiprocessor, what they refuse to serve."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import ladders
@@ -22,7 +25,8 @@ from attnlab.measure.subjects import registry, rungs
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measure.subjects.sdpa import sdpa
 from attnlab.runs import read, schema
-from attnlab.study import ladder
+from attnlab.study import ladder, tuning
+from attnlab.study.tuning import Choice
 
 
 @pytest.fixture
@@ -68,6 +72,31 @@ def test_every_instance_is_compiled_for_every_architecture(folder, compiler):
     assert all("full" in line or "causal" in line for line in lines)
     assert all(line.endswith((" A100", " H200")) for line in lines)
     assert note.endswith("CTAs at B=32 H=8 S=512")
+
+
+def test_a_tile_is_compiled_for_the_masks_that_it_serves_and_named_in_the_table(folder, compiler, command):
+    tiles = (TILE | {"name": "short", "masks": ["full"]}, TILE | {"name": "long"}, TILE | {"head_dim": 32})
+    ladders.write(folder, rung(*tiles, dtypes=["float16"], architectures=["sm_80"]))
+    ended = command()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    _, *lines, _ = ended.stdout.splitlines()
+    found = {
+        (tile, mask)
+        for line in lines
+        for _, _, tile, masks, *_ in [re.split(" {2,}", line)]
+        for mask in masks.split(", ")
+    }
+    assert found == {("64 short", "full")} | {(tile, mask) for tile in ("64 long", "32") for mask in ("full", "causal")}
+
+
+def test_only_what_is_served_is_compiled(folder, monkeypatch):
+    tiles = (TILE | {"name": "short", "masks": ["causal"], "template": [1]}, TILE | {"name": "long", "template": [2]})
+    ladders.write(folder, rung(*tiles, TILE | {"name": "longest", "template": [2]}, dtypes=["float16"]))
+    (one,) = ladder.load()
+    asked = []
+    monkeypatch.setattr(nvrtc, "build", lambda rung, architecture, expressions: asked.extend(expressions))
+    check.build(one, "sm_80")
+    assert asked == [f"plain<__half, 64, {rest}>" for rest in ("true, 1", "false, 2", "true, 2")]
 
 
 def test_registers_and_shared_memory_are_the_compilers(folder, compiler):
@@ -125,6 +154,19 @@ def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command, de
         *_, last = ended.stderr.splitlines()
         assert last.startswith("attnlab: plain.cu for sm_80: plain<__half, 64, true> spills ")
         assert last.endswith(" bytes, and the ladder declares 0 (`spill_bytes`)")
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ("64, 10, 5, 0, 5", "more registers than the CTA has"),  # five consumers
+        ("64, 10, 4, 1, 8", "consumers that take turns need one job each of every pass"),
+    ],
+)
+def test_a_plan_that_would_hang_is_refused(compiler, plan, reason):
+    bounded = next(rung for rung in ladder.load() if rung.name == "bounded")
+    build = nvrtc.build(bounded, "sm_90a", [f"bounded<__half, 64, false, {plan}>"])
+    assert reason in build.error
 
 
 def test_without_a_ladder_there_is_nothing_to_compile(tmp_path, monkeypatch, command):
@@ -286,6 +328,12 @@ def on_gpu(*size, dtype=torch.float16) -> torch.Tensor:
 Q = on_gpu(2, 3, 8, 64)
 
 
+@pytest.fixture
+def h200(monkeypatch):
+    """A machine of which torch says that it has an H200."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+
+
 @pytest.mark.parametrize(
     ("q", "k", "v", "reason"),
     [
@@ -299,12 +347,150 @@ Q = on_gpu(2, 3, 8, 64)
         (*[on_gpu(1, 1, 101, 64)] * 3, "serves seq_len up to 100, not 101"),
     ],
 )
-def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, q, k, v, reason):
-    ladders.write(folder, rung(longest=100))
+def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, reason):
+    ladders.write(folder, rung(TILE | {"longest": 100}))
     with pytest.raises(Unsupported, match=reason) as caught:
         rungs.implementation("kernel.plain").call(q, k, v, False)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("plain ")
+
+
+CAUSAL = {"masks": ["causal"]}
+
+
+@pytest.mark.parametrize(
+    ("tiles", "causal", "reason"),
+    [
+        (
+            [{"shortest": 9, "longest": 99}, {"shortest": 100}],
+            False,
+            "serves seq_len from 9 to 99 and from 100 on, not 8",
+        ),
+        ([{"longest": 7}], False, "serves seq_len up to 7, not 8"),
+        ([CAUSAL], False, "serves the causal mask only"),
+        ([{"masks": ["full"]}], True, "serves no causal mask"),
+        ([{"head_dim": 32}, {"head_dim": 128}, {"head_dim": 32}], False, "serves head_dim 32 and 128, not 64"),
+        ([{"devices": ["NVIDIA L4", "X"]}, {"devices": ["X"]}], False, "serves NVIDIA L4 and X, not NVIDIA H200"),
+        # What is wrong with a tile that could serve, not with others.
+        ([CAUSAL, {"longest": 7}, {"devices": ["X"]}], False, "serves seq_len up to 7, not 8"),
+    ],
+)
+def test_why_no_tile_serves_a_shape_is_said_in_a_sentence(folder, h200, tiles, causal, reason):
+    ladders.write(folder, rung(*(TILE | {"name": f"t{n}"} | changes for n, changes in enumerate(tiles))))
+    with pytest.raises(Unsupported) as caught:
+        rungs.implementation("kernel.plain").call(Q, Q, Q, causal)
+    assert str(caught.value) == f"plain {reason}"
+
+
+@pytest.fixture
+def launched(folder, h200, monkeypatch) -> list[tuple[str, bool]]:
+    """The names of the tiles that are compiled, of a rung with two for one head_dim; nothing is launched."""
+    ladders.write(folder, rung(TILE | {"name": "short", "longest": 8}, TILE | {"name": "long", "rows": 4}))
+    compiled = []
+
+    def compile_(kernel, dtype, tile, causal):
+        compiled.append((tile.name, causal))
+        return rungs._Compiled(None, tile.name, "sm_90a", 1)
+
+    monkeypatch.setattr(rungs.Kernel, "_compile", compile_)
+    return compiled
+
+
+def test_two_tiles_for_one_head_dim_are_two_instances(launched):
+    kernel = rungs.Kernel(ladder.rung("kernel.plain"))
+    long = on_gpu(2, 3, 9, 64)
+    found = [kernel._launch(q, q, q, causal) for q in (Q, long) for causal in (False, True)]
+    assert [(launch.tile.name, launch.compiled.expression, launch.grid) for launch in found] == [
+        ("short", "short", (6,)),
+        ("short", "short", (6,)),
+        ("long", "long", (18,)),
+        ("long", "long", (18,)),
+    ]
+    assert [kernel._launch(q, q, q, True) for q in (Q, long)] == [found[1], found[3]]
+    assert launched == [("short", False), ("short", True), ("long", False), ("long", True)]
+
+
+def test_a_pinned_tile_runs_alone_and_is_no_other(launched):
+    one = ladder.rung("kernel.plain")
+    short, long = (rungs.pinned(one, tile) for tile in one.tiles)
+    assert (short.name, long.name) == ("kernel.plain:short", "kernel.plain:long")
+    assert long.call._launch(Q, Q, Q, False).tile.name == "long"
+    assert short.call._launch(Q, Q, Q, False).tile.name == "short"
+    with pytest.raises(Unsupported, match=r"^plain serves seq_len up to 8, not 9$"):
+        short.call(*[on_gpu(2, 3, 9, 64)] * 3, False)
+    assert rungs.pinned(one, one.tiles[0]).call is short.call is not rungs.implementation("kernel.plain").call
+
+
+def test_a_tile_without_a_name_is_pinned_by_its_head_dim(folder):
+    one = ladder.rung("kernel.plain")
+    assert rungs.pinned(one, one.tiles[0]).name == "kernel.plain:64"
+
+
+# The best, as far as that goes without a GPU
+
+
+def tuned(*choices: Choice) -> Path:
+    return tuning.write(
+        tuning.Tuning(device="NVIDIA H200", torch="x", command="make tune", clock="x", choices=list(choices))
+    )
+
+
+def choice(tile: str, **changes) -> Choice:
+    stated = {"heads": 6, "seq_len": 8, "head_dim": 64, "causal": False, "rung": "plain"}
+    source = ladder.hashes()["kernel.plain"]
+    return Choice(**stated | {"tile": tile, "latency_us": 1.0, "source": source} | changes)
+
+
+def test_the_best_runs_what_the_tuning_names(launched):
+    path = tuned(choice("long"), choice("short", causal=True), choice("short", heads=96), choice("long", seq_len=64))
+    best = registry.find("kernel.best").call
+    shapes = [(Q, False), (Q, True), (on_gpu(32, 3, 8, 64), False), (on_gpu(32, 3, 9, 64), False)]
+    assert [best._choose(q, causal).name for q, causal in shapes] == [
+        f"kernel.plain:{tile}" for tile in ("long", "short", "short", "long")
+    ]
+    path.unlink()  # what is chosen once is not looked up again
+    assert best._chosen[Q.shape, torch.float16, False].name == "kernel.plain:long"
+
+
+def test_the_best_is_chosen_once_for_a_shape(launched, monkeypatch):
+    tuned(choice("long"))
+    best, calls = registry.find("kernel.best"), []
+    pinned = rungs.pinned
+
+    def counted(rung, tile):
+        calls.append(tile.name)
+        return replace(pinned(rung, tile), call=lambda q, k, v, causal: "computed")
+
+    monkeypatch.setattr(rungs, "pinned", counted)
+    assert [best.call(Q, Q, Q, False) for _ in range(3)] == ["computed"] * 3
+    assert calls == ["long"]
+
+
+def test_where_there_is_no_best_it_says_why(launched, folder):
+    best = registry.find("kernel.best").call
+    cpu = torch.zeros(1, 2, 8, 64, dtype=torch.float16)
+    path = tuned(choice("long"))
+    said = {
+        "best is a CUDA kernel, and the device is no NVIDIA GPU": (cpu, False),
+        "best takes Q, K and V (batch, heads, seq_len, head_dim), not (3, 8, 64)": (Q[0], False),
+        "the tuning of NVIDIA H200 chose nothing that serves (2, 3, 8, 64) float16, causal": (Q, True),
+    }
+    for reason, (q, causal) in said.items():
+        with pytest.raises(Unsupported) as caught:
+            best(q, q, q, causal)
+        assert str(caught.value) == reason
+    (folder / "plain.cu").write_text(SOURCE + "// another\n")
+    with pytest.raises(Unsupported, match=r"^kernel\.plain changed since it was tuned: run `make tune`$"):
+        best(Q, Q, Q, False)
+    path.unlink()
+    with pytest.raises(Unsupported, match=r"^no tuning for NVIDIA H200: run `make tune`$"):
+        best(Q, Q, Q, False)
+
+
+def test_the_best_repeats_itself_if_every_rung_does(folder):
+    assert registry.find("kernel.best").repeats
+    ladders.write(folder, rung(), rung(name="second", reproducible=False))
+    assert not registry.find("kernel.best").repeats
 
 
 @pytest.mark.parametrize(
@@ -366,6 +552,26 @@ def test_a_study_of_a_kernel_records_what_it_is(folder, data, one_thread, unlock
     }
     assert run.resources.empty
     assert "kernel.plain" not in set(run.samples["implementation"])
+
+
+def test_a_study_of_the_best_on_a_cpu_skips_it(folder, data, one_thread, unlocked):
+    best = study(implementations=["sdpa.auto", "kernel.best"])
+    run = read.load(record.record("one", best, "cpu", Quickly(one_thread)))
+    assert (run.manifest["kernels"], run.manifest["ladder"]) == ({}, [])
+    fates = run.cases.set_index("implementation")
+    assert fates.loc["kernel.best", "reason"] == "best is a CUDA kernel, and the device is no NVIDIA GPU"
+    assert fates.loc["sdpa.auto", "status"] == "measured"
+
+
+def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machine, one_thread, unlocked):
+    best, here = study(implementations=["sdpa.auto", "kernel.best"]), machine["device"]["name"]
+    begin(best)
+    made = tuning.Tuning(device=here, torch="x", command="make tune", clock="x", choices=[choice("")])
+    tuning.write(made)
+    with pytest.raises(UserError, match=r"^kernel\.best changed since the run 'begun' began: start a new run$"):
+        record.record("begun", best, "cpu", ThreadPoolExecutor(1))
+    begin(best, "again", kernels=tuning.hashes(best.implementations, here))
+    assert read.load(record.record("again", best, "cpu", one_thread)).complete
 
 
 def test_a_run_is_not_gone_on_with_once_a_kernel_changed(folder, begin, one_thread, unlocked):
@@ -458,9 +664,29 @@ def test_a_call_that_was_held_up_once_is_timed(measured):
 
 
 def test_evidence_is_stale_once_the_kernel_changed(folder, data):
-    run = SimpleNamespace(manifest={"kernels": ladder.hashes() | {"kernel.gone": "1", "old.cu": "2"}})
+    kernels = ladder.hashes() | {"kernel.gone": "1", "old.cu": "2"}
+    run = SimpleNamespace(manifest={"kernels": kernels, "device": {"name": "NVIDIA H200"}})
     assert recorded_rungs.stale(run) == ["kernel.gone"]
     (folder / "widen.cuh").write_text(ladders.HEADER + "// another\n")
     assert recorded_rungs.stale(run) == ["kernel.plain", "kernel.gone"]
     (folder / "ladder.toml").unlink()
     assert recorded_rungs.stale(run) == []
+
+
+def test_evidence_for_the_best_is_stale_once_the_tuning_or_a_kernel_of_it_changed(folder):
+    def stale() -> list[str]:
+        return recorded_rungs.stale(SimpleNamespace(manifest={"kernels": recorded, "device": {"name": "NVIDIA H200"}}))
+
+    path = tuned(choice(""))
+    recorded = {"kernel.best": tuning.hashes(["kernel.best"], "NVIDIA H200")["kernel.best"]}
+    assert stale() == []
+    before = path.read_bytes()
+    tuned(choice("", latency_us=2.0))
+    assert stale() == ["kernel.best"]
+    path.write_bytes(before)
+    assert stale() == []
+    (folder / "plain.cu").write_text(SOURCE + "// another\n")
+    assert stale() == ["kernel.best"]
+    (folder / "plain.cu").write_text(SOURCE)
+    path.unlink()
+    assert stale() == ["kernel.best"]

@@ -38,7 +38,8 @@ def test_the_panel_spans_lengths_on_the_targets_axes_and_begins_with_the_shortes
 
 
 def test_the_backends_and_the_ladders_last_rung_are_loaded_without_pause():
-    study = tiny_study().model_copy(update={"implementations": ["sdpa.auto", "kernel.one", "kernel.two", "other"]})
+    names = ["sdpa.auto", "kernel.one", "kernel.two", "kernel.best", "other"]
+    study = tiny_study().model_copy(update={"implementations": names})
     assert [name for name, _ in load.cases(study)] == ["sdpa.auto", "kernel.two"]
     assert {shape.seq_len for _, shape in load.cases(study)} == {load.SEQ_LEN}
 

@@ -47,12 +47,47 @@ def test_every_kernel_of_the_project_is_of_a_rung():
 def test_a_rung_as_it_was_stated(kernels):
     (one,) = ladder.load()
     assert one.implementation == "kernel.plain"
-    assert (one.longest, one.persistent, one.spill_bytes) == (0, False, 0)
-    assert one.tile(64).rows == 64
-    assert one.tile(128) is None
+    assert (one.persistent, one.spill_bytes) == (False, 0)
+    (tile,) = one.tiles_for(64, 10_000, True, "NVIDIA H200")
+    assert (tile.rows, tile.name, tile.shortest, tile.longest) == (64, "", 1, 0)
+    assert (tile.masks, tile.devices) == (["full", "causal"], [])
+    assert one.tiles_for(128, 10_000, True, "NVIDIA H200") == []
     assert ladder.rung("kernel.plain") == one
     with pytest.raises(UserError, match=r"no rung for 'kernel\.plane'; did you mean 'kernel\.plain'\?$"):
         ladder.rung("kernel.plane")
+
+
+SHORT = TILE | {"name": "short", "longest": 64}
+LONG = TILE | {"name": "long", "shortest": 33, "masks": ["causal"], "devices": ["NVIDIA H200", "NVIDIA L4"]}
+WIDE = TILE | {"head_dim": 128, "name": "short"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ((64, 32, True, "NVIDIA H200"), ["short"]),
+        ((64, 33, True, "NVIDIA H200"), ["short", "long"]),
+        ((64, 64, True, "NVIDIA L4"), ["short", "long"]),
+        ((64, 64, False, "NVIDIA H200"), ["short"]),
+        ((64, 65, True, "NVIDIA H200"), ["long"]),
+        ((64, 65, True, "NVIDIA H100"), []),
+        ((64, 65, False, "NVIDIA H200"), []),
+        ((32, 32, True, "NVIDIA H200"), []),
+    ],
+)
+def test_tiles_serve_lengths_masks_and_devices_in_the_entrys_order(kernels, asked, names):
+    ladders.write(kernels, rung(SHORT, LONG, WIDE))
+    (one,) = ladder.load()
+    assert [tile.name for tile in one.tiles_for(*asked)] == names
+    assert all(tile.head_dim == 64 for tile in one.tiles_for(*asked))
+
+
+def test_a_tile_is_called_by_its_name_and_head_dim(kernels):
+    ladders.write(kernels, rung(SHORT, TILE | {"head_dim": 32}))
+    assert [tile.title for tile in ladder.load()[0].tiles] == [
+        "the tile 'short' for head_dim 64",
+        "the tile for head_dim 32",
+    ]
 
 
 def test_instances_are_named_as_the_compiler_takes_them(kernels):
@@ -82,7 +117,7 @@ def test_a_device_is_compiled_for_by_its_own_architecture(kernels, listed, capab
 
 
 def test_a_rung_is_an_implementation(kernels):
-    assert implementations.known()[-1] == "kernel.plain"
+    assert implementations.known()[-2:] == ("kernel.plain", "kernel.best")
     assert implementations.require("kernel.plain") == "kernel.plain"
     with pytest.raises(UserError, match=r"unknown implementation 'kernel\.plane'.*did you mean 'kernel\.plain'\?$"):
         implementations.require("kernel.plane")
@@ -127,7 +162,22 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(kernels):
         (rung(expected_speedup="fast"), "rung 'plain': expected_speedup: input should be a valid number, not 'fast'"),
         (rung(persistent=1), "rung 'plain': persistent: input should be a valid boolean, not 1"),
         (rung(tiles=...), "rung 'plain': the field 'tiles' is missing"),
-        (rung(TILE, TILE), "rung 'plain': two tiles serve head_dim 64: leave one"),
+        (rung(TILE, TILE), "rung 'plain': 2 tiles serve head_dim 64: give each a `name`, or leave one"),
+        (rung(SHORT, WIDE, TILE), "rung 'plain': 2 tiles serve head_dim 64: give each a `name`, or leave one"),
+        (rung(SHORT, LONG, SHORT), "rung 'plain': two tiles for head_dim 64 are called 'short': rename one"),
+        (rung(TILE | {"name": "Short"}), "rung 'plain', tile 1: name: string should match pattern*, not 'Short'"),
+        (rung(TILE | {"shortest": 0}), "rung 'plain', tile 1: shortest: input should be greater than or equal to 1*"),
+        (rung(TILE | {"longest": -1}), "rung 'plain', tile 1: longest: input should be greater than or equal to 0*"),
+        (
+            rung(TILE | {"shortest": 9, "longest": 8}),
+            "rung 'plain', tile 1: longest: 8 is less than `shortest`, 9: no seq_len is served",
+        ),
+        (rung(TILE | {"masks": []}), "rung 'plain', tile 1: masks: list should have at least 1 item*"),
+        (rung(TILE | {"masks": ["ful"]}), "rung 'plain', tile 1: masks.0: input should be 'full' or 'causal', not *"),
+        (rung(TILE | {"masks": ["full", "full"]}), "rung 'plain', tile 1: full is listed twice"),
+        (rung(TILE | {"devices": ["X", "X"]}), "rung 'plain', tile 1: X is listed twice"),
+        (rung(longest=100), "rung 'plain': unknown field 'longest'; fields are name, *"),
+        (rung(name="best"), "rung 'best': `kernel.best` is what `make tune` chose: choose another name"),
         (rung(TILE | {"template": [1, "x"]}), "rung 'plain', tile 1: template.1: input should be a valid integer*'x'"),
         (rung(TILE | {"template": [True]}), "rung 'plain', tile 1: template.0: input should be a valid integer*"),
         (rung(TILE, TILE | {"thread": 1}), "rung 'plain', tile 2: unknown field 'thread'*; did you mean 'threads'?"),
@@ -142,6 +192,10 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(kernels):
         (
             rung(TILE | {"head_dim": 80}, arguments="tensor maps"),
             "rung 'plain': the tile for head_dim 80: a box of a tensor map has 64 columns",
+        ),
+        (
+            rung(SHORT | {"head_dim": 80}, arguments="tensor maps"),
+            "rung 'plain': the tile 'short' for head_dim 80: a box of a tensor map has 64 columns",
         ),
     ],
 )
@@ -194,6 +248,13 @@ def test_a_kernel_is_its_source_its_headers_and_its_entry(kernels):
     assert len(seen) == 4
     ladders.write(kernels)
     assert ladder.hashes() == before
+
+
+def test_fields_that_are_not_stated_make_no_difference(kernels):
+    # Measurements of a kernel outlive the fields that are added to entries later.
+    content = ladder.load()[0].model_dump(mode="json", exclude_unset=True)
+    assert set(content["tiles"][0]) == set(TILE)
+    assert "spill_bytes" not in content
 
 
 def test_another_rung_or_header_makes_no_difference(kernels):

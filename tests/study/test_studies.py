@@ -53,7 +53,7 @@ def test_gpu_holds_short_long_and_causal_ones():
 def test_gpu_holds_every_rung_and_every_backend():
     study = studies.load("gpu")
     rungs = [rung.implementation for rung in ladder.load(paths.ROOT / "kernels")]
-    assert study.implementations == [*implementations.SDPA, *rungs]
+    assert study.implementations == [*implementations.SDPA, *rungs, ladder.BEST]
     served = {(shape.head_dim, shape.dtype) for shape in study.shapes}
     assert served == {(64, "float16"), (128, "float16"), (64, "bfloat16")}
     assert {509, 1000} <= {shape.seq_len for shape in study.shapes}

@@ -14,11 +14,10 @@ from attnlab.base.errors import UserError
 from attnlab.build import nvrtc, occupancy
 from attnlab.build.nvrtc import Build, Instance
 from attnlab.study import ladder
-from attnlab.study.ladder import Rung, Tile
+from attnlab.study.ladder import MASKS, Rung, Tile
 
 TARGET = {"batch": 32, "heads": 8, "seq_len": 512}
 """The shape at which CTAs and waves are counted."""
-MASKS = {False: "full", True: "causal"}
 COLUMNS = ("rung", "compiled for", "D", "mask", "dtype", "registers", "spill", "shared")
 RESIDENCY = ("CTAs/SM", "occupancy", "CTAs", "waves on")
 
@@ -30,6 +29,7 @@ class Row:
     rung: str
     architecture: str
     head_dim: int
+    tile: str
     masks: tuple[str, ...]
     dtypes: tuple[str, ...]
     registers: int
@@ -96,13 +96,15 @@ def table(lines: list[Row]) -> str:
 
 def build(rung: Rung, architecture: str) -> Build:
     """Every instance of a rung, compiled for one architecture."""
-    return nvrtc.build(rung, architecture, [expression for *_, expression in _instances(rung)])
+    # Tiles that differ only in where they are used share an instance.
+    return nvrtc.build(rung, architecture, list(dict.fromkeys(expression for *_, expression in _instances(rung))))
 
 
 def _instances(rung: Rung) -> list[tuple[Tile, bool, str, str]]:
     return [
         (tile, causal, dtype, rung.expression(dtype, tile, causal))
         for tile, causal, dtype in product(rung.tiles, MASKS, rung.dtypes)
+        if MASKS[causal] in tile.masks
     ]
 
 
@@ -112,6 +114,7 @@ def _row(rung: Rung, architecture: str, tile: Tile, causal: bool, dtype: str, in
         rung=rung.name,
         architecture=architecture,
         head_dim=tile.head_dim,
+        tile=tile.name,
         masks=(MASKS[causal],),
         dtypes=(dtype,),
         registers=instance.registers,
@@ -151,7 +154,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.rung,
         row.architecture,
-        str(row.head_dim),
+        f"{row.head_dim} {row.tile}".rstrip(),
         ", ".join(row.masks),
         ", ".join(row.dtypes),
         *numbers,

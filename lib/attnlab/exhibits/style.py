@@ -38,6 +38,7 @@ LOOKS = {
     "kernel.pipelined": ("#643698", "d"),
     "kernel.wgmma": ("#4A1C7A", "*"),
     "kernel.overlap": ("#2E0655", "8"),
+    "kernel.best": ("#B5179E", "H"),
 }
 OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
 """For implementations without a look of their own; the name alone decides which."""

@@ -7,7 +7,7 @@ from attnlab.infer import rungs
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.dispatch import Choice, Dispatch
-from attnlab.study import implementations, ladder
+from attnlab.study import implementations, tuning
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -71,7 +71,7 @@ def _served(results: Results) -> list[Shape]:
 
 
 def _choice(results: Results, shape: Shape, stale: list[str]) -> Choice:
-    rows = results.at(shape, TIMING)
+    rows, device = results.at(shape, TIMING), results.run.manifest["device"]["name"]
     faster: dict[str, Verdict] = {}
     for name in rows.index:
         if name != FALLBACK and name.startswith(CALLABLE) and name not in stale:
@@ -87,7 +87,7 @@ def _choice(results: Results, shape: Shape, stale: list[str]) -> Choice:
         speedup=speedup.estimate,
         low=speedup.low,
         high=speedup.high,
-        source=ladder.hashes([ladder.rung(best)])[best] if best.startswith("kernel.") else "",
+        source=tuning.hashes([best], device)[best] if best.startswith("kernel.") else "",
     )
 
 

@@ -8,9 +8,9 @@ from attnlab.base import paths
 from attnlab.build import occupancy
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
-from attnlab.runs.schema import Run, is_of
-from attnlab.study import ladder
-from attnlab.study.ladder import PREFIX
+from attnlab.runs.schema import CASE, Run, is_of
+from attnlab.study import ladder, tuning
+from attnlab.study.ladder import BEST, PREFIX, Tile
 from attnlab.study.shapes import Shape
 
 
@@ -56,10 +56,16 @@ class Rung:
         """The speedup over `after` expected at the target."""
         return float(self.stated["expected_speedup"])
 
-    def work_items(self, shape: Shape) -> int | None:
-        """Tiles of query rows over all heads, which are distributed to the CTAs; None if it has no such head_dim."""
-        tiles = [tile for tile in self.stated["tiles"] if tile["head_dim"] == shape.head_dim]
-        return math.ceil(shape.seq_len / tiles[0]["rows"]) * shape.batch * shape.heads if tiles else None
+    def work_items(self, shape: Shape, device: str) -> int | None:
+        """Tiles of query rows over all heads, which are distributed to the CTAs; None if the rung doesn't serve them.
+
+        Args:
+            device: the name of the device.
+        """
+        # Not validated: what a run recorded was valid in its time, and fields that were added since have defaults.
+        tiles = [Tile.model_construct(**tile) for tile in self.stated["tiles"]]
+        serving = [tile for tile in tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal, device)]
+        return math.ceil(shape.seq_len / serving[0].rows) * shape.batch * shape.heads if serving else None
 
 
 def rungs(results: Results) -> list[Rung]:
@@ -181,16 +187,35 @@ def resources(results: Results, rung: Rung, shape: Shape) -> Resources | None:
     rows = rows[is_of(rows, shape)] if len(rows) else rows
     if rows.empty:
         return None
-    return Resources(rows.iloc[0].to_dict(), results.run.manifest["device"], rung.work_items(shape))
+    device = results.run.manifest["device"]
+    return Resources(rows.iloc[0].to_dict(), device, rung.work_items(shape, device["name"]))
+
+
+def instances(results: Results) -> dict[str, dict[str, list[Shape]]]:
+    """By implementation and function, the shapes at which an instance ran, where that has to be said.
+
+    It has to be said of `kernel.best`, and of a rung that ran several instances for one head_dim, mask and dtype.
+    """
+    rows = results.run.resources
+    if rows.empty:
+        return {}
+    several = rows.groupby(["implementation", "head_dim", "causal", "dtype"])["function"].nunique() > 1
+    names = {BEST, *several[several].index.get_level_values("implementation")}
+    found: dict[str, dict[str, list[Shape]]] = {}
+    for row in rows[rows["implementation"].isin(names)].drop_duplicates([*CASE, "function"]).to_dict("records"):
+        shapes = found.setdefault(row["implementation"], {}).setdefault(row["function"], [])
+        shapes.append(Shape(**{axis: row[axis] for axis in Shape.AXES}))
+    return found
 
 
 def stale(run: Run) -> list[str]:
     """The kernels of a run that changed since or no longer exist; empty where there is no ladder at all.
 
-    A kernel is its source, the headers of ours that it includes, and its entry in the ladder.
+    A kernel is its source, the headers of ours that it includes, and its entry in the ladder; `kernel.best` is the
+    tuning of the run's device and the kernels that this names.
     """
     if not (paths.kernels() / "ladder.toml").is_file():
         return []
-    now = ladder.hashes()
     measured = {name: value for name, value in run.manifest["kernels"].items() if name.startswith(ladder.PREFIX)}
+    now = tuning.hashes(measured, run.manifest["device"]["name"])
     return [name for name, value in measured.items() if now.get(name) != value]

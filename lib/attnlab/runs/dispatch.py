@@ -1,15 +1,13 @@
 """Dispatch tables: which implementation `attnlab.attend` calls at each shape, by the results of a run on one device."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from attnlab.base import paths
-from attnlab.base.errors import UserError, first_problem
-from attnlab.base.files import write_atomically
-from attnlab.study import ladder
+from attnlab.base import documents, paths
+from attnlab.base.errors import UserError
+from attnlab.study import tuning
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
 
@@ -19,7 +17,7 @@ class Choice(BaseModel):
 
     Attributes:
         speedup: its speedup over the fallback; `low` and `high` are the ends of the interval.
-        source: the hash of the kernel, if it is a rung of the ladder.
+        source: the hash of the kernel, as `tuning.hashes` gives it; empty if it is none of the hand-written ones.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -78,7 +76,8 @@ class Dispatch(BaseModel):
     def chosen(self) -> list[Choice]:
         """The choices other than the fallback, without kernels that have changed since."""
         named = [choice for choice in self.choices if choice.implementation != FALLBACK]
-        now = ladder.hashes() if any(choice.source for choice in named) else {}
+        kernels = [choice.implementation for choice in named if choice.source]
+        now = tuning.hashes(kernels, self.device) if kernels else {}
         return [choice for choice in named if choice.source == now.get(choice.implementation, "")]
 
 
@@ -89,10 +88,7 @@ def path(device_name: str) -> Path:
 
 def write(table: Dispatch) -> Path:
     """Write a table to where `attnlab.attend` looks for it on its device; returns the path."""
-    target = path(table.device)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, (table.model_dump_json(indent=1) + "\n").encode())
-    return target
+    return documents.write(path(table.device), table)
 
 
 def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
@@ -105,19 +101,9 @@ def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
         UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device, or
             by a run under another PyTorch.
     """
-    where = paths.shown(source)
-    try:
-        table = Dispatch.model_validate(json.loads(source.read_text()))
-    except FileNotFoundError:
-        raise UserError(f"there is no dispatch table {where}: `make dispatch RUN=<run>` writes one") from None
-    except OSError as error:
-        raise UserError(f"{where} can't be read: {error.strerror}") from None
-    except UserError as error:
-        raise UserError(f"{where} is no dispatch table: {error}") from None
-    except ValidationError as error:
-        raise UserError(f"{where} is no dispatch table: {first_problem(error, Dispatch.model_fields)}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{where} is no dispatch table: `make dispatch RUN=<run>` writes one") from None
+    where, command = paths.shown(source), "make dispatch RUN=<run>"
+    absent = f"there is no dispatch table {where}: `{command}` writes one"
+    table = documents.read(source, Dispatch, "dispatch table", absent, command)
     if table.device != device_name:
         raise UserError(
             f"{where} was made on {table.device}, and this is {device_name}, where other choices may be right: "

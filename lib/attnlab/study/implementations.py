@@ -18,9 +18,12 @@ _CONTROL = "control."
 
 
 def known() -> tuple[str, ...]:
-    """Every implementation that a study may name; a rung of the ladder is ``kernel.<rung>``."""
+    """Every implementation that a study may name; a rung of the ladder is ``kernel.<rung>``.
+
+    Where there is a ladder, ``kernel.best`` is what the tuning of the device chose from it.
+    """
     rungs = tuple(rung.implementation for rung in ladder.load())
-    return SDPA + PEERS + REFERENCES + (DISPATCH,) + rungs
+    return SDPA + PEERS + REFERENCES + (DISPATCH,) + rungs + ((ladder.BEST,) if rungs else ())
 
 
 def control(baseline: str) -> str:

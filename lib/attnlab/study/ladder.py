@@ -18,6 +18,10 @@ from attnlab.base.errors import UserError, first_problem, suggestion
 
 PREFIX = "kernel."
 """The start of a rung's name as an implementation."""
+BEST = f"{PREFIX}best"
+"""The implementation that runs, at each shape, what the tuning of the device chose (`attnlab.study.tuning`)."""
+MASKS = {False: "full", True: "causal"}
+"""What a tile calls a mask, by whether it is causal."""
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 """The type that is a kernel's first template argument, by dtype."""
 STANDARD = "-std=c++17"
@@ -32,7 +36,7 @@ Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
 
 class Tile(BaseModel):
-    """How a rung serves one head_dim.
+    """How a rung serves one head_dim, at all shapes or at some.
 
     Attributes:
         rows: queries that one work item covers.
@@ -41,6 +45,10 @@ class Tile(BaseModel):
         shared_bytes: dynamic shared memory per CTA.
         template: template arguments after element, head_dim and causal.
         box_rows: rows of the boxes of Q and O if the arguments are tensor maps; by default `rows`.
+        name: what distinguishes it from the rung's other tiles for this head_dim; may be empty if there are none.
+        shortest: the smallest seq_len that it serves; `longest` the largest, 0 for any.
+        masks: the masks that it serves.
+        devices: the devices that it serves, by the names that torch gives them; empty for all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -51,6 +59,36 @@ class Tile(BaseModel):
     shared_bytes: Annotated[int, Field(ge=0, le=MOST_SHARED_BYTES)]
     template: list[int] = []
     box_rows: Positive | None = None
+    name: Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")] = ""
+    shortest: Positive = 1
+    longest: Annotated[int, Field(ge=0)] = 0
+    masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
+    devices: list[str] = []
+
+    @field_validator("masks", "devices")
+    @classmethod
+    def _none_twice(cls, values: list[str]) -> list[str]:
+        return _without_repeats(values)
+
+    @model_validator(mode="after")
+    def _serves_a_length(self) -> "Tile":
+        if self.longest and self.longest < self.shortest:
+            raise UserError(f"longest: {self.longest} is less than `shortest`, {self.shortest}: no seq_len is served")
+        return self
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"the tile {repr(self.name) + ' ' if self.name else ''}for head_dim {self.head_dim}"
+
+    def serves_length(self, seq_len: int) -> bool:
+        """Whether it serves this seq_len."""
+        return self.shortest <= seq_len <= (self.longest or seq_len)
+
+    def serves(self, head_dim: int, seq_len: int, causal: bool, device: str) -> bool:
+        """Whether it serves such shapes on the device of this name."""
+        here = not self.devices or device in self.devices
+        return self.head_dim == head_dim and self.serves_length(seq_len) and MASKS[causal] in self.masks and here
 
 
 class Rung(BaseModel):
@@ -60,10 +98,10 @@ class Rung(BaseModel):
         after: the rung that it is compared with; empty if there is none.
         hypothesis: what it changes, and what that should gain.
         expected_speedup: the speedup over `after` at the target.
-        longest: the largest seq_len that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
         reproducible: whether two runs on the same inputs have to be bitwise the same.
+        tiles: how it is instantiated; of several that serve a shape, the first is what runs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -76,7 +114,6 @@ class Rung(BaseModel):
     expected_speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     dtypes: Annotated[list[Literal["float16", "bfloat16"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
-    longest: Annotated[int, Field(ge=0)] = 0
     arguments: Literal["pointers", "tensor maps"]
     persistent: bool = False
     spill_bytes: Annotated[int, Field(ge=0)] = 0
@@ -86,14 +123,12 @@ class Rung(BaseModel):
     @field_validator("dtypes", "architectures")
     @classmethod
     def _none_twice(cls, values: list[str]) -> list[str]:
-        if repeated := _repeated(values):
-            raise UserError(f"{repeated} is listed twice")
-        return values
+        return _without_repeats(values)
 
     @model_validator(mode="after")
     def _tiles_fit(self) -> "Rung":
-        if (repeated := _repeated(tile.head_dim for tile in self.tiles)) is not None:
-            raise UserError(f"two tiles serve head_dim {repeated}: leave one")
+        for head_dim in dict.fromkeys(tile.head_dim for tile in self.tiles):
+            _require_names(head_dim, [tile.name for tile in self.tiles if tile.head_dim == head_dim])
         for tile in self.tiles if self.arguments == "tensor maps" else ():
             _require_boxes(tile)
         return self
@@ -103,9 +138,9 @@ class Rung(BaseModel):
         """The name that a study calls it by."""
         return PREFIX + self.name
 
-    def tile(self, head_dim: int) -> Tile | None:
-        """The tile that serves this head_dim, or None."""
-        return next((tile for tile in self.tiles if tile.head_dim == head_dim), None)
+    def tiles_for(self, head_dim: int, seq_len: int, causal: bool, device: str) -> list[Tile]:
+        """The tiles that serve such shapes on the device of this name, in the entry's order; the first is what runs."""
+        return [tile for tile in self.tiles if tile.serves(head_dim, seq_len, causal, device)]
 
     def architecture(self, capability: tuple[int, int]) -> str | None:
         """The architecture to compile for on a device of this compute capability; None if the rung doesn't serve it.
@@ -232,6 +267,8 @@ def _require_place(rungs: list[Rung], folder: Path, place: str) -> None:
     """Raise UserError unless the last rung has a new name, a source, and comes after the rung that it names."""
     *before, last = rungs
     earlier = [rung.name for rung in before]
+    if last.implementation == BEST:
+        raise UserError(f"{place}: `{BEST}` is what `make tune` chose: choose another name")
     if last.name in earlier:
         raise UserError(f"{place}: an earlier rung has this name: choose another")
     if last.after and last.after not in earlier:
@@ -248,16 +285,29 @@ def _require_place(rungs: list[Rung], folder: Path, place: str) -> None:
         )
 
 
+def _require_names(head_dim: int, names: list[str]) -> None:
+    """Raise UserError unless the tiles of one head_dim, which have these names, can be told apart."""
+    if len(names) > 1 and "" in names:
+        raise UserError(f"{len(names)} tiles serve head_dim {head_dim}: give each a `name`, or leave one")
+    if repeated := _repeated(names):
+        raise UserError(f"two tiles for head_dim {head_dim} are called {repeated!r}: rename one")
+
+
 def _require_boxes(tile: Tile) -> None:
     """Raise UserError unless tensor maps can be made for a tile."""
     if tile.head_dim % 64:
-        raise UserError(f"the tile for head_dim {tile.head_dim}: a box of a tensor map has 64 columns")
+        raise UserError(f"{tile.title}: a box of a tensor map has 64 columns")
     for field, rows in (("keys", tile.keys), ("box_rows", tile.box_rows or tile.rows)):
         if rows > MOST_BOX_ROWS:
             raise UserError(
-                f"the tile for head_dim {tile.head_dim}: {field}: a box of a tensor map has at most "
-                f"{MOST_BOX_ROWS} rows, not {rows}"
+                f"{tile.title}: {field}: a box of a tensor map has at most {MOST_BOX_ROWS} rows, not {rows}"
             )
+
+
+def _without_repeats(values: list[str]) -> list[str]:
+    if repeated := _repeated(values):
+        raise UserError(f"{repeated} is listed twice")
+    return values
 
 
 def _repeated(values: Iterable[Any]) -> Any:

@@ -272,14 +272,18 @@ def scaling(results: Results, name: str, implementation: str) -> Table:
 
 @exhibit("baseline.memory.table", name="seq_len")
 def memory_table(results: Results, name: str) -> Table:
-    """Peak memory along a sweep."""
-    axis, rows = axis_of(name), []
-    for shape in results.sweep(name):
-        peaks = {n: results.peak_bytes(n, shape) for n in results.study.implementations}
-        cells = {n: None if np.isnan(peak) else formats.mebibytes(peak) for n, peak in peaks.items()}
-        rows.append({LETTERS[axis]: getattr(shape, axis), "Q, K, V, O": formats.mebibytes(shape.bytes)} | cells)
+    """Peak memory along a sweep; those that need the same at every shape share a row."""
+    axis, shapes = axis_of(name), results.sweep(name)
+    alike: dict[tuple[str | None, ...], list[str]] = {}  # names by their cells
+    for implementation in results.study.implementations:
+        peaks = [results.peak_bytes(implementation, shape) for shape in shapes]
+        cells = tuple(None if np.isnan(peak) else formats.mebibytes(peak) for peak in peaks)
+        alike.setdefault(cells, []).append(implementation)
+    rows: list[tuple[str | None, ...]] = [("Q, K, V, O", *(formats.mebibytes(shape.bytes) for shape in shapes))]
+    rows += [(", ".join(names), *cells) for cells, names in alike.items()]
+    columns = ["implementation", *(f"{LETTERS[axis]}={getattr(shape, axis)}" for shape in shapes)]
     caption = "Peak memory allocated during a call in MiB, including inputs and output."
-    return Table(pd.DataFrame(rows), caption)
+    return Table(pd.DataFrame(rows, columns=columns, dtype=object), caption)
 
 
 @exhibit("baseline.timings", shape=target)

@@ -11,15 +11,16 @@ import pandas as pd
 from attnlab.exhibits import cells, decisions, formats, style
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.cells import whole
-from attnlab.exhibits.display import Figure, Prose, Table
+from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results, absence
-from attnlab.infer.rungs import Rung, has_kernels, resources, rungs
+from attnlab.infer.rungs import Rung, has_kernels, instances, resources, rungs
 from attnlab.infer.rungs import stale as stale_kernels
 from attnlab.infer.stats import Verdict
 from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import SDPA
+from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -77,8 +78,8 @@ def correctness(results: Results) -> Table:
 
 
 @exhibit("kernels.compiled", where=has_kernels, shape=target)
-def compiled(results: Results, shape: Shape) -> Table:
-    """Registers, spills, shared memory, threads and occupancy of every rung at a shape."""
+def compiled(results: Results, shape: Shape) -> Table | Group:
+    """Registers, spills, shared memory, threads and occupancy of every rung at a shape, and which instances ran."""
     rows = []
     for rung in rungs(results):
         row: dict[str, Any] = {"rung": rung.name}
@@ -102,14 +103,36 @@ def compiled(results: Results, shape: Shape) -> Table:
         "SM comes from the driver; occupancy is their warps over the warps that a multiprocessor can hold. "
         f"{without(results, shape)}"
     )
-    return Table(whole(rows), f"Resources of the kernels at {shape.label}.", " ".join(note.split()))
+    table = Table(whole(rows), f"Resources of the kernels at {shape.label}.", " ".join(note.split()))
+    ran = instances(results)
+    return Group({"resources": table, "instances": _instances(ran)}) if ran else table
+
+
+def _instances(ran: dict[str, dict[str, list[Shape]]]) -> Table:
+    rows = [
+        {"implementation": name, "instance": function, "ran at": _sizes(shapes)}
+        for name, functions in ran.items()
+        for function, shapes in functions.items()
+    ]
+    note = "An instance is named by its template arguments: first the dtype, the head dimension and the mask."
+    return Table(pd.DataFrame(rows), "Which instance ran where, of kernels that have several for a shape.", note)
+
+
+def _sizes(shapes: list[Shape]) -> str:
+    """The sizes of shapes of one head_dim, with the lengths of one batch and number of heads together."""
+    lengths: dict[tuple[int, int], list[int]] = {}
+    for shape in shapes:
+        lengths.setdefault((shape.batch, shape.heads), []).append(shape.seq_len)
+    return "; ".join(
+        f"B={batch} H={heads} S={', '.join(map(str, sorted(found)))}" for (batch, heads), found in lengths.items()
+    )
 
 
 @exhibit("kernels.climb", where=has_kernels, shape=target)
 def climb(results: Results, shape: Shape) -> Figure:
     """The speed of light of each rung and each backend of SDPA at a shape."""
     at, kernels = results.at(shape), [rung.name for rung in rungs(results)]
-    names = _in_climbing_order(results)
+    names = [name for name in _in_climbing_order(results) if name != BEST]  # it is one of the rungs at each shape
     if at.empty or at["speed_of_light_pct"].isna().all():
         raise NotMeasured(f"Nothing has a speed of light at {shape.label}")
     places = [place + 0.6 * (name not in kernels) for place, name in enumerate(names)]

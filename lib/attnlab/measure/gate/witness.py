@@ -23,6 +23,7 @@ from attnlab.measure.subjects.implementation import (
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.measure.subjects.oracle import composed
 from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.runs.rules import GATE_FACTOR
 from attnlab.study.shapes import Shape
 
 COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
@@ -30,18 +31,41 @@ WITNESSES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa
 """The fastest first. The last one's error is by definition what the gate calls the framework's own."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """How far a tensor of an output may be from the witness's: what the gate allows, plus the witness's own error.
+
+    Both were measured on other values than those that are compared. By chance they may be less than half a unit in the
+    last place of the largest element, which is what rounding an output may cost: they count as that at least.
+
+    Attributes:
+        unit: the unit in the last place of the largest element, where errors were measured.
+    """
+
+    gate: Error
+    own: Error
+    unit: float
+
+    def at(self, unit: float) -> Error:
+        """What is allowed where the largest element has this unit in the last place; more if the unit is larger."""
+        half = self.unit / 2
+        maximum = max(self.gate.maximum, GATE_FACTOR * half) + max(self.own.maximum, half)
+        grown = unit / self.unit if unit > self.unit > 0 else 1.0
+        return Error(grown * maximum, self.gate.mean + self.own.mean)
+
+
 class Witness:
     """Attention on the inputs that are in place, by windows.
 
     Attributes:
-        allowed: how far each tensor of an output may be from the witness's: what the gate allows, plus its own error.
+        bounds: how far each tensor of an output may be from the witness's.
     """
 
     def __init__(self, windows: Windows, shape: Shape) -> None:
         self._windows, self._shape = windows, shape
         self._implementation = COMPOSED
-        self._seen: dict[int, Tensors] = {}
-        self.allowed: list[Error] = []
+        self._seen: dict[int, tuple[Tensors, Tensors]] = {}
+        self.bounds: list[Bound] = []
 
     def appoint(self, gate: Gate) -> None:
         """Choose the first of `WITNESSES` that passes a gate whose inputs are window 0, as it is now.
@@ -51,7 +75,8 @@ class Witness:
         """
         for self._implementation in WITNESSES:
             try:
-                errors = gate.errors(attempt(lambda: self._computed(0)))
+                returned = attempt(lambda: self._computed(0))
+                errors = gate.errors(returned)
             except (Unsupported, Broken):
                 continue
             except OutOfMemory:
@@ -60,10 +85,8 @@ class Witness:
                 continue
             if all(error.within(allowed) for error, allowed in zip(errors, gate.allowed, strict=True)):
                 break
-        self.allowed = [
-            Error(bound.maximum + own.maximum, bound.mean + own.mean)
-            for bound, own in zip(gate.allowed, errors, strict=True)
-        ]
+        units = [_unit(float(_largest(tensor)), tensor.dtype) for tensor in returned]
+        self.bounds = [Bound(*found) for found in zip(gate.allowed, errors, units, strict=True)]
 
     @property
     def name(self) -> str:
@@ -74,10 +97,11 @@ class Witness:
         """Other values are in place now."""
         self._seen.clear()
 
-    def look(self, window: int = 0) -> Tensors:
-        """The output for the values that are in place."""
+    def look(self, window: int = 0) -> tuple[Tensors, Tensors]:
+        """The output for the values that are in place, and the largest element of each of its tensors."""
         if window not in self._seen:
-            self._seen[window] = self._computed(window)
+            returned = self._computed(window)
+            self._seen[window] = returned, tuple(map(_largest, returned))
         return self._seen[window]
 
     def _computed(self, window: int) -> Tensors:
@@ -112,27 +136,41 @@ class Tally:
 
     def __init__(self, witness: Witness, most: int, device: torch.device) -> None:
         self._witness, self._count = witness, 0
-        self._found = torch.zeros(most, len(witness.allowed), 2, device=device)
+        self._found = torch.zeros(most, len(witness.bounds), 3, device=device)
+        self._dtypes: tuple[torch.dtype, ...] = ()
 
     def compare(self, output: Output, window: int = 0) -> None:
         """Compare an output with the witness's, then poison it, so that it has to be written again."""
         returned = output if isinstance(output, tuple) else (output,)
-        for tensor, right, found in zip(returned, self._witness.look(window), self._found[self._count], strict=True):
+        self._dtypes = tuple(tensor.dtype for tensor in returned)
+        seen = zip(*self._witness.look(window), strict=True)
+        for tensor, (right, largest), found in zip(returned, seen, self._found[self._count], strict=True):
             distance = tensor - right
             torch.linalg.vector_norm(distance, math.inf, dtype=torch.float32, out=found[0])
             torch.linalg.vector_norm(distance, 1, dtype=torch.float32, out=found[1])
             found[1] /= tensor.numel()
+            found[2] = largest
             tensor.fill_(torch.nan)
         self._count += 1
 
     def read(self) -> list[Comparison]:
         """The comparisons so far, in the order in which they were made."""
         found = self._found[: self._count].nan_to_num(nan=math.inf).tolist()
-        return [self._comparison([Error(*errors) for errors in tensors]) for tensors in found]
+        return [self._comparison(tensors) for tensors in found]
 
-    def _comparison(self, errors: list[Error]) -> Comparison:
+    def _comparison(self, found: list[list[float]]) -> Comparison:
         pairs = [
-            Comparison(self._witness.name, error, allowed)
-            for error, allowed in zip(errors, self._witness.allowed, strict=True)
+            Comparison(self._witness.name, Error(maximum, mean), bound.at(_unit(largest, dtype)))
+            for (maximum, mean, largest), bound, dtype in zip(found, self._witness.bounds, self._dtypes, strict=True)
         ]
         return max(pairs, key=lambda pair: pair.strain)
+
+
+def _largest(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor, math.inf, dtype=torch.float32)
+
+
+def _unit(largest: float, dtype: torch.dtype) -> float:
+    """The unit in the last place of a number of this size; 0 for none."""
+    _, exponent = math.frexp(largest)
+    return torch.finfo(dtype).eps * 2.0 ** (exponent - 1) if 0 < largest < math.inf else 0.0

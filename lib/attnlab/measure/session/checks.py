@@ -67,17 +67,18 @@ def _end_to_end(shape: Shape) -> tuple[int, ...]:
 
 
 def _gate(shape: Shape, windows: Windows, kind: str) -> Gate:
-    return Gate(windows[0], shape.causal, kind, _heads(shape, kind), _end_to_end(shape))
+    heads = None if kind == NORMAL else few_heads(shape)
+    return Gate(windows[0], shape.causal, kind, heads, _end_to_end(shape))
 
 
-def _heads(shape: Shape, kind: str) -> list[int] | None:
-    """The heads whose values the gate compares, None for all: on inputs that are not normal only as many as are cheap.
+def few_heads(shape: Shape) -> list[int] | None:
+    """As many heads as are cheap for the gate to compare, drawn at random; None if that is all of them.
 
     The operating system draws them, so that no implementation can know them, not even by the run's seed.
     """
     heads = shape.heads * (1 if shape.lengths == "spread" else shape.batch)
     compared = max(1, COMPARED_SCORES * heads // shape.scores)
-    if kind == NORMAL or compared >= heads:
+    if compared >= heads:
         return None
     return sorted(random.SystemRandom().sample(range(heads), compared))
 

@@ -11,6 +11,7 @@ from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import attempt
+from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
@@ -23,7 +24,7 @@ SLICE_US = 10_000
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
     """The loads: PyTorch's backends and the ladder's last rung, at a length that keeps the device busy."""
-    kernels = [name for name in study.implementations if name.startswith("kernel.")]
+    kernels = [name for name in study.implementations if name.startswith(PREFIX) and name != BEST]
     backends = [name for name in study.implementations if name.startswith("sdpa.")]
     shape = study.target_shape.resized(seq_len=SEQ_LEN, causal=False)
     return [(name, shape) for name in [*backends, *kernels[-1:]]]

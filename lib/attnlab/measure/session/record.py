@@ -25,7 +25,7 @@ from attnlab.measure.instruments import counters, devices
 from attnlab.measure.session import panel, worker
 from attnlab.measure.session.subject import Job
 from attnlab.runs import dispatch, read, rules, schema, write
-from attnlab.study import implementations, ladder
+from attnlab.study import implementations, ladder, tuning
 from attnlab.study.studies import Study, recorded
 
 POLL_S = 0.5
@@ -109,11 +109,8 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool) -> s
     if manifest["complete"]:
         write.finish(name)  # if it was killed after its last block, it may have left parts
         raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
-    changed = [
-        kernel
-        for kernel, value in ladder.hashes(_rungs(study)).items()
-        if manifest.get("kernels", {}).get(kernel) != value
-    ]
+    before, now = manifest.get("kernels", {}), tuning.hashes(study.implementations, manifest["device"]["name"])
+    changed = [name for name in study.implementations if before.get(name) != now.get(name)]
     if changed:
         raise UserError(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
     if manifest.get("dispatch", {}) != _dispatched(study, manifest["device"]["name"]):
@@ -141,13 +138,8 @@ def _duration(seconds: float) -> str:
     return f"about {float(f'{seconds / sizes[unit]:.2g}'):,.0f} {unit}"
 
 
-def _rungs(study: Study) -> list[ladder.Rung]:
-    """The rungs of the ladder that a study measures."""
-    return [rung for rung in ladder.load() if rung.implementation in study.implementations]
-
-
 def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any]:
-    rungs = _rungs(study)
+    rungs = [rung for rung in ladder.load() if rung.implementation in study.implementations]
     return {
         "attnlab": VERSION,
         "commit": _commit(),
@@ -157,7 +149,7 @@ def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any
         "rules": rules.recorded(),
         "sources": sources.digests(__name__),
         "ladder": [rung.model_dump(mode="json") for rung in rungs],
-        "kernels": ladder.hashes(rungs),
+        "kernels": tuning.hashes(study.implementations, found["device"]["name"]),
         "dispatch": _dispatched(study, found["device"]["name"]),
     }
 

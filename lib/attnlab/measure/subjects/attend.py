@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.subjects import rungs, sdpa
+from attnlab.measure.subjects import best, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
 from attnlab.runs import dispatch
 from attnlab.study import implementations
@@ -102,7 +102,7 @@ def _call(choice: dispatch.Choice) -> Attention:
 @cache
 def _selected(name: str) -> Attention:
     if name.startswith(PREFIX):
-        return rungs.implementation(name).call
+        return best.implementation(name).call
     return partial(_within, sdpa.REGISTRY[implementations.require(name, implementations.SDPA)])
 
 

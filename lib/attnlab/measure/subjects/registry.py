@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from attnlab.measure.subjects import attend, peers, rungs
+from attnlab.measure.subjects import attend, best, peers
 from attnlab.measure.subjects.implementation import Implementation
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.study import implementations
@@ -20,4 +20,4 @@ def find(name: str) -> Implementation:
     if implementations.is_control(name):
         return replace(find(implementations.under_control(name)), name=name)
     known = REGISTRY | _OTHERS
-    return rungs.implementation(name) if name.startswith(PREFIX) and name not in known else known[name]
+    return best.implementation(name) if name.startswith(PREFIX) and name not in known else known[name]

@@ -3,6 +3,7 @@
 import ctypes
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -74,7 +75,7 @@ class Kernel:
 
     def __init__(self, rung: Rung) -> None:
         self.rung = rung
-        self._compiled: dict[tuple[str, int, bool], _Compiled] = {}
+        self._compiled: dict[tuple[str, int, str, bool], _Compiled] = {}
         self._launches: dict[Any, _Launch] = {}
         self._maps: OrderedDict[Any, Any] = OrderedDict()
         self._source = ""
@@ -131,9 +132,9 @@ class Kernel:
 
     def _prepared(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> _Launch:
         rung = self.rung
-        dtype, tile = _served(rung, q, k, v)
+        dtype, tile = _served(rung, q, k, v, causal)
         batch, heads, seq_len, head_dim = q.shape
-        instance = (dtype, head_dim, causal)
+        instance = (dtype, head_dim, tile.name, causal)
         if instance not in self._compiled:
             self._compiled[instance] = self._compile(dtype, tile, causal)
         compiled = self._compiled[instance]
@@ -159,8 +160,8 @@ class Kernel:
         most = torch.cuda.get_device_properties().shared_memory_per_block_optin  # type: ignore[attr-defined]
         if tile.shared_bytes > most:
             raise Unsupported(
-                f"{rung.name} needs {tile.shared_bytes} bytes of shared memory a CTA at head_dim {tile.head_dim}, "
-                f"and this device gives {most}"
+                f"{rung.name} needs {tile.shared_bytes} bytes of shared memory a CTA in {tile.title}, and this device "
+                f"gives {most}"
             )
         expression = rung.expression(dtype, tile, causal)
         options = nvrtc.flags(architecture)
@@ -172,7 +173,8 @@ class Kernel:
         except CompileException as error:
             raise Broken(nvrtc.explained(rung, expression, options, error.get_message())) from None
         try:
-            if tile.shared_bytes:
+            # Tiles that share an instance share this setting: it is that of the largest.
+            if tile.shared_bytes > function.max_dynamic_shared_size_bytes:
                 function.max_dynamic_shared_size_bytes = tile.shared_bytes
             ctas_per_sm = driver.occupancyMaxActiveBlocksPerMultiprocessor(
                 function.kernel.ptr, tile.threads, tile.shared_bytes
@@ -203,8 +205,17 @@ def implementation(name: str) -> Implementation:
     Raises:
         UserError: the ladder has no such rung.
     """
-    rung = ladder.rung(name)
-    kernel = _KERNELS.setdefault(ladder.hashes([rung])[name], Kernel(rung))
+    return _made(name, ladder.rung(name))
+
+
+def pinned(rung: Rung, tile: Tile) -> Implementation:
+    """One tile of a rung alone, called ``kernel.<rung>:<tile>``; a tile without a name by its head_dim."""
+    name = f"{rung.implementation}:{tile.name or tile.head_dim}"
+    return _made(name, rung.model_copy(update={"tiles": [tile]}))
+
+
+def _made(name: str, rung: Rung) -> Implementation:
+    kernel = _KERNELS.setdefault(ladder.hashes([rung])[rung.implementation], Kernel(rung))
     return Implementation(name, kernel, resources=kernel.resources, differentiable=False, repeats=rung.reproducible)
 
 
@@ -248,7 +259,7 @@ def tensor_map(tensor: torch.Tensor, rows: int) -> Any:
     return np.frombuffer(ctypes.string_at(encoded.getPtr(), 128), dtype="V128")
 
 
-def _served(rung: Rung, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[str, Tile]:
+def _served(rung: Rung, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[str, Tile]:
     """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
     if q.device.type != "cuda":
         raise Unsupported(f"{rung.name} is a CUDA kernel, and the device is no NVIDIA GPU")
@@ -263,13 +274,35 @@ def _served(rung: Rung, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tu
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
         raise Unsupported(f"{rung.name} takes contiguous Q, K and V")
     seq_len, head_dim = q.shape[2:]
-    tile = rung.tile(head_dim)
-    if tile is None:
-        there = " and ".join(str(tile.head_dim) for tile in rung.tiles)
-        raise Unsupported(f"{rung.name} serves head_dim {there}, not {head_dim}")
-    if rung.longest and seq_len > rung.longest:
-        raise Unsupported(f"{rung.name} serves seq_len up to {rung.longest}, not {seq_len}")
-    return dtypes[0], tile
+    device = torch.cuda.get_device_name(q.device)
+    tiles = rung.tiles_for(head_dim, seq_len, causal, device)
+    if not tiles:
+        raise Unsupported(f"{rung.name} {_why_no_tile(rung, head_dim, seq_len, causal, device)}")
+    return dtypes[0], tiles[0]
+
+
+def _why_no_tile(rung: Rung, head_dim: int, seq_len: int, causal: bool, device: str) -> str:
+    """What of a shape and device none of a rung's tiles serves, after the rung's name."""
+    tiles = [tile for tile in rung.tiles if tile.head_dim == head_dim]
+    if not tiles:
+        return f"serves head_dim {_listed(str(tile.head_dim) for tile in rung.tiles)}, not {head_dim}"
+    tiles, others = [tile for tile in tiles if not tile.devices or device in tile.devices], tiles
+    if not tiles:
+        return f"serves {_listed(name for tile in others for name in tile.devices)}, not {device}"
+    tiles = [tile for tile in tiles if ladder.MASKS[causal] in tile.masks]
+    if not tiles:
+        return "serves no causal mask" if causal else "serves the causal mask only"
+    return f"serves seq_len {_listed(map(_lengths, tiles))}, not {seq_len}"
+
+
+def _lengths(tile: Tile) -> str:
+    if tile.shortest == 1:
+        return f"up to {tile.longest}"
+    return f"from {tile.shortest} to {tile.longest}" if tile.longest else f"from {tile.shortest} on"
+
+
+def _listed(words: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(words))
 
 
 def _stream() -> Any:
@@ -300,4 +333,4 @@ def _failure(rung: Rung, launch: _Launch, error: RuntimeError) -> Exception:
 
 def _entry(rung: Rung, tile: Tile) -> str:
     ladder_file = paths.shown(paths.kernels() / "ladder.toml")
-    return f"{ladder_file}, rung {rung.name!r}, the tile for head_dim {tile.head_dim}"
+    return f"{ladder_file}, rung {rung.name!r}, {tile.title}"

@@ -1,0 +1,76 @@
+// Rung 9: no largest score: the sum tells whether one was needed.
+//
+// Does    after a job's first tile, scores become probabilities relative to the offset at hand, without their maximum. The
+//         sum, which is needed anyway, then tells whether a score rose so far that fp16 could overflow (2^15; 2^30 for
+//         bf16). Only then a warp computes its scores again, by mma.sync, and proceeds as rung 8 does. A job begins with
+//         the offset of the job before, mostly of the same head, unless its first tile is masked: there a sum below 2^-6,
+//         where fp16 would lose digits, calls for the maximum as well. The result is a softmax whatever the scores are.
+// Gained  1.155x over rung 8, 0.0388 ms at (32, 8, 512, 64) on an H200, where 1.12x was expected: 1.23x over cuDNN there,
+//         1.20x by the sum of kernel durations. 1.18x and 1.20x over it at 1024 and 2048 keys, 1.27, 1.20 and 1.24x under
+//         the mask at 512, 1024 and 2048, 1.13 and 1.10x at D = 128 and 512 and 2048 keys.
+//         Four consumers with small tiles are best at 512, three with large ones from 2048 on: the entry holds both.
+//         A pass of one job for each consumer beat one that keeps a whole head for all its jobs by 5 % in trials: a tile's
+//         memory is free after one use, and the next pass's tiles come early.
+//         Tried and left out: O awaited in the midst of the exponentials (9 to 17 % slower: the product with V is not over
+//         by then); waiting for V before the turn; turns passed on after the first product; tensor maps prefetched and
+//         barriers initialised by many threads (together 1 us at S = 256). With four consumers a CTA has 96 registers a
+//         thread and a consumer 112: every variable counts (`Place` is one number, `thread_again` is read where needed).
+// Limits  the last bits of a row depend on the job before it, by its offset: they are the same in every run of a shape, and
+//         may differ where the same query lies in another batch.
+//         What is gained depends on the data: scores that keep rising by more than 2^15 cost a second product each tile.
+//         By counters of a trial with three consumers at 512 keys, an H200's multiprocessor has no CTA for 8 of 73 thousand
+//         cycles (launch and tail); the rest is the chain of a consumer, which others cover in part: issue slots are 39 %
+//         busy, tensor cores and MUFU 43 %. From 1024 keys on the card is limited by power. In trials an H100 kept the
+//         gains but for D = 128 under the mask at 512 keys, where cuDNN stays ahead (0.95x).
+#include "jobs.cuh"
+
+constexpr float LEAST = 0.015625f;  // 2^-6: of 16 or 32 probabilities of a first tile at least one is then a normal fp16
+// What a thread's probabilities of one tile may add up to.
+template <typename T> __device__ __forceinline__ float bound();
+template <> __device__ __forceinline__ float bound<__half>() { return 32768.f; }
+template <> __device__ __forceinline__ float bound<__nv_bfloat16>() { return 1073741824.f; }
+
+// q, k, v, o: maps of (heads, seq_len, D)
+template <typename T, int D, bool CAUSAL, int KEYS, int PAIRS, int CONSUMERS, int TURNS, int PER_PASS>
+__global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
+bounded(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+        const __grid_constant__ TensorMap o, int heads, int seq_len, float scale) {
+    using P = Plan<D, KEYS, PAIRS, CONSUMERS, TURNS, PER_PASS>;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Shared<P>*>(memory);
+    prepare(shared);
+    if (threadIdx.x < 128) return produce<P, CAUSAL>(shared, q, k, v, heads, seq_len);
+
+    const float scale_log2 = scale * LOG2_E;
+    const unsigned numbers = shared_address(shared.numbers);
+    const auto softmax = [&](Rows& rows, Scores<P, CAUSAL>& scores, int first, bool begin, const auto& again) {
+        const bool masked = KEYS * (scores.tile + 1) > scores.unmasked(first);
+        bool fresh = begin || (scores.tile == 0 && masked);
+        for (;;) {
+            if (masked) scores.mask(first, thread_again(numbers));
+            if (fresh) {
+                if (scores.tile == 0) rows.shift[0] = rows.shift[1] = -infinity();
+                break;
+            }
+            float more[2] = {};
+#pragma unroll
+            for (int n = 0; n < KEYS / 2; n += 2) {
+                const int half = n / 2 % 2;
+                scores.s[n] = exp2_approx(scores.s[n] * scale_log2 - rows.shift[half]);
+                scores.s[n + 1] = exp2_approx(scores.s[n + 1] * scale_log2 - rows.shift[half]);
+                more[half] += scores.s[n] + scores.s[n + 1];
+            }
+            const bool above = !(more[0] + more[1] <= bound<T>()), below = !(fminf(more[0], more[1]) >= LEAST);
+            if (!__any_sync(~0u, above || (scores.tile == 0 && below))) {
+                rows.sum[0] += more[0];
+                rows.sum[1] += more[1];
+                return false;
+            }
+            again();
+            fresh = true;
+        }
+        rows.exponentiate(scores.s, scale_log2);
+        return scores.tile > 0;
+    };
+    consume<T, P, CAUSAL>(shared, o, seq_len, softmax);
+}

@@ -1,0 +1,144 @@
+"""Tunings: which instance of which rung `kernel.best` runs at a shape, as `make tune` measured it on one device."""
+
+import hashlib
+import json
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from attnlab.base import documents, paths
+from attnlab.base.errors import UserError
+from attnlab.study import ladder
+from attnlab.study.ladder import BEST, PREFIX, Rung, Tile
+from attnlab.study.shapes import Shape
+
+Size = Annotated[int, Field(ge=1)]
+
+
+class Choice(BaseModel):
+    """The fastest instance at one shape.
+
+    Attributes:
+        heads: heads over all batches.
+        rung: the rung's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
+        latency_us: its median.
+        source: the hash of the rung, as `ladder.hashes` gives it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    heads: Size
+    seq_len: Size
+    head_dim: Size
+    causal: bool
+    rung: str
+    tile: str
+    latency_us: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    source: str
+
+    @property
+    def place(self) -> tuple[int, int, int, bool]:
+        """The shape that it is for."""
+        return self.heads, self.seq_len, self.head_dim, self.causal
+
+    def is_like(self, shape: Shape) -> bool:
+        """Whether it is for the head_dim and mask of a shape."""
+        return (self.head_dim, self.causal) == (shape.head_dim, shape.causal)
+
+    def distance(self, shape: Shape) -> float:
+        """How far its lengths and heads are from those of a shape, in doublings."""
+        heads = shape.batch * shape.heads
+        return math.hypot(math.log2(self.seq_len / shape.seq_len), math.log2(self.heads / heads))
+
+    def instance(self) -> tuple[Rung, Tile]:
+        """The rung and the tile that it names.
+
+        Raises:
+            UserError: the rung changed since, or is gone.
+        """
+        rungs = [rung for rung in ladder.load() if rung.name == self.rung]
+        named = (self.head_dim, self.tile)
+        tiles = [tile for rung in rungs for tile in rung.tiles if (tile.head_dim, tile.name) == named]
+        if not tiles or ladder.hashes(rungs)[PREFIX + self.rung] != self.source:
+            raise UserError(f"{PREFIX}{self.rung} changed since it was tuned: run `make tune`")
+        return rungs[0], tiles[0]
+
+
+class Tuning(BaseModel):
+    """The choices on one device."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    version: Literal[1] = 1
+    device: str
+    torch: str
+    command: str
+    clock: str
+    choices: list[Choice]
+
+    @model_validator(mode="after")
+    def _names_no_shape_twice(self) -> "Tuning":
+        seen = set()
+        for number, choice in enumerate(self.choices):
+            if choice.place in seen:
+                raise UserError(f"choices.{number} is for the shape of an earlier one: leave one")
+            seen.add(choice.place)
+        return self
+
+    def choice(self, shape: Shape) -> Choice:
+        """The choice for the nearest shape of the same head_dim and mask whose tile serves this seq_len.
+
+        Raises:
+            UserError: there is none, or a kernel changed since.
+        """
+        alike = [choice for choice in self.choices if choice.is_like(shape)]
+        for choice in sorted(alike, key=lambda choice: choice.distance(shape)):
+            _, tile = choice.instance()
+            if tile.serves_length(shape.seq_len):
+                return choice
+        raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
+
+
+def path(device_name: str) -> Path:
+    """The file of the tuning of a device of this name."""
+    return paths.kernels() / "tuned" / f"{'-'.join(device_name.lower().split())}.json"
+
+
+def write(tuning: Tuning) -> Path:
+    """Write a tuning to where `kernel.best` looks for it on its device; returns the path."""
+    return documents.write(path(tuning.device), tuning)
+
+
+def load(device_name: str) -> Tuning:
+    """The tuning of the device of this name.
+
+    Raises:
+        UserError: there is none, its file can't be read or holds no tuning, or it was made on another device.
+    """
+    source = path(device_name)
+    where = paths.shown(source)
+    absent = f"no tuning for {device_name}: run `make tune`"
+    tuning = documents.read(source, Tuning, "tuning", absent, "make tune")
+    if tuning.device != device_name:
+        raise UserError(f"{where} was made on {tuning.device}, and this is {device_name}: run `make tune`")
+    return tuning
+
+
+def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
+    """By implementation, what identifies each kernel among `names` that is there.
+
+    It is that of `ladder.hashes`. For `kernel.best`, it is a SHA-256 over the tuning of the device of this name and the
+    hashes of the rungs that the tuning names.
+
+    Raises:
+        UserError: `kernel.best` is among the names, and the file of the tuning holds none.
+    """
+    kernels = ladder.hashes()
+    found = {name: value for name, value in kernels.items() if name in names}
+    if BEST in names and path(device_name).is_file():
+        file = hashlib.sha256(path(device_name).read_bytes()).hexdigest()
+        named = {PREFIX + choice.rung for choice in load(device_name).choices}
+        content = {"file": file, "kernels": {name: kernels.get(name, "") for name in named}}
+        found[BEST] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return found

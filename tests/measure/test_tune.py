@@ -1,0 +1,177 @@
+"""Tuning without a GPU: who is a candidate, who is left out, and what is written. With one: test_gpu_kernels.py."""
+
+import ladders
+import pytest
+import torch
+from ladders import TILE, rung
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.measure.clocks import ours
+from attnlab.measure.session import tune
+from attnlab.measure.subjects import rungs
+from attnlab.measure.subjects.case import Replay
+from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measure.subjects.sdpa import sdpa
+from attnlab.runs import read
+from attnlab.study import ladder, studies, tuning
+from attnlab.study.shapes import Shape
+
+CPU = torch.device("cpu")
+SMALL = [Shape(1, 2, seq_len, 64, dtype="bfloat16") for seq_len in (8, 16)]
+HERE = "NVIDIA H200"
+
+
+class Clock:
+    """A clock that stands still but for calls that say how long they take."""
+
+    ns = 0
+
+
+def takes(ms: int):
+    def call(q, k, v, causal):
+        Clock.ns += ms * 1_000_000
+        return sdpa(q, k, v, causal)
+
+    return call
+
+
+def fails(error: Exception):
+    def call(q, k, v, causal):
+        raise error
+
+    return call
+
+
+def wrong(q, k, v, causal):
+    return 2 * sdpa(q, k, v, causal)
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """Tunes tiles that are functions of this process, by name: what is chosen at each of `SMALL`."""
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path / "kernels"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(tune, "SHAPES", SMALL)
+    monkeypatch.setattr(ours.time, "perf_counter_ns", lambda: Clock.ns)
+
+    def captured(case, pool):
+        case.many = Replay(None, 1, case.call())
+
+    monkeypatch.setattr(ours, "capture", captured)
+
+    def run(calls, **limits) -> list[tuning.Choice]:
+        tiles = [TILE | {"name": name} | limits.get(name, {}) for name in calls]
+        ladders.write(tmp_path / "kernels", rung(*tiles))
+        made = {name: Implementation(f"kernel.plain:{name}", call) for name, call in calls.items()}
+        monkeypatch.setattr(rungs, "pinned", lambda rung, tile: made[tile.name])
+        return list(tune._choices(tune.Finalists(list(ladder.load()), CPU)))
+
+    return run
+
+
+def test_the_fastest_is_chosen_at_each_shape(tuned, capsys):
+    choices = tuned({"slow": takes(4), "fast": takes(2)})
+    assert [(choice.rung, choice.tile) for choice in choices] == [("plain", "fast")] * 2
+    assert [choice.place for choice in choices] == [(2, 8, 64, False), (2, 16, 64, False)]
+    assert [choice.latency_us for choice in choices] == [2000, 2000]
+    assert [choice.instance()[1].name for choice in choices] == ["fast", "fast"]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("tune: 1 of 2, B=1 H=2 S=8 D=64 full bfloat16: kernel.plain:fast, ")
+    assert lines[0].endswith(" us")
+
+
+def test_a_tile_is_a_candidate_where_it_serves(tuned):
+    choices = tuned({"fast": takes(1), "slow": takes(2)}, fast={"longest": 8}, slow={"devices": [HERE]})
+    assert [choice.tile for choice in choices] == ["fast", "slow"]
+    assert [choice.tile for choice in tuned({"fast": takes(1), "slow": takes(2)}, fast={"masks": ["causal"]})] == [
+        "slow",
+        "slow",
+    ]
+
+
+def test_who_fails_is_said_once_and_left_out(tuned, capsys):
+    calls = {"wrong": wrong, "broken": fails(Broken("plain.cu does not compile")), "right": takes(1)}
+    calls["elsewhere"] = fails(Unsupported("plain is written for sm_121a"))
+    assert [choice.tile for choice in tuned(calls)] == ["right", "right"]
+    broken, failed, *lines = capsys.readouterr().err.splitlines()
+    at = "is left out: at B=1 H=2 S=8 D=64 full bfloat16"
+    assert broken == f"tune: kernel.plain:broken {at}, plain.cu does not compile"
+    assert failed.startswith(f"tune: kernel.plain:wrong {at}, error against float64: ")
+    assert [line.split(",")[0] for line in lines] == ["tune: 1 of 2", "tune: 2 of 2"]
+
+
+def test_who_is_far_slower_does_not_take_the_time_of_the_others(tuned):
+    called = []
+
+    def slow(q, k, v, causal):
+        called.append(1)
+        return takes(20)(q, k, v, causal)
+
+    assert [choice.tile for choice in tuned({"fast": takes(1), "slow": slow})] == ["fast", "fast"]
+    assert len(called) == 2 * (1 + tune.ROUGH_CALLS)
+
+
+def test_a_shape_that_nothing_serves_has_no_choice(tuned, capsys):
+    assert tuned({"elsewhere": fails(Unsupported("no"))}) == []
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == ["tune: 2 of 2, B=1 H=2 S=16 D=64 full bfloat16: nothing serves it"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "capability", "finalists"),
+    [
+        ((["sm_80"], ["sm_80", "sm_90a"], ["sm_90a"]), (9, 0), ["r1", "r2"]),
+        ((["sm_80"], ["sm_80", "sm_90a"], ["sm_90a"]), (8, 0), ["r0", "r1", "r2"]),
+        ((["sm_80"], ["sm_80"], ["sm_90"]), (9, 0), ["r0", "r1", "r2"]),
+    ],
+)
+def test_finalists_are_written_for_this_architecture_if_any_is(tmp_path, monkeypatch, listed, capability, finalists):
+    entries = [rung(name=f"r{number}", architectures=names) for number, names in enumerate(listed)]
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(ladders.write(tmp_path / "kernels", *entries)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    assert [one.name for one in tune.Finalists.of(ladder.load(), CPU).rungs] == finalists
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine of which torch says that it has an H200, with an environment that needs no locking."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(tune.environment, "lock", lambda: None)
+
+
+def test_the_choices_are_written_for_this_device(tuned, gpu, monkeypatch):
+    choices = tuned({"fast": takes(1)})
+    monkeypatch.setattr(tune, "_choices", lambda finalists: iter(choices))
+    assert tune.tune() == tuning.path(HERE)
+    made = tuning.load(HERE)
+    assert made.choices == choices
+    assert (made.torch, made.command, made.clock) == (torch.__version__, "make tune", "device clock, warm cache")
+
+
+def test_without_a_choice_nothing_is_written(tmp_path, gpu, monkeypatch):
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path))
+    monkeypatch.setattr(tune, "_choices", lambda finalists: iter(()))
+    with pytest.raises(UserError, match=r"^no kernel of .*ladder\.toml could be timed on NVIDIA H200$"):
+        tune.tune()
+    monkeypatch.setattr(tune, "_choices", fail_device)
+    with pytest.raises(UserError, match=r"^the device failed \(an illegal access\): nothing was written$"):
+        tune.tune()
+    assert list(tmp_path.iterdir()) == []
+
+
+def fail_device(finalists):
+    raise torch.AcceleratorError("an illegal access\nmore")
+
+
+def test_no_study_and_no_published_run_has_a_shape_that_is_tuned_on():
+    measured = {shape for path in paths.PARAMS.glob("*.yaml") for shape in studies.load(path.stem).shapes}
+    for name, manifest in read.manifests():
+        measured |= set(studies.recorded(manifest | {"name": name}).shapes)
+    assert measured
+    assert not measured & set(tune.SHAPES)
+    assert len(set(tune.SHAPES)) == len(tune.SHAPES)

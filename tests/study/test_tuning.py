@@ -1,0 +1,213 @@
+"""Tunings: which choice is the nearest, what is refused, and what makes a tuning another."""
+
+import json
+
+import ladders
+import pytest
+from ladders import TILE, rung
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
+from attnlab.study import ladder, tuning
+from attnlab.study.shapes import Shape
+from attnlab.study.tuning import Choice, Tuning
+
+H200 = "NVIDIA H200"
+SHORT = TILE | {"name": "short", "longest": 100}
+LONG = TILE | {"name": "long", "shortest": 50}
+
+
+@pytest.fixture(autouse=True)
+def kernels(tmp_path, monkeypatch):
+    """A folder of kernels that stands for the project's: a rung with two tiles, and one with a single tile."""
+    folder = ladders.write(tmp_path / "kernels", rung(SHORT, LONG), rung(name="other"))
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
+    return folder
+
+
+def choice(tile: str = "long", **changes) -> Choice:
+    stated = {"heads": 8, "seq_len": 512, "head_dim": 64, "causal": False, "rung": "plain"}
+    source = ladder.hashes()[f"kernel.{changes.get('rung', 'plain')}"]
+    return Choice(**stated | {"tile": tile, "latency_us": 2.5, "source": source} | changes)
+
+
+def tuned(*choices: Choice, device: str = H200) -> Tuning:
+    return Tuning(device=device, torch="2.11.0", command="make tune", clock="device clock", choices=list(choices))
+
+
+# The nearest choice
+
+
+@pytest.mark.parametrize(
+    ("axes", "heads", "seq_len"),
+    [
+        ({"seq_len": 512}, 8, 512),
+        ({"seq_len": 700}, 8, 512),
+        ({"seq_len": 750}, 8, 1024),  # beyond the geometric mean, 724
+        ({"seq_len": 2000}, 8, 1024),
+        ({"seq_len": 100_000}, 128, 4096),
+        ({"batch": 16, "seq_len": 512}, 128, 512),
+        ({"batch": 4, "heads": 10, "seq_len": 512}, 128, 512),  # beyond 32 heads
+        ({"batch": 3, "heads": 10, "seq_len": 512}, 8, 512),
+        ({"batch": 3, "heads": 10, "seq_len": 760}, 8, 1024),  # 1.9 doublings of heads and 0.4 of length
+    ],
+)
+def test_the_nearest_in_doublings_of_length_and_heads_is_chosen(axes, heads, seq_len):
+    made = tuned(choice(), choice(seq_len=1024), choice(heads=128), choice(heads=128, seq_len=4096))
+    found = made.choice(Shape(**{"batch": 1, "heads": 8, "head_dim": 64} | axes))
+    assert (found.heads, found.seq_len) == (heads, seq_len)
+
+
+def test_only_the_same_head_dim_and_mask_count():
+    far = choice(heads=1, seq_len=64)
+    others = [choice(causal=True), choice(head_dim=128, source="of no matter")]
+    assert tuned(*others, far).choice(Shape(1, 8, 512, 64)) == far
+    with pytest.raises(UserError) as caught:
+        tuned(*others).choice(Shape(1, 8, 512, 64))
+    assert str(caught.value) == f"the tuning of {H200} chose nothing that serves (1, 8, 512, 64) float16"
+
+
+def test_a_tile_that_does_not_serve_the_length_is_passed_over():
+    made = tuned(choice("short", seq_len=96), choice("long", seq_len=512))
+    assert made.choice(Shape(1, 8, 96, 64)).tile == "short"
+    assert made.choice(Shape(1, 8, 100, 64)).tile == "short"
+    assert made.choice(Shape(1, 8, 101, 64)).tile == "long"
+    assert made.choice(Shape(1, 8, 49, 64)).tile == "short"
+    with pytest.raises(UserError, match=r"chose nothing that serves \(1, 8, 49, 64\) float16$"):
+        tuned(choice("long")).choice(Shape(1, 8, 49, 64))
+
+
+def test_a_choice_names_a_rung_and_a_tile():
+    found, tile = choice("short").instance()
+    assert (found, tile) == (ladder.rung("kernel.plain"), ladder.rung("kernel.plain").tiles[0])
+    found, tile = choice("", rung="other").instance()
+    assert (found.name, tile.name) == ("other", "")
+
+
+def test_a_kernel_that_changed_is_not_run_under_an_old_choice(kernels):
+    mine, other = choice(), choice("", rung="other", seq_len=64)
+    gone = [choice("longer"), mine.model_copy(update={"rung": "gone"})]
+    (kernels / "ladder.toml").write_text((kernels / "ladder.toml").read_text().replace('"long"', '"longer"'))
+    for changed in [mine, choice("long"), *gone]:
+        with pytest.raises(UserError, match=r"^kernel\.\w+ changed since it was tuned: run `make tune`$"):
+            changed.instance()
+    with pytest.raises(UserError, match=r"^kernel\.plain changed since it was tuned: run `make tune`$"):
+        tuned(mine, other).choice(Shape(1, 8, 512, 64))
+    assert tuned(mine, other).choice(Shape(1, 8, 64, 64)) == other
+
+
+# Its file
+
+
+def test_a_device_has_its_file(kernels):
+    made = tuned(choice(), choice("short", seq_len=64))
+    path = tuning.write(made)
+    assert path == kernels / "tuned" / "nvidia-h200.json" == tuning.path(" NVIDIA  H200")
+    assert tuning.load(H200) == made
+    tuning.write(tuned(choice()))
+    assert tuning.load(H200) == tuned(choice())
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_device_without_a_file_says_what_to_do():
+    tuning.write(tuned(choice()))
+    with pytest.raises(UserError, match=r"^no tuning for NVIDIA L4: run `make tune`$"):
+        tuning.load("NVIDIA L4")
+
+
+def stated(**changes) -> dict:
+    first = json.loads(choice().model_dump_json())
+    whole = json.loads(tuned().model_dump_json()) | {"choices": [first]}
+    return {key: value for key, value in (whole | changes).items() if value is not ...}
+
+
+def with_choice(**changes) -> dict:
+    (first,) = stated()["choices"]
+    return stated(choices=[{key: value for key, value in (first | changes).items() if value is not ...}])
+
+
+BAD = {
+    "torn": (lambda: json.dumps(stated())[:99], "is no tuning: `make tune` writes one"),
+    "no text": (lambda: b"\xff\xfe", "is no tuning: `make tune` writes one"),
+    "a list": (lambda: [1], "is no tuning: input should be a valid dictionary or instance of Tuning, not [1]"),
+    "a newer version": (lambda: stated(version=2), "is no tuning: version: input should be 1, not 2"),
+    "a field missing": (lambda: stated(clock=...), "is no tuning: the field 'clock' is missing"),
+    "a field too many": (
+        lambda: stated(devise="x"),
+        "is no tuning: unknown field 'devise'; fields are version, device, torch, command, clock, choices; did you "
+        "mean 'device'?",
+    ),
+    "no size": (
+        lambda: with_choice(heads=0),
+        "is no tuning: choices.0.heads: input should be greater than or equal to 1, not 0",
+    ),
+    "no latency": (
+        lambda: with_choice(latency_us=0.0),
+        "is no tuning: choices.0.latency_us: input should be greater than 0, not 0.0",
+    ),
+    "no tile": (lambda: with_choice(tile=...), "is no tuning: the field 'choices.0.tile' is missing"),
+    "a shape twice": (
+        lambda: stated(choices=2 * stated()["choices"]),
+        "is no tuning: choices.1 is for the shape of an earlier one: leave one",
+    ),
+    "another device": (
+        lambda: stated(device="NVIDIA L4"),
+        "was made on NVIDIA L4, and this is NVIDIA H200: run `make tune`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), BAD.values(), ids=BAD)
+def test_a_file_that_is_no_tuning_is_told_in_a_line(content, said):
+    path = tuning.path(H200)
+    path.parent.mkdir()
+    written = content()
+    path.write_bytes(
+        written
+        if isinstance(written, bytes)
+        else written.encode()
+        if isinstance(written, str)
+        else json.dumps(written).encode()
+    )
+    with pytest.raises(UserError) as caught:
+        tuning.load(H200)
+    assert str(caught.value) == f"{paths.shown(path)} {said}"
+
+
+def test_a_file_that_can_not_be_read_is_told():
+    tuning.path(H200).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"nvidia-h200\.json can't be read: Is a directory$"):
+        tuning.load(H200)
+
+
+# What makes it another
+
+
+def test_the_best_is_its_file_and_the_kernels_that_it_names(kernels):
+    names = ["sdpa.auto", "kernel.plain", "kernel.best", "kernel.gone"]
+    plain = ladder.hashes()["kernel.plain"]
+    assert tuning.hashes(names, H200) == {"kernel.plain": plain}
+    path = tuning.write(tuned(choice()))
+    before = tuning.hashes(names, H200)
+    assert list(before) == ["kernel.plain", "kernel.best"]
+    assert tuning.hashes(["kernel.plain"], H200) == {"kernel.plain": plain}
+    assert tuning.hashes(names, "NVIDIA L4") == {"kernel.plain": plain}
+    seen = {before["kernel.best"]}
+    whole = (kernels / "ladder.toml").read_text()
+    # A rung that it doesn't name makes no difference.
+    ladders.write(kernels, rung(SHORT, LONG), rung(name="other", title="another"))
+    assert tuning.hashes(names, H200) == before
+    ladders.write(kernels, rung(SHORT, LONG, title="another"), rung(name="other"))
+    seen.add(tuning.hashes(names, H200)["kernel.best"])
+    (kernels / "ladder.toml").write_text(whole)
+    path.write_bytes(path.read_bytes() + b"\n")
+    seen.add(tuning.hashes(names, H200)["kernel.best"])
+    assert len(seen) == 3
+
+
+def test_a_broken_tuning_matters_only_to_those_who_name_the_best():
+    tuning.path(H200).parent.mkdir()
+    tuning.path(H200).write_text("{")
+    assert list(tuning.hashes(["kernel.plain"], H200)) == ["kernel.plain"]
+    with pytest.raises(UserError, match=r"is no tuning: `make tune` writes one$"):
+        tuning.hashes(["kernel.best"], H200)
