@@ -78,6 +78,14 @@ show("profile.traffic")
 show("profile.bottlenecks")
 
 # %% [markdown]
+# ## The distance to the floor
+#
+# What a call takes beyond its floor, as a sum of parts with names.
+
+# %%
+show("profile.beyond")
+
+# %% [markdown]
 # ## From rung to rung
 #
 # Cycles issued and cycles waited add up to the cycles of the call, so the difference between two rungs splits into the same

@@ -471,6 +471,9 @@ show("profile.schedulers")
 # %%
 show("profile.bottlenecks")
 
+# %%
+show("profile.beyond")
+
 # %% [markdown]
 # ## Errors
 

@@ -76,13 +76,13 @@ TARGET = Shape(32, 8, 512, 64)
 
 
 def on_h200(name: str) -> inferred.Profile:
-    rows = counters.parse((PRINTED / f"ncu_{name}.csv").read_text())
+    rows = counters.parse((PRINTED / f"ncu_{name}.csv").read_text())[0]
     wide = rows.pivot(index="launch", columns="metric", values="value")
     return inferred.Profile(name, wide.assign(function=rows.groupby("launch")["function"].first()))
 
 
 def test_what_ncu_printed_is_read():
-    rows = counters.parse((PRINTED / "ncu_flash.csv").read_text()).set_index("metric")
+    rows = counters.parse((PRINTED / "ncu_flash.csv").read_text())[0].set_index("metric")
     assert set(rows["launch"]) == {0}
     assert rows["function"].iloc[0].startswith("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128")
     assert rows.loc["gpu__time_duration.sum", ["unit", "value"]].tolist() == ["ns", 71104]
@@ -198,6 +198,27 @@ def test_the_findings_tell_busy_units_from_latency():
         "stays below that, the largest loss, in % of the cycles: waiting for global memory in `sdpa.auto` (45 %) and "
         "`sdpa.math` (56 %)."
     )
+
+
+def test_what_lies_beyond_the_floor_adds_up_to_the_latency():
+    auto = of("sdpa.auto")  # 200 of 1000 cycles without work; warps wait 3 to 1 for global memory and a barrier
+    assert inferred.beyond_us(auto, 100.0, 40.0) == pytest.approx(
+        {inferred.IDLE: 20.0, "global memory": 30.0, "a barrier of the CTA": 10.0}
+    )
+    assert inferred.beyond_us(auto, 100.0, 95.0) == pytest.approx(
+        {inferred.IDLE: 5.0, "global memory": 0.0, "a barrier of the CTA": 0.0}
+    )
+    assert inferred.beyond_us(auto, 40.0, 40.0) == {}
+
+
+def test_the_distance_to_the_floor_is_a_table_for_each_shape():
+    results = profiled()
+    tables = profile.beyond(results).parts
+    (table,) = tables.values()
+    assert results.study.target_shape.label in table.caption
+    for _, row in table.frame.iterrows():
+        median, *parts = (float(cell.replace(",", "")) for cell in row.iloc[1:])
+        assert sum(parts) == pytest.approx(median, rel=0.02)
 
 
 @pytest.mark.parametrize("draw", [profile.units, profile.schedulers])

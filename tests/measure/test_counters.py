@@ -30,7 +30,7 @@ def printed(*rows: list[str], before: str = "==PROF== Connected to process 7\n")
 
 
 def test_the_counters_are_read_with_their_units_and_launches():
-    rows = counters.parse(printed(HEADER, UNITS, FIRST, SECOND))
+    (rows,) = counters.parse(printed(HEADER, UNITS, FIRST, SECOND))
     assert rows.to_dict("list") == {
         "function": ["void flash<64, (bool)0>(Params)"] * 2 + ["second"],
         "launch": [0, 0, 1],
@@ -41,8 +41,17 @@ def test_the_counters_are_read_with_their_units_and_launches():
 
 
 def test_what_the_profiled_process_says_is_passed_over():
-    rows = counters.parse(printed(HEADER, UNITS, before="a warning\n") + "another\n" + printed(FIRST, before=""))
+    (rows,) = counters.parse(printed(HEADER, UNITS, before="a warning\n") + "another\n" + printed(FIRST, before=""))
     assert rows["value"].tolist() == [47616, 83000.5]
+
+
+def test_calls_are_told_apart_by_what_separates_them():
+    waits = ["0", "void at::cuda::spin_kernel(long)", "(1, 1, 1)", "10", "10", "1"]
+    first, second = counters.parse(printed(HEADER, UNITS, FIRST, waits, SECOND, FIRST, waits))
+    assert first["function"].unique().tolist() == ["void flash<64, (bool)0>(Params)"]
+    assert second["launch"].tolist() == [0, 1, 1]
+    with pytest.raises(counters.Refused):
+        counters.parse(printed(HEADER, UNITS, FIRST, waits, waits))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +160,39 @@ def test_what_every_replicate_measured_is_profiled_once(begun, ncu, tmp_path):
     assert 'python -m attnlab.measure.instruments.counters IMPLEMENTATION \'{"batch": 1' in told["command"]
     counters.take(begun, tiny_study(), "cuda")
     assert len((tmp_path / "asked").read_text().splitlines()) == 2
+
+
+def test_beyond_the_target_what_is_far_slower_is_not_counted(begin, ncu, tmp_path):
+    study = tiny_study(counted=[tiny_study().target | {"seq_len": 16}])
+    name = begin(study)
+    for table, key, rows in small.blocks(study, study.subjects):
+        if table == "samples":
+            rows["latency_us"] *= rows["implementation"].map(lambda one: 3.0 if one == "sdpa.math" else 1.0)
+        write.add_part(name, table, key, rows)
+    waits = ["1", "void at::cuda::spin_kernel(long)", "(1, 1, 1)", "10", "10", "1"]
+    both = printed(HEADER, UNITS, FIRST, waits, SECOND, waits)
+    one = printed(HEADER, UNITS, FIRST, waits)
+    ncu(f"""echo "$*" >> {tmp_path}/asked
+case "$*" in *sdpa.math*) cat <<'END'
+{one}END
+;; *) cat <<'END'
+{both}END
+;; esac
+""")
+    assert counters.take(name, study, "cuda")["why"] == ""
+    rows = read.load(name).profile
+    shapes = rows.groupby("implementation")["seq_len"].agg(lambda column: sorted(set(column)))
+    assert shapes.to_dict() == {"sdpa.auto": [16, 32], "sdpa.flash": [16, 32], "sdpa.math": [32]}
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [line.count('"seq_len"') for line in asked] == [2, 2, 1]
+
+
+def test_a_call_that_was_not_counted_costs_those_of_its_process(ncu):
+    ncu(PRINT)
+    study = tiny_study()
+    shapes = [study.target_shape, study.target_shape.resized(seq_len=16)]
+    with pytest.raises(counters.Refused, match=r"^1 of 2 calls were counted$"):
+        counters.counters(os.environ["ATTNLAB_NCU"], "sdpa.auto", shapes)
 
 
 def test_what_ncu_can_not_do_costs_its_own_counters_alone(begun, ncu):

@@ -22,7 +22,7 @@ SHAPE = Shape(8, 8, 512, 64)
 
 @cache
 def counted(name: str) -> pd.DataFrame:
-    return instruments_counters.counters(str(NCU), name, SHAPE)
+    return instruments_counters.counters(str(NCU), name, [SHAPE])
 
 
 def counters(name: str) -> infer_counters.Profile:
@@ -71,4 +71,4 @@ def test_a_rung_is_profiled_as_what_it_is(rung):
 
 def test_a_case_that_can_not_run_is_refused_in_one_line():
     with pytest.raises(instruments_counters.Refused, match=r"^[^\n]+$"):
-        instruments_counters.counters(str(NCU), "sdpa.flash", Shape(1, 1, 64, 64, dtype="float32"))
+        instruments_counters.counters(str(NCU), "sdpa.flash", [Shape(1, 1, 64, 64, dtype="float32")])

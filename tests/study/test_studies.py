@@ -50,6 +50,13 @@ def test_gpu_holds_short_long_and_causal_ones():
     ]
 
 
+def test_counters_are_of_the_target_and_of_what_is_named_besides():
+    study = studies.load("gpu")
+    assert study.counted_shapes == [
+        study.target_shape, Shape(32, 8, 8192, 64), Shape(32, 8, 2048, 64, causal=True)
+    ]  # fmt: skip
+
+
 def test_gpu_holds_every_rung_and_every_backend():
     study = studies.load("gpu")
     rungs = [rung.implementation for rung in ladder.load(paths.ROOT / "kernels")]
@@ -132,6 +139,7 @@ TWENTY_THOUSAND = {
         ({"baseline": "sdpa.cudnn"}, "the baseline sdpa.cudnn is not among the implementations"),
         ({"baseline": "sdp.auto"}, "unknown implementation 'sdp.auto'"),
         ({"target": TINY["target"] | {"seq_len": 48}}, "no sweep holds the target B=1 H=4 S=48 D=64 full float32"),
+        ({"counted": [TINY["target"] | {"seq_len": 48}]}, "counted: no sweep holds B=1 H=4 S=48 D=64 full float32"),
         ({"target": TINY["target"] | {"seq_len": "long"}}, "target: seq_len must be a positive integer, not 'long'"),
         ({"sweeps": {"seq_len": LENGTHS | {"dtype": "half"}}}, "sweeps.seq_len: unknown dtype 'half'"),
         ({"sweeps": {"seq_len": LENGTHS | {"dtype": [["float32"]]}}}, "sweeps.seq_len: unknown dtype ['float32']"),

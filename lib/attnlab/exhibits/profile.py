@@ -12,6 +12,8 @@ wait only then (section "Warp State Statistics"). So units from `SATURATED_PCT` 
 first; then the largest losses: reasons to wait, multiprocessors without work, bank conflicts.
 """
 
+from collections import Counter
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -19,7 +21,7 @@ from matplotlib.axes import Axes
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Figure, Prose, Table
+from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.infer.counters import (
     IDLE,
     ISSUED,
@@ -27,19 +29,23 @@ from attnlab.infer.counters import (
     TOP,
     UNITS,
     Profile,
+    beyond_us,
     count,
+    counted_shapes,
     has_counters,
     of,
 )
 from attnlab.infer.results import Results
 from attnlab.runs import metrics
 from attnlab.runs.metrics import CYCLES
+from attnlab.study.shapes import Shape
 
 NAME = 24
 """The length of a kernel's name in a table of many columns."""
 HEADINGS = {"exponentials (XU)": "exp.\n(XU)", "load/store (LSU)": "load/\nstore", "L1 and shared": "L1,\nshared"}
 LIMITS = {"registers": "registers", "shared_mem": "shared", "warps": "warps", "blocks": "CTAs"}
 SHOWN_WAITS = 5
+FAR = 4
 COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 
 
@@ -126,6 +132,39 @@ def bottlenecks(results: Results) -> Table:
         "In these cycles every warp of a scheduler waited; they are divided by what the warps waited for."
     )
     return Table(pd.DataFrame(rows), "The first three bottlenecks, ranked by the counters.", note)
+
+
+@exhibit("profile.beyond", where=has_counters)
+def beyond(results: Results) -> Group:
+    """How far each implementation is from its floor, as a sum of named parts, at each shape that was counted."""
+    return Group({str(number): _beyond(results, shape) for number, shape in enumerate(counted_shapes(results))})
+
+
+def _beyond(results: Results, shape: Shape) -> Table:
+    found: dict[str, tuple[float, float, dict[str, float]]] = {}
+    for profile in of(results, shape):
+        row = results.row(profile.implementation, shape)
+        latency_us, floor_us = float(row["median_us"]), float(row["floor_us"])
+        if latency_us <= FAR * floor_us:
+            parts = beyond_us(profile, latency_us, floor_us)
+            found[profile.implementation] = latency_us, floor_us, parts
+    totals: Counter[str] = Counter()
+    for *_, parts in found.values():
+        totals.update({what: us for what, us in parts.items() if what != IDLE})
+    shown = [IDLE, *(what for what, _ in totals.most_common(SHOWN_WAITS))]
+    rows = []
+    for name, (latency_us, floor_us, parts) in found.items():
+        named = {what: parts.get(what, 0.0) for what in shown}
+        others = sum(parts.values()) - sum(named.values())
+        cells = {"median": latency_us, "floor": floor_us} | named | {"other waits": others}
+        rows.append({"implementation": name} | {what: formats.number(us) for what, us in cells.items()})
+    note = (
+        "Median = floor + all columns to its right: first the time in which a multiprocessor had no work, then the "
+        "rest by what warps waited for, in proportion to the counters' cycles in which every warp of a scheduler "
+        f"waited. Without what takes more than {FAR} times its floor."
+    )
+    caption = f"The distance to the floor at {shape.label} in µs; {results.headline.words}."
+    return Table(pd.DataFrame(rows), caption, note)
 
 
 @exhibit("profile.steps", where=has_counters)

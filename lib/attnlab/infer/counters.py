@@ -12,6 +12,7 @@ from attnlab.infer.results import Results
 from attnlab.runs import metrics
 from attnlab.runs.metrics import CYCLES
 from attnlab.runs.schema import is_of
+from attnlab.study.shapes import Shape
 
 SATURATED_PCT = 60
 """From this share of its peak on, a unit counts as a bottleneck; below it, what the warps wait for does."""
@@ -142,13 +143,13 @@ class Profile:
         return losses
 
 
-def of(results: Results) -> list[Profile]:
-    """The profiles of the target, in the order of the study.
+def of(results: Results, shape: Shape | None = None) -> list[Profile]:
+    """The profiles at a shape, by default the target, in the order of the study.
 
     Raises:
-        NotMeasured: the run holds no counters; the message has the manifest's reason.
+        NotMeasured: the run holds no counters there; the message has the manifest's reason.
     """
-    rows = rows_of(results)
+    rows = rows_of(results, shape or results.study.target_shape)
     if rows.empty:
         raise NotMeasured(f"No counters were recorded, so there is no profile: {_why(results)}")
     found = []
@@ -161,13 +162,33 @@ def of(results: Results) -> list[Profile]:
 
 def has_counters(results: Results) -> bool:
     """Whether anything was profiled."""
-    return len(rows_of(results)) > 0
+    return len(rows_of(results, results.study.target_shape)) > 0
 
 
-def rows_of(results: Results) -> pd.DataFrame:
-    """The counters at the target, a row for each launch and metric."""
+def counted_shapes(results: Results) -> list[Shape]:
+    """The shapes at which anything was profiled."""
+    return [shape for shape in results.study.counted_shapes if len(rows_of(results, shape))]
+
+
+def rows_of(results: Results, shape: Shape) -> pd.DataFrame:
+    """The counters at a shape, a row for each launch and metric."""
     rows = results.run.profile
-    return rows[is_of(rows, results.study.target_shape)] if len(rows) else rows
+    return rows[is_of(rows, shape)] if len(rows) else rows
+
+
+def beyond_us(profile: Profile, latency_us: float, floor_us: float) -> dict[str, float]:
+    """The time of a call beyond its floor, in µs, by what happened in it; the parts add up to it.
+
+    First comes the time in which a multiprocessor had no work. The rest is divided by what warps waited for, in
+    proportion to the cycles in which every warp of a scheduler waited. It is empty if the floor is not below.
+    """
+    beyond = latency_us - floor_us
+    if not beyond > 0:
+        return {}
+    idle_us = min(beyond, profile.cycles_pct.get(IDLE, 0.0) / 100 * latency_us)
+    waits = {what: cycles for what, cycles in profile.cycles.items() if what not in (ISSUED, IDLE)}
+    everything = sum(waits.values())
+    return {IDLE: idle_us} | {what: (beyond - idle_us) * cycles / everything for what, cycles in waits.items()}
 
 
 def _cycles(launch: pd.Series) -> dict[str, float]:

@@ -52,10 +52,11 @@ class Timing(BaseModel):
 class Study(BaseModel):
     """What a run measures, as a file in notebooks/params/ states it.
 
-    A sweep is a mapping of axes, or a list of such mappings; lists of values are multiplied out. If one call of a case
-    takes longer than `longest_call_ms`, the case is checked but not timed. With `panel`, a run on a GPU ends with a
-    panel that times the same calls with every available clock, and with loads without pause; this takes about a minute.
-    After its shapes, a replicate answers `stream` requests of random shapes.
+    Nsight Compute counts one call of each implementation at the target, and at the shapes `counted`, of those that are
+    not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
+    multiplied out. If one call of a case takes longer than `longest_call_ms`, the case is checked but not timed. With
+    `panel`, a run on a GPU ends with a panel that times the same calls with every available clock, and with loads
+    without pause; this takes about a minute. After its shapes, a replicate answers `stream` requests of random shapes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -65,6 +66,7 @@ class Study(BaseModel):
     implementations: Annotated[list[str], Field(min_length=1)]
     baseline: str
     target: Block
+    counted: list[Block] = []
     timings: Annotated[list[Timing], Field(min_length=1)]
     samples: Annotated[int, Field(ge=2, le=MOST_SAMPLES)] = 100
     replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 1
@@ -97,6 +99,8 @@ class Study(BaseModel):
             raise UserError(f"{exact[0]}: float64 is the oracle's own dtype and can't be checked against it")
         if self.target_shape not in self.shapes:
             raise UserError(f"no sweep holds the target {self.target_shape}")
+        if lacking := [shape for shape in self.counted_shapes if shape not in self.shapes]:
+            raise UserError(f"counted: no sweep holds {lacking[0]}")
         return self
 
     @property
@@ -112,6 +116,12 @@ class Study(BaseModel):
     def target_shape(self) -> Shape:
         """The shape of the report's headline."""
         return _shape(self.target, "target")
+
+    @property
+    def counted_shapes(self) -> list[Shape]:
+        """The target, and the other shapes at which Nsight Compute counts a call."""
+        others = [_shape(block, f"counted.{number}") for number, block in enumerate(self.counted)]
+        return list(dict.fromkeys([self.target_shape, *others]))
 
     def sweep(self, name: str) -> list[Shape]:
         """The shapes of one sweep, in the order stated."""

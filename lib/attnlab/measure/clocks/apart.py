@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from attnlab.measure.clocks import canary, ours, warm
-from attnlab.measure.clocks.traced import SEPARATOR
 from attnlab.measure.instruments import devices, environment, tool
 from attnlab.measure.instruments.tool import PLAN, Refused
 from attnlab.measure.subjects.case import Case
@@ -75,15 +74,9 @@ def _plan(printed: str) -> list[dict[str, Any]]:
 
 def _calls(printed: str) -> list[list[dict[str, float]]]:
     """The launches that ncu printed, a list for each call."""
-    calls: list[list[dict[str, float]]] = []
-    current: list[dict[str, float]] = []
-    for launch in tool.ncu_rows(printed)[1]:
-        if SEPARATOR in launch["Kernel Name"]:
-            calls.append(current)
-            current = []
-        else:
-            current.append({name: tool.to_number(launch[name]) for name in (metrics.DURATION, metrics.DRAM_READ)})
-    return calls
+    names = (metrics.DURATION, metrics.DRAM_READ)
+    calls = tool.ncu_calls(printed)[1]
+    return [[{name: tool.to_number(launch[name]) for name in names} for launch in call] for call in calls]
 
 
 def _of_nvbench(cases: Cases) -> list[Row]:

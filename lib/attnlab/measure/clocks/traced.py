@@ -11,9 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import inspection
-
-SEPARATOR = "spin_kernel"
-"""The kernel that `torch.cuda._sleep` launches: it stands before and after each piece of work."""
+from attnlab.measure.instruments.tool import SEPARATOR
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 LONGEST_REASON = 200
+SEPARATOR = "spin_kernel"
+"""The kernel that `torch.cuda._sleep` launches: it separates calls where kernels are traced or counted."""
 PLAN = "plan: "
 """The start of the lines in which a process of ours tells the one that started it what it does."""
 
@@ -36,8 +38,10 @@ def ncu_options(metrics: Iterable[str]) -> list[str]:
     return [*options.split(), "--metrics", ",".join(metrics)]
 
 
-def ncu_rows(printed: str) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """The units and the launches in the raw CSV that ncu printed, by the names in its header.
+def ncu_calls(printed: str) -> tuple[dict[str, str], list[list[dict[str, str]]]]:
+    """The units in the raw CSV that ncu printed, and the launches of each call, by the names in its header.
+
+    A call ends with a launch of `SEPARATOR`, or with the last launch.
 
     Raises:
         Refused: it printed no such table; the message is what it said instead.
@@ -47,8 +51,15 @@ def ncu_rows(printed: str) -> tuple[dict[str, str], list[dict[str, str]]]:
     lines = [line for line in table.splitlines() if line.startswith('"')]
     if len(lines) < 2:
         raise Refused(reason(printed))
-    header, units, *launches = csv.reader(lines)
-    return dict(zip(header, units, strict=False)), [dict(zip(header, row, strict=False)) for row in launches]
+    header, units, *rows = csv.reader(lines)
+    calls: list[list[dict[str, str]]] = [[]]
+    for row in rows:
+        launch = dict(zip(header, row, strict=False))
+        if SEPARATOR in launch.get("Kernel Name", ""):
+            calls.append([])
+        else:
+            calls[-1].append(launch)
+    return dict(zip(header, units, strict=False)), calls if calls[-1] else calls[:-1]
 
 
 def output(command: list[str], timeout_s: float) -> str:
