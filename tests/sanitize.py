@@ -1,11 +1,14 @@
-"""Runs every tile of the ladder's kernels once for each mask, at lengths that are no multiple of a tile.
+"""Every kernel of the ladder under compute-sanitizer's memcheck and racecheck: `make sanitize`.
 
-`make sanitize` runs this under compute-sanitizer's memcheck and racecheck. Only the kernels run on the GPU: inputs are
-drawn, and outputs are checked, on the CPU. torch must not cache memory (PYTORCH_NO_CUDA_MEMORY_CACHING=1); otherwise,
-an access beyond the end of a tensor can hit memory that is still allocated.
+Each rung runs under each tool in a process of its own, which is ended after `LIMIT_S`. There, every tile runs once for
+each mask, at lengths that are no multiple of a tile. Only the kernels run on the GPU: inputs are drawn, and outputs are
+checked, on the CPU. torch must not cache memory; otherwise, an access beyond the end of a tensor can hit memory that is
+still allocated.
 """
 
 import os
+import signal
+import subprocess
 import sys
 from itertools import product
 
@@ -14,41 +17,60 @@ import torch
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.study import ladder
+from attnlab.study.ladder import Rung
 from attnlab.study.shapes import Shape
 
+TOOLS = ("memcheck", "racecheck")
+LIMIT_S = 180
 # One row more than a tile, one row less than two tiles, and several tiles with a remainder.
 LENGTHS = (65, 127, 300)
+UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
-def main() -> int:
-    """Run every kernel; returns the number of outputs that are not finite."""
-    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
-        print("sanitize: set PYTORCH_NO_CUDA_MEMORY_CACHING=1, or overruns are hidden", file=sys.stderr)
-        return 1
+def main(names: list[str]) -> int:
+    """Run the rung that is named, or every rung under each tool; returns how many runs were not clean."""
     if not torch.cuda.is_available():
         print("sanitize: torch sees no NVIDIA GPU here", file=sys.stderr)
         return 1
-    wrong, ran = 0, 0
-    for rung in ladder.load():
-        for tile in rung.tiles:
-            kernel = rungs.pinned(rung, tile)
-            for mask, length in product(tile.masks, LENGTHS):
-                causal, seq_len = mask == ladder.MASKS[True], max(tile.shortest, min(length, tile.longest or length))
-                shape = Shape(1, 2, seq_len, tile.head_dim, causal, rung.dtypes[0])
-                q, k, v = (x.cuda() for x in inputs.draw(shape, seq_len, torch.device("cpu")))
-                print(f"{kernel.name} at {shape}", flush=True)
-                try:
-                    output = kernel.call(q, k, v, causal).cpu()
-                except Unsupported as error:
-                    print(f"{kernel.name}: skipped: {error}")
-                    continue
-                ran += 1
-                if not output.isfinite().all():
-                    wrong += 1
-                    print(f"{kernel.name} at {shape}: not finite", file=sys.stderr)
-    print(f"{ran} launches, {wrong} of them with outputs that are not finite")
+    if names:
+        return run(ladder.rung(names[0]))
+    return sum(not clean(tool, rung) for tool, rung in product(TOOLS, ladder.load()))
+
+
+def clean(tool: str, rung: Rung) -> bool:
+    """Whether a tool finds nothing in any tile of a rung, within the time; prints what it found."""
+    options = ["--report-api-errors", "no", "--error-exitcode", "1", "--print-limit", "20"]
+    command = ["compute-sanitizer", "--tool", tool, *options, sys.executable, __file__, rung.implementation]
+    print(f"{tool}, {rung.implementation}", flush=True)
+    process = subprocess.Popen(command, env=os.environ | UNCACHED, start_new_session=True)
+    try:
+        return process.wait(LIMIT_S) == 0
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        print(f"{tool}, {rung.implementation}: not done after {LIMIT_S} s", file=sys.stderr, flush=True)
+        return False
+
+
+def run(rung: Rung) -> int:
+    """Run every tile of a rung; returns the number of outputs that are not finite."""
+    wrong = 0
+    for tile in rung.tiles:
+        kernel = rungs.pinned(rung, tile)
+        for mask, length in product(tile.masks, LENGTHS):
+            causal, seq_len = mask == ladder.MASKS[True], max(tile.shortest, min(length, tile.longest or length))
+            shape = Shape(1, 2, seq_len, tile.head_dim, causal, rung.dtypes[0])
+            q, k, v = (x.cuda() for x in inputs.draw(shape, seq_len, torch.device("cpu")))
+            print(f"{kernel.name} at {shape}", flush=True)
+            try:
+                output = kernel.call(q, k, v, causal).cpu()
+            except Unsupported as error:
+                print(f"{kernel.name}: skipped: {error}")
+                break
+            if not output.isfinite().all():
+                wrong += 1
+                print(f"{kernel.name} at {shape}: not finite", file=sys.stderr)
     return wrong
 
 
 if __name__ == "__main__":
-    sys.exit(min(main(), 1))
+    sys.exit(min(main(sys.argv[1:]), 1))
