@@ -141,29 +141,29 @@ def beyond(results: Results) -> Group:
 
 
 def _beyond(results: Results, shape: Shape) -> Table:
-    found: dict[str, tuple[float, float, dict[str, float]]] = {}
+    floor_us = float(results.row(results.study.baseline, shape)["floor_us"])
+    found: dict[str, tuple[float, dict[str, float]]] = {}
     for profile in of(results, shape):
-        row = results.row(profile.implementation, shape)
-        latency_us, floor_us = float(row["median_us"]), float(row["floor_us"])
+        latency_us = float(results.row(profile.implementation, shape)["median_us"])
         if latency_us <= FAR * floor_us:
-            parts = beyond_us(profile, latency_us, floor_us)
-            found[profile.implementation] = latency_us, floor_us, parts
+            found[profile.implementation] = latency_us, beyond_us(profile, latency_us, floor_us)
     totals: Counter[str] = Counter()
-    for *_, parts in found.values():
+    for _, parts in found.values():
         totals.update({what: us for what, us in parts.items() if what != IDLE})
     shown = [IDLE, *(what for what, _ in totals.most_common(SHOWN_WAITS))]
     rows = []
-    for name, (latency_us, floor_us, parts) in found.items():
+    for name, (latency_us, parts) in found.items():
         named = {what: parts.get(what, 0.0) for what in shown}
         others = sum(parts.values()) - sum(named.values())
-        cells = {"median": latency_us, "floor": floor_us} | named | {"other waits": others}
+        cells = {"median": latency_us} | named | {"other waits": others}
         rows.append({"implementation": name} | {what: formats.number(us) for what, us in cells.items()})
     note = (
-        "Median = floor + all columns to its right: first the time in which a multiprocessor had no work, then the "
-        "rest by what warps waited for, in proportion to the counters' cycles in which every warp of a scheduler "
-        f"waited. Without what takes more than {FAR} times its floor."
+        "The median is the floor and all columns to its right: first the time in which a multiprocessor had no work, "
+        "then the rest by what warps waited for, in proportion to the counters' cycles in which every warp of a "
+        f"scheduler waited. Without what takes more than {FAR} times its floor."
     )
-    caption = f"The distance to the floor at {shape.label} in µs; {results.headline.words}."
+    floor = formats.number(floor_us)
+    caption = f"The distance to the floor of {floor} µs at {shape.label}, in µs; {results.headline.words}."
     return Table(pd.DataFrame(rows), caption, note)
 
 
