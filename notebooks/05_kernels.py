@@ -59,6 +59,9 @@ show("kernels.ladder")
 # %%
 show("kernels.standing")
 
+# %%
+show("kernels.carried")
+
 # %% [markdown]
 # All lengths, with every implementation, are on [02_baseline](#baseline.latency), and cases without a
 # latency on [01_environment](#environment.cases).

@@ -323,6 +323,9 @@ show("kernels.climb")
 show("kernels.ladder")
 
 # %%
+show("kernels.carried")
+
+# %%
 show("kernels.compiled")
 
 # %%

@@ -19,7 +19,9 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.study import studies
 
-SHOWN = [id for id in catalogue.every() if id.startswith("kernels.") and id != "kernels.overview"]
+ELSEWHERE = ("kernels.overview", "kernels.carried")
+"""What other tests look at: it is shown without kernels too, or only beside a run on another device."""
+SHOWN = [id for id in catalogue.every() if id.startswith("kernels.") and id not in ELSEWHERE]
 BEFORE = {"tiled": "naive", "mma": "tiled", "swizzled": "mma"}
 """The rungs of which the one before has a latency at the target, too."""
 

@@ -1,0 +1,69 @@
+"""A lead on one device and on another: fast and slow kernels that were chosen to lead, to lag, or to do neither."""
+
+import pandas as pd
+import pytest
+import synthetic
+from synthetic import LADDER, LONG, ORDINARY, SHORT, TARGET, Recipe
+
+from attnlab.exhibits.kernels import carried as shown
+from attnlab.infer import carried, cases
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.runs import read
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture(autouse=True)
+def folder():
+    """Runs are kept in a folder of this test's own."""
+    with synthetic.folders():
+        yield
+
+
+def record(name: str, wgmma: dict, device: str = "NVIDIA H200") -> None:
+    """A run of the ladder in which rung 6 takes so many times as long as sdpa.flash, by shape."""
+    pace = {
+        (kernel, shape): 100.0 * (times if kernel == "kernel.wgmma" else 1.0)
+        for shape, times in wgmma.items()
+        for kernel in ("kernel.wgmma", "sdpa.flash")
+    }
+    slower = {(name, shape): 1000.0 for shape in wgmma for name in LADDER.stated["implementations"]}
+    synthetic.write(name, Recipe(device, LADDER.study, fates={}, latencies_us=slower | pace))
+
+
+def bare(name: str) -> Results:
+    """A run without inference: a lead rests on samples alone."""
+    return Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS))
+
+
+def test_a_lead_has_one_sign_another_or_none_on_another_device():
+    record("here", {TARGET: 0.8, LONG: 0.8, SHORT: 1.0})
+    record("there", {TARGET: 0.9, LONG: 1.25, SHORT: 0.8}, H100)
+    found = carried.find(bare("here"))
+    assert found.there.run.name == "there"
+    here, there = found.leads[TARGET]
+    assert (here.kernel, here.over, there.over) == ("kernel.wgmma", "sdpa.flash", "sdpa.flash")
+    assert here.ratio.estimate == pytest.approx(1.25, rel=0.01)
+    assert there.ratio.estimate == pytest.approx(1 / 0.9, rel=0.01)
+    assert [found.sign(shape) for shape in (TARGET, LONG, SHORT)] == [carried.SAME, carried.DIFFERENT, carried.OPEN]
+    assert len(found.leads) == len(bare("here").study.shapes)
+
+
+def test_where_the_devices_disagree_is_said():
+    record("here", {TARGET: 0.8, LONG: 0.8})
+    record("there", {TARGET: 0.9, LONG: 1.25}, H100)
+    words, table = shown.shown(bare("here")).parts.values()
+    assert f"**The two devices disagree at {LONG.label}.**" in words.markdown
+    frame = table.frame.set_index("shape")
+    assert frame.loc[LONG.label, "H100 80GB HBM3"] == "kernel.wgmma over sdpa.flash"
+    assert frame.loc[LONG.label, "sign"] == "different"
+    assert frame.loc[TARGET.label, "ratio, H200"].startswith("1.25")
+
+
+def test_a_device_of_the_same_name_or_without_kernels_is_no_other():
+    record("here", {TARGET: 0.8})
+    record("again", {TARGET: 0.8})
+    synthetic.write("peers", Recipe(H100, ORDINARY.study))
+    with pytest.raises(NotMeasured, match=r"^No complete run on another device shares a shape at which"):
+        carried.find(bare("here"))
