@@ -5,24 +5,24 @@ import pandas as pd
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
-from attnlab.infer import carried
-from attnlab.infer.carried import Carried
+from attnlab.infer import repeat
+from attnlab.infer.repeat import Carried
 from attnlab.infer.results import Results
 
 
-@exhibit("kernels.carried", where=carried.is_elsewhere)
+@exhibit("kernels.carried", where=repeat.is_elsewhere)
 def shown(results: Results) -> Group:
     """The fastest hand-written kernel over the fastest of all else, here and on another device."""
-    found = carried.find(results)
+    found = repeat.carried(results)
     return Group({"words": words(found), "table": table(found)})
 
 
 def words(found: Carried) -> Prose:
     """How many signs agree, and where they don't."""
     signs = {shape: found.sign(shape) for shape in found.leads}
-    differing = [shape.label for shape, sign in signs.items() if sign == carried.DIFFERENT]
+    differing = [shape.label for shape, sign in signs.items() if sign == repeat.DIFFERENT]
     here, there = (_device(side) for side in (found.here, found.there))
-    same, unsure = (list(signs.values()).count(sign) for sign in (carried.SAME, carried.OPEN))
+    same, unsure = (list(signs.values()).count(sign) for sign in (repeat.SAME, repeat.OPEN))
     counted = (
         f"The run `{found.there.run.name}` measured {formats.count(len(signs), 'shape')} of this one on {there}. At "
         f"{same} of them the sign is that on {here}: the fastest hand-written kernel leads on both, or on neither. At "
