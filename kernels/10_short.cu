@@ -16,35 +16,37 @@ template <int D, int KEYS> struct Shared {
     unsigned long long scores_ready, values_ready;
 };
 
-// q, k, v, o: maps of (heads, seq_len, D), with seq_len <= KEYS
+// q, k, v, o: maps of (batch, heads, rows, D), with any strides, and at most KEYS keys
 template <typename T, int D, bool CAUSAL, int KEYS>
 __global__ void __launch_bounds__(128)
 one_tile(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-         const __grid_constant__ TensorMap o, int, int seq_len, float scale) {
+         const __grid_constant__ TensorMap o, Problem problem) {
     using Memory = Shared<D, KEYS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Memory*>(memory);
     const unsigned scores_ready = shared_address(&shared.scores_ready), values_ready = shared_address(&shared.values_ready);
-    const int blocks = (seq_len + 63) / 64, head = blockIdx.x / blocks, first = blockIdx.x % blocks * 64;
+    const int blocks = (problem.queries + 63) / 64, first = blockIdx.x % blocks * 64, index = blockIdx.x / blocks;
+    const int batch = index / problem.heads, head = index % problem.heads;
 
     if (threadIdx.x == 0) {
+        const int kv_head = head / problem.sharing;
         init_barrier(scores_ready, 1);
         init_barrier(values_ready, 1);
         publish_barriers();
         arrive_expecting(scores_ready, Memory::QUERY_BYTES + Memory::TILE_BYTES);
         for (int c = 0; c < Memory::COLUMNS; ++c) {
-            load_box(shared_address(shared.keys) + c * KEYS * 128, k, 64 * c, 0, head, scores_ready);
-            load_box(shared_address(shared.query) + c * 64 * 128, q, 64 * c, first, head, scores_ready);
+            load_box(shared_address(shared.keys) + c * KEYS * 128, k, 64 * c, 0, kv_head, batch, scores_ready);
+            load_box(shared_address(shared.query) + c * 64 * 128, q, 64 * c, first, head, batch, scores_ready);
         }
         arrive_expecting(values_ready, Memory::TILE_BYTES);
         for (int c = 0; c < Memory::COLUMNS; ++c)
-            load_box(shared_address(shared.values) + c * KEYS * 128, v, 64 * c, 0, head, values_ready);
+            load_box(shared_address(shared.values) + c * KEYS * 128, v, 64 * c, 0, kv_head, batch, values_ready);
     }
     __syncthreads();
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned q_tile = shared_address(shared.query), k_tile = shared_address(shared.keys);
-    const float scale_log2 = scale * LOG2_E;
+    const float scale_log2 = problem.scale * LOG2_E;
     float s[KEYS / 2], out[D / 2], sum[2];
     unsigned p[KEYS / 16][4];
 
@@ -56,12 +58,12 @@ one_tile(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
                            descriptor(k_tile + d / 4 * KEYS * 128 + d % 4 * 32, 16, 1024), d);
     commit_products();
     finish_products<0>(s);
-    if (KEYS > seq_len || CAUSAL) {
+    if (KEYS > problem.keys || CAUSAL) {  // counted from this thread's first key: all keys, and the last that its first row sees
+        const int keys = problem.keys - lane % 4 * 2, last = problem.earlier + first + 16 * warp + lane / 4 - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < KEYS / 2; ++n) {
-            const int key = n / 4 * 8 + lane % 4 * 2 + n % 2;
-            const int row = first + 16 * warp + lane / 4 + n / 2 % 2 * 8;
-            if (key >= seq_len || (CAUSAL && key > row)) s[n] = -infinity();
+            const int key = n / 4 * 8 + n % 2, row = n / 2 % 2 * 8;
+            if (key >= keys || (CAUSAL && key - row > last)) s[n] = -infinity();
         }
     }
 #pragma unroll
@@ -101,7 +103,7 @@ one_tile(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     publish_to_tma();
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int c = 0; c < Memory::COLUMNS; ++c) store_box(o, 64 * c, first, head, q_tile + c * 64 * 128);
+        for (int c = 0; c < Memory::COLUMNS; ++c) store_box(o, 64 * c, first, head, batch, q_tile + c * 64 * 128);
         commit_stores();
         wait_for_stores();
     }

@@ -11,18 +11,18 @@
 // Limits  a score costs 12 issue slots, five of them for the maximum and its shuffles, on which every exponential waits.
 #include "jobs.cuh"
 
-// q, k, v, o: maps of (heads, seq_len, D)
+// q, k, v, o: maps of (batch, heads, rows, D), with any strides
 template <typename T, int D, bool CAUSAL, int KEYS, int PAIRS, int CONSUMERS, int TURNS, int PER_PASS>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 jobs(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-     const __grid_constant__ TensorMap o, int heads, int seq_len, float scale) {
+     const __grid_constant__ TensorMap o, Problem problem) {
     using P = Plan<D, KEYS, PAIRS, CONSUMERS, TURNS, PER_PASS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<P>*>(memory);
     prepare(shared);
-    if (threadIdx.x < 128) return produce<P, CAUSAL>(shared, q, k, v, heads, seq_len);
+    if (threadIdx.x < 128) return produce<P, CAUSAL>(shared, q, k, v, problem);
 
-    const float scale_log2 = scale * LOG2_E;
+    const float scale_log2 = problem.scale * LOG2_E;
     const unsigned numbers = shared_address(shared.numbers);
     const auto softmax = [&](Rows& rows, Scores<P, CAUSAL>& scores, int first, bool, const auto&) {
         if (KEYS * (scores.tile + 1) > scores.unmasked(first)) scores.mask(first, thread_again(numbers));
@@ -30,5 +30,5 @@ jobs(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, c
         rows.exponentiate(scores.s, scale_log2);
         return scores.tile > 0;
     };
-    consume<T, P, CAUSAL>(shared, o, seq_len, softmax);
+    consume<T, P, CAUSAL>(shared, o, problem, softmax);
 }

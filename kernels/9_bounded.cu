@@ -30,18 +30,18 @@ template <typename T> __device__ __forceinline__ float bound();
 template <> __device__ __forceinline__ float bound<__half>() { return 32768.f; }
 template <> __device__ __forceinline__ float bound<__nv_bfloat16>() { return 1073741824.f; }
 
-// q, k, v, o: maps of (heads, seq_len, D)
+// q, k, v, o: maps of (batch, heads, rows, D), with any strides
 template <typename T, int D, bool CAUSAL, int KEYS, int PAIRS, int CONSUMERS, int TURNS, int PER_PASS>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 bounded(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-        const __grid_constant__ TensorMap o, int heads, int seq_len, float scale) {
+        const __grid_constant__ TensorMap o, Problem problem) {
     using P = Plan<D, KEYS, PAIRS, CONSUMERS, TURNS, PER_PASS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<P>*>(memory);
     prepare(shared);
-    if (threadIdx.x < 128) return produce<P, CAUSAL>(shared, q, k, v, heads, seq_len);
+    if (threadIdx.x < 128) return produce<P, CAUSAL>(shared, q, k, v, problem);
 
-    const float scale_log2 = scale * LOG2_E;
+    const float scale_log2 = problem.scale * LOG2_E;
     const unsigned numbers = shared_address(shared.numbers);
     const auto softmax = [&](Rows& rows, Scores<P, CAUSAL>& scores, int first, bool begin, const auto& again) {
         const bool masked = KEYS * (scores.tile + 1) > scores.unmasked(first);
@@ -72,5 +72,5 @@ bounded(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k
         rows.exponentiate(scores.s, scale_log2);
         return scores.tile > 0;
     };
-    consume<T, P, CAUSAL>(shared, o, seq_len, softmax);
+    consume<T, P, CAUSAL>(shared, o, problem, softmax);
 }

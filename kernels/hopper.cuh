@@ -7,6 +7,13 @@
 
 struct alignas(64) TensorMap { unsigned char bytes[128]; };  // a CUtensorMap, which NVRTC's headers don't hold
 
+// What a kernel with maps of (batch, heads, rows, D) computes; `sharing` heads have the same K and V. Under the mask, the last
+// query sees all keys, and each one before it one key less: `earlier` keys, keys - queries, come before the first one's own.
+struct Problem {
+    int batch, heads, sharing, queries, keys, earlier;
+    float scale;
+};
+
 // Byte offset of a 16-byte chunk in a tile.
 __device__ __forceinline__ int place(int row, int chunk) { return row * 128 + ((chunk ^ row % 8) * 16); }
 
@@ -45,6 +52,16 @@ __device__ __forceinline__ void load_box(unsigned to, const TensorMap& map, int 
 __device__ __forceinline__ void store_box(const TensorMap& map, int column, int row, int head, unsigned from) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::
                      "l"(&map), "r"(column), "r"(row), "r"(head), "r"(from) : "memory");
+}
+// The same of a tensor whose batches and heads lie apart, with any strides.
+__device__ __forceinline__ void load_box(unsigned to, const TensorMap& map, int column, int row, int head, int batch,
+                                         unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
+                     "r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void store_box(const TensorMap& map, int column, int row, int head, int batch, unsigned from) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
+                     "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from) : "memory");
 }
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Returns once committed stores have read their shared memory.

@@ -22,8 +22,8 @@ template <int D_, int KEYS_, int PAIRS_, int CONSUMERS_, int TURNS_, int PER_PAS
     static_assert(!TURNS || PER_PASS == CONSUMERS, "consumers that take turns need one job each of every pass");
     // A consumer with two jobs of a pass needs its first tile again: all have to be in the ring at once. At other lengths
     // nothing is dealt, since all would wait for good, and the gate finds O unwritten.
-    __device__ __forceinline__ static bool serves(int seq_len) {
-        return PER_PASS <= CONSUMERS || (seq_len + KEYS - 1) / KEYS < PAIRS;
+    __device__ __forceinline__ static bool serves(int keys) {
+        return PER_PASS <= CONSUMERS || (keys + KEYS - 1) / KEYS < PAIRS;
     }
 };
 
@@ -36,7 +36,9 @@ template <typename P> struct Shared {
     float sum[P::CONSUMERS][64];  // of the rows of a job that has ended
     // The job whose Q is in `query`.
     struct Job {
-        int head, block, tiles;  // no tiles: the end
+        int head;                // and its batch, packed
+        int first;               // the last key that its first query may see
+        int tiles;               // that it sees; none: the end
         int place;               // of its first tile in the ring
         int turns;               // to be passed on before it
         int pass;                // counted from 0
@@ -119,32 +121,46 @@ template <int CONSUMERS> __device__ __forceinline__ void pass_turn(int consumer)
 template <typename P, bool CAUSAL> struct Deal {
     // K and V of so many bytes stay in the L2 while the jobs of their heads run. An H200's is twice as large.
     static constexpr long long KEPT_BYTES = 32 << 20;
-    int heads, seq_len, blocks, groups, passes, section;
-    __device__ __forceinline__ Deal(int heads, int seq_len)
-        : heads(heads), seq_len(seq_len), blocks((seq_len + 63) / 64), groups((blocks + P::PER_PASS - 1) / P::PER_PASS),
-          passes(P::serves(seq_len) ? groups * heads : 0), section(gridDim.x) {
-        while (CAUSAL && section > 1 && section * 4ll * seq_len * P::D > KEPT_BYTES) section = (section + 1) / 2;
+    Problem problem;
+    int heads, blocks, groups, passes, section;
+    __device__ __forceinline__ Deal(const Problem& problem)
+        : problem(problem), heads(problem.batch * problem.heads), blocks((problem.queries + 63) / 64),
+          groups((blocks + P::PER_PASS - 1) / P::PER_PASS), passes(P::serves(problem.keys) ? groups * heads : 0),
+          section(gridDim.x) {
+        const long long bytes = 4ll * problem.keys * P::D;
+        while (CAUSAL && section > 1 && section * bytes > KEPT_BYTES * problem.sharing) section = (section + 1) / 2;
         section = min(section, heads);
+    }
+    // A head of all batches as one of its batch, with the batch above it: one register instead of two.
+    __device__ __forceinline__ int packed(int head) const { return (head / problem.heads) << 16 | head % problem.heads; }
+    // The head of K and V for a packed one.
+    __device__ __forceinline__ int packed_values(int head) const {
+        return (head & ~0xFFFF) | (head & 0xFFFF) / problem.sharing;
     }
     // The CTA's pass number `turn`, or -1 behind the end. Under the mask to and fro: the longest first, the shortest next.
     __device__ __forceinline__ int pass(int turn) const {
         const int at = turn * gridDim.x + (CAUSAL && turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
         return at < passes ? at : -1;
     }
-    // The head of a pass, and its first block of 64 queries. Under the mask, within a section of heads, the longest first.
+    // The head of a pass, packed, and its first block of 64 queries. Under the mask, within a section of heads, the longest first.
     __device__ __forceinline__ void place(int pass, int& head, int& first) const {
         if (CAUSAL) {
             const int begin = pass / (section * groups) * section, there = min(section, heads - begin);
             const int index = pass % (section * groups);
-            head = begin + index % there;
+            head = packed(begin + index % there);
             first = (groups - 1 - index / there) * P::PER_PASS;
         } else {
-            head = pass / groups;
+            head = packed(pass / groups);
             first = pass % groups * P::PER_PASS;
         }
     }
     __device__ __forceinline__ int tiles(int block) const {  // that a block sees
-        return ((CAUSAL ? min(seq_len, 64 * (block + 1)) : seq_len) + P::KEYS - 1) / P::KEYS;
+        const int keys = problem.keys;
+        return ((CAUSAL ? min(keys, problem.earlier + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS;
+    }
+    // Of the blocks from `first` on, the first that sees a tile.
+    __device__ __forceinline__ int first_of(int tile, int first) const {
+        return CAUSAL ? max(first, (P::KEYS * tile - problem.earlier) >> 6) : first;
     }
     __device__ __forceinline__ int last(int first) const { return min(first + P::PER_PASS, blocks) - 1; }
 };
@@ -174,9 +190,11 @@ __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAU
     for (int turn = 0, pass; (pass = deal.pass(turn)) >= 0; ++turn) {
         int head, first;
         deal.place(pass, head, first);
-        const int last = deal.last(first), tiles = deal.tiles(last);
+        const int last = deal.last(first), tiles = deal.tiles(last), from = deal.packed_values(head);
+#pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
-            const int users = last + 1 - (CAUSAL ? max(first, P::KEYS / 64 * tile) : first);
+            const int users = last + 1 - deal.first_of(tile, first);
+#pragma unroll 1
             for (int i = 0; i < 2; ++i) {
                 const TensorMap& map = i ? v : k;
                 const unsigned barrier = 8 * (2 * ring.slot() + i);
@@ -187,8 +205,8 @@ __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAU
                 }
                 arrive_expecting(full + barrier, P::TILE_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)
-                    load_box(shared_address(shared.ring[ring.slot()][i]) + c * P::KEYS * 128, map, 64 * c, P::KEYS * tile, head,
-                             full + barrier);
+                    load_box(shared_address(shared.ring[ring.slot()][i]) + c * P::KEYS * 128, map, 64 * c, P::KEYS * tile,
+                             from & 0xFFFF, from >> 16, full + barrier);
                 if (users < P::PER_PASS) arrive_times(empty + barrier, 4 * (P::PER_PASS - users));  // for who won't come
             }
             ring.advance();
@@ -215,13 +233,14 @@ __device__ __forceinline__ void deal_jobs(Shared<P>& shared, const Deal<P, CAUSA
                 const int half = jobs % 2;
                 const unsigned barrier = query_full + 8 * half;
                 wait(query_empty + 8 * half, jobs / 2 % 2 ^ 1);
-                shared.jobs[dealt][half] = {head,  block, tiles, start.at,
-                                            turns, turn,  since >= P::PAIRS || turns + 2 > P::PAIRS};
+                shared.jobs[dealt][half] = {head,  deal.problem.earlier + 64 * block, tiles, start.at,
+                                            turns, turn, since >= P::PAIRS || turns + 2 > P::PAIRS};
                 since = 1 - tiles;
                 turns = 0;
                 arrive_expecting(barrier, P::QUERY_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)
-                    load_box(shared_address(shared.query[dealt][half]) + c * 64 * 128, q, 64 * c, 64 * block, head, barrier);
+                    load_box(shared_address(shared.query[dealt][half]) + c * 64 * 128, q, 64 * c, 64 * block,
+                             head & 0xFFFF, head >> 16, barrier);
                 ++jobs;
             }
             turns += rounds - tiles;
@@ -244,10 +263,10 @@ __device__ __forceinline__ void deal_jobs(Shared<P>& shared, const Deal<P, CAUSA
 
 // What the producer warpgroup does.
 template <typename P, bool CAUSAL>
-__device__ __forceinline__ void produce(Shared<P>& shared, const TensorMap& q, const TensorMap& k, const TensorMap& v, int heads,
-                                        int seq_len) {
+__device__ __forceinline__ void produce(Shared<P>& shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
+                                        const Problem& problem) {
     give_registers<P::GIVEN>();
-    const Deal<P, CAUSAL> deal(heads, seq_len);
+    const Deal<P, CAUSAL> deal(problem);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) return bring_tiles(shared, deal, k, v);
     const int dealt = warp - 1 + 3 * lane;  // three warps, and a second lane for a fourth consumer
@@ -257,16 +276,16 @@ __device__ __forceinline__ void produce(Shared<P>& shared, const TensorMap& q, c
 // Scores in a warpgroup's registers, those of one tile, and where they lie.
 template <typename P, bool CAUSAL> struct Scores {
     float s[P::KEYS / 2];
-    int tile, seq_len;
-    // Keys from `unmasked` on are not seen by every query of the job, whose first is `first`.
-    __device__ __forceinline__ int unmasked(int first) const { return CAUSAL ? min(seq_len, first + 1) : seq_len; }
+    int tile, keys;
+    // Keys from `unmasked` on are not seen by every query of the job, the first of which sees keys up to `first`.
+    __device__ __forceinline__ int unmasked(int first) const { return CAUSAL ? min(keys, first + 1) : keys; }
     __device__ __forceinline__ void mask(int first, unsigned thread) {
         const unsigned lane = thread % 32, warp = thread / 32;
 #pragma unroll
         for (int n = 0; n < P::KEYS / 2; ++n) {
             const int key = P::KEYS * tile + n / 4 * 8 + lane % 4 * 2 + n % 2;
             const int row = first + 16 * warp + lane / 4 + n / 2 % 2 * 8;
-            if (key >= seq_len || (CAUSAL && key > row)) s[n] = -infinity();
+            if (key >= keys || (CAUSAL && key > row)) s[n] = -infinity();
         }
     }
 };
@@ -299,7 +318,7 @@ struct Rows {
 // two are of different jobs. `softmax(rows, scores, first, begin, again)` makes probabilities of scores and says whether O
 // has to shrink; `begin` is true for the first job's first tile, and `again()` computes the scores once more.
 template <typename T, typename P, bool CAUSAL, typename Softmax>
-__device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, int seq_len, const Softmax& softmax) {
+__device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, const Problem& problem, const Softmax& softmax) {
     constexpr int D = P::D, KEYS = P::KEYS;
     take_registers<P::TAKEN>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
@@ -312,11 +331,11 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, i
     unsigned job = 0;  // counted from 0: its Q is in half `job % 2`
     Rows rows;
     Scores<P, CAUSAL> scores;
-    scores.tile = 0, scores.seq_len = seq_len;
+    scores.tile = 0, scores.keys = problem.keys;
     float out[D / 2];
     unsigned p[KEYS / 16][4];
 
-    int tiles = (seq_len + KEYS - 1) / KEYS;  // under the mask, those that the job sees
+    int tiles = (problem.keys + KEYS - 1) / KEYS;  // under the mask, those that the job sees
     const auto begin_job = [&] {
         const auto& dealt = shared.jobs[consumer][job % 2];
         if (P::TURNS)
@@ -367,7 +386,7 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, i
         }
     };
     const auto exponentiate = [&](bool begin) {
-        const int first = CAUSAL ? 64 * shared.jobs[consumer][job % 2].block : 0;
+        const int first = CAUSAL ? shared.jobs[consumer][job % 2].first : 0;
         return softmax(rows, scores, first, begin, again);
     };
     const auto pack_probabilities = [&] {
@@ -402,7 +421,9 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, i
         synchronize(1 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
             const auto& ended = shared.jobs[consumer][of];
-            for (int c = 0; c < P::COLUMNS; ++c) store_box(o, 64 * c, 64 * ended.block, ended.head, out_tile + c * 64 * 128);
+            for (int c = 0; c < P::COLUMNS; ++c)
+                store_box(o, 64 * c, ended.first - problem.earlier, ended.head & 0xFFFF, ended.head >> 16,
+                          out_tile + c * 64 * 128);
             commit_stores();
         }
     };

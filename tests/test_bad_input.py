@@ -327,7 +327,10 @@ LADDERS = [
     (entry(architectures=["90a"]), "rung 'plain': architectures.0: string should match pattern"),
     (entry(longest=100), "rung 'plain': unknown field 'longest'; fields are name, title, source"),
     (entry(name="best"), "rung 'best': `kernel.best` is what `make tune` chose: choose another name"),
-    (entry(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers' or 'tensor maps', not 'pointer'"),
+    (
+        entry(arguments="pointer"),
+        "rung 'plain': arguments: input should be 'pointers', 'tensor maps' or 'views', not 'pointer'",
+    ),
     (entry(persistent=1), "rung 'plain': persistent: input should be a valid boolean, not 1"),
     (entry(spill_bytes=-1), "rung 'plain': spill_bytes: input should be greater than or equal to 0, not -1"),
     (entry(tiles=...), "rung 'plain': the field 'tiles' is missing"),

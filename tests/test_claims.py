@@ -33,7 +33,7 @@ from attnlab.measure.clocks import ours
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.instruments import devices
 from attnlab.measure.session import rounds, tune
-from attnlab.measure.subjects import rungs
+from attnlab.measure.subjects import maps
 from attnlab.runs import read, rules, schema
 from attnlab.study import ladder, shapes, studies
 
@@ -320,6 +320,7 @@ def claims() -> tuple[Claim, ...]:
         claim("first {} template arguments", word(instance.count(",") + 1)),
         claim("after the first {} |", word(instance.count(",") + 1)),
         claim("boxes of {} columns with a swizzle of {} bytes", *swizzle()),
+        claim("the strides and the address are multiples of {} bytes", f"{maps.ALIGNMENT}"),
         claim("at lengths from {} to {} in float16", plain(min(tune.SEQ_LENS)), plain(max(tune.SEQ_LENS))),
         claim("The published medians lie within {} % of the trials'", f"{furthest_trial_pct()}"),
         claim(
@@ -394,9 +395,9 @@ def replace_template(rung: ladder.Rung) -> ladder.Tile:
 
 def swizzle() -> tuple[str, str]:
     """Columns of a box, and the bytes that they span, which the name of the swizzle repeats."""
-    (named,) = set(re.findall(r"SWIZZLE_(\d+)B", inspect.getsource(rungs.tensor_map)))
-    assert int(named) == rungs.BOX_COLUMNS * shapes.BYTES_PER_ELEMENT["float16"]
-    return f"{rungs.BOX_COLUMNS}", named
+    (named,) = set(re.findall(r"SWIZZLE_(\d+)B", inspect.getsource(maps._encoded)))
+    assert int(named) == maps.BOX_COLUMNS * shapes.BYTES_PER_ELEMENT["float16"]
+    return f"{maps.BOX_COLUMNS}", named
 
 
 def causal_share() -> float:

@@ -64,7 +64,7 @@ def chosen(**calls: str) -> Dispatch:
 
 
 def _choice(shape, name: str) -> Choice:
-    axes = {axis: value for axis, value in shape.axes.items() if axis not in ("lengths", "direction")}
+    axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
     ends = (1.25, 1.2, 1.3) if name != FALLBACK else (1.0, 1.0, 1.0)
     return Choice(**axes, implementation=name, **dict(zip(("speedup", "low", "high"), ends, strict=True)))
 

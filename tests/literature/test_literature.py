@@ -226,7 +226,13 @@ def test_else_the_nearest_shape_of_the_same_head_dim_and_mask(changes, shape):
 
 def test_decoding_training_and_ragged_batches_stand_beside_nothing():
     like = synthetic.AXES | {"seq_len": 128}
-    other = [like | {"kv_len": 512}, like | {"lengths": "spread"}, like | {"direction": "training"}]
+    other = [
+        like | changes
+        for changes in (
+            *({"kv_len": 512}, {"lengths": "spread"}, {"direction": "training"}),
+            *({"layout": "tokens first"}, {"scale": 0.5}),
+        )
+    ]
     of = synthetic.infer(Recipe(study={"sweeps": {"seq_len": [like], "other": other}}, fates={}))
     assert set(Cases(of).rows["implementation"]) == set(of.study.implementations)
     assert len(Cases(of).rows) == len(of.study.implementations)

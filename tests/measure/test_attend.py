@@ -35,7 +35,8 @@ SHAPES = [
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """No table was read before, or stays read afterwards."""
-    monkeypatch.setattr(attend, "_calls", None)
+    monkeypatch.setattr(attend, "_table", None)
+    monkeypatch.setattr(attend, "_prepared", {})
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -45,7 +46,7 @@ def test_on_a_cpu_it_is_sdpa(shape, unlocked):
     expected = scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.kv_heads != shape.heads)
     assert torch.equal(attnlab.attend(q, k, v, causal=shape.causal), expected)
     assert torch.equal(attnlab.attend(q, k, v, shape.causal), expected)
-    assert attend._calls is None  # no table was looked for
+    assert attend._table is None  # no table was looked for
 
 
 def test_on_a_cpu_it_has_gradients():
@@ -71,7 +72,7 @@ def test_it_is_importable_and_the_package_alone_imports_no_torch():
 
 
 def choice(shape: Shape, implementation: str, source: str = "") -> Choice:
-    axes = {axis: value for axis, value in shape.axes.items() if axis not in ("lengths", "direction")}
+    axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
     return Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3, source=source)
 
 
@@ -112,22 +113,22 @@ def test_the_table_of_this_device_is_found(h200):
             choice(PLAIN.resized(batch=4), "sdpa.auto"),
         )
     )
-    calls = attend.use()
-    assert list(calls) == [key(PLAIN), key(grouped), key(decode), key(PLAIN.resized(batch=3))]
-    assert [calls[key(shape)] for shape in (PLAIN, grouped, decode)] == [
-        attend._flash,
-        attend._cudnn,
-        attend._efficient,
-    ]
-    assert attend._calls is calls
+    chosen = attend.use()
+    assert chosen == {
+        key(PLAIN): "sdpa.flash",
+        key(grouped): "sdpa.cudnn",
+        key(decode): "sdpa.efficient",
+        key(PLAIN.resized(batch=3)): "sdpa.math",
+    }
+    assert attend._table is chosen
 
 
 def test_another_table_may_be_named(h200, tmp_path):
     dispatch.write(table(choice(PLAIN, "sdpa.flash")))
     other = tmp_path / "mine.json"
     other.write_text(table(choice(PLAIN, "sdpa.cudnn")).model_dump_json())
-    assert attend.use(str(other)) == {key(PLAIN): attend._cudnn}
-    assert attend.use() == {key(PLAIN): attend._flash}
+    assert attend.use(str(other)) == {key(PLAIN): "sdpa.cudnn"}
+    assert attend.use() == {key(PLAIN): "sdpa.flash"}
     with pytest.raises(
         UserError, match=r"^there is no dispatch table .*gone.json: `make dispatch RUN=<run>` writes one$"
     ):
@@ -143,7 +144,7 @@ def test_a_table_that_is_refused_leaves_the_one_before(h200, tmp_path):
         UserError, match=r"other.json was made on NVIDIA L4, and this is NVIDIA H200, where other choices"
     ):
         attend.use(other)
-    assert attend._calls is before
+    assert attend._table is before
 
 
 @pytest.mark.parametrize(
@@ -173,37 +174,50 @@ def test_a_kernel_is_called_as_long_as_it_is_the_one_that_was_measured(h200, mon
     assert attend.use() == {}
 
 
-# What is called. Tensors of no device stand in for those of a GPU.
+# What is called. Tensors that say they are on a GPU stand in for those that are.
 
 
-def tensor(*sizes: int, dtype=torch.float16, requires_grad=False, contiguous=True):
-    said = {"shape": torch.Size(sizes), "dtype": dtype, "requires_grad": requires_grad}
-    return SimpleNamespace(is_cuda=True, is_contiguous=lambda: contiguous, **said)
+class OnGpu(torch.Tensor):
+    @property
+    def is_cuda(self):
+        return True
+
+
+def tensor(*sizes: int, dtype=torch.float16) -> torch.Tensor:
+    return torch.zeros(sizes, dtype=dtype).as_subclass(OnGpu)
 
 
 @pytest.fixture
 def called(monkeypatch):
-    """By the table at (2, 4, 33, 32), float16 and no mask, `chosen`; SDPA itself anywhere else."""
-    answers = {"chosen": lambda: "chosen"}
-    by_table = {key(PLAIN.resized(dtype="float16")): lambda q, k, v, causal: answers["chosen"]()}
-    monkeypatch.setattr(attend, "_calls", by_table)
-    monkeypatch.setattr(attend.F, "scaled_dot_product_attention", lambda *_, **named: ("sdpa", named))
-    return answers
+    """What is called, by name; the table names `sdpa.flash` at (2, 4, 33, 32), float16 and no mask."""
+    names, answer = [], {"raises": None}
+
+    def flash(q, k, v, causal, scale=None):
+        names.append("flash")
+        if answer["raises"]:
+            raise answer["raises"]
+        return q
+
+    def sdpa(q, k, v, causal, scale=None):
+        names.append("sdpa")
+        return q
+
+    monkeypatch.setattr(attend, "KIND", OnGpu)
+    monkeypatch.setattr(attend, "_table", {key(PLAIN.resized(dtype="float16")): "sdpa.flash"})
+    monkeypatch.setattr(attend, "_DIRECT", {"sdpa.flash": flash})
+    monkeypatch.setattr(attend.sdpa, "sdpa", sdpa)
+    return SimpleNamespace(names=names, answer=answer)
 
 
 Q = (2, 4, 33, 32)
 
 
-def raising(error):
-    def call():
-        raise error
-
-    return call
-
-
 def test_the_chosen_one_is_called_at_its_shape(called):
-    assert attend.attend(tensor(*Q), tensor(*Q), tensor(*Q)) == "chosen"
-    assert attend.attend(tensor(*Q), tensor(*Q), tensor(*Q), causal=False) == "chosen"
+    for given in (3 * [tensor(*Q)], [tensor(2, 33, 4, 32).transpose(1, 2)] * 3):
+        attend.attend(*given)
+        attend.attend(*given, causal=False, scale=0.5)
+    assert called.names == ["flash"] * 4
+    assert len(attend._prepared) == 4
 
 
 @pytest.mark.parametrize(
@@ -214,26 +228,29 @@ def test_the_chosen_one_is_called_at_its_shape(called):
         (Q, (2, 2, 33, 32), (2, 2, 33, 32), False),
         (Q, (2, 4, 65, 32), (2, 4, 65, 32), False),
         (Q, Q, (2, 4, 33, 16), False),
+        (Q[1:], Q[1:], Q[1:], False),
+        ((2, 4, 0, 32), Q, Q, False),
     ],
 )
 def test_any_other_shape_is_for_sdpa(called, q, k, v, causal):
-    answer, named = attend.attend(tensor(*q), tensor(*k), tensor(*v), causal)
-    assert answer == "sdpa"
-    assert named == {"is_causal": causal, "enable_gqa": q[1] != k[1]}
+    attend.attend(tensor(*q), tensor(*k), tensor(*v), causal)
+    assert called.names == ["sdpa"]
 
 
 @pytest.mark.parametrize("changed", range(3))
-def test_another_dtype_is_for_sdpa(called, changed):
-    given = [tensor(*Q, dtype=torch.bfloat16 if number == changed else torch.float16) for number in range(3)]
-    assert attend.attend(*given)[0] == "sdpa"
+def test_another_dtype_or_kind_is_for_sdpa(called, changed):
+    for other in (tensor(*Q, dtype=torch.bfloat16), torch.zeros(Q, dtype=torch.float16)):
+        attend.attend(*(other if number == changed else tensor(*Q) for number in range(3)))
+    assert called.names == ["sdpa"] * 2
 
 
 @pytest.mark.parametrize("changed", range(3))
 def test_gradients_are_for_sdpa_where_they_are_asked_for(called, changed):
-    given = [tensor(*Q, requires_grad=number == changed) for number in range(3)]
-    assert attend.attend(*given)[0] == "sdpa"
+    given = [tensor(*Q).requires_grad_(number == changed) for number in range(3)]
+    attend.attend(*given)
     with torch.no_grad():
-        assert attend.attend(*given) == "chosen"
+        attend.attend(*given)
+    assert called.names == ["sdpa", "flash"]
 
 
 @pytest.mark.parametrize(
@@ -244,34 +261,88 @@ def test_gradients_are_for_sdpa_where_they_are_asked_for(called, changed):
     ],
 )
 def test_what_the_chosen_one_does_not_serve_is_for_sdpa(called, refused, contiguous):
-    called["chosen"] = raising(refused)
-    assert attend.attend(tensor(*Q), tensor(*Q, contiguous=contiguous), tensor(*Q))[0] == "sdpa"
+    called.answer["raises"] = refused
+    k = tensor(*Q) if contiguous else tensor(2, 33, 4, 32).transpose(1, 2)
+    attend.attend(tensor(*Q), k, tensor(*Q))
+    assert called.names == ["flash", "sdpa"]
 
 
-@pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize(
-    "error",
+    ("error", "contiguous"),
     [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
-        ValueError("a bug"),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), True),
+        (ValueError("a bug"), False),
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_whatever_else_fails_reaches_the_caller(called, error, contiguous):
-    called["chosen"] = raising(error)
-    given = [tensor(*Q, contiguous=contiguous or type(error) is RuntimeError)] * 3
+    called.answer["raises"] = error
+    k = tensor(*Q) if contiguous else tensor(2, 33, 4, 32).transpose(1, 2)
     with pytest.raises(type(error), match=str(error)):
-        attend.attend(*given)
+        attend.attend(tensor(*Q), k, tensor(*Q))
 
 
 def test_the_table_is_read_at_the_first_call_and_a_bad_one_is_told(h200, called, monkeypatch):
-    monkeypatch.setattr(attend, "_calls", None)
-    assert attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))[0] == "sdpa"
-    assert attend._calls == {}
-    monkeypatch.setattr(attend, "_calls", None)
+    monkeypatch.setattr(attend, "_table", None)
+    attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))
+    assert called.names == ["sdpa"]
+    assert attend._table == {}
+    monkeypatch.setattr(attend, "_table", None)
+    attend._prepared.clear()
     dispatch.path("NVIDIA H200").parent.mkdir(parents=True)
     dispatch.path("NVIDIA H200").write_text("{")
     with pytest.raises(UserError, match="is no dispatch table"):
         attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))
+
+
+def test_layouts_are_not_remembered_without_end(called, monkeypatch):
+    monkeypatch.setattr(attend, "KEPT", 8)
+    for length in range(1, 40):
+        attend.attend(tensor(2, 4, 1, 32), *[tensor(2, 4, length, 32)] * 2)
+    assert len(attend._prepared) <= 8
+    assert called.names == ["sdpa"] * 39
+
+
+# A mask aligned to the end, a scale, and bad input: SDPA's result, or its own error
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize(("seq_len", "kv_len"), [(5, 33), (1, 7), (33, 33)])
+def test_a_causal_mask_is_aligned_to_the_end(seq_len, kv_len, scale):
+    q, k, v = inputs.draw(Shape(2, 4, seq_len, 32, dtype="float32", kv_heads=2, kv_len=kv_len), 0, CPU)
+    seen = torch.ones(seq_len, kv_len, dtype=torch.bool).tril(kv_len - seq_len)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
+    torch.testing.assert_close(attnlab.attend(q, k, v, causal=True, scale=scale), expected)
+
+
+BAD = {
+    "dtypes that differ": lambda q: (q, q.half(), q),
+    "devices that differ": lambda q: (q, q.to("meta"), q),
+    "a width of V": lambda q: (q, q, q[..., :16]),
+    "no queries": lambda q: (q[:, :, :0], q, q),
+    "no tensors": lambda q: (q, None, q),
+    "three dimensions": lambda q: (q[0], q[0], q[0]),
+    "heads that don't divide": lambda q: (q, q[:, :3], q[:, :3]),
+    "sparse": lambda q: (q.to_sparse(), q, q),
+}
+
+
+@pytest.mark.parametrize("given", BAD.values(), ids=BAD.keys())
+def test_bad_input_is_answered_as_sdpa_does(given):
+    q, k, v = given(inputs.draw(PLAIN, 0, CPU)[0])
+
+    def outcome(call):
+        try:
+            return call()
+        except Exception as error:
+            return type(error)
+
+    grouped = getattr(k, "shape", None) is not None and q.ndim == 4 and q.shape[1] != k.shape[1]
+    theirs = outcome(lambda: scaled_dot_product_attention(q, k, v, enable_gqa=grouped))
+    ours = outcome(lambda: attnlab.attend(q, k, v))
+    if isinstance(theirs, torch.Tensor):
+        torch.testing.assert_close(ours, theirs)
+    else:
+        assert ours in (theirs, AttributeError if k is None else theirs)

@@ -362,9 +362,9 @@ def test_a_share_of_the_heads_is_compared_and_all_else_is_looked_at_in_all(monke
     seen = []
 
     class Watched(Gate):
-        def __init__(self, given, causal, kind, heads, sequences):
+        def __init__(self, given, causal, kind, heads, *more):
             seen.append(heads)
-            super().__init__(given, causal, kind, heads, sequences)
+            super().__init__(given, causal, kind, heads, *more)
 
     monkeypatch.setattr(checking, "Gate", Watched)
     assert gated(honest, SHAPE)[0].alive

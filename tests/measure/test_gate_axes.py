@@ -38,6 +38,11 @@ SHAPES = [
     TRAINING,
     TRAINING.resized(causal=True),
     TRAINING.resized(heads=4, kv_heads=2),
+    GROUPED.resized(layout="tokens first"),
+    GROUPED.resized(causal=True, scale=0.05),
+    DECODE.resized(seq_len=5, causal=True, kv_heads=2),
+    DECODE.resized(seq_len=5, layout="tokens first", scale=0.4, causal=True),
+    TRAINING.resized(layout="tokens first", scale=0.3),
 ]
 ALL_KINDS = [["before", kind, "call"] for kind in schema.KINDS] + [["after", "normal", "call"]]
 BEFORE_AND_AFTER = [["before", "normal", "call"], ["after", "normal", "call"]]
@@ -58,6 +63,7 @@ def locked(unlocked):
     [
         (Shape(2, 6, 7, 32), (2, 6, 7, 32), (2, 6, 7, 32)),
         (GROUPED, (2, 6, 65, 32), (2, 2, 65, 32)),
+        (DECODE.resized(layout="tokens first"), (3, 4, 1, 32), (3, 4, 129, 32)),
         (DECODE, (3, 4, 1, 32), (3, 4, 129, 32)),
         (SPREAD, (1, 4, 17 + 34 + 50, 32), (1, 4, 17 + 34 + 50, 32)),
         (SPREAD.resized(kv_heads=2), (1, 4, 101, 32), (1, 2, 101, 32)),
@@ -143,24 +149,28 @@ def test_scrambled_inputs_are_others_and_afterwards_the_same_again(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_oracle_is_attention(shape):
     drawn = inputs.draw(shape, 0, CPU)
-    exact = Gate(drawn, shape.causal, sequences=shape.sequences if shape.lengths == "spread" else ())._oracle
+    sequences, scale = shape.sequences if shape.lengths == "spread" else (), shape.scale or None
+    exact = Gate(drawn, shape.causal, sequences=sequences, scale=scale)._oracle
+    right = partial(repeated, scale=scale)
     given = tuple(tensor.double() for tensor in drawn)
     if shape.direction == "training":
-        expected = with_gradients(repeated, given, shape.causal)
+        expected = with_gradients(right, given, shape.causal)
     elif shape.lengths == "spread":
-        expected = (by_sequence(repeated, *given, shape.causal, shape.sequences),)
+        expected = (by_sequence(right, *given, shape.causal, sequences),)
     else:
-        expected = (repeated(*given, shape.causal),)
+        expected = (right(*given, shape.causal),)
     assert len(exact) == len(expected)
     for mine, theirs in zip(exact, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-def repeated(q, k, v, causal):
-    """Torch's attention, with keys and values repeated by hand for the heads that share them."""
+def repeated(q, k, v, causal, scale=None):
+    """Torch's attention, with keys and values repeated for the heads that share them, and a mask made by hand."""
     shared = q.shape[1] // k.shape[1]
     k, v = (torch.stack([x] * shared, 2).flatten(1, 2) for x in (k, v))
-    return scaled_dot_product_attention(q, k, v, is_causal=causal)
+    queries, keys = (torch.arange(tensor.shape[2]) - tensor.shape[2] for tensor in (q, k))
+    seen = queries[:, None] >= keys if causal else None
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
 # Honest ones pass
@@ -474,9 +484,9 @@ def test_a_share_of_the_heads_is_compared(shape, kind, monkeypatch):
     seen = []
 
     class Watched(Gate):
-        def __init__(self, given, causal, kind, heads, sequences):
+        def __init__(self, given, causal, kind, heads, *more):
             seen.append(heads)
-            super().__init__(given, causal, kind, heads, sequences)
+            super().__init__(given, causal, kind, heads, *more)
 
     monkeypatch.setattr(checking, "Gate", Watched)
     subject, _ = gated(honest(), shape)
@@ -551,3 +561,28 @@ def test_a_call_leaves_no_graph_of_autograd_behind():
     returned = REGISTRY["sdpa.auto"].bound(drawn, TRAINING)()
     assert [tensor.requires_grad for tensor in (*returned, *drawn)] == [False] * 8
     assert [tensor.grad for tensor in drawn] == [None] * 4
+
+
+# Another alignment of the mask, another scale
+
+
+def aligned_to_the_beginning(q, k, v, causal, scale=None):
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if causal else None
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+
+
+def one_key_further(q, k, v, causal, scale=None):
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(1 + k.shape[2] - q.shape[2])
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+
+
+def without_the_scale(q, k, v, causal, scale=None):
+    return honest().call(q, k, v, causal)
+
+
+@pytest.mark.parametrize("call", [aligned_to_the_beginning, one_key_further, without_the_scale])
+def test_who_sees_other_keys_or_scales_otherwise_is_caught(call):
+    shape = DECODE.resized(seq_len=5, causal=True, scale=0.4)
+    subject, _ = gated(call, shape)
+    assert not subject.alive
+    assert "error against float64" in subject.reason

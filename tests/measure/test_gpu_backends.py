@@ -178,7 +178,7 @@ def test_flash_attn_4_passes_where_it_is_installed(shape):
 
 
 def choice(shape: Shape, implementation: str) -> Choice:
-    axes = {axis: value for axis, value in shape.axes.items() if axis not in ("lengths", "direction")}
+    axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
     source = ladder.hashes()[implementation] if implementation.startswith("kernel.") else ""
     return Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3, source=source)
 
@@ -186,7 +186,8 @@ def choice(shape: Shape, implementation: str) -> Choice:
 @pytest.fixture
 def by_table(monkeypatch, data):
     """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
-    monkeypatch.setattr(attend, "_calls", None)
+    monkeypatch.setattr(attend, "_table", None)
+    monkeypatch.setattr(attend, "_prepared", {})
 
     def use(*made: tuple[Shape, str], device: str = "") -> None:
         table = Dispatch(

@@ -15,7 +15,7 @@ from attnlab.measure.clocks import ours
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment
 from attnlab.measure.session import record, tune
-from attnlab.measure.subjects import inputs, registry, rungs
+from attnlab.measure.subjects import inputs, maps, registry, rungs
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, Unsupported
 from attnlab.runs import read, schema
@@ -117,7 +117,7 @@ def test_what_a_rung_needs_is_what_the_device_says(name):
     one = ladder.rung(name)
     tile = one.tiles_for(64, 512, False, torch.cuda.get_device_name())[0]
     described = devices.describe(GPU)
-    needs = rungs.implementation(name).resources(drawn(shape)[0], False)
+    needs = rungs.implementation(name).resources(*drawn(shape)[:2], False)
     assert needs["function"].startswith(f"{one.function}<__half, 64, false")
     assert needs["architecture"] == one.architecture(torch.cuda.get_device_capability())
     assert 0 < needs["registers"] <= 255
@@ -155,7 +155,7 @@ def test_a_kernel_that_is_right_passes_the_gate(folder, seq_len, persistent):
     kernel = rungs.implementation("kernel.plain")
     check = Gate(tensors, True).examine(lambda: kernel.call(*tensors, True))
     assert check.passed, check.reason
-    needs = kernel.resources(tensors[0], True)
+    needs = kernel.resources(*tensors[:2], True)
     most = needs["ctas_per_sm"] * devices.describe(GPU)["multiprocessors"]
     items = 1500 * math.ceil(seq_len / 64)
     assert needs["ctas"] == (min(items, most) if persistent else items)
@@ -224,15 +224,16 @@ def test_an_architecture_that_is_not_served(folder):
         rungs.implementation("kernel.plain").call(*drawn(Shape(1, 1, 8, 64)), False)
 
 
+@pytest.mark.parametrize("encode", [maps.contiguous, maps.strided], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_tensor_map_shows_a_kernel_its_tensor(dtype):
+def test_a_tensor_map_shows_a_kernel_its_tensor(dtype, encode):
     """Load a box by TMA, undo the swizzle, and compare; past the end of a head there are zeros."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("TMA needs compute capability 9.0")
     source = r"""
     struct alignas(64) TensorMap { char bytes[128]; };
     extern "C" __global__ void load(const __grid_constant__ TensorMap map, unsigned short* out,
-                                    int column, int row, int head) {
+                                    int column, int row, int head, int batch) {
         __shared__ alignas(1024) unsigned short box[32 * 64];
         __shared__ alignas(8) unsigned long long barrier;
         unsigned b = __cvta_generic_to_shared(&barrier), s = __cvta_generic_to_shared(box);
@@ -240,9 +241,9 @@ def test_a_tensor_map_shows_a_kernel_its_tensor(dtype):
             asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b));
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(b), "r"(32 * 128));
-            asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                         " [%0], [%1, {%2, %3, %4}], [%5];"
-                         :: "r"(s), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(b) : "memory");
+            asm volatile("cp.async.bulk.tensor.DIMENSIONS.shared::cluster.global.mbarrier::complete_tx::bytes"
+                         " [%0], [%1, {%2, %3, %4BATCH}], [%5];"
+                         :: "r"(s), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(b), "r"(batch) : "memory");
         }
         __syncthreads();
         asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra again; }"
@@ -252,11 +253,17 @@ def test_a_tensor_map_shows_a_kernel_its_tensor(dtype):
             out[i] = box[r * 64 + ((c / 8) ^ (r % 8)) * 8 + c % 8];
         }
     }"""
+    strided = encode is maps.strided
+    source = source.replace("DIMENSIONS", "4d" if strided else "3d").replace("BATCH", ", %6" if strided else "")
     function = cupy.RawModule(code=source, options=("-std=c++17", "-arch=sm_90a")).get_function("load")
     q, _, _ = drawn(Shape(2, 3, 50, 128, False, dtype))
     out = torch.full((32, 64), torch.nan, device=GPU, dtype=q.dtype)
-    encoded = rungs.tensor_map(q, 32)
-    function((1,), (32,), (encoded, np.uint64(out.data_ptr()), np.int32(64), np.int32(32), np.int32(4)))
+    if strided:
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    encoded = np.frombuffer(encode(q, q.data_ptr(), 32), dtype="V128")  # CuPy passes one element by value
+    head, batch = (1, 1) if strided else (4, 0)
+    coordinates = map(np.int32, (64, 32, head, batch))
+    function((1,), (32,), (encoded, np.uint64(out.data_ptr()), *coordinates))
     torch.cuda.synchronize()
     assert torch.equal(out[:18], q[1, 1, 32:, 64:])
     assert not out[18:].any()
@@ -314,7 +321,7 @@ def ran(implementation, shape) -> str:
     tensors = drawn(shape)
     check = Gate(tensors, shape.causal).examine(lambda: implementation.call(*tensors, shape.causal))
     assert check.passed, check.reason
-    return implementation.resources(tensors[0], shape.causal)["function"]
+    return implementation.resources(*tensors[:2], shape.causal)["function"]
 
 
 def choice(tile, **changes):
@@ -358,7 +365,7 @@ def test_a_pinned_tile_runs_alone(two):
     short, long = (rungs.pinned(one, tile) for tile in one.tiles)
     assert ran(long, Shape(1, 2, 50, 64)) == "plain<__half, 64, false, 1>"
     assert ran(short, Shape(1, 2, 50, 64)) == "plain<__half, 64, false, 0>"
-    with pytest.raises(Unsupported, match=r"^plain serves seq_len up to 100, not 101$"):
+    with pytest.raises(Unsupported, match=r"^plain serves up to 100 keys, not 101$"):
         short.call(*drawn(Shape(1, 1, 101, 64)), False)
 
 

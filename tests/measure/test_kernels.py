@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -309,7 +308,7 @@ def test_waves_at_the_target(folder):
 
 def test_a_kernel_needs_a_gpu(folder):
     q = torch.zeros(1, 2, 8, 64, dtype=torch.float16)
-    with pytest.raises(Unsupported, match=r"^plain is a CUDA kernel, and the device is no NVIDIA GPU$"):
+    with pytest.raises(Unsupported, match=r"^plain is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU$"):
         rungs.implementation("kernel.plain").call(q, q, q, False)
 
 
@@ -319,6 +318,10 @@ class OnGpu(torch.Tensor):
     @property
     def device(self):
         return torch.device("cuda")
+
+    @property
+    def is_cuda(self):
+        return True
 
 
 def on_gpu(*size, dtype=torch.float16) -> torch.Tensor:
@@ -344,7 +347,7 @@ def h200(monkeypatch):
         (Q, Q.bfloat16(), Q, "serves float16 and bfloat16, not float16, bfloat16"),
         (Q.transpose(1, 2), Q.transpose(1, 2), Q.transpose(1, 2), "takes contiguous Q, K and V"),
         (*[on_gpu(2, 3, 8, 128)] * 3, "serves head_dim 64, not 128"),
-        (*[on_gpu(1, 1, 101, 64)] * 3, "serves seq_len up to 100, not 101"),
+        (*[on_gpu(1, 1, 101, 64)] * 3, "serves up to 100 keys, not 101"),
     ],
 )
 def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, reason):
@@ -353,6 +356,35 @@ def test_what_a_rung_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k,
         rungs.implementation("kernel.plain").call(q, k, v, False)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("plain ")
+
+
+VIEW = Q.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "causal", "scale", "reason"),
+    [
+        (Q[0], Q[0], Q[0], False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (Q, Q, on_gpu(2, 3, 9, 64), False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (Q, Q[:1], Q[:1], False, None, "takes Q (batch, heads, seq_len, head_dim), K and V"),
+        (Q, Q[:, :2], Q[:, :2], False, None, "takes as many heads of K and V as divide those of Q"),
+        (Q, Q[:, :0], Q[:, :0], False, None, "takes as many heads of K and V as divide those of Q"),
+        (Q[:, :, :0], Q, Q, False, None, "serves no queries of (2, 3, 0, 64)"),
+        (Q, Q[:, :, :7], Q[:, :, :7], True, None, "takes no more queries than keys under the causal mask, not 8 and 7"),
+        (Q, Q, Q, False, 0.0, "takes a scale above 0, not 0"),
+        (Q, Q, Q, False, -1.0, "takes a scale above 0, not -1"),
+        (Q, Q, Q, False, float("nan"), "takes a scale above 0, not nan"),
+        (on_gpu(2, 3, 64, 8).transpose(2, 3), Q, Q, False, None, "can't take Q: it has a stride of 8 between"),
+        (Q, on_gpu(2, 1, 8, 64).expand(2, 3, 8, 64), Q, False, None, "can't take K: it repeats itself in memory"),
+        (Q, Q, on_gpu(2, 3, 8, 65)[..., :64], False, None, "can't take V: it has a stride of 130 bytes, which is"),
+        (*[Q[:1, :1].expand(1, 2**16, 8, 64)] * 3, False, None, "can't take Q: it repeats itself in memory"),
+    ],
+)
+def test_what_a_rung_of_views_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, causal, scale, reason):
+    ladders.write(folder, rung(TILE, arguments="views"))
+    with pytest.raises(Unsupported) as caught:
+        rungs.implementation("kernel.plain").call(q, k, v, causal, scale)
+    assert str(caught.value).startswith(f"plain {reason}")
 
 
 CAUSAL = {"masks": ["causal"]}
@@ -364,15 +396,15 @@ CAUSAL = {"masks": ["causal"]}
         (
             [{"shortest": 9, "longest": 99}, {"shortest": 100}],
             False,
-            "serves seq_len from 9 to 99 and from 100 on, not 8",
+            "serves from 9 to 99 and from 100 on keys, not 8",
         ),
-        ([{"longest": 7}], False, "serves seq_len up to 7, not 8"),
+        ([{"longest": 7}], False, "serves up to 7 keys, not 8"),
         ([CAUSAL], False, "serves the causal mask only"),
         ([{"masks": ["full"]}], True, "serves no causal mask"),
         ([{"head_dim": 32}, {"head_dim": 128}, {"head_dim": 32}], False, "serves head_dim 32 and 128, not 64"),
         ([{"devices": ["NVIDIA L4", "X"]}, {"devices": ["X"]}], False, "serves NVIDIA L4 and X, not NVIDIA H200"),
         # What is wrong with a tile that could serve, not with others.
-        ([CAUSAL, {"longest": 7}, {"devices": ["X"]}], False, "serves seq_len up to 7, not 8"),
+        ([CAUSAL, {"longest": 7}, {"devices": ["X"]}], False, "serves up to 7 keys, not 8"),
     ],
 )
 def test_why_no_tile_serves_a_shape_is_said_in_a_sentence(folder, h200, tiles, causal, reason):
@@ -386,11 +418,11 @@ def test_why_no_tile_serves_a_shape_is_said_in_a_sentence(folder, h200, tiles, c
 def launched(folder, h200, monkeypatch) -> list[tuple[str, bool]]:
     """The names of the tiles that are compiled, of a rung with two for one head_dim; nothing is launched."""
     ladders.write(folder, rung(TILE | {"name": "short", "longest": 8}, TILE | {"name": "long", "rows": 4}))
-    compiled = []
+    compiled, function = [], SimpleNamespace(kernel=SimpleNamespace(ptr=1))
 
     def compile_(kernel, dtype, tile, causal):
         compiled.append((tile.name, causal))
-        return rungs._Compiled(None, tile.name, "sm_90a", 1)
+        return rungs._Compiled(function, tile.name, "sm_90a", 1)
 
     monkeypatch.setattr(rungs.Kernel, "_compile", compile_)
     return compiled
@@ -399,14 +431,14 @@ def launched(folder, h200, monkeypatch) -> list[tuple[str, bool]]:
 def test_two_tiles_for_one_head_dim_are_two_instances(launched):
     kernel = rungs.Kernel(ladder.rung("kernel.plain"))
     long = on_gpu(2, 3, 9, 64)
-    found = [kernel._launch(q, q, q, causal) for q in (Q, long) for causal in (False, True)]
-    assert [(launch.tile.name, launch.compiled.expression, launch.grid) for launch in found] == [
-        ("short", "short", (6,)),
-        ("short", "short", (6,)),
-        ("long", "long", (18,)),
-        ("long", "long", (18,)),
+    found = [kernel.prepared(q, q, q, causal) for q in (Q, long) for causal in (False, True)]
+    assert [(one.tile.name, one.compiled.expression, one.launch.ctas) for one in found] == [
+        ("short", "short", 6),
+        ("short", "short", 6),
+        ("long", "long", 18),
+        ("long", "long", 18),
     ]
-    assert [kernel._launch(q, q, q, True) for q in (Q, long)] == [found[1], found[3]]
+    assert [kernel.prepared(q, q, q, True) for q in (Q, long)] == [found[1], found[3]]
     assert launched == [("short", False), ("short", True), ("long", False), ("long", True)]
 
 
@@ -414,9 +446,9 @@ def test_a_pinned_tile_runs_alone_and_is_no_other(launched):
     one = ladder.rung("kernel.plain")
     short, long = (rungs.pinned(one, tile) for tile in one.tiles)
     assert (short.name, long.name) == ("kernel.plain:short", "kernel.plain:long")
-    assert long.call._launch(Q, Q, Q, False).tile.name == "long"
-    assert short.call._launch(Q, Q, Q, False).tile.name == "short"
-    with pytest.raises(Unsupported, match=r"^plain serves seq_len up to 8, not 9$"):
+    assert long.call.prepared(Q, Q, Q, False).tile.name == "long"
+    assert short.call.prepared(Q, Q, Q, False).tile.name == "short"
+    with pytest.raises(Unsupported, match=r"^plain serves up to 8 keys, not 9$"):
         short.call(*[on_gpu(2, 3, 9, 64)] * 3, False)
     assert rungs.pinned(one, one.tiles[0]).call is short.call is not rungs.implementation("kernel.plain").call
 
@@ -445,23 +477,28 @@ def test_the_best_runs_what_the_tuning_names(launched):
     path = tuned(choice("long"), choice("short", causal=True), choice("short", heads=96), choice("long", seq_len=64))
     best = registry.find("kernel.best").call
     shapes = [(Q, False), (Q, True), (on_gpu(32, 3, 8, 64), False), (on_gpu(32, 3, 9, 64), False)]
-    assert [best._choose(q, causal).name for q, causal in shapes] == [
-        f"kernel.plain:{tile}" for tile in ("long", "short", "short", "long")
-    ]
+    found = [best.kernel(q, q, causal) for q, causal in shapes]
+    assert [kernel.rung.tiles[0].name for kernel in found] == ["long", "short", "short", "long"]
     path.unlink()  # what is chosen once is not looked up again
-    assert best._chosen[Q.shape, torch.float16, False].name == "kernel.plain:long"
+    assert best.kernel(Q, Q, False) is found[0]
+
+
+def test_the_best_is_chosen_by_the_keys(launched):
+    tuned(choice("short"), choice("long", seq_len=64))
+    best = registry.find("kernel.best").call
+    assert best.kernel(Q, on_gpu(2, 3, 60, 64), False).rung.tiles[0].name == "long"
+    assert best.kernel(on_gpu(2, 3, 60, 64), Q, False).rung.tiles[0].name == "short"
 
 
 def test_the_best_is_chosen_once_for_a_shape(launched, monkeypatch):
     tuned(choice("long"))
     best, calls = registry.find("kernel.best"), []
-    pinned = rungs.pinned
 
     def counted(rung, tile):
         calls.append(tile.name)
-        return replace(pinned(rung, tile), call=lambda q, k, v, causal: "computed")
+        return lambda q, k, v, causal, scale: "computed"
 
-    monkeypatch.setattr(rungs, "pinned", counted)
+    monkeypatch.setattr(rungs, "kernel", counted)
     assert [best.call(Q, Q, Q, False) for _ in range(3)] == ["computed"] * 3
     assert calls == ["long"]
 
@@ -472,7 +509,7 @@ def test_where_there_is_no_best_it_says_why(launched, folder):
     path = tuned(choice("long"))
     said = {
         "best is a CUDA kernel, and the device is no NVIDIA GPU": (cpu, False),
-        "best takes Q, K and V (batch, heads, seq_len, head_dim), not (3, 8, 64)": (Q[0], False),
+        "best takes Q, K and V (batch, heads, length, head_dim), not (3, 8, 64) and (3, 8, 64)": (Q[0], False),
         "the tuning of NVIDIA H200 chose nothing that serves (2, 3, 8, 64) float16, causal": (Q, True),
     }
     for reason, (q, causal) in said.items():
@@ -496,16 +533,14 @@ def test_the_best_repeats_itself_if_every_rung_does(folder):
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ("CUDA_ERROR_INVALID_VALUE: invalid argument", Broken),
-        ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources requested for launch", Broken),
-        ("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", torch.AcceleratorError),
+        ("CUDA_ERROR_INVALID_VALUE", Broken),
+        ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", Broken),
+        ("CUDA_ERROR_ILLEGAL_ADDRESS", torch.AcceleratorError),
     ],
 )
 def test_a_launch_that_is_refused_is_told_from_a_device_that_failed(folder, said, meant):
     (one,) = ladder.load()
-    compiled = rungs._Compiled(None, "plain<__half, 64, false>", "sm_80", 1)
-    launch = rungs._Launch(compiled, one.tiles[0], (1,), (64,), ())
-    failure = rungs._failure(one, launch, RuntimeError(said))
+    failure = rungs._failure(one, one.tiles[0], "plain<__half, 64, false>", said)
     assert type(failure) is meant
     assert said in str(failure)
     if meant is Broken:
@@ -548,7 +583,7 @@ def test_a_study_of_a_kernel_records_what_it_is(folder, data, one_thread, unlock
     assert fates["sdpa.auto"]["status"] == "measured"
     assert fates["kernel.plain"] == {
         "status": "skipped",
-        "reason": "plain is a CUDA kernel, and the device is no NVIDIA GPU",
+        "reason": "plain is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU",
     }
     assert run.resources.empty
     assert "kernel.plain" not in set(run.samples["implementation"])
@@ -614,12 +649,12 @@ def test_what_a_kernel_needs_is_recorded(measured):
     }
     asked = []
 
-    def resources(q, causal):
-        asked.append((tuple(q.shape), causal))
+    def resources(q, k, causal):
+        asked.append((tuple(q.shape), tuple(k.shape), causal))
         return needs
 
     run = measured(sdpa, resources)
-    assert asked == [((1, 2, 16, 64), False)]
+    assert asked == [((1, 2, 16, 64), (1, 2, 16, 64), False)]
     (row,) = run.resources.to_dict("records")
     assert tuple(run.resources.columns) == schema.COLUMNS["resources"]
     assert {name: row[name] for name in needs} == needs

@@ -413,6 +413,8 @@ def test_the_published_run_of_the_second_schema_loads_with_all_axes_filled(monke
             assert (frame["kv_len"] == frame["seq_len"]).all()
             assert set(frame["lengths"]) == {"equal"}
             assert set(frame["direction"]) == {"forward"}
+            assert set(frame["layout"]) == {"heads first"}
+            assert set(frame["scale"]) == {0.0}
     assert run.stream.empty
     assert len(run.samples) > 100_000
     study = studies.recorded(run.manifest)
@@ -424,9 +426,7 @@ def test_the_published_run_of_the_second_schema_loads_with_all_axes_filled(monke
 def test_a_run_of_the_second_schema_that_was_cut_off_is_read_with_all_axes(data):
     begun(schema=2)
     for table, key, rows in PARTS:
-        write.add_part(
-            "one", table, key, rows.drop(columns=["kv_heads", "kv_len", "lengths", "direction"], errors="ignore")
-        )
+        write.add_part("one", table, key, rows.drop(columns=list(Shape.AXES[6:]), errors="ignore"))
     for _ in range(2):  # from its parts, and when it was closed
         samples = read.load("one").samples
         assert samples["kv_heads"].tolist() == [4] * 4
@@ -490,8 +490,10 @@ def test_a_stream_that_was_changed_is_refused(data):
     )
 
 
-@pytest.mark.parametrize("number", [3, schema.SCHEMA])
-@pytest.mark.parametrize("column", ["kv_heads", "kv_len", "lengths", "direction"])
+@pytest.mark.parametrize(
+    ("column", "number"),
+    [*((axis, 3) for axis in Shape.AXES[6:10]), *((axis, schema.SCHEMA) for axis in Shape.AXES[6:])],
+)
 def test_a_table_without_an_axis_that_its_schema_has_is_refused(data, column, number):
     begun(schema=number)
     write.add_part("one", "samples", "a", rows(1.0, 2.0).drop(columns=column))

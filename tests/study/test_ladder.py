@@ -157,7 +157,7 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(kernels):
         (rung(dtypes=["float16", "float16"]), "rung 'plain': float16 is listed twice"),
         (rung(architectures=["90a"]), "rung 'plain': architectures.0: string should match pattern*, not '90a'"),
         (rung(architectures=["sm_80", "sm_80"]), "rung 'plain': sm_80 is listed twice"),
-        (rung(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers' or 'tensor maps'*"),
+        (rung(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers', 'tensor maps' or 'views'*"),
         (rung(expected_speedup=0.0), "rung 'plain': expected_speedup: input should be greater than 0, not 0.0"),
         (rung(expected_speedup="fast"), "rung 'plain': expected_speedup: input should be a valid number, not 'fast'"),
         (rung(persistent=1), "rung 'plain': persistent: input should be a valid boolean, not 1"),
@@ -170,7 +170,7 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(kernels):
         (rung(TILE | {"longest": -1}), "rung 'plain', tile 1: longest: input should be greater than or equal to 0*"),
         (
             rung(TILE | {"shortest": 9, "longest": 8}),
-            "rung 'plain', tile 1: longest: 8 is less than `shortest`, 9: no seq_len is served",
+            "rung 'plain', tile 1: longest: 8 is less than `shortest`, 9: no length is served",
         ),
         (rung(TILE | {"masks": []}), "rung 'plain', tile 1: masks: list should have at least 1 item*"),
         (rung(TILE | {"masks": ["ful"]}), "rung 'plain', tile 1: masks.0: input should be 'full' or 'causal', not *"),

@@ -1,5 +1,6 @@
 """The arithmetic of a shape, against numbers worked by hand."""
 
+import math
 import re
 
 import pytest
@@ -98,6 +99,7 @@ def test_axes_are_those_of_the_tables_in_their_order():
     assert list(shape.axes.items()) == [
         ("batch", 2), ("heads", 3), ("seq_len", 5), ("head_dim", 7), ("causal", True), ("dtype", "float32"),
         ("kv_heads", 3), ("kv_len", 5), ("lengths", "equal"), ("direction", "forward"),
+        ("layout", "heads first"), ("scale", 0.0),
     ]  # fmt: skip
     assert tuple(shape.axes) == Shape.AXES
     assert Shape(**shape.axes) == shape
@@ -113,6 +115,7 @@ def test_a_shape_says_what_it_is():
 # 8 query heads, 4 to each KV head; one query over 7 keys; lengths 2, 4, 6 and 7.
 GROUPED = Shape(2, 8, 16, 4, kv_heads=2)
 DECODE = Shape(3, 4, 1, 8, dtype="bfloat16", kv_heads=2, kv_len=7)
+CACHED = DECODE.resized(seq_len=3, causal=True)
 SPREAD = Shape(4, 3, 7, 2, lengths="spread", dtype="float32")
 TRAINING = Shape(2, 3, 5, 4, direction="training")
 
@@ -124,6 +127,8 @@ TRAINING = Shape(2, 3, 5, 4, direction="training")
         (GROUPED, 4096, 65_536, 4096, 1024, 256, 2 * (1024 + 256) * 2),
         # 3·4·1·7 scores; Q and O of 3·4·1·8, K and V of 3·2·7·8
         (DECODE, 84, 4 * 84 * 8, 84, 96, 336, 2 * (96 + 336) * 2),
+        # Queries that see 5, 6 and 7 of the keys: 18 scores a head
+        (CACHED, 216, 4 * 216 * 8, 216, 288, 336, 2 * (288 + 336) * 2),
         # Lengths ⌈7·i/4⌉ = 2, 4, 6, 7: 4 + 16 + 36 + 49 = 105 scores a head, 19 tokens
         (SPREAD, 315, 4 * 315 * 2, 315, 114, 114, 2 * (114 + 114) * 4),
         # 3 + 10 + 21 + 28 = 62 scores a head under the mask
@@ -199,6 +204,7 @@ def test_what_is_left_out_is_as_many_as_there_are_of_queries():
         (DECODE, ["2 KV heads", "7 keys"]),
         (SPREAD, ["spread lengths"]),
         (TRAINING.resized(kv_heads=1), ["1 KV head", "training"]),
+        (GROUPED.resized(layout="tokens first", scale=0.5), ["2 KV heads", "tokens first", "scale 0.5"]),
     ],
     ids=str,
 )
@@ -239,10 +245,17 @@ def test_a_shape_resized_keeps_what_it_shares(shape, axes, expected):
         ({"kv_heads": None}, "kv_heads must be a positive integer, not None"),
         ({"kv_len": -1}, "kv_len must be a positive integer, not -1"),
         ({"kv_len": "64"}, "kv_len must be a positive integer, not '64'"),
-        ({"kv_len": 32, "causal": True}, "causal: true needs as many keys as queries, not 32 for 16"),
+        ({"kv_len": 8, "causal": True}, "causal: true needs no fewer keys than queries, not 8 for 16"),
         ({"kv_len": 32, "lengths": "spread"}, "lengths: spread needs as many keys as queries, not 32 for 16"),
         ({"kv_len": 8, "direction": "training"}, "direction: training needs as many keys as queries, not 8 for 16"),
         ({"lengths": "spread", "direction": "training"}, "lengths: spread is for direction: forward"),
+        ({"lengths": "spread", "layout": "tokens first"}, "lengths: spread is for layout: heads first"),
+        ({"lengths": "spread", "scale": 0.5}, "lengths: spread is for scale: 0.0"),
+        ({"layout": "bshd"}, "unknown layout 'bshd'; known are heads first, tokens first"),
+        *(
+            ({"scale": scale}, f"scale must be a number above 0, or 0 for 1/√D, not {scale!r}")
+            for scale in (-1, math.inf, math.nan, "1", True, None)
+        ),
         ({"lengths": "ragged"}, "unknown lengths 'ragged'; known are equal, spread"),
         ({"lengths": None}, "unknown lengths None; known are equal, spread"),
         ({"direction": "backward"}, "unknown direction 'backward'; known are forward, training"),

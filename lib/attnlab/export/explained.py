@@ -17,6 +17,8 @@ SHAPE = {
     "kv_len": "S_kv, tokens of keys and values",
     "lengths": "`equal`, or `spread`: sequences of different lengths, end to end without padding",
     "direction": "`forward`, or `training`: forward and backward",
+    "layout": "`heads first`: contiguous; `tokens first`: transposed views of (B, S, H, D)",
+    "scale": "factor of the scores; 0 for 1/√D",
 }
 RUN = {
     "name": "the folder in `data/` that all of this was inferred from",

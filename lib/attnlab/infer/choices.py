@@ -66,7 +66,7 @@ def study(made: Dispatch) -> dict[str, Any]:
 
 
 def _served(results: Results) -> list[Shape]:
-    plain = [s for s in results.study.shapes if s.lengths == "equal" and s.direction == "forward"]
+    plain = [shape for shape in results.study.shapes if shape == Shape(**_chosen_by(shape))]
     return [shape for shape in plain if FALLBACK in results.at(shape, TIMING).index]
 
 
@@ -80,15 +80,19 @@ def _choice(results: Results, shape: Shape, stale: list[str]) -> Choice:
                 faster[str(name)] = verdict
     best = str(rows.loc[list(faster), "median_us"].idxmin()) if faster else FALLBACK
     speedup = faster[best].speedup if faster else Interval(1.0, 1.0, 1.0)
-    axes = {axis: value for axis, value in shape.axes.items() if axis not in ("lengths", "direction")}
     return Choice(
-        **axes,  # type: ignore[arg-type]
+        **_chosen_by(shape),
         implementation=best,
         speedup=speedup.estimate,
         low=speedup.low,
         high=speedup.high,
         source=tuning.hashes([best], device)[best] if best.startswith("kernel.") else "",
     )
+
+
+def _chosen_by(shape: Shape) -> dict[str, Any]:
+    """The axes of a shape that a dispatch table goes by."""
+    return {axis: getattr(shape, axis) for axis in Choice.AXES}
 
 
 def _axes(shape: Shape) -> dict[str, Any]:

@@ -26,8 +26,10 @@ TYPES = {
     **dict.fromkeys(("round", "position"), "Int64"),
     **dict.fromkeys(("batch", "heads", "seq_len", "head_dim", "kv_heads", "kv_len", "replicate"), "int64"),
     **dict.fromkeys(("causal", "passed"), "bool"),
-    **dict.fromkeys(("max_error", "mean_error", "framework_max_error", "framework_mean_error"), "float64"),
-    **dict.fromkeys(("implementation", "dtype", "lengths", "direction", "process", "clock", "cache", "status"), "str"),
+    **dict.fromkeys(("max_error", "mean_error", "framework_max_error", "framework_mean_error", "scale"), "float64"),
+    **dict.fromkeys(
+        ("implementation", "dtype", "lengths", "direction", "layout", "process", "clock", "cache", "status"), "str"
+    ),
     "strain": "Float64",
 }
 """Types under which columns of different tables are compared; an empty table has none of its own."""

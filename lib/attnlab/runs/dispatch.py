@@ -1,7 +1,7 @@
 """Dispatch tables: which implementation `attnlab.attend` calls at each shape, by the results of a run on one device."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -20,6 +20,7 @@ class Choice(BaseModel):
         source: the hash of the kernel, as `tuning.hashes` gives it; empty if it is none of the hand-written ones.
     """
 
+    AXES: ClassVar[tuple[str, ...]] = Shape.AXES[:8]
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     batch: int
     heads: int
@@ -50,8 +51,7 @@ class Choice(BaseModel):
     @property
     def shape(self) -> Shape:
         """The shape that it is for."""
-        axes = ("batch", "heads", "seq_len", "head_dim", "causal", "dtype", "kv_heads", "kv_len")
-        return Shape(**{axis: getattr(self, axis) for axis in axes})
+        return Shape(**{axis: getattr(self, axis) for axis in self.AXES})
 
 
 class Dispatch(BaseModel):

@@ -15,7 +15,20 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.runs import agreement, columns
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.schema import ADDED, COLUMNS, NORMAL, SCHEMA, TABLES, Manifest, Run, digest, folder, plain, short_hash
+from attnlab.runs.schema import (
+    ADDED,
+    COLUMNS,
+    NORMAL,
+    SCHEMA,
+    TABLES,
+    Manifest,
+    Run,
+    contiguous,
+    digest,
+    folder,
+    plain,
+    short_hash,
+)
 from attnlab.runs.table import Table
 
 JUDGED = "ATTNLAB_JUDGED"
@@ -168,6 +181,8 @@ def _of_this_schema(table: Table, number: int) -> Table:
         frame = frame.assign(inputs=NORMAL)
     if number < 3 and {"heads", "seq_len"} <= set(frame.columns):  # all its shapes were plain self-attention, forward
         frame = plain(frame)
+    if 3 <= number < 6 and {"lengths", "direction"} <= set(frame.columns):
+        frame = contiguous(frame)
     if number < 5 and table.name in ADDED:
         frame = frame.assign(**dict.fromkeys(ADDED[table.name]))
     return replace(table, frame=frame)

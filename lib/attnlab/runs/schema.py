@@ -15,10 +15,11 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA = 5
+SCHEMA = 6
 """Version of the layout. 2: checks name their inputs. 3: shapes have all axes, runs have streams. 4: the manifest holds
 the rules that the run is judged by, and names the measuring code by path instead of by file name. 5: timed outputs are
-compared, outputs that differ between two runs are counted, and each process names its card and its CPU."""
+compared, outputs that differ between two runs are counted, and each process names its card and its CPU. 6: shapes have
+a layout and a scale."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
 """What became of a case."""
@@ -178,7 +179,14 @@ def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
     """A table that holds only forward passes of plain self-attention, with the axes of a shape that it lacks."""
-    return frame.assign(kv_heads=frame["heads"], kv_len=frame["seq_len"], lengths="equal", direction="forward")
+    return contiguous(
+        frame.assign(kv_heads=frame["heads"], kv_len=frame["seq_len"], lengths="equal", direction="forward")
+    )
+
+
+def contiguous(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table that holds only contiguous tensors and scores times 1/√D, with the axes of a shape that it lacks."""
+    return frame.assign(layout="heads first", scale=0.0)
 
 
 def short_hash(content: bytes) -> str:

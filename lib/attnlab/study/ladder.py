@@ -46,7 +46,7 @@ class Tile(BaseModel):
         template: template arguments after element, head_dim and causal.
         box_rows: rows of the boxes of Q and O if the arguments are tensor maps; by default `rows`.
         name: what distinguishes it from the rung's other tiles for this head_dim; may be empty if there are none.
-        shortest: the smallest seq_len that it serves; `longest` the largest, 0 for any.
+        shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
         masks: the masks that it serves.
         devices: the devices that it serves, by the names that torch gives them; empty for all.
     """
@@ -73,7 +73,7 @@ class Tile(BaseModel):
     @model_validator(mode="after")
     def _serves_a_length(self) -> "Tile":
         if self.longest and self.longest < self.shortest:
-            raise UserError(f"longest: {self.longest} is less than `shortest`, {self.shortest}: no seq_len is served")
+            raise UserError(f"longest: {self.longest} is less than `shortest`, {self.shortest}: no length is served")
         return self
 
     @property
@@ -81,14 +81,14 @@ class Tile(BaseModel):
         """What messages call it."""
         return f"the tile {repr(self.name) + ' ' if self.name else ''}for head_dim {self.head_dim}"
 
-    def serves_length(self, seq_len: int) -> bool:
-        """Whether it serves this seq_len."""
-        return self.shortest <= seq_len <= (self.longest or seq_len)
+    def serves_length(self, kv_len: int) -> bool:
+        """Whether it serves this number of keys."""
+        return self.shortest <= kv_len <= (self.longest or kv_len)
 
-    def serves(self, head_dim: int, seq_len: int, causal: bool, device: str) -> bool:
+    def serves(self, head_dim: int, kv_len: int, causal: bool, device: str) -> bool:
         """Whether it serves such shapes on the device of this name."""
         here = not self.devices or device in self.devices
-        return self.head_dim == head_dim and self.serves_length(seq_len) and MASKS[causal] in self.masks and here
+        return self.head_dim == head_dim and self.serves_length(kv_len) and MASKS[causal] in self.masks and here
 
 
 class Rung(BaseModel):
@@ -98,6 +98,9 @@ class Rung(BaseModel):
         after: the rung that it is compared with; empty if there is none.
         hypothesis: what it changes, and what that should gain.
         expected_speedup: the speedup over `after` at the target.
+        arguments: how Q, K, V and O are passed: ``pointers`` to contiguous tensors; ``tensor maps`` of contiguous
+            tensors, with all heads in one dimension; or ``views``, tensor maps of four dimensions with any strides.
+            Scalars follow: the heads over all batches, seq_len and the scale, or for views a `Problem`.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
         reproducible: whether two runs on the same inputs have to be bitwise the same.
@@ -114,7 +117,7 @@ class Rung(BaseModel):
     expected_speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     dtypes: Annotated[list[Literal["float16", "bfloat16"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
-    arguments: Literal["pointers", "tensor maps"]
+    arguments: Literal["pointers", "tensor maps", "views"]
     persistent: bool = False
     spill_bytes: Annotated[int, Field(ge=0)] = 0
     reproducible: bool = True
@@ -129,7 +132,7 @@ class Rung(BaseModel):
     def _tiles_fit(self) -> "Rung":
         for head_dim in dict.fromkeys(tile.head_dim for tile in self.tiles):
             _require_names(head_dim, [tile.name for tile in self.tiles if tile.head_dim == head_dim])
-        for tile in self.tiles if self.arguments == "tensor maps" else ():
+        for tile in self.tiles if self.arguments != "pointers" else ():
             _require_boxes(tile)
         return self
 
@@ -138,9 +141,9 @@ class Rung(BaseModel):
         """The name that a study calls it by."""
         return PREFIX + self.name
 
-    def tiles_for(self, head_dim: int, seq_len: int, causal: bool, device: str) -> list[Tile]:
+    def tiles_for(self, head_dim: int, kv_len: int, causal: bool, device: str) -> list[Tile]:
         """The tiles that serve such shapes on the device of this name, in the entry's order; the first is what runs."""
-        return [tile for tile in self.tiles if tile.serves(head_dim, seq_len, causal, device)]
+        return [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal, device)]
 
     def architecture(self, capability: tuple[int, int]) -> str | None:
         """The architecture to compile for on a device of this compute capability; None if the rung doesn't serve it.

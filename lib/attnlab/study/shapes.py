@@ -1,11 +1,13 @@
 """The shape of one attention problem, and the arithmetic that follows from it."""
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 LENGTHS = ("equal", "spread")
 DIRECTIONS = ("forward", "training")
+LAYOUTS = ("heads first", "tokens first")
 
 
 @dataclass(frozen=True, order=True)
@@ -16,11 +18,14 @@ class Shape:
     Attributes:
         kv_heads: heads of keys and values, each shared by equally many query heads; 0, the default, for as many as
             query heads.
-        kv_len: number of keys; 0, the default, for as many as queries. With another number there can be no causal mask,
-            since frameworks disagree about where it begins.
+        kv_len: number of keys; 0, the default, for as many as queries. A causal mask is aligned to the end: the last
+            query sees all keys, as where the first keys come from a cache.
         lengths: ``equal``, or ``spread``: the sequences of the batch lie end to end without padding, and the i-th of B
             has i/B of `seq_len` tokens, rounded up.
         direction: ``forward``, or ``training``: the forward and the backward pass, with the gradients of Q, K and V.
+        layout: ``heads first``, contiguous tensors; or ``tokens first``: the heads of a token lie beside each other, as
+            a model's projections leave them, and the tensors are transposed views of that.
+        scale: the factor of the scores; 0, the default, for 1/√D.
 
     Raises:
         ValueError: a size that is not a positive integer, a word that is not known, or axes that don't go together.
@@ -36,10 +41,12 @@ class Shape:
     kv_len: int = 0
     lengths: str = "equal"
     direction: str = "forward"
+    layout: str = "heads first"
+    scale: float = 0.0
 
     AXES: ClassVar[tuple[str, ...]] = (
         *("batch", "heads", "seq_len", "head_dim", "causal", "dtype"),
-        *("kv_heads", "kv_len", "lengths", "direction"),
+        *("kv_heads", "kv_len", "lengths", "direction", "layout", "scale"),
     )
 
     def __post_init__(self) -> None:
@@ -50,23 +57,31 @@ class Shape:
             object.__setattr__(self, axis, getattr(self, axis) or getattr(self, like))
         if not isinstance(self.causal, bool):
             raise ValueError(f"causal must be true or false, not {self.causal!r}")
-        for axis, words in (("dtype", tuple(BYTES_PER_ELEMENT)), ("lengths", LENGTHS), ("direction", DIRECTIONS)):
+        known = {"dtype": tuple(BYTES_PER_ELEMENT), "lengths": LENGTHS, "direction": DIRECTIONS, "layout": LAYOUTS}
+        for axis, words in known.items():
             word = getattr(self, axis)
             if not isinstance(word, str) or word not in words:
                 raise ValueError(f"unknown {axis} {word!r}; known are {', '.join(words)}")
+        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float) or not 0 <= self.scale < math.inf:
+            raise ValueError(f"scale must be a number above 0, or 0 for 1/√D, not {self.scale!r}")
+        object.__setattr__(self, "scale", float(self.scale))
         self._require_axes_that_go_together()
 
     def _require_axes_that_go_together(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads, and {self.kv_heads} doesn't divide {self.heads}")
+        if self.lengths == "spread":
+            for axis, plain in (("direction", "forward"), ("layout", "heads first"), ("scale", 0.0)):
+                if getattr(self, axis) != plain:
+                    raise ValueError(f"lengths: spread is for {axis}: {plain}")
         if self.kv_len == self.seq_len:
-            if self.lengths == "spread" and self.direction == "training":
-                raise ValueError("lengths: spread is for direction: forward")
             return
-        for axis, plain in (("causal", False), ("lengths", "equal"), ("direction", "forward")):
+        for axis, plain in (("lengths", "equal"), ("direction", "forward")):
             if getattr(self, axis) != plain:
-                stated = f"{axis}: {str(getattr(self, axis)).lower()}"
+                stated = f"{axis}: {getattr(self, axis)}"
                 raise ValueError(f"{stated} needs as many keys as queries, not {self.kv_len} for {self.seq_len}")
+        if self.causal and self.kv_len < self.seq_len:
+            raise ValueError(f"causal: true needs no fewer keys than queries, not {self.kv_len} for {self.seq_len}")
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -87,15 +102,17 @@ class Shape:
             f"{self.kv_len} key{'s' * (self.kv_len > 1)}": self.kv_len != self.seq_len,
             f"{self.lengths} lengths": self.lengths != "equal",
             self.direction: self.direction != "forward",
+            self.layout: self.layout != "heads first",
+            f"scale {self.scale:g}": self.scale != 0,
         }
         return [word for word, there in words.items() if there]
 
     @property
-    def axes(self) -> dict[str, int | bool | str]:
+    def axes(self) -> dict[str, int | bool | str | float]:
         """The axes by name, in the order of the columns of a run's tables."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def resized(self, **axes: int | bool | str) -> "Shape":
+    def resized(self, **axes: int | bool | str | float) -> "Shape":
         """The shape with other axes. If there were as many keys as queries, there still are; likewise for heads."""
         for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):
             if getattr(self, axis) == getattr(self, like):
@@ -118,7 +135,8 @@ class Shape:
     def scores(self) -> int:
         """The number of scores that the mask leaves, over all heads."""
         if self.lengths == "equal":
-            pairs = self.seq_len * (self.seq_len + 1) // 2 if self.causal else self.seq_len * self.kv_len
+            hidden = self.seq_len * (self.seq_len - 1) // 2 if self.causal else 0
+            pairs = self.seq_len * self.kv_len - hidden
             return self.batch * self.heads * pairs
         return self.heads * sum(n * (n + 1) // 2 if self.causal else n * n for n in self.sequences)
 

@@ -23,6 +23,7 @@ class Choice(BaseModel):
 
     Attributes:
         heads: heads over all batches.
+        seq_len: the number of keys.
         rung: the rung's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
         source: the hash of the rung, as `ladder.hashes` gives it.
@@ -50,7 +51,7 @@ class Choice(BaseModel):
     def distance(self, shape: Shape) -> float:
         """How far its lengths and heads are from those of a shape, in doublings."""
         heads = shape.batch * shape.heads
-        return math.hypot(math.log2(self.seq_len / shape.seq_len), math.log2(self.heads / heads))
+        return math.hypot(math.log2(self.seq_len / shape.kv_len), math.log2(self.heads / heads))
 
     def instance(self) -> tuple[Rung, Tile]:
         """The rung and the tile that it names.
@@ -87,7 +88,7 @@ class Tuning(BaseModel):
         return self
 
     def choice(self, shape: Shape) -> Choice:
-        """The choice for the nearest shape of the same head_dim and mask whose tile serves this seq_len.
+        """The choice for the nearest shape of the same head_dim and mask whose tile serves this number of keys.
 
         Raises:
             UserError: there is none, or a kernel changed since.
@@ -95,7 +96,7 @@ class Tuning(BaseModel):
         alike = [choice for choice in self.choices if choice.is_like(shape)]
         for choice in sorted(alike, key=lambda choice: choice.distance(shape)):
             _, tile = choice.instance()
-            if tile.serves_length(shape.seq_len):
+            if tile.serves_length(shape.kv_len):
                 return choice
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 

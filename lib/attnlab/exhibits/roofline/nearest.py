@@ -58,7 +58,8 @@ class Cases:
         """Forward passes with as many keys as queries and sequences of equal lengths."""
         rows = self.results.under(self.results.headline)
         same = rows["kv_len"] == rows["seq_len"]
-        return rows[same & (rows["lengths"] == "equal") & (rows["direction"] == "forward")]
+        plain = {"lengths": "equal", "direction": "forward", "layout": "heads first", "scale": 0.0}
+        return rows[same & (rows[list(plain)] == pd.Series(plain)).all(axis=1)]
 
     def nearest(self, number: Published) -> Nearest | None:
         """The nearest case to a published number; None where there is none with its head_dim and mask.

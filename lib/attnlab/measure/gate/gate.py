@@ -60,6 +60,7 @@ class Gate:
         heads: in a forward pass, the heads whose values are compared, numbered over all batches; None for all. All
             other checks cover every head.
         sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
+        scale: the factor of the scores; None for 1/√D.
     """
 
     def __init__(
@@ -69,13 +70,15 @@ class Gate:
         kind: str = NORMAL,
         heads: Sequence[int] | None = None,
         sequences: tuple[int, ...] = (),
+        scale: float | None = None,
     ) -> None:
         self._inputs = given
         self._values = tuple(tensor.clone() for tensor in given)
         self._returned: Tensors | None = None
         self._heads = None if heads is None else torch.tensor(heads, device=given[0].device)
         self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
-        attention: Attention = partial(by_sequence, composed, sequences=sequences) if sequences else composed
+        right = partial(composed, scale=scale)
+        attention: Attention = partial(by_sequence, right, sequences=sequences) if sequences else right
         compared = self._compared_inputs()
         exact = _computed(attention, tuple(tensor.double() for tensor in compared), causal)
         self._oracle = exact
@@ -83,7 +86,9 @@ class Gate:
             Error.between(output, oracle)
             for output, oracle in zip(_computed(attention, compared, causal), exact, strict=True)
         ]
-        self._unavoidable = rounding.unavoidable(compared, causal, exact[0], sequences) if kind != NORMAL else NONE
+        self._unavoidable = (
+            rounding.unavoidable(compared, causal, exact[0], sequences, scale) if kind != NORMAL else NONE
+        )
 
     @property
     def _outputs(self) -> int:

@@ -75,7 +75,8 @@ def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes
     case.call()
     _require_short(session, case)
     if subject.implementation.resources and case.windows is not None:
-        subject.details["resources"] = subject.implementation.resources(case.windows[0][0], shape.causal)
+        q, k, *_ = case.windows[0]
+        subject.details["resources"] = subject.implementation.resources(q, k, shape.causal)
     subject.details["kernels"] = inspection.kernels(case.call, session.device)
     subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
     subject.details |= _warm_up(session, case)

@@ -68,7 +68,7 @@ def _end_to_end(shape: Shape) -> tuple[int, ...]:
 
 def _gate(shape: Shape, windows: Windows, kind: str) -> Gate:
     heads = None if kind == NORMAL else few_heads(shape)
-    return Gate(windows[0], shape.causal, kind, heads, _end_to_end(shape))
+    return Gate(windows[0], shape.causal, kind, heads, _end_to_end(shape), shape.scale or None)
 
 
 def few_heads(shape: Shape) -> list[int] | None:

@@ -49,7 +49,7 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
         windows.draw(order.randrange(2**31))  # no request comes twice
         order.shuffle(answers)
         for name, case in answers:
-            row = {"implementation": name, **shape.axes, "replicate": replicate, "position": position}
+            row: schema.Row = {"implementation": name, **shape.axes, "replicate": replicate, "position": position}
             rows.append(row | _answered(case, device))
     return pd.DataFrame(rows, columns=[c for c in schema.COLUMNS["stream"] if c != "process"])
 

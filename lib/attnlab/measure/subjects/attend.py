@@ -1,89 +1,126 @@
 """`attnlab.attend`: attention by the fastest implementation that a run found at each shape; elsewhere by SDPA."""
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from functools import cache, partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.subjects import best, sdpa
+from attnlab.measure.subjects import best, rungs, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
+from attnlab.measure.subjects.launch import Launch, layout
 from attnlab.runs import dispatch
-from attnlab.study import implementations
+from attnlab.study import implementations, ladder
 from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
 
-Key = tuple[torch.Size | tuple[int, ...], torch.Size | tuple[int, ...], torch.dtype, bool]
-_calls: dict[Key, Attention] | None = None
+Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]
+# Subclasses of it compute attention in their own ways.
+KIND = torch.Tensor
+# Layouts that are remembered: a cache that grows by a key for each token has a new one at each step.
+KEPT = 4096
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    """softmax(Q·Kᵀ/√D)·V by the implementation that the dispatch table of this device names for the shape.
+class Prepared(Protocol):
+    """``(q, k, v) -> o`` for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor: ...
+
+
+_table: dict[Key, str] | None = None
+_prepared: dict[Hashable, Prepared] = {}
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+) -> torch.Tensor:
+    """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device names for the shape.
 
     It is PyTorch's scaled_dot_product_attention for shapes that are not in the table, on devices other than a GPU, when
-    gradients are needed, and when the chosen implementation does not serve these tensors (because of their layout, for
+    gradients are needed, and when the chosen implementation does not serve these tensors (because of their strides, for
     example). The table is read at the first call on a GPU: the one given to `use`, otherwise the one that
-    `make dispatch` wrote for this device, if there is one.
+    `make dispatch` wrote for this device, if there is one. Under `torch.compile`, it is the operator
+    ``attnlab::attention``.
 
     Args:
-        q: ``(batch, heads, seq_len, head_dim)``.
-        k: ``(batch, kv_heads, kv_len, head_dim)``.
+        q: ``(batch, heads, seq_len, head_dim)``, with any strides.
+        k: ``(batch, kv_heads, kv_len, head_dim)``; kv_heads divides heads.
         v: as `k`.
-        causal: whether no query attends to keys after its own; q, k and v then have one length.
+        causal: whether no query attends to keys after its own. The mask is aligned to the end: the last query sees all
+            keys, as where the first keys come from a cache. SDPA's `is_causal` is aligned to the beginning, which
+            differs where there are more keys than queries.
+        scale: the factor of the scores; None for 1/√D.
 
     Raises:
         UserError: the table can't be read, or was made on another device.
         RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
     """
-    if q.is_cuda and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        calls = _calls if _calls is not None else use()
-        call = calls.get((q.shape, k.shape, q.dtype, causal))
-        if call is not None and v.shape == k.shape and q.dtype == k.dtype == v.dtype:
-            output = _served(call, q, k, v, causal)
-            if output is not None:
-                return output
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    if torch.compiler.is_compiling():
+        output: torch.Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
+        return output
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return sdpa.sdpa(q, k, v, causal, scale)
+    return forward(q, k, v, causal, scale)
 
 
-def _served(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor | None:
-    """What an implementation computes; None if it doesn't serve such tensors. Whatever else it raises is raised."""
-    try:
-        return call(q, k, v, causal)
-    except Unsupported:
-        return None
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
-    except RuntimeError:
-        # So torch's operators refuse a layout. The table was made with contiguous tensors: those they do serve.
-        if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
-            raise
-        return None
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+) -> torch.Tensor:
+    """`attend` without gradients."""
+    if type(q) is type(k) is type(v) is KIND and q.is_cuda:
+        try:
+            key = layout(q, k, v, causal, scale)
+        except RuntimeError:  # such tensors have no strides
+            return sdpa.sdpa(q, k, v, causal, scale)
+        prepared = _prepared.get(key) or _prepare(key, q, k, v, causal, scale)
+        try:
+            return prepared(q, k, v)
+        except Unsupported:
+            pass
+    return sdpa.sdpa(q, k, v, causal, scale)
 
 
-def use(source: Path | str | None = None) -> dict[Key, Attention]:
+def use(source: Path | str | None = None) -> dict[Key, str]:
     """Make `attend` use this dispatch table from now on; None for the one that `make dispatch` wrote for this device.
+
+    Returns:
+        The implementation by shape of Q, shape of K, dtype, and whether there is a causal mask.
 
     Raises:
         UserError: torch sees no GPU; or the table can't be read, names something that can't be called, or was made on
             another device.
     """
-    global _calls
+    global _table
     if not torch.cuda.is_available():
         raise UserError("a dispatch table serves an NVIDIA GPU, and torch sees none here")
     device_name = torch.cuda.get_device_name()
     found = dispatch.path(device_name) if source is None else Path(source)
     if source is None and not found.is_file():
-        _calls = {}
-        return _calls
-    table = dispatch.load(found, device_name, torch.__version__)
+        chosen: dict[Key, str] = {}
+    else:
+        chosen = _chosen(dispatch.load(found, device_name, torch.__version__), found)
+    _table = chosen
+    _prepared.clear()
+    return chosen
+
+
+def _chosen(table: dispatch.Dispatch, source: Path) -> dict[Key, str]:
     try:
-        _calls = {_key(choice.shape): _call(choice) for choice in table.chosen()}
+        for choice in table.chosen():
+            _require_callable(choice.implementation)
     except UserError as error:
-        raise UserError(f"{paths.shown(found)}: {error}") from None
-    return _calls
+        raise UserError(f"{paths.shown(source)}: {error}") from None
+    return {_key(choice.shape): choice.implementation for choice in table.chosen()}
+
+
+def _require_callable(name: str) -> None:
+    if name.startswith(PREFIX):
+        best.implementation(name)
+    else:
+        implementations.require(name, implementations.SDPA)
 
 
 def _key(shape: Shape) -> Key:
@@ -92,45 +129,97 @@ def _key(shape: Shape) -> Key:
     return queries, values, getattr(torch, shape.dtype), shape.causal
 
 
-def _call(choice: dispatch.Choice) -> Attention:
-    """The implementation of a choice, with as little Python as possible between it and its caller."""
-    direct = _DIRECT.get(choice.implementation)
-    padded = choice.shape.head_dim % 8 > 0  # by SDPA, before it calls an operator
-    return direct if direct and not padded else _selected(choice.implementation)
+def _prepare(
+    key: Hashable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+) -> Prepared:
+    """The call for tensors of a layout; it is kept."""
+    table = _table if _table is not None else use()
+    alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
+    name = table.get((tuple(q.shape), tuple(k.shape), q.dtype, causal)) if alike else None
+    if len(_prepared) >= KEPT:
+        _prepared.clear()
+    _prepared[key] = prepared = _call(name, q, k, v, causal, scale)
+    return prepared
 
 
-@cache
-def _selected(name: str) -> Attention:
+def _call(
+    name: str | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+) -> Prepared:
+    """An implementation, with as little Python as possible between it and its caller."""
+    if name is None:
+        return partial(sdpa.sdpa, causal=causal, scale=scale)
     if name.startswith(PREFIX):
-        return best.implementation(name).call
-    return partial(_within, sdpa.REGISTRY[implementations.require(name, implementations.SDPA)])
+        return _launch(name, q, k, v, causal, scale)
+    plain = q.shape[1] == k.shape[1] and (not causal or q.shape[2] == k.shape[2]) and q.shape[3] % 8 == 0
+    called: Attention = _DIRECT[name] if name in _DIRECT and plain else partial(_within, sdpa.REGISTRY[name])
+    return partial(_by_torch, called, causal=causal, scale=scale)
+
+
+def _launch(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+) -> Prepared:
+    try:
+        kernel = _kernel(name, q, k, causal)
+        launch: Launch = kernel.prepared(q, k, v, causal, scale).launch
+    except Unsupported:
+        return partial(sdpa.sdpa, causal=causal, scale=scale)
+    return launch
+
+
+def _kernel(name: str, q: torch.Tensor, k: torch.Tensor, causal: bool) -> rungs.Kernel:
+    return _best().kernel(q, k, causal) if name == ladder.BEST else rungs.of(ladder.rung(name))
+
+
+_best = cache(best.Best)
+
+
+def _by_torch(
+    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, causal: bool, scale: float | None
+) -> torch.Tensor:
+    """What one of torch's operators computes.
+
+    Raises:
+        Unsupported: it doesn't serve such tensors. Whatever else it raises is raised.
+    """
+    try:
+        return call(q, k, v, causal, scale)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        # So torch's operators refuse a layout. The table was made with contiguous tensors: those they do serve.
+        if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
+            raise
+        raise Unsupported(str(error)) from None
 
 
 def _within(
-    implementation: Implementation, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+    implementation: Implementation,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None = None,
 ) -> torch.Tensor:
     with implementation.selected():
-        return implementation.call(q, k, v, causal)
+        return implementation.call(q, k, v, causal, scale)
 
 
 # SDPA's backends as the operators that it would call: selecting a backend takes longer than many of them run.
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[0]
 
 
-def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
     attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-    return attention(q, k, v, None, False, 0.0, causal)[0]
+    return attention(q, k, v, None, False, 0.0, causal, scale=scale)[0]
 
 
-def _efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+def _efficient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+) -> torch.Tensor:
     attention = torch.ops.aten._scaled_dot_product_efficient_attention
-    return attention(q, k, v, None, False, 0.0, causal)[0]
+    return attention(q, k, v, None, False, 0.0, causal, scale=scale)[0]
 
 
-_DIRECT: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]] = {
-    "sdpa.flash": _flash,
-    "sdpa.cudnn": _cudnn,
-    "sdpa.efficient": _efficient,
-}
+_DIRECT: dict[str, Attention] = {"sdpa.flash": _flash, "sdpa.cudnn": _cudnn, "sdpa.efficient": _efficient}
 DISPATCHED = Implementation(implementations.DISPATCH, attend)

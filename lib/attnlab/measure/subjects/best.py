@@ -7,49 +7,57 @@ import torch
 from attnlab.base.errors import UserError
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
+from attnlab.measure.subjects.rungs import Kernel
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
 
-Key = tuple[torch.Size, torch.dtype, bool]
+Key = tuple[torch.Size, torch.Size, torch.dtype, bool]
 
 
 class Best:
     """What the tuning of this device chose, as something that computes attention."""
 
     def __init__(self) -> None:
-        self._chosen: dict[Key, Implementation] = {}
+        self._chosen: dict[Key, Kernel] = {}
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        """Launch the kernel that was chosen for the shape of the queries.
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+    ) -> torch.Tensor:
+        """Launch the kernel that was chosen for such queries and keys.
 
         Raises:
             Unsupported: the device has no tuning, nothing was chosen for the shape, a kernel changed since, or the
                 chosen one does not serve these tensors.
             Broken: the chosen kernel doesn't compile, or can't be launched as its entry says.
         """
-        chosen = self._chosen.get((q.shape, q.dtype, causal)) or self._choose(q, causal)
-        return chosen.call(q, k, v, causal)
+        return self.kernel(q, k, causal)(q, k, v, causal, scale)
 
-    def resources(self, q: torch.Tensor, causal: bool) -> dict[str, Any]:
-        """The `rungs.Resources` of the instance that was chosen for such queries."""
-        chosen = self._chosen.get((q.shape, q.dtype, causal)) or self._choose(q, causal)
-        assert chosen.resources is not None
-        return chosen.resources(q, causal)
+    def resources(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> dict[str, Any]:
+        """The `rungs.Resources` of the instance that was chosen for such queries and keys."""
+        return self.kernel(q, k, causal).resources(q, k, causal)
 
-    def _choose(self, q: torch.Tensor, causal: bool) -> Implementation:
+    def kernel(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> Kernel:
+        """The kernel that was chosen for such queries and keys; raises Unsupported as a call does."""
+        key = (q.shape, k.shape, q.dtype, causal)
+        found = self._chosen.get(key)
+        if found is None:
+            found = self._chosen[key] = self._choose(q, k, causal)
+        return found
+
+    def _choose(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> Kernel:
         if q.device.type != "cuda":
             raise Unsupported("best is a CUDA kernel, and the device is no NVIDIA GPU")
-        if q.ndim != 4:
-            raise Unsupported(f"best takes Q, K and V (batch, heads, seq_len, head_dim), not {tuple(q.shape)}")
+        if q.ndim != 4 or k.ndim != 4:
+            shapes = f"{tuple(q.shape)} and {tuple(k.shape)}"
+            raise Unsupported(f"best takes Q, K and V (batch, heads, length, head_dim), not {shapes}")
         try:
+            dtype = str(q.dtype).removeprefix("torch.")
             batch, heads, seq_len, head_dim = q.shape
-            shape = Shape(batch, heads, seq_len, head_dim, causal, str(q.dtype).removeprefix("torch."))
+            shape = Shape(batch, heads, seq_len, head_dim, causal, dtype, kv_heads=k.shape[1], kv_len=k.shape[2])
             choice = tuning.load(torch.cuda.get_device_name(q.device)).choice(shape)
-            chosen = rungs.pinned(*choice.instance())
+            return rungs.kernel(*choice.instance())
         except (UserError, ValueError) as error:
             raise Unsupported(str(error)) from None
-        self._chosen[q.shape, q.dtype, causal] = chosen
-        return chosen
 
 
 def implementation(name: str) -> Implementation:

@@ -13,7 +13,8 @@ import torch
 from attnlab.study.shapes import Shape
 
 T = TypeVar("T")
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+Attention = Callable[..., torch.Tensor]
+"""``(q, k, v, causal) -> o``. Those of the registry take the keyword `scale`, the factor of the scores, as well."""
 Ragged = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, tuple[int, ...]], torch.Tensor]
 Tensors = tuple[torch.Tensor, ...]
 # The logger with which torch says why a backend doesn't take nested tensors.
@@ -42,11 +43,11 @@ class Implementation:
     """Something that computes attention.
 
     Attributes:
-        call: ``(q, k, v, causal) -> o``; q and o are ``(batch, heads, seq_len, head_dim)``, k and v are ``(batch,
-            kv_heads, kv_len, head_dim)``.
+        call: q and o are ``(batch, heads, seq_len, head_dim)``, k and v are ``(batch, kv_heads, kv_len, head_dim)``. A
+            causal mask is aligned to the end.
         selected: a context in which `call` runs this implementation. It is entered outside the timed window, since a
             program that has chosen its backend doesn't choose it again at each call.
-        resources: ``(q, causal) -> columns`` of the table ``resources``; None unless it is a kernel of the ladder.
+        resources: ``(q, k, causal) -> columns`` of the table ``resources``; None unless it is a kernel of the ladder.
         ragged: ``(q, k, v, causal, sequences) -> o`` for sequences that lie end to end: tensors are ``(1, heads,
             tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
         differentiable: whether autograd can differentiate `call`.
@@ -56,7 +57,7 @@ class Implementation:
     name: str
     call: Attention
     selected: Callable[[], AbstractContextManager[object]] = nullcontext
-    resources: Callable[[torch.Tensor, bool], dict[str, Any]] | None = None
+    resources: Callable[[torch.Tensor, torch.Tensor, bool], dict[str, Any]] | None = None
     ragged: Ragged | None = None
     differentiable: bool = True
     repeats: bool = False
@@ -67,17 +68,16 @@ class Implementation:
         It returns O, in training O, dQ, dK and dV. If this implementation doesn't serve the shape, the call raises
         Unsupported.
         """
+        call = partial(self.call, scale=shape.scale) if shape.scale else self.call
         if shape.direction == "training":
-            return partial(with_gradients, self._differentiated, given, shape.causal)
+            return partial(with_gradients, self._differentiated(call), given, shape.causal)
         q, k, v = given
         if shape.lengths == "spread":
             return partial(self._end_to_end, q, k, v, shape.causal, shape.sequences)
-        return partial(self.call, q, k, v, shape.causal)
+        return partial(call, q, k, v, shape.causal)
 
-    def _differentiated(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        if not self.differentiable:
-            raise Unsupported(f"{self.name} computes no gradients")
-        return self.call(q, k, v, causal)
+    def _differentiated(self, call: Attention) -> Attention:
+        return call if self.differentiable else partial(_refused, f"{self.name} computes no gradients")
 
     def _end_to_end(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
@@ -85,6 +85,10 @@ class Implementation:
         if self.ragged is None:
             raise Unsupported(f"{self.name} takes sequences of one length")
         return self.ragged(q, k, v, causal, sequences)
+
+
+def _refused(reason: str, *_: Any) -> torch.Tensor:
+    raise Unsupported(reason)
 
 
 def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensors:

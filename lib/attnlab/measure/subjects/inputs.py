@@ -57,9 +57,11 @@ class Windows:
             raise IndexError(window)
         further = (window + 1) // 2
         queries, keys = (0, further) if window % 2 else (further * self._shared, 0)
-        heads = (self._shape.heads, self._shape.kv_heads, self._shape.kv_heads, self._shape.heads)
+        shape = self._shape
+        elements = (shape.query_elements, shape.key_elements, shape.key_elements, shape.query_elements)
+        heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
         begins = (queries, keys, 0, 0)
-        return tuple(map(self._view, self._memory, heads, begins))
+        return tuple(map(self._view, self._memory, elements, heads, begins))
 
     def draw(self, seed: int, kind: str = NORMAL) -> None:
         """Overwrite all of it with values of one of `schema.KINDS`."""
@@ -89,27 +91,37 @@ class Windows:
                 memory *= signs
 
     def _sizes(self) -> list[tuple[int, int, int]]:
-        """What the memory of each tensor holds: heads, rows of a head, columns. End to end, a head is of one token."""
-        shape, spread = self._shape, self._shape.lengths == "spread"
-        rows, kv_rows, sequences = (1, 1, shape.tokens) if spread else (shape.seq_len, shape.kv_len, shape.batch)
-        queries = (sequences * shape.heads, rows, shape.head_dim)
-        values = (sequences * shape.kv_heads, kv_rows, shape.head_dim)
+        """What the memory of each tensor holds: heads, rows of a head, columns. By token, a head has one row."""
+        shape = self._shape
+        queries = (shape.batch * shape.heads, shape.seq_len, shape.head_dim)
+        values = (shape.batch * shape.kv_heads, shape.kv_len, shape.head_dim)
+        if self._by_token:
+            queries, values = (
+                (elements // shape.head_dim, 1, shape.head_dim)
+                for elements in (shape.query_elements, shape.key_elements)
+            )
         further = (self._count - 1) // 2 * self._shared, self._count // 2
         windowed = [(size[0] + more, *size[1:]) for size, more in zip((queries, values), further, strict=True)]
         return [*windowed, values] + ([queries] if shape.direction == "training" else [])
 
-    def _view(self, memory: torch.Tensor, heads: int, begin: int) -> torch.Tensor:
+    def _view(self, memory: torch.Tensor, elements: int, heads: int, begin: int) -> torch.Tensor:
         shape = self._shape
-        if shape.lengths == "spread":
-            window = memory[begin : begin + shape.tokens * heads]
-            return window.view(1, shape.tokens, heads, shape.head_dim).transpose(1, 2)
-        return memory[begin : begin + shape.batch * heads].view(shape.batch, heads, *memory.shape[1:])
+        window = memory[begin : begin + elements // memory[0].numel()]
+        if self._by_token:
+            sequences = 1 if shape.lengths == "spread" else shape.batch
+            return window.view(sequences, -1, heads, shape.head_dim).transpose(1, 2)
+        return window.view(shape.batch, heads, *memory.shape[1:])
 
     def _constant(self, keys: torch.Tensor) -> torch.Tensor:
         """Keys that are equal within each head."""
-        if self._shape.lengths == "spread":
+        if self._by_token:
             return keys[torch.arange(len(keys), device=keys.device) % self._shape.kv_heads]
         return keys[:, :1].expand_as(keys).clone()
+
+    @property
+    def _by_token(self) -> bool:
+        """Whether the heads of a token lie beside each other."""
+        return self._shape.lengths == "spread" or self._shape.layout == "tokens first"
 
     def _some_signs(self, memory: torch.Tensor) -> torch.Tensor:
         heads, _, columns = memory.shape
@@ -118,11 +130,12 @@ class Windows:
 
 
 def draw(shape: Shape, seed: int, device: torch.device, kind: str = NORMAL) -> Inputs:
-    """Q, K and V of one of `schema.KINDS`, contiguous; in training also a standard normal gradient of O.
+    """Q, K and V of one of `schema.KINDS`; in training also a standard normal gradient of O.
 
-    Q is ``(batch, heads, seq_len, head_dim)``, K and V are ``(batch, kv_heads, kv_len, head_dim)``. If lengths are
-    spread, all are views ``(1, heads, tokens, head_dim)`` of memory in which the heads of a token are adjacent. Values
-    matter for speed as well as for errors: zeros draw less power and can run faster.
+    Q is ``(batch, heads, seq_len, head_dim)``, K and V are ``(batch, kv_heads, kv_len, head_dim)``, contiguous or
+    transposed as the shape's layout says. If lengths are spread, all are views ``(1, heads, tokens, head_dim)`` of
+    memory in which the heads of a token are adjacent. Values matter for speed as well as for errors: zeros draw less
+    power and can run faster.
     """
     windows = Windows(shape, device)
     windows.draw(seed, kind)

@@ -8,22 +8,29 @@ import torch
 REFERENCE_CHUNK = 2**28
 
 
-def composed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """softmax(Q·Kᵀ/√D)·V from single operations, in the dtype of the inputs.
+def composed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+) -> torch.Tensor:
+    """softmax(scale·Q·Kᵀ)·V, by default with 1/√D, from single operations, in the dtype of the inputs.
 
     It takes a group of heads at a time, so that the scores of long sequences fit into memory. There may be any number
-    of queries and keys; a causal mask is lower triangular.
+    of queries and keys; a causal mask is aligned to the end.
     """
-    seq_len, kv_len, scale = q.shape[2], k.shape[2], math.sqrt(q.shape[3])
+    seq_len, kv_len, divisor = q.shape[2], k.shape[2], 1 / scale if scale else math.sqrt(q.shape[3])
     group = max(1, REFERENCE_CHUNK // (seq_len * kv_len))
-    hidden = torch.ones(seq_len, kv_len, dtype=torch.bool, device=q.device).triu(1) if causal else None
+    hidden = masked(seq_len, kv_len, q.device) if causal else None
     parts = []
     for queries, keys, values in zip(*(x.flatten(0, 1).split(group) for x in of_each_head(q, k, v)), strict=True):
-        scores = (queries / scale) @ keys.transpose(1, 2)
+        scores = (queries / divisor) @ keys.transpose(1, 2)
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
         parts.append(torch.softmax(scores, dim=-1) @ values)
     return torch.cat(parts).view(q.shape)
+
+
+def masked(seq_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
+    """Which keys each query doesn't see under a causal mask, ``(seq_len, kv_len)``: the last query sees all."""
+    return torch.ones(seq_len, kv_len, dtype=torch.bool, device=device).triu(1 + kv_len - seq_len)
 
 
 def of_each_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -32,6 +39,8 @@ def of_each_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[tor
     return (q, k, v) if shared == 1 else (q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1))
 
 
-def float64(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+def float64(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+) -> torch.Tensor:
     """The oracle: `composed` in double precision, on the same input values."""
-    return composed(q.double(), k.double(), v.double(), causal)
+    return composed(q.double(), k.double(), v.double(), causal, scale)

@@ -30,7 +30,8 @@ class Guards:
         inside = q.numel() * q.element_size() // 2
         buffer = torch.empty(2 * words + inside, dtype=torch.int16, device=q.device)
         buffer.fill_(self.poison)
-        output = buffer[words : words + inside].view(q.dtype).view(q.shape)
+        strides = torch.empty_like(q, device="meta").stride()
+        output = buffer[words : words + inside].view(q.dtype).as_strided(q.shape, strides)
         self._buffers.append((buffer, words, output))
         return output
 
@@ -60,7 +61,7 @@ _guards: Guards | None = None
 
 
 def like(q: torch.Tensor) -> torch.Tensor:
-    """Memory for the output of a kernel, with the shape, dtype and device of `q`. Our kernels all allocate with it."""
+    """Memory for the output of a kernel, dense, in the order of `q` in memory. Our kernels all allocate with it."""
     return torch.empty_like(q) if _guards is None else _guards.like(q)
 
 

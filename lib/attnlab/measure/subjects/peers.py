@@ -12,26 +12,29 @@ from attnlab.measure.subjects.sdpa import offsets
 FLEX_SHAPES = 1024
 
 
-def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """PyTorch's FlexAttention, compiled for each shape; a causal mask is a block mask, made once per length.
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+    """PyTorch's FlexAttention, compiled for each shape; a causal mask is a block mask, aligned to the end.
 
     Raises:
         Unsupported: the device is no NVIDIA GPU; on a CPU it has no backward pass and can't be captured in a graph.
     """
     if q.device.type != "cuda":
         raise Unsupported("peer.flex is measured only on an NVIDIA GPU")
-    mask = _causal_blocks(q.shape[2], q.device) if causal else None
-    output: torch.Tensor = _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
+    mask = _causal_blocks(q.shape[2], k.shape[2], q.device) if causal else None
+    output: torch.Tensor = _compiled_flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
     return output
 
 
-def flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """flash-attn-4's `flash_attn_func`. Its tensors are ``(batch, seq_len, heads, head_dim)``: views, without a copy.
+def flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+    """flash-attn-4's `flash_attn_func`, whose causal mask is aligned to the end.
+
+    Its tensors are ``(batch, seq_len, heads, head_dim)``: views, without a copy.
 
     Raises:
         Unsupported: the package is not installed, or the device is no NVIDIA GPU.
     """
-    output = _flash4(q).flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal)
+    queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    output = _flash4(q).flash_attn_func(queries, keys, values, softmax_scale=scale, causal=causal)
     return _first(output).transpose(1, 2)
 
 
@@ -89,14 +92,15 @@ def _compiled_flex() -> Any:
 
 
 @cache
-def _causal_blocks(seq_len: int, device: torch.device) -> Any:
+def _causal_blocks(seq_len: int, kv_len: int, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(_is_before, None, None, seq_len, seq_len, device=str(device))
+    earlier = kv_len - seq_len
 
+    def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return query + earlier >= key
 
-def _is_before(batch: Any, head: Any, query: Any, key: Any) -> Any:
-    return query >= key
+    return create_block_mask(seen, None, None, seq_len, kv_len, device=str(device))
 
 
 PEERS = (Implementation("peer.flex", flex), Implementation("peer.flash4", flash4, ragged=flash4_ragged))

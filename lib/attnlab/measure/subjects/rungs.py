@@ -1,26 +1,22 @@
-"""The rungs of the ladder, callable: compiled with CuPy for the current device, launched on torch's current stream."""
+"""The rungs of the ladder, callable: compiled with CuPy, prepared once for each layout of their inputs."""
 
 import ctypes
 import math
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from attnlab.base import paths
 from attnlab.build import nvrtc
-from attnlab.measure.subjects import outputs
+from attnlab.measure.subjects import maps
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
-# Columns of a tensor map's box: 64 elements of 16 bits are the 128 bytes that its swizzle spans.
-BOX_COLUMNS = 64
-# Encoded tensor maps that are kept: outputs alternate between a few addresses.
-MAPS_KEPT = 64
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
 REFUSED = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
 
@@ -51,7 +47,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on the device, ready to be launched."""
+    """One instance of a kernel on a device."""
 
     function: Any
     expression: str
@@ -59,15 +55,22 @@ class _Compiled:
     ctas_per_sm: int
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """Everything that a call at one shape needs except the addresses."""
+class Problem(ctypes.Structure):
+    """What a kernel that takes views is asked to compute, as kernels/hopper.cuh declares it."""
 
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("batch", "heads", "sharing", "queries", "keys", "earlier")),
+        ("scale", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A launch, and the instance and tile that it launches."""
+
+    launch: Launch
     compiled: _Compiled
     tile: Tile
-    grid: tuple[int]
-    block: tuple[int]
-    scalars: tuple[Any, ...]
 
 
 class Kernel:
@@ -75,74 +78,74 @@ class Kernel:
 
     def __init__(self, rung: Rung) -> None:
         self.rung = rung
-        self._compiled: dict[tuple[str, int, str, bool], _Compiled] = {}
-        self._launches: dict[Any, _Launch] = {}
-        self._maps: OrderedDict[Any, Any] = OrderedDict()
+        self._compiled: dict[tuple[str, int, str, bool, int], _Compiled] = {}
+        self._prepared: dict[Hashable, _Prepared] = {}
         self._source = ""
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+    ) -> torch.Tensor:
         """Launch it on torch's current stream.
 
         Raises:
-            Unsupported: the rung does not serve this shape, dtype, layout or device.
+            Unsupported: the rung does not serve this shape, dtype, layout, scale or device.
             Broken: it doesn't compile, or can't be launched as its entry says.
         """
-        launch = self._launch(q, k, v, causal)
-        output = outputs.like(q)
-        tensors = (q, k, v, output)
-        if self.rung.arguments == "pointers":
-            arguments = tuple([np.uint64(tensor.data_ptr()) for tensor in tensors])
-        else:
-            keys = launch.tile.keys
-            rows = launch.tile.box_rows or launch.tile.rows
-            boxes = (rows, keys, keys, rows)
-            arguments = tuple([self._map(tensor, box) for tensor, box in zip(tensors, boxes, strict=True)])
-        stream = _stream()
-        try:
-            with stream:
-                launch.compiled.function(
-                    launch.grid, launch.block, (*arguments, *launch.scalars), shared_mem=launch.tile.shared_bytes
-                )
-        except RuntimeError as error:
-            raise _failure(self.rung, launch, error) from None
-        return output
+        return self.prepared(q, k, v, causal, scale).launch(q, k, v)
 
-    def resources(self, q: torch.Tensor, causal: bool) -> dict[str, Any]:
-        """The `Resources` of the instance for such queries, as columns of the table ``resources``."""
-        launch = self._launch(q, q, q, causal)
-        function = launch.compiled.function
+    def prepared(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+    ) -> _Prepared:
+        """The launch for such tensors; raises as a call does."""
+        key = layout(q, k, v, causal, scale)
+        found = self._prepared.get(key)
+        if found is None:
+            found = self._prepared[key] = self._prepare(q, k, v, causal, scale)
+        return found
+
+    def resources(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> dict[str, Any]:
+        """The `Resources` of the instance for such queries and keys, as columns of the table ``resources``."""
+        prepared = self.prepared(q, k, k, causal)
+        compiled, tile = prepared.compiled, prepared.tile
         resources = Resources(
-            function=launch.compiled.expression,
-            architecture=launch.compiled.architecture,
-            registers=function.num_regs,
-            local_bytes=function.local_size_bytes,
-            static_shared_bytes=function.shared_size_bytes,
-            dynamic_shared_bytes=launch.tile.shared_bytes,
-            threads=launch.tile.threads,
-            ctas=launch.grid[0],
-            ctas_per_sm=launch.compiled.ctas_per_sm,
+            function=compiled.expression,
+            architecture=compiled.architecture,
+            registers=compiled.function.num_regs,
+            local_bytes=compiled.function.local_size_bytes,
+            static_shared_bytes=compiled.function.shared_size_bytes,
+            dynamic_shared_bytes=tile.shared_bytes,
+            threads=tile.threads,
+            ctas=prepared.launch.ctas,
+            ctas_per_sm=compiled.ctas_per_sm,
         )
         return asdict(resources)
 
-    def _launch(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> _Launch:
-        key = (q.shape, q.dtype, causal, q.stride(), k.shape, k.dtype, k.stride(), v.shape, v.dtype, v.stride())
-        if key not in self._launches:
-            self._launches[key] = self._prepared(q, k, v, causal)
-        return self._launches[key]
-
-    def _prepared(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> _Launch:
-        rung = self.rung
-        dtype, tile = _served(rung, q, k, v, causal)
+    def _prepare(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+    ) -> _Prepared:
+        rung, device = self.rung, q.get_device()
+        dtype, tile = _served(rung, q, k, v, causal, scale)
         batch, heads, seq_len, head_dim = q.shape
-        instance = (dtype, head_dim, tile.name, causal)
-        if instance not in self._compiled:
-            self._compiled[instance] = self._compile(dtype, tile, causal)
-        compiled = self._compiled[instance]
-        ctas = math.ceil(seq_len / tile.rows) * batch * heads
-        if rung.persistent:
-            ctas = min(ctas, compiled.ctas_per_sm * torch.cuda.get_device_properties(q.device).multi_processor_count)
-        scalars = (np.int32(batch * heads), np.int32(seq_len), np.float32(1 / math.sqrt(head_dim)))
-        return _Launch(compiled, tile, (ctas,), (tile.threads,), scalars)
+        with torch.cuda.device(device):
+            instance = (dtype, head_dim, tile.name, causal, device)
+            if instance not in self._compiled:
+                self._compiled[instance] = self._compile(dtype, tile, causal)
+            compiled = self._compiled[instance]
+            ctas = math.ceil(seq_len / tile.rows) * batch * heads
+            if rung.persistent:
+                most = torch.cuda.get_device_properties(device).multi_processor_count
+                ctas = min(ctas, compiled.ctas_per_sm * most)
+            encoded, scalars = _encoded(rung, tile, q, k, v), _scalars(rung, q, k, scale)
+            launch = Launch(
+                compiled.function.kernel.ptr,
+                ctas,
+                tile.threads,
+                tile.shared_bytes,
+                device,
+                partial(Maps, encoded, scalars) if encoded else partial(Pointers, scalars),
+                partial(_failure, rung, tile, compiled.expression),
+            )
+        return _Prepared(launch, compiled, tile)
 
     def _compile(self, dtype: str, tile: Tile, causal: bool) -> _Compiled:
         cupy = _cupy()
@@ -189,15 +192,6 @@ class Kernel:
             )
         return _Compiled(function, expression, architecture, ctas_per_sm)
 
-    def _map(self, tensor: torch.Tensor, rows: int) -> Any:
-        key = (tensor.data_ptr(), tensor.shape, tensor.dtype, rows)
-        found = self._maps.get(key)
-        if found is None:
-            found = self._maps[key] = tensor_map(tensor, rows)
-            if len(self._maps) > MAPS_KEPT:
-                self._maps.popitem(last=False)
-        return found
-
 
 def implementation(name: str) -> Implementation:
     """The rung that is called ``kernel.<rung>``, as its source and entry are now; compiled once per process.
@@ -205,83 +199,102 @@ def implementation(name: str) -> Implementation:
     Raises:
         UserError: the ladder has no such rung.
     """
-    return _made(name, ladder.rung(name))
+    return _named(name, of(ladder.rung(name)))
 
 
 def pinned(rung: Rung, tile: Tile) -> Implementation:
     """One tile of a rung alone, called ``kernel.<rung>:<tile>``; a tile without a name by its head_dim."""
-    name = f"{rung.implementation}:{tile.name or tile.head_dim}"
-    return _made(name, rung.model_copy(update={"tiles": [tile]}))
+    return _named(f"{rung.implementation}:{tile.name or tile.head_dim}", kernel(rung, tile))
 
 
-def _made(name: str, rung: Rung) -> Implementation:
-    kernel = _KERNELS.setdefault(ladder.hashes([rung])[rung.implementation], Kernel(rung))
-    return Implementation(name, kernel, resources=kernel.resources, differentiable=False, repeats=rung.reproducible)
+def kernel(rung: Rung, tile: Tile) -> Kernel:
+    """One tile of a rung alone; compiled once per process."""
+    return of(rung.model_copy(update={"tiles": [tile]}))
+
+
+def _named(name: str, kernel: Kernel) -> Implementation:
+    return Implementation(
+        name, kernel, resources=kernel.resources, differentiable=False, repeats=kernel.rung.reproducible
+    )
+
+
+def of(rung: Rung) -> Kernel:
+    """A rung, callable; compiled once per process."""
+    return _KERNELS.setdefault(ladder.hashes([rung])[rung.implementation], Kernel(rung))
 
 
 _KERNELS: dict[str, Kernel] = {}
-_STREAMS: dict[int, Any] = {}
 
 
-def tensor_map(tensor: torch.Tensor, rows: int) -> Any:
-    """A CUtensorMap of a tensor ``(batch, heads, seq_len, head_dim)``, as a value that CuPy passes to a kernel.
-
-    Its three dimensions are, innermost first, head_dim, seq_len, and heads over all batches. A box is 64 columns of
-    `rows` rows of one head, with 16-byte chunks swizzled over 128 bytes. What lies outside of the tensor reads as zero
-    and is not written.
-    """
-    from cuda.bindings import driver
-
-    batch, heads, seq_len, head_dim = tensor.shape
-    size = tensor.element_size()
-    types = {
-        torch.float16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        torch.bfloat16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-    }
-    error, encoded = driver.cuTensorMapEncodeTiled(
-        types[tensor.dtype],
-        3,
-        tensor.data_ptr(),
-        [driver.cuuint64_t(n) for n in (head_dim, seq_len, batch * heads)],
-        [driver.cuuint64_t(n * size) for n in (head_dim, head_dim * seq_len)],
-        [driver.cuuint32_t(n) for n in (BOX_COLUMNS, rows, 1)],
-        [driver.cuuint32_t(1)] * 3,
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise Broken(
-            f"the driver makes no tensor map with boxes of {rows} rows for {tuple(tensor.shape)}: {error.name}"
-        )
-    # CuPy passes an array of one element by value, whatever its type.
-    return np.frombuffer(ctypes.string_at(encoded.getPtr(), 128), dtype="V128")
+def _encoded(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[bytes]:
+    """The tensor maps of Q, K, V and O; none for a rung that takes addresses."""
+    if rung.arguments == "pointers":
+        return []
+    output = torch.empty_like(q, device="meta")  # it has the strides that O will have
+    rows = tile.box_rows or tile.rows
+    encode = maps.strided if rung.arguments == "views" else maps.contiguous
+    boxes = ((q, rows), (k, tile.keys), (v, tile.keys), (output, rows))
+    return [encode(tensor, q.data_ptr(), box) for tensor, box in boxes]
 
 
-def _served(rung: Rung, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[str, Tile]:
+def _scalars(rung: Rung, q: torch.Tensor, k: torch.Tensor, scale: float | None) -> list[Any]:
+    """What follows the tensors among the parameters of a kernel."""
+    batch, heads, seq_len, head_dim = q.shape
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    if rung.arguments != "views":
+        return [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
+    kv_heads, kv_len = k.shape[1:3]
+    return [Problem(batch, heads, heads // kv_heads, seq_len, kv_len, kv_len - seq_len, scale)]
+
+
+def _served(
+    rung: Rung, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+) -> tuple[str, Tile]:
     """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
-    if q.device.type != "cuda":
-        raise Unsupported(f"{rung.name} is a CUDA kernel, and the device is no NVIDIA GPU")
-    if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
-        raise Unsupported(
-            f"{rung.name} takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not {tuple(q.shape)}, "
-            f"{tuple(k.shape)} and {tuple(v.shape)}"
-        )
+    if not (q.is_cuda and q.device == k.device == v.device):
+        raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
+    if refused := (_unlike_views if rung.arguments == "views" else _unlike_plain)(q, k, v, causal, scale):
+        raise Unsupported(f"{rung.name} {refused}")
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (q, k, v)]
     if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
         raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
-    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
-        raise Unsupported(f"{rung.name} takes contiguous Q, K and V")
-    seq_len, head_dim = q.shape[2:]
+    kv_len, head_dim = k.shape[2:]
     device = torch.cuda.get_device_name(q.device)
-    tiles = rung.tiles_for(head_dim, seq_len, causal, device)
+    tiles = rung.tiles_for(head_dim, kv_len, causal, device)
     if not tiles:
-        raise Unsupported(f"{rung.name} {_why_no_tile(rung, head_dim, seq_len, causal, device)}")
-    return dtypes[0], tiles[0]
+        raise Unsupported(f"{rung.name} {_why_no_tile(rung, head_dim, kv_len, causal, device)}")
+    tile = tiles[0]
+    if not q.numel() or maps.too_large(q, tile.rows):
+        raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
+    return dtypes[0], tile
 
 
-def _why_no_tile(rung: Rung, head_dim: int, seq_len: int, causal: bool, device: str) -> str:
+def _unlike_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
+    """What plain self-attention such inputs are not, after the rung's name; empty if they are that."""
+    if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
+        shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        return f"takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not {shapes}"
+    if scale is not None:
+        return f"scales scores by 1/√head_dim, not by {scale:g}"
+    return "" if all(tensor.is_contiguous() for tensor in (q, k, v)) else "takes contiguous Q, K and V"
+
+
+def _unlike_views(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
+    """Why no problem of a kernel that takes views are such inputs, after the rung's name; empty if they are one."""
+    shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+    if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        return f"takes Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim), not {shapes}"
+    if not k.numel() or q.shape[1] % k.shape[1]:
+        return f"takes as many heads of K and V as divide those of Q, not {shapes}"
+    if causal and q.shape[2] > k.shape[2]:
+        return f"takes no more queries than keys under the causal mask, not {q.shape[2]} and {k.shape[2]}"
+    if scale is not None and not 0 < scale < math.inf:
+        return f"takes a scale above 0, not {scale:g}"
+    refused = ((name, maps.refusal(tensor)) for name, tensor in zip("QKV", (q, k, v), strict=True))
+    return next((f"can't take {name}: it {reason}" for name, reason in refused if reason), "")
+
+
+def _why_no_tile(rung: Rung, head_dim: int, kv_len: int, causal: bool, device: str) -> str:
     """What of a shape and device none of a rung's tiles serves, after the rung's name."""
     tiles = [tile for tile in rung.tiles if tile.head_dim == head_dim]
     if not tiles:
@@ -292,7 +305,7 @@ def _why_no_tile(rung: Rung, head_dim: int, seq_len: int, causal: bool, device: 
     tiles = [tile for tile in tiles if ladder.MASKS[causal] in tile.masks]
     if not tiles:
         return "serves no causal mask" if causal else "serves the causal mask only"
-    return f"serves seq_len {_listed(map(_lengths, tiles))}, not {seq_len}"
+    return f"serves {_listed(map(_lengths, tiles))} keys, not {kv_len}"
 
 
 def _lengths(tile: Tile) -> str:
@@ -305,15 +318,6 @@ def _listed(words: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(words))
 
 
-def _stream() -> Any:
-    """torch's current stream as a stream of CuPy's."""
-    current = torch.cuda.current_stream()
-    pointer = current.cuda_stream
-    if pointer not in _STREAMS:
-        _STREAMS[pointer] = _cupy().cuda.Stream.from_external(current)
-    return _STREAMS[pointer]
-
-
 def _cupy() -> Any:
     try:
         import cupy
@@ -322,13 +326,11 @@ def _cupy() -> Any:
     return cupy
 
 
-def _failure(rung: Rung, launch: _Launch, error: RuntimeError) -> Exception:
-    """What an error at launch means: that the kernel can't be launched, or that the device failed."""
-    if any(word in str(error) for word in REFUSED):
-        return Broken(
-            f"{_entry(rung, launch.tile)}: the driver refuses to launch {launch.compiled.expression}: {error}"
-        )
-    return torch.AcceleratorError(str(error))
+def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:
+    """What an error of the driver at launch means: that the kernel can't be launched, or that the device failed."""
+    if error in REFUSED:
+        return Broken(f"{_entry(rung, tile)}: the driver refuses to launch {expression}: {error}")
+    return torch.AcceleratorError(error)
 
 
 def _entry(rung: Rung, tile: Tile) -> str:

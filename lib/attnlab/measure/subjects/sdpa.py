@@ -6,14 +6,20 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from attnlab.measure.subjects.implementation import Implementation, by_sequence
 from attnlab.measure.subjects.oracle import float64
 
 
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """PyTorch's scaled_dot_product_attention, with the default scale 1/√D."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+    """PyTorch's scaled_dot_product_attention, by default with the scale 1/√D; a causal mask is aligned to the end."""
+    grouped = q.ndim > 3 and k.shape[-3] != q.shape[-3]
+    aligned = causal and k.shape[-2] != q.shape[-2]
+    mask = causal_lower_right(q.shape[-2], k.shape[-2]) if aligned else None
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal and not aligned, scale=scale, enable_gqa=grouped
+    )
 
 
 def sdpa_ragged(

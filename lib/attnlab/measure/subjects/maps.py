@@ -1,0 +1,116 @@
+"""Tensor maps: how a kernel's tensor memory accelerator (TMA) finds a tensor in memory."""
+
+import ctypes
+import math
+from functools import cache
+from typing import Any
+
+import torch
+
+from attnlab.measure.subjects.implementation import Broken, Unsupported
+
+BYTES = 128
+"""The size of a CUtensorMap."""
+# Columns of a tensor map's box: 64 elements of 16 bits are the 128 bytes that its swizzle spans.
+BOX_COLUMNS = 64
+# What the driver asks of addresses and of strides, in bytes (cuTensorMapEncodeTiled).
+ALIGNMENT = 16
+FARTHEST = 2**40
+# Kernels pack a head, and its batch above it, into 32 bits.
+MOST_HEADS, MOST_BATCHES = 2**16, 2**15
+
+
+def contiguous(tensor: torch.Tensor, address: int, rows: int) -> bytes:
+    """A map of a contiguous tensor ``(batch, heads, seq_len, head_dim)`` in which all heads are one dimension.
+
+    Its three dimensions are, innermost first, head_dim, seq_len, and heads over all batches. A box is 64 columns of
+    `rows` rows of one head, with 16-byte chunks swizzled over 128 bytes. What lies outside of the tensor reads as zero
+    and is not written.
+
+    Raises:
+        Broken: the driver makes no such map.
+    """
+    batch, heads, seq_len, head_dim = tensor.shape
+    return _encoded(tensor, address, (head_dim, seq_len, batch * heads), (head_dim, head_dim * seq_len), rows)
+
+
+def strided(tensor: torch.Tensor, address: int, rows: int) -> bytes:
+    """A map of a tensor ``(batch, heads, seq_len, head_dim)`` with any strides that `refusal` doesn't refuse.
+
+    Its four dimensions are, innermost first, head_dim, seq_len, heads and batch; boxes are those of `contiguous`.
+
+    Raises:
+        Broken: the driver makes no such map.
+    """
+    sizes, strides = tensor.shape[::-1], tensor.stride()[-2::-1]
+    # The stride of a dimension of size 1 is never used, but has to be valid.
+    valid = tuple(stride if size > 1 else sizes[0] for size, stride in zip(sizes[1:], strides, strict=True))
+    return _encoded(tensor, address, tuple(sizes), valid, rows)
+
+
+def refusal(tensor: torch.Tensor) -> str:
+    """Why no map describes a tensor ``(batch, heads, seq_len, head_dim)``, to follow its name; empty if one does."""
+    *sizes, _ = tensor.shape
+    *strides, innermost = tensor.stride()
+    bytes_apart = [stride * tensor.element_size() for size, stride in zip(sizes, strides, strict=True) if size > 1]
+    if innermost != 1:
+        return f"has a stride of {innermost} between the elements of a row"
+    if 0 in bytes_apart:
+        return "repeats itself in memory (a stride of 0)"
+    if odd := [apart for apart in bytes_apart if apart % ALIGNMENT or apart >= FARTHEST]:
+        return f"has a stride of {odd[0]} bytes, which is no multiple of {ALIGNMENT} below 2^40"
+    return ""
+
+
+def _encoded(tensor: torch.Tensor, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], rows: int) -> bytes:
+    """The map of a tensor at an address, with the strides in elements of all dimensions but the innermost."""
+    cuda = driver()
+    types = {
+        torch.float16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        torch.bfloat16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    }
+    box = (BOX_COLUMNS, rows, *[1] * (len(sizes) - 2))
+    error, encoded = cuda.cuTensorMapEncodeTiled(
+        types[tensor.dtype],
+        len(sizes),
+        address,
+        [cuda.cuuint64_t(size) for size in sizes],
+        [cuda.cuuint64_t(stride * tensor.element_size()) for stride in strides],
+        [cuda.cuuint32_t(extent) for extent in box],
+        [cuda.cuuint32_t(1)] * len(sizes),
+        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if error != cuda.CUresult.CUDA_SUCCESS:
+        raise Broken(
+            f"the driver makes no tensor map with boxes of {rows} rows for {tuple(tensor.shape)} with strides "
+            f"{tensor.stride()}: {error.name}"
+        )
+    return ctypes.string_at(encoded.getPtr(), BYTES)
+
+
+def at(memory: int) -> Any:
+    """The map that lies at this address of the host, as the driver's functions take it."""
+    return driver().CUtensorMap(_ptr=memory)
+
+
+@cache
+def driver() -> Any:
+    """CUDA's own bindings of the driver.
+
+    Raises:
+        Unsupported: they are not installed.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        raise Unsupported("cuda-bindings, which launches kernels, is not installed") from None
+    return driver
+
+
+def too_large(q: torch.Tensor, rows: int) -> bool:
+    """Whether a kernel's 32-bit numbers of heads, batches and work items of `rows` rows don't hold such queries."""
+    batch, heads, seq_len, _ = q.shape
+    return heads >= MOST_HEADS or batch >= MOST_BATCHES or batch * heads * math.ceil(seq_len / rows) >= 2**31

@@ -1,0 +1,175 @@
+"""Kernels on the views that models pass, on an NVIDIA GPU: `make test-gpu`."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from conftest import torch_as_it_was
+
+import attnlab
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.instruments import devices, environment
+from attnlab.measure.subjects import inputs, rungs
+from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+pytest.importorskip("cupy")
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+VIEWS = [rung for rung in ladder.load() if rung.arguments == "views"]
+INSTANCES = [
+    pytest.param(rung, tile, id=f"{rung.name}-{tile.name}-{tile.head_dim}") for rung in VIEWS for tile in rung.tiles
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def locked():
+    """A locked environment for every test here, put back afterwards."""
+    with torch_as_it_was():
+        environment.lock()
+        yield
+        devices.release(GPU)
+
+
+@pytest.fixture(params=INSTANCES)
+def instance(request):
+    """A kernel of one tile, which this device serves."""
+    rung, tile = request.param
+    kernel = rungs.kernel(rung, tile)
+    if rung.architecture(torch.cuda.get_device_capability()) is None:
+        pytest.skip(f"{rung.name} isn't written for this device")
+    return kernel, tile
+
+
+def shapes_for(tile: ladder.Tile) -> list[Shape]:
+    """Shapes with other heads, keys, layouts and scales than plain self-attention has, that a tile serves."""
+    length = min(tile.longest or 700, max(tile.shortest, 300))
+    plain = Shape(2, 6, length, tile.head_dim)
+    found = [
+        plain.resized(kv_heads=2),
+        plain.resized(kv_heads=1, layout="tokens first"),
+        plain.resized(batch=3, seq_len=length // 3 or 1, kv_len=length),
+        plain.resized(batch=3, seq_len=1, kv_len=length, kv_heads=3),
+        plain.resized(batch=1, seq_len=length + 100, kv_len=length),
+        plain.resized(scale=0.02, layout="tokens first"),
+    ]
+    found += [shape.resized(causal=True) for shape in found if shape.seq_len <= shape.kv_len]
+    return [shape for shape in found if ladder.MASKS[shape.causal] in tile.masks]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_instance_passes_the_gate_on_views(instance, dtype):
+    kernel, tile = instance
+    for shape in shapes_for(tile):
+        shape = shape.resized(dtype=dtype)
+        drawn = inputs.draw(shape, 1, GPU)
+        scale = shape.scale or None
+        gate = Gate(drawn, shape.causal, scale=scale)
+        check = gate.examine(lambda: kernel(*drawn, shape.causal, scale))  # noqa: B023
+        assert check.passed, f"{shape}: {check.reason}"
+
+
+def test_strides_and_shapes_drawn_at_random(instance):
+    kernel, tile = instance
+    chance = random.Random(f"{kernel.rung.name} {tile.name}")
+    for _ in range(12):
+        causal = ladder.MASKS[True] in tile.masks and (chance.random() < 0.5 or ladder.MASKS[False] not in tile.masks)
+        kv_len = chance.randint(tile.shortest, tile.longest or 900)
+        seq_len = chance.randint(1, kv_len) if causal else chance.randint(1, 900)
+        kv_heads, shared, batch = chance.randint(1, 3), chance.randint(1, 4), chance.randint(1, 3)
+        scale = chance.choice([None, 0.01, 0.3])
+        q = drawn_view(chance, batch, kv_heads * shared, seq_len, tile.head_dim)
+        k, v = (drawn_view(chance, batch, kv_heads, kv_len, tile.head_dim) for _ in range(2))
+        check = Gate((q, k, v), causal, scale=scale).check(kernel(q, k, v, causal, scale))
+        assert check.passed, f"{tuple(q.shape)}, {tuple(k.shape)}, {q.stride()}, {k.stride()}, {causal}, {check.reason}"
+
+
+def drawn_view(chance: random.Random, batch: int, heads: int, length: int, head_dim: int) -> torch.Tensor:
+    """A view of larger memory whose dimensions lie in a random order, with room between them."""
+    order = chance.sample(range(3), 3)
+    sizes = [(batch, heads, length)[place] for place in order]
+    room = [size + chance.randint(0, 2) for size in sizes]
+    memory = torch.randn(*room, head_dim + 8 * chance.randint(0, 2), device=GPU, dtype=torch.float16)
+    inside = memory[: sizes[0], : sizes[1], : sizes[2], :head_dim]
+    return inside.permute(*(order.index(place) for place in range(3)), 3)
+
+
+PLAIN = Shape(2, 4, 300, 64)
+
+
+@pytest.fixture
+def kernel():
+    kernel = rungs.of(ladder.rung("kernel.bounded"))
+    try:
+        kernel(*inputs.draw(PLAIN, 0, GPU), False)
+    except Unsupported as error:
+        pytest.skip(str(error))
+    return kernel
+
+
+def test_a_graph_of_calls_on_several_tensors_reads_each(kernel):
+    given = [inputs.draw(PLAIN, seed, GPU) for seed in range(3)]
+    kernel(*given[0], False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [kernel(*tensors, False) for tensors in given]
+    other = [kernel(*inputs.draw(PLAIN, 9, GPU), False) for _ in range(4)]  # between capture and replay
+    graph.replay()
+    torch.cuda.synchronize()
+    for tensors, output in zip(given, outputs, strict=True):
+        assert Gate(tensors, False).check(output).passed
+    assert len(other) == 4
+
+
+def test_threads_with_streams_of_their_own_compute_what_one_does(kernel):
+    given = [inputs.draw(PLAIN, seed, GPU) for seed in range(8)]
+    right = [kernel(*tensors, False) for tensors in given]
+    torch.cuda.synchronize()
+    begin = threading.Barrier(8)
+
+    def repeat(number):
+        stream, differing = torch.cuda.Stream(), 0
+        begin.wait()
+        with torch.cuda.stream(stream):
+            for _ in range(200):
+                differing += int(not torch.equal(kernel(*given[number], False), right[number]))
+        return differing
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(repeat, range(8))) == [0] * 8
+
+
+def test_a_new_thread_can_launch_before_anything_else(kernel):
+    given, found = inputs.draw(PLAIN, 0, GPU), []
+    thread = threading.Thread(target=lambda: found.append(kernel(*given, False)))
+    thread.start()
+    thread.join()
+    assert Gate(given, False).check(found[0]).passed
+
+
+def test_each_device_computes_on_its_own(kernel):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    for number in (1, 0, 1):
+        device = torch.device("cuda", number)
+        given = inputs.draw(PLAIN, number, device)
+        output = kernel(*given, False)
+        assert output.device == device
+        assert Gate(given, False).check(output).passed
+    assert torch.cuda.current_device() == 0
+
+
+def test_attend_leaves_what_tma_can_not_describe_to_sdpa(kernel, monkeypatch):
+    from attnlab.measure.subjects import attend
+
+    axes = ((2, 4, 300, 64), (2, 4, 300, 64), torch.float16, False)
+    monkeypatch.setattr(attend, "_table", {axes: "kernel.bounded"})
+    monkeypatch.setattr(attend, "_prepared", {})
+    odd = torch.randn(2 * 4 * 300 * 64 + 1, device=GPU, dtype=torch.float16)[1:].view(2, 4, 300, 64)
+    wide = torch.randn(2, 4, 300, 65, device=GPU, dtype=torch.float16)[..., :64]
+    for given in ((odd, odd, odd), (wide, wide, wide), (odd, wide, odd)):
+        assert Gate(given, False).check(attnlab.attend(*given)).passed

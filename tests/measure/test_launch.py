@@ -1,0 +1,260 @@
+"""What a launch hands to the driver, with a driver that only writes down what it is given."""
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnlab.measure.subjects import launch, maps, rungs
+from attnlab.measure.subjects.implementation import Broken, Unsupported
+from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout
+
+SUCCESS, REFUSED = (SimpleNamespace(name=name) for name in ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"))
+Q = torch.zeros(2, 3, 8, 64, dtype=torch.float16)
+
+
+class Driver:
+    """The part of cuda.bindings.driver that a launch uses. A map is its address, and then its description."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
+
+    def __init__(self):
+        self.launches, self.replaced, self.answer = [], 0, SUCCESS
+
+    def CUfunction(self, handle):  # noqa: N802
+        return handle
+
+    def CUtensorMap(self, _ptr):  # noqa: N802
+        return (ctypes.c_uint64 * 16).from_address(_ptr)
+
+    def cuTensorMapReplaceAddress(self, held, address):  # noqa: N802
+        held[0] = address
+        self.replaced += 1
+        return (self.answer,)
+
+    def cuLaunchKernel(self, function, *rest):  # noqa: N802
+        *size, stream, parameters, _ = rest
+        pointers = (ctypes.c_void_p * 5).from_address(parameters)
+        tensors = [ctypes.c_uint64.from_address(pointers[number]).value for number in range(4)]
+        scalar = ctypes.c_int.from_address(pointers[4]).value
+        self.launches.append((function, tuple(size), stream, tensors, scalar))
+        return (self.answer,)
+
+
+@pytest.fixture
+def driver(monkeypatch) -> Driver:
+    driver = Driver()
+    monkeypatch.setattr(maps, "driver", lambda: driver)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    return driver
+
+
+def mapped():
+    return partial(Maps, [bytes(maps.BYTES)] * 4, [ctypes.c_int(9)])
+
+
+def prepared(parameters, device=0) -> Launch:
+    return Launch(5, 6, 128, 1024, device, parameters, lambda error: Broken(error))
+
+
+@pytest.mark.parametrize("parameters", [mapped(), partial(Pointers, [ctypes.c_int(9)])], ids=["maps", "pointers"])
+def test_the_kernel_is_launched_on_these_tensors_and_on_others_next(driver, parameters):
+    made, others = prepared(parameters), [torch.zeros_like(Q) for _ in range(3)]
+    for given in ([Q, Q, Q], others, [Q, Q, Q]):
+        output = made(*given)
+        function, size, stream, tensors, scalar = driver.launches.pop()
+        assert (function, size, stream, scalar) == (5, (6, 1, 1, 128, 1, 1, 1024), 70, 9)
+        assert tensors == [tensor.data_ptr() for tensor in (*given, output)]
+
+
+def test_an_address_that_is_there_already_is_not_replaced(driver):
+    made = prepared(mapped())
+    first = made(Q, Q, Q)
+    assert driver.replaced == 4
+    second = made(Q, Q, Q)
+    assert driver.replaced == 4 + (first.data_ptr() != second.data_ptr())
+
+
+def test_maps_lie_where_the_driver_asks_for_and_keep_their_description(driver):
+    descriptions = [bytes(8) + bytes([number]) * (maps.BYTES - 8) for number in range(4)]
+    parameters = Maps(descriptions, [])
+    parameters.point((16, 32, 48, 64))
+    for number, place in enumerate(parameters._places):
+        assert place % launch.ALIGNMENT == 0
+        held = ctypes.string_at(place, maps.BYTES)
+        assert int.from_bytes(held[:8], "little") == 16 * (number + 1)
+        assert held[8:] == descriptions[number][8:]
+
+
+def test_each_thread_has_its_own_parameters(driver):
+    places = []
+    driver.cuLaunchKernel = lambda *given: (places.append(given[-2]), SUCCESS)[1:]
+    made = prepared(mapped())
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: made(Q, Q, Q), range(8)))
+    made(Q, Q, Q)
+    assert len(set(places)) > 1
+    here = places[-1]
+    made(Q, Q, Q)
+    assert places[-1] == here
+
+
+@pytest.mark.parametrize("wrong", range(3))
+def test_an_address_that_tma_can_not_use_is_refused(driver, wrong):
+    odd = torch.zeros(Q.numel() + 1, dtype=Q.dtype)[1:].view(Q.shape)
+    with pytest.raises(Unsupported, match=r"^tensors have to begin at addresses that are multiples of 16$"):
+        prepared(mapped())(*(odd if number == wrong else Q for number in range(3)))
+    assert not driver.launches
+
+
+def test_a_launch_or_an_address_that_the_driver_refuses_is_an_error(driver):
+    made = prepared(partial(Pointers, [ctypes.c_int(9)]))
+    driver.answer = REFUSED
+    with pytest.raises(Broken, match=r"^CUDA_ERROR_INVALID_VALUE$"):
+        made(Q, Q, Q)
+    with pytest.raises(Broken, match=r"^the driver can't let a tensor map begin at 0x\w+: CUDA_ERROR_INVALID_VALUE$"):
+        prepared(mapped())(Q, Q, Q)
+
+
+def test_it_goes_to_the_device_of_its_tensors_and_comes_back(driver, monkeypatch):
+    current = [0]
+
+    class device:  # noqa: N801
+        def __init__(self, number):
+            self.number = number
+
+        def __enter__(self):
+            self.before, current[0] = current[0], self.number
+
+        def __exit__(self, *_):
+            current[0] = self.before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0])
+    prepared(mapped(), device=1)(Q, Q, Q)
+    assert driver.launches[0][2] == 71
+    assert current == [0]
+
+
+@pytest.mark.parametrize(
+    "q",
+    [
+        Q,
+        Q.transpose(1, 2).contiguous().transpose(1, 2),
+        torch.zeros(2, 8, 3, 3, 64, dtype=Q.dtype)[:, :, 1].transpose(1, 2),
+        torch.zeros(2, 3, 20, 64, dtype=Q.dtype)[:, :, :8],
+    ],
+    ids=["contiguous", "tokens first", "a slice of QKV", "a slice of a cache"],
+)
+def test_the_output_lies_as_the_queries_do_and_densely(driver, q):
+    output = prepared(mapped())(q, q, q)
+    assert output.stride() == torch.empty_like(q).stride()
+    assert output.shape == q.shape
+    assert output.untyped_storage().nbytes() == 2 * q.numel()
+
+
+def test_a_layout_is_all_but_addresses():
+    other, view = torch.ones_like(Q), Q.transpose(1, 2).contiguous().transpose(1, 2)
+    of = layout(Q, Q, Q, False, None)
+    assert layout(other, other, other, False, None) == of
+    for changed in ((Q.bfloat16(), Q, Q, False, None), (Q, view, Q, False, None), (Q, Q, Q[:1], False, None)):
+        assert layout(*changed) != of
+    assert layout(Q, Q, Q, True, None) != of
+    assert layout(Q, Q, Q, False, 0.125) != of
+
+
+# Maps
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """What the driver is asked to encode: sizes, strides in bytes, and boxes."""
+    asked = []
+
+    class Number(int):
+        pass
+
+    class Enumeration:
+        def __getattr__(self, name):
+            return name
+
+    def encode(dtype, rank, address, sizes, strides, box, steps, *rest):
+        asked.append((rank, address, tuple(map(int, sizes)), tuple(map(int, strides)), tuple(map(int, box))))
+        return SUCCESS, SimpleNamespace(getPtr=lambda: ctypes.addressof(memory))
+
+    memory = ctypes.create_string_buffer(maps.BYTES)
+    names = ("DataType", "Interleave", "Swizzle", "L2promotion", "FloatOOBfill")
+    driver = SimpleNamespace(
+        **{f"CUtensorMap{name}": Enumeration() for name in names},
+        CUresult=SimpleNamespace(CUDA_SUCCESS=SUCCESS),
+        cuuint64_t=Number,
+        cuuint32_t=Number,
+        cuTensorMapEncodeTiled=encode,
+    )
+    monkeypatch.setattr(maps, "driver", lambda: driver)
+    return asked
+
+
+def test_a_map_of_contiguous_heads_has_three_dimensions(encoded):
+    assert len(maps.contiguous(Q, 16, 32)) == maps.BYTES
+    assert encoded == [(3, 16, (64, 8, 6), (128, 8 * 128), (64, 32, 1))]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "strides"),
+    [
+        (Q, (128, 8 * 128, 24 * 128)),
+        (Q.transpose(1, 2).contiguous().transpose(1, 2), (3 * 128, 128, 24 * 128)),
+        (torch.zeros(2, 3, 20, 64, dtype=Q.dtype)[:, :, :8], (128, 20 * 128, 60 * 128)),
+    ],
+    ids=["contiguous", "tokens first", "a slice of a cache"],
+)
+def test_a_map_of_a_view_has_its_strides(encoded, tensor, strides):
+    assert maps.refusal(tensor) == ""
+    maps.strided(tensor, 16, 32)
+    assert encoded == [(4, 16, (64, 8, 3, 2), strides, (64, 32, 1, 1))]
+
+
+def test_the_stride_of_a_single_head_does_not_matter(encoded):
+    alone = Q.new_zeros(1, 2, 3 * 64 + 1)[:, :, :64].unsqueeze(1).as_strided((1, 1, 2, 64), (7, 5, 192, 1))
+    assert maps.refusal(alone) == ""
+    maps.strided(alone, 16, 32)
+    assert encoded[0][3] == (384, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (Q.transpose(2, 3), "has a stride of 64 between the elements of a row"),
+        (Q[:, :1].expand(2, 3, 8, 64), "repeats itself in memory (a stride of 0)"),
+        (torch.zeros(2, 3, 8, 68, dtype=Q.dtype)[..., :64], "has a stride of 136 bytes, which is no"),
+        (
+            torch.empty_strided((1, 2, 1, 1), (0, 2**40, 0, 1), dtype=Q.dtype, device="meta"),
+            "has a stride of 2199023255552 bytes",
+        ),
+    ],
+)
+def test_why_no_map_describes_a_tensor(tensor, reason):
+    assert maps.refusal(tensor).startswith(reason)
+
+
+def test_what_32_bits_do_not_hold_is_too_large():
+    assert not maps.too_large(Q, 64)
+    assert maps.too_large(Q[:1].expand(2**15, 3, 8, 64), 64)
+    assert maps.too_large(Q[:1, :1].expand(1, 2**16, 8, 64), 64)
+    assert maps.too_large(Q[:1, :1, :1].expand(2**14, 2**12, 2**11, 64), 64)
+
+
+def test_a_problem_is_what_the_header_declares():
+    source = (rungs.paths.kernels() / "hopper.cuh").read_text()
+    declared = source.split("struct Problem {")[1].split("};")[0]
+    named = [word.strip(" ;\n") for line in declared.splitlines() for word in line.replace(";", "").split(",")]
+    assert [word.split()[-1] for word in named if word] == [name for name, _ in rungs.Problem._fields_]
+    assert ctypes.sizeof(rungs.Problem) == 28
