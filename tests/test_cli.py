@@ -85,7 +85,7 @@ def test_a_run_is_not_called_what_lies_beside_the_runs(capsys, data, command, na
 @pytest.mark.parametrize("more", [["--study", "quick"], ["--device", "cpu"], ["--long"]])
 def test_rendering_a_run_takes_nothing_that_measuring_takes(capsys, begin, more):
     begin(tiny_study(), "there")
-    expected = "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE and LONG out"
+    expected = "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHEDULER and LONG out"
     assert said(capsys, "report", "--run", "there", *more) == expected
 
 
