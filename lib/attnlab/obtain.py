@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlab.base.errors import EnvironmentChanged, UserError
 from attnlab.infer.results import Results, of
-from attnlab.runs import read
+from attnlab.runs import read, write
 from attnlab.runs.schema import Manifest, Run
 from attnlab.study import studies
 from attnlab.study.implementations import DISPATCH, PEERS
@@ -90,9 +90,7 @@ def results(run: str = "", study: str = "quick", device: str = "auto") -> Result
     return of(read.load(measured("", wanted, device)))
 
 
-def measured(
-    name: str, study: Study, device: str, long: bool = False, gpus: str = "", scheduler: str = ""
-) -> str:
+def measured(name: str, study: Study, device: str, long: bool = False, gpus: str = "", scheduler: str = "") -> str:
     """Measure a study and return the name of its run.
 
     Args:
@@ -102,6 +100,9 @@ def measured(
         scheduler: the address of the Dask scheduler of a cluster to measure on.
     """
     _, record = _measuring_half()
+    if name and (gpus or scheduler):
+        with write.lock(name):  # before a cluster is started in vain
+            pass
     with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
         kind = described["kind"]
         unfinished = "" if name else _newest(study, kind, complete=False)

@@ -25,7 +25,7 @@ from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
 
 distributed = pytest.importorskip("distributed")
-fleet = pytest.importorskip("attnlab.measure.cluster.fleet")
+from attnlab.measure.cluster import credentials, fleet  # noqa: E402
 
 SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
 HERE = Path(__file__).parent
@@ -34,8 +34,8 @@ FEW = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2}
 
 def environment(**more: str) -> dict[str, str]:
     """Of a worker: no run folder that it could share with the client, and this folder's modules."""
-    found = os.environ | {"ATTNLAB_DATA": "/nowhere", "OMP_NUM_THREADS": "1"} | more
-    return found | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)])}
+    modules = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)])
+    return os.environ | {"ATTNLAB_DATA": "/nowhere", "OMP_NUM_THREADS": "1", "PYTHONPATH": modules} | more
 
 
 class Cluster:
@@ -313,18 +313,22 @@ def test_workers_that_differ_are_refused_and_the_others_measure(cluster, begin, 
     assert re.fullmatch(r"its environment is another \(packages: numpy is 1.99, for the others [\d.]+\)", said[1])
 
 
+@pytest.mark.usefixtures("unlocked")
 def test_in_what_workers_may_differ():
-    same = fleet.Credentials({"name": "NVIDIA H200"}, {"python": "3.11.1", "hash": "a"}, {"a.py": "1"}, {}, "c", "h")
-    assert fleet._difference(same, replace(same, card="other", host="another")) == ""
-    assert (
-        fleet._difference(same, replace(same, device={"name": "NVIDIA L4"}))
-        == "it measures on NVIDIA L4, the others on NVIDIA H200"
+    found = credentials.credentials("cpu")
+    assert credentials.other_code(found) == ""
+    assert credentials.difference(found, replace(found, card="other", host="another")) == ""
+    assert credentials.difference(found, replace(found, device=found.device | {"name": "NVIDIA L4"})) == (
+        f"it measures on NVIDIA L4, the others on {found.device['name']}"
     )
-    assert fleet._difference(same, replace(same, sources={})) == "its code is not that of the others (a.py)"
-    assert (
-        fleet._difference(same, replace(same, environment={"python": "3.12.0", "hash": "b"}))
-        == "its environment is another (python is 3.12.0, for the others 3.11.1)"
+    other = replace(found, environment=found.environment | {"python": "3.0.1", "hash": "b"})
+    assert credentials.difference(found, other) == (
+        f"its environment is another (python is 3.0.1, for the others {found.environment['python']})"
     )
+    assert credentials.other_code(replace(found, sources=found.sources | {"measure/clocks/ours.py": "0"})) == (
+        "its code is not the client's (measure/clocks/ours.py)"
+    )
+    assert credentials.alike(found) == credentials.alike(replace(found, card="other")) != credentials.alike(other)
 
 
 def test_workers_of_another_environment_than_the_runs_are_refused(two, begin, machine):
@@ -484,7 +488,7 @@ BAD_INPUT = {
     ("--gpus", "-1"): "GPUS=-1: give how many of this host's GPUs to measure on, from 1 on, or all",
     ("--gpus", "9"): "GPUS=9: torch sees 0 NVIDIA GPUs here",
     ("--gpus", "all"): "GPUS=all: torch sees 0 NVIDIA GPUs here",
-    ("--gpus", "2", "--device", "cpu"): "GPUS measures on GPUs: leave DEVICE=cpu out, or leave GPUS out",
+    ("--gpus", "2", "--device", "cpu"): "GPUS measures on GPUs, and DEVICE or the study says cpu: leave GPUS out",
     ("--gpus", "2", "--scheduler", "tcp://a:1"): (
         "GPUS starts a cluster here, and SCHEDULER uses one that is there: give one of the two"
     ),
@@ -496,7 +500,7 @@ BAD_INPUT = {
 def test_bad_input_is_refused_in_a_line(words, data, write_study, capsys):
     options = [word.replace("--gpus", "--gpus=") for word in words]
     joined = " ".join(options).replace("= ", "=").split()
-    assert command_line.main(["measure", "--study", str(write_study()), *joined]) == 1
+    assert command_line.main(["measure", "--study", str(write_study(device="cuda")), *joined]) == 1
     assert lines(capsys) == [f"attnlab: {BAD_INPUT[words]}"]
     assert not data.exists()
 

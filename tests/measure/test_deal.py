@@ -42,7 +42,9 @@ GRID = [(1, 1), (5, 1), (5, 2), (5, 4), (4, 4), (3, 4), (1, 3), (2, 7), (5, 16)]
 def test_every_turn_is_dealt_once(replicates, cards):
     asked = jobs(replicates)
     dealt = turns(deal(asked, seconds, idle(cards), never))
-    assert Counter(turn[1:] for turn in dealt) == Counter((job.replicate, shape) for job in asked for shape in job.shapes)
+    assert Counter(turn[1:] for turn in dealt) == Counter(
+        (job.replicate, shape) for job in asked for shape in job.shapes
+    )
 
 
 @pytest.mark.parametrize(("replicates", "cards"), GRID)
@@ -57,7 +59,7 @@ def test_the_replicates_of_a_shape_spread_over_the_cards(replicates, cards):
 @pytest.mark.parametrize(("replicates", "cards"), GRID)
 def test_all_cards_end_within_a_shape_of_each_other(replicates, cards):
     dealt = turns(deal(jobs(replicates), seconds, idle(cards), never))
-    took = Counter({card: 0.0 for card in idle(cards)})
+    took = Counter(dict.fromkeys(idle(cards), 0.0))
     for card, _, shape in dealt:
         took[card] += seconds(shape)
     assert max(took.values()) - replicates * sum(UNEVEN.values()) / cards <= max(UNEVEN.values())

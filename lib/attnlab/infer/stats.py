@@ -1,12 +1,13 @@
 """Inference on latencies: numbers in, small frozen results out.
 
 Every function takes *samples*: a 1-D array of one replicate, or a sequence of 1-D arrays (or a 2-D array), one row per
-replicate. Latencies are in microseconds throughout attnlab, but nothing here depends on the unit. Wherever two sides
-are compared the order is (baseline, candidate), and whatever speaks for the candidate is positive, or above one.
+replicate; or, of several cards, a sequence of 2-D arrays, one per card, with one row per replicate. Latencies are in
+microseconds throughout attnlab, but nothing here depends on the unit. Wherever two sides are compared the order is
+(baseline, candidate), and whatever speaks for the candidate is positive, or above one.
 
 How often all this is wrong is simulated in `attnlab.infer.simulation`.
 
-Samples that are empty, not finite or not one-dimensional raise ValueError everywhere.
+Samples that are empty, not finite or of other dimensions raise ValueError everywhere.
 """
 
 import math
@@ -103,8 +104,9 @@ def bootstrap_ci(
     counts once however many samples it has (Kalibera & Jones 2013, Rigorous benchmarking in reasonable time, ISMM). It
     is at least half as long as the percentile interval of the two-level bootstrap, replicates first and then the
     samples within each (Davison & Hinkley 1997, section 3.8), which by itself covers about 86 % of the time where five
-    replicates differ, and 98 % where they don't. One replicate whose samples do resemble their neighbours: the same,
-    over five stretches of it (`bootstrap.blocks`).
+    replicates differ, and 98 % where they don't. Several cards: the same over cards, which are resampled before their
+    replicates, so that the interval covers the median of cards like these. One replicate whose samples do resemble
+    their neighbours: the same, over five stretches of it (`bootstrap.blocks`).
 
     The interval holds the estimate and is no narrower than `tick`, the step of the clock that took the samples: medians
     of quantised samples repeat, and the interval would collapse to a certainty that the clock does not have.

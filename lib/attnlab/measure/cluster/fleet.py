@@ -5,12 +5,13 @@ or fails had not finished goes to the others; a worker that joins takes its part
 as Dask events while a worker measures, and only this process writes the run folder.
 """
 
+import math
 import queue
 import sys
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -21,22 +22,20 @@ import torch
 from distributed.client import FutureCancelledError
 from tqdm import tqdm
 
-from attnlab.base import paths
 from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.measure.cluster import home
+from attnlab.measure.cluster.credentials import Credentials, alike, credentials, difference, other_code
 from attnlab.measure.cluster.deal import deal
-from attnlab.measure.cluster.remote import Credentials, Order, carry_out, credentials
+from attnlab.measure.cluster.remote import Order, carry_out
 from attnlab.measure.session.subject import Job
-from attnlab.runs import dispatch, read, schema, write
+from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
 
 LISTEN_S = 0.5
 PATIENCE_S = 60.0
 """Without a worker, one is waited for so long: a nanny may be starting it anew."""
-LEAST_S = 1e-3
-"""What a shape counts for at least in sharing out: what no memory holds takes no time."""
 TRIES = 2
 """A shape at which so many processes have failed stops the run: it is not the cards that fail."""
-ALIKE = ("device", "environment", "sources", "kernels")
 Failure = (torch.AcceleratorError, BrokenProcessPool, MemoryError, OSError)
 """What may be the fault of one worker or its card."""
 
@@ -181,8 +180,10 @@ class Fleet(Executor):
                 self._hand_out()
                 self._listen()
                 self._look_around()
+                self._require_company()
         except (BrokenExecutor, UserError, *Failure):
             for card in self._cards.values():
+                card.waiting.clear()
                 self._give_up(card)
             raise
 
@@ -196,8 +197,7 @@ class Fleet(Executor):
             card.waiting.clear()
         jobs = [task.job for task in left if task.job and task.job.shapes]
         if jobs:
-            spend, run = _seconds(jobs[0]), jobs[0].run
-            measured = _measured_by_card(run)
+            spend, measured = home.seconds(jobs[0]), home.measured_by_card(jobs[0].run)
             dealt = deal(
                 jobs,
                 spend,
@@ -214,7 +214,7 @@ class Fleet(Executor):
         for card in self._cards.values():
             if card.begun is None and card.waiting:
                 task = card.waiting.popleft()
-                card.begun = self._order(card.address, task.work, task.arguments, _files(task), task)
+                card.begun = self._order(card.address, task.work, task.arguments, home.files(task.arguments[0]), task)
                 if task.job and task.job.shapes:
                     count = len(task.job.shapes)
                     _say(f"{card}: replicate {task.job.replicate}, {count} shape{'s' * (count != 1)}")
@@ -233,13 +233,13 @@ class Fleet(Executor):
 
     def _listen(self) -> None:
         """Take home what has arrived."""
-        with_patience = LISTEN_S
+        patience_s = LISTEN_S
         while True:
             try:
-                number, said = self._inbox.get(timeout=with_patience)
+                number, said = self._inbox.get(timeout=patience_s)
             except queue.Empty:
                 return
-            with_patience = 0.0
+            patience_s = 0.0
             if asked := next((a for a, begun in self._asked.items() if begun.number == number), None):
                 if isinstance(said, distributed.Future):
                     self._answered(asked, self._asked.pop(asked))
@@ -273,12 +273,12 @@ class Fleet(Executor):
         else:
             if task.done:
                 task.done.set_result(value)
-            elif left := _rest(task):
+            elif left := _rest_of(task):
                 self._failed(card, left, BrokenProcessPool("not all of its blocks came home"))
 
     def _failed(self, card: Card, task: Task, error: BaseException) -> None:
         """A process failed: once more elsewhere, unless that shape has failed before."""
-        rest = _rest(task) or task
+        rest = _rest_of(task) or task
         at = (rest.job.replicate, rest.job.shapes[0]) if rest.job and rest.job.shapes else None
         if at is None or len(self._cards) == 1:
             raise error
@@ -292,17 +292,11 @@ class Fleet(Executor):
     def _lose(self, card: Card, task: Task | None, why: str) -> None:
         """Do without a worker: what it has not finished is dealt again."""
         self._cards.pop(card.address, None)
-        rest = task and _rest(task)
+        rest = task and _rest_of(task)
         self._left += ([rest] if rest else []) + list(card.waiting)
         self._lonely_since = time.monotonic()
         _say(f"{why}; {len(self._cards)} left" + ("" if self._cards else f", waiting {PATIENCE_S:.0f} s for another"))
         self._deal()
-
-    def _give_up(self, card: Card) -> None:
-        card.waiting.clear()
-        if card.begun:
-            card.begun.future.cancel()
-            card.begun = None
 
     # Who is there
 
@@ -314,19 +308,15 @@ class Fleet(Executor):
         there = self._workers()
         for card in [card for address, card in self._cards.items() if address not in there]:
             task = card.begun.task if card.begun else None
-            self._give_up_begun(card)
+            self._give_up(card)
             self._lose(card, task, f"{card}: its worker was lost")
         for address in [address for address in self._asked if address not in there]:
             self._asked.pop(address).future.cancel()
         for address, threads in there.items():
             if address not in self._cards and address not in self._asked and address not in self._refused:
                 self._ask(address, threads)
-        if self._cards or self._asked:
-            self._lonely_since = time.monotonic()
-        elif time.monotonic() - self._lonely_since > PATIENCE_S:
-            raise BrokenExecutor("no worker is left")
 
-    def _give_up_begun(self, card: Card) -> None:
+    def _give_up(self, card: Card) -> None:
         if card.begun:
             card.begun.future.cancel()
             card.begun = None
@@ -342,6 +332,13 @@ class Fleet(Executor):
     def _require_scheduler(self) -> None:
         if self._client.status != "running":
             raise BrokenExecutor("the scheduler is lost")
+
+    def _require_company(self) -> None:
+        """Raise BrokenExecutor after some time without a worker."""
+        if self._cards or self._asked:
+            self._lonely_since = time.monotonic()
+        elif time.monotonic() - self._lonely_since > PATIENCE_S:
+            raise BrokenExecutor("no worker is left")
 
     def _ask(self, address: str, threads: int) -> None:
         if threads != 1:
@@ -363,9 +360,9 @@ class Fleet(Executor):
             self._refuse(address, " ".join(f"{type(error).__name__}: {error}".split()))
             return
         same = [card for card in self._cards.values() if found.card and card.found.card == found.card]
-        if same:
-            self._refuse(address, f"its card already measures for {same[0].address}")
-        elif self._standard is not None and (what := _difference(self._standard, found)):
+        what = f"its card already measures for {same[0].address}" if same else other_code(found)
+        what = what or (difference(self._standard, found) if self._standard else "")
+        if what:
             self._refuse(address, what)
         else:
             self._cards[address] = Card(address, found)
@@ -381,96 +378,41 @@ class Fleet(Executor):
 
     def _admit_first(self) -> None:
         """Wait for the workers that are there; what most of them have in common is the standard."""
-        began = time.monotonic()
+        began, patience_s = time.monotonic(), PATIENCE_S
         self._look_around()
         while self._asked or not self._cards:
             if self._refused and not self._asked and not self._cards:
                 raise UserError("none of the cluster's workers can measure")
-            if time.monotonic() - began > PATIENCE_S and not self._asked:
-                raise UserError(
-                    f"the scheduler has no workers after {PATIENCE_S:.0f} s: start them with "
-                    "`dask worker <scheduler> --nthreads 1`"
-                )
+            if time.monotonic() - began > patience_s:
+                if self._cards:
+                    break
+                if not self._asked:
+                    raise UserError(
+                        f"the scheduler has no workers after {PATIENCE_S:.0f} s: start them with "
+                        "`dask worker <scheduler> --nthreads 1`"
+                    )
+                _say("the cluster's workers are busy with something else; waiting for one")
+                patience_s = math.inf
             self._listen()
             self._look_around()
-        alike = Counter(_alike(card.found) for card in self._cards.values())
-        usual = alike.most_common(1)[0][0]
-        self._standard = next(card.found for card in self._cards.values() if _alike(card.found) == usual)
+        usual = Counter(alike(card.found) for card in self._cards.values()).most_common(1)[0][0]
+        self._standard = next(card.found for card in self._cards.values() if alike(card.found) == usual)
         for card in list(self._cards.values()):
-            if what := _difference(self._standard, card.found):
+            if what := difference(self._standard, card.found):
                 self._refuse(card.address, what)
         for card in self._cards.values():
             _say(f"{card}: {self._standard.device['name']}")
 
 
-def _alike(found: Credentials) -> str:
-    return schema.digest([getattr(found, part) for part in ALIKE])
-
-
-def _difference(standard: Credentials, found: Credentials) -> str:
-    """In what a worker differs from the others, "" if in nothing."""
-    if standard.device["name"] != found.device["name"]:
-        return f"it measures on {found.device['name']}, the others on {standard.device['name']}"
-    for part in ("sources", "kernels"):
-        mine, others = getattr(found, part), getattr(standard, part)
-        if changed := sorted(name for name in mine | others if mine.get(name) != others.get(name)):
-            return f"its code is not that of the others ({changed[0]})"
-    for name, value in standard.environment.items():
-        mine = found.environment.get(name)
-        if name == "hash" or mine == value:
-            continue
-        if isinstance(value, dict) and isinstance(mine, dict):
-            inner = next(key for key in value | mine if mine.get(key) != value.get(key))
-            name, mine, value = f"{name}: {inner}", mine.get(inner), value.get(inner)
-        return f"its environment is another ({name} is {mine}, for the others {value})"
-    return ""
-
-
-def _rest(task: Task) -> Task | None:
-    """What is left of a task: of a replicate, the shapes whose blocks are not all at home."""
-    job = task.job
-    if job is None:
-        return task
-    done = write.recorded(job.run, "cases")
-    shapes = tuple(s for s in job.shapes if schema.shape_key(job.study, s, job.replicate) not in done)
-    stream = job.stream and schema.replicate_key(job.replicate) not in write.recorded(job.run, "stream")
-    return replace(task, arguments=(replace(job, shapes=shapes, stream=stream),)) if shapes or stream else None
-
-
-def _files(task: Task) -> dict[str, bytes]:
-    """What a process finds in its data folder: the manifest, the dispatch table, and blocks that it builds on."""
-    about = task.arguments[0]
-    if not hasattr(about, "run"):
-        return {}
-    folder = schema.folder(about.run)
-    manifest = read.read_manifest(about.run)
-    table = dispatch.path(manifest["device"]["name"])
-    start = f"{schema.replicate_key(task.job.replicate)}-" if task.job else ""
-    parts = [path for path in (folder / "parts").glob("[!.]*.parquet") if path.name.split(".")[1].startswith(start)]
-    files = [folder / "manifest.json", *parts, *([table] if table.is_file() else [])]
-    return {str(path.relative_to(paths.data())): path.read_bytes() for path in files}
-
-
-def _seconds(job: Job) -> Callable[[Shape], float]:
-    """About how long a replicate of each shape takes, as it was estimated when the run began."""
-    planned_s = read.read_manifest(job.run).get("planned_s") or [1.0] * len(job.study.shapes)
-    return {shape: max(one, LEAST_S) for shape, one in zip(job.study.shapes, planned_s, strict=True)}.__getitem__
+def _rest_of(task: Task) -> Task | None:
+    """What is left of a task; None if nothing is."""
+    left = home.lacking(task.job) if task.job else None
+    return task if task.job is None else replace(task, arguments=(left,)) if left else None
 
 
 def _seconds_left(card: Card, seconds: Callable[[Shape], float]) -> float:
-    rest = card.begun and _rest(card.begun.task)
-    return sum(map(seconds, rest.job.shapes)) if rest and rest.job else 0.0
-
-
-def _measured_by_card(run: str) -> Counter[tuple[str, Shape]]:
-    """In how many replicates each card has measured each shape, by the run's blocks."""
-    processes = [read.part(run, "processes", key) for key in write.recorded(run, "processes")]
-    cards = {row["process"]: row["card"] for rows in processes for row in rows.to_dict("records")}
-    counted: Counter[tuple[str, Shape]] = Counter()
-    for key in write.recorded(run, "cases") if any(cards.values()) else ():
-        row = read.part(run, "cases", key).iloc[0]
-        counted[cards[row["process"]], Shape(**{axis: row[axis] for axis in Shape.AXES})] += 1
-    return counted
+    left = home.lacking(card.begun.task.job) if card.begun and card.begun.task.job else None
+    return sum(map(seconds, left.shapes)) if left else 0.0
 
 
 def _say(words: str) -> None:

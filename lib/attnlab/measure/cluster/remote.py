@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import platform
 import subprocess
 import sys
 import time
@@ -15,11 +14,7 @@ from typing import Any
 
 from distributed import Status, Worker, get_worker
 
-from attnlab.base import sources
 from attnlab.measure.cluster import child
-from attnlab.measure.instruments import devices, environment, telemetry
-from attnlab.measure.session import record
-from attnlab.study import implementations, tuning
 
 POLL_S = 0.1
 
@@ -39,33 +34,6 @@ class Order:
     work: Callable[..., Any]
     arguments: tuple[Any, ...]
     files: dict[str, bytes]
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """What a worker is admitted by. Two workers are alike if everything but their card and host is the same."""
-
-    device: dict[str, Any]
-    environment: dict[str, Any]
-    sources: dict[str, str]
-    kernels: dict[str, str]
-    card: str
-    host: str
-
-
-def credentials(wanted: str) -> Credentials:
-    """The credentials of the worker whose process this is; `wanted` is ``auto``, ``cuda`` or ``cpu``."""
-    device = devices.resolve(wanted)
-    environment.lock()
-    described = devices.describe(device)
-    return Credentials(
-        described,
-        environment.fingerprint(device),
-        sources.digests(record.__name__),
-        tuning.hashes(implementations.known(), described["name"]),
-        telemetry.card(device),
-        platform.node(),
-    )
 
 
 def carry_out(order: Order) -> Any:

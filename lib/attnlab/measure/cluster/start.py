@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ def require(gpus: str, scheduler: str, wanted: str) -> None:
     if gpus and gpus != "all" and not (gpus.isdecimal() and int(gpus) > 0):
         raise UserError(f"GPUS={gpus}: give how many of this host's GPUs to measure on, from 1 on, or all")
     if gpus and wanted == "cpu":
-        raise UserError("GPUS measures on GPUs: leave DEVICE=cpu out, or leave GPUS out")
+        raise UserError("GPUS measures on GPUs, and DEVICE or the study says cpu: leave GPUS out")
     if scheduler and "://" not in scheduler:
         raise UserError(f"SCHEDULER={scheduler}: give its address as `dask scheduler` prints it, tcp://HOST:PORT")
 
@@ -60,8 +61,10 @@ def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator[Any]:
         from attnlab.measure.cluster.fleet import Fleet
     except ImportError as error:
         raise UserError(f"measuring on several GPUs needs {error.name}, {NEEDS}") from None
-    # What it says of lost workers, the fleet says in a line.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    # What Dask says of lost workers and other versions, the fleet says in a line.
+    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=distributed.versions.VersionMismatchWarning)
     cluster = _local(number) if gpus else None
     try:
         client = distributed.Client(cluster or scheduler, timeout=CONNECT_S)

@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What a run takes once, after its replicates. `environment` is the hash of the environment that the run began in."""
+    """What a run takes once, after its replicates. `environment` is the hash of the one that the run began in."""
 
     run: str
     study: Study

@@ -52,7 +52,8 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
 
     Raises:
         UserError: the device isn't there, or failed; a new run would take longer than it may; the run is of another
-            study or environment; the disk or the memory is full; a process died, or all were lost. What was recorded until then is kept.
+            study or environment; the disk or the memory is full; a process died, or all were lost. What was recorded
+            until then is kept.
     """
     device = wanted if executor else devices.resolve(wanted).type
     with write.lock(name), executor or fresh_processes() as pool:
