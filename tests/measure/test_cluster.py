@@ -468,15 +468,15 @@ def test_an_interrupted_client_says_so_and_its_workers_go_idle(two, begin):
 
 def test_of_two_clients_on_one_run_one_is_refused(two, begin):
     name = begin(tiny_study(replicates=1))
-    first = measure(two, name)
-    wait_until(lambda: write.recorded(name, "samples"))
-    status, said = ended(measure(two, name))
-    assert (status, said[-1]) == (
+    with write.lock(name):
+        status, said = ended(measure(two, name))
+    assert (status, said) == (
         1,
-        f"attnlab: another process is measuring into the run '{name}': wait for it, or name another",
+        [f"attnlab: another process is measuring into the run '{name}': wait for it, or name another"],
     )
-    assert ended(first)[0] == 0
-    require_whole(name, tiny_study(replicates=1))
+    with two.fleet() as executor, write.lock(name), pytest.raises(UserError, match=r"^another process is measuring"):
+        record.record(name, tiny_study(replicates=1), "cpu", executor)
+    assert write.recorded(name, "processes") == set()
 
 
 # Bad input

@@ -11,6 +11,7 @@ Samples that are empty, not finite or of other dimensions raise ValueError every
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -39,12 +40,14 @@ __all__ = [
     "CLAIM_DELTA",
     "CLAIM_SPEEDUP",
     "EQUIVALENCE_MARGIN",
+    "Components",
     "Decision",
     "Interval",
     "RankTest",
     "Samples",
     "Verdict",
     "bootstrap_ci",
+    "components",
     "cliffs_delta",
     "difference_pvalue",
     "effective_n",
@@ -87,6 +90,52 @@ class Verdict:
     delta: float
     g: float
     pvalue: float
+
+
+@dataclass(frozen=True)
+class Components:
+    """Variances of the logarithm of a latency, by level; in theory none is negative, and an estimate may be.
+
+    Attributes:
+        card: between cards; where each card has one process, between these.
+        process: between processes on one card; NaN where each card has one.
+        within: between the samples of a process.
+    """
+
+    card: float
+    process: float
+    within: float
+
+
+def components(cards: Sequence[ArrayLike]) -> Components:
+    """How much of the variance of log latency lies between cards, between their processes, and within a process.
+
+    Each mean square of the nested analysis of variance is set equal to its expectation (Searle, Casella & McCulloch
+    1992, Variance Components, appendix F). Cards may hold different numbers of processes, each of as many samples.
+
+    Args:
+        cards: a 2-D array per card, with one row per process.
+
+    Raises:
+        ValueError: bad samples; fewer than two cards; processes with different numbers of samples, or a single one.
+    """
+    require(len(cards) > 1, "components need at least two cards")
+    require(all(np.ndim(card) == 2 for card in cards), "components need a 2-D array per card")
+    positive(replicates_of(cards))
+    logs = [np.log(np.asarray(card, dtype=float)) for card in cards]
+    counts = {card.shape[1] for card in logs}
+    require(len(counts) == 1 and min(counts) > 1, f"each process needs as many samples, and two of them, not {counts}")
+    (samples,), held = counts, np.array([len(card) for card in logs])
+    processes, total = [card.mean(axis=1) for card in logs], held.sum()
+    grand = float(np.concatenate(processes).mean())
+    within = float(np.mean([row.var(ddof=1) for card in logs for row in card]))
+    squares = sum(float(np.square(means - means.mean()).sum()) for means in processes)
+    freedom = int(total - held.size)
+    between = samples * squares / freedom if freedom else within
+    spread = samples * sum(len(means) * (means.mean() - grand) ** 2 for means in processes) / (held.size - 1)
+    each = (total - np.square(held).sum() / total) / (held.size - 1)
+    process = (between - within) / samples if freedom else math.nan
+    return Components(float((spread - between) / (samples * each)), process, within)
 
 
 def bootstrap_ci(
