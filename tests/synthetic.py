@@ -312,7 +312,7 @@ def _machine(recipe: Recipe) -> dict[str, Any]:
     card: dict[str, Any] = dict.fromkeys(("card", "ecc", "power_limit_w", "persistence", "mig"))
     if recipe.kind == "cuda":
         card = {"card": "0a1b2c3d", "ecc": True, "power_limit_w": 700.0, "persistence": True, "mig": False}
-    return card | {"cpu": "Imaginary C1", "governor": "performance"}
+    return card | {"cpu": "Imaginary C1", "governor": "performance", "host": "4d5e6f"}
 
 
 def _profile(implementation: str, shape: Shape, launches: list[dict[str, Any]]) -> pd.DataFrame:

@@ -50,7 +50,7 @@ def run(machine, tmp_path_factory):
 
 def test_a_stream_is_recorded_and_read_back(run):
     assert run.complete
-    assert run.manifest["schema"] == schema.SCHEMA == 5
+    assert run.manifest["schema"] == schema.SCHEMA == 6
     assert set(run.stream.columns) == set(schema.COLUMNS["stream"])
     assert set(run.cases["status"]) == {"measured"}, run.cases[["implementation", "reason"]].values.tolist()
     assert len(run.stream) == 2 * REQUESTS * len(NAMES)

@@ -168,8 +168,9 @@ def _of_this_schema(table: Table, number: int) -> Table:
         frame = frame.assign(inputs=NORMAL)
     if number < 3 and {"heads", "seq_len"} <= set(frame.columns):  # all its shapes were plain self-attention, forward
         frame = plain(frame)
-    if number < 5 and table.name in ADDED:
-        frame = frame.assign(**dict.fromkeys(ADDED[table.name]))
+    for schema, added in ADDED.items():
+        if number < schema:
+            frame = frame.assign(**dict.fromkeys(added.get(table.name, ())))
     return replace(table, frame=frame)
 
 

@@ -33,8 +33,9 @@ def cards(results: Results) -> Table:
         raise NotMeasured("No case was measured on several cards yet")
     caption = f"Standard deviation of a latency by level, over {_count(results)} cards, in percent of the latency."
     note = (
-        f"{_sentence(*next(iter(found.items())))} The levels are those of a nested analysis of variance of log latency, "
-        "case by case; a row is the root of the mean variance over its cases, 0 where that is negative."
+        f"{_sentence(*next(iter(found.items())))} The levels are those of a nested analysis of variance of log "
+        "latency, case by case; a row is the root of the mean variance over its cases, 0 where that is negative."
+        f"{_surveyed(results)}"
     )
     return Table(pd.DataFrame(rows).astype(object), caption, note)
 
@@ -58,17 +59,18 @@ def _count(results: Results) -> int:
 def _why_not(results: Results) -> str:
     known = results.run.processes["card"].fillna("").astype(bool)
     if known.any():
-        return "All replicates ran on one card, so intervals and verdicts hold for this card, not for others of its kind"
+        return (
+            "All replicates ran on one card, so intervals and verdicts hold for this card, not for others of its kind"
+        )
     return "This run doesn't name its cards, so how cards differ is unknown: intervals and verdicts hold for it alone"
 
 
 def _of_cases(results: Results, timing: Timing) -> list[Components]:
     """The components of every case that several cards measured."""
     found = []
-    for name, shape in [(name, shape) for shape in results.study.shapes for name in results.at(shape, timing).index]:
-        samples = results.samples(str(name), shape, timing)
-        if samples[0].ndim == 2:
-            found.append(stats.components(samples))
+    for shape in results.study.shapes:
+        every = [results.samples(str(name), shape, timing) for name in results.at(shape, timing).index]
+        found += [stats.components(samples) for samples in every if samples[0].ndim == 2]
     return found
 
 
@@ -80,6 +82,11 @@ def _deviation_pct(cases: Sequence[Components], level: str) -> float:
 
 def _cell(percent: float) -> str | None:
     return None if np.isnan(percent) else formats.number(percent)
+
+
+def _surveyed(results: Results) -> str:
+    card = results.run.manifest.get("surveyed", {}).get("card")
+    return f" The ceilings were measured on the card {card}." if card else ""
 
 
 def _sentence(timing: Timing, found: dict[str, float]) -> str:

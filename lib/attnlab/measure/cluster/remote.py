@@ -83,7 +83,7 @@ def _own_card() -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": visible.split(",")[0]} if visible else {}
 
 
-def _is_wanted(worker: Worker, key: str) -> bool:
+def _is_wanted(worker: Worker, key: Any) -> bool:
     """Whether somebody still waits for this task: the client may have given it up, or the scheduler be lost."""
     task = worker.state.tasks.get(key)
     return worker.status == Status.running and task is not None and task.state == "executing"

@@ -41,6 +41,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         "missing_clocks": [str(timing) for timing in study.timings if not ours.available(device, timing)],
         "telemetry": Telemetry(device).unavailable or "NVML",
         "planned_s": planned.shapes_s,
+        "surveyed": {"card": telemetry.card(device), **devices.host()},
     }
     return found, planned.total_s
 
