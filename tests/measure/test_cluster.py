@@ -208,10 +208,19 @@ def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, caps
     instead(faulty.slowly)
     study = tiny_study(replicates=2 if kills == 2 else 3, **FEW)
     draw, done, killed, runs = random.Random(kills), threading.Event(), [], 0
+    moments = dict.fromkeys(("in a shape", "before one"), 0)
+
+    def blocks():
+        return len(write.recorded(f"run-{runs}", "samples"))
 
     def kill():
         while not done.is_set() and len(killed) < kills:
-            time.sleep(draw.uniform(1, 6))
+            # Mostly soon after a block came home, and so in the middle of a shape; else while processes start.
+            before, deadline = blocks(), time.monotonic() + 10
+            while blocks() == before and time.monotonic() < deadline and not done.is_set():
+                time.sleep(0.02)
+            moments["in a shape" if blocks() != before else "before one"] += 1
+            time.sleep(draw.uniform(0, 0.5))
             with suppress(Exception):
                 victim = draw.choice(two.worker_pids())
                 if not done.is_set():
@@ -232,7 +241,7 @@ def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, caps
     assert all(line.count("\n") == 0 and "Traceback" not in line for line in said)
     if kills > 10:
         with capsys.disabled():
-            print(f"\n{kills} workers killed in {runs} runs: every sample there, once")
+            print(f"\n{len(killed)} workers killed, {moments}, in {runs} runs: every sample there, once")
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_shape_is_done_without(cluster, begin, instead, capsys):
