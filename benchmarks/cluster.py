@@ -13,6 +13,7 @@ import queue
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,13 +106,17 @@ def _measured(count: int, block: bytes) -> Measured:
     cluster = distributed.LocalCluster(
         n_workers=count, threads_per_worker=1, dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL
     )
-    with cluster, distributed.Client(cluster) as client, tempfile.TemporaryDirectory() as folder:
-        client.wait_for_workers(count)
-        client.gather(client.map(_nothing, range(count), pure=False))
-        began = time.perf_counter()
-        client.gather(client.map(_nothing, range(EMPTY_TASKS), pure=False))
-        task_s = (time.perf_counter() - began) / EMPTY_TASKS
-        home_s = _home_s(client, count, block, Path(folder))
+    try:
+        with distributed.Client(cluster) as client, tempfile.TemporaryDirectory() as folder:
+            client.wait_for_workers(count)
+            client.gather(client.map(_nothing, range(count), pure=False))
+            began = time.perf_counter()
+            client.gather(client.map(_nothing, range(EMPTY_TASKS), pure=False))
+            task_s = (time.perf_counter() - began) / EMPTY_TASKS
+            home_s = _home_s(client, count, block, Path(folder))
+    finally:
+        with suppress(TimeoutError):  # a worker that is slow to end ends with this process
+            cluster.close()
     return Measured(count, 1e3 * task_s, 1e3 * home_s, len(block) / home_s / 1e6)
 
 

@@ -283,6 +283,7 @@ def test_the_last_worker_lost_ends_the_run_in_a_line(cluster, begin, instead, mo
     assert len(read.load(name).samples) > 0
 
 
+@pytest.mark.faults
 def test_a_worker_that_joins_takes_its_part(cluster, begin, instead, capsys):
     cluster.add(1)
     instead(faulty.slowly)
@@ -395,6 +396,7 @@ def test_a_candidate_that_breaks_every_card_stops_the_run(two, begin, instead):
     assert not kept.samples.empty
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("clean")
 def test_a_process_that_dies_is_done_without(two, begin, instead, capsys):
     instead(faulty.dies_once)
