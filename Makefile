@@ -8,6 +8,10 @@ RUN ?=
 STUDY ?=
 # auto, cuda or cpu.
 DEVICE ?=
+# On how many of this host's GPUs to measure, or `all`; without it on one.
+GPUS ?=
+# The address of a Dask scheduler, tcp://HOST:PORT: measure on the cluster behind it.
+SCHEDULER ?=
 # Anything: measure a study even if that takes longer than a day.
 LONG ?=
 # For `make notebook`: which, and NAME=VALUE pairs.
@@ -16,7 +20,7 @@ PARAMS =
 
 PUBLISHED := h200-2026-11-21
 CODE := lib tests tools benchmarks
-KNOWN := PYTHON RUN STUDY DEVICE LONG NAME PARAMS
+KNOWN := PYTHON RUN STUDY DEVICE GPUS SCHEDULER LONG NAME PARAMS
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
 
@@ -38,7 +42,10 @@ export PYTHONPATH := $(CURDIR)/lib$(if $(PYTHONPATH),:$(PYTHONPATH))
 export JUPYTER_PLATFORM_DIRS := 1
 # What Arrow's own allocator has freed, nothing else in a process can use.
 export ARROW_DEFAULT_MEMORY_POOL := system
-OPTIONS = $${RUN:+--run "$$RUN"} $${STUDY:+--study "$$STUDY"} $${DEVICE:+--device "$$DEVICE"} $${LONG:+--long}
+OPTIONS = $${RUN:+--run "$$RUN"} $${STUDY:+--study "$$STUDY"} $${DEVICE:+--device "$$DEVICE"} $${GPUS:+--gpus "$$GPUS"} \
+  $${SCHEDULER:+--scheduler "$$SCHEDULER"} $${LONG:+--long}
+# What measuring needs here: Dask only where it was asked for.
+MEASURING = $(HARDWARE)$(if $(GPUS)$(SCHEDULER),-dask)$(if $(GPUS),-gpus)
 
 # $(call ready,EXTRA-EXTRA): the stamp of a .venv that has these extras of pyproject.toml. `render` stands for no extras:
 # any stamp that exists will do.
@@ -60,11 +67,12 @@ endif
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	echo '  variables: RUN=<a run in data/> STUDY=<a file in notebooks/params/> DEVICE=<cuda|cpu> LONG=1 PYTHON=<an interpreter>'
+	echo '  many GPUs: GPUS=<a number of them here|all>, or SCHEDULER=<the address of a Dask scheduler>'
 
-report: $(if $(RUN),$(rendering),$(call ready,$(HARDWARE)))  ## measure on the best device here and render; RUN=<name> renders a recorded run and measures nothing
+report: $(if $(RUN),$(rendering),$(call ready,$(MEASURING)))  ## measure on the best device here and render; RUN=<name> renders a recorded run and measures nothing
 	$(python) -m attnlab report $(OPTIONS)
 
-measure: $(call ready,$(HARDWARE))  ## measure a study into a new run, or continue a run that was cut off
+measure: $(call ready,$(MEASURING))  ## measure a study into a new run, or continue a run that was cut off
 	$(python) -m attnlab measure $(OPTIONS)
 
 close: $(rendering)  ## close a run that was cut off with the replicates that it holds: RUN=<name>
@@ -88,7 +96,7 @@ kernels: $(call ready,kernels)  ## compile every kernel for every architecture; 
 tune: $(call ready,$(HARDWARE))  ## choose the kernel that kernel.best runs at each shape, on the NVIDIA GPU that is here
 	$(python) -m attnlab tune
 
-test: $(call ready,cpu-kernels-test)  ## run the tests that need no GPU
+test: $(call ready,cpu-dask-kernels-test)  ## run the tests that need no GPU
 	$(python) -m pytest --numprocesses 2 --dist loadfile
 
 test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
@@ -100,7 +108,7 @@ sanitize: $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sani
 	command -v compute-sanitizer >/dev/null || { echo 'compute-sanitizer is not here: it comes with the CUDA toolkit' >&2; exit 1; }; \
 	$(python) tests/sanitize.py
 
-faults: $(call ready,cpu-test)  ## kill a run at 200 random moments, continue it each time, and print what was lost
+faults: $(call ready,cpu-dask-test)  ## kill a run at 200 random moments and a cluster's workers 100 times, and print what was lost
 	$(python) -m pytest -m faults
 
 bench: $(call ready,$(HARDWARE))  ## print how long measuring, inferring and rendering take here, with CPU time and memory

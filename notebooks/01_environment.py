@@ -32,6 +32,9 @@ show("environment.run")
 # %%
 show("environment.machine")
 
+# %%
+show("environment.cards")
+
 # %% [markdown]
 # ## Is it locked?
 #

@@ -121,6 +121,8 @@ class Recipe:
     """Of each implementation that was profiled at the target: its launches, a ``function`` and its metrics each."""
     latencies_us: dict[tuple[str, Shape], float] | None = None
     """Latencies of cases that differ from `latency_us`."""
+    cards: tuple[tuple[str, float], ...] = ()
+    """The card of each replicate, and how many times as long everything takes in it."""
     control_pace: float | None = None
     """The baseline was measured against itself, and took so many times as long the second time."""
 
@@ -287,6 +289,8 @@ def write(name: str, recipe: Recipe = ORDINARY) -> None:
         parts.append(("profile", implementation.replace(".", "-"), rows))
     rows = [{"process": f"p{number}", "replicate": number} for number in range(study.replicates if complete else 1)]
     processes = pd.DataFrame(rows).assign(setup_seconds=1.0, **_machine(recipe))
+    if recipe.cards:
+        processes["card"] = [card for card, _ in recipe.cards][: len(processes)]
     parts = [*(_whole(parts) if complete else parts), ("processes", "all", processes)]
     for table, key, rows in parts:
         runs_write.add_part(name, table, key, rows)
@@ -308,7 +312,7 @@ def _machine(recipe: Recipe) -> dict[str, Any]:
     card: dict[str, Any] = dict.fromkeys(("card", "ecc", "power_limit_w", "persistence", "mig"))
     if recipe.kind == "cuda":
         card = {"card": "0a1b2c3d", "ecc": True, "power_limit_w": 700.0, "persistence": True, "mig": False}
-    return card | {"cpu": "Imaginary C1", "governor": "performance"}
+    return card | {"cpu": "Imaginary C1", "governor": "performance", "host": "4d5e6f"}
 
 
 def _profile(implementation: str, shape: Shape, launches: list[dict[str, Any]]) -> pd.DataFrame:
@@ -440,7 +444,8 @@ def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, A
         "position": 0,
         "started_s": rounds / 100,
         "launches": LAUNCHES if timing.clock == "device" else 1,
-        "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe),
+        "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe)
+        * (recipe.cards[where["replicate"]][1] if recipe.cards else 1),
         "strain": 0.5,
         "sm_clock_mhz": 1980 - rounds if gpu else None,
         "power_w": 500.0 if gpu else None,

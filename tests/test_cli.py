@@ -85,7 +85,7 @@ def test_a_run_is_not_called_what_lies_beside_the_runs(capsys, data, command, na
 @pytest.mark.parametrize("more", [["--study", "quick"], ["--device", "cpu"], ["--long"]])
 def test_rendering_a_run_takes_nothing_that_measuring_takes(capsys, begin, more):
     begin(tiny_study(), "there")
-    expected = "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE and LONG out"
+    expected = "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHEDULER and LONG out"
     assert said(capsys, "report", "--run", "there", *more) == expected
 
 
@@ -169,16 +169,19 @@ def test_a_value_is_what_yaml_makes_of_it():
 def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypatch, data):
     asked = []
 
-    def measured(name, study, device, long):
-        asked.append((name, study, device, long))
-        return name
+    def measured(*arguments):
+        asked.append(arguments)
+        return arguments[0]
 
     monkeypatch.setattr(obtain, "measured", measured)
     begin(tiny_study(), "there")
     assert __main__.main(["measure", "--run", "there", "--device", "cpu"]) == 0
     assert __main__.main(["measure", "--run", "there", "--device", "cpu", "--long"]) == 0
-    assert asked == [("there", tiny_study(), "cpu", long) for long in (False, True)]
-    assert capsys.readouterr().out == 2 * f"recorded {data}/there/\n"
+    assert __main__.main(["report", "--gpus", "2", "--scheduler", "tcp://here:1", "--run", "there"]) == 1
+    assert __main__.main(["measure", "--run", "there", "--gpus", "2", "--scheduler", "tcp://here:1"]) == 0
+    assert asked[:2] == [("there", tiny_study(), "cpu", long, "", "") for long in (False, True)]
+    assert asked[2:] == [("there", tiny_study(), "auto", False, "2", "tcp://here:1")]
+    assert capsys.readouterr().out == 3 * f"recorded {data}/there/\n"
 
 
 def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):

@@ -38,7 +38,7 @@ RUN_LIMIT, TREE_LIMIT = 5e6, 40e6
 def make(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
     """Run make as a user does: outside of the make that may have started these tests."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    for name in ("PYTHON", "RUN", "STUDY", "DEVICE", "PYTHONPATH"):
+    for name in ("PYTHON", "RUN", "STUDY", "DEVICE", "GPUS", "SCHEDULER", "PYTHONPATH"):
         inherited.pop(name, None)
     return subprocess.run(
         ["make", *words], cwd=cwd, capture_output=True, text=True, env=inherited | environment, timeout=60
@@ -120,7 +120,7 @@ def test_an_unknown_variable_is_refused_in_one_line(words):
     assert ended.returncode == 2
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
-    assert "there is no variable RNU; there are PYTHON RUN STUDY DEVICE LONG NAME PARAMS" in line
+    assert "there is no variable RNU; there are PYTHON RUN STUDY DEVICE GPUS SCHEDULER LONG NAME PARAMS" in line
 
 
 def test_values_with_spaces_are_no_variables():
@@ -151,7 +151,8 @@ def test_an_interpreter_that_is_there_keeps_its_path_and_gets_nothing():
     [
         (("report", "RUN=x"), "render"),
         (("report", "DEVICE=cpu"), "cpu"),
-        (("test",), "cpu-kernels-test"),
+        (("measure", "DEVICE=cpu", "SCHEDULER=tcp://host:8786"), "cpu-dask"),
+        (("test",), "cpu-dask-kernels-test"),
         (("kernels",), "kernels"),
         (("lab", "DEVICE=cpu"), "cpu-lab"),
         (("check",), "cpu-check"),

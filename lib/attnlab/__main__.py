@@ -57,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--run", default="", help="name of a run in data/")
         sub.add_argument("--study", default="", help="a study in notebooks/params/, or a path to a YAML file")
         sub.add_argument("--device", default="auto", choices=obtain.DEVICES[:3], help="where to measure")
+        sub.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
+        sub.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
         sub.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
         sub.set_defaults(command=command)
     notebook = commands.add_parser("notebook", help="execute and render one notebook")
@@ -90,8 +92,9 @@ def _measure(options: argparse.Namespace) -> str:
                 f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
             )
     else:
-        study = studies.load(options.study or obtain.default_study(obtain.kind(options.device)))
-    name = obtain.measured(options.run, study, options.device, options.long)
+        kind = obtain.kind(options.device, bool(options.gpus or options.scheduler))
+        study = studies.load(options.study or obtain.default_study(kind))
+    name = obtain.measured(options.run, study, options.device, options.long, options.gpus, options.scheduler)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
 
@@ -102,8 +105,11 @@ def _close(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    if options.run and (options.study or options.device != "auto" or options.long):
-        raise UserError("RUN renders what was recorded and measures nothing: leave STUDY, DEVICE and LONG out")
+    measuring = options.study, options.device != "auto", options.long, options.gpus, options.scheduler
+    if options.run and any(measuring):
+        raise UserError(
+            "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHEDULER and LONG out"
+        )
     name = options.run or _measure(options)
 
     from attnlab.paper import render

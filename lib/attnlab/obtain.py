@@ -1,15 +1,16 @@
 """Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.base.errors import EnvironmentChanged, UserError
 from attnlab.infer.results import Results, of
-from attnlab.runs import read
+from attnlab.runs import read, write
 from attnlab.runs.schema import Manifest, Run
 from attnlab.study import studies
 from attnlab.study.implementations import DISPATCH, PEERS
@@ -89,24 +90,42 @@ def results(run: str = "", study: str = "quick", device: str = "auto") -> Result
     return of(read.load(measured("", wanted, device)))
 
 
-def measured(name: str, study: Study, device: str, long: bool = False) -> str:
+def measured(name: str, study: Study, device: str, long: bool = False, gpus: str = "", scheduler: str = "") -> str:
     """Measure a study and return the name of its run.
 
     Args:
         name: the run to begin or to continue; empty to continue one of this study that was cut off, or else begin one.
         long: whether a new run may take longer than a day.
+        gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
+        scheduler: the address of the Dask scheduler of a cluster to measure on.
     """
-    devices, record = _measuring_half()
-    wanted = device if device != "auto" else study.device
-    found = devices.resolve(wanted)
-    unfinished = "" if name else _newest(study, found.type, complete=False)
-    if unfinished:
-        print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
-        try:
-            return str(record.record(unfinished, study, wanted))
-        except EnvironmentChanged:
-            print(f"{unfinished}: the environment changed since; beginning a new run", file=sys.stderr)
-    return str(record.record(name or record.new_name(found), study, wanted, long=long))
+    _, record = _measuring_half()
+    if name and (gpus or scheduler):
+        with write.lock(name):  # before a cluster is started in vain
+            pass
+    with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
+        kind = described["kind"]
+        unfinished = "" if name else _newest(study, kind, complete=False)
+        if unfinished:
+            print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
+            try:
+                return str(record.record(unfinished, study, kind, executor))
+            except EnvironmentChanged:
+                print(f"{unfinished}: the environment changed since; beginning a new run", file=sys.stderr)
+        return str(record.record(name or record.new_name(described), study, kind, executor, long))
+
+
+@contextmanager
+def _device(wanted: str, gpus: str, scheduler: str) -> Iterator[tuple[dict[str, Any], Executor | None]]:
+    """The device that is measured on, described, and the executor over several of them."""
+    devices, _ = _measuring_half()
+    if not gpus and not scheduler:
+        yield devices.describe(devices.resolve(wanted)), None
+        return
+    from attnlab.measure.cluster import start
+
+    with start.fleet(gpus, scheduler, wanted) as executor:
+        yield executor.device, executor
 
 
 def tuned() -> Path:
@@ -151,8 +170,10 @@ def _same_device(recorded: Run, device: str) -> bool:
         return False
 
 
-def kind(device: str) -> str:
-    """``cuda`` or ``cpu``: the kind of the device that ``auto``, ``cuda`` or ``cpu`` is here."""
+def kind(device: str, cluster: bool = False) -> str:
+    """``cuda`` or ``cpu``: the kind of the device that ``auto``, ``cuda`` or ``cpu`` is here, or on a cluster."""
+    if cluster:
+        return "cpu" if device == "cpu" else "cuda"
     devices, _ = _measuring_half()
     return str(devices.resolve(device).type)
 

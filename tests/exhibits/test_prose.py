@@ -124,7 +124,7 @@ def test_a_verdict_is_given_under_each_timing():
     cells = target.timings(of, TARGET).frame.set_index("implementation").loc["sdpa.flash"]
     assert [cell.split("\n")[-1] for cell in cells] == ["faster, claimable", "slower"]
     stated = plain(target.statement(of, TARGET)).split("\n\n")
-    assert re.search(r"on NVIDIA H200, device clock, warm cache; slower by `eager` warm \(0\.78", stated[0])
+    assert re.search(r"on this NVIDIA H200, device clock, warm cache; slower by `eager` warm \(0\.78", stated[0])
     assert "and claimable. Under other timings: slower by `eager` warm (0.78" in stated[1]
     (line,) = (line for line in plain(target.publishable(of, TARGET)).splitlines() if "`sdpa.flash`" in line)
     assert "**Faster**, and claimable. Under other timings: slower by `eager` warm (0.78" in line

@@ -135,7 +135,7 @@ def test_families_with_controls_come_back_as_they_were():
 
 def test_a_claim_is_stated():
     told = plain(target.statement(controlled(), TARGET)).split("\n\n")
-    where = "at (2, 4, 128, 64) float16 on NVIDIA H200, device clock, warm cache"
+    where = "at (2, 4, 128, 64) float16 on this NVIDIA H200, device clock, warm cache"
     assert told[0] == f"**`sdpa.flash` is 1.25 times as fast as `sdpa.auto` {where}**"
     assert told[1].startswith("> `sdpa.auto` achieved 40.000 [")
     effort = f"{2 * ROUNDS} samples each in 2 replicates, each a fresh process, in interleaved rounds"
@@ -195,7 +195,7 @@ def test_faster_by_too_little_says_what_a_claim_lacks(monkeypatch):
     monkeypatch.setitem(synthetic.PACE, "sdpa.flash", 0.95)
     told = plain(target.statement(only("sdpa.flash"), TARGET))
     assert "is 1.05 times as fast as `sdpa.auto`" in told
-    assert "on NVIDIA H200, but not claimable, device clock, warm cache**" in told
+    assert "on this NVIDIA H200, but not claimable, device clock, warm cache**" in told
     assert "faster than `sdpa.auto`, but not claimable: the speedup is below 1.10." in told
 
 

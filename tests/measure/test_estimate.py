@@ -35,13 +35,14 @@ def test_a_replicate_takes_what_its_calls_take():
         + 10 * (estimate.SAMPLE_S + 2 * call + 2 * 0.001)
         for call in (0.1, 0.2, 0.1)
     )  # fmt: skip
-    stream = 7 * (0.1 + 0.2 + 2 * estimate.SAMPLE_S)
-    seconds = estimate.replicate_seconds(study, study.shapes, costs, CPU)
-    assert seconds == pytest.approx(estimate.PROCESS_S + 3 * (oracles + rounds + cases) + stream)
+    each = estimate.shape_seconds(study, study.shapes, costs, CPU)
+    assert each == pytest.approx(3 * [oracles + rounds + cases])
+    stream = estimate.stream_seconds(study, study.shapes, costs)
+    assert stream == pytest.approx(7 * (0.1 + 0.2 + 2 * estimate.SAMPLE_S))
     # Beyond the longest call, a case is checked and not timed.
     short = study.model_copy(update={"longest_call_ms": 150.0})
     timed_s = 20 * 0.2 + 10 * (estimate.SAMPLE_S + 2 * 0.2 + 2 * 0.001)
-    assert estimate.replicate_seconds(short, study.shapes, costs, CPU) == pytest.approx(seconds - 3 * timed_s)
+    assert estimate.shape_seconds(short, study.shapes, costs, CPU) == pytest.approx([one - timed_s for one in each])
 
 
 @pytest.mark.parametrize(
@@ -63,15 +64,18 @@ def test_a_sample_takes_as_many_calls_as_its_clock_makes(clock, cache, call_us, 
 
 
 def test_replicates_and_the_panel_are_added(monkeypatch):
-    monkeypatch.setattr(estimate, "replicate_seconds", lambda *arguments: 100.0)
-    assert estimate.seconds(tiny_study(replicates=3), CPU) == 300
-    assert estimate.seconds(tiny_study(panel=True), CPU) == 200  # the panel is of a GPU
+    monkeypatch.setattr(estimate, "shape_seconds", lambda *arguments: 3 * [30.0])
+    monkeypatch.setattr(estimate, "stream_seconds", lambda *arguments: 5.0)
+    planned = estimate.planned(tiny_study(replicates=3), CPU)
+    assert planned.total_s == 3 * (estimate.PROCESS_S + 90 + 5)
+    assert planned.shapes_s == 3 * [30.0]
+    assert estimate.planned(tiny_study(panel=True), CPU).total_s == 2 / 3 * planned.total_s  # the panel is of a GPU
 
 
 def test_a_shape_that_no_memory_holds_takes_no_time():
     huge = TINY["target"] | {"batch": 2**30}
     study = tiny_study(target=huge, sweeps={"batch": huge})
-    assert estimate.seconds(study, CPU) == study.replicates * estimate.PROCESS_S
+    assert estimate.planned(study, CPU) == estimate.Planned(study.replicates * estimate.PROCESS_S, [0.0])
 
 
 @pytest.mark.parametrize(
@@ -119,6 +123,6 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
 def test_a_study_of_this_machine_has_an_estimate_in_no_time():
     study = tiny_study()
     began = time.monotonic()
-    seconds = estimate.seconds(study, CPU)
+    seconds = estimate.planned(study, CPU).total_s
     assert time.monotonic() - began < 30
     assert study.replicates * estimate.PROCESS_S < seconds < 3600

@@ -28,7 +28,7 @@ from attnlab import obtain
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.infer import kept
-from attnlab.measure.instruments import telemetry
+from attnlab.measure.instruments import devices, telemetry
 from attnlab.measure.session import record, worker
 from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
@@ -504,7 +504,7 @@ def test_a_name_that_the_clock_gives_twice_is_given_once(data, monkeypatch):
     monkeypatch.setattr(record, "datetime", Stopped)
     names = []
     for _ in range(3):
-        names.append(record.new_name(torch.device("cpu")))
+        names.append(record.new_name(devices.describe(torch.device("cpu"))))
         write.create(names[-1], {"study": {"name": "tiny"}})
     assert names == ["cpu-20261121-064501", "cpu-20261121-064501-2", "cpu-20261121-064501-3"]
     assert read.names() == names

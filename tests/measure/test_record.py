@@ -113,10 +113,9 @@ def test_blocks_sort_in_the_order_of_the_study():
     assert schema.block_key(study, shape, 11, Timing(clock="eager", cache="cold")) == "r11-s002-eager-cold"
 
 
-def test_a_new_name_tells_the_device_and_the_time(monkeypatch):
+def test_a_new_name_tells_the_device_and_the_time(data):
     def named(name, kind):
-        monkeypatch.setattr(record.devices, "describe", lambda device: {"name": name, "kind": kind})
-        return record.new_name(None)
+        return record.new_name({"name": name, "kind": kind})
 
     assert re.fullmatch(r"h200-\d{8}-\d{6}", named("NVIDIA H200", "cuda"))
     assert re.fullmatch(r"a100-sxm4-40gb-\d{8}-\d{6}", named("NVIDIA A100-SXM4-40GB", "cuda"))
@@ -145,7 +144,7 @@ def test_a_duration_in_words(seconds, words):
 
 
 def test_a_run_begins_with_how_long_it_will_take(data, one_thread, unlocked, monkeypatch, capsys):
-    monkeypatch.setattr(estimate, "seconds", lambda study, device: 86_400.0)
+    monkeypatch.setattr(estimate, "planned", lambda study, device: estimate.Planned(86_400.0, []))
     record.record("one", tiny_study(replicates=1), "cpu", Quickly(one_thread))
     lines = capsys.readouterr().err.splitlines()
     assert "tiny: 3 shapes x 3 implementations x 1 timing x 5 samples x 1 replicate, about 24 hours" in lines
@@ -153,7 +152,7 @@ def test_a_run_begins_with_how_long_it_will_take(data, one_thread, unlocked, mon
 
 
 def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread, unlocked, monkeypatch, capsys):
-    monkeypatch.setattr(estimate, "seconds", lambda study, device: 2.5 * 86_400)
+    monkeypatch.setattr(estimate, "planned", lambda study, device: estimate.Planned(2.5 * 86_400, []))
     with pytest.raises(UserError) as caught:
         record.record("one", tiny_study(), "cpu", Quickly(one_thread))
     assert str(caught.value) == (

@@ -38,7 +38,12 @@ HEADLINE += ["speed_of_light_pct"]
 JUDGED = ["decision", "claimable", "speedup", "speedup_low", "speedup_high", "speedup_interval", "cliffs_delta"]
 JUDGED += ["hedges_g", "p_holm"]
 OVER_REPLICATES, OVER_STRETCHES = "Student's t over replicates", "Student's t over stretches"
+OVER_CARDS = "Student's t over cards"
 BOOTSTRAPPED = "percentile bootstrap"
+ON_CARDS = (
+    f"the run used several cards: where an interval is called {OVER_CARDS}, what is said of replicates holds of cards, "
+    "which are resampled before their replicates, and the interval covers cards like these"
+)
 CONVENTIONS = {
     "latency": "microseconds of one call; where a sample spans several launches it is their mean, and launches says so",
     "flops": "4·scores·D forward and 14·scores·D in training, a multiply-add counted as two; scores counts the entries "
@@ -164,7 +169,7 @@ class Records:
             "stale_kernels": rungs.stale(results.run),
             "checks": {"made": len(checks), "passed": int(checks["passed"].sum())},
             "baseline_against_itself": self._false_positives(),
-            "conventions": CONVENTIONS,
+            "conventions": CONVENTIONS | ({"cards": ON_CARDS} if results.cards else {}),
             "configs": [{"config": name, "file": f"{name}.json", **s.axes} for s, name in self.configs.items()],
             "rows": [self._row(*key) for key in self._measured],
             "without_latency": [
@@ -416,7 +421,7 @@ class Records:
 def _method(sides: Sequence[list[np.ndarray]], paired: bool) -> str:
     """The method of the interval over these samples."""
     if len(sides[0]) > 1:
-        return OVER_REPLICATES
+        return OVER_CARDS if sides[0][0].ndim == 2 else OVER_REPLICATES
     return BOOTSTRAPPED if bootstrap.blocks(sides, paired) is None else OVER_STRETCHES
 
 

@@ -3,6 +3,9 @@
 Samples come as replicates: a list of 1-D arrays, one for each fresh process. What may be resampled one by one are
 samples that don't resemble their neighbours. Where they do, and where there are several replicates, the *blocks* are
 what is independent: the replicates, or stretches of the only one.
+
+Where replicates were measured on several cards, samples come as cards: a list of 2-D arrays, a row for each replicate.
+A card is then what is independent, since the replicates of one card share it, and intervals speak of cards like these.
 """
 
 import math
@@ -21,6 +24,19 @@ Array: TypeAlias = np.ndarray
 Samples: TypeAlias = ArrayLike | Sequence[ArrayLike]
 Side: TypeAlias = list[Array]
 """One side of a comparison, an array per replicate or block."""
+
+
+class Cards(list[Array]):
+    """A side of which each block is a card: the samples of its replicates, one after the other.
+
+    Attributes:
+        replicates: how many each card holds.
+    """
+
+    def __init__(self, cards: Sequence[Array]) -> None:
+        super().__init__(card.ravel() for card in cards)
+        self.replicates = tuple(len(card) for card in cards)
+
 
 BATCHES = 5
 """Blocks that a single replicate is cut into where its samples resemble their neighbours."""
@@ -65,7 +81,7 @@ def require_level(name: str, value: float) -> None:
 
 
 def replicates_of(samples: Samples) -> Side:
-    """The samples as one float array per replicate; ValueError says in one line what is wrong with them."""
+    """The samples as one float array per replicate or card; ValueError says in one line what is wrong with them."""
     require(np.iterable(samples), f"samples must be a sequence of numbers, not {type(samples).__name__}")
     first = next(iter(samples), None)  # type: ignore[arg-type]
     if first is None:
@@ -75,11 +91,12 @@ def replicates_of(samples: Samples) -> Side:
         replicates = [np.asarray(part, dtype=float) for part in parts]  # type: ignore[union-attr]
     except (TypeError, ValueError) as error:
         raise ValueError(f"samples must be numbers, or one 1-D array of numbers per replicate: {error}") from error
+    on_cards = len(replicates) > 1 and all(replicate.ndim == 2 for replicate in replicates)
     for index, replicate in enumerate(replicates):
-        require(replicate.ndim == 1, f"replicate {index} must be 1-D, not {replicate.ndim}-D")
+        require(replicate.ndim == 1 or on_cards, f"replicate {index} must be 1-D, not {replicate.ndim}-D")
         require(replicate.size > 0, f"replicate {index} holds no samples")
         require(bool(np.isfinite(replicate).all()), f"replicate {index} holds samples that are not finite")
-    return replicates
+    return Cards(replicates) if on_cards else replicates
 
 
 def positive(replicates: Side) -> Side:
@@ -208,6 +225,8 @@ class Plan:
 
     sizes: tuple[tuple[int, ...], ...]
     """The sizes of the replicates, for each side that is drawn on its own; paired sides are drawn as one."""
+    on_cards: tuple[tuple[int, ...], ...]
+    """How many replicates each card of such a side holds; empty for a side that doesn't come by cards."""
     resamples: int
     batch: int
     """Resamples drawn at once."""
@@ -254,10 +273,21 @@ class Draw:
 def medians(sides: Sequence[Side], resamples: int, seed: int, paired: bool = False) -> list[Array]:
     """The median of each side in each resample, (resamples,); paired sides share every draw."""
     require(resamples >= 1, f"resamples must be at least 1, not {resamples}")
-    sizes = [tuple(map(len, side)) for side in sides]
+    sizes, on_cards = [_sizes(side) for side in sides], [_on_cards(side) for side in sides]
     batch = max(1, BATCH_VALUES // sum(len(each) * max(each) for each in sizes))
-    plan = Plan(tuple(sizes[:1] if paired else sizes), resamples, batch, seed)
+    drawn = slice(1 if paired else None)
+    plan = Plan(tuple(sizes[drawn]), tuple(on_cards[drawn]), resamples, batch, seed)
     return [_medians(np.concatenate(side).tobytes(), plan, 0 if paired else index) for index, side in enumerate(sides)]
+
+
+def _sizes(side: Side) -> tuple[int, ...]:
+    """The sizes of the replicates."""
+    held = _on_cards(side) or (1,) * len(side)
+    return tuple(len(block) // count for block, count in zip(side, held, strict=True) for _ in range(count))
+
+
+def _on_cards(side: Side) -> tuple[int, ...]:
+    return side.replicates if isinstance(side, Cards) else ()
 
 
 @lru_cache(maxsize=KEPT_MEDIANS)
@@ -283,12 +313,15 @@ def _draws(plan: Plan) -> Iterator[list[Draw]]:
     """The draws of all sides, batch by batch.
 
     Units are drawn first, the same as scipy.stats.bootstrap draws: the replicates, or the samples of the only one. Each
-    drawn replicate then draws as many samples as it has.
+    drawn replicate then draws as many samples as it has. Of cards, the cards are drawn before their replicates.
     """
     rng = np.random.default_rng(plan.seed)
     for done in range(0, plan.resamples, plan.batch):
         rows = min(plan.batch, plan.resamples - done)
-        units = [_units(len(sizes) if len(sizes) > 1 else sizes[0], rows, rng) for sizes in plan.sizes]
+        units = [
+            _units_of_cards(cards, rows, rng) if cards else _units(len(sizes) if sizes[1:] else sizes[0], rows, rng)
+            for sizes, cards in zip(plan.sizes, plan.on_cards, strict=True)
+        ]
         yield [_draw(drawn, np.array(sizes), rng) for drawn, sizes in zip(units, plan.sizes, strict=True)]
 
 
@@ -296,6 +329,15 @@ def _units(size: int, rows: int, rng: np.random.Generator) -> Array:
     # scipy refuses to resample a single unit; that unit twice has the same distribution.
     drawn = max(size, 2)
     return np.minimum(rng.integers(drawn, size=(rows, drawn)), size - 1)
+
+
+def _units_of_cards(replicates: tuple[int, ...], rows: int, rng: np.random.Generator) -> Array:
+    """Cards, and as many replicates of each as it has; -1 where a card has fewer than another."""
+    held = np.array(replicates)
+    cards = _units(held.size, rows, rng)[..., np.newaxis]
+    places = np.arange(held.max())
+    drawn = (np.cumsum(held) - held)[cards] + rng.integers(held[cards], size=(*cards.shape[:2], places.size))
+    return np.where(places < held[cards], drawn, -1).reshape(rows, -1)
 
 
 def _draw(units: Array, sizes: Array, rng: np.random.Generator) -> Draw:
@@ -310,6 +352,7 @@ def _draw(units: Array, sizes: Array, rng: np.random.Generator) -> Draw:
     if not alike:
         # A shorter replicate has fewer draws; the places left over draw one beyond the last, which is not counted.
         samples[np.arange(width) >= drawn_sizes] = sizes.sum()
+    samples[units < 0] = sizes.sum()
     return _counted(samples.reshape(len(samples), -1), sizes.sum())
 
 

@@ -30,8 +30,9 @@ def infer(run: schema.Run) -> pd.DataFrame:
     passed = passed[~passed["implementation"].map(implementations.is_control).astype(bool)]
     if passed.empty:
         return pd.DataFrame(columns=COLUMNS)
+    cards = cards_of(run)
     groups = [
-        (key, by_replicate(rows), rows) for key, rows in passed.groupby([*CASE, *TIMING], sort=False, observed=True)
+        (key, by_card(rows, cards), rows) for key, rows in passed.groupby([*CASE, *TIMING], sort=False, observed=True)
     ]
     tick_us = float(run.manifest["clocks"]["tick_us"])
     jobs = [(samples, tick_us / rows["launches"].min()) for _, samples, rows in groups]
@@ -45,12 +46,13 @@ def infer(run: schema.Run) -> pd.DataFrame:
 
 
 def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
-    """What the samples of one case say, an array per replicate; latencies in us.
+    """What the samples of one case say, as `by_card` gives them; latencies in us.
 
     Median with its interval, the moments, P95 and P99 with order-statistic intervals (NaN where there are too few
     samples for one), outliers by Tukey's fences (labelled, never dropped), lag-1 autocorrelation and effective N.
     """
-    pooled = np.concatenate(samples)
+    replicates = [replicate for block in samples for replicate in np.atleast_2d(block)]
+    pooled = np.concatenate(replicates)
     median = median_us(samples, tick_us)
     lower, upper = np.quantile(pooled, [0.25, 0.75])
     reach = 1.5 * (upper - lower)
@@ -65,10 +67,10 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
         "min_us": pooled.min(),
         "max_us": pooled.max(),
         "outliers_pct": 100 * np.mean((pooled < lower - reach) | (pooled > upper + reach)),
-        "lag1": stats.lag1(samples),
-        "effective_n": stats.effective_n(samples),
+        "lag1": stats.lag1(replicates),
+        "effective_n": stats.effective_n(replicates),
     }
-    return row | _quantiles(samples)
+    return row | _quantiles(replicates)
 
 
 def median_us(samples: list[np.ndarray], tick_us: float) -> stats.Interval:
@@ -143,7 +145,27 @@ def _in_order(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     return table.loc[order.sort_values(["shape", "implementation"], kind="stable").index].reset_index(drop=True)
 
 
+def cards_of(run: schema.Run) -> dict[str, str]:
+    """The card of each process, where the run used several; empty where it used one, or doesn't say."""
+    if "card" not in run.processes:
+        return {}
+    known = run.processes[run.processes["card"].fillna("") != ""]
+    return dict(zip(known["process"], known["card"], strict=True)) if known["card"].nunique() > 1 else {}
+
+
+def by_card(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
+    """The latencies of a case under one timing in the blocks that may be taken for independent.
+
+    Of several cards, a 2-D array for each with a row per replicate; else a 1-D array per replicate.
+    """
+    card = rows["process"].map(cards)
+    if card.nunique() < 2:
+        return by_replicate(rows)
+    return [np.stack(by_replicate(mine)) for _, mine in rows.groupby(card, sort=False)]
+
+
 def by_replicate(rows: pd.DataFrame) -> list[np.ndarray]:
+    """The latencies of a case under one timing, an array per replicate, in the order of the rounds."""
     return [group["latency_us"].to_numpy() for _, group in rows.groupby("replicate", sort=True)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
-from attnlab.infer.cases import AXES, CASE, TIMING, by_replicate, passed_samples
+from attnlab.infer.cases import AXES, CASE, TIMING, by_card, cards_of, passed_samples
 from attnlab.infer.ceilings import Ceilings
 from attnlab.runs import schema
 from attnlab.runs.schema import MEASURED, NORMAL
@@ -112,12 +112,17 @@ class Lookup:
         return found
 
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
-        """The latencies of one case that passed in us, an array per replicate, in the order of the rounds."""
+        """The latencies of one case that passed in us, in the order of the rounds, as `cases.by_card` gives them."""
         key = (implementation, shape, timing or self.headline)
         if key not in self._samples:
             case = self._case(*key)
-            self._samples[key] = [] if case is None else by_replicate(case)
+            self._samples[key] = [] if case is None else by_card(case, self.cards)
         return self._samples[key]
+
+    @cached_property
+    def cards(self) -> dict[str, str]:
+        """The card of each process, where the run used several; empty where it used one, or doesn't say."""
+        return cards_of(self.run)
 
     @cached_property
     def passed(self) -> pd.DataFrame:
@@ -159,7 +164,7 @@ class Lookup:
     @cached_property
     def _samples_by_case(self) -> dict[Any, pd.DataFrame]:
         groups = self.passed.groupby([*CASE, *TIMING], sort=False)
-        return dict(iter(groups[["replicate", "launches", "latency_us"]]))
+        return dict(iter(groups[["replicate", "process", "launches", "latency_us"]]))
 
     @cached_property
     def _peaks(self) -> dict[Any, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
-from attnlab.infer.cases import AXES, CASE
+from attnlab.infer.cases import AXES, CASE, by_card, by_replicate
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
@@ -26,7 +26,7 @@ NEAR_PCT = 1.0
 Key = tuple[Any, ...]
 """A case: the implementation and the axes of its shape."""
 Rows = dict[Key, pd.DataFrame]
-OF_SIDE = ["replicate", "launches", "latency_us", "sm_clock_mhz", "throttled"]
+OF_SIDE = ["replicate", "process", "launches", "latency_us", "sm_clock_mhz", "throttled"]
 """The columns of a case's samples that its `Side` is made from."""
 
 
@@ -35,7 +35,7 @@ class Side:
     """A case in one run.
 
     Attributes:
-        samples: the latencies in us, an array per replicate.
+        samples: the latencies in us, as `cases.by_card` gives them.
         tick_us: resolution of a sample.
         spread_pct: range of the medians of its replicates, in percent of the median; NaN for one replicate.
         sm_clock_mhz: the median of the SM clock; NaN where it was not read.
@@ -51,7 +51,7 @@ class Side:
     @property
     def median_us(self) -> float:
         """The median of all samples."""
-        return float(np.median(np.concatenate(self.samples)))
+        return float(np.median(np.concatenate([block.ravel() for block in self.samples])))
 
     @property
     def median(self) -> Interval:
@@ -178,13 +178,12 @@ def _case(key: Key, here: Side, there: Side) -> Case:
 
 
 def _side(results: Results, rows: pd.DataFrame) -> Side:
-    samples = [latencies.to_numpy() for _, latencies in rows.groupby("replicate")["latency_us"]]
     tick_us = float(results.run.manifest["clocks"]["tick_us"]) / int(rows["launches"].min())
-    medians = [float(np.median(replicate)) for replicate in samples]
+    medians = [float(np.median(replicate)) for replicate in by_replicate(rows)]
     apart_us = max(medians) - min(medians) if len(medians) > 1 else float("nan")
     spread_pct = 100 * apart_us / float(rows["latency_us"].median())
     clock, held = rows["sm_clock_mhz"].astype("Float64").median(), rows["throttled"].astype("Float64").mean()
-    return Side(samples, tick_us, spread_pct, _number(clock), 100 * _number(held))
+    return Side(by_card(rows, results.cards), tick_us, spread_pct, _number(clock), 100 * _number(held))
 
 
 def _number(value: Any) -> float:

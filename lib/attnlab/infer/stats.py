@@ -1,15 +1,17 @@
 """Inference on latencies: numbers in, small frozen results out.
 
 Every function takes *samples*: a 1-D array of one replicate, or a sequence of 1-D arrays (or a 2-D array), one row per
-replicate. Latencies are in microseconds throughout attnlab, but nothing here depends on the unit. Wherever two sides
-are compared the order is (baseline, candidate), and whatever speaks for the candidate is positive, or above one.
+replicate; or, of several cards, a sequence of 2-D arrays, one per card, with one row per replicate. Latencies are in
+microseconds throughout attnlab, but nothing here depends on the unit. Wherever two sides are compared the order is
+(baseline, candidate), and whatever speaks for the candidate is positive, or above one.
 
 How often all this is wrong is simulated in `attnlab.infer.simulation`.
 
-Samples that are empty, not finite or not one-dimensional raise ValueError everywhere.
+Samples that are empty, not finite or of other dimensions raise ValueError everywhere.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -38,6 +40,7 @@ __all__ = [
     "CLAIM_DELTA",
     "CLAIM_SPEEDUP",
     "EQUIVALENCE_MARGIN",
+    "Components",
     "Decision",
     "Interval",
     "RankTest",
@@ -45,6 +48,7 @@ __all__ = [
     "Verdict",
     "bootstrap_ci",
     "cliffs_delta",
+    "components",
     "difference_pvalue",
     "effective_n",
     "equivalence",
@@ -88,6 +92,52 @@ class Verdict:
     pvalue: float
 
 
+@dataclass(frozen=True)
+class Components:
+    """Variances of the logarithm of a latency, by level; in theory none is negative, and an estimate may be.
+
+    Attributes:
+        card: between cards; where each card has one process, between these.
+        process: between processes on one card; NaN where each card has one.
+        within: between the samples of a process.
+    """
+
+    card: float
+    process: float
+    within: float
+
+
+def components(cards: Sequence[ArrayLike]) -> Components:
+    """How much of the variance of log latency lies between cards, between their processes, and within a process.
+
+    Each mean square of the nested analysis of variance is set equal to its expectation (Searle, Casella & McCulloch
+    1992, Variance Components, appendix F). Cards may hold different numbers of processes, each of as many samples.
+
+    Args:
+        cards: a 2-D array per card, with one row per process.
+
+    Raises:
+        ValueError: bad samples; fewer than two cards; processes with different numbers of samples, or a single one.
+    """
+    require(len(cards) > 1, "components need at least two cards")
+    require(all(np.ndim(card) == 2 for card in cards), "components need a 2-D array per card")
+    positive(replicates_of(cards))
+    logs = [np.log(np.asarray(card, dtype=float)) for card in cards]
+    counts = {card.shape[1] for card in logs}
+    require(len(counts) == 1 and min(counts) > 1, f"each process needs as many samples, and two of them, not {counts}")
+    (samples,), held = counts, np.array([len(card) for card in logs])
+    processes, total = [card.mean(axis=1) for card in logs], held.sum()
+    grand = float(np.concatenate(processes).mean())
+    within = float(np.mean([row.var(ddof=1) for card in logs for row in card]))
+    squares = sum(float(np.square(means - means.mean()).sum()) for means in processes)
+    freedom = int(total - held.size)
+    between = samples * squares / freedom if freedom else within
+    spread = samples * sum(len(means) * (means.mean() - grand) ** 2 for means in processes) / (held.size - 1)
+    each = (total - np.square(held).sum() / total) / (held.size - 1)
+    process = (between - within) / samples if freedom else math.nan
+    return Components(float((spread - between) / (samples * each)), process, within)
+
+
 def bootstrap_ci(
     samples: Samples,
     confidence: float = CONFIDENCE,
@@ -103,8 +153,9 @@ def bootstrap_ci(
     counts once however many samples it has (Kalibera & Jones 2013, Rigorous benchmarking in reasonable time, ISMM). It
     is at least half as long as the percentile interval of the two-level bootstrap, replicates first and then the
     samples within each (Davison & Hinkley 1997, section 3.8), which by itself covers about 86 % of the time where five
-    replicates differ, and 98 % where they don't. One replicate whose samples do resemble their neighbours: the same,
-    over five stretches of it (`bootstrap.blocks`).
+    replicates differ, and 98 % where they don't. Several cards: the same over cards, which are resampled before their
+    replicates, so that the interval covers the median of cards like these. One replicate whose samples do resemble
+    their neighbours: the same, over five stretches of it (`bootstrap.blocks`).
 
     The interval holds the estimate and is no narrower than `tick`, the step of the clock that took the samples: medians
     of quantised samples repeat, and the interval would collapse to a certainty that the clock does not have.

@@ -102,7 +102,7 @@ RULES: dict[str, Rule] = {
     "differing": COUNT,
     "passed": FLAG,
     "status": _one_of(STATUSES),
-    **dict.fromkeys(("reason", "kernels", "card", "cpu", "governor"), TEXT),
+    **dict.fromkeys(("reason", "kernels", "card", "cpu", "governor", "host"), TEXT),
     **dict.fromkeys(("peak_memory_bytes", "warmup_calls"), COUNT),
     "steady": FLAG,
     "strain": ERROR,
@@ -125,7 +125,7 @@ READINGS = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "thr
 EMPTY = {
     "samples": (*READINGS, "strain"),
     "checks": ("differing",),
-    "processes": ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor"),
+    "processes": ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor", "host"),
     "panel": ("round", "latency_us", "why", *READINGS),
     "residency": ("round", "unit", "value", "why"),
     "endurance": ("started_s", "latency_us", "why", *READINGS),

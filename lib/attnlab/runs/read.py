@@ -183,8 +183,9 @@ def _of_this_schema(table: Table, number: int) -> Table:
         frame = plain(frame)
     if 3 <= number < 6 and {"lengths", "direction"} <= set(frame.columns):
         frame = contiguous(frame)
-    if number < 5 and table.name in ADDED:
-        frame = frame.assign(**dict.fromkeys(ADDED[table.name]))
+    for schema, added in ADDED.items():
+        if number < schema:
+            frame = frame.assign(**dict.fromkeys(added.get(table.name, ())))
     return replace(table, frame=frame)
 
 

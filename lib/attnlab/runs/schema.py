@@ -19,7 +19,7 @@ SCHEMA = 6
 """Version of the layout. 2: checks name their inputs. 3: shapes have all axes, runs have streams. 4: the manifest holds
 the rules that the run is judged by, and names the measuring code by path instead of by file name. 5: timed outputs are
 compared, outputs that differ between two runs are counted, and each process names its card and its CPU. 6: shapes have
-a layout and a scale."""
+a layout and a scale, and each process names its host."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
 """What became of a case."""
@@ -41,13 +41,14 @@ _CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "thrott
 _ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "differing", "passed")
 _FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady")
 _MACHINE = ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor")
+_HOST = ("host",)
 _COMPILED = ("function", "architecture", "registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes")
 _LAUNCHED = ("threads", "ctas", "ctas_per_sm")
 COLUMNS = {
     "samples": (*CASE, *_SAMPLE, *_CARD),
     "checks": (*CASE, "replicate", "process", "moment", "inputs", "route", *_ERRORS),
     "cases": (*CASE, "replicate", "process", *_FATE),
-    "processes": ("process", "replicate", "setup_seconds", *_MACHINE),
+    "processes": ("process", "replicate", "setup_seconds", *_MACHINE, *_HOST),
     "resources": (*CASE, "replicate", "process", *_COMPILED, *_LAUNCHED),
     "profile": (*CASE, "function", "launch", "metric", "unit", "value"),
     "stream": (*CASE, "replicate", "process", "position", "latency_us", "host_us"),
@@ -62,8 +63,11 @@ COLUMNS = {
     ),
 }
 """The columns of each table, in every run, whatever it holds so far."""
-ADDED = {"samples": ("strain",), "checks": ("differing",), "processes": _MACHINE}
-"""The columns that runs of a schema before 5 lack."""
+ADDED: dict[int, dict[str, tuple[str, ...]]] = {
+    5: {"samples": ("strain",), "checks": ("differing",), "processes": _MACHINE},
+    6: {"processes": _HOST},
+}
+"""By schema, the columns that it added to tables; runs of an earlier one lack them."""
 TABLES = tuple(COLUMNS)
 Manifest = dict[str, Any]
 TELEMETRY_TYPES = {
@@ -118,7 +122,7 @@ class Run:
             which two runs on the same inputs differ.
         cases: a row per case and replicate: its status, the kernels that ran, its peak memory in bytes.
         processes: a row per process that measured, with its seconds, its card (the start of a hash of its UUID) and how
-            that is set, and its CPU and governor.
+            that is set, its CPU and governor, and its host (likewise a hash).
         resources: a row per replicate and measured case of a kernel of the ladder: what was compiled, what it needs,
             what was launched, and how many CTAs a multiprocessor holds at once.
         profile: a row per launch and metric of Nsight Compute in one call of a case.

@@ -95,11 +95,19 @@ def add_part(name: str, table: str, key: str, rows: pd.DataFrame) -> None:
     buffer = io.BytesIO()
     rows.to_parquet(buffer, index=False)
     content = buffer.getvalue()
+    take_part(name, f"{table}.{key}.{short_hash(content)}.parquet", content)
+
+
+def take_part(name: str, part: str, content: bytes) -> None:
+    """Record a block that has its name already, from another machine's run folder, say."""
+    table, key, digest, _ = part.split(".")
+    if short_hash(content) != digest:
+        raise OSError(f"the block {part} arrived with other content than its name says")
     parts = folder(name) / "parts"
     # A process that briefly outlives the one that started it may be writing the same block.
     with files.held(parts / ".lock"):
         if key not in recorded(name, table):
-            write_atomically(parts / f"{table}.{key}.{short_hash(content)}.parquet", content)
+            write_atomically(parts / part, content)
 
 
 def recorded(name: str, table: str) -> set[str]:

@@ -37,7 +37,7 @@ def distribution(results: Results, shape: Shape) -> Figure:
     furthest = 0.0
     for position, (name, row) in enumerate(rows.iterrows()):
         colour = look(str(name))["color"]
-        replicates = results.samples(str(name), shape)
+        replicates = [row for block in results.samples(str(name), shape) for row in np.atleast_2d(block)]
         lane = 0.7 / len(replicates)
         for number, latencies in enumerate(replicates):
             height = position + lane * (number + 0.5) - 0.35 + rng.uniform(-0.35, 0.35, latencies.size) * lane

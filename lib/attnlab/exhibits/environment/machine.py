@@ -181,6 +181,7 @@ def machine_table(results: Results) -> Table:
 
 SETTINGS = {"card": "card", "ecc": "ECC", "power_limit_w": "power limit", "persistence": "persistence mode"} | {
     "mig": "MIG",
+    "host": "host",
     "cpu": "CPU",
     "governor": "CPU governor",
 }

@@ -9,6 +9,7 @@ from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.cells import REGIMES, explanations, interval_cell, sign, stacked_cell, under_each, without
 from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.environment.cards import held_for, scope
 from attnlab.exhibits.environment.machine import replicate_words
 from attnlab.exhibits.formats import CI, MARGIN
 from attnlab.infer import regimes
@@ -202,7 +203,7 @@ def statement(results: Results, shape: Shape) -> Prose:
         f"> {_abstract(results, best, shape, verdict)}",
         "\n".join(f"- {line}" for line in _findings(results, best, shape, verdict)),
         _seen(results, shape, verdict),
-        f"*Limits.* One {results.run.manifest['device']['name']}, one shape, {results.headline.words}, "
+        f"*Limits.* {held_for(results)}, one shape, {results.headline.words}, "
         f"{formats.count(len(family.verdicts), 'candidate')}: other devices, shapes and implementations may "
         "differ.",
     ]
@@ -221,7 +222,7 @@ def _best(results: Results, shape: Shape) -> str:
 
 def _title(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
     baseline = results.study.baseline
-    where = f"at {shape.label} on {results.run.manifest['device']['name']}"
+    where = f"at {shape.label} {scope(results)}"
     if verdict.decision == decisions.FASTER:
         gain = f"`{best}` is {formats.number(verdict.speedup.estimate)} times as fast as `{baseline}` {where}"
         claim = "" if verdict.claimable else decisions.claim(verdict)

@@ -1,6 +1,7 @@
 """The device that a run measures on."""
 
 import gc
+import hashlib
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,9 @@ from typing import Any
 import torch
 
 from attnlab.base.errors import UserError
+
+HOST_DIGITS = 12
+"""Of the hash by which a host is told from others, without its name."""
 
 
 def resolve(wanted: str) -> torch.device:
@@ -35,8 +39,15 @@ def last_level_cache_bytes(device: torch.device) -> int:
 
 
 def host() -> dict[str, str]:
-    """The CPU by its model, and what governs the clock of its first core, "" where nothing does."""
-    return {"cpu": _cpu_name(), "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()}
+    """The start of the SHA-256 of the host's name, its CPU by model, and what governs the clock of the first core.
+
+    The governor is "" where nothing says.
+    """
+    return {
+        "host": hashlib.sha256(platform.node().encode()).hexdigest()[:HOST_DIGITS],
+        "cpu": _cpu_name(),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip(),
+    }
 
 
 def synchronize(device: torch.device) -> None:

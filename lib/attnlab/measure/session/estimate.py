@@ -59,16 +59,32 @@ class Cost:
         return bool(self.flops) and self.seconds[-1] * shape.flops / self.flops[-1] > LONGEST_CALL_S
 
 
-def seconds(study: Study, device: torch.device) -> float:
-    """About how long all replicates of a study take on this device, with what follows them, in seconds."""
+@dataclass(frozen=True)
+class Planned:
+    """About how long a study takes, in seconds.
+
+    Attributes:
+        total_s: all replicates, one after the other, with what follows them.
+        shapes_s: each of the study's shapes in one replicate; 0 where it doesn't fit the device's memory.
+    """
+
+    total_s: float
+    shapes_s: list[float]
+
+
+def planned(study: Study, device: torch.device) -> Planned:
+    """About how long a study takes on this device."""
     memory_bytes = devices.describe(device)["memory_bytes"] or math.inf  # 0 where the system doesn't say
     shapes = [shape for shape in study.shapes if shape.bytes < memory_bytes]
-    each_s = replicate_seconds(study, shapes, measured(study, shapes, device), device) if shapes else PROCESS_S
-    return study.replicates * each_s + (PANEL_S if study.panel and device.type == "cuda" else 0.0)
+    costs = measured(study, shapes, device) if shapes else {}
+    shapes_s = dict(zip(shapes, shape_seconds(study, shapes, costs, device), strict=True)) if shapes else {}
+    replicate_s = PROCESS_S + sum(shapes_s.values()) + (stream_seconds(study, shapes, costs) if shapes else 0.0)
+    panel_s = PANEL_S if study.panel and device.type == "cuda" else 0.0
+    return Planned(study.replicates * replicate_s + panel_s, [shapes_s.get(shape, 0.0) for shape in study.shapes])
 
 
-def replicate_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost], device: torch.device) -> float:
-    """About how long one replicate takes at these shapes, in seconds."""
+def shape_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost], device: torch.device) -> list[float]:
+    """About how long each of these shapes takes in one replicate, in seconds."""
     flops = np.array([shape.flops for shape in shapes], dtype=float)
     timings = [timing for timing in study.timings if ours.available(device, timing)]
     took = {name: cost.at(flops) for name, cost in costs.items()}
@@ -81,8 +97,13 @@ def replicate_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost],
         samples_s = sum(study.rounds(timing) * _sample_s(timing, call_s, took[SCRAMBLE]) for timing in timings)
         timed_s = study.warmup_calls * call_s + samples_s
         spent += calls_s + np.where(call_s * 1e3 <= study.longest_call_ms, timed_s, 0.0)
-    stream_s = study.stream * sum(took[name].mean() + SAMPLE_S for name in study.implementations)
-    return PROCESS_S + float(spent.sum()) + float(stream_s)
+    return [float(shape_s) for shape_s in spent]
+
+
+def stream_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost]) -> float:
+    """About how long the stream of requests of these shapes takes in one replicate, in seconds."""
+    flops = np.array([shape.flops for shape in shapes], dtype=float)
+    return float(study.stream * sum(costs[name].at(flops).mean() + SAMPLE_S for name in study.implementations))
 
 
 def _sample_s(timing: Timing, call_s: np.ndarray, scramble_s: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from attnlab.measure.clocks import apart
 from attnlab.measure.clocks.canary import Canary
 from attnlab.measure.clocks.others import IN_TURN, TIMINGS, methods_of
 from attnlab.measure.clocks.warm import graphed, prepared
-from attnlab.measure.instruments import devices, environment
+from attnlab.measure.instruments import counters, devices, environment
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import load, worker
 from attnlab.measure.subjects.case import Case
@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """The panel of a run. `environment` is the hash of the environment that the run began in."""
+    """What a run takes once, after its replicates. `environment` is the hash of the one that the run began in."""
 
     run: str
     study: Study
@@ -93,6 +93,12 @@ def take(job: Job) -> None:
     for tool in methods.TOOLS:
         if tool not in write.recorded(job.run, "panel"):
             _add(job.run, tool, *apart.rows(tool, cases(job.study)))
+
+
+def count(job: Job) -> dict[str, str]:
+    """Take the counters of a run, as `counters.take` does."""
+    worker.die_quietly()
+    return counters.take(job.run, job.study, job.device)
 
 
 def _take_cases(job: Job, device: torch.device) -> None:

@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain, count
 from typing import Any
@@ -44,21 +46,23 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
     Args:
-        wanted: ``auto``, ``cuda`` or ``cpu``.
-        executor: runs the jobs, a replicate each; default `fresh_processes`.
+        wanted: ``auto``, ``cuda`` or ``cpu``; the kind of the executor's devices, where there is one.
+        executor: runs the jobs, a replicate each, in fresh processes; default `fresh_processes`.
         long: whether a new run may take longer than a day.
 
     Raises:
         UserError: the device isn't there, or failed; a new run would take longer than it may; the run is of another
-            study or environment; the disk or the memory is full; a process died. What was recorded until then is kept.
+            study or environment; the disk or the memory is full; a process died, or all were lost. What was recorded
+            until then is kept.
     """
-    device = devices.resolve(wanted).type
+    device = wanted if executor else devices.resolve(wanted).type
     with write.lock(name), executor or fresh_processes() as pool:
         try:
             environment = _open(pool, name, study, device, long)
             _work_through(pool, _jobs(name, study, device, environment))
-            _take_panel(pool, panel.Job(name, study, device, environment))
-            write.finish(name, {"profile": counters.take(name, study, device)})
+            once = panel.Job(name, study, device, environment)
+            _take_panel(pool, once)
+            write.finish(name, {"profile": _counted(pool, once)})
         except KeyboardInterrupt:
             _stop(pool)
             raise Interrupted(
@@ -68,6 +72,10 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
             raise UserError(
                 f"the measuring process died (killed, or out of host memory); what was recorded of {name!r} is kept: "
                 f"`make measure RUN={name}` goes on"
+            ) from None
+        except BrokenExecutor as error:
+            raise UserError(
+                f"{error}; what was recorded of {name!r} is kept: `make measure RUN={name}` goes on"
             ) from None
         except torch.AcceleratorError as error:
             raise UserError(
@@ -83,12 +91,14 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
     return name
 
 
-def new_name(device: torch.device) -> str:
+def new_name(described: dict[str, Any]) -> str:
     """A name for a run that begins now: the device and the time, such as ``h200-20261121-064501``.
 
     If a run already has that name, because the clock was set back, a number is added.
+
+    Args:
+        described: the device, as `devices.describe` describes it.
     """
-    described = devices.describe(device)
     words = str(described["name"]).lower().split()
     model = "cpu" if described["kind"] == "cpu" else next((w for w in words if any(c.isdigit() for c in w)), "gpu")
     name = f"{model}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -169,23 +179,39 @@ def _jobs(name: str, study: Study, device: str, environment: str) -> list[Job]:
     jobs = []
     for replicate in range(study.replicates):
         shapes = tuple(s for s in study.shapes if schema.shape_key(study, s, replicate) not in done)
-        if shapes or (study.stream and schema.replicate_key(replicate) not in streams):
-            jobs.append(Job(name, study, device, replicate, shapes, environment))
+        stream = study.stream > 0 and schema.replicate_key(replicate) not in streams
+        if shapes or stream:
+            jobs.append(Job(name, study, device, replicate, shapes, environment, stream))
     return jobs
 
 
 def _work_through(pool: Executor, jobs: list[Job]) -> None:
-    """Hand out the jobs, and show the progress until all are done."""
+    """Hand out the jobs, all at once, and show the progress until they are done."""
     if not jobs:
         return
     name, before = jobs[0].run, len(write.recorded(jobs[0].run, "cases"))
-    waiting: set[Future[None]] = {pool.submit(worker.measure, job) for job in jobs}
-    with _Progress(name, before, jobs) as show:
-        while waiting:
-            done, waiting = wait(waiting, timeout=POLL_S, return_when="FIRST_COMPLETED")
-            show(write.recorded(name, "cases"))
-            for future in done:
-                future.result()
+    results = pool.map(worker.measure, jobs)
+    with _Progress(name, before, jobs) as show, _every(POLL_S, lambda: show(write.recorded(name, "cases"))):
+        deque(results, maxlen=0)
+
+
+@contextmanager
+def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Inside, do this every so often in a thread, and once more at the end."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        act()
 
 
 def _take_panel(pool: Executor, job: panel.Job) -> None:
@@ -193,6 +219,13 @@ def _take_panel(pool: Executor, job: panel.Job) -> None:
     if job.device == "cuda" and job.study.panel:
         print(f"{job.run}: the panel of clocks", file=sys.stderr, flush=True)
         pool.submit(panel.take, job).result()
+
+
+def _counted(pool: Executor, job: panel.Job) -> dict[str, str]:
+    """What the manifest says of the counters. Without a GPU no process is started to say that there are none."""
+    if job.device != "cuda":
+        return counters.take(job.run, job.study, job.device)
+    return pool.submit(panel.count, job).result()
 
 
 class _Progress:

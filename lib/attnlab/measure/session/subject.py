@@ -24,7 +24,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """A replicate of some of the study's shapes. `environment` is the hash of the environment that the run began in."""
+    """A replicate of some of the study's shapes.
+
+    Attributes:
+        environment: the hash of the environment that the run began in.
+        stream: whether the replicate's stream of requests follows.
+    """
 
     run: str
     study: Study
@@ -32,6 +37,7 @@ class Job:
     replicate: int
     shapes: tuple[Shape, ...]
     environment: str
+    stream: bool = False
 
 
 @dataclass

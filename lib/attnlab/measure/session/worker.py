@@ -24,12 +24,12 @@ from attnlab.study.studies import Study
 
 
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
-    """What the manifest says of the machine (device, locked environment, ceilings, clocks), and the seconds that the
-    study will take on it."""
+    """What the manifest says of the machine (device, locked environment, ceilings, clocks, what each shape will take),
+    and the seconds that the whole study will take on one."""
     die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
-    seconds = estimate.seconds(study, device)
+    planned = estimate.planned(study, device)
     dtypes = sorted({shape.dtype for shape in study.shapes})
     if device.type == "cuda":
         dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})
@@ -40,8 +40,10 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         "clocks": ours.calibrate(device),
         "missing_clocks": [str(timing) for timing in study.timings if not ours.available(device, timing)],
         "telemetry": Telemetry(device).unavailable or "NVML",
+        "planned_s": planned.shapes_s,
+        "surveyed": {"card": telemetry.card(device), **devices.host()},
     }
-    return found, seconds
+    return found, planned.total_s
 
 
 def measure(job: Job) -> None:
@@ -59,7 +61,7 @@ def measure(job: Job) -> None:
     _record_process(session)
     for shape in job.shapes:
         measure_shape(session, shape)
-    if job.study.stream:
+    if job.stream:
         _record_stream(session)
 
 

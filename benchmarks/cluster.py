@@ -1,0 +1,150 @@
+"""Measures what a cluster itself costs, and computes from a recorded run what more GPUs would gain.
+
+    python benchmarks/cluster.py        # 2, 4, 8 and 16 workers of this host, a minute or two
+    python benchmarks/cluster.py 2 4    # these numbers of workers
+
+Workers are Dask's own, one process each, behind a scheduler over TCP. Each task sends blocks home as Dask events, as a
+replicate does (`attnlab.measure.cluster.remote`), of the size that they have in the published run, and the client
+writes them as it does in a run. Nothing is timed on a device: what a worker does between two blocks is a pause.
+"""
+
+import logging
+import queue
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import distributed
+import pandas as pd
+
+from attnlab.base import files
+from attnlab.measure.cluster.deal import deal
+from attnlab.measure.session.estimate import PROCESS_S
+from attnlab.measure.session.subject import Job
+from attnlab.runs import read, schema
+from attnlab.study import studies
+from attnlab.study.shapes import Shape
+
+RUN = "h200-2026-11-21"
+REPLICATES = 5
+GPUS = (1, 2, 4, 8, 32, 256)
+WORKERS = (2, 4, 8, 16)
+EMPTY_TASKS = 500
+BLOCKS = 40
+"""Blocks that each worker sends, without a pause: the most that a client can take."""
+TOPIC = "blocks"
+
+
+class Measured(NamedTuple):
+    """What so many workers took.
+
+    Attributes:
+        task_ms: from handing a task out to having its result, for tasks that do nothing, over all workers.
+        home_ms: a block, from a worker's disk to the client's, over all workers.
+        mb_s: blocks that came home in a second.
+    """
+
+    workers: int
+    task_ms: float
+    home_ms: float
+    mb_s: float
+
+
+def main(counts: list[int]) -> None:
+    """Print what the published run would take on more GPUs, what its blocks hold, and a row per number of workers."""
+    _plan()
+    block, total, blocks = _published()
+    print(f"\na block of {RUN}: {len(block) / 1e3:.0f} kB in the mean; {blocks} blocks, {total / 1e6:.0f} MB in all")
+    print(f"{'workers':>8} {'ms a task':>10} {'ms a block':>11} {'MB/s home':>10}")
+    for count in counts:
+        found = _measured(count, block)
+        print(f"{found.workers:>8} {found.task_ms:>10.2f} {found.home_ms:>11.2f} {found.mb_s:>10.1f}", flush=True)
+
+
+def _plan() -> None:
+    """Deal the replicates of the published run's study, by how long its shapes took, and print how long cards need."""
+    study = studies.recorded(read.read_manifest(RUN))
+    took_s = _shape_seconds()
+    jobs = [Job(RUN, study, "cuda", number, study.shapes, "") for number in range(REPLICATES)]
+    print(f"{REPLICATES} replicates of {RUN}, the longest shape {max(took_s.values()):.0f} s; not measured, computed:")
+    print(f"{'GPUs':>8} {'s':>10} {'times as fast':>14} {'processes a GPU':>16}")
+    alone_s = 0.0
+    for gpus in GPUS:
+        dealt = deal(jobs, took_s.__getitem__, {str(gpu): 0.0 for gpu in range(gpus)}, lambda card, shape: 0)
+        needs_s = max(sum(PROCESS_S + sum(took_s[s] for s in job.shapes) for job in mine) for mine in dealt.values())
+        alone_s = alone_s or needs_s
+        processes = max(map(len, dealt.values()))
+        print(f"{gpus:>8} {needs_s:>10.0f} {alone_s / needs_s:>14.2f} {processes:>16}")
+
+
+def _shape_seconds() -> dict[Shape, float]:
+    """How long each shape took, in the mean over replicates: from the last sample before it to its own last one."""
+    samples = read.load(RUN).samples
+    ends = samples.groupby(["process", *Shape.AXES], sort=False)["started_s"].max().sort_values()
+    took = ends.groupby("process").diff().fillna(ends).groupby(list(Shape.AXES)).mean()
+    return {Shape(**dict(zip(Shape.AXES, axes, strict=True))): float(seconds) for axes, seconds in took.items()}
+
+
+def _published() -> tuple[bytes, int, int]:
+    """A block of samples of the published run, of about the mean size, and how much all of its blocks are."""
+    samples = read.load(RUN).samples
+    groups = samples.groupby([*schema.CASE[1:], "replicate", "clock", "cache"], sort=False)
+    sizes = [(len(_parquet(rows)), rows) for _, rows in groups]
+    mean = sum(size for size, _ in sizes) / len(sizes)
+    typical = min(sizes, key=lambda each: abs(each[0] - mean))[1]
+    return _parquet(typical), sum(size for size, _ in sizes), len(sizes)
+
+
+def _parquet(rows: pd.DataFrame) -> bytes:
+    return bytes(rows.to_parquet(None, index=False))
+
+
+def _measured(count: int, block: bytes) -> Measured:
+    cluster = distributed.LocalCluster(
+        n_workers=count, threads_per_worker=1, dashboard_address=None, memory_limit=0, silence_logs=logging.CRITICAL
+    )
+    try:
+        with distributed.Client(cluster) as client, tempfile.TemporaryDirectory() as folder:
+            client.wait_for_workers(count)
+            client.gather(client.map(_nothing, range(count), pure=False))
+            began = time.perf_counter()
+            client.gather(client.map(_nothing, range(EMPTY_TASKS), pure=False))
+            task_s = (time.perf_counter() - began) / EMPTY_TASKS
+            home_s = _home_s(client, count, block, Path(folder))
+    finally:
+        with suppress(TimeoutError):  # a worker that is slow to end ends with this process
+            cluster.close()
+    return Measured(count, 1e3 * task_s, 1e3 * home_s, len(block) / home_s / 1e6)
+
+
+def _nothing(number: int) -> int:
+    return number
+
+
+def _home_s(client: distributed.Client, count: int, block: bytes, folder: Path) -> float:
+    """Seconds of a block, from a worker that sends to the client's disk."""
+    arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    client.subscribe_topic(TOPIC, lambda event: arrived.put(event[1]["content"]))
+    began = time.perf_counter()
+    sending = client.map(_send, [block] * count, [BLOCKS] * count, workers=list(client.nthreads()), pure=False)
+    for number in range(count * BLOCKS):
+        files.write_atomically(folder / f"{number}.parquet", arrived.get(timeout=120))
+    took_s = time.perf_counter() - began
+    client.gather(sending)
+    return took_s / (count * BLOCKS)
+
+
+def _send(block: bytes, times: int) -> None:
+    for _ in range(times):
+        distributed.get_worker().log_event(TOPIC, {"content": block})
+
+
+if __name__ == "__main__":
+    try:
+        asked = [int(word) for word in sys.argv[1:]]
+    except ValueError:
+        sys.exit("cluster.py takes numbers of workers, such as 2 4 8")
+    main(asked or list(WORKERS))

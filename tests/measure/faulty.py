@@ -1,0 +1,64 @@
+"""What a measuring process of a cluster may do wrong. A flag is a file: it says what has happened once already."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from attnlab.measure.session import worker
+from attnlab.measure.session.subject import Job
+from attnlab.runs import write
+
+FLAGS = "ATTNLAB_TEST_FLAGS"
+BAD = 32
+"""The length at which the device fails."""
+
+
+def fails_once(job: Job) -> None:
+    """The first card that reaches a length fails there, as after a candidate's illegal access."""
+    _watch_shapes(job, lambda: _first("failed"))
+
+
+def fails_always(job: Job) -> None:
+    """Every card fails at a length."""
+    _watch_shapes(job, lambda: True)
+
+
+def dies_once(job: Job) -> None:
+    """The first process that reaches a length is killed there."""
+    if BAD in [shape.seq_len for shape in job.shapes] and _first("died"):
+        os._exit(9)
+    worker.measure(job)
+
+
+def slowly(job: Job) -> None:
+    """Measure, and take a while over each block."""
+    add = write.add_part
+
+    def patiently(*arguments: object) -> None:
+        add(*arguments)
+        time.sleep(0.2)
+
+    write.add_part = patiently
+    worker.measure(job)
+
+
+def _watch_shapes(job: Job, fails) -> None:
+    add = write.add_part
+
+    def failing(name, table, key, rows) -> None:
+        if table == "samples" and rows["seq_len"].iloc[0] == BAD and fails():
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+        add(name, table, key, rows)
+
+    write.add_part = failing
+    worker.measure(job)
+
+
+def _first(flag: str) -> bool:
+    try:
+        (Path(os.environ[FLAGS]) / flag).open("x").close()
+    except FileExistsError:
+        return False
+    return True
