@@ -59,6 +59,9 @@ show("environment.ceilings")
 show("environment.clock")
 
 # %%
+show("environment.clocks")
+
+# %%
 show("environment.launch_gap")
 
 # %%
@@ -148,6 +151,9 @@ show("environment.cases")
 
 # %%
 show("environment.checklist")
+
+# %%
+show("environment.rules")
 
 # %%
 show("environment.commands")
