@@ -43,14 +43,14 @@ def inline(svg: str, name: str, alt: str) -> str:
     least = min(width * LEAST_PX / smallest, 2 * width)
     head = (
         f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="{alt}" style="width: {width / 0.75:.0f}px; min-width: {least:.0f}px">'
+        f'aria-label="{alt}" style="width: {width / 0.75:.0f}px; min-width: {least:.0f}px; fill: #000000">'
     )
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body[start:], flags=re.DOTALL)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
     body = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", body)
     body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
     body = re.sub(r"\n\s*", "\n", body)
-    return head + _COLOUR.sub(r"var(--c\1, #\1)", body)
+    return _COLOUR.sub(r"var(--c\1, #\1)", head + body)
 
 
 def dark(page: str) -> str:
