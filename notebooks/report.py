@@ -265,7 +265,7 @@ show("roofline.literature.shares")
 
 # %% [markdown]
 # **An audit.** Five reports on an NVIDIA L4 asked the questions that this paper asks. Their numbers were
-# transcribed, and every claim was recomputed from the numbers that they print; the page [](#audit.telling) has each claim with
+# transcribed, and every claim was recomputed from the numbers that they print; the page [08_audit](08_audit.html) has each claim with
 # its arithmetic.
 
 # %%
@@ -313,14 +313,14 @@ show("environment.rules")
 #
 # The pages beside this paper hold every table. Each names its run, and shows the code that made it.
 #
-# - [](#environment.settings): the machine, its settings and ceilings, the clocks one by one, the caches, the power, what was not measured.
-# - [](#baseline.every_case): every case under every timing, the sweeps, variance and tails, memory, errors, and the same cases in another run.
-# - [](#roofline.literature.every): floors and limits, and every published number with its place.
-# - [](#backends.rules): which backend to choose, what models call, cost and energy, peers.
-# - [](#kernels.ablations): each rung of the ladder against the one before, with resources and geometry.
-# - [](#verdicts.every): every comparison, the map of verdicts, controls and calibration.
-# - [](#profile.bottlenecks): the counters.
-# - [](#audit.telling): the audit.
+# - [01_environment](01_environment.html): the machine, its settings and ceilings, the clocks one by one, the caches, the power, what was not measured.
+# - [02_baseline](02_baseline.html): every case under every timing, the sweeps, variance and tails, memory, errors, and the same cases in another run.
+# - [03_roofline](03_roofline.html): floors and limits, and every published number with its place.
+# - [04_backends](04_backends.html): which backend to choose, what models call, cost and energy, peers.
+# - [05_kernels](05_kernels.html): each rung of the ladder against the one before, with resources and geometry.
+# - [06_verdicts](06_verdicts.html): every comparison, the map of verdicts, controls and calibration.
+# - [07_profile](07_profile.html): the counters.
+# - [08_audit](08_audit.html): the audit.
 
 # %% [markdown]
 # ## Appendix: Reproducing it

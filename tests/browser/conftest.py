@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """Open a file as a page; `options` are those of a browser's context: viewport, color_scheme, java_script_enabled."""
+    """Open a file as a page; `options` are those of a browser's context, such as color_scheme."""
     contexts = []
 
     def opened(file: Path, width: int = 1280, **options: Any) -> Visit:

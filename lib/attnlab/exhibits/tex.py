@@ -13,7 +13,7 @@ from attnlab.exhibits.markdown import slug
 
 TEXT_WIDTH_IN = 6.5
 """The width of the text on a page."""
-TALLEST_IN = 4.8
+TALLEST_IN = 4.4
 """The height of the tallest figure."""
 TEXT_WIDTH = 104
 """The same in letters of the font of tables."""
@@ -236,7 +236,7 @@ def _address(url: str) -> str:
 
 def figure(file: str, width_in: float, height_in: float, caption: str, anchor: str) -> str:
     """A figure from a file, at most as wide as the text, and half as high as a page."""
-    scale = min(0.94, TEXT_WIDTH_IN / width_in, TALLEST_IN / height_in)
+    scale = min(0.86, TEXT_WIDTH_IN / width_in, TALLEST_IN / height_in)
     picture = rf"\includegraphics[width={scale * width_in:.3f}in]{{figures/{file}}}"
     return _float("figure", [r"\centering", picture, *_caption(caption, anchor)])
 

@@ -46,6 +46,7 @@ PREAMBLE = rf"""\documentclass[10pt]{{article}}
 % Lists without space between their items.
 \makeatletter
 \def\@listi{{\leftmargin\leftmargini \parsep 0pt \topsep 3pt \itemsep 1.5pt}}
+\let\@listI\@listi
 \makeatother
 \setlength{{\LTcapwidth}}{{\linewidth}}
 \widowpenalty=10000 \clubpenalty=10000

@@ -19,7 +19,7 @@ from attnlab.exhibits import catalogue, drawing, markdown
 from attnlab.paper import numbering
 
 _DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
-_STYLES = ("default", "github-dark")
+_STYLES = ("xcode", "github-dark")
 _CONFIG: dict[str, dict[str, Any]] = {
     "TemplateExporter": {
         "template_name": "attnlab",

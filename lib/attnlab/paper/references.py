@@ -26,7 +26,7 @@ def latex(keys: Sequence[str]) -> str:
     return "\n".join(
         [
             f"\\begin{{thebibliography}}{{{len(keys)}}}",
-            "\\footnotesize\\raggedright",
+            "\\footnotesize\\raggedright\\setlength{\\itemsep}{1pt}",
             *items,
             "\\end{thebibliography}",
             "",

@@ -16,9 +16,9 @@ ANSWERS = (
         "compare soundly",
         "rank tests and intervals of paired rounds, Holm's correction, and equivalence tested by itself",
     ),
-    ("ask whether the median is the right summary", "tails with intervals are on [](#baseline.tails)"),
+    ("ask whether the median is the right summary", "tails with intervals are on the page 02_baseline"),
     ("document factors and set-up", "machine, settings, versions and hashes are read back and kept with the run"),
-    ("say how time was measured and synchronized", "[](#environment.clocks), and [](#environment.panel) tests it"),
+    ("say how time was measured and synchronized", "[](#environment.clocks) says it, and other clocks test it"),
     ("show upper bounds", "a floor by measured ceilings for each shape, the datasheet's beside it"),
     ("show what is needed, join only what is a trend", "samples are drawn one by one; lines run along one swept axis"),
 )
