@@ -10,6 +10,7 @@ from attnlab.exhibits.display import Figure
 from attnlab.exhibits.roofline.literature import best_of_each
 from attnlab.exhibits.roofline.nearest import Cases
 from attnlab.exhibits.style import look
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 
 PUBLISHED = "#8C6D1F"
@@ -46,11 +47,12 @@ def shares(results: Results, peers: Results | None = None) -> Figure:
     axes.set_yticks(range(len(numbers)), titles, fontsize=7.5)
     axes.set(xlim=(0, 100), xlabel="share of the dense peak in the device's datasheet (%)")
     axes.invert_yaxis()
+    if not compared:
+        plt.close(drawing)
+        raise NotMeasured("This run has no case near a published number, on a device with a datasheet")
     here = (
         f"in {higher} of {formats.count(compared, 'row')} that have a case of this run nearby, this run's share is the "
         f"higher; {results.headline.words}"
-        if compared
-        else "this run has no case nearby"
     )
     return Figure(
         drawing,
