@@ -62,10 +62,10 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure close notebook export readme lab kernels tune test test-gpu sanitize faults bench dispatch calibrate check format lock clean
+.PHONY: help report measure close notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate check format lock clean
 
 help:  ## list the targets
-	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	echo '  variables: RUN=<a run in data/> STUDY=<a file in notebooks/params/> DEVICE=<cuda|cpu> LONG=1 PYTHON=<an interpreter>'
 	echo '  many GPUs: GPUS=<a number of them here|all>, or SCHEDULER=<the address of a Dask scheduler>'
 
@@ -98,6 +98,11 @@ tune: $(call ready,$(HARDWARE))  ## choose the kernel that kernel.best runs at e
 
 test: $(call ready,cpu-dask-kernels-test)  ## run the tests that need no GPU
 	$(python) -m pytest --numprocesses 2 --dist loadfile
+
+test-browser: $(call ready,cpu-test-browser)  ## open the published pages in Chromium, which has to be installed
+	for browser in chromium chromium-browser google-chrome; do command -v $$browser >/dev/null && found=1; done; \
+	[ "$$found" ] || { echo 'Chromium is not here: apt-get install chromium' >&2; exit 1; }; \
+	$(python) -m pytest tests/browser
 
 test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
 	$(python) -m pytest -m gpu

@@ -62,6 +62,9 @@ show("environment.ceilings")
 show("environment.clock")
 
 # %%
+show("environment.clocks")
+
+# %%
 show("environment.launch_gap")
 
 # %%
@@ -151,6 +154,9 @@ show("environment.cases")
 
 # %%
 show("environment.checklist")
+
+# %%
+show("environment.rules")
 
 # %%
 show("environment.commands")

@@ -76,6 +76,9 @@ show("baseline.other_lengths")
 # %%
 show("baseline.odd_lengths")
 
+# %%
+show("baseline.odd_lengths.figure")
+
 # %% [markdown]
 # ## Batch and heads
 

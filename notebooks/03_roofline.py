@@ -71,6 +71,9 @@ show("roofline.literature")
 show("roofline.literature.highest")
 
 # %%
+show("roofline.literature.shares")
+
+# %%
 show("roofline.literature.figure")
 
 # %%

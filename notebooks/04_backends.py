@@ -186,6 +186,9 @@ show("backends.peers.support")
 # %%
 show("backends.peers.beside")
 
+# %%
+show("backends.peers.dots")
+
 # %% [markdown]
 # ## What has no latency, and why
 

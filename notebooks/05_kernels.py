@@ -57,6 +57,9 @@ show("kernels.climb")
 show("kernels.ladder")
 
 # %%
+show("kernels.summary")
+
+# %%
 show("kernels.standing")
 
 # %%

@@ -26,6 +26,12 @@ show
 # %%
 show("verdicts.abstract")
 
+# %%
+show("verdicts.findings")
+
+# %%
+show("verdicts.signs")
+
 # %% [markdown]
 # ## At one shape
 #
@@ -98,6 +104,9 @@ show("verdicts.controls")
 
 # %%
 show("verdicts.calibration")
+
+# %%
+show("verdicts.calibration.brief")
 
 # %%
 show("verdicts.calibration.table")

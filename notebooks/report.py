@@ -7,9 +7,7 @@
 # ---
 
 # %% [markdown]
-# # Is it really faster? PyTorch's attention, measured so that a doubter can check
-#
-# <p class="authors">attnlab</p>
+# # Faster by which clock? Scaled dot-product attention, measured so that a doubter can check
 
 # %% tags=["parameters"]
 run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
@@ -25,247 +23,116 @@ show
 # %% [markdown]
 # ## Abstract
 
-# %% tags=["hide"]
+# %%
 show("verdicts.abstract")
 
 # %% [markdown]
-# ## The question
+# ## Introduction
 #
 # A report that one attention kernel is faster than another is easy to make and easy to get wrong. A clock may time the
-# host; a cache may be warm for one side alone; samples may depend on each other; a throughput may be beyond what the device
-# can reach. This report compares PyTorch's own implementations, which any new kernel has to beat, with the kernels of this
-# project, and shows all that its answer rests on. Every measured number, interval and verdict below was computed from the run's samples when the page was built.
+# host; a cache may be warm for one side alone; the power limit may lower the clock of whichever runs longer; samples may
+# depend on each other; a throughput may be beyond what the device can reach. Each of these decides comparisons between good
+# kernels, which are only some percent apart.
+#
+# This paper asks which implementation of attention is faster, by which clock, and how far the answer can be trusted. It
+# compares the implementations that PyTorch chooses among, which any new kernel has to beat, with each other and with what
+# else the run holds.
 
 # %%
-show("environment.parameters")
-
-# %%
-show("environment.lacking")
+show("verdicts.findings")
 
 # %% [markdown]
-# ## The machine
+# [](#verdicts.signs) is the finding to keep. Each row is a shape, and its marks are the same pair of programs under different
+# timings. Where the marks of a row lie on either side of the line of equal speed, the words "faster" and "slower" are both true, and a report that
+# names no clock says nothing.
 
 # %%
-show("environment.run")
+show("verdicts.signs")
+
+# %% [markdown]
+# **Contributions.** *A measurement* of attention in which every case is checked against float64 before and after it is
+# timed, on values that no implementation has seen. *An instrument* that is itself tested: against other clocks, against
+# the bytes that calls read from memory, against itself, and by simulation. *Verdicts* with a stated error rate, corrected
+# for their number, under every timing. *All samples*, and a report of which each number is computed from them.
+#
+# ## Background and related work
+#
+# **Attention** [](#ref-vaswani2017) is $O = \mathrm{softmax}(Q K^\top / \sqrt{D})\, V$ for each of $B$ sequences and $H$ heads
+# of length $S$ and dimension $D$. Computed pass by pass it writes and reads all $S^2$ scores. Milakov and Gimelshein
+# [](#ref-milakov2018) showed that the softmax needs a single pass if its normalizer is corrected along the way; FlashAttention
+# [](#ref-dao2022) made that a tiled kernel whose scores never leave the multiprocessor. FlashAttention-2 [](#ref-dao2023)
+# distributes the work better, FlashAttention-3 [](#ref-shah2024) overlaps products and softmax by Hopper's asynchronous
+# instructions, and FlashAttention-4 [](#ref-zadouri2026) balances them where tensor cores outgrow the units of exponentials.
+# NVIDIA's cuDNN [](#ref-chetlur2014) has kernels of its own; FlexAttention [](#ref-dong2024) generates kernels for
+# modified scores through Triton [](#ref-tillet2019). PyTorch's `scaled_dot_product_attention` chooses among several of these.
+#
+# **Timing.** Triton's `do_bench` times single calls after a write that empties the cache, and NVBench [](#ref-nvbench)
+# separates cold calls on a held stream from batches. They answer different questions, and papers seldom say which they
+# asked. Dissections of Hopper [](#ref-luo2024) [](#ref-luo2025) measure its instructions one by one; they show what the units
+# can do, which is the ceiling below which a kernel works [](#ref-williams2009).
+#
+# **Inference.** Hoefler and Belli [](#ref-hoefler2015) give rules for benchmarks; [](#environment.rules) in the
+# appendix answers each of them. Kalibera and Jones [](#ref-kalibera2013) show that samples of one process are no independent
+# evidence, so that processes have to be replicated.
+#
+# ## Method
+#
+# **Machine.** [](#environment.machine) names the machine as the run recorded it. Settings that change results or speed
+# unnoticed are fixed before anything is measured, then read back and asserted.
 
 # %%
 show("environment.machine")
+
+# %% [markdown]
+# **Work and floor.** Attention takes $F = 4BHS^2D$ FLOPs and one exponential a score, and must move $M = 4BHSDb$ bytes with
+# $b$ bytes an element. Under a causal mask only the scores that it lets through count, $F = 2BHS(S+1)D$. Others
+# halve the full count instead, which is $S/(S+1)$ of this. The *floor* of a
+# shape is the largest of the times that the measured ceilings allow for its FLOPs, bytes and exponentials, and the *speed of
+# light* is the floor over the median.
+#
+# [](#environment.ceilings) has those ceilings. They were measured in the same run by the same clock, in short bursts; a
+# sustained load has lower ones.
 
 # %%
 show("environment.ceilings")
 
 # %% [markdown]
-# ## Methods
-#
-# ### Work
-#
-# For batch $B$, heads $H$, length $S$, head dimension $D$ and $b$ bytes an element, attention
-#
-# $$O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{D}}\right) V$$
-#
-# takes $F = 4BHS^2D$ FLOPs and one exponential a score, and must move $M = 4BHSDb$ bytes: $Q$, $K$ and $V$ read once and
-# $O$ written once. Under a causal mask only scores that it lets through count, $F = 2BHS(S+1)D$. Others halve the full
-# count instead, which is $S/(S+1)$ of this.
-#
-# ### Clocks
-#
-# On a GPU, `eager` is the time between the CUDA events around one call, with the stream idle before: what a program sees,
-# launch gap included. `device` removes the gap: a CUDA graph of $k$ calls is replayed while the stream is still busy, and the time
-# between the events divided by $k$ is one sample. $k$ is chosen so that a replay takes about 0.4 ms, at most 64 calls.
-# `cupti`, where a run has it, is the sum of the durations of the kernels in that graph, by the device's own time stamps and
-# over $k$: it leaves out the time between kernels, which `device` counts. On a CPU, only `eager` exists, read from the
-# system's performance counter.
-#
-# ### Caches
-#
-# Before each `warm` sample the same work runs once untimed, and the inputs that are timed on are put in place: the cache
-# holds what both leave in it. Before each `cold` one a buffer of twice the last level of cache is overwritten, outside the
-# timed window. A cold `device` sample is a single call, a warm one the mean of $k$ calls in a row, so their difference is
-# not the cache's alone.
-#
-# ### Values
-#
-# From the fifth schema of runs on, no sample is of values that the implementation has seen before. $Q$, $K$ and $V$ are
-# drawn anew before each round. The untimed work before a warm sample sees them with the signs of each head's columns flipped
-# at random, and then they are put back bit for bit. Each of the $k$ calls reads a window of its own, in which no head's
-# queries meet the same keys as in another. What a kernel could still keep are norms of rows and whatever else such flips
-# leave as it is; and from one call of a graph to the next, what depends on $Q$, $K$ or $V$ alone. Runs of an earlier
-# schema repeat the same values in all calls.
-#
-# ### Order
-#
-# In a round, every implementation is timed once, in random order; rounds follow one another until each has its samples. A
-# replicate walks the whole study in a fresh process; one that was cut off goes on in another. So drift and neighbours touch
-# all alike.
-#
-# ### Correctness
-#
-# Each case is compared with a float64 oracle before it is timed and again after, on inputs that it has not seen, with its
-# memory filled with NaN before; graphs are checked by replaying them. Both the maximum and the mean error may be at most
-# twice those of the same formula composed from PyTorch operations in the dtype of the inputs [](#ref-dao2023). Each check
-# runs an implementation again on the same inputs. A hand-written kernel whose outputs then differ in any bit fails, unless
-# its entry says that they may; [](#baseline.checks) marks others that differ.
-#
-# From the fifth schema of runs on, what the last call of each sample returned is compared as well, outside the timed window.
-# A backend of SDPA that passed the same gate computes the right output, and the bound is the gate's plus that backend's own
-# error. A few graphs in each replicate end early, at a call drawn at random, and the output of that one is compared.
-#
-# A case that fails before it is timed is not timed. The samples of one that fails later stay in the run folder, and no table
-# or figure uses them. Both are listed with the reason.
-#
-# ### Inference
-#
-# - **Estimate.** The median over all samples. Quantiles come with order-statistic intervals or not at all. Nothing is dropped.
-# - **Interval, one replicate.** The percentile bootstrap's with 10 000 resamples [](#ref-efron1993). If the samples resemble
-#   their neighbours, by the serial correlation of their ranks, the replicate is cut into five stretches that stand in for
-#   replicates [](#ref-nakayama2014).
-# - **Interval, several replicates.** The replicate is independent, not the sample [](#ref-kalibera2013): Student's $t$ over
-#   the medians of the replicates, at least half as long as that of a bootstrap which resamples replicates and the samples
-#   within them. No interval is narrower than the clock's tick over the launches that a sample spans.
-# - **Speedup.** The ratio of medians from rounds taken together, with an interval of the same kind.
-# - **Test.** $p$ is Mann-Whitney's. Where samples are not independent it is the largest of Mann-Whitney's and of the $t$
-#   tests of Cliff's $\delta$ and of the speedup over replicates or stretches. It is adjusted by Holm over the candidates
-#   compared at that shape [](#ref-holm1979).
-# - **Verdict.** *Equivalent* where the 90 % interval lies within ±2 % [](#ref-schuirmann1987) and the run could have
-#   detected a difference of that size. *Faster* or *slower* where the 95 % interval excludes 1, $p < 0.05$, and the effect is
-#   at least the smallest that the A/A control could detect [](#ref-bloom1995). Else *inconclusive*.
-# - **Claimable.** A faster candidate whose interval is apart from the baseline's, with Cliff's $|\delta| \ge 0.3$
-#   [](#ref-cliff1993) and a speedup of at least 1.10.
-#
-# How often all this errs, by simulation with known truth, is in [](#verdicts.calibration.table).
+# **Clocks and caches.** The same calls are timed in the ways of [](#environment.clocks), which says what one sample is under
+# each and which question it answers. No answer replaces another. In a warm
+# `device` sample, the number of calls is chosen so that a replay takes about 0.4 ms, at most 64 calls; before a cold one, twice
+# the last level of cache is overwritten outside of the timed window.
+
+# %%
+show("environment.clocks")
 
 # %% [markdown]
-# ## Results
+# **Order.** In a round every implementation is timed once, in random order. A replicate walks the whole study in a fresh
+# process, so drift and neighbours touch all alike. Inputs are standard normal and drawn anew before each round.
 #
-# ### At the target
-
-# %%
-show("baseline.timings")
-
-# %%
-show("baseline.distribution")
-
-# %%
-show("verdicts.target")
-
-# %%
-show("verdicts.timings")
-
-# %%
-show("verdicts.statement")
-
-# %%
-show("verdicts.accuracy")
-
-# %% [markdown]
-# ### Every comparison
+# **Correctness.** Each case is compared with a float64 oracle before it is timed and again after, on inputs that it has not
+# seen, with its memory filled with NaN before. Its errors may be at most twice those of the same formula composed from
+# PyTorch operations [](#ref-dao2023). A case that fails has no latency.
 #
-# The page 06_verdicts has them one by one, under every timing.
-
-# %%
-show("verdicts.counted")
-
-# %%
-show("verdicts.by_timing")
-
-# %%
-show("verdicts.chart")
-
-# %%
-show("verdicts.false_positives")
-
-# %% [markdown]
-# ### Sequence length
-
-# %%
-show("baseline.span")
-
-# %%
-show("baseline.sweep.seq_len")
-
-# %%
-show("baseline.latency")
-
-# %%
-show("baseline.backends.seq_len")
-
-# %%
-show("baseline.odd_lengths")
-
-# %%
-show("baseline.throughput.lengths")
-
-# %% [markdown]
-# ### Batch and heads
-
-# %%
-show("baseline.sweep.batch")
-
-# %%
-show("baseline.sweep.heads")
-
-# %%
-show("baseline.throughput.sizes")
-
-# %% [markdown]
-# ### Causal masks
-
-# %%
-show("baseline.sweep.causal_seq_len")
-
-# %%
-show("baseline.backends.causal_seq_len")
-
-# %%
-show("baseline.listed")
-
-# %% [markdown]
-# ### Scaling
-
-# %%
-show("baseline.scaling.seq_len")
-
-# %%
-show("baseline.scaling.batch")
-
-# %%
-show("baseline.scaling.heads")
-
-# %% [markdown]
-# ### Variance and tails
-
-# %%
-show("baseline.variance")
-
-# %%
-show("baseline.tails")
-
-# %% [markdown]
-# ### Memory
-
-# %%
-show("baseline.memory.table")
-
-# %%
-show("baseline.memory")
-
-# %% [markdown]
-# ### Launch gap and cache
-
-# %%
-show("environment.launch_gap")
-
-# %%
-show("environment.timings")
-
-# %% [markdown]
-# ### The clock and the cache, held to others
-
-# %%
-show("environment.agreement")
-
-# %%
-show("environment.claimed")
+# **Estimates and intervals.** An estimate is the median of all samples; nothing is dropped. Over several replicates its
+# interval is Student's $t$ over their medians, at least half as long as that of a bootstrap over replicates and the samples
+# within them; for a single one it is the percentile bootstrap's with 10 000 resamples
+# [](#ref-efron1993), and where neighbouring samples resemble each other, the replicate is cut into five stretches that stand
+# in for replicates [](#ref-nakayama2014). A speedup is a ratio of medians from rounds taken together.
+#
+# **Verdicts.** A candidate is *faster* or *slower* where the 95 % interval excludes 1, $p < 0.05$ after Holm's
+# adjustment [](#ref-holm1979) over the candidates at that shape, and the effect is at least the smallest that the baseline
+# measured against itself could show [](#ref-bloom1995). It is *equivalent* where the 90 % interval lies within ±2 %
+# [](#ref-schuirmann1987) and the run could have detected a difference of that size; else the comparison is *inconclusive*. A
+# faster candidate is *claimable* if its interval is apart from the baseline's, Cliff's $|\delta| \ge 0.3$ [](#ref-cliff1993) and
+# it has a speedup of at least 1.10.
+#
+# ## Can the instrument be trusted?
+#
+# ### Other clocks
+#
+# The same calls, from microseconds to milliseconds, were timed by every clock that was at hand. In [](#environment.panel)
+# a row is a clock. Those that time what ours times lie in the grey band around zero. Those that do not, have a reason: `eager`
+# includes the launch gap, Nsight Compute times kernels alone and after a pause, a traced span is lengthened by tracing.
 
 # %%
 show("environment.panel")
@@ -274,253 +141,135 @@ show("environment.panel")
 show("environment.residency")
 
 # %% [markdown]
-# ### Which kernel ran
+# ### Right results
 
 # %%
-show("baseline.kernels")
+show("baseline.correctness")
 
 # %% [markdown]
-# ## Roofline
+# ### Error rates
 #
-# The floor of a shape is the largest of the times that the ceilings measured here allow for its FLOPs, bytes and
-# exponentials [](#ref-williams2009); the *speed of light* is the floor over the median. Ceilings are those of short
-# bursts, so a sustained load, at a lower clock, may have lower ones.
+# Whether the inference errs as often as it states was simulated with known truth, over several laws of samples.
+# [](#verdicts.calibration.brief) has the rows that are most like this run. Coverage should be near the stated confidence, and
+# the share of false verdicts no more than what it leaves.
 
 # %%
-show("roofline.roofline")
+show("verdicts.calibration.brief")
 
 # %%
-show("roofline.regimes")
+show("verdicts.false_positives")
+
+# %% [markdown]
+# ## PyTorch's implementations
+#
+# ### Along the length
 
 # %%
-show("roofline.floors.seq_len")
+show("baseline.span")
+
+# %% [markdown]
+# [](#roofline.speed_of_light) has a panel for each implementation, before the others in grey. Short sequences leave every
+# implementation far from its floor: there the launch and the first tile decide. What limits the floor changes along the way.
 
 # %%
 show("roofline.speed_of_light")
 
+# %%
+show("roofline.regimes")
+
 # %% [markdown]
-# ## What must be beaten
+# ### Lengths that no tile divides
+#
+# Kernels work on tiles of rows. [](#baseline.odd_lengths.figure) compares lengths just below a multiple of a tile with that
+# multiple, by the time for each score. A program that can choose its length gains by padding wherever a mark lies far to the
+# right.
 
 # %%
-show("verdicts.to_beat")
+show("baseline.odd_lengths.figure")
+
+# %% [markdown]
+# ### At the target
+#
+# [](#verdicts.timings) has the verdict on each implementation at the target shape of the study, a column for each timing. A row
+# that changes its verdict from column to column is a result that needs its clock.
+
+# %%
+show("verdicts.timings")
+
+# %%
+show("verdicts.counted")
+
+# %% [markdown]
+# ## Clock, cache, power
+
+# %%
+show("environment.launch_gap")
+
+# %% [markdown]
+# [](#environment.timings) shows how much that matters along the length. The ratio falls as the calls get longer: what
+# the host adds is hidden, and the tensors no longer fit the cache.
+
+# %%
+show("environment.timings")
+
+# %%
+show("environment.load")
+
+# %% [markdown]
+# In [](#environment.endurance) each implementation runs alone and without pause. The clock falls when the power limit is
+# reached, and the latency rises with it: a burst and a sustained load are different results.
+
+# %%
+show("environment.endurance")
 
 # %% [markdown]
 # ## The ladder
 #
-# The hand-written kernels pass the same gate as every other implementation, in the same rounds and on the same clocks. Each
-# rung states beforehand what it should gain over the rung that it builds on. The page 05_kernels has each ablation in full.
-
-# %%
-show("kernels.overview")
+# The hand-written kernels pass the same gate as every other implementation, in the same rounds and by the same clocks. Each
+# rung of [](#kernels.summary) states beforehand what it should gain over the rung that it builds on. An expectation that was
+# missed is as much a result as one that was exceeded; the last column says what the counters blame: a unit
+# from 60 % of its peak, or else what the warps waited for most.
 
 # %%
 show("kernels.stale")
 
 # %%
+show("kernels.summary")
+
+# %% [markdown]
+# [](#kernels.climb) sets the rungs beside PyTorch's backends, all in percent of the same floor. What remains to the floor is what
+# no kernel of this run knows how to use.
+
+# %%
 show("kernels.climb")
 
 # %%
-show("kernels.ladder")
-
-# %%
-show("kernels.carried")
-
-# %%
-show("kernels.compiled")
-
-# %%
-show("kernels.lessons")
-
-# %%
-show("kernels.ablation")
-
-# %%
-show("kernels.geometry")
-
-# %%
-show("kernels.l4.geometry")
-
-# %%
-show("kernels.l4.parallelism")
-
-# %%
-show("kernels.l4")
-
-# %%
-show("kernels.l4.limits")
-
-# %%
-show("kernels.l4.finding")
-
-# %%
-show("kernels.l4.work")
+show("kernels.standing")
 
 # %% [markdown]
-# ## Choosing a backend
+# ## Peers and published work
 #
-# Settings are compared by their time for each token: a call over fewer tokens is no faster for being shorter. Where the run
-# above holds no such shapes, the newest run on the same device that does is shown instead, and named. The page 04_backends
-# has every table, the cost and the energy.
+# [](#backends.peers.dots) has the implementations of other packages, in a run of their own on the same device. A mark right of
+# the line is a shape at which PyTorch leaves something to gain.
 
 # %%
-show("backends.run")
-
-# %%
-show("backends.summary")
-
-# %%
-show("backends.choice.seq_len")
-
-# %%
-show("backends.tokens")
-
-# %%
-show("backends.length")
-
-# %%
-show("backends.chunking")
-
-# %%
-show("backends.settled")
+show("backends.peers.dots")
 
 # %% [markdown]
-# ### What models call
-
-# %%
-show("backends.grouped")
-
-# %%
-show("backends.decode")
-
-# %%
-show("backends.ragged")
-
-# %%
-show("backends.training")
-
-# %% [markdown]
-# ### What to use, and what to avoid
-
-# %%
-show("backends.rules")
-
-# %% [markdown]
-# ### Letting a table choose
-
-# %%
-show("backends.attend.run")
-
-# %%
-show("backends.attend.chosen")
-
-# %%
-show("backends.attend.overhead")
-
-# %%
-show("backends.attend.stream")
-
-# %% [markdown]
-# ### Peers
-
-# %%
-show("backends.peers.run")
-
-# %%
-show("backends.peers.support")
-
-# %%
-show("backends.peers.beside")
-
-# %% [markdown]
-# ## Beside what others published
-#
 # Numbers in the literature come from other devices, shapes and versions. They can be compared as a share of each device's
-# datasheet peak, with work counted alike. Only numbers whose source was read are among them; each row, with its place in
-# that source, is on the page 03_roofline.
+# datasheet peak, with work counted alike. [](#roofline.literature.shares) does that for the highest number of each source; a
+# diamond left of its dot is a shape, a version or a clock that this run does not reproduce.
 
 # %%
-show("roofline.literature")
-
-# %%
-show("roofline.literature.highest")
-
-# %%
-show("roofline.literature.figure")
-
-# %%
-show("roofline.literature.same")
-
-# %%
-show("roofline.literature.limits")
+show("roofline.literature.shares")
 
 # %% [markdown]
-# ## What holds each back
-#
-# Nsight Compute's counters of one call at the target. A unit from 60 % of its peak counts as the bottleneck; below that, the
-# largest loss of the schedulers' cycles does. The page 07_profile has all counters.
-
-# %%
-show("profile.how")
-
-# %%
-show("profile.units")
-
-# %%
-show("profile.findings")
-
-# %%
-show("profile.schedulers")
-
-# %%
-show("profile.bottlenecks")
-
-# %%
-show("profile.beyond")
-
-# %% [markdown]
-# ## Errors
-
-# %%
-show("baseline.correctness")
-
-# %%
-show("baseline.checks")
-
-# %%
-show("baseline.errors")
-
-# %%
-show("kernels.correctness")
-
-# %%
-show("kernels.l4.errors")
-
-# %% [markdown]
-# ## Measured again
-#
-# Replicates show how processes differ. Another run, on another machine or at another hour, shows everything else that does:
-# which medians another recorded run on a device of the same name found again, and which moved.
-
-# %%
-show("baseline.again")
-
-# %% [markdown]
-# ## Audit of five reports
-#
-# Five reports on an NVIDIA L4 asked the questions that this one asks. Their numbers were transcribed, and every claim was
-# recomputed from the numbers that they print. The page 08_audit has all claims, a corrected roofline, and which advice stands.
+# **An audit.** Five reports on an NVIDIA L4 asked the questions that this paper asks. Their numbers were
+# transcribed, and every claim was recomputed from the numbers that they print; the page [08_audit](08_audit.html) has each claim with
+# its arithmetic.
 
 # %%
 show("audit.summary")
-
-# %%
-show("audit.counts")
-
-# %%
-show("audit.counted")
-
-# %%
-show("audit.telling")
 
 # %% [markdown]
 # ## Threats to validity
@@ -530,70 +279,56 @@ show("audit.telling")
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
 # - **One distribution of inputs.** Standard normal values; zeros, for one, draw less power and can run faster.
-# - **Host time in `eager`.** On a GPU, it depends on this host's processor and Python, and says little about another's.
-# - **Events.** On a GPU, a pair of events around nothing reads more than a microsecond; `device` spreads it over $k$ calls where
-#   the cache is warm, and carries it whole where it is cold. Nothing is subtracted.
-# - **Samples are not quite independent.** Intervals and verdicts count replicates, or stretches of one, and not samples;
-#   but quantiles, effect sizes and the effective N pool all samples.
+# - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
+# - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
+#   cold one carries it whole. Nothing is subtracted.
 # - **Few replicates.** Student's $t$ covers a handful of processes at its level if their medians scatter about normally. A
 #   single replicate speaks of its own process alone.
-# - **Burst ceilings.** Ceilings were measured in short bursts, so a sustained load may have lower ones.
 
 # %%
-show("environment.throttling")
-
-# %%
-show("environment.telemetry")
-
-# %%
-show("environment.load")
-
-# %%
-show("environment.endurance")
-
-# %%
-show("environment.cases")
+show("environment.lacking")
 
 # %% [markdown]
-# ## Reproducibility
+# ## Conclusion
 #
-# The run folder holds every sample. It is refused when a file no longer matches its hash.
+# "Faster" is a statement about a pair of programs and a clock. What this run supports is the following; a reader whose program is
+# timed otherwise should take the verdict of that timing.
 
 # %%
-show("environment.checklist")
+show("verdicts.statement")
+
+# %% [markdown]
+# ## References
+
+# %% [markdown]
+# ## Appendix: The twelve rules
+#
+# [](#environment.rules) gives each rule of Hoefler and Belli in brief, and says what is done here.
+
+# %%
+show("environment.rules")
+
+# %% [markdown]
+# ## Appendix: Everything else
+#
+# The pages beside this paper hold every table. Each names its run, and shows the code that made it.
+#
+# - [01_environment](01_environment.html): the machine, its settings and ceilings, the clocks one by one, the caches, the power, what was not measured.
+# - [02_baseline](02_baseline.html): every case under every timing, the sweeps, variance and tails, memory, errors, and the same cases in another run.
+# - [03_roofline](03_roofline.html): floors and limits, and every published number with its place.
+# - [04_backends](04_backends.html): which backend to choose, what models call, cost and energy, peers.
+# - [05_kernels](05_kernels.html): each rung of the ladder against the one before, with resources and geometry.
+# - [06_verdicts](06_verdicts.html): every comparison, the map of verdicts, controls and calibration.
+# - [07_profile](07_profile.html): the counters.
+# - [08_audit](08_audit.html): the audit.
+
+# %% [markdown]
+# ## Appendix: Reproducing it
+#
+# The run folder holds every sample. It is refused when a file no longer matches its hash.
 
 # %%
 show("environment.effort")
 
 # %%
 show("environment.commands")
-
-# %%
-show("environment.settings")
-
-# %%
-show("environment.hashes")
-
-# %%
-show("environment.bibtex")
-
-# %% [markdown]
-# ## References
-
-# %% [markdown]
-# ## Appendix: How often the inference is wrong
-
-# %%
-show("verdicts.calibration")
-
-# %%
-show("verdicts.calibration.table")
-
-# %%
-show("verdicts.controls")
-
-# %% [markdown]
-# ## Appendix: Every case
-
-# %%
-show("baseline.every_case")

@@ -16,7 +16,7 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show, exhibit
-from attnlab.exhibits.display import Group, Prose, Table
+from attnlab.exhibits.display import Group, Missing, Prose, Table
 from attnlab.exhibits.style import STYLE
 from attnlab.export import report
 from attnlab.infer.lookup import NotMeasured
@@ -140,14 +140,14 @@ def test_what_was_not_measured_is_said_in_a_sentence():
     def missing(results):
         raise NotMeasured("Nothing has a latency")
 
-    assert missing(inferred()) == Prose("*Nothing has a latency.*")
-    assert Show(inferred())("kernels.missing").content == Prose("*Nothing has a latency.*")
+    assert missing(inferred()) == Missing("*Nothing has a latency.*")
+    assert Show(inferred())("kernels.missing").content == Missing("*Nothing has a latency.*")
 
 
 def test_an_exhibit_without_rows_says_so():
     exhibit("kernels.empty")(lambda results: Table(pd.DataFrame(), "Latencies of `x`."))
     told = "*Nothing was measured for “Latencies of `x`”.*"
-    assert Show(inferred())("kernels.empty").content == Prose(told)
+    assert Show(inferred())("kernels.empty").content == Missing(told)
 
 
 def test_a_run_that_has_nothing_of_a_kind_shows_nothing():
@@ -156,7 +156,7 @@ def test_a_run_that_has_nothing_of_a_kind_shows_nothing():
     assert made(lonely()) is None
     shown = Show(lonely())("kernels.some")
     assert shown.markdown == ""
-    assert shown._repr_mimebundle_()[0] == {"text/html": "", "text/plain": ""}
+    assert shown._repr_mimebundle_()[0] == {"text/html": "", "text/plain": "", "text/latex": ""}
     assert stamp(shown)["exhibit"] == "kernels.some"
 
 

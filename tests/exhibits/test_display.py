@@ -11,7 +11,8 @@ from bs4 import BeautifulSoup
 from reading import html, plain
 
 from attnlab.base import paths
-from attnlab.exhibits.display import Figure, Group, Inline, Listing, Prose, Table
+from attnlab.exhibits import drawing as page_drawing
+from attnlab.exhibits.display import FILES, Figure, Group, Inline, Listing, Prose, Table
 from attnlab.infer.lookup import NotMeasured
 from attnlab.study import studies
 
@@ -23,16 +24,13 @@ def drawing():
     return figure
 
 
-def test_a_figure_is_an_svg_with_caption_and_description():
+def test_a_figure_is_a_drawing_with_caption_and_description():
     figure = Figure(drawing(), "Up, **then** $x^2$ & down", 'a "line" <falls>')
     soup = html(figure, "kernels.line")
     assert soup.figure["id"] == "kernels.line"
     assert "id" not in html(figure).figure.attrs
     assert soup.figure["class"] == ["plot"]
-    assert soup.img["alt"] == 'a "line" <falls>'
-    kind, payload = soup.img["src"].split(",")
-    assert kind == "data:image/svg+xml;base64"
-    assert base64.b64decode(payload) == figure.svg
+    assert (soup.svg["role"], soup.svg["aria-label"]) == ("img", 'a "line" <falls>')
     assert "<strong>then</strong>" in str(soup.figcaption)
     assert soup.figcaption.find("msup").get_text() == "x2"
     assert figure._repr_mimebundle_()["text/plain"] == 'a "line" <falls>'
@@ -40,6 +38,47 @@ def test_a_figure_is_an_svg_with_caption_and_description():
 
 def test_a_figure_drawn_twice_has_the_same_bytes():
     assert Figure(drawing(), "", "").svg == Figure(drawing(), "", "").svg
+
+
+def test_a_drawing_on_a_page_has_text_the_colours_of_the_theme_and_ids_of_its_own():
+    figure = Figure(drawing(), "", "")
+    soup = html(figure, "kernels.line")
+    assert [text.get_text() for text in soup.select("svg text")] == ["1", "2", "3"] * 2
+    colours = re.findall(r"#[0-9a-f]{6}", str(soup.svg))
+    assert colours
+    assert len(re.findall(r"var\(--c([0-9a-f]{6}), #\1\)", str(soup.svg))) == len(colours)
+    ids = {element["id"] for element in soup.select("svg [id]")}
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', str(soup.svg)))
+    assert used == ids
+    assert all(name.startswith("kernels-line-") for name in ids)
+
+
+def test_the_dark_theme_turns_lightness_round_and_keeps_the_hue():
+    rules = dict(re.findall(r"--c(\w+): #(\w+);", page_drawing.dark("var(--c000000, #000000) var(--cffffff, #ffffff)")))
+    assert rules == {"000000": "e6e6e6", "ffffff": "181818"}
+    (orange,) = re.findall(r": #(\w+);", page_drawing.dark("var(--cd55e00, #d55e00)"))
+    red, green, blue = bytes.fromhex(orange)
+    assert red > green > blue
+
+
+def test_a_drawing_no_letter_of_which_is_small_on_a_narrow_screen():
+    style = html(Figure(drawing(), "", "")).svg["style"]
+    least = float(re.search(r"min-width: (\d+)px", style)[1])
+    width = float(html(Figure(drawing(), "", "")).svg["viewbox"].split()[2])
+    smallest = min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", Figure(drawing(), "", "").svg.decode()))
+    assert smallest * least / width >= 9
+
+
+def test_a_figure_is_a_pdf_of_the_same_bytes_that_its_latex_includes():
+    figure = Figure(drawing(), "Up, **then** $x^2$ & 100 %", "")
+    bundle = figure.bundle("kernels.line")
+    ((name, file),) = bundle[FILES].items()
+    assert name == "kernels-line.pdf"
+    assert base64.b64decode(file).startswith(b"%PDF")
+    assert base64.b64decode(file) == Figure(drawing(), "", "").pdf
+    latex = bundle["text/latex"]
+    assert r"\includegraphics[width=1.720in]{figures/kernels-line.pdf}" in latex
+    assert r"\caption{Up, \textbf{then} $x^2$ \& 100 \%}\label{kernels.line}" in latex
 
 
 def test_a_figure_is_not_left_open_to_be_shown_again():
@@ -138,7 +177,11 @@ def test_a_table_without_rows_is_not_there():
 
 
 def test_prose_is_markdown():
-    assert Prose("**3** of 4")._repr_mimebundle_() == {"text/markdown": "**3** of 4", "text/plain": "**3** of 4"}
+    assert Prose("**3** of 4")._repr_mimebundle_() == {
+        "text/markdown": "**3** of 4",
+        "text/plain": "**3** of 4",
+        "text/latex": "\\textbf{3} of 4\n\n",
+    }
 
 
 def test_a_group_shows_its_parts_in_order():

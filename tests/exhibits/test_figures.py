@@ -1,8 +1,9 @@
 """What is drawn of the synthetic runs."""
 
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
-import matplotlib.colors
 import numpy as np
 import pytest
 from bs4 import BeautifulSoup
@@ -12,7 +13,7 @@ from synthetic import ONE_BATCH, inferred, lonely
 from attnlab.exhibits import style
 from attnlab.exhibits.baseline import correctness, spread, sweeps
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Prose
+from attnlab.exhibits.display import Missing, Prose
 from attnlab.exhibits.environment import clocks, machine
 from attnlab.infer.results import Results
 
@@ -54,22 +55,38 @@ def test_a_figure_is_described_and_the_same_bytes_whenever_it_is_drawn(id):
     assert figure.svg == exhibit(inferred, id).svg
 
 
-def test_latency_has_a_panel_for_each_sweep_and_a_line_for_each_implementation():
-    full, causal = exhibit(inferred, "baseline.latency").figure.axes
-    assert list(lines(full)) == list(lines(causal)) == inferred().study.implementations
-    assert dict(lines(full)["sdpa.auto"]) == pytest.approx(dict(zip(LENGTHS, [2.5, 10, 40, 160], strict=True)))
-    assert [size for size, _ in lines(full)["sdpa.cudnn"]] == [64, 128, 256]
-    assert [size for size, _ in lines(full)["sdpa.math"]] == [32, 64, 128]
-    assert (full.get_title(), causal.get_title()) == ("not causal", "causal")
-    assert full.get_ylabel() == "latency (µs)"
-    assert full.get_xlabel() == "sequence length S"
-    assert full.get_yscale() == "log"
+def panels(figure) -> dict[str, Any]:
+    """The panels of small multiples, by the implementation in their titles."""
+    return {axes.get_title(): axes for axes in figure.figure.axes if axes.get_visible()}
+
+
+@pytest.mark.parametrize("id", ["baseline.latency", "roofline.speed_of_light"])
+def test_small_multiples_have_a_panel_for_each_implementation_before_the_others(id):
+    found = panels(exhibit(inferred, id))
+    assert list(found) == inferred().study.implementations
+    for name, axes in found.items():
+        own = [line for line in axes.get_lines() if line.get_label() == name]
+        assert [line.get_linestyle() for line in own] == ["-", "--"]  # without and with the causal mask
+        assert {line.get_color() for line in own} == {style.LOOKS[name][0]}
+        others = [line for line in axes.get_lines() if line.get_label() != name]
+        assert {line.get_color() for line in others} == {"#cccccc"}
+        assert len(others) == len(found) - 1
+
+
+def test_latency_along_the_length():
+    found = panels(exhibit(inferred, "baseline.latency"))
+    own = {name: axes.get_lines()[len(found) - 1].get_xydata() for name, axes in found.items()}
+    np.testing.assert_allclose(own["sdpa.auto"], list(zip(LENGTHS, [2.5, 10, 40, 160], strict=True)))
+    assert [size for size, _ in own["sdpa.cudnn"]] == [64, 128, 256]
+    assert [size for size, _ in own["sdpa.math"]] == [32, 64, 128]
+    assert found["sdpa.auto"].get_ylabel() == "latency (µs)"
+    assert found["sdpa.math"].get_xlabel() == "sequence length S"
+    assert found["sdpa.auto"].get_yscale() == "log"
 
 
 def test_ticks_are_the_sizes_of_the_sweep():
-    full, causal = exhibit(inferred, "baseline.latency").figure.axes
+    full = panels(exhibit(inferred, "baseline.latency"))["sdpa.math"]
     assert ticks(full) == ["32", "64", "128", "256"]
-    assert ticks(causal) == ["64", "128"]
     batch, heads = exhibit(inferred, "baseline.throughput.sizes").figure.axes
     assert (ticks(batch), ticks(heads)) == (["1", "2"], ["4", "8"])
     assert (batch.get_xlabel(), heads.get_xlabel()) == ("batch B", "heads H")
@@ -80,43 +97,44 @@ def test_ticks_are_the_sizes_of_the_sweep():
     )
 
 
-def test_the_legend_names_every_implementation_once():
-    for figure in (exhibit(inferred, "baseline.latency"), exhibit(inferred, "roofline.roofline")):
-        legend, *_ = figure.figure.legends
-        assert [text.get_text() for text in legend.get_texts()] == inferred().study.implementations
+def test_lines_are_named_at_their_ends_in_their_order_without_overlap():
+    for id in ("baseline.throughput.lengths", "baseline.memory", "baseline.errors"):
+        *_, axes = exhibit(inferred, id).figure.axes
+        names = {text.get_text(): text.get_position()[1] for text in axes.texts}
+        assert set(inferred().study.implementations) <= set(names)
+        heights = sorted(names.values())
+        assert min(high - low for low, high in pairwise(heights)) > 0.02
+        assert heights[0] + 1e-9 >= 0
+        assert heights[-1] <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("heights", "spread"),
+    [([], []), ([0.5], [0.5]), ([0.5, 0.5], [0.45, 0.55]), ([0, 0, 0.9], [0, 0.1, 0.9]), ([0.98, 1.0], [0.9, 1.0])],
+)
+def test_labels_move_no_more_than_they_need(heights, spread):
+    assert style._spread(heights, 0.1) == pytest.approx(spread)
+
+
+def test_a_legend_names_every_implementation_once():
+    legend, *_ = exhibit(inferred, "roofline.roofline").figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == inferred().study.implementations
 
 
 def test_an_implementation_looks_the_same_everywhere():
-    for figure in (
-        exhibit(inferred, "baseline.latency"),
-        exhibit(inferred, "roofline.speed_of_light"),
-        exhibit(inferred, "environment.timings"),
-        exhibit(inferred, "roofline.roofline"),
-    ):
-        looks = {line.get_label(): line for line in figure.figure.axes[0].get_lines()}
+    for id in ("baseline.throughput.lengths", "roofline.roofline"):
+        looks = {line.get_label(): line for line in exhibit(inferred, id).figure.axes[0].get_lines()}
         assert {name: looks[name].get_color() for name in inferred().study.implementations} == {
             name: style.LOOKS[name][0] for name in inferred().study.implementations
         }
-
-
-def test_whiskers_are_the_intervals_of_the_medians():
-    full = exhibit(inferred, "baseline.latency").figure.axes[0]
-    black = matplotlib.colors.to_rgb(style.LOOKS["sdpa.auto"][0])
-    ours = [c for c in full.collections if tuple(c.get_color()[0][:3]) == black]
-    ends = [segment[:, 1].tolist() for collection in ours for segment in collection.get_segments()]
-    expected = [
-        inferred().at(shape).loc["sdpa.auto", ["low_us", "high_us"]].tolist()
-        for shape in inferred().study.sweep("seq_len")
-    ]
-    np.testing.assert_allclose(ends, expected)
 
 
 def test_throughput_and_speed_of_light():
     full = exhibit(inferred, "baseline.throughput.lengths").figure.axes[0]
     assert [rate for _, rate in lines(full)["sdpa.auto"]] == pytest.approx([0.8388608] * 4)
     assert full.get_ylim()[0] == 0
-    light = exhibit(inferred, "roofline.speed_of_light").figure.axes[0]
-    assert [share for _, share in lines(light)["sdpa.auto"]] == pytest.approx([41.94304] * 4)
+    light = panels(exhibit(inferred, "roofline.speed_of_light"))["sdpa.auto"]
+    assert [share for _, share in light.get_lines()[4].get_xydata()] == pytest.approx([41.94304] * 4)
 
 
 def test_memory_stands_beside_what_the_tensors_need():
@@ -145,14 +163,16 @@ def test_a_distribution_shows_how_far_every_sample_is_from_the_median():
 
 
 def test_timings_are_ratios_to_the_first():
-    (axes,) = exhibit(inferred, "environment.timings").figure.axes
-    assert axes.get_title() == "eager warm over device warm"
-    ratios = [ratio for _, ratio in lines(axes)["sdpa.auto"]]
+    axes = panels(exhibit(inferred, "environment.timings"))["sdpa.auto"]
+    assert list(lines(axes)) == ["eager warm over device warm"]
+    ratios = [ratio for _, ratio in lines(axes)["eager warm over device warm"]]
     assert ratios == pytest.approx([7.5 / 2.5, 15 / 10, 45 / 40, 165 / 160])
 
 
 def test_a_run_with_one_timing_has_no_ratios():
-    assert clocks.timings(lonely()) == Prose("*No case was timed in two ways, so clocks and caches can't be compared.*")
+    assert clocks.timings(lonely()) == Missing(
+        "*No case was timed in two ways, so clocks and caches can't be compared.*"
+    )
 
 
 def test_the_roofline_draws_points_and_ceilings():
@@ -192,7 +212,7 @@ def test_telemetry_is_read_once_a_round():
 
 
 def test_a_run_without_telemetry_has_no_such_figure():
-    assert machine.telemetry(lonely()) == Prose(
+    assert machine.telemetry(lonely()) == Missing(
         "*Clock, power and temperature were not recorded: the device is no NVIDIA GPU.*"
     )
 
@@ -235,7 +255,7 @@ def test_captions_speak_of_what_is_drawn():
 
 def test_figures_of_a_sweep_that_the_study_lacks_say_so():
     for show in (sweeps.memory_figure, correctness.errors, clocks.timings):
-        assert show(lonely(), "batch") == Prose("*The study “synthetic” has no sweep “batch”.*")
+        assert show(lonely(), "batch") == Missing("*The study “synthetic” has no sweep “batch”.*")
     assert isinstance(sweeps.throughput(lonely(), ["batch", "heads"]), Prose)
 
 

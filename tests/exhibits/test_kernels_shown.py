@@ -12,7 +12,7 @@ from synthetic import LONG, RUNGS, TARGET, climbed, inferred
 
 from attnlab.exhibits import catalogue, style
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.display import Missing, Prose, Table
 from attnlab.exhibits.kernels import ablation, climb
 from attnlab.exhibits.verdicts import abstract
 from attnlab.infer.results import Results
@@ -43,7 +43,7 @@ def test_a_run_without_kernels_shows_nothing(id):
 
 
 def test_a_run_without_kernels_says_so_once():
-    assert climb.overview(inferred()) == Prose("*This run measured no hand-written kernel.*")
+    assert climb.overview(inferred()) == Missing("*This run measured no hand-written kernel.*")
     assert climb.standing_sentence(inferred()) == ""
 
 
@@ -319,6 +319,7 @@ NOT_REACHED = {
     "kernels.standing": "Not one of the 6 hand-written kernels has a latency at the target.",
     "kernels.geometry": "*Nothing was measured for “Launch geometry at (2, 4, 128, 64) float16”.*",
     "kernels.ablation": "*No rung and the one before it both have a latency at (2, 4, 128, 64) float16.*",
+    "kernels.summary": "*No rung and the one before it both have a latency at (2, 4, 128, 64) float16.*",
     "kernels.ablations": "takes as long as it does. It has no latency here: not reached yet.",
     "kernels.lessons": "- `kernel.wgmma`, step 6. It has no latency here: not reached yet.",
     "kernels.l4.errors": "This run made no checks at that shape.",

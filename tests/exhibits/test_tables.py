@@ -15,7 +15,7 @@ from attnlab.exhibits import cells
 from attnlab.exhibits.baseline import correctness, spread, sweeps
 from attnlab.exhibits.baseline.lengths import odd_lengths
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.display import Missing, Prose, Table
 from attnlab.exhibits.environment import clocks, machine, provenance
 from attnlab.exhibits.roofline import floor
 from attnlab.exhibits.verdicts import abstract, target
@@ -557,7 +557,7 @@ def test_parameters_and_settings_and_clock():
     ],
 )
 def test_a_sweep_that_the_study_lacks_is_told(show):
-    assert show() == Prose("*The study “synthetic” has no sweep “batch”.*")
+    assert show() == Missing("*The study “synthetic” has no sweep “batch”.*")
 
 
 def lengths() -> Results:

@@ -14,7 +14,7 @@ from statsmodels.stats.multitest import multipletests
 from synthetic import ONE_BATCH, ROUNDS, TARGET, climbed, inferred, lonely
 
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.display import Figure, Group, Missing, Prose, Table
 from attnlab.exhibits.verdicts import accuracy, every, target
 from attnlab.infer import kept, results, stats
 from attnlab.infer.results import Results
@@ -61,7 +61,7 @@ def test_nothing_shown_is_not_a_number(run, name):
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_run_with_nothing_but_a_baseline_says_so(name):
     told = "*Nothing was timed beside `sdpa.auto`, so there is no comparison.*"
-    assert Show(lonely())(f"verdicts.{name}").content == Prose(told)
+    assert Show(lonely())(f"verdicts.{name}").content == Missing(told)
 
 
 # ------------------------------------------------------------------------------------------------------------- counts

@@ -122,3 +122,22 @@ def test_a_cell_that_is_no_exhibit_is_refused(tmp_path, pages, source):
 )
 def test_what_a_cell_names(source, ids):
     assert assemble.named(source) == ids
+
+
+def test_what_a_run_lacks_is_left_out_with_its_paragraphs_and_the_headings_above_nothing(tmp_path, pages):
+    lacking = made("kernels.stale", "*Nothing was stale.*")
+    lacking.metadata[STAMP]["missing"] = True
+    page = notebook(tmp_path / "06.ipynb", shown("kernels.stale", lacking))
+    cells = [
+        v4.new_markdown_cell("# Paper\n\n## Ladder\n\n[](#kernels.climb) shows it.\n\nSo does [](#kernels.stale)."),
+        shown("kernels.climb"),
+        v4.new_markdown_cell("### Stale\n\n[](#kernels.stale) has them."),
+        shown("kernels.stale"),
+        v4.new_markdown_cell("## References\n\n## Appendix: None\n\n### Of it"),
+    ]
+    found = assembled(tmp_path, [*pages, page], *cells)
+    assert [cell.source for cell in found] == [
+        "# Paper\n\n## Ladder\n\n[](#kernels.climb) shows it.",
+        'show("kernels.climb")',
+        "## References",
+    ]

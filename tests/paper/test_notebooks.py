@@ -283,6 +283,8 @@ def test_each_cell_shows_its_exhibit_of_the_run_and_none_failed(part, tiny):
     folder, _ = tiny
     made = outputs(folder, part)
     for id, call in zip(exhibits_of(part), calls_of(part), strict=True):
+        if part == "report" and call not in made:
+            continue  # the run lacks it; see test_the_report_was_assembled_from_the_pages_and_no_kernel_ran_it
         (output,) = made[call]
         assert output.output_type == "execute_result"
         stamp = output.metadata[catalogue.STAMP]
@@ -295,8 +297,12 @@ def test_the_report_was_assembled_from_the_pages_and_no_kernel_ran_it(tiny):
     executed = {part for part in PARTS if "papermill" in notebook_of(folder, part).metadata}
     assert executed == set(PARTS[:-1])
     pages = [made for part in PARTS[:-1] for made in outputs(folder, part).items()]
+    report = outputs(folder, "report")
     for call in calls_of("report"):
-        assert [outputs(folder, "report")[call]] == [shown for source, shown in pages if source == call]
+        (made,) = (shown for source, shown in pages if source == call)
+        missing = made[0].metadata[catalogue.STAMP].get("missing")
+        assert report.get(call) == (None if missing else made)
+    assert len(report) > 10
 
 
 def test_figures_and_tables_are_numbered(page):
@@ -322,9 +328,9 @@ def test_a_page_asks_nobody_for_anything(page):
 
 def test_every_figure_is_described(page):
     for figure in page.select("figure.plot"):
-        (image,) = figure.select("img")
-        assert len(image["alt"]) > 40
-        assert image["src"].startswith("data:image/svg+xml;base64,")
+        (drawing,) = figure.select("svg")
+        assert drawing["role"] == "img"
+        assert len(drawing["aria-label"]) > 40
 
 
 def test_links_lead_somewhere(page, tiny):
@@ -333,7 +339,7 @@ def test_links_lead_somewhere(page, tiny):
     inside = [link["href"][1:] for link in page.select('a[href^="#"]')]
     assert set(inside) <= anchors
     others = [link["href"] for link in page.select("a[href$='.html']")]
-    assert len(others) == len(render.parts()) - 1
+    assert len(set(others)) == len(render.parts()) - 1
     assert all((folder / "reports" / "tiny" / other).is_file() for other in others)
 
 
@@ -355,10 +361,9 @@ def test_some_links_lead_to_other_pages(tiny):
     assert "02_baseline.html#baseline.checks" in links
 
 
-@pytest.mark.parametrize("part", ["02_baseline", "report"])
-def test_the_sweep_on_the_page_is_the_one_inferred(part, tiny):
+def test_the_sweep_on_the_page_is_the_one_inferred(tiny):
     folder, of = tiny
-    rows = body(read(folder, part), "baseline.sweep.seq_len")
+    rows = body(read(folder, "02_baseline"), "baseline.sweep.seq_len")
     assert [row[0] for row in rows] == ["16", "32", "64"]
     printed = [float(row[1].split()[0].replace(",", "")) for row in rows]
     medians = [of.at(shape).loc["sdpa.auto", "median_us"] for shape in of.study.sweep("seq_len")]
@@ -371,14 +376,14 @@ def test_the_abstract_on_the_page_is_the_one_written(tiny):
     folder, of = tiny
     printed = read(folder, "report").select_one("section.abstract").get_text()
     before, after = abstract.abstract(of).markdown.replace("`", "").split("[](#environment.hashes)")
-    assert re.search(f"{re.escape(before)}Table \\d+{re.escape(after)}", printed)
+    assert re.search(f"{re.escape(before)}01_environment{re.escape(after)}", printed)
     assert "We measure 3 implementations" in printed
     assert "at 7 shapes, with 8 samples" in printed
 
 
-def test_the_report_lists_every_case(tiny):
+def test_a_page_lists_every_case(tiny):
     folder, of = tiny
-    rows = body(read(folder, "report"), "baseline.every_case")
+    rows = body(read(folder, "02_baseline"), "baseline.every_case")
     assert [row[0] for row in rows] == list(of.table["implementation"])
 
 

@@ -286,3 +286,22 @@ def test_a_page_that_fails_leaves_the_old_one(tmp_path):
 def test_a_page_is_the_same_each_time(tmp_path):
     cells = [v4.new_markdown_cell("# T\n\n## A\n\n$x$"), code("f()", html(PLOT.format("a")))]
     assert str(page(tmp_path, *cells)) == str(page(tmp_path, *cells))
+
+
+def test_a_page_lists_its_sections_other_formats_and_other_pages_beside_the_text(tmp_path):
+    cells = [v4.new_markdown_cell("# T\n\n## Abstract\n\na\n\n## One\n\ntext")]
+    soup = page(tmp_path, *cells, links={"02": "02.html"}, formats={"PDF": "report.pdf"})
+    listed = {nav["aria-label"]: [link["href"] for link in nav.select("a")] for nav in soup.select("aside.side nav")}
+    assert listed == {"Contents": ["#sec-one"], "Other formats": ["report.pdf"], "Pages": ["02.html"]}
+
+
+def test_a_page_may_leave_its_code_out(tmp_path):
+    assert page(tmp_path, code("f()", html("<p>seen</p>")), has_code=False).select("details") == []
+
+
+def test_drawings_stay_as_they_are_and_the_dark_theme_has_their_colours(tmp_path):
+    drawn = '<svg viewBox="0 0 1 1"><path style="fill: var(--cd55e00, #d55e00)"/></svg>'
+    page(tmp_path, code("f()", html(drawn)))
+    text = (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
+    assert drawn in text
+    assert re.search(r"prefers-color-scheme: dark\) \{ :root \{ --cd55e00: #\w{6}; \} \}", text)

@@ -89,11 +89,16 @@ def _reference() -> Reference:
 @exhibit("audit.summary")
 def summary() -> Prose:
     """The number of claims, and how many of them stand."""
+    return Prose(in_short())
+
+
+def in_short() -> str:
+    """The same as sentences."""
     found = findings()
     counts = found["finding"].value_counts()
     fine = int(counts.reindex(audit.FINE).sum())
     parts = [f"*{kind}* {counts[kind]}" for kind in audit.FINDINGS[len(audit.FINE) :] if counts.get(kind)]
-    return Prose(
+    return (
         f"Of {len(found)} claims that the {_count_word(len(DOCUMENTS))} reports make or imply, {fine} stand: "
         f"{counts.get('holds', 0)} hold, {counts.get('rounding', 0)} differ by no more than the printed digits allow. "
         f"The other {len(found) - fine}: {formats.listing(parts)}."

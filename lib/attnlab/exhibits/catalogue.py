@@ -18,7 +18,8 @@ import matplotlib.pyplot as plt
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
-from attnlab.exhibits.display import Content, Prose
+from attnlab.exhibits import tex
+from attnlab.exhibits.display import Bundle, Content, Missing, Prose
 from attnlab.exhibits.style import STYLE
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
@@ -28,6 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T", bound=Content | None)
 STAMP = "attnlab"
 """The key in an output's metadata that holds which exhibit it is, of which run, with which arguments."""
+FORMS = ("text/html", "text/plain", "text/latex")
 RUN = "run"
 """The id in the stamp of the output that says which run is shown."""
 _EXHIBITS: dict[str, "Exhibit"] = {}
@@ -83,9 +85,11 @@ class Shown:
         """The exhibit in Markdown; empty where there is nothing to show."""
         return self.content.markdown if self.content else ""
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
-        bundle = self.content.bundle(self.id) if self.content else {"text/html": "", "text/plain": ""}
-        return bundle, {STAMP: {"exhibit": self.id, "run": self.run, "arguments": dict(self.arguments)}}
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Bundle, dict[str, Any]]:
+        bundle = self.content.bundle(self.id) if self.content else dict.fromkeys(FORMS, "")
+        stamp = {"exhibit": self.id, "run": self.run, "arguments": dict(self.arguments)}
+        is_missing = self.content is None or isinstance(self.content, Missing)
+        return bundle, {STAMP: stamp | ({"missing": True} if is_missing else {})}
 
 
 @dataclass(frozen=True)
@@ -117,13 +121,14 @@ class Show:
         beside = {name: self.companions[name]() for name in found.beside if name in self.companions}
         return Shown(id, results.run.name, _words(arguments), found.make(results, **arguments, **beside))
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Bundle, dict[str, Any]]:
         """The line that says which run is shown."""
         if self.results is None:
             return {"text/plain": "exhibits that are the same for every run"}, {}
         run, device = self.results.run, self.results.run.manifest["device"]["name"]
         line = f"run {run.name} · {device} · {run.manifest['created'][:10]} · attnlab {run.manifest['attnlab']}"
         bundle = {"text/html": f'<p class="meta">{escape(line)}</p>', "text/plain": line}
+        bundle["text/latex"] = f"\\date{{{tex.escape(line)}}}\n"
         return bundle, {STAMP: {"exhibit": RUN, "run": run.name, "arguments": {}}}
 
 
@@ -179,6 +184,12 @@ def pages() -> dict[str, str]:
     return {stem.split("_", 1)[1]: stem for stem in stems}
 
 
+def home(id: str) -> str:
+    """The page on which an exhibit, or a part of it, has its cell; empty where there is no such exhibit."""
+    page = pages().get(id.split(".")[0], "")
+    return page if page and any(id == known or id.startswith(f"{known}.") for known in every()) else ""
+
+
 def target(results: Results) -> Shape:
     """The target shape of a run's study."""
     return results.study.target_shape
@@ -200,7 +211,7 @@ def _telling_what_is_missing(
             with plt.style.context(STYLE):
                 return make(*args, **kwargs)
         except NotMeasured as missing:
-            return Prose(f"*{missing}.*")
+            return Missing(f"*{missing}.*")
 
     return shown
 

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from io import BytesIO
 from numbers import Real
 from typing import Any, TypeAlias
 
-import matplotlib
 import matplotlib.figure
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -22,9 +20,13 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from attnlab.exhibits import markdown
+from attnlab.exhibits import drawing, markdown, tex
 from attnlab.infer.lookup import NotMeasured
 
+FILES = "application/vnd.attnlab.files+json"
+"""The type of the files that an output's LaTeX includes: a PDF in base64 for each name."""
+Bundle: TypeAlias = dict[str, Any]
+"""An exhibit in every format, by MIME type."""
 MISSING = "—"
 LONG = 36
 FEW_ROWS = 2
@@ -55,28 +57,33 @@ class Figure:
     def __post_init__(self) -> None:
         # An open figure would be shown a second time, at the end of the cell, by Jupyter's inline backend.
         plt.close(self.figure)
-        _ = self.svg  # drawn now, while the style holds
+        _ = self.svg, self.pdf  # drawn now, while the style holds
 
     @cached_property
     def svg(self) -> bytes:
         """The drawing as SVG; the same drawing gives the same bytes."""
-        drawing = BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": "attnlab"}):
-            self.figure.savefig(drawing, format="svg", metadata={"Date": None})
-        return drawing.getvalue()
+        return drawing.svg(self.figure).encode()
 
-    def bundle(self, anchor: str = "") -> dict[str, str]:
+    @cached_property
+    def pdf(self) -> bytes:
+        """The drawing as PDF; the same drawing gives the same bytes."""
+        return drawing.pdf(self.figure)
+
+    def bundle(self, anchor: str = "") -> Bundle:
         """The figure in every format, with its anchor on the page."""
-        source = f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode()}"
-        image = f'<img alt="{escape(self.alt)}" src="{source}">'
-        return _bundle(_float(anchor, "plot", image, _caption(self.caption)), self.alt)
+        name = tex.label(anchor).replace(".", "-")
+        picture = drawing.inline(self.svg.decode(), name, escape(self.alt))
+        html = _float(anchor, "plot", f'<div class="drawing" tabindex="0">{picture}</div>', _caption(self.caption))
+        width_in, height_in = map(float, self.figure.get_size_inches())
+        latex = tex.figure(f"{name}.pdf", width_in, height_in, tex.inline(self.caption), anchor)
+        return _bundle(html, self.alt, latex) | {FILES: {f"{name}.pdf": base64.b64encode(self.pdf).decode()}}
 
     @property
     def markdown(self) -> str:
         """Caption and description, which replace the drawing in a text."""
         return f"**{self.caption}** {self.alt}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return self.bundle()
 
 
@@ -102,15 +109,27 @@ class Table:
         if self.frame.empty:
             raise NotMeasured(f"Nothing was measured for “{self.caption.rstrip('.')}”")
 
-    def bundle(self, anchor: str = "") -> dict[str, str]:
+    def bundle(self, anchor: str = "") -> Bundle:
         """The table in every format, with its anchor on the page."""
-        table = f'<div class="scroll"><table><thead>{self._head()}</thead><tbody>{self._body()}</tbody></table></div>'
+        rows = f"<thead>{self._head()}</thead><tbody>{self._body()}</tbody>"
+        table = f'<div class="scroll" tabindex="0"><table>{rows}</table></div>'
         note = f'<p class="note">{markdown.inline(self.legend)}</p>' if self.legend else ""
         html = _float(anchor, "table", _caption(self.caption), table, note)
-        return _bundle(html, self._shown.map(_text).to_string(index=False))
+        return _bundle(html, self._shown.map(_text).to_string(index=False), self._latex(anchor))
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return self.bundle()
+
+    def _latex(self, anchor: str) -> str:
+        return tex.table(
+            ["\n".join(map(tex.breakable, str(title).split("\n"))) for title in self._shown.columns],
+            [[_cell_in_latex(cell) for cell in row] for row in self._shown.itertuples(index=False, name=None)],
+            list(map(bool, self._alignments)),
+            caption=tex.inline(self.caption),
+            note=tex.inline(self.legend),
+            anchor=anchor,
+            highlight=self.highlight,
+        )
 
     @cached_property
     def grid(self) -> str:
@@ -169,18 +188,19 @@ class Listing:
     caption: str
     language: str = ""
 
-    def bundle(self, anchor: str = "") -> dict[str, str]:
+    def bundle(self, anchor: str = "") -> Bundle:
         """The listing in every format, with its anchor on the page."""
         code = highlight(self.text, get_lexer_by_name(self.language or "text"), HtmlFormatter(nowrap=True))
         body = f'<pre class="highlight"><code>{code}</code></pre>'
-        return _bundle(_float(anchor, "listing", _caption(self.caption), body), self.text)
+        latex = f"\\paragraph{{{tex.inline(self.caption)}}}\n\n{tex.verbatim(self.text)}"
+        return _bundle(_float(anchor, "listing", _caption(self.caption), body), self.text, latex)
 
     @property
     def markdown(self) -> str:
         """The text between fences, below its caption."""
         return f"**{self.caption}**\n\n```{self.language}\n{self.text}\n```"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return self.bundle()
 
 
@@ -190,11 +210,45 @@ class Prose:
 
     markdown: str
 
-    def bundle(self, anchor: str = "") -> dict[str, str]:
+    def bundle(self, anchor: str = "") -> Bundle:
         """The paragraphs, which have no anchor."""
-        return {"text/markdown": self.markdown, "text/plain": self.markdown}
+        return {"text/markdown": self.markdown, "text/plain": self.markdown, "text/latex": tex.block(self.markdown)}
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        return self.bundle()
+
+
+class Missing(Prose):
+    """A sentence that says what the run lacks, in place of what it would show."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Paragraphs in markdown that are set apart in a frame, such as the findings.
+
+    Attributes:
+        title: the first line in the frame, plain text.
+    """
+
+    title: str
+    text: str
+
+    def bundle(self, anchor: str = "") -> Bundle:
+        """The frame in every format."""
+        named = f' id="{escape(anchor)}"' if anchor else ""
+        html = (
+            f'<aside{named} class="box"><p><strong>{escape(self.title)}</strong></p>{markdown.block(self.text)}</aside>'
+        )
+        head = rf"\textbf{{{tex.escape(self.title)}}}\par"
+        latex = f"\\begin{{findings}}\n{head}\n{tex.block(self.text)}\\end{{findings}}\n\n"
+        return _bundle(html, f"{self.title}\n\n{self.text}", latex)
+
+    @property
+    def markdown(self) -> str:
+        """Title and paragraphs."""
+        return f"**{self.title}**\n\n{self.text}"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return self.bundle()
 
 
@@ -202,28 +256,30 @@ class Prose:
 class Group:
     """Several exhibits in one, one below the other; the names of the parts distinguish their anchors."""
 
-    parts: Mapping[str, "Figure | Table | Listing | Prose"]
+    parts: Mapping[str, "Figure | Table | Listing | Prose | Box"]
 
-    def bundle(self, anchor: str = "") -> dict[str, str]:
+    def bundle(self, anchor: str = "") -> Bundle:
         """All parts in every format; the anchor of each is that of the group and its own name."""
         bundles = [part.bundle(f"{anchor}.{name}") for name, part in self.parts.items()]
         html = [bundle.get("text/html") or markdown.block(bundle["text/markdown"]) for bundle in bundles]
-        return _bundle("\n".join(html), "\n\n".join(bundle["text/plain"] for bundle in bundles))
+        plain, latex = ("\n\n".join(bundle[kind] for bundle in bundles) for kind in ("text/plain", "text/latex"))
+        files = {name: file for bundle in bundles for name, file in bundle.get(FILES, {}).items()}
+        return _bundle("\n".join(html), plain, latex) | ({FILES: files} if files else {})
 
     @property
     def markdown(self) -> str:
         """All parts, one below the other."""
         return "\n\n".join(part.markdown for part in self.parts.values())
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return self.bundle()
 
 
-Content: TypeAlias = Figure | Table | Listing | Prose | Group
+Content: TypeAlias = Figure | Table | Listing | Prose | Box | Group
 
 
-def _bundle(html: str, plain: str) -> dict[str, str]:
-    return {"text/html": html, "text/plain": plain}
+def _bundle(html: str, plain: str, latex: str) -> Bundle:
+    return {"text/html": html, "text/plain": plain, "text/latex": latex}
 
 
 def _float(anchor: str, kind: str, *parts: str) -> str:
@@ -240,6 +296,11 @@ def _cell(cell: object, align: str) -> str:
     # Short cells keep their lines as they are; only those that read like text may be broken.
     kind = align or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
     return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
+
+
+def _cell_in_latex(cell: object) -> str:
+    lines = _text(cell).split("\n")
+    return "\n".join(map(tex.inline if isinstance(cell, Inline) else tex.breakable, lines))
 
 
 def _breakable(title: str) -> str:

@@ -34,6 +34,11 @@ def inline(source: str) -> str:
     return str(_RENDERER(_PARSER.inline(source, {}), BlockState()))
 
 
+def slug(title: str) -> str:
+    """A heading's title as a part of its anchor."""
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
+
+
 _CONVERTER = LatexToMathML(fancy_error=False)
 _NUMBERED = re.compile(r"(\\(?:begin|end)\{(?:align|equation|gather|multline))\}")
 

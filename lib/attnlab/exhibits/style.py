@@ -5,19 +5,22 @@ medians; where none shows, it is smaller than the marker.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from attnlab.exhibits import formats
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
 
 STYLE = Path(__file__).with_name("attnlab.mplstyle")
 LOOKS = {
@@ -43,6 +46,12 @@ LOOKS = {
 OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
 """For implementations without a look of their own; the name alone decides which."""
 LEGEND_COLUMNS = 5
+LABEL_PT = 8.5
+"""The height of a line of labels."""
+PANELS = 4
+"""Small multiples side by side."""
+TIMINGS = (("#0072B2", "o"), ("#56B4E9", "s"), ("#D55E00", "^"), ("#009E73", "D"))
+"""Colours and markers of a run's timings, in the order of its study."""
 AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "heads H"} | {
     "kv_heads": "heads of keys and values",
     "kv_len": "keys",
@@ -98,13 +107,119 @@ def look(name: str) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "label": name} | hollow
 
 
+def label_ends(axes: Axes) -> None:
+    """Name each line right of the axes, at the height of its end or as near to it as the other names leave room."""
+    place = axes.transScale + axes.transLimits
+    named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    points = [(line, np.asarray(line.get_xydata())) for line in named]
+    ends = {
+        str(line.get_label()): (float(place.transform(xy[-1])[1]), line.get_color()) for line, xy in points if len(xy)
+    }
+    order = sorted(ends, key=lambda name: ends[name][0])
+    height_in = float(axes.figure.get_size_inches()[1])  # type: ignore[union-attr]
+    step = min(LABEL_PT / (0.8 * 72 * height_in), 1 / max(len(order) - 1, 1))
+    for name, height in zip(order, _spread([ends[name][0] for name in order], step), strict=True):
+        line = {
+            "arrowstyle": "-",
+            "color": ends[name][1],
+            "linewidth": 0.6,
+            "shrinkA": 1,
+            "shrinkB": 0,
+            "relpos": (0, 0.5),
+        }
+        axes.annotate(
+            name,
+            xy=(1.005, min(max(ends[name][0], 0), 1)),
+            xytext=(1.045, height),
+            xycoords="axes fraction",
+            va="center",
+            fontsize=LABEL_PT - 1,
+            arrowprops=line,
+            annotation_clip=False,
+        )
+
+
+def _spread(heights: Sequence[float], step: float) -> list[float]:
+    """Heights in their order, at least `step` apart and within 0 to 1, moved as little as that needs."""
+    groups = [[height] for height in heights]
+    place = 0
+    while place < len(groups) - 1:
+        low, high = groups[place], groups[place + 1]
+        if fmean(high) - fmean(low) < step * (len(low) + len(high)) / 2:
+            groups[place : place + 2] = [low + high]
+            place = max(place - 1, 0)
+        else:
+            place += 1
+    found = [fmean(group) + step * (rank - (len(group) - 1) / 2) for group in groups for rank in range(len(group))]
+    floor = [max(height, rank * step) for rank, height in enumerate(found)]
+    return [min(height, 1 - (len(floor) - 1 - rank) * step) for rank, height in enumerate(floor)]
+
+
+def multiples(results: Results, sweeps: Sequence[str], column: str, title: str) -> tuple[Drawing, list[Axes]]:
+    """A panel for each implementation: its line along each sweep, the later ones dashed, before all others in grey.
+
+    Args:
+        column: of the table of cases, drawn upward.
+        title: of the vertical axis.
+    """
+    there = [sweep for sweep in sweeps if sweep in results.study.sweeps and _is_timed(results, sweep)]
+    if not there:
+        raise NotMeasured(f"Nothing has a latency in the sweeps {formats.listing([f'“{sweep}”' for sweep in sweeps])}")
+    lines = {sweep: _lines(results, sweep, column) for sweep in there}
+    names = [name for name in results.study.implementations if any(name in found for found in lines.values())]
+    drawing, panels = panel_each(names, title, AXIS_TITLES[axis_of(there[0])])
+    for name, axes in panels.items():
+        for other, (x, y) in lines[there[0]].items():
+            if other != name:
+                axes.plot(x, y, color="#cccccc", linewidth=0.8, zorder=1)
+        for sweep, dashes in zip(there, ("-", "--"), strict=False):
+            if name in lines[sweep]:
+                axes.plot(*lines[sweep][name], **look(name) | {"marker": "o", "markersize": 2.5, "linestyle": dashes})
+    few_powers_of_two(panels[names[0]], [getattr(s, axis_of(w)) for w in there for s in results.study.sweep(w)])
+    return drawing, list(panels.values())
+
+
+def panel_each(names: Sequence[str], vertical: str, horizontal: str) -> tuple[Drawing, dict[str, Axes]]:
+    """Small panels with the same axes, one for each name, and titles on the outer ones alone."""
+    rows, columns = -(-len(names) // PANELS), min(len(names), PANELS)
+    drawing, grid = plt.subplots(
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(7.2, 0.7 + 1.25 * rows)
+    )
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(vertical)
+    for axes in grid[-1]:
+        axes.set_xlabel(horizontal)
+    panels = dict(zip(names, grid.flat, strict=False))
+    for name, axes in panels.items():
+        axes.set_title(name)
+    return drawing, panels
+
+
+def few_powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
+    """As `powers_of_two`, with as few labels as a small panel has room for."""
+    some = sorted(set(sizes))
+    powers_of_two(axes, some if len(some) < 5 else some[::3])
+
+
+def _lines(results: Results, sweep: str, column: str) -> dict[str, tuple[Any, Any]]:
+    """The points of each implementation along a sweep."""
+    axis = axis_of(sweep)
+    rows = pd.concat([results.at(shape) for shape in results.study.sweep(sweep)], ignore_index=True)
+    groups = {str(name): group.sort_values(axis) for name, group in rows.groupby("implementation", sort=False)}
+    return {name: (group[axis], group[column]) for name, group in groups.items() if group[column].notna().any()}
+
+
 def legend(drawing: Drawing) -> None:
-    """Add a legend that names every line once, over all panels."""
-    found = [axes.get_legend_handles_labels() for axes in drawing.axes]
-    handles = {label: handle for lines in reversed(found) for handle, label in zip(*lines, strict=True)}
-    names = list(dict.fromkeys(label for _, labels in found for label in labels))
+    """Add a legend that names every mark once, over all panels."""
+    found = [pair for axes in drawing.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in reversed(found)}
     drawing.legend(
-        [handles[name] for name in names], names, loc="outside upper center", ncols=min(len(names), LEGEND_COLUMNS)
+        list(handles.values())[::-1],
+        list(handles)[::-1],
+        loc="outside upper center",
+        ncols=min(len(handles), LEGEND_COLUMNS),
     )
 
 
@@ -121,3 +236,49 @@ def plain_logarithm(axis: Any) -> None:
     axis.set_major_locator(LogLocator(base=10, subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def ratio_rows(
+    series: Mapping[str, tuple[dict[str, Any], Mapping[str, Interval]]], rows: Sequence[str], title: str
+) -> Drawing:
+    """Ratios with their intervals on a logarithmic axis around 1: a row for each title, a mark for each series.
+
+    Args:
+        series: by label, colour and marker as arguments of a plot, and the ratios by the title of their row.
+        title: of the horizontal axis.
+    """
+    drawing, axes = plt.subplots(figsize=(6.5, 1.1 + 0.16 * len(rows)))
+    places = {row: place for place, row in enumerate(rows)}
+    for number, (label, (drawn, ratios)) in enumerate(series.items()):
+        apart = 0.6 * ((number + 0.5) / len(series) - 0.5)
+        heights = [places[row] + apart for row in ratios]
+        axes.hlines(
+            heights, *zip(*((r.low, r.high) for r in ratios.values()), strict=True), color=drawn["color"], linewidth=1
+        )
+        marks = drawn | {"markersize": 3.5, "linestyle": "none", "label": label}
+        axes.plot([ratio.estimate for ratio in ratios.values()], heights, **marks)
+    axes.axvline(1, color="#444444", linewidth=0.9)
+    axes.set_xscale("log")
+    plain_ratios(axes.xaxis)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=7)
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=f"{title}, logarithmic")
+    drawing.legend(loc="outside upper center", ncols=min(len(series), LEGEND_COLUMNS))
+    return drawing
+
+
+def plain_ratios(axis: Any) -> None:
+    """Label a logarithmic axis of ratios in plain numbers, with 1 among them."""
+    low, high = axis.get_view_interval()
+    steps = next(steps for width, steps in RATIOS if high / low < width)
+    axis.set_major_locator(FixedLocator([step for step in steps if low <= step <= high]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+RATIOS = (
+    (1.5, [round(1 + 0.05 * step, 2) for step in range(-8, 9)]),
+    (4.0, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 2, 2.5, 3]),
+    (40.0, [0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20]),
+    (float("inf"), [10.0**power for power in range(-6, 7)]),
+)
+"""Ticks of an axis of ratios, by how far it reaches."""

@@ -10,6 +10,7 @@ from string import ascii_uppercase
 from bs4 import BeautifulSoup, Tag
 
 from attnlab.base.errors import UserError, suggestion
+from attnlab.exhibits.markdown import slug
 from attnlab.paper import references
 
 _FLOATS = {"plot": "Figure", "table": "Table", "listing": "Listing"}
@@ -44,7 +45,7 @@ def _number_sections(soup: BeautifulSoup) -> dict[str, str]:
     word, chapter, below = "Section", "", 0
     for heading in soup.find_all(["h2", "h3"]):
         title = _title(heading)
-        anchor = str(heading.attrs.setdefault("id", f"sec-{_slug(title)}"))
+        anchor = str(heading.attrs.setdefault("id", f"sec-{slug(title)}"))
         if heading.name == "h3":
             below += 1
             position = f"{chapter}.{below}" if chapter else ""
@@ -144,12 +145,18 @@ def _frame_abstract(soup: BeautifulSoup) -> None:
 
 
 def _insert_contents(soup: BeautifulSoup) -> None:
+    """Fill the page's side bar with its sections; on a page without a side bar they come after the abstract."""
     headings = [heading for heading in soup.find_all("h2") if _title(heading) != "Abstract"]
     if not headings:
         return
     items = "".join(f'<li><a href="#{heading["id"]}">{escape(_title(heading))}</a></li>' for heading in headings)
-    nav = f'<nav class="contents"><details><summary>Contents</summary><ul>{items}</ul></details></nav>'
-    headings[0].insert_before(BeautifulSoup(nav, "html.parser"))
+    nav = BeautifulSoup(
+        f'<nav class="contents" aria-label="Contents"><p>Contents</p><ul>{items}</ul></nav>', "html.parser"
+    )
+    if side := soup.find("aside", class_="side"):
+        side.insert(0, nav)
+    else:
+        headings[0].insert_before(nav)
 
 
 def _local_links(soup: BeautifulSoup) -> list[Tag]:
@@ -162,10 +169,6 @@ def _section(soup: BeautifulSoup, title: str) -> Tag | None:
 
 def _title(heading: Tag) -> str:
     return " ".join(heading.get_text().split())
-
-
-def _slug(title: str) -> str:
-    return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def _prefix(soup: BeautifulSoup, element: Tag, kind: str, text: str) -> None:

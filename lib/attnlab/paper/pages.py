@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from traitlets.config import Config
 from attnlab.base.files import write_atomically
 from attnlab.base.paths import ROOT
 from attnlab.base.version import VERSION
-from attnlab.exhibits import catalogue, markdown
+from attnlab.exhibits import catalogue, drawing, markdown
 from attnlab.paper import numbering
 
-_STYLES = ("default", "github-dark")
-_CONFIG = {
+_DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
+_STYLES = ("xcode", "github-dark")
+_CONFIG: dict[str, dict[str, Any]] = {
     "TemplateExporter": {
         "template_name": "attnlab",
         "extra_template_basedirs": [str(Path(__file__).parent / "template")],
@@ -43,32 +45,59 @@ class _PaperExporter(HTMLExporter):
         return TemplateExporter.from_notebook_node(self, nb, resources, **options)
 
 
-def render(notebook: Path, page: Path, *, title: str, links: Mapping[str, str] | None = None) -> None:
+def render(
+    notebook: Path,
+    page: Path,
+    *,
+    title: str,
+    links: Mapping[str, str] | None = None,
+    formats: Mapping[str, str] | None = None,
+    has_code: bool = True,
+) -> None:
     """Write an executed notebook as a page, whole or not at all.
 
     Args:
         notebook: the executed .ipynb.
         page: the HTML file, replaced where there is one.
         title: the title in the browser's tab; the heading is the notebook's own.
-        links: addresses of the other pages by label, shown in a line at the top.
+        links: addresses of the other pages by label.
+        formats: addresses of the same in other formats by label.
+        has_code: whether each output stands below its code, folded.
 
     Raises:
         UserError: a formula cannot be read, or a link leads nowhere.
     """
-    paper = {"title": title, "links": links or {}, "version": VERSION, "highlighting": _highlighting()}
-    html, _ = _PaperExporter(config=Config(_CONFIG)).from_filename(str(notebook), resources={"paper": paper})
-    soup = BeautifulSoup(html, "html.parser")
+    paper = {"title": title, "version": VERSION, "highlighting": _highlighting() if has_code else ""}
+    config = _CONFIG | {"TemplateExporter": _CONFIG["TemplateExporter"] | {"exclude_input": not has_code}}
+    html, _ = _PaperExporter(config=Config(config)).from_filename(str(notebook), resources={"paper": paper})
+    # Parsing a drawing costs more than the rest of the page, and nothing in it is changed.
+    drawings = _DRAWING.findall(html)
+    soup = BeautifulSoup(_DRAWING.sub("<svg></svg>", html), "html.parser")
     numbering.number(soup, elsewhere=lambda anchor: _elsewhere(anchor, page.stem))
+    _insert_links(soup, {"Other formats": formats or {}, "Pages": links or {}})
     _withhold_folders(soup)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(page, str(soup).encode())
+    found = iter(drawings)
+    text = re.sub("<svg></svg>", lambda _: next(found), str(soup))
     soup.decompose()  # a page's elements refer to each other, and would wait for the collector
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, text.replace("/* dark */", drawing.dark(text)).encode())
+
+
+def _insert_links(soup: BeautifulSoup, groups: Mapping[str, Mapping[str, str]]) -> None:
+    """List addresses in the side bar, below the contents, a list for each heading."""
+    side = soup.find("aside", class_="side")
+    assert side is not None  # the template has it
+    for heading, addresses in groups.items():
+        if addresses:
+            items = "".join(f'<li><a href="{escape(url)}">{escape(label)}</a></li>' for label, url in addresses.items())
+            lists = f'<nav class="links" aria-label="{heading}"><p>{heading}</p><ul>{items}</ul></nav>'
+            side.append(BeautifulSoup(lists, "html.parser"))
 
 
 def _elsewhere(anchor: str, here: str) -> str:
     """The other page where an exhibit has its cell; empty for this page's own, and where `anchor` names no exhibit."""
-    page = catalogue.pages().get(anchor.split(".")[0], here)
-    return "" if page == here or anchor not in catalogue.every() else page
+    page = catalogue.home(anchor)
+    return "" if page == here else page
 
 
 def _highlighting() -> str:

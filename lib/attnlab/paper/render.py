@@ -12,8 +12,8 @@ from attnlab import obtain
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.infer import results
-from attnlab.paper import assemble, execute, pages
-from attnlab.runs import read
+from attnlab.paper import assemble, execute, latex, pages, printed
+from attnlab.runs import read, schema
 
 PAPER = "report"
 
@@ -38,7 +38,25 @@ def render(name: str) -> Path:
         list(pool.map(lambda part: _page(part, name, values), others))
         assembled = _executed(paper, name)
         assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
-        return _rendered(paper, name)
+        return _paper(name, assembled)
+
+
+def _paper(name: str, assembled: Path) -> Path:
+    """The report in all its forms: LaTeX, PDF and a page; without a tool for PDF, a line says how to get one."""
+    folder, created = paths.reports() / name, read.read_manifest(name)["created"]
+    pdf, source = folder / "report.pdf", latex.files(assembled)
+    latex.pack(source, folder / "report-source.tar.gz", created)
+    tool = printed.tool()
+    formats = {"PDF": pdf.name} if tool else {}
+    formats |= {"LaTeX source": "report-source.tar.gz", "the run's folder": _address(name, folder)}
+    page = _rendered(PAPER, name, formats)
+    if Path(tool).name == "pdflatex":
+        printed.compile(source, pdf, created)
+    elif tool:
+        printed.print_page(tool, page, pdf)
+    else:
+        print(printed.HOW, file=sys.stderr, flush=True)
+    return page
 
 
 def _infer(name: str) -> None:
@@ -92,12 +110,19 @@ def _page(part: str, run: str, values: Mapping[str, object]) -> Path:
     return _rendered(part, run)
 
 
-def _rendered(part: str, run: str) -> Path:
+def _rendered(part: str, run: str, formats: Mapping[str, str] | None = None) -> Path:
     page = paths.reports() / run / f"{part}.html"
     others = {other: f"{other}.html" for other in parts() if other != part}
-    pages.render(_executed(part, run), page, title=f"{part} · {run}", links=others)
+    pages.render(
+        _executed(part, run), page, title=f"{part} · {run}", links=others, formats=formats, has_code=part != PAPER
+    )
     print(f"{run}: {part}", file=sys.stderr, flush=True)
     return page
+
+
+def _address(run: str, folder: Path) -> str:
+    """Where a run's folder is, from a folder of pages."""
+    return Path(os.path.relpath(schema.folder(run), folder)).as_posix()
 
 
 def _executed(part: str, run: str) -> Path:

@@ -16,7 +16,7 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS, explanations, light, sign, without
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.formats import CI
-from attnlab.exhibits.style import AXIS_TITLES, legend, look, plain_logarithm, powers_of_two
+from attnlab.exhibits.style import AXIS_TITLES, label_ends, look, plain_logarithm, powers_of_two
 from attnlab.infer import settings
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of
 from attnlab.infer.results import Results
@@ -145,7 +145,7 @@ def tokens(results: Results, sweep: str = "seq_len") -> Figure:
     powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
     axes.set_xlabel(AXIS_TITLES[axis])
     axes.set_ylabel("ns a token")
-    legend(drawing)
+    label_ends(axes)
     caption = f"Time per token: the median of a call over its tokens of queries; {results.headline.words}."
     alt = f"Lines, one for each backend: nanoseconds a token against {AXIS_TITLES[axis]}, both axes logarithmic."
     return Figure(drawing, caption, alt)

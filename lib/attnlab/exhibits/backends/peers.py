@@ -6,11 +6,14 @@ import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Table
+from attnlab.exhibits.decisions import FASTER
+from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.formats import CI
+from attnlab.exhibits.style import look, ratio_rows
 from attnlab.infer.cases import AXES, CASE
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
+from attnlab.infer.stats import Verdict
 from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED
 from attnlab.study.implementations import PEERS
 from attnlab.study.shapes import Shape
@@ -57,6 +60,42 @@ def beside(results: Results) -> Table:
     caption = f"Peers beside SDPA's backends and the ladder's best; {results.headline.words}."
     note = f"Speedup over `{results.study.baseline}`; a dash where that has no latency."
     return Table(pd.DataFrame(rows), caption, note)
+
+
+@exhibit("backends.peers.dots", of="peers")
+def dots(results: Results) -> Figure:
+    """The speedup of every implementation over the baseline, a row for each shape."""
+    _require_peers(results)
+    name = results.study.baseline
+    families = results.families_under(results.headline)
+    titles = {shape: formats.shapes([shape], results.study.shapes) for shape in families}
+    found = {
+        other: {titles[shape]: family.verdicts[other] for shape, family in families.items() if other in family.verdicts}
+        for other in results.study.implementations
+    }
+    found = {other: verdicts for other, verdicts in found.items() if verdicts}
+    if not found:
+        raise NotMeasured(f"Nothing was compared with `{name}` in the run of peers")
+    series = {
+        other: (look(other), {row: verdict.speedup for row, verdict in verdicts.items()})
+        for other, verdicts in found.items()
+    }
+    drawing = ratio_rows(series, list(titles.values()), f"speedup over {name}")
+    said = _faster(found)
+    return Figure(
+        drawing,
+        f"Peers and SDPA's backends over `{name}` on the same card, {results.headline.words}: {said}.",
+        f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each implementation: {said}.",
+    )
+
+
+def _faster(found: dict[str, dict[str, Verdict]]) -> str:
+    """At how many shapes each is faster, in words."""
+    counts = {
+        name: (sum(verdict.decision == FASTER for verdict in verdicts.values()), len(verdicts))
+        for name, verdicts in found.items()
+    }
+    return formats.listing([f"`{name}` is faster at {faster} of {of}" for name, (faster, of) in counts.items()])
 
 
 def _require_peers(results: Results) -> None:

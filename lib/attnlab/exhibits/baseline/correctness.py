@@ -8,7 +8,7 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import shape_of
 from attnlab.exhibits.display import Figure, Prose, Table
-from attnlab.exhibits.style import AXIS_TITLES, legend, look, plain_logarithm, powers_of_two
+from attnlab.exhibits.style import AXIS_TITLES, label_ends, look, plain_logarithm, powers_of_two
 from attnlab.infer.cases import AXES, passed_samples
 from attnlab.infer.lookup import NotMeasured, axis_of, on_normal
 from attnlab.infer.results import Results
@@ -38,7 +38,7 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="largest absolute error", yscale="log")
     powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
     plain_logarithm(axes.yaxis)
-    legend(drawing)
+    label_ends(axes)
     caption = [
         "Largest error against the float64 oracle over all checks of a shape on standard normal inputs, along the "
         f"sweep “{sweep}”; the dashed line is {formats.multiple(GATE_FACTOR)} the framework's own."

@@ -19,8 +19,9 @@ from attnlab.exhibits.style import (
     axes_of,
     draw_lines,
     is_causal,
-    legend,
+    label_ends,
     look,
+    multiples,
     panels_of,
     plain_logarithm,
     powers_of_two,
@@ -40,19 +41,22 @@ SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"
 
 @exhibit("baseline.latency")
 def latency(results: Results, sweeps: Sequence[str] = OF_LENGTHS) -> Figure:
-    """Latency against sequence length, a panel for each sweep."""
-    drawing, panels = panels_of(results, sweeps)
-    for axes, sweep in panels:
-        draw_lines(axes, results, sweep, "median_us", intervals=True)
-        axes.set(title=sweep_title(sweep), yscale="log", ylabel="latency (µs)" if axes is panels[0][0] else "")
-    for axes, _ in panels:
-        plain_logarithm(axes.yaxis)
-    legend(drawing)
+    """Latency against sequence length, a panel for each implementation."""
+    drawing, panels = multiples(results, sweeps, "median_us", "latency (µs)")
+    panels[0].set_yscale("log")
+    plain_logarithm(panels[0].yaxis)
     return Figure(
         drawing,
-        f"Median latency against sequence length, {results.headline.words}, with {CI} intervals.",
-        "Line plots of latency over sequence length on logarithmic axes, one line for each implementation.",
+        f"Median latency against sequence length on logarithmic axes, {results.headline.words}: each implementation "
+        f"before all others in grey{dashed(results, sweeps)}.",
+        "Line plots of latency over sequence length on logarithmic axes, one panel for each implementation.",
     )
+
+
+def dashed(results: Results, sweeps: Sequence[str]) -> str:
+    """What dashed lines are, for a caption; empty where there are none."""
+    causal = [sweep for sweep in sweeps if is_causal(sweep) and sweep in results.study.sweeps]
+    return ", dashed under the causal mask" if causal and len(sweeps) > 1 else ""
 
 
 @exhibit("baseline.throughput.lengths", sweeps=OF_LENGTHS)
@@ -64,7 +68,7 @@ def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
         draw_lines(axes, results, sweep, "throughput_tflops")
         axes.set(title=sweep_title(sweep), ylabel="throughput (TFLOP/s)" if axes is panels[0][0] else "")
         axes.set_ylim(bottom=0)
-    legend(drawing)
+    label_ends(panels[-1][0])
     causal = " Causal FLOPs count the scores under the mask." if any(is_causal(sweep) for _, sweep in panels) else ""
     return Figure(
         drawing,
@@ -98,7 +102,7 @@ def memory_figure(results: Results, sweep: str = "seq_len") -> Figure:
     axes.set(xlabel=AXIS_TITLES[axis], ylabel="peak memory (MiB)", yscale="log")
     powers_of_two(axes, sizes)
     plain_logarithm(axes.yaxis)
-    legend(drawing)
+    label_ends(axes)
     return Figure(
         drawing,
         "Peak memory allocated during a call, including inputs and output, beside the size of the tensors alone.",

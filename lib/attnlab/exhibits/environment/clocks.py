@@ -1,13 +1,14 @@
 """Our clock: its tick, the launch gap, and the difference between timings."""
 
-import matplotlib.pyplot as plt
+from typing import Any
+
 import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.cells import added_us
+from attnlab.exhibits.cells import LETTERS, added_us
 from attnlab.exhibits.display import Figure, Prose, Table
-from attnlab.exhibits.style import AXIS_TITLES, legend, look, plain_logarithm, powers_of_two
+from attnlab.exhibits.style import AXIS_TITLES, TIMINGS, few_powers_of_two, legend, panel_each, plain_ratios
 from attnlab.infer import panel
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
@@ -18,6 +19,38 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
 
+@exhibit("environment.clocks")
+def clocks(results: Results) -> Table:
+    """What a sample is under each timing of the run."""
+    rows = [
+        {
+            "timing": str(timing),
+            "a sample is": SAMPLES.get((timing.clock, timing.cache), "the time of one call"),
+            "it answers": ANSWERS[timing.clock],
+        }
+        for timing in results.timings
+    ]
+    caption = (
+        f"{formats.count(len(rows), 'timing')} of the same calls: what a sample is, and which question it answers."
+    )
+    return Table(pd.DataFrame(rows), caption)
+
+
+GAPLESS = "k calls in a row, replayed by a graph into a busy stream, over k"
+SAMPLES = {
+    ("device", "warm"): f"{GAPLESS}; the cache holds what the call before left",
+    ("device", "cold"): "one call on a held stream, after twice the last level of cache was overwritten",
+    ("eager", "warm"): "one call into an idle stream, between events; on a CPU, between readings of its counter",
+    ("eager", "cold"): "the same, after twice the last level of cache was overwritten",
+    ("cupti", "warm"): "the durations of the kernels in a graph of k calls, by the device's time stamps, over k",
+}
+ANSWERS = {
+    "device": "how long the device works: a program that replays graphs, or keeps the device ahead of the host",
+    "eager": "how long a program waits that launches each call by itself",
+    "cupti": "how long the kernels alone take",
+}
+
+
 @exhibit("environment.timings")
 def timings(results: Results, sweep: str = "seq_len") -> Figure:
     """The same calls under each timing, relative to the headline's."""
@@ -26,22 +59,40 @@ def timings(results: Results, sweep: str = "seq_len") -> Figure:
     ratios = {(timing, name): _ratios(results, sweep, name, timing) for timing in others for name in names}
     if not any(ratios.values()):
         raise NotMeasured("No case was timed in two ways, so clocks and caches can't be compared")
-    drawing, grid = plt.subplots(1, len(others), sharey=True, squeeze=False)
-    for axes, timing in zip(grid[0], others, strict=True):
-        for name in names:
+    there = [name for name in names if any(ratios[timing, name] for timing in others)]
+    drawing, panels = panel_each(there, "ratio", AXIS_TITLES[axis_of(sweep)])
+    for name, axes in panels.items():
+        axes.axhline(1, color="#444444", linewidth=0.9)
+        for timing in others:
             if points := ratios[timing, name]:
-                axes.plot(*zip(*points, strict=True), **look(name))
-        axes.axhline(1, color="#888888", linewidth=1, linestyle="--")
-        axes.set(title=f"{timing} over {results.headline}", xlabel=AXIS_TITLES[axis_of(sweep)], yscale="log")
-        powers_of_two(axes, sizes)
-        plain_logarithm(axes.yaxis)
-    grid[0][0].set_ylabel("ratio of medians")
+                colour, marker = TIMINGS[results.timings.index(timing) % len(TIMINGS)]
+                drawn: dict[str, Any] = {
+                    "color": colour,
+                    "marker": marker,
+                    "markersize": 2.5,
+                    "label": f"{timing} over {results.headline}",
+                }
+                axes.plot(*zip(*points, strict=True), **drawn)
+    first = panels[there[0]]
+    first.set_yscale("log")
+    plain_ratios(first.yaxis)
+    few_powers_of_two(first, sizes)
     legend(drawing)
+    longest = {
+        timing: max((ratio, name, size) for name in there for size, ratio in ratios[timing, name])
+        for timing in others
+        if any(ratios[timing, name] for name in there)
+    }
+    most = "; ".join(
+        f"{timing}, {formats.times(ratio)} at {LETTERS[axis_of(sweep)]}={size} (`{name}`)"
+        for timing, (ratio, name, size) in longest.items()
+    )
     return Figure(
         drawing,
-        f"The same calls under each timing, relative to {results.headline.words}. At 1, the clock or the cache makes "
-        f"no difference.{cold_note(results)}",
-        f"Line plots of the ratio between timings over {AXIS_TITLES[axis_of(sweep)]}, one panel for each timing.",
+        f"The same calls under each timing over {results.headline.words}, on a logarithmic axis; at 1, clock and cache "
+        f"make no difference. The most: {most}.{cold_note(results)}",
+        f"Line plots of the ratio between timings over {AXIS_TITLES[axis_of(sweep)]}, one panel for each "
+        f"implementation. The most: {most}.",
     )
 
 

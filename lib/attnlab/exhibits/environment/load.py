@@ -83,6 +83,17 @@ def endurance(results: Results) -> Figure:
     )
 
 
+def slowest(results: Results) -> str:
+    """The implementation that a load without pause slows the most, in a sentence."""
+    loads = loads_of(results)
+    costs = {name: slower_pct(load) for name, load in loads.items()}
+    most = max(costs, key=lambda name: costs[name])
+    return (
+        f"Without pause at {shape_of(results).label}, `{most}` takes {formats.percent(costs[most])} longer than in a "
+        f"burst, the most of {formats.count(len(loads), 'implementation')}."
+    )
+
+
 @exhibit("environment.load")
 def bursts(results: Results) -> Prose:
     """How long a burst lasts, how much slower sustained load is, and the regime of each shape."""

@@ -10,7 +10,7 @@ from collections.abc import Sized
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
@@ -38,21 +38,6 @@ TITLES = {
     methods.NVBENCH_COLD: "NVBench, cold",
     methods.TRITON_DO_BENCH: "Triton, do_bench",
 }
-LOOKS = {
-    methods.CUPTI_GRAPH: ("#0072B2", "o"),
-    methods.CUPTI_SPAN: ("#56B4E9", "P"),
-    methods.CUPTI: ("#000000", "s"),
-    methods.NCU: ("#009E73", "D"),
-    methods.NVBENCH_BATCH: ("#CC79A7", "v"),
-    methods.TRITON_CUDAGRAPH: ("#E69F00", "^"),
-    methods.DEVICE_REPEATED: ("#8C6D1F", "p"),
-    methods.EAGER: ("#D55E00", "X"),
-    methods.NCU_COLD: ("#009E73", "D"),
-    methods.NVBENCH_COLD: ("#CC79A7", "v"),
-    methods.TRITON_DO_BENCH: ("#E69F00", "^"),
-}
-
-
 NAMED = 3
 """The most cases that a sentence names."""
 MOST_ROWS = 40
@@ -88,33 +73,48 @@ def cold(results: Results) -> Table:
 
 @exhibit("environment.panel")
 def gaps(results: Results) -> Figure:
-    """The difference of each method from our clock, over the latency."""
+    """The difference of each method from our clock: a row for each, a dot for each case, the median and the range."""
     panel = of(results)
-    drawing, grid = plt.subplots(1, 3, sharey=True, figsize=(7.2, 4.4))
-    by_cupti = methods.of_group("cupti")
-    others = [method for method in methods.compared("warm") if method not in by_cupti]
-    groups = (("CUPTI", by_cupti), ("others, warm cache", others), ("others, cold cache", methods.compared("cold")))
-    for axes, (title, shown) in zip(grid, groups, strict=True):
-        _band(axes, panel)
-        for method in shown:
-            readings = panel.readings(method)
-            if not readings:
-                continue
-            colour, marker = LOOKS[method]
-            us = [reading.ours_us for reading in readings]
-            look = {"color": colour, "marker": marker, "markersize": 4, "label": _plain(TITLES[method])}
-            axes.plot(us, [reading.gap.estimate for reading in readings], linestyle="none", **look)
-            axes.vlines(us, *_ends(readings), color=colour, linewidth=0.8, alpha=0.6)
-        axes.set(title=title, xscale="log", xlabel="our clock (µs)")
-        axes.set_yscale("symlog", linthresh=0.1)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=7)
-    grid[0].set_ylabel("other clock minus ours (µs)")
+    shown = [method for cache in ("warm", "cold") for method in methods.compared(cache) if panel.readings(method)]
+    short = [[r.gap.estimate for r in panel.readings(method) if r.short] for method in shown]
+    long = [[r.gap_pct for r in panel.readings(method) if not r.short] for method in shown]
+    drawing, grid = plt.subplots(1, 2, sharey=True, figsize=(6.5, 1.0 + 0.26 * len(shown)))
+    for axes, found, near in ((grid[0], short, NEAR_US), (grid[1], long, NEAR_PCT)):
+        axes.axvspan(-near, near, color="#dddddd", linewidth=0, zorder=0)
+        axes.axvline(0, color="#444444", linewidth=0.9)
+        for place, values in enumerate(found):
+            if values:
+                colour = "#0072B2" if methods.reference(shown[place]) == methods.DEVICE else "#D55E00"
+                axes.hlines(place, min(values), max(values), color=colour, linewidth=1)
+                axes.plot(values, [place] * len(values), "o", color=colour, markersize=2.5, alpha=0.5)
+                axes.plot([float(np.median(values))], [place], "D", color=colour, markersize=5)
+        axes.set_xscale("symlog", linthresh=near)
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in (-100, -10, -1, 0, 1, 10, 100, 1000) if low <= tick <= high]
+        axes.set_xticks(ticks, [f"{tick:+d}".replace("-", "−") if tick else "0" for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+    grid[0].set_xlabel(f"µs more than ours, calls below {SHORT_US} µs")
+    grid[1].set_xlabel("% more than ours, longer calls")
+    grid[0].set_yticks(range(len(shown)), [_plain(TITLES[method]) for method in shown])
+    grid[0].invert_yaxis()
     return Figure(
         drawing,
-        f"The difference of every other clock from ours with the same cache. Grey: {NEAR_US:g} µs below {SHORT_US} µs "
-        f"and {NEAR_PCT:g} % above. Linear within 0.1 µs, logarithmic beyond.",
-        "Three scatter plots over latency: the difference of each other clock from ours in microseconds.",
+        f"{agreeing(results)} The difference of every other clock from ours with the same cache, warm in blue, cold in "
+        f"orange: a dot for each case, the range, and the median as a diamond. Grey is ±{NEAR_US:g} µs and "
+        f"±{NEAR_PCT:g} %; axes are linear within it, logarithmic beyond.".strip(),
+        "Forest plot with a row for each other clock: its difference from ours, in microseconds for short calls and in "
+        f"percent for longer ones. {agreeing(results)}".strip(),
+    )
+
+
+def agreeing(results: Results) -> str:
+    """In how many cases our clock is within CUPTI's bracket, in a sentence; empty where CUPTI timed nothing."""
+    panel = of(results)
+    found = [where for case in panel.cases if (where := bracketed(panel, case))]
+    if not found:
+        return ""
+    return (
+        f"The `device` clock is within the bracket of CUPTI's time stamps in {found.count('in')} of {len(found)} cases."
     )
 
 
@@ -222,21 +222,6 @@ def _range(values: list[float], unit: str) -> str:
 def signed(value: float, unit: str = "") -> str:
     sign = "+" if value > 0 else ""
     return f"{sign}{formats.number(value, 2)}{' ' * bool(unit)}{unit}"
-
-
-def _band(axes: Axes, panel: Panel) -> None:
-    longest = max(panel.ours_us(case) for case in panel.cases)
-    shortest = panel.ours_us(panel.cases[0])
-    spans = [(np.array([shortest, SHORT_US]), np.full(2, NEAR_US))] if shortest < SHORT_US else []
-    if longest > SHORT_US:
-        long = np.geomspace(max(SHORT_US, shortest), longest, 50)
-        spans.append((long, long * NEAR_PCT / 100))
-    for us, near in spans:
-        axes.fill_between(us, -near, near, color="#888888", alpha=0.2, linewidth=0)
-
-
-def _ends(readings: list[Reading]) -> tuple[list[float], list[float]]:
-    return [reading.gap.low for reading in readings], [reading.gap.high for reading in readings]
 
 
 def shown_cases(results: Results, panel: Panel) -> list[tuple[str, Shape]]:

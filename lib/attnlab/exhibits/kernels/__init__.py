@@ -1,5 +1,5 @@
 """The page 05_kernels."""
 
-from attnlab.exhibits.kernels import ablation, carried, climb, l4
+from attnlab.exhibits.kernels import ablation, carried, climb, l4, summary
 
-__all__ = ["ablation", "carried", "climb", "l4"]
+__all__ = ["ablation", "carried", "climb", "l4", "summary"]

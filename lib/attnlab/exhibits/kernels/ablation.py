@@ -23,12 +23,12 @@ from attnlab.study.shapes import Shape
 @exhibit("kernels.ablation", where=has_kernels, shape=target)
 def ablation(results: Results, shape: Shape) -> Table:
     """Every rung against the rung that it builds on, a row each."""
-    family = _family(results, shape)
+    judged = family(results, shape)
     rows = []
     for rung in rungs(results):
         row: dict[str, Any] = {"rung": f"{rung.name}\nover {rung.stated['after']}" if rung.after else rung.name}
         row["expected"] = formats.times(rung.expected) if rung.after else None
-        if verdict := family.get(rung.name):
+        if verdict := judged.get(rung.name):
             before, after = (results.row(name, shape) for name in (rung.after, rung.name))
             row["expected"] += f"\n{outcome(rung.expected, verdict.speedup)}"
             row |= {
@@ -43,10 +43,10 @@ def ablation(results: Results, shape: Shape) -> Table:
             row |= {title: _arrow(used, cell) for title, cell in _USES.items() if title in _BRIEF}
             row["light"] = _arrow([before, after], cells.light)
         rows.append(row)
-    if not family:
+    if not judged:
         raise NotMeasured(f"No rung and the one before it both have a latency at {shape.label}")
     note = (
-        f"The p-value is Mann-Whitney's, adjusted by Holm over the {formats.count(len(family), 'comparison')} of this "
+        f"The p-value is Mann-Whitney's, adjusted by Holm over the {formats.count(len(judged), 'comparison')} of this "
         f"table. An expectation is *reached* where the interval of the speedup comes within {formats.MARGIN} of it. "
         "Cliff's delta is negligible below 0.147, small below 0.33, medium below 0.474 and large otherwise. "
         f"{without(results, shape)}"
@@ -58,11 +58,11 @@ def ablation(results: Results, shape: Shape) -> Table:
 @exhibit("kernels.ablations", where=has_kernels, shape=target)
 def ablations(results: Results, shape: Shape) -> Group:
     """Every rung against the rung that it builds on, a table each: expectation, result and resources."""
-    family = _family(results, shape)
+    judged = family(results, shape)
     return Group(
         {
-            str(rung.stated["name"]): _card(results, rung, family[rung.name], shape)
-            if rung.name in family
+            str(rung.stated["name"]): _card(results, rung, judged[rung.name], shape)
+            if rung.name in judged
             else _no_card(results, rung, shape)
             for rung in rungs(results)
         }
@@ -72,17 +72,17 @@ def ablations(results: Results, shape: Shape) -> Group:
 @exhibit("kernels.lessons", where=has_kernels, shape=target)
 def lessons(results: Results, shape: Shape) -> Prose:
     """For every rung, whether its expected speedup was reached; losses are stated as plainly as gains."""
-    family = _family(results, shape)
+    judged = family(results, shape)
     lines = [
-        f"- `{rung.name}`, {rung.title}. {_lesson(rung, family[rung.name])}"
-        if rung.name in family
+        f"- `{rung.name}`, {rung.title}. {_lesson(rung, judged[rung.name])}"
+        if rung.name in judged
         else f"- `{rung.name}`, {rung.title}. {_no_lesson(results, rung, shape)}"
         for rung in rungs(results)
     ]
     return Prose("\n".join(lines))
 
 
-def _family(results: Results, shape: Shape) -> dict[str, Verdict]:
+def family(results: Results, shape: Shape) -> dict[str, Verdict]:
     """The verdict on each rung against the rung before it, where both have a latency: one family of tests."""
     there = results.at(shape).index
     pairs = [(rung.after, rung.name) for rung in rungs(results) if rung.after in there and rung.name in there]

@@ -1,5 +1,5 @@
 """The page 03_roofline."""
 
-from attnlab.exhibits.roofline import curves, floor, literature
+from attnlab.exhibits.roofline import curves, floor, literature, shares
 
-__all__ = ["curves", "floor", "literature"]
+__all__ = ["curves", "floor", "literature", "shares"]

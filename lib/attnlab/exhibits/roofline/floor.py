@@ -10,19 +10,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from attnlab.exhibits import formats
-from attnlab.exhibits.baseline.sweeps import place
+from attnlab.exhibits.baseline.sweeps import dashed, place
 from attnlab.exhibits.catalogue import baseline, exhibit
-from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, explanations, light
+from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, explanations, light, shape_of
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.style import (
     AXIS_TITLES,
     LEGEND_COLUMNS,
-    draw_lines,
-    legend,
     look,
-    panels_of,
+    multiples,
     plain_logarithm,
-    sweep_title,
 )
 from attnlab.infer.ceilings import Ceiling
 from attnlab.infer.lookup import NotMeasured, axis_of
@@ -35,17 +32,25 @@ def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal
     """The speed of light of each implementation along sweeps of lengths."""
     if results.under(results.headline)["floor_us"].isna().all():
         raise NotMeasured("No ceiling was measured, so there is no floor to compare with")
-    drawing, panels = panels_of(results, sweeps)
-    for axes, sweep in panels:
-        draw_lines(axes, results, sweep, "speed_of_light_pct")
-        axes.axhline(100, color="#888888", linewidth=1, linestyle="--")
-        axes.set(title=sweep_title(sweep), ylabel="speed of light (%)" if axes is panels[0][0] else "")
-        axes.set_ylim(bottom=0)
-    legend(drawing)
+    drawing, panels = multiples(results, sweeps, "speed_of_light_pct", "light (%)")
+    panels[0].set_ylim(bottom=0)
     return Figure(
         drawing,
-        "Floor over median latency: the share of what the measured ceilings allow. The dashed line is the floor.",
-        "Line plots of the percentage of the speed of light over sequence length, one line for each implementation.",
+        f"Floor over median latency, the share of what the measured ceilings allow, {results.headline.words}: each "
+        f"implementation before all others in grey{dashed(results, sweeps)}.{_best(results, sweeps)}",
+        "Line plots of the percentage of the speed of light over sequence length, one panel for each implementation.",
+    )
+
+
+def _best(results: Results, sweeps: Sequence[str]) -> str:
+    """The highest share and where it is reached, in a sentence."""
+    rows = pd.concat(
+        [results.at(shape) for sweep in sweeps if sweep in results.study.sweeps for shape in results.sweep(sweep)]
+    )
+    row = rows.iloc[int(rows["speed_of_light_pct"].argmax())]
+    where = formats.shapes([shape_of(row)], results.study.shapes)
+    return (
+        f" The highest share is {formats.percent(row['speed_of_light_pct'])}, of `{row['implementation']}` at {where}."
     )
 
 

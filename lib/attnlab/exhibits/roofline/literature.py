@@ -23,18 +23,23 @@ HOPPER_FLOPS_PER_CLOCK = 4096
 @exhibit("roofline.literature.highest")
 def highest(results: Results, peers: Results | None = None) -> Table:
     """The highest published share of each implementation on each device, beside the nearest case of this run."""
-    cases = Cases(results, peers)
+    cases, best = Cases(results, peers), best_of_each()
+    return Table(
+        pd.DataFrame([_normalised(number) | _beside(cases, number) for number in best]),
+        "The highest published share of the device's dense peak for each implementation, and here at the nearest shape "
+        f"with the same D and, where the algorithm was measured with it, the same mask; here {results.headline.words}.",
+        _note(best),
+    )
+
+
+def best_of_each() -> list[Published]:
+    """The highest published share of each implementation on each device."""
     best: dict[tuple[str, str], Published] = {}
     for number in by_device(published()):
         key = (number.device, number.implementation)
         if key not in best or number.share_pct > best[key].share_pct:
             best[key] = number
-    return Table(
-        pd.DataFrame([_normalised(number) | _beside(cases, number) for number in best.values()]),
-        "The highest published share of the device's dense peak for each implementation, and here at the nearest shape "
-        f"with the same D and, where the algorithm was measured with it, the same mask; here {results.headline.words}.",
-        _note(best.values()),
-    )
+    return list(best.values())
 
 
 @exhibit("roofline.literature.every")

@@ -8,6 +8,7 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose
 from attnlab.exhibits.environment.machine import device_words, effort_words
 from attnlab.exhibits.kernels.climb import standing_sentence
+from attnlab.exhibits.verdicts.findings import counted
 from attnlab.exhibits.verdicts.target import interval_us
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
@@ -59,4 +60,4 @@ def _fastest_statement(results: Results) -> str:
     if fastest == results.study.baseline:
         return "No implementation has a smaller median there."
     judged = decisions.against(f"`{results.study.baseline}`", cells.under_each(results, fastest, shape))
-    return f"`{fastest}` has the smallest median there. {judged}"
+    return f"`{fastest}` has the smallest median there. {judged} {counted(results)}"

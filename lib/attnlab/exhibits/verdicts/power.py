@@ -46,6 +46,29 @@ def table() -> Table:
     return Table(pd.DataFrame(rows), "How often the inference is right where the truth is known.", note)
 
 
+@exhibit("verdicts.calibration.brief")
+def brief(results: Results) -> Table:
+    """The rows of the simulation that are most like a run: with as many replicates, from processes that differ."""
+    several = results.run.samples["replicate"].nunique() > 1
+    which = (max(simulation.REPLICATES), "differ") if several else (1, "alike")
+    shares = simulation.load().pivot(index=KEY, columns="measure", values="value") * 100
+    titles = COVERAGE | {WRONG: "called faster or slower", CLAIMED: "claimable"}
+    titles |= {simulation.power(effect): f"{100 * effect:.0f} % found" for effect in simulation.EFFECTS[1:]}
+    rows = [
+        {"samples": kind.name}
+        | {title: f"{shares.loc[(kind.name, *which), name]:.1f}" for name, title in titles.items()}
+        for kind in simulation.KINDS
+    ]
+    worst = max(float(shares.loc[(kind.name, *which), WRONG]) for kind in simulation.KINDS)
+    processes = "five processes that differ" if several else "one process; of others it says nothing"
+    return Table(
+        pd.DataFrame(rows),
+        f"Where there is no difference, at most {worst:.1f} % of simulated comparisons are called faster or slower: "
+        f"percent of runs, by the law of their samples, each run of {processes}.",
+        "All kinds and counts of replicates are in [](#verdicts.calibration.table).",
+    )
+
+
 def _measures(power: dict[str, str]) -> list[tuple[str, str]]:
     return list((COVERAGE | NO_DIFFERENCE | power).items())
 

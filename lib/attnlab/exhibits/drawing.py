@@ -1,0 +1,65 @@
+"""A drawing for a page, whose colours follow the page's theme and whose text is text, and for a PDF."""
+
+import colorsys
+import re
+from io import BytesIO
+
+import matplotlib
+from matplotlib.figure import Figure
+
+LEAST_PX = 9.5
+"""No letter is smaller on a page; a narrow screen scrolls the drawing instead."""
+_COLOUR = re.compile(r"#([0-9a-f]{6})\b")
+_USED = re.compile(r"var\(--c([0-9a-f]{6}), #")
+
+
+def svg(drawing: Figure) -> str:
+    """The drawing as SVG; the same drawing gives the same text."""
+    return _saved(drawing, "svg", {"Date": None}).decode()
+
+
+def pdf(drawing: Figure) -> bytes:
+    """The drawing as PDF; the same drawing gives the same bytes."""
+    return _saved(drawing, "pdf", {"CreationDate": None, "Creator": None, "Producer": None})
+
+
+def _saved(drawing: Figure, kind: str, metadata: dict[str, None]) -> bytes:
+    file = BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "attnlab", "svg.fonttype": "none", "pdf.fonttype": 3}):
+        drawing.savefig(file, format=kind, metadata=metadata)
+    return file.getvalue()
+
+
+def inline(svg: str, name: str, alt: str) -> str:
+    """An SVG as a part of a page: its ids begin with `name`, its colours are variables of the page.
+
+    Args:
+        alt: its description, escaped.
+    """
+    body = svg[svg.index("<svg") :]
+    start = body.index(">") + 1
+    width, height = (float(size) for size in re.findall(r'(?:width|height)="([\d.]+)pt"', body[:start]))
+    smallest = min((float(size) for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", body)), default=LEAST_PX)
+    least = min(width * LEAST_PX / smallest, 2 * width)
+    head = (
+        f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-label="{alt}" style="width: {width / 0.75:.0f}px; min-width: {least:.0f}px; fill: #000000">'
+    )
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body[start:], flags=re.DOTALL)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
+    body = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", body)
+    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
+    body = re.sub(r"\n\s*", "\n", body)
+    return _COLOUR.sub(r"var(--c\1, #\1)", head + body)
+
+
+def dark(page: str) -> str:
+    """Declarations of the variables for all colours of the drawings on a page, as the dark theme has them."""
+    return " ".join(f"--c{colour}: {_inverted(colour)};" for colour in sorted(set(_USED.findall(page))))
+
+
+def _inverted(colour: str) -> str:
+    """The same hue as light as it was dark, from the dark page's own black to its white."""
+    hue, lightness, saturation = colorsys.rgb_to_hls(*(int(colour[place : place + 2], 16) / 255 for place in (0, 2, 4)))
+    red, green, blue = colorsys.hls_to_rgb(hue, 0.9 - 0.805 * lightness, saturation)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))

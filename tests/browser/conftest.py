@@ -1,0 +1,64 @@
+"""Pages in Debian's Chromium, by Playwright; without either, the tests of this folder are skipped."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.base import paths
+from attnlab.paper.printed import BROWSERS
+
+REPORTS = paths.ROOT / "reports" / "h200-2026-11-21"
+"""The published pages, which the repository holds."""
+
+
+@dataclass
+class Visit:
+    """A page that was opened, and what it did on the way.
+
+    Attributes:
+        requests: the addresses that it asked for beside its own.
+        errors: what it wrote to the console as errors, and exceptions that nothing caught.
+    """
+
+    page: Any
+    requests: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium without a window."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip("needs Chromium: `apt-get install chromium`")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
+    """Open a file as a page; `options` are those of a browser's context, such as color_scheme."""
+    contexts = []
+
+    def opened(file: Path, width: int = 1280, **options: Any) -> Visit:
+        context = browser.new_context(viewport={"width": width, "height": 900}, bypass_csp=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        seen = Visit(page)
+        page.on("request", lambda request: seen.requests.append(request.url))
+        page.on("console", lambda said: seen.errors.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: seen.errors.append(str(error)))
+        page.goto(file.as_uri())
+        seen.requests.remove(page.url)
+        return seen
+
+    yield opened
+    for context in contexts:
+        context.close()

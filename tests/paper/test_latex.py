@@ -1,0 +1,147 @@
+"""The report as LaTeX and as PDF: the same bytes each time, nothing undefined, nothing wider than its page."""
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import nbformat
+import pandas as pd
+import pytest
+from nbformat import v4
+
+from attnlab.base.errors import UserError
+from attnlab.exhibits.display import Box, Figure, Prose, Table
+from attnlab.paper import latex, printed
+
+CREATED = "2026-11-21T10:00:00+00:00"
+NAME = r"a_b % & # $ ^ ~ \ { } größe 核 " + "x" * 200
+TEX = pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+BROWSER = next(filter(None, map(shutil.which, printed.BROWSERS)), "")
+
+
+def shown(content, anchor: str = ""):
+    return v4.new_code_cell("show()", outputs=[v4.new_output("display_data", content.bundle(anchor))])
+
+
+def drawing() -> Figure:
+    figure, axes = plt.subplots(figsize=(9, 3))
+    axes.plot([1, 2], [2, 1])
+    return Figure(figure, f"Falling, by `{NAME}`.", "falls")
+
+
+def report(folder: Path) -> Path:
+    """A report with a part of every kind, and names that LaTeX could misread."""
+    frame = pd.DataFrame({"name": [NAME, "b"], "µs": ["1.0\n[0.9, 1.1]", "2"], "more": ["word " * 40] * 2})
+    cells = [
+        v4.new_markdown_cell("# A title of `names`"),
+        v4.new_markdown_cell("## Abstract"),
+        shown(Prose("Short.")),
+        v4.new_markdown_cell(
+            "## One\n\n[](#kernels.rows), [](#kernels.line) and [](#ref-holm1979); [](#verdicts.every)."
+        ),
+        shown(Table(frame, "Rows.", "See [](#sec-two).", highlight=0), "kernels.rows"),
+        shown(drawing(), "kernels.line"),
+        shown(Box("Findings", f"1. ` {NAME} `\n2. **Two.**")),
+        v4.new_markdown_cell("### Two\n\n$$x^2$$\n\n## References\n\n## Appendix: More\n\ntext"),
+    ]
+    path = folder / "report.ipynb"
+    nbformat.write(v4.new_notebook(cells=cells), path)
+    return path
+
+
+def text(folder: Path) -> str:
+    return latex.files(report(folder))["main.tex"].decode()
+
+
+def test_the_parts_are_in_their_places(tmp_path):
+    source = text(tmp_path)
+    assert r"\title{A title of \texttt{names}}" in source
+    assert "\\begin{abstract}\nShort.\n\\end{abstract}" in source
+    assert r"\autoref{kernels.rows}, \autoref{kernels.line} and \cite{holm1979}; \texttt{06\_" in source
+    assert source.index(r"\input{main.bbl}") < source.index(r"\appendix") < source.index(r"\section{More}")
+
+
+def test_the_bibliography_has_what_is_cited(tmp_path):
+    bibliography = latex.files(report(tmp_path))["main.bbl"].decode()
+    assert re.findall(r"\\bibitem\{(\w+)\}", bibliography) == ["holm1979"]
+    assert "Sture Holm" in bibliography
+
+
+def test_a_reference_to_nothing_is_named(tmp_path):
+    path = tmp_path / "report.ipynb"
+    nbformat.write(v4.new_notebook(cells=[v4.new_markdown_cell("[](#kernels.lader)")]), path)
+    with pytest.raises(UserError, match=r"the report refers to '#kernels\.lader'"):
+        latex.files(path)
+
+
+def test_the_archive_has_the_same_bytes_each_time(tmp_path):
+    archives = [tmp_path / name / "report-source.tar.gz" for name in ("a", "b")]
+    for archive in archives:
+        archive.parent.mkdir()
+        latex.pack(latex.files(report(tmp_path)), archive, CREATED)
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    assert gzip.decompress(archives[0].read_bytes())[:13] == b"report-source"
+    with tarfile.open(archives[0]) as tar:
+        names = [entry.name.removeprefix("report-source/") for entry in tar]
+    assert names == ["figures/kernels-line.pdf", "main.bbl", "main.tex"]
+
+
+@TEX
+def test_pdflatex_alone_compiles_it_to_the_same_bytes_with_nothing_undefined_or_too_wide(tmp_path):
+    source = latex.files(report(tmp_path))
+    for name in ("a.pdf", "b.pdf"):
+        printed.compile(source, tmp_path / name, CREATED)
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+    for name, content in source.items():
+        (tmp_path / "by hand" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "by hand" / name).write_bytes(content)
+    for _ in range(3):
+        subprocess.run(["pdflatex", "-interaction=nonstopmode", "main"], cwd=tmp_path / "by hand", capture_output=True)
+    assert faults((tmp_path / "by hand" / "main.log").read_text(errors="replace")) == []
+
+
+def faults(log: str) -> list[str]:
+    """What a log of pdflatex says of references to nothing and of lines and floats that don't fit."""
+    wide = [line for line, size in re.findall(r"(Overfull \\hbox \(([\d.]+)pt.*)", log) if float(size) > 2]
+    return wide + re.findall(r"^(?:!.*|.*undefined.*|.*multiply.defined.*|.*Float too large.*)$", log, re.MULTILINE)
+
+
+def test_faults_are_found():
+    log = "Overfull \\hbox (2.5pt too wide)\nOverfull \\hbox (1.5pt too wide)\nLaTeX Warning: Reference `a' undefined\n"
+    assert len(faults(log)) == 2
+
+
+@TEX
+def test_a_report_that_does_not_compile_is_one_line_and_a_log(tmp_path):
+    with pytest.raises(UserError, match=r"^pdflatex: Undefined control sequence.; .* report.log has the log$"):
+        printed.compile(
+            {"main.tex": rb"\documentclass{article}\begin{document}\nope\end{document}"},
+            tmp_path / "report.pdf",
+            CREATED,
+        )
+    assert "nope" in (tmp_path / "report.log").read_text()
+    assert not (tmp_path / "report.pdf").exists()
+
+
+@pytest.mark.skipif(not BROWSER, reason="needs Chromium")
+def test_without_tex_a_browser_prints_the_page(tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("<h1>Printed</h1>")
+    printed.print_page(BROWSER, page, tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("there", "found"), [(["pdflatex", "chromium"], "pdflatex"), (["google-chrome"], "google-chrome"), ([], "")]
+)
+def test_pdflatex_comes_first_then_a_browser(tmp_path, monkeypatch, there, found):
+    for name in there:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        os.chmod(tmp_path / name, 0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Path(printed.tool()).name == found
