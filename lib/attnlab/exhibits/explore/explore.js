@@ -1,5 +1,5 @@
-// The explorer draws what attnlab computed beforehand and infers nothing. Shapes: render({model, el}), as anywidget
-// calls it; model.get("payload") is what attnlab.exhibits.explore.data packs, model.get("state") what is chosen.
+// The explorer draws what attnlab computed beforehand and infers nothing. anywidget calls render({ model, el }), and so
+// does host.js on a page; model.get("payload") is what data.py packed, model.get("state") what is chosen.
 
 const METRICS = { speedup: "speedup", latency: "latency", throughput: "throughput", bandwidth: "bandwidth", light: "speed of light" };
 const AXES = { seq_len: "sequence length S", batch: "batch B", heads: "heads H", kv_heads: "heads of keys and values", kv_len: "keys" };
@@ -186,8 +186,9 @@ function fastest(run, timing, shape) {
 
 // ----------------------------------------------------------------------------------------------------- explorer
 
-export async function render({ model, el }) {
-  const root = h("div", { class: "attnlab-explorer" }, h("p", { role: "status" }, "reading the run …"));
+async function render({ model, el }) {
+  // JupyterLab would take the arrow keys for its cells.
+  const root = h("div", { class: "attnlab-explorer", "data-lm-suppress-shortcuts": "true" }, h("p", { role: "status" }, "reading the run …"));
   el.replaceChildren(root);
   let data;
   try {
@@ -208,9 +209,12 @@ export async function render({ model, el }) {
   };
 }
 
+// Views of one page; each has ids of its own.
+let views = 0;
+
 class Explorer {
   constructor(data, model, root) {
-    Object.assign(this, { data, model, root, drawn: {}, width: 0 });
+    Object.assign(this, { data, model, root, drawn: {}, width: 0, prefix: views++ ? `attnlab${views}` : "attnlab" });
     this.parts = Object.fromEntries(Object.keys(SECTIONS).map((name) => [name, h("section", { "data-part": name })]));
     this.notice = h("p", { class: "notice", role: "status" });
     this.tip = h("div", { class: "tip", "aria-hidden": "true", hidden: true });
@@ -287,13 +291,13 @@ function controls(explorer) {
   const { data } = explorer;
   const selects = {};
   const select = (name, label, change = (value) => ({ [name]: value })) => {
-    const id = `attnlab-${name}`;
+    const id = `${explorer.prefix}-${name}`;
     selects[name] = h("select", { id, onchange: (event) => explorer.choose(change(event.target.value)) });
     return h("div", { class: "control" }, h("label", { for: id }, label), selects[name]);
   };
   const chosen = h("div", { class: "checks" });
   const summary = h("summary", {});
-  const claim = h("input", { type: "checkbox", id: "attnlab-claim", onchange: (event) => explorer.choose({ claim: event.target.checked ? "claimable" : undefined }) });
+  const claim = h("input", { type: "checkbox", id: `${explorer.prefix}-claim`, onchange: (event) => explorer.choose({ claim: event.target.checked ? "claimable" : undefined }) });
   const other = { shape: undefined, candidate: undefined };
   const form = h("form", { class: "controls", "aria-label": "What is shown", onsubmit: (event) => event.preventDefault() },
     select("run", "run A", (run) => ({ run, against: undefined, baseline: undefined, clock: undefined, cache: undefined, mask: undefined, dtype: undefined, dim: undefined, axis: undefined, candidates: undefined, candidate: undefined, shape: keptShape(explorer, run) })),
@@ -307,7 +311,7 @@ function controls(explorer) {
     select("axis", "sweep axis"),
     select("metric", "metric"),
     select("by", "samples"),
-    h("div", { class: "control check" }, claim, h("label", { for: "attnlab-claim" }, "claimable only")),
+    h("div", { class: "control check" }, claim, h("label", { for: `${explorer.prefix}-claim` }, "claimable only")),
     h("details", { class: "control candidates" }, summary, chosen));
   const show = (state) => {
     const run = state.shown;
@@ -378,13 +382,14 @@ function requested(text) {
   return { wanted, unknown };
 }
 
-// In what a shape differs from what is wanted, in words, and how far it is: a word counts as much as a factor of two.
+// In what a shape differs from what is wanted, in words, and how far it is: another mask or type counts as much as a
+// factor of two, another kind of attention as one of four.
 function apart(shape, wanted) {
   const sizes = ["batch", "heads", "seq_len", "head_dim"].filter((axis) => wanted[axis] && shape[axis] !== wanted[axis]);
   const words = ["causal", "dtype"].filter((axis) => axis in wanted && shape[axis] !== wanted[axis]).map((axis) => (axis === "causal" ? mask(shape) : shape.dtype));
-  words.push(...special(shape));
-  const distance = sizes.reduce((sum, axis) => sum + Math.abs(Math.log2(shape[axis] / wanted[axis])), words.length);
-  return { differs: [...sizes.map((axis) => `${LETTERS[axis]}=${shape[axis]}`), ...words], distance };
+  const kinds = special(shape);
+  const distance = sizes.reduce((sum, axis) => sum + Math.abs(Math.log2(shape[axis] / wanted[axis])), words.length + 2 * kinds.length);
+  return { differs: [...sizes.map((axis) => `${LETTERS[axis]}=${shape[axis]}`), ...words, ...kinds], distance };
 }
 
 // What a shape is beside a forward pass of plain self-attention.
@@ -397,9 +402,9 @@ function special(shape) {
 function makeFind(explorer, part) {
   const { state, data } = explorer;
   if (!part.firstChild) {
-    const input = h("input", { id: "attnlab-find", type: "search", placeholder: "S=1000 causal bf16", autocomplete: "off", spellcheck: "false", "data-at": "find" });
+    const input = h("input", { id: `${explorer.prefix}-find`, type: "search", placeholder: "S=1000 causal bf16", autocomplete: "off", spellcheck: "false", "data-at": "find" });
     const form = h("form", { class: "find", role: "search", onsubmit: (event) => { event.preventDefault(); explorer.choose({ find: input.value.trim() || undefined }); } },
-      h("label", { for: "attnlab-find" }, "Which kernel for"), input, h("button", { type: "submit" }, "Find"));
+      h("label", { for: `${explorer.prefix}-find` }, "Which kernel for"), input, h("button", { type: "submit" }, "Find"));
     part.append(h("h2", {}, "Which kernel?"), form, h("div", { class: "found", "aria-live": "polite" }));
   }
   part.querySelector("input").value = state.find;
@@ -553,7 +558,7 @@ function ticks(low, high, about = 5) {
 }
 
 function logTicks(low, high) {
-  if (high / low < 4) return ticks(low, high, 4).filter((value) => value > 0);
+  if (high / low < 6) return ticks(low, high, 6).filter((value) => value > 0);
   const subs = high / low > 100 ? [1] : high / low > 20 ? [1, 3] : [1, 2, 5];
   const decades = Array.from({ length: 16 }, (_, place) => 10 ** (place + Math.floor(Math.log10(low))));
   return decades.flatMap((decade) => subs.map((sub) => sub * decade)).filter((value) => value >= low / 1.01 && value <= high * 1.01);
@@ -576,7 +581,7 @@ function makeLines(explorer, part) {
   const { state, data } = explorer, run = state.shown, axis = state.axis;
   const places = run.along[axis][state.place];
   const names = [state.baseline, ...state.candidates].filter((name) => state.claim === "all" || name === state.baseline || places.some((place) => verdictAt(state, place, name)?.kind === "faster, claimable"));
-  const lines = names.map((name) => ({ name, points: places.map((place) => pointAt(state, place, name)).filter(Boolean) })).filter(({ points }) => points.length);
+  const lines = names.map((name) => ({ name, points: places.map((place) => pointAt(state, place, name, data.units)).filter(Boolean) })).filter(({ points }) => points.length);
   const title = `${METRICS[state.metric]}${data.units[state.metric] ? ` (${data.units[state.metric]})` : ""}`;
   const start = [h("h2", {}, `Along ${AXES[axis]}`)];
   const where = run.shapes[state.place].label;
@@ -598,7 +603,7 @@ function makeLines(explorer, part) {
   svg.append(...yAxis(y, left, right, title, 12));
   let edge = -Infinity;
   for (const size of distinct(sizes)) {
-    const room = 6.2 * String(size).length + 4;
+    const room = 6.6 * String(size).length + 6;
     svg.append(s("line", { x1: x(size), x2: x(size), y1: bottom, y2: bottom + 4, class: "axis" }));
     if (x(size) - room / 2 < edge) continue;
     svg.append(s("text", { x: x(size), y: bottom + 15, "text-anchor": "middle" }, String(size)));
@@ -613,7 +618,7 @@ function makeLines(explorer, part) {
     h("details", {}, h("summary", {}, "The same as a table"), table(["implementation", AXES[axis], title, "n", "SM clock", "throttled"], rows, "numbers of the lines")));
 }
 
-function pointAt(state, place, name) {
+function pointAt(state, place, name, units) {
   const run = state.shown, row = caseAt(state, place, name);
   if (row === undefined) return undefined;
   const { cases } = run, common = { place, size: run.shapes[place][state.axis], samples: cases.samples[row], clock: cases.clock[row], throttled: cases.throttled[row] };
@@ -625,7 +630,7 @@ function pointAt(state, place, name) {
   const value = cases[state.metric][row];
   if (value === null) return undefined;
   const median = cases.latency[row], of = (us) => (us > 0 ? (state.metric === "latency" ? us : (value * median) / us) : undefined);
-  const words = state.metric === "latency" ? cases.interval[row] : cases[`${state.metric} text`][row];
+  const words = `${state.metric === "latency" ? cases.interval[row] : cases[`${state.metric} text`][row]} ${units[state.metric]}`;
   return { ...common, value, low: of(cases.low_us[row]), high: of(cases.high_us[row]), replicates: cases.replicates_us[row].map(of), words };
 }
 
@@ -849,7 +854,7 @@ function copied(label, text) {
 }
 
 // The rows of the matrix, as text.
-export function csv(state) {
+function csv(state) {
   const run = state.shown, { clock, cache } = run.timings[state.timing], axes = ["batch", "heads", "seq_len", "head_dim", "causal", "dtype", "kv_heads", "kv_len", "lengths", "direction"];
   const quote = (value) => (/[",\n\r]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
   const rows = [["run", "implementation", ...axes, "clock", "cache", "samples", "median_us", "low_us", "high_us", "baseline", "verdict", "speedup", "speedup_low", "speedup_high"]];
@@ -872,7 +877,7 @@ function download(explorer) {
 // -------------------------------------------------------------------------------------------------------- address
 
 // What is chosen as the part of an address after its #, and back.
-export function hashOf(state) {
+function hashOf(state) {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
     if (Array.isArray(value)) (value.length ? value : [""]).forEach((one) => parts.append(name, one));
@@ -881,7 +886,7 @@ export function hashOf(state) {
   return parts.size ? `#${parts}` : "";
 }
 
-export function stateOf(hash) {
+function stateOf(hash) {
   const parts = new URLSearchParams(hash.replace(/^#/, "")), state = {};
   for (const name of parts.keys()) state[name] = name === "candidates" ? parts.getAll(name).filter(Boolean) : parts.get(name);
   return state;
