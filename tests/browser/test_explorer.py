@@ -142,7 +142,8 @@ def text(opened, part: str) -> str:
 def everything(opened) -> str:
     """All that is drawn, with what is chosen."""
     chosen = opened.locator("select").evaluate_all("found => found.map((one) => one.value).join()")
-    return chosen + opened.locator(".attnlab-explorer").inner_html()
+    html = opened.locator(".attnlab-explorer").inner_html()
+    return chosen + re.sub(r' title="[^"]*"', "", html)  # a cell that was pointed at has one
 
 
 def cell(opened, candidate: str, row: int):

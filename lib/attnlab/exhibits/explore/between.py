@@ -1,6 +1,8 @@
 """Verdicts that change sign with the clock, the cache or the run, and one run beside another in benchstat's manner."""
 
+import math
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 from attnlab.exhibits import cells, decisions, formats
@@ -23,14 +25,14 @@ def flips(results: Results) -> list[dict[str, Any]]:
 
 
 def _causes(under: Mapping[Timing, Verdict]) -> set[str]:
-    """Of clock and cache, those that change the sign while the other stays."""
-    causes = set()
-    for one, first in under.items():
-        for other, second in under.items():
-            if _opposed(first, second):
-                causes |= {"clock"} if one.clock != other.clock else set()
-                causes |= {"cache"} if one.cache != other.cache else set()
-    return causes
+    """Of clock and cache, those that change the sign while the other stays; both where only both together do."""
+    opposed = [
+        {axis for axis in ("clock", "cache") if getattr(one, axis) != getattr(other, axis)}
+        for (one, first), (other, second) in combinations(under.items(), 2)
+        if _opposed(first, second)
+    ]
+    alone = [axes for axes in opposed if len(axes) == 1]
+    return set().union(*(alone or opposed))
 
 
 def flips_between(here: Results, there: Results) -> list[dict[str, Any]]:
@@ -69,7 +71,7 @@ def deltas(here: Results, there: Results) -> list[list[Any]]:
 def _delta(here: Results, there: Results, change: Change, is_other: bool) -> list[Any]:
     timing, shape, name, ratio, _ = change
     rows = [run.row(name, shape, timing) for run in (here, there)]
-    back = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low)
+    back = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
     said = [formats.change(in_percent(one)) if change.is_distinguished else "~" for one in (ratio, back)]
     p = formats.pvalue(change.pvalue)
     return [

@@ -11,9 +11,9 @@ from attnlab.exhibits.display import Prose
 from attnlab.exhibits.explore import data
 from attnlab.infer.results import Results
 
-HERE = Path(__file__).parent
-CODE, STYLE = HERE / "explore.js", HERE / "explore.css"
+WEB = Path(__file__).parent / "web"
 PAGE = "explore.html"
+HOST, LAST = "host.js", "explorer.js"
 WATCHED = ("JPY_SESSION_NAME", "VSCODE_PID")
 """Set for a kernel whose notebook is open: by Jupyter's server and by VS Code, not by papermill."""
 
@@ -44,6 +44,17 @@ def explorer(results: Results) -> Explorer:
     return Explorer(words, results)
 
 
+def code() -> str:
+    """The explorer as one module of JavaScript; what draws comes before what calls it."""
+    parts = sorted(path for path in WEB.glob("*.js") if path.name not in (HOST, LAST))
+    return "\n".join(path.read_text(encoding="utf-8") for path in [*parts, WEB / LAST])
+
+
+def style() -> str:
+    """The explorer's style sheet."""
+    return (WEB / "explore.css").read_text(encoding="utf-8")
+
+
 def widget(results: Results) -> Any:
     """The explorer of a run as a widget, whose `state` holds what is chosen; needs anywidget, of the extra `lab`."""
     # Imported here: a recorded run is rendered without them.
@@ -51,8 +62,8 @@ def widget(results: Results) -> Any:
     import traitlets
 
     class Widget(anywidget.AnyWidget):
-        _esm = CODE
-        _css = STYLE
+        _esm = code()
+        _css = style()
         payload = traitlets.Bytes().tag(sync=True)
         state = traitlets.Dict().tag(sync=True)
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from attnlab.base.files import write_atomically
 from attnlab.base.version import VERSION
 from attnlab.exhibits.explore import data
-from attnlab.exhibits.explore.explorer import CODE, HERE, PAGE, STYLE
+from attnlab.exhibits.explore.explorer import HOST, PAGE, WEB, code, style
 from attnlab.infer.results import Results
 
-HOST = HERE / "host.js"
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -51,8 +50,8 @@ def html(name: str, payload: bytes) -> str:
         policy=_POLICY,
         version=VERSION,
         title=escape(f"explore · {name}"),
-        style=STYLE.read_text(encoding="utf-8"),
+        style=style(),
         payload=base64.b64encode(payload).decode(),
-        code=CODE.read_text(encoding="utf-8"),
-        host=HOST.read_text(encoding="utf-8"),
+        code=code(),
+        host=(WEB / HOST).read_text(encoding="utf-8"),
     )
