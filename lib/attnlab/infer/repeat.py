@@ -124,20 +124,20 @@ class Repetition:
 class Change(NamedTuple):
     """A case in two runs under one timing.
 
-    `ratio` is the median here over the median there, and `pvalue` that of no difference, adjusted by Holm over all
-    cases of the two runs under the timing.
+    `pvalue` is that of no difference, adjusted by Holm over all cases of the two runs under the timing; `ratio` is the
+    median here over the median there, None where the p-value is not below ALPHA.
     """
 
     timing: Timing
     shape: Shape
     implementation: str
-    ratio: Interval
+    ratio: Interval | None
     pvalue: float
 
     @property
-    def is_distinguished(self) -> bool:
-        """Whether the medians are shown to differ: the p-value is below ALPHA and the interval excludes 1."""
-        return self.pvalue < ALPHA and not self.ratio.low <= 1 <= self.ratio.high
+    def shown(self) -> Interval | None:
+        """The ratio where the medians are shown to differ: the p-value is below ALPHA and the interval excludes 1."""
+        return None if self.ratio is None or self.ratio.low <= 1 <= self.ratio.high else self.ratio
 
 
 def changes(here: Results, there: Results) -> list[Change]:
@@ -150,13 +150,11 @@ def changes(here: Results, there: Results) -> list[Change]:
             for name in here.at(shape, timing).index.intersection(there.at(shape, timing).index, sort=False)
         ]
         sides = [tuple(run.samples(name, shape, timing) for run in (there, here)) for shape, name in shared]
-        ticks = [max(run.tick_us(run.row(name, shape, timing)) for run in (here, there)) for shape, name in shared]
-        ratios = [stats.ratio_ci(mine, its, tick=tick) for (its, mine), tick in zip(sides, ticks, strict=True)]
         pvalues = stats.holm([stats.difference_pvalue(its, mine) for its, mine in sides])
-        found += [
-            Change(timing, shape, name, ratio, float(p))
-            for (shape, name), ratio, p in zip(shared, ratios, pvalues, strict=True)
-        ]
+        for (shape, name), (its, mine), p in zip(shared, sides, pvalues, strict=True):
+            tick = max(run.tick_us(run.row(name, shape, timing)) for run in (here, there))
+            ratio = stats.ratio_ci(mine, its, tick=tick) if p < ALPHA else None  # the interval takes most of the time
+            found.append(Change(timing, shape, name, ratio, float(p)))
     return found
 
 

@@ -69,10 +69,12 @@ def deltas(here: Results, there: Results) -> list[list[Any]]:
 
 
 def _delta(here: Results, there: Results, change: Change, is_other: bool) -> list[Any]:
-    timing, shape, name, ratio, _ = change
+    timing, shape, name = change.timing, change.shape, change.implementation
     rows = [run.row(name, shape, timing) for run in (here, there)]
-    back = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
-    said = [formats.change(in_percent(one)) if change.is_distinguished else "~" for one in (ratio, back)]
+    said = ["~", "~"]
+    if ratio := change.shown:
+        back = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
+        said = [formats.change(in_percent(one)) for one in (ratio, back)]
     p = formats.pvalue(change.pvalue)
     return [
         *(str(timing), str(shape), name),
