@@ -1,6 +1,6 @@
 // Shapes found in words, and the implementation with the smallest median there.
 
-const MOST_FOUND = 8;
+const MOST_FOUND = 12;
 
 const DTYPES = {
   fp16: "float16",

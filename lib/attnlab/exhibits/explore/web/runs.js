@@ -76,7 +76,7 @@ function makeBeside(explorer, part) {
   const here = pair.deltas.filter(
     ([timing, shape, name]) => timing === `${clock} ${cache}` && shownHere(state, shape, name),
   );
-  const rows = here.map(([, shape, name, mine, theirs, n, m, change, back, p, source]) => {
+  const row = ([, shape, name, mine, theirs, n, m, change, back, p, source]) => {
     const [a, b, delta] = pair.swapped ? [theirs, mine, back] : [mine, theirs, change];
     return [
       h("code", {}, name),
@@ -87,15 +87,15 @@ function makeBeside(explorer, part) {
       `${p} n=${pair.swapped ? `${n}+${m}` : `${m}+${n}`}`,
       source ? "other source" : "",
     ];
-  });
-  const changed = rows.filter((row) => row[4] !== "~"),
-    same = rows.filter((row) => row[4] === "~");
+  };
+  const [changed, same] = [here.filter((delta) => delta[7] !== "~"), here.filter((delta) => delta[7] === "~")];
   const titles = ["case", "shape", `B (µs) [${data.confidence}]`, `A (µs) [${data.confidence}]`, "delta", "", ""];
   const rest = h(
     "details",
     {
       ontoggle: () =>
-        rest.children.length > 1 || rest.append(table(titles, same, "cases without a change that can be shown")),
+        rest.children.length > 1 ||
+        rest.append(table(titles, same.map(row), "cases without a change that can be shown")),
     },
     h("summary", {}, `${same.length} without a change that can be shown`),
   );
@@ -109,8 +109,8 @@ function makeBeside(explorer, part) {
           `From \`${state.against}\` (B) to \`${state.run}\` (A), ${state.shown.timings[state.timing].words}: ${changed.length} of ${here.length} medians changed; \`~\` where no change can be shown. p-values are adjusted by Holm over all cases under the timing; a minus is faster in A.`,
         ),
       ),
-      rows.length ? null : h("p", { class: "notice" }, "The two share no case among what is chosen."),
-      changed.length ? table(titles, changed, "run A against run B") : null,
+      here.length ? null : h("p", { class: "notice" }, "The two share no case among what is chosen."),
+      changed.length ? table(titles, changed.map(row), "run A against run B") : null,
       same.length ? rest : null,
     ].filter(Boolean),
   );
