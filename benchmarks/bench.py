@@ -170,11 +170,11 @@ def infer() -> None:
 
 def cases(count: str) -> None:
     """Infer from so many cases that were never measured, from nothing."""
-    run = _made_up(int(count))
+    run = made_up(int(count))
     assert len(results.of(run).table) == int(count)
 
 
-def _made_up(count: int) -> schema.Run:
+def made_up(count: int) -> schema.Run:
     """A run that is not complete, so that nothing is kept, with the manifest of the recorded one."""
     manifest = runs_read.read_manifest(RUN)
     names, timing = list(implementations.SDPA), {"clock": "device", "cache": "warm"}
@@ -188,6 +188,7 @@ def _made_up(count: int) -> schema.Run:
         [names, batches, range(REPLICATES), range(ROUNDS)], names=["implementation", "batch", "replicate", "round"]
     ).to_frame(index=False)
     rows = rows.assign(**axes, **timing, causal=False, process="", launches=8, throttled=False, sm_clock_mhz=1980)
+    rows = rows.assign(started_s=rows["round"] / 100)
     rows = schema.plain(rows)
     noise = np.random.default_rng(0).standard_normal((len(rows) // ROUNDS, ROUNDS))
     # What processes do differently, and what samples have in common with their neighbours.

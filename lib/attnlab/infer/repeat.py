@@ -1,18 +1,21 @@
 """A run beside another recorded run: the same cases on the same device again, and who leads on another device."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from attnlab.base.errors import UserError
 from attnlab.infer import stats
 from attnlab.infer.cases import AXES, CASE, by_card, by_replicate
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import read
+from attnlab.runs.rules import ALPHA
 from attnlab.runs.schema import Manifest, is_of
 from attnlab.study import implementations
 from attnlab.study.ladder import PREFIX
@@ -118,6 +121,43 @@ class Repetition:
         return sorted(self.cases, key=lambda case: -abs(case.change_pct))
 
 
+class Change(NamedTuple):
+    """A case in two runs under one timing.
+
+    `pvalue` is that of no difference, adjusted by Holm over all cases of the two runs under the timing; `ratio` is the
+    median here over the median there, None where the p-value is not below ALPHA.
+    """
+
+    timing: Timing
+    shape: Shape
+    implementation: str
+    ratio: Interval | None
+    pvalue: float
+
+    @property
+    def shown(self) -> Interval | None:
+        """The ratio where the medians are shown to differ: the p-value is below ALPHA and the interval excludes 1."""
+        return None if self.ratio is None or self.ratio.low <= 1 <= self.ratio.high else self.ratio
+
+
+def changes(here: Results, there: Results) -> list[Change]:
+    """Every case that has a latency in both runs under the same timing, be its source the same or not."""
+    found = []
+    for timing in (timing for timing in here.timings if timing in there.timings):
+        shared = [
+            (shape, str(name))
+            for shape in here.study.shapes
+            for name in here.at(shape, timing).index.intersection(there.at(shape, timing).index, sort=False)
+        ]
+        sides = [tuple(run.samples(name, shape, timing) for run in (there, here)) for shape, name in shared]
+        pvalues = stats.holm([stats.difference_pvalue(its, mine) for its, mine in sides])
+        for (shape, name), (its, mine), p in zip(shared, sides, pvalues, strict=True):
+            tick = max(run.tick_us(run.row(name, shape, timing)) for run in (here, there))
+            ratio = stats.ratio_ci(mine, its, tick=tick) if p < ALPHA else None  # the interval takes most of the time
+            found.append(Change(timing, shape, name, ratio, float(p)))
+    return found
+
+
 def find(results: Results) -> Repetition:
     """The other run that shares the most cases with this one; of several, the newest.
 
@@ -127,8 +167,8 @@ def find(results: Results) -> Repetition:
     timing = results.headline
     mine = _by_case(results, timing)
     best: tuple[Results, Rows, list[Key]] | None = None
-    for other in _others(results):
-        theirs, changed = _by_case(other, timing), _changed(results, other)
+    for other in others(results):
+        theirs, changed = _by_case(other, timing), other_sources(results, other)
         keys = [key for key in mine if key in theirs and key[0] not in changed]
         if keys and (best is None or len(keys) > len(best[2])):
             best = other, theirs, keys
@@ -139,11 +179,14 @@ def find(results: Results) -> Repetition:
     sides = {key: (_side(results, mine[key]), _side(other, theirs[key])) for key in keys}
     cases = [_case(key, *both) for key, both in sides.items() if both[0].median_us > LEAST_US]
     both_ran = {key[0] for key in mine.keys() & theirs.keys()}
-    return Repetition(results, other, timing, keys, cases, sorted(both_ran & _changed(results, other)))
+    return Repetition(results, other, timing, keys, cases, sorted(both_ran & other_sources(results, other)))
 
 
-def _others(results: Results) -> Iterator[Results]:
-    """Other complete runs on a device of the same name, the newest first, with nothing inferred from them."""
+def others(results: Results) -> Iterator[Results]:
+    """Other complete runs on a device of the same name, the newest first, with nothing inferred from them.
+
+    A run that is refused is passed over.
+    """
     mine = results.run.manifest
 
     def is_other(stated: Manifest) -> bool:
@@ -152,10 +195,11 @@ def _others(results: Results) -> Iterator[Results]:
 
     found = [name for name, manifest in read.manifests() if is_other(manifest)]
     for name in found:
-        yield Results(read.load(name), results.table.head(0))
+        with suppress(UserError):
+            yield Results(read.load(name), results.table.head(0))
 
 
-def _changed(one: Results, other: Results) -> set[str]:
+def other_sources(one: Results, other: Results) -> set[str]:
     """The kernels that two runs ran from different sources."""
     here, there = one.run.manifest["kernels"], other.run.manifest["kernels"]
     return {name for name in here.keys() & there.keys() if here[name] != there[name]}

@@ -11,6 +11,7 @@ from pathlib import Path
 from attnlab import obtain
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
+from attnlab.exhibits.explore import page as explorer_page
 from attnlab.infer import results
 from attnlab.paper import assemble, execute, latex, pages, printed
 from attnlab.runs import read, schema
@@ -34,10 +35,12 @@ def render(name: str) -> Path:
     values = {"run": name, "device": "none"}
     *others, paper = parts()
     # This process mostly waits for kernels, so two of them keep two cores busy.
-    with _alone(name), ThreadPoolExecutor(2) as pool:
+    with _alone(name), _apart() as explorer, ThreadPoolExecutor(2) as pool:
+        explored = explorer.submit(_explore, name)
         list(pool.map(lambda part: _page(part, name, values), others))
         assembled = _executed(paper, name)
         assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
+        explored.result()
         return _paper(name, assembled)
 
 
@@ -48,7 +51,11 @@ def _paper(name: str, assembled: Path) -> Path:
     latex.pack(source, folder / "report-source.tar.gz", created)
     tool = printed.tool()
     formats = {"PDF": pdf.name} if tool else {}
-    formats |= {"LaTeX source": "report-source.tar.gz", "the run's folder": _address(name, folder)}
+    formats |= {
+        "LaTeX source": "report-source.tar.gz",
+        "explorer": "explore.html",
+        "the run's folder": _address(name, folder),
+    }
     page = _rendered(PAPER, name, formats)
     if Path(tool).name == "pdflatex":
         printed.compile(source, pdf, created)
@@ -59,9 +66,19 @@ def _paper(name: str, assembled: Path) -> Path:
     return page
 
 
+def _explore(name: str) -> None:
+    """Write the explorer's page of a run whose inference is kept."""
+    explorer_page.write(results.of(read.load(name)), paths.reports() / name)
+
+
+def _apart() -> ProcessPoolExecutor:
+    """A process of its own, whose memory is free again afterwards."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
 def _infer(name: str) -> None:
     """Infer from a run in a process of its own, whose memory is free again before notebooks start theirs."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with _apart() as pool:
         os.environ[read.JUDGED] = pool.submit(_keep, name).result()
 
 

@@ -98,7 +98,9 @@ def every(results: Results) -> Table:
         }
         | {
             title: cell.replace("\n", " ") if isinstance(cell, str) else cell
-            for title, cell in judged(results, one.candidate, one.shape, one.timing, one.verdict).items()
+            for title, cell in judged(
+                results, (results.study.baseline, one.candidate), one.shape, one.timing, one.verdict
+            ).items()
         }
         for one in comparisons(results)
     ]
@@ -212,14 +214,15 @@ def _cell(axes: Axes, column: int, row: int, verdict: Verdict | None) -> None:
     symbol, fill, ink = LOOKS[_kind(verdict)]
     box = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=fill, edgecolor="#999999", linewidth=0.5)
     axes.add_artist(box)  # unlike a patch, it isn't measured for the limits, which are set
-    words = symbol if verdict is None else f"{symbol} {_short(verdict.speedup.estimate)}"
+    words = symbol if verdict is None else f"{symbol} {short(verdict.speedup.estimate)}"
     weight = "bold" if _kind(verdict) == CLAIMABLE else "normal"
     text = axes.text(column, row, words, fontsize=6.5, color=ink, fontweight=weight, ha="center", va="center_baseline")
     for artist in (box, text):
         artist.set_in_layout(False)  # both are within the axes
 
 
-def _short(speedup: float) -> str:
+def short(speedup: float) -> str:
+    """A speedup as a cell of a map prints it."""
     return f"{speedup:.3f}" if speedup < 10 else f"{speedup:.1f}" if speedup < 100 else f"{speedup:.0f}"
 
 

@@ -1,5 +1,6 @@
 """The verdicts at one shape, and the statement that they support."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from attnlab.exhibits.environment.machine import replicate_words
 from attnlab.exhibits.formats import CI, MARGIN
 from attnlab.infer import regimes
 from attnlab.infer.lookup import median_of
-from attnlab.infer.results import NO_CONTROL, Results
+from attnlab.infer.results import NO_CONTROL, Pair, Results
 from attnlab.infer.stats import Interval, Verdict, magnitude, mann_whitney
 from attnlab.runs.rules import ALPHA, CLAIM_DELTA, CLAIM_SPEEDUP, POWER
 from attnlab.study import implementations
@@ -25,24 +26,28 @@ from attnlab.study.studies import Timing
 @exhibit("verdicts.publishable", shape=target)
 def publishable(results: Results, shape: Shape) -> Prose:
     """For each candidate at a shape, the statement that its comparison with the baseline supports."""
-    return Prose("\n".join(f"- {_statement(results, name, shape)}" for name in results.candidates(shape)))
+    lines = []
+    for name in results.candidates(shape):
+        pair = results.study.baseline, name
+        lines.append(f"- {statement_on(results, pair, shape, results.headline, under_each(results, name, shape))}")
+    return Prose("\n".join(lines))
 
 
-def _statement(results: Results, name: str, shape: Shape) -> str:
-    verdict = results.compare(name, shape)
-    baseline, candidate = results.row(results.study.baseline, shape), results.row(name, shape)
-    regime = REGIMES[regimes.compared(results, [results.study.baseline, name], shape)]
+def statement_on(results: Results, pair: Pair, shape: Shape, timing: Timing, verdicts: Mapping[Timing, Verdict]) -> str:
+    """What the verdict on (baseline, candidate) supports under one timing; `verdicts` are those under each."""
+    baseline, candidate = (results.row(name, shape, timing) for name in pair)
+    verdict, regime = verdicts[timing], REGIMES[regimes.compared(results, pair, shape, timing)]
     return (
-        f"`{baseline.name}` takes {interval_us(baseline)}, `{name}` {interval_us(candidate)}: a speedup of "
+        f"`{baseline.name}` takes {interval_us(baseline)}, `{candidate.name}` {interval_us(candidate)}: a speedup of "
         f"{formats.interval(verdict.speedup)}, Cliff's delta {formats.signed(verdict.delta)}, p adjusted by Holm "
-        f"{_pvalue(verdict)}, {results.headline.words}, {regime}. "
-        f"**{verdict.decision.capitalize()}**{decisions.claim(verdict)}.{_otherwise(results, name, shape)}"
+        f"{_pvalue(verdict)}, {timing.words}, {regime}. "
+        f"**{verdict.decision.capitalize()}**{decisions.claim(verdict)}.{_otherwise(verdicts, timing)}"
     )
 
 
-def _otherwise(results: Results, name: str, shape: Shape) -> str:
-    """What the other timings than the headline's say of a candidate, in a sentence; empty where there are none."""
-    others = {timing: found for timing, found in under_each(results, name, shape).items() if timing != results.headline}
+def _otherwise(verdicts: Mapping[Timing, Verdict], timing: Timing) -> str:
+    """What the other timings say of a candidate, in a sentence; empty where there are none."""
+    others = {other: found for other, found in verdicts.items() if other != timing}
     return f" Under other timings: {decisions.under_each(others)}." if others else ""
 
 
@@ -146,22 +151,22 @@ def _compared(results: Results, name: str, shape: Shape, verdict: Verdict) -> di
     sides = [results.samples(each, shape) for each in (results.study.baseline, name)]
     baseline = median_of(results.row(results.study.baseline, shape))
     median = results.median(name, shape)
-    return judged(results, name, shape, results.headline, verdict) | {
+    return judged(results, (results.study.baseline, name), shape, results.headline, verdict) | {
         f"median (µs) [{CI}]": formats.stacked(median),
         "p (Mann-Whitney)": formats.pvalue(mann_whitney(*sides).pvalue),
         "intervals": "overlap" if median.overlaps(baseline) else "apart",
     }
 
 
-def judged(results: Results, name: str, shape: Shape, timing: Timing, verdict: Verdict) -> dict[str, object]:
-    """The cells of the verdict on one candidate."""
+def judged(results: Results, pair: Pair, shape: Shape, timing: Timing, verdict: Verdict) -> dict[str, object]:
+    """The cells of the verdict on a pair of (baseline, candidate)."""
     return {
         f"speedup [{CI}]": formats.stacked(verdict.speedup),
         "p (Holm)": formats.pvalue(verdict.pvalue),
         "Cliff's delta": formats.signed(verdict.delta),
         "Hedges' g": formats.number(verdict.g),
         "verdict": decisions.cell(verdict),
-        "regime": regimes.compared(results, [results.study.baseline, name], shape, timing),
+        "regime": regimes.compared(results, pair, shape, timing),
     }
 
 
@@ -202,7 +207,7 @@ def statement(results: Results, shape: Shape) -> Prose:
         f"**{_title(results, best, shape, verdict)}**",
         f"> {_abstract(results, best, shape, verdict)}",
         "\n".join(f"- {line}" for line in _findings(results, best, shape, verdict)),
-        _seen(results, shape, verdict),
+        power_sentence(results, shape, results.headline, verdict),
         f"*Limits.* {held_for(results)}, one shape, {results.headline.words}, "
         f"{formats.count(len(family.verdicts), 'candidate')}: other devices, shapes and implementations may "
         "differ.",
@@ -248,7 +253,7 @@ def _abstract(results: Results, best: str, shape: Shape, verdict: Verdict) -> st
         f"{formats.interval(verdict.speedup)}. The effect is {magnitude(verdict.delta)} (Cliff's delta "
         f"{formats.signed(verdict.delta)}, Hedges' g {formats.number(verdict.g)}), {_significance(verdict)} after "
         f"Holm's adjustment over {formats.count(count, 'comparison')}. **{_conclusion(results, best, shape, verdict)}"
-        f"{_otherwise(results, best, shape)}**"
+        f"{_otherwise(under_each(results, best, shape), results.headline)}**"
     )
 
 
@@ -303,11 +308,12 @@ def _findings(results: Results, best: str, shape: Shape, verdict: Verdict) -> li
     ]
 
 
-def _seen(results: Results, shape: Shape, verdict: Verdict) -> str:
-    """How large an effect could have been detected."""
-    if not results.is_controlled(shape):
+def power_sentence(results: Results, shape: Shape, timing: Timing, verdict: Verdict) -> str:
+    """How large an effect could have been detected at a shape under a timing."""
+    if not results.is_controlled(shape, timing):
         return f"*Power.* {NO_CONTROL}. Its minimum detectable effect is unknown."
-    control, smallest = results.control(shape), formats.percent(100 * results.smallest_effect(shape))
+    control = results.control(shape, timing)
+    smallest = formats.percent(100 * results.smallest_effect(shape, timing))
     power = (
         f"*Power.* Against itself, `{results.study.baseline}` has a ratio of {formats.interval(control.speedup)}. From "
         f"that, an effect of {smallest} or more would have been detected with a power of {100 * POWER:g} %"

@@ -1,0 +1,86 @@
+"""Verdicts that change sign with the clock, the cache or the run, and one run beside another in benchstat's manner."""
+
+import math
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+from attnlab.exhibits import cells, decisions, formats
+from attnlab.exhibits.explore.recorded import of_study
+from attnlab.infer.repeat import Change, changes, in_percent, other_sources
+from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval, Verdict
+from attnlab.study.studies import Timing
+
+SIGNS = {decisions.FASTER: 1, decisions.SLOWER: -1}
+
+
+def flips(results: Results) -> list[dict[str, Any]]:
+    """The candidates that are faster than the baseline under one timing and slower under another, by shape."""
+    return [
+        {"shape": str(shape), "candidate": name, "by": sorted(_causes(under)), "words": decisions.under_each(under)}
+        for (shape, name), under in of_study(results).items()
+        if _causes(under)
+    ]
+
+
+def _causes(under: Mapping[Timing, Verdict]) -> set[str]:
+    """Of clock and cache, those that change the sign while the other stays; both where only both together do."""
+    opposed = [
+        {axis for axis in ("clock", "cache") if getattr(one, axis) != getattr(other, axis)}
+        for (one, first), (other, second) in combinations(under.items(), 2)
+        if _opposed(first, second)
+    ]
+    alone = [axes for axes in opposed if len(axes) == 1]
+    return set().union(*(alone or opposed))
+
+
+def flips_between(here: Results, there: Results) -> list[dict[str, Any]]:
+    """The candidates on which two runs of one baseline say the opposite at a shape under a timing."""
+    if here.study.baseline != there.study.baseline:
+        return []
+    theirs = of_study(there)
+    return [
+        {"shape": str(shape), "candidate": name, "by": ["run"], "words": _both(timing, verdict, other, here, there)}
+        for (shape, name), under in of_study(here).items()
+        for timing, verdict in under.items()
+        if (other := theirs.get((shape, name), {}).get(timing)) and _opposed(verdict, other)
+    ]
+
+
+def _opposed(one: Verdict, other: Verdict) -> bool:
+    return SIGNS.get(one.decision, 0) * SIGNS.get(other.decision, 0) < 0
+
+
+def _both(timing: Timing, mine: Verdict, other: Verdict, here: Results, there: Results) -> str:
+    sides = [(mine, here), (other, there)]
+    said = [f"{one.decision} in `{of.run.name}` ({formats.interval(one.speedup)})" for one, of in sides]
+    return f"{timing.words}: {said[0]}, {said[1]}"
+
+
+def deltas(here: Results, there: Results) -> list[list[Any]]:
+    """A row for each case in both runs.
+
+    Timing, shape, implementation; the median here and there; how many samples each; the change from there to here and
+    from here to there, ``~`` where none can be shown; the p-value; and whether the kernel's source is another.
+    """
+    others = other_sources(here, there)
+    return [_delta(here, there, change, change.implementation in others) for change in changes(here, there)]
+
+
+def _delta(here: Results, there: Results, change: Change, is_other: bool) -> list[Any]:
+    timing, shape, name = change.timing, change.shape, change.implementation
+    rows = [run.row(name, shape, timing) for run in (here, there)]
+    said = ["~", "~"]
+    if ratio := change.shown:
+        back = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
+        said = [formats.change(in_percent(one)) for one in (ratio, back)]
+    p = formats.pvalue(change.pvalue)
+    return [
+        *(str(timing), str(shape), name),
+        *(cells.interval_cell(row) for row in rows),
+        *(int(row["samples"]) for row in rows),
+        *said,
+        f"p{p}" if p.startswith("<") else f"p={p}",
+        is_other,
+    ]

@@ -1,0 +1,78 @@
+"""All that the explorer shows, in one compressed block that a browser unpacks."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from itertools import islice
+from math import ceil
+from typing import Any
+
+from attnlab.base.version import VERSION
+from attnlab.exhibits import formats
+from attnlab.exhibits.explore import between, looks, recorded
+from attnlab.exhibits.explore.samples import Packed, pack, planes
+from attnlab.infer import repeat, results
+from attnlab.infer.results import Results
+
+MOST_RUNS = 4
+"""Other runs that are shown beside a run."""
+MOST_SAMPLES, MOST_OF_OTHERS = 600_000, 200_000
+"""Samples of the run, and of the others together, that are sent at first."""
+MOST_BYTES = 3_600_000
+"""As base64, a third more, and with the code beside it a page stays below 5 MB."""
+
+
+def payload(shown: Results) -> bytes:
+    """A run, and the newest others on a device of the same name, as `gzip`.
+
+    Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
+    (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.
+    """
+    there = [shown, *(results.of(other.run) for other in islice(repeat.others(shown), MOST_RUNS))]
+    said = _said(there)
+    for steps in _thinned(there):
+        packed = [pack(of, every) for of, every in zip(there, steps, strict=True)]
+        block = _block(said, packed, steps)
+        if len(block) <= MOST_BYTES:
+            break
+    return block
+
+
+def _said(there: list[Results]) -> dict[str, Any]:
+    """What is said of the runs, without their samples."""
+    shown, *others = there
+    names = dict.fromkeys(name for of in there for name in of.study.implementations)
+    runs = [recorded.recorded(shown, recorded.baselines(shown))]
+    runs += [recorded.recorded(other, [other.study.baseline]) for other in others]
+    pairs = [
+        {"other": place, "deltas": between.deltas(shown, other), "flips": between.flips_between(shown, other)}
+        for place, other in enumerate(others, start=1)
+    ]
+    return {
+        "attnlab": VERSION,
+        "confidence": formats.CI,
+        "runs": [run | {"flips": between.flips(of)} for run, of in zip(runs, there, strict=True)],
+        "pairs": pairs,
+        "units": {name: unit for name, (_, unit) in recorded.METRICS.items()},
+        "colours": looks.of_implementations(names),
+        "verdicts": looks.of_verdicts(),
+    }
+
+
+def _thinned(there: list[Results]) -> Iterator[list[int]]:
+    """Of every how many rounds one is sent, for each run: the others are thinned first."""
+    shown, *others = (len(of.passed) for of in there)
+    own, theirs = ceil(shown / MOST_SAMPLES) or 1, ceil(sum(others) / MOST_OF_OTHERS) or 1
+    for _ in range(12):
+        yield [own] + [theirs] * len(others)
+        own, theirs = own * 2, theirs * 4
+
+
+def _block(said: dict[str, Any], packed: list[Packed], steps: list[int]) -> bytes:
+    samples = [
+        {"cases": one.cases, "count": int(one.codes.size), "every": every, "error_pct": one.error_pct}
+        for one, every in zip(packed, steps, strict=True)
+    ]
+    text = json.dumps(said | {"samples": samples}, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    parts = [planes(values) for one in packed for values in (one.codes, one.clocks)]
+    return gzip.compress(b"".join([len(text).to_bytes(4, "little"), text, *parts]), mtime=0)

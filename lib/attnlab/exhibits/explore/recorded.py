@@ -1,0 +1,173 @@
+"""What the explorer says of one run: its cases and verdicts, in the words of the pages."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from attnlab.exhibits import cells, decisions, formats
+from attnlab.exhibits.verdicts.every import short
+from attnlab.exhibits.verdicts.target import judged, power_sentence, statement_on
+from attnlab.infer.cases import AXES
+from attnlab.infer.lookup import median_of
+from attnlab.infer.results import Results, absence
+from attnlab.infer.stats import Verdict
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+Verdicts = dict[tuple[Shape, str], dict[Timing, Verdict]]
+"""By shape and candidate: the verdict under each timing that has both sides."""
+Columns = dict[str, list[Any]]
+METRICS = {
+    "latency": ("median_us", "µs"),
+    "throughput": ("throughput_tflops", "TFLOP/s"),
+    "bandwidth": ("bandwidth_gbs", "GB/s"),
+    "light": ("speed_of_light_pct", "%"),
+}
+"""Column and unit of each metric of a case."""
+OTHERS = ("sdpa.flash",)
+"""Baselines beside the study's; each takes as long to judge against as the study's own."""
+
+
+def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
+    """A run as lists: its axes, its cases, and the verdicts against each of the baselines."""
+    manifest, study = results.run.manifest, results.study
+    cases, places = _cases(results)
+    return {
+        "name": results.run.name,
+        "device": manifest["device"]["name"],
+        "created": manifest["created"][:10],
+        "complete": results.run.complete,
+        "samples": len(results.passed),
+        "baseline": study.baseline,
+        "implementations": study.implementations,
+        "timings": [{"clock": one.clock, "cache": one.cache, "words": one.words} for one in timings(results)],
+        "shapes": [{"name": str(shape), "label": shape.label, **shape.axes} for shape in study.shapes],
+        "target": study.shapes.index(study.target_shape),
+        "cases": cases,
+        "absent": _absent(results),
+        "verdicts": {
+            baseline: _said(results, baseline, verdicts, places)
+            for baseline, verdicts in against(results, baselines).items()
+        },
+    }
+
+
+def baselines(results: Results) -> list[str]:
+    """The baselines that the explorer offers, the study's first."""
+    there = set(results.table["implementation"])
+    return [results.study.baseline, *(name for name in OTHERS if name in there and name != results.study.baseline)]
+
+
+def timings(results: Results) -> list[Timing]:
+    """The timings that were recorded, or else those that were asked for."""
+    return results.timings or results.study.timings
+
+
+def of_study(results: Results) -> Verdicts:
+    """The verdicts against the study's baseline."""
+    return against(results, [results.study.baseline])[results.study.baseline]
+
+
+def against(results: Results, baselines: Sequence[str]) -> dict[str, Verdicts]:
+    """The verdicts on every other implementation by baseline; those at one shape under one timing are a family."""
+    found: dict[str, Verdicts] = {baseline: {} for baseline in baselines}
+    # Place by place: the baselines share resampled medians there.
+    for timing, shape, baseline in product(results.timings, results.study.shapes, baselines):
+        there = [str(name) for name in results.at(shape, timing).index]
+        names = [name for name in there if name != baseline]
+        if baseline in there and names:
+            for name, verdict in zip(names, _family(results, baseline, names, shape, timing), strict=True):
+                found[baseline].setdefault((shape, name), {})[timing] = verdict
+    return found
+
+
+def _family(results: Results, baseline: str, names: list[str], shape: Shape, timing: Timing) -> list[Verdict]:
+    if baseline == results.study.baseline:
+        return [results.compare(name, shape, timing) for name in names]
+    return results.compare_pairs([(baseline, name) for name in names], shape, timing)
+
+
+def _cases(results: Results) -> tuple[Columns, dict[tuple[Timing, Shape, str], int]]:
+    """A row for each case and timing that has a latency, and the place of each."""
+    rows: list[dict[str, Any]] = []
+    places: dict[tuple[Timing, Shape, str], int] = {}
+    for number, timing in enumerate(results.timings):
+        for place, shape in enumerate(results.study.shapes):
+            for name, row in results.at(shape, timing).iterrows():
+                places[timing, shape, str(name)] = len(rows)
+                rows.append(
+                    {"timing": number, "shape": place, "implementation": results.study.implementations.index(name)}
+                    | _case(results, row, timing, shape)
+                )
+    return _columns(rows), places
+
+
+def _case(results: Results, row: Any, timing: Timing, shape: Shape) -> dict[str, Any]:
+    median = median_of(row)
+    medians = [float(np.median(samples)) for samples in results.samples(str(row.name), shape, timing)]
+    clock = row["sm_clock_mhz"]
+    return {
+        "samples": int(row["samples"]),
+        "low_us": _number(median.low),
+        "high_us": _number(median.high),
+        "interval": formats.interval(median),
+        "replicates_us": [_number(value) for value in medians],
+        "clock": "not read" if math.isnan(clock) else f"{clock:,.0f} MHz",
+        "throttled": "not read" if math.isnan(row["throttled_pct"]) else formats.percent(row["throttled_pct"]),
+        **{name: _number(row[column]) for name, (column, _) in METRICS.items()},
+        **{f"{name} text": formats.number(row[column]) for name, (column, _) in METRICS.items()},
+        "marks": cells.explanations([row]),
+    }
+
+
+def _said(
+    results: Results, baseline: str, verdicts: Verdicts, places: Mapping[tuple[Timing, Shape, str], int]
+) -> Columns:
+    """A row for each verdict: numbers to draw, and what the pages say."""
+    rows, titles = [], list[str]()
+    for (shape, name), under in verdicts.items():
+        pair = baseline, name
+        for timing, verdict in under.items():
+            its, ours = (results.samples(each, shape, timing) for each in pair)
+            ratios = [float(np.median(one) / np.median(other)) for one, other in zip(its, ours, strict=True)]
+            said = judged(results, pair, shape, timing, verdict)
+            titles = list(said)
+            rows.append(
+                {
+                    "case": places[timing, shape, name],
+                    "kind": decisions.kind(verdict),
+                    "speedup": _number(verdict.speedup.estimate),
+                    "low": _number(verdict.speedup.low),
+                    "high": _number(verdict.speedup.high),
+                    "short": short(verdict.speedup.estimate),
+                    "replicates": [_number(ratio) for ratio in ratios],
+                    "cells": [str(cell).replace("\n", " ") for cell in said.values()],
+                    "statement": statement_on(results, pair, shape, timing, under),
+                    "power": power_sentence(results, shape, timing, verdict),
+                }
+            )
+    return _columns(rows) | {"titles": titles}
+
+
+def _absent(results: Results) -> list[list[Any]]:
+    """The cases without a latency under any timing: the places of shape and implementation, and the reason."""
+    there = set(results.table[["implementation", *AXES]].itertuples(index=False, name=None))
+    return [
+        [place, number, formats.clause(absence(results, name, shape))]
+        for place, shape in enumerate(results.study.shapes)
+        for number, name in enumerate(results.study.implementations)
+        if (name, *shape.axes.values()) not in there
+    ]
+
+
+def _columns(rows: list[dict[str, Any]]) -> Columns:
+    """A list for each field of the rows: names are sent once."""
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+def _number(value: float) -> float | None:
+    """Six significant digits, as many as a drawing can show; None where JSON has no such number."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,88 @@
+"""The samples of a run, small enough to be sent with a page: what is left out and how they are rounded is stated."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from attnlab.infer.cases import AXES, CASE, TIMING
+from attnlab.infer.results import Results
+from attnlab.study import implementations
+
+STEPS = 2**16 - 1
+"""Steps between the smallest and the largest sample of a case, equal on a logarithmic scale."""
+THROTTLED = 2**15
+"""Added to the SM clock of a sample that was throttled; 0 alone is a clock that was not read."""
+
+
+class Packed(NamedTuple):
+    """The samples of a run.
+
+    Attributes:
+        cases: a list per column, all of one length: the places of a case's timing, shape and implementation (one
+            beyond the last for the control), its smallest sample in us (`low_us`), the logarithm of the ratio of the
+            largest to it (`span`), and for each replicate its number of samples (`sizes`) and when the first and the
+            last was taken (`seconds`).
+        codes: uint16 for each sample, in the order of `cases`, replicates and rounds: `STEPS` at the largest.
+        clocks: uint16 for each sample: the SM clock in MHz, and `THROTTLED`.
+        error_pct: the most by which a sample differs from what was recorded, in percent.
+    """
+
+    cases: dict[str, list[Any]]
+    codes: np.ndarray
+    clocks: np.ndarray
+    error_pct: float
+
+
+def pack(results: Results, every: int) -> Packed:
+    """The samples that passed, of every so many rounds the first."""
+    passed = results.passed
+    rows = passed[passed["round"] % every == 0].sort_values([*CASE, *TIMING, "replicate", "round"], kind="stable")
+    latencies, started = rows["latency_us"].to_numpy(float), rows["started_s"].to_numpy(float)
+    first = _beginnings(rows[[*CASE, *TIMING]])
+    replicates = _beginnings(rows[[*CASE, *TIMING, "replicate"]])
+    low = np.minimum.reduceat(latencies, first) if len(first) else latencies
+    span = np.log(np.maximum.reduceat(latencies, first) / low) if len(first) else latencies
+    lengths = np.diff(first, append=len(rows))
+    steps = np.log(latencies / np.repeat(low, lengths)) / np.repeat(np.where(span > 0, span, 1), lengths) * STEPS
+    ends = np.append(replicates[1:], len(rows)) - 1
+    of_case = np.split(np.arange(len(replicates)), np.searchsorted(replicates, first[1:])) if len(first) else []
+    cases = _places(results, rows.iloc[first]) | {
+        "low_us": low.tolist(),
+        "span": span.tolist(),
+        "sizes": [(ends[some] - replicates[some] + 1).tolist() for some in of_case],
+        "seconds": [
+            np.stack([started[replicates[some]], started[ends[some]]], axis=1).round(3).tolist() for some in of_case
+        ],
+    }
+    error_pct = 100 * float(np.expm1(span.max(initial=0.0) / STEPS / 2))
+    return Packed(cases, np.rint(steps).astype("<u2"), _clocks(rows), error_pct)
+
+
+def _beginnings(keys: pd.DataFrame) -> np.ndarray:
+    """The rows at which a key differs from that of the row before."""
+    codes = keys.groupby(list(keys), sort=False, observed=True).ngroup().to_numpy()
+    return np.flatnonzero(np.diff(codes, prepend=-1))
+
+
+def _places(results: Results, cases: pd.DataFrame) -> dict[str, list[Any]]:
+    """The places of timing, shape and implementation of each case."""
+    names = [*results.study.implementations, implementations.control(results.study.baseline)]
+    shapes = {tuple(shape.axes.values()): place for place, shape in enumerate(results.study.shapes)}
+    timings = {(timing.clock, timing.cache): place for place, timing in enumerate(results.timings)}
+    return {
+        "timing": [timings[key] for key in cases[TIMING].itertuples(index=False, name=None)],
+        "shape": [shapes[key] for key in cases[AXES].itertuples(index=False, name=None)],
+        "implementation": [names.index(name) for name in cases["implementation"]],
+    }
+
+
+def planes(values: np.ndarray) -> bytes:
+    """The low bytes of all values and then the high ones, which compress better apart."""
+    return values.astype("<u2").view(np.uint8).reshape(-1, 2).T.tobytes()
+
+
+def _clocks(case: pd.DataFrame) -> np.ndarray:
+    mhz = case["sm_clock_mhz"].astype("Float64").fillna(0).to_numpy(float)
+    throttled = case["throttled"].astype("boolean").fillna(False).to_numpy(bool)
+    return (np.clip(mhz, 0, THROTTLED - 1).astype("<u2") + THROTTLED * throttled).astype("<u2")

@@ -1,0 +1,57 @@
+// Elements of HTML and SVG, and the words in them.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value != null) node.setAttribute(name, value);
+  }
+  node.append(...children.flat().filter((child) => child != null));
+  return node;
+}
+
+const h = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+const s = (tag, attributes = {}, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
+
+// The Markdown of a sentence: `code`, **bold** and *emphasis*.
+function rich(text) {
+  const parts = text.split(/(`[^`]+`|\*\*[^*]+\*\*|\*[^*]+\*)/);
+  return parts.map((part, place) => {
+    if (place % 2 === 0) return part;
+    if (part.startsWith("`")) return h("code", {}, part.slice(1, -1));
+    return part.startsWith("**") ? h("b", {}, part.slice(2, -2)) : h("i", {}, part.slice(1, -1));
+  });
+}
+
+function table(titles, rows, caption) {
+  return h(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    h(
+      "table",
+      {},
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          titles.map((title) => h("th", { scope: "col" }, title)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) =>
+          h(
+            "tr",
+            {},
+            row.map((cell) => h("td", {}, cell)),
+          ),
+        ),
+      ),
+    ),
+  );
+}

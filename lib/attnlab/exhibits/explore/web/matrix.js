@@ -1,0 +1,194 @@
+// The matrix of verdicts, shapes by candidates.
+
+const LETTERS = { batch: "B", heads: "H", seq_len: "S", head_dim: "D", kv_heads: "KV", kv_len: "keys" };
+
+// The sequence length of a shape, and in what else it differs from the target.
+function briefly(shape, target) {
+  const sizes = Object.keys(LETTERS).filter(
+    (axis) =>
+      axis === "seq_len" ||
+      (shape[axis] !== target[axis] &&
+        !(axis === "kv_len" && shape.kv_len === shape.seq_len) &&
+        !(axis === "kv_heads" && shape.kv_heads === shape.heads)),
+  );
+  const words = ["dtype", "lengths", "direction"]
+    .filter((axis) => shape[axis] !== target[axis])
+    .map((axis) => shape[axis].replace("float", "fp").replace("bfp", "bf"));
+  return [
+    ...sizes.map((axis) => `${LETTERS[axis]}=${shape[axis]}`),
+    ...(shape.causal === target.causal ? [] : [mask(shape)]),
+    ...words,
+  ].join(" ");
+}
+
+function makeMatrix(explorer, part) {
+  const { state, data } = explorer,
+    run = state.shown;
+  const shapes = state.visible.map((place) => run.shapes[place]),
+    target = run.shapes[run.target];
+  const head = h(
+    "tr",
+    {},
+    h("th", { scope: "col" }, "shape"),
+    state.candidates.map((candidate) => h("th", { scope: "col" }, swatch(explorer, candidate), broken(candidate))),
+  );
+  const rows = shapes.map((shape) => {
+    const place = run.shapeAt.get(shape.name);
+    const cells = state.candidates.map((candidate) => matrixCell(explorer, place, candidate));
+    const label = h(
+      "th",
+      { scope: "row", title: shape.label },
+      briefly(shape, target),
+      shape === target ? h("span", { class: "target" }, " target") : null,
+    );
+    return h("tr", {}, label, cells);
+  });
+  const grid = h(
+    "table",
+    {
+      role: "grid",
+      class: "matrix",
+      "aria-label": `Verdicts against ${state.baseline}, shapes by candidates`,
+      onkeydown: (event) => move(explorer, event),
+    },
+    h("thead", {}, head),
+    h("tbody", {}, rows),
+  );
+  const legend = h(
+    "p",
+    { class: "legend" },
+    Object.entries(data.verdicts).map(([kind, { sign }]) =>
+      h("span", {}, h("span", { class: "key", "data-kind": kind }, sign), ` ${kind}`),
+    ),
+  );
+  const what =
+    state.metric === "speedup"
+      ? state.by === "pooled"
+        ? `the speedup over ${state.baseline}`
+        : `in how many replicates the candidate's median is the smaller`
+      : `${METRICS[state.metric]}, ${data.units[state.metric]}`;
+  const none = !shapes.length
+    ? "No shape is left: choose another mask, dtype or D."
+    : !state.candidates.length
+      ? "No candidate is chosen."
+      : "";
+  const { scrollTop = 0, scrollLeft = 0 } = part.querySelector(".scroll") ?? {};
+  part.replaceChildren(
+    h("h2", {}, "Verdicts"),
+    h(
+      "p",
+      {},
+      ...rich(
+        `Against \`${state.baseline}\`, ${run.timings[state.timing].words}; the number is ${what}.${compared(state)} A row names S, and what else differs from the target ${target.label}. Arrows move, Enter selects.`,
+      ),
+    ),
+    none ? h("p", { class: "notice" }, none) : h("div", { class: "scroll" }, grid),
+    legend,
+  );
+  grid.parentElement?.scrollTo(scrollLeft, scrollTop);
+}
+
+// Mark the selected cell, which alone is a stop of the tab key, and bring it into view.
+function select(explorer, part) {
+  const { state } = explorer,
+    at = `${state.place}/${state.candidate}`,
+    grid = part.querySelector("table.matrix");
+  if (!grid) return;
+  for (const cell of grid.querySelectorAll('[aria-selected="true"], [tabindex="0"]'))
+    filled(cell, { "aria-selected": "false", tabindex: -1 }, []);
+  const cell = grid.querySelector(`[data-at="${CSS.escape(at)}"]`);
+  if (cell) filled(cell, { "aria-selected": "true" }, []);
+  (cell ?? grid.querySelector("td"))?.setAttribute("tabindex", 0);
+  if (explorer.revealed !== at) reveal(grid.closest(".scroll"), cell);
+  explorer.revealed = at;
+}
+
+// Scroll a cell of a table into view, and nothing but the table; row and column titles stay where they are.
+function reveal(scroll, cell) {
+  if (!scroll || !cell) return;
+  const head = cell.closest("table").tHead.offsetHeight,
+    side = cell.parentElement.firstElementChild.offsetWidth;
+  const [top, left] = [cell.offsetTop, cell.offsetLeft];
+  if (top < scroll.scrollTop + head) scroll.scrollTop = top - head;
+  if (top + cell.offsetHeight > scroll.scrollTop + scroll.clientHeight)
+    scroll.scrollTop = top + cell.offsetHeight - scroll.clientHeight;
+  if (left < scroll.scrollLeft + side) scroll.scrollLeft = left - side;
+  if (left + cell.offsetWidth > scroll.scrollLeft + scroll.clientWidth)
+    scroll.scrollLeft = left + cell.offsetWidth - scroll.clientWidth;
+}
+
+// Why there may be no verdict at all.
+function compared(state) {
+  const run = state.shown;
+  if (!(run.cases.timing ?? []).length) return " Nothing has a latency in this run: the reasons are in the cells.";
+  return (run.verdicts[state.baseline].case ?? []).length
+    ? ""
+    : ` This run holds no comparison with \`${state.baseline}\`.`;
+}
+
+const broken = (name) => name.split(/(?<=\.)/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
+
+function matrixCell(explorer, place, candidate) {
+  const { state, data } = explorer,
+    run = state.shown,
+    row = caseAt(state, place, candidate),
+    verdict = verdictAt(state, place, candidate);
+  const why = run.absentAt.get(`${place}/${run.implementations.indexOf(candidate)}`) ?? "no latency under this timing";
+  const kind = verdict?.kind ?? (row === undefined ? "no latency" : undefined);
+  const hidden = state.claim === "claimable" && kind !== "faster, claimable";
+  const number =
+    row === undefined
+      ? ""
+      : state.metric !== "speedup"
+        ? run.cases[`${state.metric} text`][row]
+        : !verdict
+          ? ""
+          : state.by === "pooled"
+            ? verdict.short
+            : `${verdict.replicates.filter((ratio) => ratio > 1).length}/${verdict.replicates.length}`;
+  const words = `${candidate}, ${run.shapes[place].label}: ${kind ?? "not compared"}${verdict ? `, speedup ${verdict.cells[0]}` : row === undefined ? `, ${why}` : ""}`;
+  return h(
+    "td",
+    {
+      role: "gridcell",
+      tabindex: -1,
+      "aria-selected": "false",
+      "aria-label": words,
+      "data-at": `${place}/${candidate}`,
+      class: hidden ? "quiet" : undefined,
+      "data-kind": hidden ? undefined : kind,
+      onclick: () => explorer.choose({ shape: run.shapes[place].name, candidate }),
+      onpointerenter: (event) => (event.target.title = words),
+    },
+    hidden ? "·" : `${kind ? data.verdicts[kind].sign : ""} ${number}`.trim(),
+  );
+}
+
+// Arrow keys, Home and End within the matrix; Enter and the space bar select.
+function move(explorer, event) {
+  const cell = event.target.closest("td");
+  if (!cell) return;
+  const row = cell.parentElement,
+    column = [...row.children].indexOf(cell);
+  const there = {
+    ArrowRight: cell.nextElementSibling,
+    ArrowLeft: cell.previousElementSibling,
+    ArrowDown: row.nextElementSibling?.children[column],
+    ArrowUp: row.previousElementSibling?.children[column],
+    Home: row.querySelector("td"),
+    End: row.lastElementChild,
+  };
+  if (event.key === "Enter" || event.key === " ") cell.click();
+  else if (event.key in there) {
+    const next = there[event.key];
+    if (next?.tagName === "TD") {
+      cell
+        .closest("table")
+        .querySelectorAll('td[tabindex="0"]')
+        .forEach((one) => one.setAttribute("tabindex", -1));
+      next.setAttribute("tabindex", 0);
+      next.focus();
+    }
+  } else return;
+  event.preventDefault();
+}

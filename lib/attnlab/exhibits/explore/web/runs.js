@@ -1,0 +1,117 @@
+// Verdicts that change sign, and run A beside run B.
+
+// The pair of the two runs chosen, and whether run A is its other one; undefined without run B.
+function pairOf(explorer) {
+  const { state, data } = explorer;
+  if (state.against === "none") return undefined;
+  const swapped = state.shown !== data.runs[0],
+    other = swapped ? state.run : state.against;
+  const pair = data.pairs.find((one) => data.runs[one.other].name === other);
+  return pair && { ...pair, swapped };
+}
+
+function shownHere(state, name, candidate) {
+  const place = state.shown.shapeAt.get(name);
+  return (
+    place !== undefined &&
+    state.visible.includes(place) &&
+    (candidate === state.baseline || state.candidates.includes(candidate))
+  );
+}
+
+function makeFlips(explorer, part) {
+  const { state } = explorer,
+    pair = pairOf(explorer);
+  const all = [...state.shown.flips, ...(pair?.flips ?? [])].filter(({ shape, candidate }) =>
+    shownHere(state, shape, candidate),
+  );
+  const rows = all.map(({ shape, candidate, by, words }) => [
+    h(
+      "button",
+      {
+        type: "button",
+        "data-at": `${shape}/${candidate}/${by}`,
+        onclick: () => explorer.choose({ shape, candidate }),
+      },
+      state.shown.shapes[state.shown.shapeAt.get(shape)].label,
+    ),
+    h("code", {}, candidate),
+    by.join(", "),
+    h("span", { class: "words" }, ...rich(words)),
+  ]);
+  const none = (state.shown.verdicts[state.shown.baseline].case ?? []).length
+    ? "Among what is chosen, no sign flips."
+    : "This run holds no verdicts.";
+  part.replaceChildren(
+    h("h2", {}, `Where the sign hangs on the clock, the cache or the run (${all.length})`),
+    h(
+      "p",
+      {},
+      ...rich(
+        `Candidates that are faster than \`${state.shown.baseline}\` by one timing or run and slower by another.`,
+      ),
+    ),
+    rows.length
+      ? table(["shape", "candidate", "flips with", "verdicts"], rows, "flips")
+      : h("p", { class: "notice" }, none),
+  );
+}
+
+function makeBeside(explorer, part) {
+  const { state, data } = explorer,
+    pair = pairOf(explorer),
+    start = [h("h2", {}, "Run A against run B")];
+  if (!pair) {
+    part.replaceChildren(
+      ...start,
+      h(
+        "p",
+        { class: "notice" },
+        data.runs.length > 1 ? "No run B is chosen." : "There is no other complete run of a device of this name.",
+      ),
+    );
+    return;
+  }
+  const { clock, cache } = state.shown.timings[state.timing];
+  const here = pair.deltas.filter(
+    ([timing, shape, name]) => timing === `${clock} ${cache}` && shownHere(state, shape, name),
+  );
+  const row = ([, shape, name, mine, theirs, n, m, change, back, p, source]) => {
+    const [a, b, delta] = pair.swapped ? [theirs, mine, back] : [mine, theirs, change];
+    return [
+      h("code", {}, name),
+      state.shown.shapes[state.shown.shapeAt.get(shape)].label,
+      b,
+      a,
+      delta,
+      `${p} n=${pair.swapped ? `${n}+${m}` : `${m}+${n}`}`,
+      source ? "other source" : "",
+    ];
+  };
+  const [changed, same] = [here.filter((delta) => delta[7] !== "~"), here.filter((delta) => delta[7] === "~")];
+  const titles = ["case", "shape", `B (µs) [${data.confidence}]`, `A (µs) [${data.confidence}]`, "delta", "", ""];
+  const rest = h(
+    "details",
+    {
+      ontoggle: () =>
+        rest.children.length > 1 ||
+        rest.append(table(titles, same.map(row), "cases without a change that can be shown")),
+    },
+    h("summary", {}, `${same.length} without a change that can be shown`),
+  );
+  part.replaceChildren(
+    ...[
+      ...start,
+      h(
+        "p",
+        {},
+        ...rich(
+          `From \`${state.against}\` (B) to \`${state.run}\` (A), ${state.shown.timings[state.timing].words}: ${changed.length} of ${here.length} medians changed; \`~\` where no change can be shown. p-values are adjusted by Holm over all cases under the timing; a minus is faster in A.`,
+        ),
+      ),
+      here.length ? null : h("p", { class: "notice" }, "The two share no case among what is chosen."),
+      changed.length ? table(titles, changed.map(row), "run A against run B") : null,
+      same.length ? rest : null,
+    ].filter(Boolean),
+  );
+}

@@ -1,0 +1,391 @@
+"""The explorer in Chromium: what it shows, that everything chosen can be undone, that keys alone reach all of it."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import synthetic
+from synthetic import TARGET, Recipe
+
+from attnlab.exhibits.explore import data, page
+from attnlab.infer import cases, repeat, results
+from attnlab.infer.results import Results
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+SHAPES = {
+    "seq_len": [synthetic.AXES | {"seq_len": [64, 128, 256]}],
+    "batch": [synthetic.AXES | {"batch": [1, 2], "seq_len": 128}],
+    "causal seq_len": [synthetic.AXES | {"seq_len": [64, 128], "causal": True}],
+    "bfloat16 head_dim": [synthetic.AXES | {"seq_len": 128, "head_dim": [64, 128], "dtype": "bfloat16"}],
+}
+STUDY = {
+    "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.cudnn"],
+    "timings": [*synthetic.STUDY["timings"], {"clock": "device", "cache": "cold"}],
+    "sweeps": SHAPES,
+}
+ODD = ["peer.a_b%c&d#e$f^g~h", "peer.back\\slash{brace}", "peer.<b>tag</b>", "peer.naïve·漢字·🙂", f"peer.{'x' * 195}"]
+GONE = ("failed", "before timing, call: error against float64")
+CHANGES = {
+    "clock": "eager",
+    "cache": "cold",
+    "mask": "causal",
+    "dtype": "bfloat16",
+    "dim": "128",
+    "axis": "batch",
+    "metric": "latency",
+    "by": "replicate",
+    "baseline": "sdpa.flash",
+    "against": "none",
+    "run": "before",
+}
+"""For each select, a value other than the one at first."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the pages
+
+
+def made(recipe: Recipe) -> Results:
+    return synthetic.infer(recipe)
+
+
+def altered(of: Results, name: str, **changed: float) -> Results:
+    """A run whose latencies of an implementation under a clock are so many times as long."""
+    samples = of.run.samples
+    latencies = samples["latency_us"]
+    for clock, times in changed.items():
+        these = samples["implementation"].eq("sdpa.flash") & samples["clock"].eq(clock)
+        latencies = latencies.where(~these, times * latencies)
+    run = replace(of.run, name=name, samples=samples.assign(latency_us=latencies))
+    return Results(run, cases.infer(run))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, str]:
+    """The address of each page: two runs, of which one flips with the clock; and runs that lack much."""
+    folder = tmp_path_factory.mktemp("explorers")
+    here = altered(made(Recipe(study=STUDY, fates={}, control_pace=1.0)), "synthetic", eager=3.0)
+    there = altered(here, "before", device=1.5)
+    shapes = here.study.shapes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "PACE", synthetic.PACE | dict.fromkeys(ODD, 1.1))
+        alone = {
+            "names": made(Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", *ODD]})),
+            "no baseline": made(Recipe(study=STUDY, fates={("sdpa.auto", shape): GONE for shape in shapes})),
+            "failures": made(
+                Recipe(study=STUDY, fates={(name, one): GONE for name in STUDY["implementations"] for one in shapes})
+            ),
+            "one implementation": synthetic.lonely(),
+        }
+        patch.setattr(repeat, "others", lambda results: iter(()))
+        blocks = {name: data.payload(of) for name, of in alone.items()}
+        patch.setattr(repeat, "others", lambda results: iter((there,)))
+        patch.setattr(results, "of", lambda run: there)
+        blocks["two runs"] = data.payload(here)
+    found = {}
+    for name, block in blocks.items():
+        path = folder / f"{name}.html"
+        path.write_text(page.html(name, block), encoding="utf-8")
+        found[name] = path.as_uri()
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser) -> Iterator:
+    """Opens a page; afterwards nothing may have been asked for, and nothing complained of."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    asked, complaints = [], []
+    context.on("request", lambda request: asked.append(request.url))
+    context.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else 0
+    )
+    context.on("weberror", lambda error: complaints.append(str(error.error)))
+
+    def visit(address: str, hash: str = "", width: int = 1280, scheme: str = "light"):
+        opened = context.new_page()
+        opened.set_viewport_size({"width": width, "height": 900})
+        opened.emulate_media(color_scheme=scheme)
+        opened.goto(address + hash)
+        opened.wait_for_selector("html[data-drawn]")
+        return opened
+
+    yield visit
+    context.close()
+    assert [url for url in asked if not url.startswith("file:")] == []
+    assert complaints == []
+
+
+@pytest.fixture
+def explorer(visit, pages):
+    return visit(pages["two runs"])
+
+
+def text(opened, part: str) -> str:
+    return opened.locator(f'[data-part="{part}"]').inner_text()
+
+
+def everything(opened) -> str:
+    """All that is drawn, with what is chosen."""
+    chosen = opened.locator("select").evaluate_all("found => found.map((one) => one.value).join()")
+    html = opened.locator(".attnlab-explorer").inner_html()
+    return chosen + re.sub(r' title="[^"]*"', "", html)  # a cell that was pointed at has one
+
+
+def cell(opened, candidate: str, row: int):
+    column = opened.locator("table.matrix thead th").all_inner_texts().index(candidate)
+    return opened.locator("table.matrix tbody tr").nth(row).locator("th, td").nth(column)
+
+
+# ------------------------------------------------------------------------------------------------------- what is shown
+
+
+def test_the_matrix_and_the_statement_say_what_was_computed(explorer, pages):
+    of = altered(made(Recipe(study=STUDY, fates={}, control_pace=1.0)), "synthetic", eager=3.0)
+    assert explorer.locator("table.matrix tbody tr").count() == len(of.study.shapes)
+    row = of.study.shapes.index(TARGET)
+    assert cell(explorer, "sdpa.flash", row).inner_text() == "★ 1.250"
+    assert cell(explorer, "sdpa.cudnn", row).inner_text() == "= 0.995"
+    cell(explorer, "sdpa.flash", row).click()
+    assert "a speedup of 1.2500 [1.2499, 1.2501]" in text(explorer, "cell")
+    assert "Faster, and claimable." in text(explorer, "cell")
+    assert "in the order taken" in text(explorer, "cell").lower()
+
+
+def test_another_clock_another_verdict(explorer):
+    row = 1
+    assert cell(explorer, "sdpa.flash", row).inner_text().startswith("★")
+    explorer.get_by_label("clock", exact=True).select_option("eager")
+    assert cell(explorer, "sdpa.flash", row).inner_text().startswith("▼")
+    assert "faster by device warm" in text(explorer, "flips")
+
+
+def test_one_run_beside_another(explorer):
+    told = text(explorer, "beside")
+    assert "From before (B) to synthetic (A)" in told
+    assert "sdpa.flash" in told
+    assert "−33.3 %" in told
+    assert "without a change that can be shown" in told
+    assert "run" in explorer.locator('[data-part="flips"] td:nth-child(3)').all_inner_texts()
+
+
+@pytest.mark.parametrize(
+    ("asked", "differs"), [("S=128 causal fp16", "nothing: as asked"), ("s100 causal bf16", "S=128")]
+)
+def test_a_shape_is_found_in_words(explorer, asked, differs):
+    explorer.get_by_label("Which kernel for").fill(asked)
+    explorer.keyboard.press("Enter")
+    first = explorer.locator('[data-part="find"] tbody tr').first
+    assert differs in first.inner_text()
+    assert "sdpa.flash" in first.inner_text()
+    first.get_by_role("button").click()
+    assert "at (2, 4, 128, 64)" in text(explorer, "cell")
+
+
+def test_words_that_name_no_shape_are_said(explorer):
+    explorer.get_by_label("Which kernel for").fill("fast please")
+    explorer.keyboard.press("Enter")
+    assert "Not understood: fast, please." in text(explorer, "find")
+
+
+def test_a_point_of_a_line_says_how_it_was_measured(explorer):
+    explorer.locator("svg .touch").first.hover()
+    assert re.search(r"n = 80, SM clock 1,9\d\d MHz, throttled 2\.5 %", explorer.locator(".tip").inner_text())
+
+
+def test_the_samples_that_are_drawn_are_named_with_their_error(explorer):
+    assert re.search(r"Every sample is drawn, rounded by at most [\d.e-]+ %", text(explorer, "cell"))
+
+
+def test_the_table_is_downloaded(explorer):
+    with explorer.expect_download() as started:
+        explorer.get_by_text("Download what the matrix shows as CSV").click()
+    lines = Path(started.value.path()).read_text().splitlines()
+    assert lines[0].startswith("run,implementation,batch,heads,seq_len")
+    assert any(line.startswith("synthetic,sdpa.flash,2,4,128,64,false,float16") for line in lines)
+
+
+# -------------------------------------------------------------------------------------------------- choose, undo, link
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_control_changes_the_view_and_the_address_and_can_be_undone(explorer, name):
+    before, address = everything(explorer), explorer.url
+    explorer.locator(f"#attnlab-{name}").select_option(CHANGES[name])
+    after = everything(explorer)
+    assert after != before
+    assert f"{name}={quote(CHANGES[name])}" in explorer.url
+    linked = explorer.url
+    explorer.go_back()
+    assert explorer.url == address
+    explorer.wait_for_function(
+        "(value) => document.getElementById(value[0]).value !== value[1]", arg=[f"attnlab-{name}", CHANGES[name]]
+    )
+    assert everything(explorer) == before
+    explorer.go_forward()
+    explorer.wait_for_function(
+        "(value) => document.getElementById(value[0]).value === value[1]", arg=[f"attnlab-{name}", CHANGES[name]]
+    )
+    assert (explorer.url, everything(explorer)) == (linked, after)
+
+
+def test_so_do_the_boxes(explorer):
+    before = everything(explorer)
+    explorer.get_by_label("claimable only").check()
+    assert "claim=claimable" in explorer.url
+    explorer.locator("summary", has_text="candidates (2 of 2)").click()
+    explorer.locator(".checks").get_by_label("sdpa.cudnn").uncheck()
+    assert "candidates=sdpa.flash" in explorer.url
+    assert explorer.locator("table.matrix thead th").all_inner_texts() == ["shape", "sdpa.flash"]
+    explorer.go_back()
+    explorer.go_back()
+    explorer.wait_for_function("() => !document.getElementById('attnlab-claim').checked")
+    explorer.locator("summary", has_text="candidates (2 of 2)").click()
+    assert everything(explorer) == before
+
+
+def test_an_address_shows_the_same_elsewhere(visit, pages, explorer):
+    cell(explorer, "sdpa.cudnn", 2).click()
+    explorer.locator("#attnlab-clock").select_option("eager")
+    other = visit(explorer.url)
+    assert everything(other) == everything(explorer)
+
+
+def test_what_an_address_asks_for_in_vain_falls_back_and_is_said_in_one_line(visit, pages):
+    opened = visit(pages["two runs"], "#clock=sundial&shape=round&candidates=nobody&colour=red&run=%3Cb%3E")
+    (line,) = opened.locator("p.notice[role=status]").all_inner_texts()
+    assert "\n" not in line
+    for words in ("“sundial” is not here, “device” is shown", "“round”", "“nobody”", "no setting “colour”", "“<b>”"):
+        assert words in line
+    assert opened.locator("#attnlab-clock").input_value() == "device"
+
+
+# ------------------------------------------------------------------------------------------------------------ by keys
+
+
+def test_keys_alone_reach_every_control_and_every_cell(explorer):
+    reached = set()
+    for _ in range(120):
+        explorer.keyboard.press("Tab")
+        reached.add(
+            explorer.evaluate(
+                "document.activeElement.id || document.activeElement.dataset.at || document.activeElement.textContent"
+            )
+        )
+    controls = set(
+        explorer.locator("select, input[type=search], #attnlab-claim").evaluate_all(
+            "found => found.map((one) => one.id)"
+        )
+    )
+    assert controls <= reached
+    assert "Find" in reached
+    assert "Download what the matrix shows as CSV" in reached
+    inside = [one for one in reached if re.fullmatch(r"\d+/sdpa\.\w+", one)]
+    assert len(inside) == 1  # the matrix is one stop, arrows move within it
+
+
+def test_arrows_move_in_the_matrix_and_enter_selects(explorer):
+    cell(explorer, "sdpa.flash", 0).focus()
+    explorer.keyboard.press("ArrowRight")
+    explorer.keyboard.press("ArrowDown")
+    explorer.keyboard.press("Enter")
+    selected = explorer.locator('td[aria-selected="true"]')
+    assert selected.get_attribute("data-at") == "1/sdpa.cudnn"
+    assert explorer.evaluate("document.activeElement.dataset.at") == "1/sdpa.cudnn"
+    explorer.keyboard.press("Home")
+    explorer.keyboard.press("ArrowUp")
+    explorer.keyboard.press(" ")
+    assert selected.get_attribute("data-at") == "0/sdpa.flash"
+
+
+def test_what_is_drawn_has_words_for_who_cannot_see_it(explorer):
+    assert explorer.locator("svg:not([role=img][aria-label])").count() == 0
+    assert explorer.locator("select:not([id]), input:not([id], .checks input)").count() == 0
+    assert all(explorer.locator("td[role=gridcell]").evaluate_all("found => found.map((one) => one.ariaLabel)"))
+
+
+# ------------------------------------------------------------------------------------------------------ every screen
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 768, 1280])
+@pytest.mark.parametrize("name", ["two runs", "names", "no baseline", "failures", "one implementation"])
+def test_no_page_is_wider_than_the_screen(visit, pages, name, width, scheme):
+    opened = visit(pages[name], width=width, scheme=scheme)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    sizes = opened.locator("svg text").evaluate_all("found => found.map((one) => one.getBoundingClientRect().height)")
+    assert min(sizes, default=12) >= 9
+    ground = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(23, 24, 26)")
+
+
+CONTRAST = """() => {
+  const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => parse(colour).slice(0, 3).map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
+  const ground = (one) => {
+    for (; one; one = one.parentElement) {
+      const colour = getComputedStyle(one).backgroundColor;
+      if (parse(colour)[3] !== 0) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const worst = [...document.querySelectorAll(".attnlab-explorer *")]
+    .filter((one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()))
+    .filter((one) => !one.closest("svg, style, option") && one.offsetParent)
+    .map((one) => [light(getComputedStyle(one).color), light(ground(one)), one.textContent])
+    .map(([ink, paper, words]) => [(Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05), words]);
+  return worst.sort((one, other) => one[0] - other[0])[0];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(visit, pages, scheme):
+    ratio, words = visit(pages["two runs"], "#clock=sundial&claim=claimable", scheme=scheme).evaluate(CONTRAST)
+    assert ratio >= 4.5, words
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_names_are_shown_as_they_are(visit, pages):
+    opened = visit(pages["names"])
+    assert opened.locator("table.matrix thead th").all_inner_texts() == ["shape", *ODD]
+    assert opened.locator("b", has_text="tag").count() == 0
+    cell(opened, ODD[2], 0).click()
+    assert f"{ODD[2]} against sdpa.auto" in text(opened, "cell")
+    assert opened.url.endswith(f"candidate={quote(ODD[2], safe='')}".replace("%20", "+"))
+
+
+def test_a_run_without_a_baseline_says_so_and_shows_latencies(visit, pages):
+    opened = visit(pages["no baseline"])
+    assert "This run holds no comparison with sdpa.auto." in text(opened, "matrix")
+    assert "sdpa.auto has no latency here: failed, before timing" in text(opened, "cell")
+    assert re.search(r"\d", cell(opened, "sdpa.flash", 0).inner_text())
+
+
+def test_a_run_of_failures_says_why(visit, pages):
+    opened = visit(pages["failures"])
+    assert "Nothing has a latency in this run" in text(opened, "matrix")
+    assert "failed, before timing, call: error against float64" in text(opened, "cell")
+
+
+def test_a_run_of_one_implementation_has_no_candidate(visit, pages):
+    opened = visit(pages["one implementation"])
+    assert "No candidate is chosen." in text(opened, "matrix")
+    assert "It is the baseline." in text(opened, "find")

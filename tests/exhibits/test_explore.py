@@ -1,0 +1,346 @@
+"""The explorer's data: the words of 06_verdicts, samples as near to the recorded as stated, a page that fits."""
+
+import base64
+import gzip
+import json
+import re
+import sys
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from reading import exhibit
+from synthetic import TARGET, Recipe, inferred
+
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.explore import data, explorer, looks, page, recorded
+from attnlab.exhibits.explore.samples import STEPS, THROTTLED, pack
+from attnlab.exhibits.style import LOOKS
+from attnlab.exhibits.verdicts import every
+from attnlab.infer import cases, repeat, results
+from attnlab.infer.results import Results
+
+LIMIT_BYTES = 5_000_000
+MANY = 500_000
+GONE = ("failed", "before timing, call: error against float64")
+ODD = [
+    "peer.a_b%c&d#e$f^g~h",
+    "peer.back\\slash{brace}",
+    "peer.<b>tag</b>",
+    "peer.naïve·漢字·🙂",
+    f"peer.{'x' * 195}",
+]
+
+
+@cache
+def controlled() -> Results:
+    return synthetic.infer(Recipe(control_pace=1.0))
+
+
+def unpacked(block: bytes) -> tuple[dict, bytes]:
+    """What is said, and the samples."""
+    raw = gzip.decompress(block)
+    end = 4 + int.from_bytes(raw[:4], "little")
+    return json.loads(raw[4:end]), raw[end:]
+
+
+@cache
+def ordinary() -> bytes:
+    return data.payload(inferred())
+
+
+def said(of: Results) -> dict:
+    """What is said of a run alone."""
+    (run,) = unpacked(data.payload(of))[0]["runs"]
+    return run
+
+
+@cache
+def told() -> dict:
+    return said(controlled())
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No other runs beside the synthetic ones, unless a test puts them there."""
+    monkeypatch.setattr(repeat, "others", lambda results: iter(()))
+
+
+def odd() -> Recipe:
+    """Names that mean something to HTML, LaTeX, Markdown or a shell, and one of 200 characters."""
+    latencies = {(name, TARGET): 40.0 + place for place, name in enumerate(ODD)}
+    return Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", *ODD]}, latencies_us=latencies)
+
+
+# -------------------------------------------------------------------------------------------------------------- words
+
+
+def test_the_verdicts_are_those_of_06_verdicts_in_the_same_words():
+    run = told()
+    frame = exhibit(controlled, "verdicts.every").frame
+    columns, of_case = run["verdicts"]["sdpa.auto"], run["cases"]
+    assert columns["titles"] == list(frame.columns[-6:])
+    shown = set()
+    for case, cells in zip(columns["case"], columns["cells"], strict=True):
+        shape, timing = (run[f"{axis}s"][of_case[axis][case]] for axis in ("shape", "timing"))
+        sizes = ", ".join(str(shape[axis]) for axis in ("batch", "heads", "seq_len", "head_dim"))
+        name = run["implementations"][of_case["implementation"][case]]
+        mask = "causal" if shape["causal"] else "full"
+        shown.add((name, sizes, mask, f"{timing['clock']} {timing['cache']}", *cells))
+    assert shown == {tuple(str(cell) for cell in row) for row in frame.itertuples(index=False, name=None)}
+    assert len(shown) == len(frame) > 50
+
+
+def test_the_statements_and_the_power_are_those_of_06_verdicts():
+    run = told()
+    columns, of_case = run["verdicts"]["sdpa.auto"], run["cases"]
+    at_target = [
+        place
+        for place, case in enumerate(columns["case"])
+        if (of_case["shape"][case], of_case["timing"][case]) == (run["target"], 0)
+    ]
+    lines = exhibit(controlled, "verdicts.publishable").markdown.splitlines()
+    assert [f"- {columns['statement'][place]}" for place in at_target] == lines
+    assert any(columns["power"][place] in exhibit(controlled, "verdicts.statement").markdown for place in at_target)
+
+
+def test_other_baselines_are_judged_as_a_family_with_the_same_control():
+    run, of = told(), controlled()
+    assert list(run["verdicts"]) == ["sdpa.auto", "sdpa.flash"]
+    columns, of_case = run["verdicts"]["sdpa.flash"], run["cases"]
+    pairs = [("sdpa.flash", name) for name in of.study.implementations if name != "sdpa.flash"]
+    expected = [recorded.judged(of, pair, TARGET, of.headline, verdict) for pair, verdict in zip(
+        pairs, of.compare_pairs(pairs, TARGET), strict=True
+    )]  # fmt: skip
+    found = [
+        cells
+        for case, cells in zip(columns["case"], columns["cells"], strict=True)
+        if (of_case["shape"][case], of_case["timing"][case]) == (run["target"], 0)
+    ]
+    assert found == [[str(cell).replace("\n", " ") for cell in cells.values()] for cells in expected]
+
+
+def test_a_case_without_a_latency_says_why():
+    run = told()
+    reasons = {(run["shapes"][shape]["name"], run["implementations"][name]): why for shape, name, why in run["absent"]}
+    assert reasons[str(synthetic.SHORT), "sdpa.cudnn"] == "skipped, cuDNN takes no sequence this short"
+    assert len(reasons) == len(synthetic.FATES)
+
+
+def test_the_sign_that_hangs_on_the_clock_is_listed():
+    # By the device clock 40 and 32 µs; by the eager clock the candidate is made to take 500.
+    study = {"implementations": ["sdpa.auto", "sdpa.flash"], "sweeps": synthetic.AT_TARGET["sweeps"]}
+    of = synthetic.infer(Recipe(study=study))
+    slow = of.run.samples["implementation"].eq("sdpa.flash") & of.run.samples["clock"].eq("eager")
+    samples = of.run.samples.assign(latency_us=of.run.samples["latency_us"].where(~slow, 500.0))
+    run = replace(of.run, samples=samples)
+    flips = said(Results(run, cases.infer(run)))["flips"]
+    (target,) = flips
+    assert (target["shape"], target["candidate"], target["by"]) == (str(TARGET), "sdpa.flash", ["clock"])
+    assert target["words"].startswith("faster by `device` warm (1.2500 [")
+    assert ", and slower by `eager` warm (0.0900 [" in target["words"]
+
+
+# ------------------------------------------------------------------------------------------------------------ samples
+
+
+def test_samples_differ_from_the_recorded_ones_by_no_more_than_stated():
+    of = controlled()
+    packed = pack(of, 1)
+    assert 0 < packed.error_pct < 0.01
+    names, first = [*of.study.implementations, "control.sdpa.auto"], 0
+    for row, sizes in enumerate(packed.cases["sizes"]):
+        place = {axis: packed.cases[axis][row] for axis in ("timing", "shape", "implementation")}
+        there = of.samples(names[place["implementation"]], of.study.shapes[place["shape"]], of.timings[place["timing"]])
+        assert sizes == [len(replicate) for replicate in there]
+        codes = packed.codes[first : first + sum(sizes)]
+        decoded = packed.cases["low_us"][row] * np.exp(codes / STEPS * packed.cases["span"][row])
+        np.testing.assert_allclose(decoded, np.concatenate(there), rtol=packed.error_pct / 100 * (1 + 1e-9))
+        first += sum(sizes)
+    assert first == packed.codes.size == packed.clocks.size == len(of.passed)
+
+
+def test_clocks_and_throttling_are_those_of_the_samples():
+    packed = pack(inferred(), 1)
+    expected = 1980 - np.arange(synthetic.ROUNDS) + THROTTLED * (np.arange(synthetic.ROUNDS) == 3)
+    np.testing.assert_array_equal(
+        packed.clocks.reshape(-1, synthetic.ROUNDS), np.tile(expected, (packed.clocks.size // synthetic.ROUNDS, 1))
+    )
+    assert not pack(synthetic.lonely(), 1).clocks.any()  # a CPU's clock is not read
+
+
+def test_of_every_so_many_rounds_the_first_is_kept():
+    packed = pack(inferred(), 7)
+    assert set(np.concatenate(packed.cases["sizes"])) == {-(-synthetic.ROUNDS // 7)}
+
+
+def test_the_page_of_half_a_million_samples_fits():
+    of = inferred()
+    times = -(-MANY // len(of.run.samples))
+    noise = np.random.default_rng(0)
+    parts = [
+        of.run.samples.assign(
+            round=of.run.samples["round"] + number * synthetic.ROUNDS,
+            latency_us=of.run.samples["latency_us"] * np.exp(0.02 * noise.standard_normal(len(of.run.samples))),
+        )
+        for number in range(times)
+    ]
+    many = Results(replace(of.run, samples=pd.concat(parts, ignore_index=True)), of.table)
+    packed = pack(many, 1)
+    assert packed.codes.size == len(many.passed) >= 0.9 * MANY
+    block = data._block(data._said([of]), [packed], [1])
+    assert len(block) <= data.MOST_BYTES
+    assert len(page.html("many", block).encode()) < LIMIT_BYTES
+
+
+def test_more_samples_than_fit_are_thinned(monkeypatch):
+    whole = len(ordinary())
+    monkeypatch.setattr(data, "MOST_BYTES", whole - 1)
+    (samples,) = unpacked(data.payload(inferred()))[0]["samples"]
+    assert samples["every"] > 1
+
+
+# ------------------------------------------------------------------------------------------------------- two runs
+
+
+@pytest.fixture
+def again(monkeypatch) -> tuple[Results, Results]:
+    """A run, and the same with one implementation 3 % slower and another kernel source beside it."""
+    study = {"implementations": ["sdpa.auto", "sdpa.flash"], "timings": synthetic.STUDY["timings"][:1]}
+    here = synthetic.infer(Recipe(study=study, fates={}))
+    samples = here.run.samples
+    slower = samples["latency_us"].where(samples["implementation"] != "sdpa.flash", 1.03 * samples["latency_us"])
+    run = replace(here.run, name="before", samples=samples.assign(latency_us=slower))
+    there = Results(run, cases.infer(run))
+    monkeypatch.setattr(repeat, "others", lambda results: iter((there,)))
+    monkeypatch.setattr(results, "of", lambda run: there)
+    return here, there
+
+
+def test_a_run_beside_another_says_what_changed_as_benchstat_does(again):
+    here, _ = again
+    block, _ = unpacked(data.payload(here))
+    assert [run["name"] for run in block["runs"]] == ["synthetic", "before"]
+    (pair,) = block["pairs"]
+    deltas = {name: rest for _, shape, name, *rest in pair["deltas"] if shape == str(TARGET)}
+    *medians, n, m, change, back, p, other = deltas["sdpa.flash"]
+    assert medians == ["32.000 [31.983, 32.017]", "32.960 [32.942, 32.978]"] or all("[" in one for one in medians)
+    assert (n, m, p, other) == (80, 80, "p<0.0001", False)
+    assert change.startswith("−2.9 %")
+    assert back.startswith("+3.0 %")
+    assert deltas["sdpa.auto"][4:6] == ["~", "~"]
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+BAD = {
+    "names": odd(),
+    "without a baseline": Recipe(fates={("sdpa.auto", shape): GONE for shape in inferred().study.shapes}),
+    "failures only": Recipe(
+        fates={(name, shape): GONE for name in synthetic.STUDY["implementations"] for shape in inferred().study.shapes}
+    ),
+    "nothing measured yet": Recipe(shapes=0),
+    "one implementation": synthetic.LONELY,
+}
+
+
+@pytest.fixture
+def paced(monkeypatch):
+    monkeypatch.setattr(synthetic, "PACE", synthetic.PACE | dict.fromkeys(ODD, 1.1))
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_run_that_lacks_much_has_a_page(case, paced):
+    of = synthetic.infer(BAD[case])
+    run = said(of)
+    assert run["timings"]
+    assert len(run["cases"].get("timing", [])) == len(of.table)
+    there = of.table.drop_duplicates(["implementation", *cases.AXES])
+    assert len(run["absent"]) == len(of.study.shapes) * len(of.study.implementations) - len(there)
+
+
+def test_the_fewest_samples_have_a_page():
+    of = synthetic.infer(Recipe(study=synthetic.AT_TARGET | {"replicates": 1}))
+    run = replace(of.run, samples=of.run.samples[of.run.samples["round"] < 2])
+    (told,) = unpacked(data.payload(Results(run, cases.infer(run))))[0]["runs"]
+    assert set(told["cases"]["samples"]) == {2}
+
+
+# ------------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_is_one_file_that_asks_for_nothing_and_needs_no_anywidget(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    text = page.write(inferred(), tmp_path).read_text(encoding="utf-8")
+    assert not re.search(r"(?:src|href)=", text.split("<script")[0])
+    assert "default-src 'none'" in text
+    assert "@import" not in text
+    payload = re.search(r'<script id="payload"[^>]*>([^<]*)</script>', text)[1]
+    assert base64.b64decode(payload) == ordinary()
+    assert text.count("</script>") == 2
+
+
+def test_the_same_run_gives_the_same_bytes():
+    assert data.payload(inferred()) == ordinary()
+
+
+def test_a_page_names_its_run_safely():
+    assert "<title>explore · a&lt;b&gt;</title>" in page.html("a<b>", b"")
+
+
+# -------------------------------------------------------------------------------------------------- in a notebook
+
+
+def test_headless_the_exhibit_is_a_link(monkeypatch):
+    for name in explorer.WATCHED:
+        monkeypatch.delenv(name, raising=False)
+    bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
+    assert set(bundle) == {"text/markdown", "text/plain"}
+    assert "(explore.html)" in bundle["text/markdown"]
+
+
+def test_without_anywidget_the_exhibit_is_a_link_too(monkeypatch):
+    monkeypatch.setenv(explorer.WATCHED[0], "10_explore.ipynb")
+    monkeypatch.setattr(explorer, "find_spec", lambda name: None)
+    bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
+    assert set(bundle) == {"text/markdown", "text/plain"}
+
+
+def test_in_jupyterlab_it_is_a_widget_with_the_same_data(monkeypatch):
+    pytest.importorskip("anywidget", reason="the extra `lab` is not installed")
+    monkeypatch.setenv(explorer.WATCHED[0], "10_explore.ipynb")
+    bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    widget = explorer.widget(inferred())
+    assert widget.payload == ordinary()
+    assert widget.state == {}
+    assert {"payload", "state"} <= set(widget.keys)
+
+
+# ---------------------------------------------------------------------------------------------------------- colours
+
+
+def test_colours_are_those_of_the_figures_and_readable_on_both_grounds():
+    colours = looks.of_implementations(LOOKS)
+    for name, (colour, _) in LOOKS.items():
+        assert colours[name]["light"] == colour.lower()
+        assert looks.contrast(colours[name]["dark"], looks.DARK_GROUND) >= looks.LEAST_CONTRAST
+    assert colours["sdpa.auto"]["dark"] == "#ffffff"
+
+
+def test_contrast_is_that_of_wcag():
+    assert looks.contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert looks.contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
+
+
+def test_the_words_in_a_cell_are_readable_on_both_grounds():
+    verdicts = looks.of_verdicts()
+    assert list(verdicts) == list(every.LOOKS)
+    for kind, found in verdicts.items():
+        assert found["light"][0] == every.LOOKS[kind][1]
+        for ground in ("light", "dark"):
+            assert looks.contrast(*found[ground]) >= looks.TEXT_CONTRAST
