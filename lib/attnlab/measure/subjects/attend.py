@@ -9,7 +9,7 @@ import torch
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.subjects import best, rungs, sdpa
+from attnlab.measure.subjects import best, operator, rungs, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
 from attnlab.measure.subjects.launch import Launch, layout
 from attnlab.runs import dispatch
@@ -223,3 +223,4 @@ def _efficient(
 
 _DIRECT: dict[str, Attention] = {"sdpa.flash": _flash, "sdpa.cudnn": _cudnn, "sdpa.efficient": _efficient}
 DISPATCHED = Implementation(implementations.DISPATCH, attend)
+operator.register(forward)

@@ -14,8 +14,8 @@ from attnlab.measure.subjects.oracle import float64
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
     """PyTorch's scaled_dot_product_attention, by default with the scale 1/√D; a causal mask is aligned to the end."""
-    grouped = q.ndim > 3 and k.shape[-3] != q.shape[-3]
-    aligned = causal and k.shape[-2] != q.shape[-2]
+    grouped = q.ndim > 3 and bool(k.shape[-3] != q.shape[-3])  # while torch.compile traces, sizes are symbols
+    aligned = causal and bool(k.shape[-2] != q.shape[-2])
     mask = causal_lower_right(q.shape[-2], k.shape[-2]) if aligned else None
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and not aligned, scale=scale, enable_gqa=grouped

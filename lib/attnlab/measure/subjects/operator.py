@@ -1,0 +1,63 @@
+"""The operator ``attnlab::attention``: what torch.compile and autograd see of `attnlab.attend`."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from attnlab.measure.subjects.implementation import Attention
+from attnlab.measure.subjects.oracle import masked
+
+NAME = "attnlab::attention"
+SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None) -> Tensor"
+_LIBRARY = torch.library.Library("attnlab", "DEF")
+
+
+def register(forward: Attention) -> None:
+    """Make `forward`, which computes no gradients, the operator ``torch.ops.attnlab.attention``.
+
+    Its output has the strides of `torch.empty_like(q)`, whatever computed it. Its gradients are those of PyTorch's
+    scaled_dot_product_attention, which the backward pass calls anew.
+    """
+
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    ) -> torch.Tensor:
+        output, expected = forward(q, k, v, causal, scale), _empty(q, k, v, causal, scale)
+        return output if output.stride() == expected.stride() else expected.copy_(output)
+
+    _LIBRARY.define(f"attention{SCHEMA}")
+    _LIBRARY.impl("attention", attention, "CompositeExplicitAutograd")
+    torch.library.register_fake(NAME, _empty, lib=_LIBRARY)
+    torch.library.register_autograd(NAME, _backward, setup_context=_keep, lib=_LIBRARY)
+
+
+def _empty(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+) -> torch.Tensor:
+    torch._check(v.shape == k.shape, lambda: f"V has to have the shape of K, {tuple(k.shape)}, not {tuple(v.shape)}")
+    return torch.empty_like(q)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    q, k, v, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    with torch.enable_grad():
+        q, k, v = given = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        queries, keys = q.shape[-2], k.shape[-2]
+        aligned = ctx.causal and bool(queries != keys)
+        # torch.compile traces this, and can't trace SDPA's own mask that is aligned to the end.
+        mask = ~masked(queries, keys, q.device) if aligned else None
+        output = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=ctx.causal and not aligned,
+            scale=ctx.scale,
+            enable_gqa=bool(q.shape[1] != k.shape[1]),
+        )
+        return (*torch.autograd.grad(output, given, gradient), None, None)
