@@ -14,13 +14,15 @@ GPUS ?=
 SCHEDULER ?=
 # Anything: measure a study even if that takes longer than a day.
 LONG ?=
+# For `make dispatch`: eager, or device for programs that replay graphs.
+CLOCK ?=
 # For `make notebook`: which, and NAME=VALUE pairs.
 NAME =
 PARAMS =
 
 PUBLISHED := h200-2026-11-21
 CODE := lib tests tools benchmarks
-KNOWN := PYTHON RUN STUDY DEVICE GPUS SCHEDULER LONG NAME PARAMS
+KNOWN := PYTHON RUN STUDY DEVICE GPUS SCHEDULER LONG CLOCK NAME PARAMS
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
 
@@ -119,8 +121,8 @@ faults: $(call ready,cpu-dask-test)  ## kill a run at 200 random moments and a c
 bench: $(call ready,$(HARDWARE))  ## print how long measuring, inferring and rendering take here, with CPU time and memory
 	$(python) benchmarks/bench.py
 
-dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name>
-	$(python) -m attnlab dispatch --run "$$RUN"
+dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name> CLOCK=<eager|device>
+	$(python) -m attnlab dispatch --run "$$RUN" --clock "$${CLOCK:-eager}"
 
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv; takes minutes
 	$(python) -m attnlab calibrate

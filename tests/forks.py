@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from attnlab import __main__
 from attnlab.base import files
 from attnlab.measure.instruments import environment
 from attnlab.measure.session import record
-from attnlab.paper import assemble, execute, pages
+from attnlab.paper import assemble, execute, latex, pages, printed
 from attnlab.paper import render as render_module
 from attnlab.runs import read, write
 
@@ -193,6 +194,8 @@ def render(name: str) -> int:
 
     execute.execute, assemble.assemble, pages.render = begin_and_end, assembled, whole
     render_module._infer = lambda run: None
+    render_module._apart, render_module._explore = partial(ThreadPoolExecutor, 1), lambda run: None
+    latex.files, latex.pack, printed.tool = lambda notebook: {}, lambda *_: None, lambda: ""
     return command("report", "--run", name)
 
 

@@ -120,7 +120,7 @@ def test_an_unknown_variable_is_refused_in_one_line(words):
     assert ended.returncode == 2
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
-    assert "there is no variable RNU; there are PYTHON RUN STUDY DEVICE GPUS SCHEDULER LONG NAME PARAMS" in line
+    assert "there is no variable RNU; there are PYTHON RUN STUDY DEVICE GPUS SCHEDULER LONG CLOCK NAME PARAMS" in line
 
 
 def test_values_with_spaces_are_no_variables():

@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     ):
         sub = commands.add_parser(name, help=about)
         sub.add_argument("--run", required=True, help="name of a run in data/")
+        if name == "dispatch":
+            sub.add_argument("--clock", default="eager", help="eager, or device for programs that replay graphs")
         sub.set_defaults(command=command)
     for name, command, about in (
         ("kernels", _kernels, "compile every kernel for every architecture; needs no GPU"),
@@ -154,7 +156,7 @@ def _dispatch(options: argparse.Namespace) -> None:
     from attnlab.infer import choices, results
     from attnlab.runs import dispatch
 
-    made = choices.table(results.of(read.load(options.run)))
+    made = choices.table(results.of(read.load(options.run)), options.clock)
     table = dispatch.write(made)
     study = table.with_suffix(".yaml")
     study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))

@@ -299,7 +299,7 @@ def test_headless_the_exhibit_is_a_link(monkeypatch):
     for name in explorer.WATCHED:
         monkeypatch.delenv(name, raising=False)
     bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
-    assert set(bundle) == {"text/markdown", "text/plain"}
+    assert set(bundle) == {"text/markdown", "text/latex", "text/plain"}
     assert "(explore.html)" in bundle["text/markdown"]
 
 
@@ -307,7 +307,7 @@ def test_without_anywidget_the_exhibit_is_a_link_too(monkeypatch):
     monkeypatch.setenv(explorer.WATCHED[0], "10_explore.ipynb")
     monkeypatch.setattr(explorer, "find_spec", lambda name: None)
     bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
-    assert set(bundle) == {"text/markdown", "text/plain"}
+    assert set(bundle) == {"text/markdown", "text/latex", "text/plain"}
 
 
 def test_in_jupyterlab_it_is_a_widget_with_the_same_data(monkeypatch):

@@ -495,7 +495,7 @@ def test_machines():
 
 
 PROCESS = {"setup_seconds": 1.0, "ecc": True, "power_limit_w": 700.0} | {
-    "persistence": True, "mig": False, "cpu": "Imaginary CPU", "governor": ""
+    "persistence": True, "mig": False, "cpu": "Imaginary CPU", "governor": "", "host": "h"
 }  # fmt: skip
 
 

@@ -533,11 +533,12 @@ def test_what_is_not_supported_is_refused_with_one_reason():
     assert refusal(plain, TRAINING) == "kernel.plain computes no gradients"
     assert refusal(plain, SPREAD) == "kernel.plain takes sequences of one length"
     assert refusal(attend.DISPATCHED, SPREAD) == "dispatch.attend takes sequences of one length"
-    flex, flash4 = peers.PEERS
+    flex, flash4, xformers = peers.PEERS
     assert refusal(flex, SPREAD) == "peer.flex takes sequences of one length"
     for shape in (GROUPED, DECODE, TRAINING):
         assert refusal(flex, shape) == "peer.flex is measured only on an NVIDIA GPU"
         assert refusal(flash4, shape) == "flash-attn-4 needs an NVIDIA GPU"
+        assert refusal(xformers, shape) == "xFormers is measured only on an NVIDIA GPU"
     assert refusal(flash4, SPREAD) == "flash-attn-4 needs an NVIDIA GPU"
 
 

@@ -21,6 +21,7 @@ from attnlab.study.shapes import Shape
 FEW = {"seq_len": [AXES | {"seq_len": [32, 128, 256]}]}
 GROUPED = TARGET.resized(kv_heads=2)
 DECODE = Shape(2, 4, 1, 64, kv_heads=1, kv_len=128)
+EAGER, DEVICE = choices.CLOCKS.values()
 KINDS = FEW | {
     "grouped": [AXES | {"seq_len": 128, "kv_heads": 2}],
     "decode": [AXES | {"seq_len": 1, "kv_heads": 1, "kv_len": 128}],
@@ -70,14 +71,14 @@ def test_a_verdict_stands_behind_every_choice():
     for choice in made.choices:
         faster = [
             name
-            for name in inferred.at(choice.shape, choices.TIMING).index
-            if name != "sdpa.auto" and inferred.compare(name, choice.shape, choices.TIMING).decision == "faster"
+            for name in inferred.at(choice.shape, EAGER).index
+            if name != "sdpa.auto" and inferred.compare(name, choice.shape, EAGER).decision == "faster"
         ]
-        medians = inferred.at(choice.shape, choices.TIMING)["median_us"]
+        medians = inferred.at(choice.shape, EAGER)["median_us"]
         expected = medians[faster].idxmin() if faster else "sdpa.auto"
         assert choice.implementation == expected
         if faster:
-            assert choice.speedup == inferred.compare(expected, choice.shape, choices.TIMING).speedup.estimate
+            assert choice.speedup == inferred.compare(expected, choice.shape, EAGER).speedup.estimate
         else:
             assert (choice.speedup, choice.low, choice.high) == (1.0, 1.0, 1.0)
 
@@ -85,9 +86,9 @@ def test_a_verdict_stands_behind_every_choice():
 def test_a_lower_median_alone_is_not_enough(monkeypatch):
     monkeypatch.setitem(synthetic.PACE, "sdpa.cudnn", 0.99)  # faster, and equivalent by the margin of 2 %
     inferred = synthetic.infer(recipe(implementations=["sdpa.auto", "sdpa.cudnn"]))
-    medians = inferred.at(LONG, choices.TIMING)["median_us"]
+    medians = inferred.at(LONG, EAGER)["median_us"]
     assert medians["sdpa.cudnn"] < medians["sdpa.auto"]
-    assert inferred.compare("sdpa.cudnn", LONG, choices.TIMING).decision == "equivalent"
+    assert inferred.compare("sdpa.cudnn", LONG, EAGER).decision == "equivalent"
     made = choices.table(inferred)
     assert set(chosen(made).values()) == {"sdpa.auto"}
     assert made.chosen() == []
@@ -117,6 +118,15 @@ def test_the_eager_clock_chooses_whatever_the_headline_speaks_of(monkeypatch):
     assert str(inferred.headline) == "device warm"
     assert inferred.compare("sdpa.flash", TARGET).decision == "faster"
     assert set(chosen(choices.table(inferred)).values()) == {"sdpa.auto"}
+    by_graphs = choices.table(inferred, "device")
+    assert chosen(by_graphs)[TARGET] == "sdpa.flash"
+    assert by_graphs.timing == DEVICE.words
+    assert choices.study(by_graphs)["timings"] == [DEVICE.model_dump()]
+
+
+def test_a_clock_is_one_that_a_program_may_go_by():
+    with pytest.raises(UserError, match=r"^attend goes by one of the clocks eager, device, not by 'cpu'$"):
+        choices.table(synthetic.infer(recipe()), "cpu")
 
 
 def test_peers_are_not_chosen_however_fast(monkeypatch):
@@ -176,11 +186,11 @@ def test_a_kernel_that_changed_since_the_table_is_not_called(with_kernel):
         ),
         (
             recipe(timings=[{"clock": "device", "cache": "warm"}]),
-            "the run 'synthetic' was not timed by the eager clock, warm cache, by which `attend` chooses",
+            "the run 'synthetic' was not timed by the eager clock, warm cache, by which `attend` is to choose",
         ),
         (
             recipe(timings=[{"clock": "eager", "cache": "cold"}]),
-            "the run 'synthetic' was not timed by the eager clock, warm cache, by which `attend` chooses",
+            "the run 'synthetic' was not timed by the eager clock, warm cache, by which `attend` is to choose",
         ),
         (
             Recipe(study={"sweeps": FEW}, fates={("sdpa.auto", s): ("skipped", "no") for s in (SHORT, TARGET, LONG)}),
@@ -244,7 +254,9 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
     assert stated.shapes == [choice.shape for choice in made.choices] == [SHORT, TARGET, LONG, GROUPED, DECODE]
     assert stated.target_shape == SHORT
     assert stated.stream == choices.REQUESTS
-    assert stated.timings == [choices.TIMING]
+    assert stated.timings == [EAGER]
+    assert __main__.main(["dispatch", "--run", "here", "--clock", "device"]) == 0
+    assert dispatch.load(table, "NVIDIA H200").timing == DEVICE.words
 
 
 def test_a_table_written_anew_replaces_the_old_one(data):
@@ -278,7 +290,7 @@ def choice(shape: Shape = TARGET, implementation: str = "sdpa.flash", **changes)
 
 
 def table_of(made: list[Choice], **changes) -> Dispatch:
-    stated = {"run": "r", "seal": "s", "device": "NVIDIA H200", "torch": "2.11.0", "timing": "eager"}
+    stated = {"run": "r", "seal": "s", "device": "NVIDIA H200", "torch": "2.11.0", "timing": EAGER.words}
     return Dispatch(**stated | changes, choices=made)
 
 

@@ -124,7 +124,7 @@ def passed_samples(run: schema.Run) -> pd.DataFrame:
 
     A shape whose cases are not recorded yet was cut off before its last checks: in that replicate it doesn't count.
     """
-    if run.cases.empty:
+    if run.cases.empty or run.samples.empty:  # an empty table has no types of its own
         return run.samples.head(0)
     measured = run.cases["status"] == schema.MEASURED
     lost = pd.MultiIndex.from_frame(run.cases.loc[~measured, CASE])

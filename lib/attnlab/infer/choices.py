@@ -12,30 +12,38 @@ from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-TIMING = Timing(clock="eager", cache="warm")
-"""The timing that decides: what a program sees, launch gap included."""
+CLOCKS = {clock: Timing(clock=clock, cache="warm") for clock in ("eager", "device")}
+"""The timing that decides, by the clock that a program goes by: ``eager`` for one that calls, launch gap included, and
+``device`` for one that replays graphs."""
 CALLABLE = ("sdpa.", "kernel.")
 REQUESTS = 2000
 """Length of the stream of requests in each replicate."""
 
 
-def table(results: Results) -> Dispatch:
+def table(results: Results, clock: str = "eager") -> Dispatch:
     """At each shape of a run, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
 
-    Training shapes, sequences of different lengths, and peers are left out.
+    Shapes with an axis that a table doesn't have, and peers, are left out.
+
+    Args:
+        clock: one of `CLOCKS`.
 
     Raises:
-        UserError: the run has another baseline, was not timed by the eager clock, or was not recorded on a GPU.
+        UserError: there is no such clock; or the run has another baseline, was not timed by it, or was not recorded on
+            a GPU.
     """
+    if clock not in CLOCKS:
+        raise UserError(f"attend goes by one of the clocks {', '.join(CLOCKS)}, not by {clock!r}")
+    timing = CLOCKS[clock]
     name, manifest = results.run.name, results.run.manifest
     if manifest["device"]["kind"] != "cuda":
         raise UserError(f"the run {name!r} was recorded on a CPU, where `attend` is SDPA: name one of a GPU")
     if results.study.baseline != FALLBACK:
         raise UserError(f"the baseline of {name!r} is {results.study.baseline}, and has to be {FALLBACK}")
-    if TIMING not in results.timings:
-        raise UserError(f"the run {name!r} was not timed by the {TIMING.words}, by which `attend` chooses")
+    if timing not in results.timings:
+        raise UserError(f"the run {name!r} was not timed by the {timing.words}, by which `attend` is to choose")
     stale = rungs.stale(results.run)
-    choices = [_choice(results, shape, stale) for shape in _served(results)]
+    choices = [_choice(results, shape, timing, stale) for shape in _served(results, timing)]
     if not choices:
         raise UserError(f"the run {name!r} has no latency of {FALLBACK} that a table could speak of")
     return Dispatch(
@@ -43,7 +51,7 @@ def table(results: Results) -> Dispatch:
         seal=manifest["seal"],
         device=manifest["device"]["name"],
         torch=manifest["environment"]["packages"]["torch"],
-        timing=TIMING.words,
+        timing=timing.words,
         choices=choices,
     )
 
@@ -56,7 +64,7 @@ def study(made: Dispatch) -> dict[str, Any]:
         "implementations": [FALLBACK, implementations.DISPATCH],
         "baseline": FALLBACK,
         "target": _axes(made.choices[0].shape),
-        "timings": [TIMING.model_dump()],
+        "timings": [timing.model_dump() for timing in CLOCKS.values() if timing.words == made.timing],
         "samples": 50,
         "replicates": 3,
         "panel": False,
@@ -65,17 +73,17 @@ def study(made: Dispatch) -> dict[str, Any]:
     }
 
 
-def _served(results: Results) -> list[Shape]:
+def _served(results: Results, timing: Timing) -> list[Shape]:
     plain = [shape for shape in results.study.shapes if shape == Shape(**_chosen_by(shape))]
-    return [shape for shape in plain if FALLBACK in results.at(shape, TIMING).index]
+    return [shape for shape in plain if FALLBACK in results.at(shape, timing).index]
 
 
-def _choice(results: Results, shape: Shape, stale: list[str]) -> Choice:
-    rows, device = results.at(shape, TIMING), results.run.manifest["device"]["name"]
+def _choice(results: Results, shape: Shape, timing: Timing, stale: list[str]) -> Choice:
+    rows, device = results.at(shape, timing), results.run.manifest["device"]["name"]
     faster: dict[str, Verdict] = {}
     for name in rows.index:
         if name != FALLBACK and name.startswith(CALLABLE) and name not in stale:
-            verdict = results.compare(str(name), shape, TIMING)
+            verdict = results.compare(str(name), shape, timing)
             if verdict.decision == "faster":
                 faster[str(name)] = verdict
     best = str(rows.loc[list(faster), "median_us"].idxmin()) if faster else FALLBACK

@@ -11,7 +11,7 @@ FALLBACK = "sdpa.auto"
 """What `attnlab.attend` calls where its dispatch table names nothing else."""
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
-PEERS = ("peer.flex", "peer.flash4")
+PEERS = ("peer.flex", "peer.flash4", "peer.xformers")
 """PyTorch's FlexAttention, and flash-attn-4 where it is installed."""
 REFERENCES = ("reference.float64",)
 _CONTROL = "control."

@@ -18,7 +18,7 @@ CUBLAS_WORKSPACE = ":4096:8"
 PACKAGES = (
     *("torch", "numpy", "triton", "cupy-cuda13x"),
     *("nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py"),
-    *("flash-attn-4", "nvidia-cutlass-dsl"),
+    *("flash-attn-4", "nvidia-cutlass-dsl", "xformers"),
 )
 
 

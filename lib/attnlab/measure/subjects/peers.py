@@ -1,4 +1,4 @@
-"""Attention from elsewhere, callable if it is installed: PyTorch's FlexAttention, and flash-attn-4."""
+"""Attention from elsewhere, callable if it is installed: PyTorch's FlexAttention, flash-attn-4, xFormers."""
 
 from functools import cache
 from typing import Any
@@ -103,4 +103,44 @@ def _causal_blocks(seq_len: int, kv_len: int, device: torch.device) -> Any:
     return create_block_mask(seen, None, None, seq_len, kv_len, device=str(device))
 
 
-PEERS = (Implementation("peer.flex", flex), Implementation("peer.flash4", flash4, ragged=flash4_ragged))
+def xformers(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+) -> torch.Tensor:
+    """xFormers' `memory_efficient_attention`, which chooses among its own kernels.
+
+    Its tensors are ``(batch, length, heads, head_dim)``, with grouped heads ``(batch, length, kv_heads, heads of each,
+    head_dim)``: views, without a copy. The causal mask is the one that is aligned to the end.
+
+    Raises:
+        Unsupported: the package is not installed, or the device is no NVIDIA GPU.
+    """
+    if q.device.type != "cuda":
+        raise Unsupported("xFormers is measured only on an NVIDIA GPU")
+    fmha, shared = _installed_xformers(), q.shape[1] // k.shape[1]
+    if isinstance(fmha, str):
+        raise Unsupported(fmha)
+    queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    if shared > 1:
+        queries = queries.unflatten(2, (k.shape[1], shared))
+        keys, values = (tensor.unsqueeze(3).expand(-1, -1, -1, shared, -1) for tensor in (keys, values))
+    mask = fmha.attn_bias.LowerTriangularFromBottomRightMask() if causal else None
+    output: torch.Tensor = fmha.memory_efficient_attention(queries, keys, values, attn_bias=mask, scale=scale)
+    return output.reshape(q.transpose(1, 2).shape).transpose(1, 2)
+
+
+@cache
+def _installed_xformers() -> Any:
+    """The package's attention, or why it isn't there."""
+    try:
+        from xformers.ops import fmha  # type: ignore[import-not-found]
+    except ImportError as error:
+        missing = error.name or str(error)
+        return "xFormers is not installed" if missing.startswith("xformers") else f"xFormers lacks {missing}"
+    return fmha
+
+
+PEERS = (
+    Implementation("peer.flex", flex),
+    Implementation("peer.flash4", flash4, ragged=flash4_ragged),
+    Implementation("peer.xformers", xformers),
+)
