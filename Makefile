@@ -120,6 +120,9 @@ faults: $(call ready,cpu-dask-test)  ## kill a run at 200 random moments and a c
 
 bench: $(call ready,$(HARDWARE))  ## print how long measuring, inferring and rendering take here, with CPU time and memory
 	$(python) benchmarks/bench.py
+ifeq ($(HARDWARE),cuda)
+	$(python) benchmarks/launch.py
+endif
 
 dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name> CLOCK=<eager|device>
 	$(python) -m attnlab dispatch --run "$$RUN" --clock "$${CLOCK:-eager}"

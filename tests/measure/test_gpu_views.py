@@ -163,6 +163,24 @@ def test_each_device_computes_on_its_own(kernel):
     assert torch.cuda.current_device() == 0
 
 
+def test_the_operator_is_compiled_without_a_break_and_has_gradients(kernel, monkeypatch):
+    from attnlab.measure.subjects import attend
+
+    axes = ((2, 4, 300, 64), (2, 4, 300, 64), torch.float16, False)
+    monkeypatch.setattr(attend, "_table", {axes: "kernel.bounded"})
+    monkeypatch.setattr(attend, "_prepared", {})
+    given = inputs.draw(PLAIN, 0, GPU)
+    compiled = torch.compile(attnlab.attend, fullgraph=True)
+    assert torch.equal(compiled(*given), kernel(*given, False))
+    assert Gate(given, False).examine(lambda: compiled(*given)).passed
+    torch.library.opcheck(torch.ops.attnlab.attention.default, (*given, False, None))
+    training = inputs.draw(PLAIN.resized(direction="training"), 0, GPU)
+    q, k, v = (tensor.requires_grad_() for tensor in training[:3])
+    output = torch.ops.attnlab.attention(q, k, v)
+    gradients = torch.autograd.grad(output, (q, k, v), training[3])
+    assert Gate(tuple(t.detach() for t in training), False).check((output.detach(), *gradients)).passed
+
+
 def test_attend_leaves_what_tma_can_not_describe_to_sdpa(kernel, monkeypatch):
     from attnlab.measure.subjects import attend
 

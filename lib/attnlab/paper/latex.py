@@ -20,7 +20,7 @@ from attnlab.paper import references
 
 MAIN = "main.tex"
 PREAMBLE = rf"""\documentclass[10pt]{{article}}
-\usepackage[a4paper, textwidth={tex.TEXT_WIDTH_IN}in, top=20mm, bottom=22mm]{{geometry}}
+\usepackage[a4paper, textwidth={tex.TEXT_WIDTH_IN}in, top=18mm, bottom=20mm]{{geometry}}
 \usepackage[T1]{{fontenc}}
 \usepackage{{lmodern, microtype, amsmath, amssymb, textcomp}}
 \usepackage{{graphicx, array, booktabs, longtable, caption}}

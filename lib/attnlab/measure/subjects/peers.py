@@ -1,6 +1,7 @@
 """Attention from elsewhere, callable if it is installed: PyTorch's FlexAttention, flash-attn-4, xFormers."""
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -66,21 +67,25 @@ def _first(output: Any) -> torch.Tensor:
 def _flash4(q: torch.Tensor) -> Any:
     if q.device.type != "cuda":
         raise Unsupported("flash-attn-4 needs an NVIDIA GPU")
-    package = _installed_flash4()
-    if isinstance(package, str):
-        raise Unsupported(package)
-    return package
+    return _installed("flash_attn.cute", "flash-attn-4")
+
+
+def _installed(module: str, title: str) -> Any:
+    """A module of a package that may not be installed; raises Unsupported if it isn't, or lacks what it needs."""
+    found = _imported(module)
+    if not isinstance(found, ImportError):
+        return found
+    missing = found.name or str(found)
+    there = not missing.startswith(module.partition(".")[0])
+    raise Unsupported(f"{title} lacks {missing}" if there else f"{title} is not installed")
 
 
 @cache
-def _installed_flash4() -> Any:
-    """The package, or why it isn't there."""
+def _imported(module: str) -> Any:
     try:
-        from flash_attn import cute  # type: ignore[import-not-found]
+        return import_module(module)
     except ImportError as error:
-        missing = error.name or str(error)
-        return "flash-attn-4 is not installed" if missing.startswith("flash_attn") else f"flash-attn-4 lacks {missing}"
-    return cute
+        return error
 
 
 @cache
@@ -116,9 +121,7 @@ def xformers(
     """
     if q.device.type != "cuda":
         raise Unsupported("xFormers is measured only on an NVIDIA GPU")
-    fmha, shared = _installed_xformers(), q.shape[1] // k.shape[1]
-    if isinstance(fmha, str):
-        raise Unsupported(fmha)
+    fmha, shared = _installed("xformers.ops.fmha", "xFormers"), q.shape[1] // k.shape[1]
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
     if shared > 1:
         queries = queries.unflatten(2, (k.shape[1], shared))
@@ -126,17 +129,6 @@ def xformers(
     mask = fmha.attn_bias.LowerTriangularFromBottomRightMask() if causal else None
     output: torch.Tensor = fmha.memory_efficient_attention(queries, keys, values, attn_bias=mask, scale=scale)
     return output.reshape(q.transpose(1, 2).shape).transpose(1, 2)
-
-
-@cache
-def _installed_xformers() -> Any:
-    """The package's attention, or why it isn't there."""
-    try:
-        from xformers.ops import fmha  # type: ignore[import-not-found]
-    except ImportError as error:
-        missing = error.name or str(error)
-        return "xFormers is not installed" if missing.startswith("xformers") else f"xFormers lacks {missing}"
-    return fmha
 
 
 PEERS = (
