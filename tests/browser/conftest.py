@@ -11,6 +11,7 @@ import pytest
 from attnlab.base import paths
 from attnlab.paper.printed import BROWSERS
 
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 REPORTS = paths.ROOT / "reports" / "h200-2026-11-21"
 """The published pages, which the repository holds."""
 
@@ -37,7 +38,7 @@ def browser() -> Iterator[Any]:
     if found is None:
         pytest.skip("needs Chromium: `apt-get install chromium`")
     with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield opened
         opened.close()
 

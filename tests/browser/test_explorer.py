@@ -1,7 +1,6 @@
 """The explorer in Chromium: what it shows, that everything chosen can be undone, that keys alone reach all of it."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,6 @@ from synthetic import TARGET, Recipe
 from attnlab.exhibits.explore import data, page
 from attnlab.infer import cases, repeat, results
 from attnlab.infer.results import Results
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 SHAPES = {
     "seq_len": [synthetic.AXES | {"seq_len": [64, 128, 256]}],
@@ -95,14 +89,6 @@ def pages(tmp_path_factory) -> dict[str, str]:
         path.write_text(page.html(name, block), encoding="utf-8")
         found[name] = path.as_uri()
     return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """JupyterLab itself: open 10_explore, run all cells, choose another clock, and the verdict is another."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,8 +19,6 @@ from attnlab.base import paths
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
 for needed in ("jupyterlab", "anywidget"):
     pytest.importorskip(needed, reason="the extra `lab` is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 PATIENCE_MS = 120_000
 """For a kernel to start on a busy machine; nothing is asserted about time."""
 
@@ -85,21 +82,17 @@ def _wait_for(address: str, server: subprocess.Popen) -> None:
     pytest.fail("JupyterLab ended before it answered")
 
 
-def test_run_all_then_another_clock_another_verdict(lab):
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        )
-        opened = browser.new_page(viewport={"width": 1400, "height": 1000})
-        opened.set_default_timeout(PATIENCE_MS)
-        opened.goto(f"{lab}/lab/tree/10_explore.ipynb")
-        opened.get_by_text("| Idle").wait_for()  # until then, the menu runs nothing
-        opened.get_by_role("menuitem", name="Run", exact=True).click()
-        opened.locator("[role=menuitem]", has_text="Run All Cells").first.click()
-        cell = opened.locator('td[role="gridcell"][aria-label^="sdpa.flash, (2, 4, 128, 64) float16:"]')
-        cell.first.wait_for()
-        assert cell.first.inner_text() == "★ 1.250"
-        opened.get_by_label("clock", exact=True).select_option("eager")
-        sync_api.expect(cell.first).to_have_text("★ 1.216")
-        assert "eager clock, warm cache" in opened.locator('[data-part="cell"]').inner_text()
-        browser.close()
+def test_run_all_then_another_clock_another_verdict(browser, lab):
+    opened = browser.new_page(viewport={"width": 1400, "height": 1000})
+    opened.set_default_timeout(PATIENCE_MS)
+    opened.goto(f"{lab}/lab/tree/10_explore.ipynb")
+    opened.get_by_text("| Idle").wait_for()  # until then, the menu runs nothing
+    opened.get_by_role("menuitem", name="Run", exact=True).click()
+    opened.locator("[role=menuitem]", has_text="Run All Cells").first.click()
+    cell = opened.locator('td[role="gridcell"][aria-label^="sdpa.flash, (2, 4, 128, 64) float16:"]')
+    cell.first.wait_for()
+    assert cell.first.inner_text() == "★ 1.250"
+    opened.get_by_label("clock", exact=True).select_option("eager")
+    sync_api.expect(cell.first).to_have_text("★ 1.216")
+    assert "eager clock, warm cache" in opened.locator('[data-part="cell"]').inner_text()
+    opened.close()

@@ -11,7 +11,7 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.measure.subjects import best, operator, rungs, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
-from attnlab.measure.subjects.launch import Launch, layout
+from attnlab.measure.subjects.launch import layout
 from attnlab.runs import dispatch
 from attnlab.study import implementations, ladder
 from attnlab.study.ladder import PREFIX
@@ -109,11 +109,12 @@ def use(source: Path | str | None = None) -> dict[Key, str]:
 
 def _chosen(table: dispatch.Dispatch, source: Path) -> dict[Key, str]:
     try:
-        for choice in table.chosen():
+        choices = table.chosen()
+        for choice in choices:
             _require_callable(choice.implementation)
     except UserError as error:
         raise UserError(f"{paths.shown(source)}: {error}") from None
-    return {_key(choice.shape): choice.implementation for choice in table.chosen()}
+    return {_key(choice.shape): choice.implementation for choice in choices}
 
 
 def _require_callable(name: str) -> None:
@@ -159,11 +160,9 @@ def _launch(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
 ) -> Prepared:
     try:
-        kernel = _kernel(name, q, k, causal)
-        launch: Launch = kernel.prepared(q, k, v, causal, scale).launch
+        return _kernel(name, q, k, causal).prepared(q, k, v, causal, scale).launch
     except Unsupported:
         return partial(sdpa.sdpa, causal=causal, scale=scale)
-    return launch
 
 
 def _kernel(name: str, q: torch.Tensor, k: torch.Tensor, causal: bool) -> rungs.Kernel:
