@@ -107,7 +107,8 @@ test-browser: $(call ready,cpu-test-browser)  ## open the published pages in Chr
 	$(python) -m pytest tests/browser
 
 test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
-	$(python) -m pytest -m gpu
+	$(python) -m pytest -m 'gpu and not alone' --numprocesses 6 --dist loadfile
+	$(python) -m pytest -m 'gpu and alone'
 
 # CUDA's toolkit often lies beside the path.
 sanitize: $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sanitizer's memcheck and racecheck, on an NVIDIA GPU

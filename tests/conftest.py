@@ -34,6 +34,13 @@ TINY = {
     "sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": [16, 32, 64], "head_dim": 64, "dtype": "float32"}},
 }
 RECORDED = "recorded"
+EVERY_TIMING = [
+    {"clock": "device", "cache": "warm"},
+    {"clock": "cupti", "cache": "warm"},
+    {"clock": "device", "cache": "cold"},
+    {"clock": "eager", "cache": "warm"},
+    {"clock": "eager", "cache": "cold"},
+]
 
 
 def tiny_study(**changes) -> studies.Study:

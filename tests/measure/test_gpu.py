@@ -1,24 +1,21 @@
 """The measuring half on an NVIDIA GPU: `make test-gpu`."""
 
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_study, torch_as_it_was
+from conftest import EVERY_TIMING, torch_as_it_was
 
 from attnlab.measure.clocks import ours
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment, inspection, telemetry
 from attnlab.measure.instruments.telemetry import Telemetry
-from attnlab.measure.session import ceilings, record, wgmma
+from attnlab.measure.session import ceilings, wgmma
 from attnlab.measure.subjects import inputs
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
-from attnlab.runs import read
-from attnlab.study import studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -26,15 +23,6 @@ pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda")
 FUSED = ("sdpa.flash", "sdpa.cudnn", "sdpa.efficient")
-# A replay runs the same kernel, but for the products of the math backend, which cuBLAS may choose anew.
-SAME = dict.fromkeys(FUSED, 0.0) | {"sdpa.math": 2e-3}
-EVERY_TIMING = [
-    {"clock": "device", "cache": "warm"},
-    {"clock": "cupti", "cache": "warm"},
-    {"clock": "device", "cache": "cold"},
-    {"clock": "eager", "cache": "warm"},
-    {"clock": "eager", "cache": "cold"},
-]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,6 +137,7 @@ def test_flash_in_float32_is_unsupported_and_says_that_it_is_the_dtype():
     assert "\n" not in reason
 
 
+@pytest.mark.alone
 def test_out_of_memory_is_told_and_leaves_the_device_usable():
     # 32·8·16384² scores of two bytes are 128 GiB, and the softmax holds them twice.
     case, _ = case_of("sdpa.math", Shape(32, 8, 16384, 64))
@@ -222,6 +211,7 @@ def test_every_clock_takes_samples(timing):
     assert {sample.launches for sample in samples} == {expected}
 
 
+@pytest.mark.alone
 def test_the_eager_clock_sees_the_launch_gap_that_the_device_clock_leaves_out():
     case, _ = case_of("sdpa.flash", Shape(1, 1, 64, 64))
     called(case)
@@ -285,6 +275,7 @@ def measured_ceilings():
     return ceilings.measure(GPU, ["float16", "float32"])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "unit"),
     [
@@ -319,6 +310,7 @@ def test_wgmma_computes_the_product_as_often_as_it_says(hopper, dtype):
         torch.testing.assert_close(product.out.double(), rounds * exact, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.alone
 def test_wgmma_takes_time_in_proportion_to_its_rounds(hopper):
     # What ptxas drops from the loop would take no time.
     product = wgmma.Wgmma(GPU, "float16")
@@ -329,6 +321,7 @@ def test_wgmma_takes_time_in_proportion_to_its_rounds(hopper):
     assert 1.8 < twice / once < 2.3
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("dtype", wgmma.DTYPES)
 def test_wgmma_comes_near_the_peak_and_not_past_it(hopper, dtype):
     found = ceilings._wgmma(GPU, dtype)
@@ -340,102 +333,16 @@ def test_wgmma_comes_near_the_peak_and_not_past_it(hopper, dtype):
     assert peak / 2 < np.median(found["samples"]) < peak
 
 
+@pytest.mark.alone
 def test_ceilings_are_in_order(measured_ceilings):
     median = {name: float(np.median(found["samples"])) for name, found in measured_ceilings.items() if found["samples"]}
     assert median["matmul.float16"] > median["matmul.float32"]
     assert median["l2"] > median["copy"]
 
 
+@pytest.mark.alone
 def test_no_ceiling_is_above_the_h200s_datasheet(measured_ceilings):
     if "H200" in torch.cuda.get_device_name():
         assert max(measured_ceilings["matmul.float16"]["samples"]) < 1.05 * 989
         assert max(measured_ceilings["copy"]["samples"]) < 4800
         assert max(measured_ceilings["matmul.float32"]["samples"]) < 1.05 * 67
-
-
-# A run
-
-
-@pytest.fixture(scope="module")
-def recorded_on_gpu(tmp_path_factory):
-    """A run of four implementations at two shapes under every timing, in two fresh processes."""
-    target = {"batch": 1, "heads": 2, "seq_len": 128, "head_dim": 64, "dtype": "float16"}
-    study = tiny_study(
-        device="cuda",
-        implementations=["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.math"],
-        target=target,
-        timings=EVERY_TIMING,
-        sweeps={"seq_len": target | {"seq_len": [128, 256]}},
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ATTNLAB_DATA", os.fspath(tmp_path_factory.mktemp("gpu")))
-        return read.load(record.record("gpu", study, "cuda"))
-
-
-def test_a_run_on_the_gpu_is_complete(recorded_on_gpu):
-    run = recorded_on_gpu
-    assert run.complete
-    assert run.cases["reason"].unique().tolist() == [""]
-    assert run.cases["status"].tolist() == 5 * 2 * 2 * ["measured"]  # four implementations and the control
-    study = studies.recorded(run.manifest)
-    rounds = sum(map(study.rounds, study.timings))
-    assert len(run.samples) == 5 * 2 * rounds * 2  # implementations, shapes, rounds of all timings, replicates
-    assert run.manifest["missing_clocks"] == []
-    assert run.manifest["telemetry"] == "NVML"
-    assert (run.samples["latency_us"] > 0).all()
-
-
-def test_short_kernels_are_timed_many_at_a_time_where_the_cache_is_warm_and_the_launch_gap_left_out(recorded_on_gpu):
-    launches = recorded_on_gpu.samples.groupby(["clock", "cache"])["launches"]
-    for timing in (("device", "warm"), ("cupti", "warm")):
-        assert 1 < launches.min()[timing] <= launches.max()[timing] <= ours.GRAPH_CALLS
-    for timing in (("device", "cold"), ("eager", "warm"), ("eager", "cold")):
-        assert launches.max()[timing] == launches.min()[timing] == 1
-
-
-def test_counters_of_the_target_are_kept(recorded_on_gpu):
-    profile, stated = recorded_on_gpu.profile, recorded_on_gpu.manifest["profile"]
-    if not stated["tool"]:
-        pytest.skip(stated["why"])
-    assert stated["tool"].startswith("ncu 20")
-    assert stated["why"] == ""
-    assert set(profile["implementation"]) == set(studies.recorded(recorded_on_gpu.manifest).implementations)
-    assert set(profile["seq_len"]) == {128}
-    assert set(profile["function"].str.len() > 0) == {True}
-
-
-def test_clock_power_and_throttling_stand_beside_the_samples(recorded_on_gpu):
-    samples = recorded_on_gpu.samples
-    assert samples["sm_clock_mhz"].notna().all()
-    assert (samples["sm_clock_mhz"] > 100).all()
-    assert (samples["power_w"] > 10).all()
-    assert samples["throttled"].notna().all()
-
-
-def test_both_routes_were_checked(recorded_on_gpu):
-    checks = recorded_on_gpu.checks
-    assert checks["passed"].all()
-    graphs = checks[checks["route"] != "call"]
-    assert graphs["route"].str.fullmatch(r"graph of \d+").all()
-    # Before, the call on inputs of three kinds and a graph of it; afterwards the call, and the graphs that were timed.
-    routes = checks.groupby(["moment", "inputs"])["route"].agg(lambda column: len(column))
-    cases = 5 * 2 * 2
-    assert routes.to_dict() == {
-        ("before", "normal"): 2 * cases, ("before", "large logits"): cases, ("before", "constant rows"): cases,
-        ("after", "normal"): 3 * cases,
-    }  # fmt: skip
-    assert (graphs["route"] == "graph of 1").sum() == 2 * cases
-
-
-def test_two_replicates_are_two_processes(recorded_on_gpu):
-    by_replicate = recorded_on_gpu.samples.groupby("replicate")["process"].agg(lambda column: set(column))
-    assert [len(processes) for processes in by_replicate] == [1, 1]
-    assert by_replicate[0].isdisjoint(by_replicate[1])
-    assert set(recorded_on_gpu.processes["process"]) == by_replicate[0] | by_replicate[1]
-
-
-def test_the_kernels_that_ran_are_recorded(recorded_on_gpu):
-    kernels = recorded_on_gpu.cases.groupby("implementation")["kernels"].agg(lambda column: "\n".join(column).lower())
-    assert "flash" in kernels["sdpa.flash"]
-    assert "cudnn" in kernels["sdpa.cudnn"] or "sm90" in kernels["sdpa.cudnn"]
-    assert "flash" not in kernels["sdpa.math"]

@@ -131,6 +131,7 @@ TIMINGS = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("timing", TIMINGS, ids=str)
 @pytest.mark.parametrize("name", ["skips_if_right", "store_by_hash"])
 def test_who_remembers_takes_as_long_as_who_does_not(kernel, name, timing):

@@ -13,7 +13,7 @@ from attnlab.runs import methods
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 GPU = torch.device("cuda")
 SHAPE = Shape(8, 8, 256, 64)

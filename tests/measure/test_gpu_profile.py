@@ -15,7 +15,11 @@ from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
 NCU = os.environ.get("ATTNLAB_NCU") or shutil.which("ncu")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NCU is None, reason="Nsight Compute is not here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.alone,
+    pytest.mark.skipif(NCU is None, reason="Nsight Compute is not here"),
+]
 
 SHAPE = Shape(8, 8, 512, 64)
 

@@ -1,0 +1,98 @@
+"""A whole run on an NVIDIA GPU, and what it keeps: `make test-gpu`."""
+
+import os
+
+import pytest
+from conftest import EVERY_TIMING, tiny_study
+
+from attnlab.measure.clocks import ours
+from attnlab.measure.session import record
+from attnlab.runs import read
+from attnlab.study import studies
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def recorded_on_gpu(tmp_path_factory):
+    """A run of four implementations at two shapes under every timing, in two fresh processes."""
+    target = {"batch": 1, "heads": 2, "seq_len": 128, "head_dim": 64, "dtype": "float16"}
+    study = tiny_study(
+        device="cuda",
+        implementations=["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.math"],
+        target=target,
+        timings=EVERY_TIMING,
+        sweeps={"seq_len": target | {"seq_len": [128, 256]}},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLAB_DATA", os.fspath(tmp_path_factory.mktemp("gpu")))
+        return read.load(record.record("gpu", study, "cuda"))
+
+
+def test_a_run_on_the_gpu_is_complete(recorded_on_gpu):
+    run = recorded_on_gpu
+    assert run.complete
+    assert run.cases["reason"].unique().tolist() == [""]
+    assert run.cases["status"].tolist() == 5 * 2 * 2 * ["measured"]  # four implementations and the control
+    study = studies.recorded(run.manifest)
+    rounds = sum(map(study.rounds, study.timings))
+    assert len(run.samples) == 5 * 2 * rounds * 2  # implementations, shapes, rounds of all timings, replicates
+    assert run.manifest["missing_clocks"] == []
+    assert run.manifest["telemetry"] == "NVML"
+    assert (run.samples["latency_us"] > 0).all()
+
+
+def test_short_kernels_are_timed_many_at_a_time_where_the_cache_is_warm_and_the_launch_gap_left_out(recorded_on_gpu):
+    launches = recorded_on_gpu.samples.groupby(["clock", "cache"])["launches"]
+    for timing in (("device", "warm"), ("cupti", "warm")):
+        assert 1 < launches.min()[timing] <= launches.max()[timing] <= ours.GRAPH_CALLS
+    for timing in (("device", "cold"), ("eager", "warm"), ("eager", "cold")):
+        assert launches.max()[timing] == launches.min()[timing] == 1
+
+
+def test_counters_of_the_target_are_kept(recorded_on_gpu):
+    profile, stated = recorded_on_gpu.profile, recorded_on_gpu.manifest["profile"]
+    if not stated["tool"]:
+        pytest.skip(stated["why"])
+    assert stated["tool"].startswith("ncu 20")
+    assert stated["why"] == ""
+    assert set(profile["implementation"]) == set(studies.recorded(recorded_on_gpu.manifest).implementations)
+    assert set(profile["seq_len"]) == {128}
+    assert set(profile["function"].str.len() > 0) == {True}
+
+
+def test_clock_power_and_throttling_stand_beside_the_samples(recorded_on_gpu):
+    samples = recorded_on_gpu.samples
+    assert samples["sm_clock_mhz"].notna().all()
+    assert (samples["sm_clock_mhz"] > 100).all()
+    assert (samples["power_w"] > 10).all()
+    assert samples["throttled"].notna().all()
+
+
+def test_both_routes_were_checked(recorded_on_gpu):
+    checks = recorded_on_gpu.checks
+    assert checks["passed"].all()
+    graphs = checks[checks["route"] != "call"]
+    assert graphs["route"].str.fullmatch(r"graph of \d+").all()
+    # Before, the call on inputs of three kinds and a graph of it; afterwards the call, and the graphs that were timed.
+    routes = checks.groupby(["moment", "inputs"])["route"].agg(lambda column: len(column))
+    cases = 5 * 2 * 2
+    assert routes.to_dict() == {
+        ("before", "normal"): 2 * cases, ("before", "large logits"): cases, ("before", "constant rows"): cases,
+        ("after", "normal"): 3 * cases,
+    }  # fmt: skip
+    assert (graphs["route"] == "graph of 1").sum() == 2 * cases
+
+
+def test_two_replicates_are_two_processes(recorded_on_gpu):
+    by_replicate = recorded_on_gpu.samples.groupby("replicate")["process"].agg(lambda column: set(column))
+    assert [len(processes) for processes in by_replicate] == [1, 1]
+    assert by_replicate[0].isdisjoint(by_replicate[1])
+    assert set(recorded_on_gpu.processes["process"]) == by_replicate[0] | by_replicate[1]
+
+
+def test_the_kernels_that_ran_are_recorded(recorded_on_gpu):
+    kernels = recorded_on_gpu.cases.groupby("implementation")["kernels"].agg(lambda column: "\n".join(column).lower())
+    assert "flash" in kernels["sdpa.flash"]
+    assert "cudnn" in kernels["sdpa.cudnn"] or "sm90" in kernels["sdpa.cudnn"]
+    assert "flash" not in kernels["sdpa.math"]
