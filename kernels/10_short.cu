@@ -25,11 +25,11 @@ one_tile(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Memory*>(memory);
     const unsigned scores_ready = shared_address(&shared.scores_ready), values_ready = shared_address(&shared.values_ready);
-    const int blocks = (problem.queries + 63) / 64, first = blockIdx.x % blocks * 64, index = blockIdx.x / blocks;
-    const int batch = index / problem.heads, head = index % problem.heads;
+    const int first = problem.items.remainder(blockIdx.x) * 64, index = problem.items.quotient(blockIdx.x);
+    const int batch = problem.heads.quotient(index), head = problem.heads.remainder(index);
 
     if (threadIdx.x == 0) {
-        const int kv_head = head / problem.sharing;
+        const int kv_head = problem.sharing.quotient(head);
         init_barrier(scores_ready, 1);
         init_barrier(values_ready, 1);
         publish_barriers();

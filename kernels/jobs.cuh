@@ -124,18 +124,19 @@ template <typename P, bool CAUSAL> struct Deal {
     Problem problem;
     int heads, blocks, groups, passes, section;
     __device__ __forceinline__ Deal(const Problem& problem)
-        : problem(problem), heads(problem.batch * problem.heads), blocks((problem.queries + 63) / 64),
-          groups((blocks + P::PER_PASS - 1) / P::PER_PASS), passes(P::serves(problem.keys) ? groups * heads : 0),
-          section(gridDim.x) {
+        : problem(problem), heads(problem.batch * problem.heads.by), blocks((problem.queries + 63) / 64),
+          groups(problem.items.by), passes(P::serves(problem.keys) ? groups * heads : 0), section(gridDim.x) {
         const long long bytes = 4ll * problem.keys * P::D;
-        while (CAUSAL && section > 1 && section * bytes > KEPT_BYTES * problem.sharing) section = (section + 1) / 2;
+        while (CAUSAL && section > 1 && section * bytes > KEPT_BYTES * problem.sharing.by) section = (section + 1) / 2;
         section = min(section, heads);
     }
     // A head of all batches as one of its batch, with the batch above it: one register instead of two.
-    __device__ __forceinline__ int packed(int head) const { return (head / problem.heads) << 16 | head % problem.heads; }
+    __device__ __forceinline__ int packed(int head) const {
+        return problem.heads.quotient(head) << 16 | problem.heads.remainder(head);
+    }
     // The head of K and V for a packed one.
     __device__ __forceinline__ int packed_values(int head) const {
-        return (head & ~0xFFFF) | (head & 0xFFFF) / problem.sharing;
+        return (head & ~0xFFFF) | problem.sharing.quotient(head & 0xFFFF);
     }
     // The CTA's pass number `turn`, or -1 behind the end. Under the mask to and fro: the longest first, the shortest next.
     __device__ __forceinline__ int pass(int turn) const {
@@ -150,8 +151,8 @@ template <typename P, bool CAUSAL> struct Deal {
             head = packed(begin + index % there);
             first = (groups - 1 - index / there) * P::PER_PASS;
         } else {
-            head = packed(pass / groups);
-            first = pass % groups * P::PER_PASS;
+            head = packed(problem.items.quotient(pass));
+            first = problem.items.remainder(pass) * P::PER_PASS;
         }
     }
     __device__ __forceinline__ int tiles(int block) const {  // that a block sees
@@ -472,11 +473,15 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
             ++scores.tile;
             ring.advance();
         }
-        if (P::TURNS) take_turn(consumer);
+        const auto wait_for_values = [&] {
+            if (!over || !apart()) wait(full + 16 * value_ring.slot() + 8, value_ring.parity());
+        };
+        if (P::TURNS) wait_for_values();  // others wait for the turn to end
         wait(full + 16 * ring.slot(), ring.parity());
+        if (P::TURNS) take_turn(consumer);
         begin_products();
         multiply_query_by_keys();
-        if (!over || !apart()) wait(full + 16 * value_ring.slot() + 8, value_ring.parity());
+        if (!P::TURNS) wait_for_values();
         begin_products();
         multiply_probabilities_by_values(add);  // if that is done already, for nothing: no product may depend on a condition
         if (P::TURNS) pass_turn<P::CONSUMERS>(consumer);

@@ -89,6 +89,7 @@ def test_infinity_over_infinity_is_told(kernel):
     assert "elements are not finite" in subject.reason
 
 
+@pytest.mark.alone
 def test_who_reads_stale_shared_memory_is_caught(kernel):
     subject, _ = gated(kernel("stale"), SHAPE, "cuda")
     assert subject.reason.startswith("before timing, call"), subject.reason
@@ -267,6 +268,7 @@ def test_inputs_arrive_after_the_call_was_made():
 # What the gate leans on
 
 
+@pytest.mark.alone
 def test_a_scrub_leaves_its_word_in_shared_memory():
     cupy = pytest.importorskip("cupy")
     source = """extern "C" __global__ void look(unsigned* found) {

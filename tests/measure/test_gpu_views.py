@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
 VIEWS = [rung for rung in ladder.load() if rung.arguments == "views"]
 INSTANCES = [
-    pytest.param(rung, tile, id=f"{rung.name}-{tile.name}-{tile.head_dim}") for rung in VIEWS for tile in rung.tiles
+    pytest.param((rung, tile), id=f"{rung.name}-{tile.name}-{tile.head_dim}") for rung in VIEWS for tile in rung.tiles
 ]
 
 

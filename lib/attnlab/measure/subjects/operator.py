@@ -23,13 +23,36 @@ def register(forward: Attention) -> None:
     def attention(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
     ) -> torch.Tensor:
-        output, expected = forward(q, k, v, causal, scale), _empty(q, k, v, causal, scale)
-        return output if output.stride() == expected.stride() else expected.copy_(output)
+        output = forward(q, k, v, causal, scale)
+        # Whatever is newly allocated is dense: with the strides of `q`, it is laid out as expected.
+        return output if output.stride() == q.stride() else _laid_out(output, _empty(q, k, v, causal, scale))
+
+    def differentiable(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    ) -> torch.Tensor:
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            found: torch.Tensor = _Differentiable.apply(q, k, v, causal, scale)  # type: ignore[no-untyped-call]
+            return found
+        if type(q) is type(k) is type(v) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
+            return attention(q, k, v, causal, scale)  # nobody traces: the dispatcher would take as long as a launch
+        return _below_autograd(q, k, v, causal, scale)
 
     _LIBRARY.define(f"attention{SCHEMA}")
     _LIBRARY.impl("attention", attention, "CompositeExplicitAutograd")
+    _LIBRARY.impl("attention", differentiable, "Autograd")
     torch.library.register_fake(NAME, _empty, lib=_LIBRARY)
-    torch.library.register_autograd(NAME, _backward, setup_context=_keep, lib=_LIBRARY)
+
+
+def _below_autograd(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        output: torch.Tensor = torch.ops.attnlab.attention.default(q, k, v, causal, scale)
+    return output
+
+
+def _laid_out(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return output if output.stride() == expected.stride() else expected.copy_(output)
 
 
 def _empty(
@@ -39,25 +62,30 @@ def _empty(
     return torch.empty_like(q)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    q, k, v, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v)
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.causal, ctx.scale = causal, scale
+        return _below_autograd(q, k, v, causal, scale)
 
-
-def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    with torch.enable_grad():
-        q, k, v = given = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-        queries, keys = q.shape[-2], k.shape[-2]
-        aligned = ctx.causal and bool(queries != keys)
-        # torch.compile traces this, and can't trace SDPA's own mask that is aligned to the end.
-        mask = ~masked(queries, keys, q.device) if aligned else None
-        output = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=ctx.causal and not aligned,
-            scale=ctx.scale,
-            enable_gqa=bool(q.shape[1] != k.shape[1]),
-        )
-        return (*torch.autograd.grad(output, given, gradient), None, None)
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        with torch.enable_grad():
+            q, k, v = given = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+            queries, keys = q.shape[-2], k.shape[-2]
+            aligned = ctx.causal and bool(queries != keys)
+            # torch.compile traces this, and can't trace SDPA's own mask that is aligned to the end.
+            mask = ~masked(queries, keys, q.device) if aligned else None
+            output = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                is_causal=ctx.causal and not aligned,
+                scale=ctx.scale,
+                enable_gqa=bool(q.shape[1] != k.shape[1]),
+            )
+            return (*torch.autograd.grad(output, given, gradient), None, None)

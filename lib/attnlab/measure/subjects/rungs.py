@@ -14,6 +14,7 @@ from attnlab.build import nvrtc
 from attnlab.measure.subjects import maps
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout
+from attnlab.measure.subjects.problem import Problem
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
@@ -53,15 +54,6 @@ class _Compiled:
     expression: str
     architecture: str
     ctas_per_sm: int
-
-
-class Problem(ctypes.Structure):
-    """What a kernel that takes views is asked to compute, as kernels/hopper.cuh declares it."""
-
-    _fields_ = (
-        *((name, ctypes.c_int) for name in ("batch", "heads", "sharing", "queries", "keys", "earlier")),
-        ("scale", ctypes.c_float),
-    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ class Kernel:
             if rung.persistent:
                 most = torch.cuda.get_device_properties(device).multi_processor_count
                 ctas = min(ctas, compiled.ctas_per_sm * most)
-            encoded, scalars = _encoded(rung, tile, q, k, v), _scalars(rung, q, k, scale)
+            encoded, scalars = _encoded(rung, tile, q, k, v), _scalars(rung, tile, q, k, scale)
             launch = Launch(
                 compiled.function.kernel.ptr,
                 ctas,
@@ -237,14 +229,13 @@ def _encoded(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, v: torch.
     return [encode(tensor, q.data_ptr(), box) for tensor, box in boxes]
 
 
-def _scalars(rung: Rung, q: torch.Tensor, k: torch.Tensor, scale: float | None) -> list[Any]:
+def _scalars(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, scale: float | None) -> list[Any]:
     """What follows the tensors among the parameters of a kernel."""
     batch, heads, seq_len, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     if rung.arguments != "views":
         return [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
-    kv_heads, kv_len = k.shape[1:3]
-    return [Problem(batch, heads, heads // kv_heads, seq_len, kv_len, kv_len - seq_len, scale)]
+    return [Problem.of(q, k, tile.rows, scale)]
 
 
 def _served(
