@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnlab.measure.subjects import launch, maps, rungs
+from attnlab.measure.subjects import launch, maps
 from attnlab.measure.subjects.implementation import Broken, Unsupported
 from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout
 

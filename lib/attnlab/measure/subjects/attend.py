@@ -9,7 +9,7 @@ import torch
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.subjects import best, operator, rungs, sdpa
+from attnlab.measure.subjects import best, maps, operator, rungs, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
 from attnlab.measure.subjects.launch import layout
 from attnlab.runs import dispatch
@@ -62,7 +62,7 @@ def attend(
         output: torch.Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return sdpa.sdpa(q, k, v, causal, scale)
+        return (_by_sdpa if _plain(q, k, v) else sdpa.sdpa)(q, k, v, causal, scale)
     return forward(q, k, v, causal, scale)
 
 
@@ -70,7 +70,7 @@ def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
 ) -> torch.Tensor:
     """`attend` without gradients."""
-    if type(q) is type(k) is type(v) is KIND and q.is_cuda:
+    if _plain(q, k, v):
         try:
             key = layout(q, k, v, causal, scale)
         except RuntimeError:  # such tensors have no strides
@@ -80,6 +80,22 @@ def forward(
             return prepared(q, k, v)
         except Unsupported:
             pass
+        return _by_sdpa(q, k, v, causal, scale)
+    return sdpa.sdpa(q, k, v, causal, scale)
+
+
+def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    return type(q) is type(k) is type(v) is KIND and q.is_cuda
+
+
+def _by_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, causal: bool, scale: float | None) -> torch.Tensor:
+    """SDPA on a GPU, of copies where a tensor doesn't begin at a multiple of 16 bytes.
+
+    From such addresses PyTorch 2.11 computes wrong numbers by cuDNN, without an error, and by its other backends fails
+    with a misaligned address, after which the process can use the GPU no more.
+    """
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
+        q, k, v = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v))
     return sdpa.sdpa(q, k, v, causal, scale)
 
 
@@ -148,7 +164,7 @@ def _call(
 ) -> Prepared:
     """An implementation, with as little Python as possible between it and its caller."""
     if name is None:
-        return partial(sdpa.sdpa, causal=causal, scale=scale)
+        return partial(_by_sdpa, causal=causal, scale=scale)
     if name.startswith(PREFIX):
         return _launch(name, q, k, v, causal, scale)
     plain = q.shape[1] == k.shape[1] and (not causal or q.shape[2] == k.shape[2]) and q.shape[3] % 8 == 0
@@ -162,7 +178,7 @@ def _launch(
     try:
         return _kernel(name, q, k, causal).prepared(q, k, v, causal, scale).launch
     except Unsupported:
-        return partial(sdpa.sdpa, causal=causal, scale=scale)
+        return partial(_by_sdpa, causal=causal, scale=scale)
 
 
 def _kernel(name: str, q: torch.Tensor, k: torch.Tensor, causal: bool) -> rungs.Kernel:
