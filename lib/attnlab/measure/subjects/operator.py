@@ -31,7 +31,7 @@ def register(forward: Attention) -> None:
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
     ) -> torch.Tensor:
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            found: torch.Tensor = _Differentiable.apply(q, k, v, causal, scale)  # type: ignore[no-untyped-call]
+            found: torch.Tensor = _Differentiable.apply(q, k, v, causal, scale)
             return found
         if type(q) is type(k) is type(v) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
             return attention(q, k, v, causal, scale)  # nobody traces: the dispatcher would take as long as a launch
