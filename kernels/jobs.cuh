@@ -76,14 +76,17 @@ __device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
                  "}" ::"r"(barrier) : "memory");
 }
 
-// Returns once the number in shared memory is above `least`. In one piece: a loop in C++ would make the compiler expect
-// the lanes of a warp to part, and give up uniform registers.
+// Returns once the number in shared memory is above `least`. Who writes and who reads it do so by atomics, since no barrier
+// orders them. In one piece: a loop in C++ would make the compiler expect the lanes of a warp to part, and give up uniform
+// registers.
 __device__ __forceinline__ void wait_for_number(unsigned address, int least) {
     asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 ".reg .s32 number;\n"
+                 ".reg .pred one, done;\n"
+                 ".reg .b32 number;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "mov.b32 number, 0x7fffffff;\n"
                  "again:\n"
-                 "ld.volatile.shared.s32 number, [%0];\n"
+                 "@one atom.shared.or.b32 number, [%0], 0;\n"
                  "setp.gt.s32 done, number, %1;\n"
                  "vote.sync.all.pred done, done, 0xffffffff;\n"
                  "@!done bra again;\n"
@@ -188,7 +191,6 @@ template <typename P, bool CAUSAL>
 __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAUSAL>& deal, const TensorMap& k,
                                             const TensorMap& v) {
     const unsigned full = shared_address(shared.full), empty = shared_address(shared.empty);
-    volatile int& passes_begun = shared.passes_begun;
     Place<P::PAIRS> ring;
     for (int turn = 0, pass; (pass = deal.pass(turn)) >= 0; ++turn) {
         int head, first;
@@ -204,7 +206,7 @@ __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAU
                 wait(empty + barrier, ring.parity() ^ 1);
                 if (tile + i == 0) {
                     wait(full + barrier + 8, ring.parity() ^ 1);
-                    passes_begun = turn + 1;
+                    atomicExch(&shared.passes_begun, turn + 1);
                 }
                 arrive_expecting(full + barrier, P::TILE_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)

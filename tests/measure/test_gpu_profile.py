@@ -44,7 +44,7 @@ def test_every_counter_is_there():
     assert (rows["value"] >= 0).all()
 
 
-@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.math", "kernel.mma"])
+@pytest.mark.parametrize("name", ["sdpa.flash", "kernel.mma"])
 def test_the_counters_agree_with_the_arithmetic(name):
     found = counters(name)
     device = torch.cuda.get_device_properties(0)
@@ -61,7 +61,7 @@ def test_only_what_uses_tensor_cores_has_them_busy():
     assert counters("kernel.tiled").units_pct["tensor cores"] == 0
 
 
-@pytest.mark.parametrize("rung", ["tiled", "mma", ladder.load()[-1].name])
+@pytest.mark.parametrize("rung", ["tiled", "mma", "bounded"])
 def test_a_rung_is_profiled_as_what_it_is(rung):
     stated = next(one for one in ladder.load() if one.name == rung)
     if stated.architecture(torch.cuda.get_device_capability()) is None:

@@ -181,28 +181,21 @@ def test_the_operator_is_compiled_without_a_break_and_has_gradients(kernel, monk
     assert Gate(tuple(t.detach() for t in training), False).check((output.detach(), *gradients)).passed
 
 
+SIZE = 2 * 4 * 300 * 64
+
+
 @pytest.mark.parametrize("tabled", [True, False])
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, monkeypatch, tabled, requires_grad):
-    """From odd addresses, cuDNN computes wrong numbers and the other backends break the process."""
+    """From odd addresses and strides, cuDNN computes wrong numbers and the other backends break the process."""
     from attnlab.measure.subjects import attend
 
     axes = ((2, 4, 300, 64), (2, 4, 300, 64), torch.float16, False)
     monkeypatch.setattr(attend, "_table", {axes: "kernel.bounded"} if tabled else {})
     monkeypatch.setattr(attend, "_prepared", {})
-    memory = torch.randn(2 * 4 * 300 * 64 + 8, device=GPU, dtype=torch.float16)
-    odd, even = (memory[begin:][: 2 * 4 * 300 * 64].view(2, 4, 300, 64) for begin in (1, 0))
-    for given in ((odd, odd, odd), (odd, even, even), (even, odd, odd)):
+    memory = torch.randn(SIZE + 8, device=GPU, dtype=torch.float16)
+    odd, even = (memory[begin:][:SIZE].view(2, 4, 300, 64) for begin in (1, 0))
+    wide, less_wide = (torch.randn(2, 4, 300, row, device=GPU, dtype=torch.float16)[..., :64] for row in (65, 68))
+    for given in ((odd, odd, odd), (odd, even, even), (even, odd, odd), (wide, less_wide, wide), (even, wide, even)):
         output = attnlab.attend(*(tensor.detach().requires_grad_(requires_grad) for tensor in given))
         assert Gate(given, False).check(output.detach()).passed
-
-
-def test_attend_leaves_strides_that_tma_can_not_describe_to_sdpa(kernel, monkeypatch):
-    from attnlab.measure.subjects import attend
-
-    axes = ((2, 4, 300, 64), (2, 4, 300, 64), torch.float16, False)
-    monkeypatch.setattr(attend, "_table", {axes: "kernel.bounded"})
-    monkeypatch.setattr(attend, "_prepared", {})
-    even, wide = inputs.draw(PLAIN, 0, GPU)[0], torch.randn(2, 4, 300, 65, device=GPU, dtype=torch.float16)[..., :64]
-    for given in ((wide, wide, wide), (even, wide, even)):
-        assert Gate(given, False).check(attnlab.attend(*given)).passed

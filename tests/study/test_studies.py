@@ -14,7 +14,7 @@ PARAMS = sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert PARAMS == ["backends", "cpu", "gpu", "peers", "quick"]
+    assert PARAMS == ["backends", "cpu", "gpu", "ladder", "peers", "quick"]
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -224,7 +224,10 @@ def test_one_e_two_in_yaml_is_a_string_and_is_refused(write_study):
 def test_a_study_that_is_not_there_tells_which_are(name):
     with pytest.raises(UserError) as caught:
         studies.load(name)
-    assert str(caught.value) == f"there is no study {name!r}; notebooks/params/ has backends, cpu, gpu, peers, quick"
+    assert (
+        str(caught.value)
+        == f"there is no study {name!r}; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick"
+    )
 
 
 def test_a_name_is_known_or_the_nearest_is_told():

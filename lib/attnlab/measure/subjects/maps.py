@@ -50,16 +50,25 @@ def strided(tensor: torch.Tensor, address: int, rows: int) -> bytes:
 
 def refusal(tensor: torch.Tensor) -> str:
     """Why no map describes a tensor ``(batch, heads, seq_len, head_dim)``, to follow its name; empty if one does."""
-    *sizes, _ = tensor.shape
-    *strides, innermost = tensor.stride()
-    bytes_apart = [stride * tensor.element_size() for size, stride in zip(sizes, strides, strict=True) if size > 1]
+    innermost, bytes_apart = tensor.stride()[-1], _bytes_apart(tensor)
     if innermost != 1:
         return f"has a stride of {innermost} between the elements of a row"
     if 0 in bytes_apart:
         return "repeats itself in memory (a stride of 0)"
-    if odd := [apart for apart in bytes_apart if apart % ALIGNMENT or apart >= FARTHEST]:
+    if odd := odd_strides(tensor) or [apart for apart in bytes_apart if apart >= FARTHEST]:
         return f"has a stride of {odd[0]} bytes, which is no multiple of {ALIGNMENT} below 2^40"
     return ""
+
+
+def odd_strides(tensor: torch.Tensor) -> list[int]:
+    """The strides of a tensor, but for the innermost, that are no multiples of 16 bytes, in bytes."""
+    return [apart for apart in _bytes_apart(tensor) if apart % ALIGNMENT]
+
+
+def _bytes_apart(tensor: torch.Tensor) -> list[int]:
+    """The strides in bytes of all dimensions but the innermost that have more than one element."""
+    sizes, strides = tensor.shape[:-1], tensor.stride()[:-1]
+    return [stride * tensor.element_size() for size, stride in zip(sizes, strides, strict=True) if size > 1]
 
 
 def _encoded(tensor: torch.Tensor, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], rows: int) -> bytes:
