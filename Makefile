@@ -107,7 +107,7 @@ test-browser: $(call ready,cpu-test-browser)  ## open the published pages in Chr
 	$(python) -m pytest tests/browser
 
 test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
-	$(python) -m pytest -m 'gpu and not alone' --numprocesses 6 --dist loadfile
+	$(python) -m pytest -m 'gpu and not alone' --numprocesses 8 --dist loadfile
 	$(python) -m pytest -m 'gpu and alone'
 
 # CUDA's toolkit often lies beside the path.

@@ -105,8 +105,8 @@ def _by_sdpa(
 def _of_copies(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
 ) -> torch.Tensor:
-    copies = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v))
-    return sdpa.sdpa(*copies, causal, scale)
+    q, k, v = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v))
+    return sdpa.sdpa(q, k, v, causal, scale)
 
 
 def use(source: Path | str | None = None) -> dict[Key, str]:
