@@ -5,9 +5,11 @@
 //         that held Q: there is no gap between jobs. Warps of the producer deal the consumers their jobs; those of a pass
 //         share tiles of K and V. Under the mask, passes of a section of heads that the L2 holds begin with the longest.
 //         Descriptors are advanced by one addition.
-// Gained  2.4 % over rung 7, 0.0448 ms at (32, 8, 512, 64) on an H200, where 1.05x was expected; 1.10x at 2048 keys, 1.15x
-//         under the mask there. At 256 keys it is a loss, 17.8 us for 14.5, and at 512 under the mask, 39.4 for 33.0: a
+// Gained  1.5 % over rung 7, 45.4 us at (32, 8, 512, 64) on an H200, where 1.05x was expected; 1.11x at 2048 keys, 1.10x
+//         under the mask there. At 256 keys it is a loss, 17.8 us for 14.6, and at 512 under the mask, 38.7 for 33.3: a
 //         pass is three jobs, and four or eight blocks of 64 queries leave a consumer idle in the last one of a head.
+//         Views cost 5 % while heads and batches were found by division, of which a pass needs five; by multiplication
+//         (`Divisor`) they cost nothing that was measured.
 // Limits  a score costs 12 issue slots, five of them for the maximum and its shuffles, on which every exponential waits.
 #include "jobs.cuh"
 

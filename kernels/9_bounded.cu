@@ -5,15 +5,18 @@
 //         bf16). Only then a warp computes its scores again, by mma.sync, and proceeds as rung 8 does. A job begins with
 //         the offset of the job before, mostly of the same head, unless its first tile is masked: there a sum below 2^-6,
 //         where fp16 would lose digits, calls for the maximum as well. The result is a softmax whatever the scores are.
-// Gained  1.155x over rung 8, 0.0388 ms at (32, 8, 512, 64) on an H200, where 1.12x was expected: 1.23x over cuDNN there,
-//         1.20x by the sum of kernel durations. 1.18x and 1.20x over it at 1024 and 2048 keys, 1.27, 1.20 and 1.24x under
-//         the mask at 512, 1024 and 2048, 1.13 and 1.10x at D = 128 and 512 and 2048 keys.
+// Gained  1.17x over rung 8, 38.9 us at (32, 8, 512, 64) on an H200, where 1.12x was expected: 1.25x over cuDNN there, 1.21x
+//         by the sum of kernel durations. 1.22x over it at 1024 and 2048 keys, 1.23x at 4096 and 8192; under the mask 1.26,
+//         1.19, 1.25 and 1.21x at 512, 1024, 2048 and 4096; at D = 128 1.14 and 1.11x at 512 and 2048 keys, under the mask
+//         1.06 and 1.10x.
 //         Four consumers with small tiles are best at 512, three with large ones from 2048 on: the entry holds both.
 //         A pass of one job for each consumer beat one that keeps a whole head for all its jobs by 5 % in trials: a tile's
 //         memory is free after one use, and the next pass's tiles come early.
+//         Four consumers wait for K and V before their turn, so that nobody waits in it: 56 instead of 85 instructions from
+//         the barrier to the next, 2 % at 1024 keys. Three lose 2 % by the same; why, is not known.
 //         Tried and left out: O awaited in the midst of the exponentials (9 to 17 % slower: the product with V is not over
-//         by then); waiting for V before the turn; turns passed on after the first product; tensor maps prefetched and
-//         barriers initialised by many threads (together 1 us at S = 256). With four consumers a CTA has 96 registers a
+//         by then); turns passed on after the first product; tensor maps prefetched and barriers initialised by many
+//         threads (together 1 us at S = 256). With four consumers a CTA has 96 registers a
 //         thread and a consumer 112: every variable counts (`Place` is one number, `thread_again` is read where needed).
 // Limits  the last bits of a row depend on the job before it, by its offset: they are the same in every run of a shape, and
 //         may differ where the same query lies in another batch.

@@ -321,6 +321,7 @@ def claims() -> tuple[Claim, ...]:
         claim("after the first {} |", word(instance.count(",") + 1)),
         claim("boxes of {} columns with a swizzle of {} bytes", *swizzle()),
         claim("the strides and the address are multiples of {} bytes", f"{maps.ALIGNMENT}"),
+        claim("an address or a stride is no multiple of {} bytes", f"{maps.ALIGNMENT}"),
         claim("at lengths from {} to {} in float16", plain(min(tune.SEQ_LENS)), plain(max(tune.SEQ_LENS))),
         claim("The published medians lie within {} % of the trials'", f"{furthest_trial_pct()}"),
         claim(
