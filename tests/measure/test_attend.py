@@ -12,7 +12,7 @@ import attnlab
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import environment
-from attnlab.measure.subjects import attend, inputs
+from attnlab.measure.subjects import attend, inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.runs import dispatch
 from attnlab.runs.dispatch import Choice, Dispatch
@@ -298,7 +298,7 @@ def test_the_table_is_read_at_the_first_call_and_a_bad_one_is_told(h200, called,
 
 
 def test_layouts_are_not_remembered_without_end(called, monkeypatch):
-    monkeypatch.setattr(attend, "KEPT", 8)
+    monkeypatch.setattr(rungs, "KEPT", 8)
     for length in range(1, 40):
         attend.attend(tensor(2, 4, 1, 32), *[tensor(2, 4, length, 32)] * 2)
     assert len(attend._prepared) <= 8

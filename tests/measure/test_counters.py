@@ -123,7 +123,14 @@ def is_running(process: Path) -> bool:
         return False
 
 
-PRINT = f"cat <<'END'\n{printed(HEADER, UNITS, FIRST)}END\n"
+WAITS = ["1", "void at::cuda::spin_kernel(long)", "(1, 1, 1)", "10", "10", "1"]
+# A call for each shape that is asked for.
+PRINT = f"""cat <<'END'
+{printed(HEADER, UNITS)}END
+for word in "$@"; do case $word in '{{'*) cat <<'END'
+{printed(FIRST, WAITS, before="")}END
+;; esac; done
+"""
 
 
 def test_a_device_without_counters_is_told(begun):
@@ -150,16 +157,14 @@ def test_what_every_replicate_measured_is_profiled_once(begun, ncu, tmp_path):
     assert rows["implementation"].unique().tolist() == ["sdpa.auto", "sdpa.flash"]
     assert set(rows["seq_len"]) == {32}
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert [re.search(r"attnlab\.measure\.instruments\.counters (\S+)", line)[1] for line in asked] == [
-        "sdpa.auto",
-        "sdpa.flash",
-    ]
+    assert len(asked) == 1
+    assert re.findall(r"(\S+) {", asked[0]) == ["sdpa.auto", "sdpa.flash"]
     assert "--clock-control none" in asked[0]
     assert ",".join(metrics.COUNTERS) in asked[0]
     assert told["command"].startswith("ncu --clock-control none")
     assert 'python -m attnlab.measure.instruments.counters IMPLEMENTATION \'{"batch": 1' in told["command"]
     counters.take(begun, tiny_study(), "cuda")
-    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1
 
 
 def test_beyond_the_target_what_is_far_slower_is_not_counted(begin, ncu, tmp_path):
@@ -169,30 +174,20 @@ def test_beyond_the_target_what_is_far_slower_is_not_counted(begin, ncu, tmp_pat
         if table == "samples":
             rows["latency_us"] *= rows["implementation"].map(lambda one: 3.0 if one == "sdpa.math" else 1.0)
         write.add_part(name, table, key, rows)
-    waits = ["1", "void at::cuda::spin_kernel(long)", "(1, 1, 1)", "10", "10", "1"]
-    both = printed(HEADER, UNITS, FIRST, waits, SECOND, waits)
-    one = printed(HEADER, UNITS, FIRST, waits)
-    ncu(f"""echo "$*" >> {tmp_path}/asked
-case "$*" in *sdpa.math*) cat <<'END'
-{one}END
-;; *) cat <<'END'
-{both}END
-;; esac
-""")
+    ncu(f'echo "$*" >> {tmp_path}/asked\n{PRINT}')
     assert counters.take(name, study, "cuda")["why"] == ""
     rows = read.load(name).profile
     shapes = rows.groupby("implementation")["seq_len"].agg(lambda column: sorted(set(column)))
     assert shapes.to_dict() == {"sdpa.auto": [16, 32], "sdpa.flash": [16, 32], "sdpa.math": [32]}
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert [line.count('"seq_len"') for line in asked] == [2, 2, 1]
+    assert (tmp_path / "asked").read_text().count('"seq_len"') == 5
 
 
 def test_a_call_that_was_not_counted_costs_those_of_its_process(ncu):
-    ncu(PRINT)
+    ncu(f"cat <<'END'\n{printed(HEADER, UNITS, FIRST)}END\n")
     study = tiny_study()
     shapes = [study.target_shape, study.target_shape.resized(seq_len=16)]
     with pytest.raises(counters.Refused, match=r"^1 of 2 calls were counted$"):
-        counters.counters(os.environ["ATTNLAB_NCU"], "sdpa.auto", shapes)
+        counters.counters(os.environ["ATTNLAB_NCU"], {"sdpa.auto": shapes})
 
 
 def test_what_ncu_can_not_do_costs_its_own_counters_alone(begun, ncu):

@@ -1,7 +1,7 @@
 """Nsight Compute's counters of one call at the study's target, for each implementation that was measured there.
 
 Where the study asks for other shapes too, they are of those implementations that are not far slower than the fastest.
-ncu runs this module in a process of its own, which warms an implementation up at each shape and opens ncu's window for
+ncu runs this module in a process of its own, which for each case warms the implementation up and opens ncu's window for
 a single call; a kernel that only waits separates the calls. ncu runs each kernel of that call many times over, a few
 counters at a time. Its durations are therefore no latencies: they belong beside other counters and never beside
 samples.
@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from attnlab.measure.instruments import environment, tool
+from attnlab.measure.instruments import devices, environment, tool
 from attnlab.measure.instruments.tool import Refused
 from attnlab.measure.subjects import inputs, registry
 from attnlab.runs import metrics, read, rules, schema, write
@@ -26,8 +26,11 @@ from attnlab.study.studies import Study
 
 WARMUP_CALLS = 20
 TIMEOUT_S = 120
+"""For the cases of one implementation."""
 # Beyond the target, what takes more than this many times as long as the fastest is not counted.
 FAR_SLOWER = 2.0
+Shapes = dict[str, list[Shape]]
+"""Shapes by implementation."""
 
 
 def take(name: str, study: Study, device: str) -> dict[str, str]:
@@ -42,22 +45,30 @@ def take(name: str, study: Study, device: str) -> dict[str, str]:
         found = version(ncu)
     except Refused as refused:
         return _stated(why=str(refused))
-    problems = []
-    for implementation, shapes in _counted(name, study).items():
-        if _key(implementation) in write.recorded(name, "profile"):
-            continue
-        print(f"{name}: counters of {implementation}", file=sys.stderr, flush=True)
-        try:
-            rows = counters(ncu, implementation, shapes)
-        except Refused as refused:
-            problems.append(f"{implementation}: {refused}")
-            if "ERR_NVGPUCTRPERM" in str(refused):
-                problems = [str(refused)]  # this user may read no counters at all
-                break
-        else:
-            write.add_part(name, "profile", _key(implementation), rows)
-    words = ["python" if word == sys.executable else word for word in command("IMPLEMENTATION", [study.target_shape])]
+    there = write.recorded(name, "profile")
+    wanted = {one: shapes for one, shapes in _counted(name, study).items() if _key(one) not in there}
+    problems = _taken(name, ncu, wanted) if wanted else []
+    words = ["python" if word == sys.executable else word for word in command({"IMPLEMENTATION": [study.target_shape]})]
     return _stated(found, "; ".join(problems), shlex.join(words))
+
+
+def _taken(name: str, ncu: str, wanted: Shapes) -> list[str]:
+    """Keep the counters of these cases, and return what went wrong.
+
+    A process takes seconds to begin, so all cases share one. If it fails, each implementation gets one of its own.
+    """
+    print(f"{name}: counters of {', '.join(wanted)}", file=sys.stderr, flush=True)
+    try:
+        rows = counters(ncu, wanted)
+    except Refused as refused:
+        if "ERR_NVGPUCTRPERM" in str(refused):  # this user may read no counters at all
+            return [str(refused)]
+        if len(wanted) > 1:
+            return [problem for one, shapes in wanted.items() for problem in _taken(name, ncu, {one: shapes})]
+        return [f"{one}: {refused}" for one in wanted]
+    for implementation, own in rows.groupby("implementation", sort=False):
+        write.add_part(name, "profile", _key(str(implementation)), own.reset_index(drop=True))
+    return []
 
 
 def version(ncu: str) -> str:
@@ -70,23 +81,28 @@ def version(ncu: str) -> str:
     return f"ncu {found[1]}" if found else "ncu"
 
 
-def counters(ncu: str, implementation: str, shapes: list[Shape]) -> pd.DataFrame:
-    """The counters of one call at each shape, a row per launch and metric.
+def counters(ncu: str, wanted: Shapes) -> pd.DataFrame:
+    """The counters of one call of each implementation at each of its shapes, a row per launch and metric.
 
     Raises:
         Refused: ncu gave no counters, or not for every call.
     """
-    calls = parse(tool.output([ncu, *command(implementation, shapes)[1:]], TIMEOUT_S))
-    if len(calls) != len(shapes):
-        raise Refused(f"{len(calls)} of {len(shapes)} calls were counted")
-    rows = [call.assign(implementation=implementation, **shape.axes) for call, shape in zip(calls, shapes, strict=True)]
+    calls = parse(tool.output([ncu, *command(wanted)[1:]], TIMEOUT_S * len(wanted)))
+    cases = _cases(wanted)
+    if len(calls) != len(cases):
+        raise Refused(f"{len(calls)} of {len(cases)} calls were counted")
+    rows = [call.assign(implementation=one, **shape.axes) for call, (one, shape) in zip(calls, cases, strict=True)]
     return pd.concat(rows, ignore_index=True)[list(schema.COLUMNS["profile"])]
 
 
-def command(implementation: str, shapes: list[Shape]) -> list[str]:
+def command(wanted: Shapes) -> list[str]:
     """The command that profiles cases, with the caches as the previous call left them and the clocks as they are."""
-    profiled = [sys.executable, "-m", __spec__.name, implementation, *(json.dumps(shape.axes) for shape in shapes)]
-    return ["ncu", *tool.ncu_options(metrics.COUNTERS), *profiled]
+    stated = [word for one, shape in _cases(wanted) for word in (one, json.dumps(shape.axes))]
+    return ["ncu", *tool.ncu_options(metrics.COUNTERS), sys.executable, "-m", __spec__.name, *stated]
+
+
+def _cases(wanted: Shapes) -> list[tuple[str, Shape]]:
+    return [(implementation, shape) for implementation, shapes in wanted.items() for shape in shapes]
 
 
 def parse(printed: str) -> list[pd.DataFrame]:
@@ -133,10 +149,10 @@ def call_once(implementation: str, shape: Shape) -> None:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def _counted(name: str, study: Study) -> dict[str, list[Shape]]:
-    """By implementation, the shapes at which a call is counted."""
+def _counted(name: str, study: Study) -> Shapes:
+    """The shapes at which a call is counted."""
     run = read.load(name)
-    found: dict[str, list[Shape]] = {}
+    found: Shapes = {}
     for shape in study.counted_shapes:
         measured = _measured(run, study, shape)
         if shape != study.target_shape:
@@ -165,5 +181,6 @@ def _stated(tool: str = "", why: str = "", command: str = "") -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for stated in sys.argv[2:]:
-        call_once(sys.argv[1], Shape(**json.loads(stated)))
+    for named, stated in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        call_once(named, Shape(**json.loads(stated)))
+        devices.release(torch.device("cuda"))

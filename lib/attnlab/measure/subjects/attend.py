@@ -20,8 +20,6 @@ from attnlab.study.shapes import Shape
 Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 # Subclasses of it compute attention in their own ways.
 KIND = torch.Tensor
-# Layouts that are remembered: a cache that grows by a key for each token has a new one at each step.
-KEPT = 4096
 
 
 class Prepared(Protocol):
@@ -163,7 +161,7 @@ def _prepare(
     table = _table if _table is not None else use()
     alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
     name = table.get((tuple(q.shape), tuple(k.shape), q.dtype, causal)) if alike else None
-    if len(_prepared) >= KEPT:
+    if len(_prepared) >= rungs.KEPT:
         _prepared.clear()
     _prepared[key] = prepared = _call(name, q, k, v, causal, scale)
     return prepared
@@ -186,7 +184,7 @@ def _launch(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
 ) -> Prepared:
     try:
-        return _kernel(name, q, k, causal).prepared(q, k, v, causal, scale).launch
+        return _kernel(name, q, k, causal).prepare(q, k, v, causal, scale).launch
     except Unsupported:
         return partial(_sdpa_for(q, k, v), causal=causal, scale=scale)
 

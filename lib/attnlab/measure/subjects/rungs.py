@@ -18,6 +18,8 @@ from attnlab.measure.subjects.problem import Problem
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
+# Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
+KEPT = 4096
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
 REFUSED = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
 
@@ -88,11 +90,13 @@ class Kernel:
     def prepared(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> _Prepared:
-        """The launch for such tensors; raises as a call does."""
+        """The launch for such tensors, which is kept; raises as a call does."""
         key = layout(q, k, v, causal, scale)
         found = self._prepared.get(key)
         if found is None:
-            found = self._prepared[key] = self._prepare(q, k, v, causal, scale)
+            if len(self._prepared) >= KEPT:
+                self._prepared.clear()
+            found = self._prepared[key] = self.prepare(q, k, v, causal, scale)
         return found
 
     def resources(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> dict[str, Any]:
@@ -112,9 +116,10 @@ class Kernel:
         )
         return asdict(resources)
 
-    def _prepare(
+    def prepare(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
     ) -> _Prepared:
+        """A launch for such tensors, for a caller who keeps it; raises as a call does."""
         rung, device = self.rung, q.get_device()
         dtype, tile = _served(rung, q, k, v, causal, scale)
         batch, heads, seq_len, head_dim = q.shape
