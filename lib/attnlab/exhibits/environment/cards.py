@@ -89,5 +89,6 @@ def _surveyed(results: Results) -> str:
 
 def _sentence(timing: Timing, found: dict[str, float]) -> str:
     known = [f"{formats.percent(value)} {LEVELS[level]}" for level, value in found.items() if not np.isnan(value)]
-    alone = "" if len(known) == len(found) else " Each card ran one process, so that what cards differ by is not apart."
+    mixed = " Each card ran one process: differences between cards are not separated from those between processes."
+    alone = "" if len(known) == len(found) else mixed
     return f"Under {timing.words}, the standard deviation of a latency is {formats.listing(known)}.{alone}"
