@@ -195,7 +195,10 @@ def _names(text: str) -> list[str]:
 
 
 def _sizes(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes whole numbers, by commas, not {text!r}") from None
 
 
 def _assignment(text: str) -> tuple[str, object]:

@@ -156,7 +156,8 @@ def modelled(name: str, device: str, stated: dict[str, Any]) -> str:
     try:
         from attnlab.measure.session.models import record_models
     except ImportError as error:
-        raise UserError(f"models need {error.name}, which is not installed: `make model` sets it up") from None
+        why = "it is not installed" if error.name == "transformers" else str(error).splitlines()[0]
+        raise UserError(f"models need transformers: {why}; `make model` sets it up") from None
     found = devices.resolve(device)
     name = name or record.new_name(devices.describe(found))
     begun = (models.folder(name) / "manifest.json").is_file()
