@@ -9,9 +9,9 @@ from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.formats import CI
-from attnlab.infer import models as inferred
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.models import Agreement, Comparison
+from attnlab.infer.models.comparisons import Comparison, comparisons
+from attnlab.infer.models.outputs import Agreement, agreements, shares_pct
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import models
@@ -35,7 +35,7 @@ def _record(results: Results) -> Record:
 def compared(results: Results) -> Group:
     """Time to first token and tokens per second, with verdicts, and what is gained in a sentence."""
     record = _record(results)
-    plan, found = record.manifest.plan, inferred.comparisons(record)
+    plan, found = record.manifest.plan, comparisons(record)
     by_phase = {phase: [one for one in found if one.phase == phase] for phase in PHASES}
     note = (
         f"{formats.count(plan.replicates, 'replicate')} of {plan.rounds} rounds, in which `{BASELINE}`, "
@@ -100,7 +100,7 @@ def _called(record: Record) -> str:
         )
     calls = {choice.shape: choice.implementation for choice in table.choices}
     by_call: dict[str, list[str]] = {}
-    for workload in inferred.workloads(record):
+    for workload in record.workloads:
         by_call.setdefault(calls.get(workload.shape, FALLBACK), []).append(workload.label)
     named = "; ".join(f"`{call}` for {formats.listing(labels)}" for call, labels in by_call.items())
     return (
@@ -136,7 +136,7 @@ def outputs(results: Results) -> Table:
     """Errors of the logits, and tokens that are those of transformers' SDPA."""
     record = _record(results)
     by_workload: dict[str, dict[str, Agreement]] = {}
-    for one in inferred.agreements(record):
+    for one in agreements(record):
         by_workload.setdefault(one.workload.label, {})[one.attention] = one
     rows = []
     for found in by_workload.values():
@@ -167,8 +167,8 @@ def outputs(results: Results) -> Table:
 def share(results: Results) -> Figure:
     """The share of the device's time that is attention, before and after."""
     record = _record(results)
-    workloads = inferred.workloads(record)
-    shares = {(w, phase): inferred.shares_pct(record, w, phase) for phase in PHASES for w in workloads}
+    workloads = record.workloads
+    shares = {(w, phase): shares_pct(record, w, phase) for phase in PHASES for w in workloads}
     if not any(shares.values()):
         raise NotMeasured(f"CUPTI didn't show what ran in the record `{record.manifest.name}`")
     drawing, panels = plt.subplots(1, len(PHASES), sharey=True, figsize=(7.2, 1.1 + 0.32 * len(workloads)))

@@ -10,10 +10,10 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
@@ -22,7 +22,7 @@ from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
 from attnlab.runs import schema
 from attnlab.runs.dispatch import Dispatch
-from attnlab.study.models import Plan
+from attnlab.study.models import Plan, Workload
 
 WORKLOAD = ("model", "batch", "prompt")
 _WHO = (*WORKLOAD, "attention", "replicate")
@@ -79,25 +79,21 @@ class Record:
     """
 
     manifest: Manifest
+    samples: pd.DataFrame
+    outputs: pd.DataFrame
+    kernels: pd.DataFrame
 
-    @cached_property
-    def samples(self) -> pd.DataFrame:
-        return self._table("samples")
+    @property
+    def workloads(self) -> list[Workload]:
+        """Every workload of the plan."""
+        plan = self.manifest.plan
+        return [workload for model in plan.models for workload in plan.workloads(model)]
 
-    @cached_property
-    def outputs(self) -> pd.DataFrame:
-        return self._table("outputs")
-
-    @cached_property
-    def kernels(self) -> pd.DataFrame:
-        return self._table("kernels")
-
-    def _table(self, table: str) -> pd.DataFrame:
-        path = folder(self.manifest.name) / f"{table}.parquet"
-        content = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(content).hexdigest() != self.manifest.files[table]:
-            raise UserError(f"{paths.shown(path)} isn't what was recorded: restore it from where the record came from")
-        return pd.read_parquet(io.BytesIO(content))
+    def at(self, table: str, workload: Workload) -> pd.DataFrame:
+        """The rows of a table that are of a workload."""
+        rows: pd.DataFrame = getattr(self, table)
+        named = dict(zip(WORKLOAD, (workload.model.name, workload.batch, workload.prompt), strict=True))
+        return rows[np.logical_and.reduce([rows[axis] == value for axis, value in named.items()])]
 
 
 def folder(name: str) -> Path:
@@ -127,13 +123,28 @@ def read(name: str) -> Manifest:
 
 
 def newest(device_name: str) -> Record | None:
-    """The complete record on a device that was begun last; None where there is none."""
+    """The complete record on a device that was begun last; None where there is none.
+
+    Raises:
+        UserError: one of its tables isn't what was recorded.
+    """
     found = []
     for path in (paths.data() / schema.MODELS).glob("*/manifest.json"):
         with suppress(UserError):  # one that can't be read is passed over
             found.append(read(path.parent.name))
     there = [one for one in found if one.complete and one.device["name"] == device_name]
-    return Record(max(there, key=lambda one: (one.created, one.name))) if there else None
+    if not there:
+        return None
+    chosen = max(there, key=lambda one: (one.created, one.name))
+    return Record(chosen, **{table: _whole(chosen, table) for table in COLUMNS})
+
+
+def _whole(manifest: Manifest, table: str) -> pd.DataFrame:
+    path = folder(manifest.name) / f"{table}.parquet"
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != manifest.files[table]:
+        raise UserError(f"{paths.shown(path)} isn't what was recorded: restore it from where the record came from")
+    return pd.read_parquet(io.BytesIO(content))
 
 
 def add(name: str, key: str, tables: dict[str, list[dict[str, Any]]]) -> None:
