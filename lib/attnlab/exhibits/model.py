@@ -98,15 +98,31 @@ def _called(record: Record) -> str:
         return (
             "On a CPU `attend` is SDPA, so that nothing can be gained: the record shows what a call of `attend` adds."
         )
-    calls = {choice.shape: choice.implementation for choice in table.choices}
-    by_call: dict[str, list[str]] = {}
-    for workload in record.workloads:
-        by_call.setdefault(calls.get(workload.shape, FALLBACK), []).append(workload.label)
-    named = "; ".join(f"`{call}` for {formats.listing(labels)}" for call, labels in by_call.items())
+    chosen = sum(choice.implementation != FALLBACK for choice in table.choices)
     return (
-        f"By the verdicts of the run `{table.run}`, `attend` calls over a prompt: {named}. Each later token has one "
-        f"key more than the one before; no table holds all these shapes, and `attend` calls `{FALLBACK}`."
+        f"By the verdicts of the run `{table.run}`, `attend` calls something else than `{FALLBACK}` at {chosen} of "
+        f"{formats.count(len(table.choices), 'shape')} of prompts; in the models it ran {_ran(record)}. Each later "
+        "token has one key more than the one before; no table holds all these shapes, and `attend` calls "
+        f"`{FALLBACK}`."
     )
+
+
+def _ran(record: Record) -> str:
+    """The kernels over the prompts that are others than SDPA's, with the settings at which they ran."""
+    found = {(one.workload.label, one.attention): one for one in agreements(record)}
+    if any("" in one.ran for one in found.values()):
+        return "kernels that CUPTI did not show"
+    by_kernels: dict[str, list[str]] = {}
+    for label in (workload.label for workload in record.workloads):
+        ours, theirs = (_kernels(found[label, name]) for name in (CANDIDATE, BASELINE))
+        if ours != theirs:
+            by_kernels.setdefault(f"{ours} in place of {theirs}", []).append(label)
+    parts = [f"{kernels} for {formats.listing(labels)}" for kernels, labels in by_kernels.items()]
+    return "; ".join(parts) or "the same kernels as SDPA"
+
+
+def _kernels(one: Agreement) -> str:
+    return formats.listing([f"`{formats.kernel(name)}`" for name in one.ran])
 
 
 def _gained(found: Sequence[Comparison]) -> str:

@@ -28,7 +28,7 @@ WORKLOAD = ("model", "batch", "prompt")
 _WHO = (*WORKLOAD, "attention", "replicate")
 COLUMNS = {
     "kernels": (*_WHO, "phase", "attention_us", "total_us"),
-    "outputs": (*_WHO, "reference", "max_error", "mean_error"),
+    "outputs": (*_WHO, "max_error", "mean_error", "reference", "ran"),
     "samples": (*_WHO, "round", "position", "first_us", "rest_us", "agreeing"),
 }
 """The columns of each table. A block's samples are written last: a block that has them is whole."""
@@ -74,7 +74,8 @@ class Record:
         samples: a row per generation: ``first_us`` until the first token of each prompt was on the host, ``rest_us``
             from then until the last, and how many tokens are those of the baseline in the same round.
         outputs: a row per attention, workload and replicate: absolute errors of the logits at the last token of the
-            prompts, against the same weights in the wider type `reference`.
+            prompts, against the same weights in the wider type `reference`; and the kernel that `ran` the longest in
+            the first layer's attention over the prompts.
         kernels: a row per attention, phase, workload and replicate: the device's time in attention, and in all.
     """
 

@@ -13,6 +13,7 @@ class Agreement:
     Attributes:
         max_error: of the logits against the reference; `mean_error` likewise.
         agreeing: tokens that are those of the baseline, of `tokens`.
+        ran: the kernels that ran the longest in the first layer's attention over the prompts, in any replicate.
     """
 
     workload: Workload
@@ -21,6 +22,7 @@ class Agreement:
     mean_error: float
     agreeing: int
     tokens: int
+    ran: tuple[str, ...]
 
 
 def agreements(record: Record) -> list[Agreement]:
@@ -33,7 +35,8 @@ def agreements(record: Record) -> list[Agreement]:
             tokens = len(generations) * workload.batch * record.manifest.plan.tokens
             worst, mean = errors["max_error"].max(), errors["mean_error"].mean()
             agreeing = int(generations["agreeing"].sum())
-            found.append(Agreement(workload, str(attention), float(worst), float(mean), agreeing, tokens))
+            ran = tuple(sorted(set(errors["ran"])))
+            found.append(Agreement(workload, str(attention), float(worst), float(mean), agreeing, tokens, ran))
     return found
 
 

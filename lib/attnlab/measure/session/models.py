@@ -19,7 +19,7 @@ from attnlab.base import files, sources
 from attnlab.base.errors import UserError
 from attnlab.base.version import VERSION
 from attnlab.measure.clocks import ours, traced
-from attnlab.measure.instruments import devices, environment
+from attnlab.measure.instruments import devices, environment, inspection
 from attnlab.measure.session import record, worker
 from attnlab.measure.subjects import attend, model
 from attnlab.runs import dispatch, models, rules
@@ -197,7 +197,24 @@ class _Taking:
             self.model.set_attn_implementation(registered)
             errors = (_logits(self.model, prompts) - expected).abs()
             found = {"max_error": errors.max().item(), "mean_error": errors.mean().item()}
-            yield self._row(attention) | {"reference": WIDER[self.workload.dtype]} | found
+            ran = {"reference": WIDER[self.workload.dtype], "ran": self._ran(attention, prompts)}
+            yield self._row(attention) | found | ran
+
+    def _ran(self, attention: str, prompts: torch.Tensor) -> str:
+        """What ran the longest in the first layer's attention over the prompts: a kernel, or on a CPU an operator.
+
+        Empty where CUPTI shows nothing.
+        """
+        inner, names = model.registered(model.REGISTERED[attention]), list[str]()
+
+        def inspected(*args: Any, **named: Any) -> Any:
+            call: Any = partial(inner, *args, **named)
+            names.extend(() if names else inspection.kernels(call, self.generator.device))
+            return call()
+
+        self._watched_by(inspected)
+        model.generate(self.model, prompts, 1)
+        return names[0] if names else ""
 
     def kernels(self) -> Iterator[Row]:
         """The device's time in attention and in all, for the first token and for the later ones."""
@@ -219,10 +236,14 @@ class _Taking:
         """The device's time in each call of an attention, in µs, and the generation that called it."""
         inner = model.registered(model.REGISTERED[attention])
         with _Watch(self.job.device) as watch:
-            model.register(WATCHED, lambda *args, **named: watch.through(partial(inner, *args, **named)))
-            self.model.set_attn_implementation(WATCHED)
+            self._watched_by(lambda *args, **named: watch.through(partial(inner, *args, **named)))
             made = model.generate(self.model, self._prompts(), self.job.plan.tokens)
         return watch.us, made
+
+    def _watched_by(self, attention: model.Attention) -> None:
+        """Let the model call this attention."""
+        model.register(WATCHED, attention)
+        self.model.set_attn_implementation(WATCHED)
 
     def _traced_us(self, attention: str, tokens: int) -> float:
         """The time of all kernels of a generation."""
