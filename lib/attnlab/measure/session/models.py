@@ -1,6 +1,7 @@
 """Recording how models generate: a process for each replicate, a block for each of its models."""
 
 import copy
+import gc
 import random
 import sys
 import warnings
@@ -98,11 +99,8 @@ def survey(kind: str) -> dict[str, Any]:
     worker.die_quietly()
     device = torch.device(kind)
     environment.lock()
-    return {"device": devices.describe(device), "environment": _environment(device), "tick_us": _tick_us()}
-
-
-def _tick_us() -> float:
-    return ours.calibrate(torch.device("cpu"))["tick_us"]  # the host's clock
+    tick_us = ours.calibrate(torch.device("cpu"))["tick_us"]  # of the host's clock
+    return {"device": devices.describe(device), "environment": _environment(device), "tick_us": tick_us}
 
 
 def _environment(device: torch.device) -> dict[str, Any]:
@@ -149,6 +147,7 @@ def take(job: Job) -> None:
                 '`make model PARAMS="models=gpt2 batch=1 prompt=512"`'
             ) from None
         finally:
+            gc.collect()  # a model is a cycle of references
             devices.release(device)
 
 
