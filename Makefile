@@ -16,7 +16,7 @@ SCHEDULER ?=
 LONG ?=
 # For `make dispatch`: eager, or device for programs that replay graphs.
 CLOCK ?=
-# For `make notebook`: which, and NAME=VALUE pairs.
+# For `make notebook`: which, and NAME=VALUE pairs; for `make model` pairs alone.
 NAME =
 PARAMS =
 
@@ -64,7 +64,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure close notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate check format lock clean
+.PHONY: help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate check format lock clean
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ measure: $(call ready,$(MEASURING))  ## measure a study into a new run, or conti
 
 close: $(rendering)  ## close a run that was cut off with the replicates that it holds: RUN=<name>
 	$(python) -m attnlab close --run "$$RUN"
+
+model: $(call ready,$(HARDWARE)-model)  ## measure how models generate, with attnlab.attend and with SDPA: PARAMS="batch=1,8 prompt=512"
+	$(python) -m attnlab model $${RUN:+--run "$$RUN"} $${DEVICE:+--device "$$DEVICE"} $(foreach pair,$(PARAMS),'--$(pair)')
 
 notebook: $(call ready,$(HARDWARE))  ## execute and render one notebook: NAME=02_baseline PARAMS="run=... device=none"
 	$(python) -m attnlab notebook "$$NAME" $(foreach pair,$(PARAMS),-p '$(pair)')
@@ -98,7 +101,7 @@ kernels: $(call ready,kernels)  ## compile every kernel for every architecture; 
 tune: $(call ready,$(HARDWARE))  ## choose the kernel that kernel.best runs at each shape, on the NVIDIA GPU that is here
 	$(python) -m attnlab tune
 
-test: $(call ready,cpu-dask-kernels-test)  ## run the tests that need no GPU
+test: $(call ready,cpu-dask-kernels-model-test)  ## run the tests that need no GPU
 	$(python) -m pytest --numprocesses 2 --dist loadfile
 
 test-browser: $(call ready,cpu-test-browser)  ## open the published pages in Chromium, which has to be installed

@@ -272,6 +272,19 @@ show("roofline.literature.shares")
 show("audit.summary")
 
 # %% [markdown]
+# ## In a model
+#
+# A faster kernel need not make a faster model. In [](#model.compared.first) and [](#model.compared.rest), models of Hugging
+# Face transformers generate text with `attnlab.attend` in place of the SDPA that they call by themselves;
+# [](#model.share) shows how much of their time is attention.
+
+# %%
+show("model.compared")
+
+# %%
+show("model.share")
+
+# %% [markdown]
 # ## Threats to validity
 #
 # - **One machine.** Another of the same model may differ by its silicon, cooling and power supply, and by the load of its
@@ -321,6 +334,7 @@ show("environment.rules")
 # - [06_verdicts](06_verdicts.html): every comparison, the map of verdicts, controls and calibration.
 # - [07_profile](07_profile.html): the counters.
 # - [08_audit](08_audit.html): the audit.
+# - [09_model](09_model.html): models of Hugging Face transformers with `attnlab.attend`, end to end.
 
 # %% [markdown]
 # ## Appendix: Reproducing it

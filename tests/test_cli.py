@@ -74,7 +74,7 @@ def test_a_run_that_is_not_there(capsys, begin):
     assert said(capsys, "measure", "--run", "a/b").startswith("'a/b' can't be the name of a run")
 
 
-@pytest.mark.parametrize("name", ["reference", "dispatch"])
+@pytest.mark.parametrize("name", ["reference", "dispatch", "models"])
 @pytest.mark.parametrize("command", ["measure", "report", "export", "close"])
 def test_a_run_is_not_called_what_lies_beside_the_runs(capsys, data, command, name):
     expected = f"{name!r} can't be the name of a run: data/{name}/ holds no run; choose another name"

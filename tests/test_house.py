@@ -152,7 +152,7 @@ def test_an_interpreter_that_is_there_keeps_its_path_and_gets_nothing():
         (("report", "RUN=x"), "render"),
         (("report", "DEVICE=cpu"), "cpu"),
         (("measure", "DEVICE=cpu", "SCHEDULER=tcp://host:8786"), "cpu-dask"),
-        (("test",), "cpu-dask-kernels-test"),
+        (("test",), "cpu-dask-kernels-model-test"),
         (("kernels",), "kernels"),
         (("lab", "DEVICE=cpu"), "cpu-lab"),
         (("check",), "cpu-check"),

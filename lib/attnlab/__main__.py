@@ -12,8 +12,9 @@ from attnlab.base import paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.base.version import VERSION
 from attnlab.build import check
+from attnlab.runs import models as recorded
 from attnlab.runs import read, schema, write
-from attnlab.study import implementations, studies
+from attnlab.study import implementations, models, studies
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,6 +62,15 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
         sub.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
         sub.set_defaults(command=command)
+    model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
+    model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
+    model.add_argument("--device", default="auto", choices=obtain.DEVICES[:3], help="where to measure")
+    model.add_argument("--models", type=_names, default=(), help=f"some of {', '.join(models.MODELS)}, by commas")
+    for option, about in (("batch", "sizes of batches, by commas"), ("prompt", "tokens of a prompt, by commas")):
+        model.add_argument(f"--{option}", type=_sizes, default=[], help=about)
+    for option, about in (("tokens", "generated for a prompt"), ("rounds", "in a replicate"), ("replicates", "in all")):
+        model.add_argument(f"--{option}", type=int, default=0, help=about)
+    model.set_defaults(command=_model)
     notebook = commands.add_parser("notebook", help="execute and render one notebook")
     notebook.add_argument("name", help="such as 02_baseline")
     parameter = "a parameter of the notebook; may be given several times"
@@ -99,6 +109,13 @@ def _measure(options: argparse.Namespace) -> str:
     name = obtain.measured(options.run, study, options.device, options.long, options.gpus, options.scheduler)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
+
+
+def _model(options: argparse.Namespace) -> None:
+    fields = ("models", "batch", "prompt", "tokens", "rounds", "replicates")
+    name = obtain.modelled(options.run, options.device, {field: getattr(options, field) for field in fields})
+    folder = paths.shown(recorded.folder(name))
+    print(f"recorded {folder}/; 09_model shows it in the report of any run on this device")
 
 
 def _close(options: argparse.Namespace) -> None:
@@ -171,6 +188,17 @@ def _calibrate(options: argparse.Namespace) -> None:
 
     simulation.write(simulation.run(), simulation.path())
     print(f"wrote {paths.shown(simulation.path())}")
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes whole numbers, by commas, not {text!r}") from None
 
 
 def _assignment(text: str) -> tuple[str, object]:

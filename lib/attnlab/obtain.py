@@ -8,10 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnlab.base import documents
 from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.infer import choices
 from attnlab.infer.results import Results, of
-from attnlab.runs import read, write
+from attnlab.runs import models, read, schema, write
 from attnlab.runs.schema import Manifest, Run
+from attnlab.study import models as stated_models
 from attnlab.study import studies
 from attnlab.study.implementations import DISPATCH, PEERS
 from attnlab.study.studies import Study
@@ -134,6 +137,45 @@ def tuned() -> Path:
     from attnlab.measure.session import tune
 
     return tune.tune()
+
+
+def modelled(name: str, device: str, stated: dict[str, Any]) -> str:
+    """Measure how models generate, and return the name of the record.
+
+    On a GPU, their attention over the prompts is measured first, as the run ``<name>-attention``: from its verdicts
+    comes the dispatch table that `attend` goes by. On a CPU `attend` is SDPA.
+
+    Args:
+        name: the record to begin or to continue; empty to begin one.
+        stated: fields of the plan, as `models.plan` takes them.
+
+    Raises:
+        UserError: transformers is not installed, the plan can't be measured, or measuring was cut off.
+    """
+    devices, record = _measuring_half()
+    try:
+        from attnlab.measure.session.models import record_models
+    except ImportError as error:
+        why = "it is not installed" if error.name == "transformers" else str(error).splitlines()[0]
+        raise UserError(f"models need transformers: {why}; `make model` sets it up") from None
+    found = devices.resolve(device)
+    name = name or record.new_name(devices.describe(found))
+    begun = (models.folder(name) / "manifest.json").is_file()
+    plan = models.read(name).plan if begun and not any(stated.values()) else stated_models.plan(found.type, **stated)
+    table = _table_for(name, plan) if found.type == "cuda" else None
+    record_models(name, plan, found, table)
+    return name
+
+
+def _table_for(name: str, plan: stated_models.Plan) -> Path:
+    """The dispatch table of a record, made from a run that is measured now if there is none."""
+    path, run = models.table_path(name), f"{name}-attention"
+    if not path.is_file():
+        there = (schema.folder(run) / "manifest.json").is_file()
+        if not there or not read.read_manifest(run)["complete"]:
+            measured(run, stated_models.attention(plan), "cuda")
+        documents.write(path, choices.table(of(read.load(run))))
+    return path
 
 
 def require_device(device: str) -> None:

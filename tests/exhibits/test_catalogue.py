@@ -49,7 +49,7 @@ for page in PAGES[:-1]:
 
 def test_the_pages_are_those_of_the_paper_and_each_has_exhibits():
     assert PAGES[:2] == ["01_environment", "02_baseline"]
-    assert len(PAGES) == 10
+    assert len(PAGES) == 11
     assert {id.split(".")[0] for id in EXHIBITS} == set(catalogue.pages())
 
 

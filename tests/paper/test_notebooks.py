@@ -29,12 +29,13 @@ from attnlab.infer import results
 from attnlab.measure.session import record
 from attnlab.paper import assemble, execute, render
 from attnlab.runs import read as runs_read
+from attnlab.study import models as stated_models
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
 PARTS = [
     *("01_environment", "02_baseline", "03_roofline", "04_backends", "05_kernels", "06_verdicts", "07_profile"),
-    *("08_audit", "10_explore", "report"),
+    *("08_audit", "09_model", "10_explore", "report"),
 ]
 PRICED = ["04_backends"]
 EXPLORER = "explore.html"
@@ -236,10 +237,16 @@ def test_a_run_cut_off_says_that_it_is(run):
 @pytest.fixture(scope="module")
 def tiny():
     """A run recorded and rendered now: the folder of it all, and its results."""
+    import torch
+
+    from attnlab.measure.session import models as session_models
+
     with synthetic.folders() as folder:
         (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
         with torch_as_it_was():
             record.record("tiny", studies.load(folder / "tiny.yaml"), "cpu", Quickly(ThreadPoolExecutor(1)))
+            plan = stated_models.plan("cpu", ["tiny-llama"], batch=[1], prompt=[8], tokens=3, rounds=2, replicates=2)
+            session_models.record_models("generated", plan, torch.device("cpu"), None, ThreadPoolExecutor(1))
         synthetic.write("cut", brief(shapes=1))
         render.render("tiny")
         yield folder, results.of(runs_read.load("tiny"))
@@ -398,6 +405,17 @@ def test_the_roofline_page_has_the_floor_of_each_length(tiny):
     # What limits all of them is said below the table.
     (limit,) = {of.ceilings.limit(shape, of.headline.cache) for shape in of.study.sweep("seq_len")}
     assert f"limit {limit}" in read(folder, "03_roofline").find(id="roofline.floors.seq_len").get_text()
+
+
+def test_the_page_of_models_shows_the_record_that_was_made_on_the_device(tiny):
+    folder, _ = tiny
+    page = read(folder, "09_model")
+    assert "The record generated is of" in page.get_text()
+    for id in ("model.compared.first", "model.compared.rest", "model.outputs"):
+        ((name, *_),) = body(page, id)
+        assert name == "tiny-llama"
+    assert page.find(id="model.share")
+    assert read(folder, "report").find(id="model.compared.first")
 
 
 def test_a_notebook_takes_the_newest_run_of_its_study(tiny):

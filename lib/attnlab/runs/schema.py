@@ -154,8 +154,9 @@ class Run:
         return bool(self.manifest["complete"])
 
 
-TAKEN = (paths.REFERENCE.name, "dispatch")
-"""Folders beside the runs: what others published, and dispatch tables."""
+MODELS = "models"
+TAKEN = (paths.REFERENCE.name, "dispatch", MODELS)
+"""Folders beside the runs: what others published, dispatch tables, and records of models that generate."""
 
 
 def folder(name: str) -> Path:

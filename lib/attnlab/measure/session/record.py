@@ -56,39 +56,43 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
             until then is kept.
     """
     device = wanted if executor else devices.resolve(wanted).type
-    with write.lock(name), executor or fresh_processes() as pool:
-        try:
-            environment = _open(pool, name, study, device, long)
-            _work_through(pool, _jobs(name, study, device, environment))
-            once = panel.Job(name, study, device, environment)
-            _take_panel(pool, once)
-            write.finish(name, {"profile": _counted(pool, once)})
-        except KeyboardInterrupt:
-            _stop(pool)
-            raise Interrupted(
-                f"interrupted; what was recorded of {name!r} is kept: `make measure RUN={name}` goes on"
-            ) from None
-        except BrokenProcessPool:
-            raise UserError(
-                f"the measuring process died (killed, or out of host memory); what was recorded of {name!r} is kept: "
-                f"`make measure RUN={name}` goes on"
-            ) from None
-        except BrokenExecutor as error:
-            raise UserError(
-                f"{error}; what was recorded of {name!r} is kept: `make measure RUN={name}` goes on"
-            ) from None
-        except torch.AcceleratorError as error:
-            raise UserError(
-                f"the device failed ({str(error).splitlines()[0]}); what was recorded of {name!r} is kept: "
-                f"`make measure RUN={name}` goes on; if it fails again, leave out of the study what it measures then"
-            ) from None
-        except MemoryError:
-            raise UserError(
-                f"host memory ran out; what was recorded of {name!r} is kept: `make measure RUN={name}` goes on"
-            ) from None
-        except OSError as error:
-            raise UserError(_disk_problem(name, error)) from None
+    with write.lock(name), executor or fresh_processes() as pool, explained(name, pool, "make measure"):
+        environment = _open(pool, name, study, device, long)
+        _work_through(pool, _jobs(name, study, device, environment))
+        once = panel.Job(name, study, device, environment)
+        _take_panel(pool, once)
+        write.finish(name, {"profile": _counted(pool, once)})
     return name
+
+
+@contextmanager
+def explained(name: str, pool: Executor, command: str) -> Iterator[None]:
+    """Inside, whatever cuts recording off ends the pool's work and is said in one line, with how to go on.
+
+    Raises:
+        UserError: in place of what was raised inside.
+    """
+    kept, goes_on = f"what was recorded of {name!r} is kept", f"`{command} RUN={name}` goes on"
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop(pool)
+        raise Interrupted(f"interrupted; {kept}: {goes_on}") from None
+    except BrokenProcessPool:
+        raise UserError(f"the measuring process died (killed, or out of host memory); {kept}: {goes_on}") from None
+    except BrokenExecutor as error:
+        raise UserError(f"{error}; {kept}: {goes_on}") from None
+    except torch.AcceleratorError as error:
+        raise UserError(
+            f"the device failed ({str(error).splitlines()[0]}); {kept}: {goes_on}; if it fails again, leave out of the "
+            "study what it measures then"
+        ) from None
+    except MemoryError:
+        raise UserError(f"host memory ran out; {kept}: {goes_on}") from None
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if full else f"writing failed ({error.strerror or error})"
+        raise UserError(f"{what}; {kept}: make room, then {goes_on}") from None
 
 
 def new_name(described: dict[str, Any]) -> str:
@@ -152,7 +156,7 @@ def _manifest(study: Study, device: str, found: dict[str, Any]) -> dict[str, Any
     rungs = [rung for rung in ladder.load() if rung.implementation in study.implementations]
     return {
         "attnlab": VERSION,
-        "commit": _commit(),
+        "commit": commit(),
         "command": f"make measure STUDY={study.name} DEVICE={device}",
         **found,
         "study": study.model_dump(mode="json"),
@@ -275,16 +279,7 @@ def _stop(pool: Executor) -> None:
         child.terminate()
 
 
-def _disk_problem(name: str, error: OSError) -> str:
-    what = (
-        "the disk is full"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT)
-        else f"writing failed ({error.strerror or error})"
-    )
-    return f"{what}; what was recorded of {name!r} is kept: make room, then `make measure RUN={name}` goes on"
-
-
-def _commit() -> str:
+def commit() -> str:
     """The commit that measures, with ``+`` if files differ from it; "n/a" outside of a repository.
 
     For a copy without its repository, ATTNLAB_COMMIT states it.

@@ -1,0 +1,1 @@
+"""What a record of models that generate shows: verdicts, outputs, and the share of attention."""

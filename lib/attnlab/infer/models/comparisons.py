@@ -1,0 +1,56 @@
+"""Verdicts on `attend` against transformers' SDPA: times to the first token, and of each later one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnlab.infer import stats
+from attnlab.infer.bootstrap import Interval
+from attnlab.runs.models import FIRST, PHASES, Record
+from attnlab.study.implementations import control
+from attnlab.study.models import BASELINE, CANDIDATE, Workload
+
+Samples = list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`attend` against transformers' SDPA in one phase of a workload.
+
+    Attributes:
+        baseline: the median latency in µs, of the first token or of each later one; `candidate` likewise.
+        smallest_effect: what the baseline against itself leaves to be seen, a fraction.
+    """
+
+    workload: Workload
+    phase: str
+    baseline: Interval
+    candidate: Interval
+    verdict: stats.Verdict
+    smallest_effect: float
+
+
+def comparisons(record: Record) -> list[Comparison]:
+    """Every workload in both phases: one family of tests, with Holm's p-values."""
+    tick_us = record.manifest.tick_us
+    places = [(workload, phase) for phase in PHASES for workload in record.workloads]
+    sides = [_sides(record, *place) for place in places]
+    alone = [stats.difference_pvalue(baseline, candidate, paired=True) for baseline, candidate, _ in sides]
+    found = []
+    for place, (baseline, candidate, again), pvalue in zip(places, sides, stats.holm(alone), strict=True):
+        smallest = stats.smallest_effect(baseline, again, tick=tick_us, paired=True)
+        verdict = stats.verdict(
+            baseline, candidate, tick=tick_us, paired=True, pvalue=float(pvalue), smallest_effect=smallest
+        )
+        sdpa, ours = (stats.bootstrap_ci(side, tick=tick_us) for side in (baseline, candidate))
+        found.append(Comparison(*place, sdpa, ours, verdict, smallest))
+    return found
+
+
+def _sides(record: Record, workload: Workload, phase: str) -> tuple[Samples, ...]:
+    """The latencies in µs of the baseline, the candidate and the control, an array per replicate."""
+    rows = record.at("samples", workload)
+    us = rows["first_us"] if phase == FIRST else rows["rest_us"] / (record.manifest.plan.tokens - 1)
+    taken = rows.assign(us=us).sort_values(["replicate", "round"])
+    own = (taken[taken["attention"] == name] for name in (BASELINE, CANDIDATE, control(BASELINE)))
+    return tuple([each["us"].to_numpy() for _, each in one.groupby("replicate")] for one in own)

@@ -1,0 +1,310 @@
+"""Recording how models generate: a process for each replicate, a block for each of its models."""
+
+import copy
+import gc
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.base import files, sources
+from attnlab.base.errors import UserError
+from attnlab.base.version import VERSION
+from attnlab.measure.clocks import ours, traced
+from attnlab.measure.instruments import devices, environment, inspection
+from attnlab.measure.session import record, worker
+from attnlab.measure.subjects import attend, model
+from attnlab.runs import dispatch, models, rules
+from attnlab.runs.models import FIRST, PHASES, REST
+from attnlab.runs.schema import digest
+from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload
+
+WARMUPS = 2
+"""Generations by each attention before any is timed."""
+WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
+"""The type in which the same weights are the reference for logits."""
+WATCHED = "attnlab.watched"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One replicate: the models of the plan that a record still lacks."""
+
+    record: str
+    plan: Plan
+    device: str
+    replicate: int
+    models: tuple[Model, ...]
+    environment: str
+    table: Path | None
+
+
+def record_models(
+    name: str, plan: Plan, device: torch.device, table: Path | None, executor: Executor | None = None
+) -> None:
+    """Measure into the record `name`, which is new, or was cut off and is resumed.
+
+    Args:
+        table: the dispatch table that `attend` goes by; None for SDPA alone.
+        executor: runs the jobs in fresh processes; default `record.fresh_processes`.
+
+    Raises:
+        UserError: the record is complete, or of another plan or environment; or measuring was cut off. What was
+            recorded until then is kept.
+    """
+    path = models.folder(name) / "manifest.json"
+    with (
+        files.held(path.with_name(".lock"), partial(_say, f"{name}: waiting for another process that measures it")),
+        executor or record.fresh_processes() as pool,
+        record.explained(name, pool, "make model"),
+    ):
+        if not path.is_file():
+            models.write(_begun(name, plan, table, pool.submit(survey, device.type).result()))
+        begun = models.read(name)
+        if begun.complete:
+            raise UserError(f"the record {name!r} is complete: name another with RUN")
+        if begun.plan != plan:
+            raise UserError(f"the record {name!r} is of another plan: leave PARAMS out, or name another with RUN")
+        for job in _jobs(begun, device, table):
+            pool.submit(take, job).result()
+        models.finish(name)
+
+
+def _begun(name: str, plan: Plan, table: Path | None, found: dict[str, Any]) -> models.Manifest:
+    return models.Manifest(
+        name=name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        attnlab=VERSION,
+        commit=record.commit(),
+        sources=sources.digests(__name__),
+        rules=rules.recorded(),
+        plan=plan,
+        dispatch=dispatch.load(table, found["device"]["name"]) if table else None,
+        **found,
+    )
+
+
+def survey(kind: str) -> dict[str, Any]:
+    """What a manifest says of the machine: device, locked environment, and the step of the clock."""
+    worker.die_quietly()
+    device = torch.device(kind)
+    environment.lock()
+    tick_us = ours.calibrate(torch.device("cpu"))["tick_us"]  # of the host's clock
+    return {"device": devices.describe(device), "environment": _environment(device), "tick_us": tick_us}
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    """The environment of a run, with the version of transformers."""
+    found = {key: value for key, value in environment.fingerprint(device).items() if key != "hash"}
+    found["packages"] = found["packages"] | {"transformers": metadata.version("transformers")}
+    return found | {"hash": digest(found)}
+
+
+def _jobs(begun: models.Manifest, device: torch.device, table: Path | None) -> Iterator[Job]:
+    done = models.recorded(begun.name)
+    for replicate in range(begun.plan.replicates):
+        lacking = tuple(one for one in begun.plan.models if _key(replicate, one) not in done)
+        if lacking:
+            yield Job(begun.name, begun.plan, device.type, replicate, lacking, begun.environment["hash"], table)
+
+
+def _key(replicate: int, one: Model) -> str:
+    return f"r{replicate:02d}-{one.name}"
+
+
+def take(job: Job) -> None:
+    """Measure a replicate, a model at a time.
+
+    Raises:
+        UserError: the environment isn't the one that the record began in, or the device's memory doesn't hold a model.
+    """
+    worker.die_quietly()
+    device = torch.device(job.device)
+    environment.lock()
+    if _environment(device)["hash"] != job.environment:
+        raise UserError(f"the environment changed since the record {job.record!r} began: name another with RUN")
+    model.register(CANDIDATE, model.attention)
+    if job.table:
+        attend.use(job.table)
+    for one in job.models:
+        _say(f"{job.record}: replicate {job.replicate + 1} of {job.plan.replicates}, {one.name}")
+        try:
+            with warnings.catch_warnings(action="ignore"):  # that torch knows no deterministic way for this and that
+                models.add(job.record, _key(job.replicate, one), _block(job, one, device))
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"the device's memory doesn't hold {one.name} with its reference: state smaller ones, as in "
+                '`make model PARAMS="models=gpt2 batch=1 prompt=512"`'
+            ) from None
+        finally:
+            gc.collect()  # a model is a cycle of references
+            devices.release(device)
+
+
+def _block(job: Job, one: Model, device: torch.device) -> dict[str, list[Row]]:
+    """The rows of each table for one model in one replicate."""
+    made = model.build(one, job.plan.positions, job.plan.dtype, device)
+    generator = torch.Generator(device).manual_seed(rules.SEED + job.replicate)
+    taken = [_Taking(job, each, made, generator) for each in job.plan.workloads(one)]
+    tables = {"samples": [row for each in taken for row in each.samples()]}
+    tables["kernels"] = [row for each in taken for row in each.kernels()]
+    wide = copy.deepcopy(made).to(getattr(torch, WIDER[job.plan.dtype]))
+    wide.set_attn_implementation("eager")
+    return tables | {"outputs": [row for each in taken for row in each.outputs(wide)]}
+
+
+@dataclass(frozen=True)
+class _Taking:
+    """What is taken of one workload in one replicate."""
+
+    job: Job
+    workload: Workload
+    model: Any
+    generator: torch.Generator
+
+    def samples(self) -> Iterator[Row]:
+        """Generations in rounds in which all attentions take turns in random order, each on the same new prompts."""
+        order = random.SystemRandom()
+        for attention in WARMUPS * list(model.REGISTERED):
+            self._generated(attention, self._prompts())
+        for number in range(self.job.plan.rounds):
+            prompts = self._prompts()
+            turns = order.sample(list(model.REGISTERED), len(model.REGISTERED))
+            made = {attention: self._generated(attention, prompts) for attention in turns}
+            for position, attention in enumerate(turns):
+                one = made[attention]
+                agreeing = int((one.tokens == made[BASELINE].tokens).sum())
+                times = {"first_us": one.first_us, "rest_us": one.rest_us, "agreeing": agreeing}
+                yield self._row(attention) | {"round": number, "position": position} | times
+
+    def outputs(self, wide: Any) -> Iterator[Row]:
+        """Errors of the logits at the last token, against the same weights in a wider type."""
+        prompts = self._prompts()
+        # A sequence at a time: transformers' eager attention holds all scores.
+        expected = torch.cat([_logits(wide, each) for each in prompts.split(1)])
+        for attention, registered in model.REGISTERED.items():
+            self.model.set_attn_implementation(registered)
+            errors = (_logits(self.model, prompts) - expected).abs()
+            found = {"max_error": errors.max().item(), "mean_error": errors.mean().item()}
+            ran = {"reference": WIDER[self.workload.dtype], "ran": self._ran(attention, prompts)}
+            yield self._row(attention) | found | ran
+
+    def _ran(self, attention: str, prompts: torch.Tensor) -> str:
+        """What ran the longest in the first layer's attention over the prompts: a kernel, or on a CPU an operator.
+
+        Empty where CUPTI shows nothing.
+        """
+        inner, names = model.registered(model.REGISTERED[attention]), list[str]()
+
+        def inspected(*args: Any, **named: Any) -> Any:
+            call: Any = partial(inner, *args, **named)
+            names.extend(() if names else inspection.kernels(call, self.generator.device))
+            return call()
+
+        self._watched_by(inspected)
+        model.generate(self.model, prompts, 1)
+        return names[0] if names else ""
+
+    def kernels(self) -> Iterator[Row]:
+        """The device's time in attention and in all, for the first token and for the later ones."""
+        if self.job.device == "cuda" and not traced.available():
+            return
+        for attention in (BASELINE, CANDIDATE):
+            calls_us, made = self._watched(attention)
+            layers = self.workload.model.layers
+            within = {FIRST: sum(calls_us[:layers]), REST: sum(calls_us[layers:])}
+            whole = {FIRST: made.first_us, REST: made.rest_us}
+            if self.job.device == "cuda":
+                first_us, all_us = (self._traced_us(attention, tokens) for tokens in (1, self.job.plan.tokens))
+                whole = {FIRST: first_us, REST: all_us - first_us}
+            for phase in PHASES:
+                us = {"attention_us": within[phase], "total_us": whole[phase]}
+                yield self._row(attention) | {"phase": phase} | us
+
+    def _watched(self, attention: str) -> tuple[list[float], model.Generation]:
+        """The device's time in each call of an attention, in µs, and the generation that called it."""
+        inner = model.registered(model.REGISTERED[attention])
+        with _Watch(self.job.device) as watch:
+            self._watched_by(lambda *args, **named: watch.through(partial(inner, *args, **named)))
+            made = model.generate(self.model, self._prompts(), self.job.plan.tokens)
+        return watch.us, made
+
+    def _watched_by(self, attention: model.Attention) -> None:
+        """Let the model call this attention."""
+        model.register(WATCHED, attention)
+        self.model.set_attn_implementation(WATCHED)
+
+    def _traced_us(self, attention: str, tokens: int) -> float:
+        """The time of all kernels of a generation."""
+        self.model.set_attn_implementation(model.REGISTERED[attention])
+        with _Watch(self.job.device) as watch:
+            watch.through(partial(model.generate, self.model, self._prompts(), tokens))
+        return watch.us[0]
+
+    def _generated(self, attention: str, prompts: torch.Tensor) -> model.Generation:
+        self.model.set_attn_implementation(model.REGISTERED[attention])
+        return model.generate(self.model, prompts, self.job.plan.tokens)
+
+    def _prompts(self) -> torch.Tensor:
+        shape, device = (self.workload.batch, self.workload.prompt), self.generator.device
+        return torch.randint(self.workload.model.vocabulary, shape, generator=self.generator, device=device)
+
+    def _row(self, attention: str) -> Row:
+        workload = self.workload
+        return {
+            "model": workload.model.name,
+            "batch": workload.batch,
+            "prompt": workload.prompt,
+            "attention": attention,
+            "replicate": self.job.replicate,
+        }
+
+
+class _Watch:
+    """How long the device takes for each piece of work that goes `through` it.
+
+    Attributes:
+        us: the time of each, on a GPU that of its kernels, by CUPTI, once the context is left; on a CPU by its clock.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.us: list[float] = []
+        self._trace = traced.Trace() if kind == "cuda" else None
+
+    def __enter__(self) -> "_Watch":
+        if self._trace:
+            self._trace.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._trace:
+            self._trace.__exit__(*error)
+            self.us = [piece.kernels_us for piece in self._trace.pieces]
+
+    def through(self, work: Callable[[], Any]) -> Any:
+        """Do the work, and return what it returns."""
+        kept: list[Any] = []
+        if self._trace:
+            self._trace.mark(lambda: kept.append(work()))
+        else:
+            self.us.append(ours.timed_us(torch.device("cpu"), lambda: kept.append(work())))
+        return kept[0]
+
+
+def _logits(of: Any, prompts: torch.Tensor) -> torch.Tensor:
+    """Logits at the last token, ``(batch, vocabulary)``, in float64."""
+    return of(prompts, use_cache=False, logits_to_keep=1).logits[:, -1].double()
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)

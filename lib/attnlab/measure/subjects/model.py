@@ -1,0 +1,143 @@
+"""Models of Hugging Face transformers that compute attention by `attend`, through transformers' attention interface."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.generation import BaseStreamer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from attnlab.measure.subjects.attend import attend
+from attnlab.runs import rules
+from attnlab.study.implementations import control
+from attnlab.study.models import BASELINE, CANDIDATE, Model
+
+REGISTERED = {BASELINE: "sdpa", CANDIDATE: CANDIDATE, control(BASELINE): "sdpa"}
+"""The attentions that take turns, each with its name in transformers; the baseline has a second turn as its control."""
+BEYOND = ("position_bias", "softcap", "s_aux", "cache")
+"""Arguments of other attentions than softmax(scale·Q·Kᵀ)·V."""
+Attention = Callable[..., tuple[torch.Tensor, None]]
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """`attend` as transformers calls an attention; what `attend` doesn't compute goes to transformers' own SDPA.
+
+    That is whatever has a mask, such as padding, or dropout or a bias; and a causal prompt over more keys than queries,
+    whose mask transformers aligns to the beginning.
+
+    Args:
+        query: ``(batch, heads, seq_len, head_dim)``.
+        key: ``(batch, kv_heads, kv_len, head_dim)``; `value` likewise.
+
+    Returns:
+        ``(batch, seq_len, heads, head_dim)``, and no weights.
+    """
+    causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    plain = attention_mask is None and not dropout and all(others.get(name) is None for name in BEYOND)
+    if not plain or (causal and query.shape[2] != key.shape[2]):
+        masked = (attention_mask, dropout, scaling, is_causal)
+        return sdpa_attention_forward(module, query, key, value, *masked, **others)
+    return attend(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None
+
+
+def register(name: str, function: Attention) -> None:
+    """Let models of transformers name an attention, with the masks that they make for SDPA."""
+    transformers.AttentionInterface.register(name, function)
+    transformers.AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def registered(name: str) -> Attention:
+    """The attention function that models of transformers call by a name."""
+    found: Attention = transformers.AttentionInterface()[name]
+    return found
+
+
+def build(model: Model, positions: int, dtype: str, device: torch.device) -> Any:
+    """A model of transformers with random weights, the same each time on the same device.
+
+    Args:
+        positions: the most tokens of a sequence.
+    """
+    torch.manual_seed(rules.SEED)
+    with device:
+        made = transformers.AutoModelForCausalLM.from_config(
+            _config(model, positions), dtype=getattr(torch, dtype), attn_implementation=REGISTERED[BASELINE]
+        )
+    return made.eval().requires_grad_(False)
+
+
+def _config(model: Model, positions: int) -> Any:
+    hidden = model.heads * model.head_dim
+    no_ends = {"bos_token_id": None, "eos_token_id": None}  # every generation is as long as the others
+    if model.family == "gpt2":
+        return transformers.GPT2Config(
+            **no_ends,
+            n_layer=model.layers,
+            n_head=model.heads,
+            n_embd=hidden,
+            n_inner=model.intermediate,
+            n_positions=positions,
+            vocab_size=model.vocabulary,
+        )
+    return transformers.LlamaConfig(
+        **no_ends,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        hidden_size=hidden,
+        intermediate_size=model.intermediate,
+        max_position_embeddings=positions,
+        vocab_size=model.vocabulary,
+    )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a model generated, ``(batch, tokens)``, and when its tokens were on the host, in µs.
+
+    Attributes:
+        first_us: from the call to the first token of each prompt.
+        rest_us: from then to the last.
+    """
+
+    tokens: torch.Tensor
+    first_us: float
+    rest_us: float
+
+
+class _Stamps(BaseStreamer):
+    """Notes when tokens arrive on the host: the prompts first, then one for each of them at a time."""
+
+    def __init__(self) -> None:
+        self.at_ns: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.at_ns.append(time.perf_counter_ns())
+
+    def end(self) -> None:
+        pass
+
+
+def generate(model: Any, prompts: torch.Tensor, tokens: int) -> Generation:
+    """Continue prompts, ``(batch, length)``, by the most likely tokens, with a cache of keys and values."""
+    stamps, everything = _Stamps(), torch.ones_like(prompts)
+    begin = time.perf_counter_ns()
+    made = model.generate(prompts, attention_mask=everything, max_new_tokens=tokens, do_sample=False, streamer=stamps)
+    _, first, *later = stamps.at_ns
+    last = later[-1] if later else first
+    return Generation(made[:, prompts.shape[1] :].cpu(), (first - begin) / 1e3, (last - first) / 1e3)

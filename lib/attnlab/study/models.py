@@ -1,0 +1,151 @@
+"""What `make model` measures: models by their configurations, and the prompts that they continue."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from attnlab.base.errors import UserError, first_problem, suggestion
+from attnlab.study import ladder, studies
+from attnlab.study.implementations import FALLBACK
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+
+Size = Annotated[int, Field(ge=1)]
+Sizes = Annotated[list[Size], Field(min_length=1)]
+BASELINE, CANDIDATE = "transformers.sdpa", "attnlab.attend"
+"""The attentions that are compared: the one that transformers calls by itself, and ours."""
+CANDIDATES = (FALLBACK, "sdpa.flash", "sdpa.cudnn", ladder.BEST)
+"""What `attend` may call for a prompt."""
+DTYPES = {"cuda": "float16", "cpu": "float32"}
+
+
+class Model(BaseModel):
+    """A decoder of transformers, by the sizes in its configuration; its weights are random."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: str
+    family: Literal["gpt2", "llama"]
+    layers: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    intermediate: Size
+    vocabulary: Size
+
+
+def _llama(name: str, **sizes: int) -> Model:
+    return Model(name=name, family="llama", **sizes)
+
+
+def _gpt2(name: str, **sizes: int) -> Model:
+    return Model(name=name, family="gpt2", kv_heads=sizes["heads"], **sizes)
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        _gpt2("gpt2", layers=12, heads=12, head_dim=64, intermediate=3072, vocabulary=50257),
+        # The sizes of Llama 3.2 1B and 3B.
+        _llama("llama-64", layers=16, heads=32, kv_heads=8, head_dim=64, intermediate=8192, vocabulary=128256),
+        _llama("llama-128", layers=28, heads=24, kv_heads=8, head_dim=128, intermediate=8192, vocabulary=128256),
+        _gpt2("tiny-gpt2", layers=2, heads=2, head_dim=64, intermediate=256, vocabulary=512),
+        _llama("tiny-llama", layers=2, heads=4, kv_heads=2, head_dim=64, intermediate=256, vocabulary=512),
+    )
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {"models": ["gpt2", "llama-64", "llama-128"], "batch": [4], "prompt": [512, 4096], "tokens": 17},
+    "cpu": {"models": ["tiny-gpt2", "tiny-llama"], "batch": [2], "prompt": [128], "tokens": 9},
+}
+"""By the kind of the device, what is measured unless something else is stated."""
+
+
+class Workload(BaseModel):
+    """A model that continues a batch of prompts, each of `prompt` tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model: Model
+    batch: Size
+    prompt: Size
+    dtype: str
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of its attention over the prompt, in every layer."""
+        model = self.model
+        sizes = (self.batch, model.heads, self.prompt, model.head_dim)
+        return Shape(*sizes, causal=True, dtype=self.dtype, kv_heads=model.kv_heads)
+
+    @property
+    def label(self) -> str:
+        """``gpt2 (4 × 512)``: the model, the batch and the tokens of a prompt."""
+        return f"{self.model.name} ({self.batch} × {self.prompt})"
+
+
+class Plan(BaseModel):
+    """What is measured: each model with each batch and length of prompt.
+
+    Attributes:
+        tokens: how many are generated for each prompt, the first among them.
+        rounds: generations by each attention and replicate.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    models: Annotated[list[Model], Field(min_length=1)]
+    batch: Sizes
+    prompt: Sizes
+    tokens: Annotated[int, Field(ge=2)]
+    rounds: Annotated[int, Field(ge=2)] = 6
+    replicates: Size = 5
+    dtype: str
+
+    def workloads(self, model: Model) -> list[Workload]:
+        """The workloads of one of the models."""
+        sizes = product(dict.fromkeys(self.batch), dict.fromkeys(self.prompt))
+        return [Workload(model=model, batch=batch, prompt=prompt, dtype=self.dtype) for batch, prompt in sizes]
+
+    @property
+    def positions(self) -> int:
+        """The most tokens that a sequence comes to."""
+        return max(self.prompt) + self.tokens
+
+
+def plan(kind: str, models: Sequence[str] = (), **stated: Any) -> Plan:
+    """The plan for a device of a kind; what isn't stated is taken from `DEFAULTS`.
+
+    Args:
+        models: names among `MODELS`.
+
+    Raises:
+        UserError: there is no such model, or a size can't be measured; the message is one line.
+    """
+    fields = DEFAULTS[kind] | {name: value for name, value in stated.items() if value}
+    names = list(dict.fromkeys(models or fields["models"]))
+    if unknown := [name for name in names if name not in MODELS]:
+        known = f"known are {', '.join(MODELS)}{suggestion(unknown[0], MODELS)}"
+        raise UserError(f"unknown model {unknown[0]!r}; {known}")
+    try:
+        return Plan(**fields | {"models": [MODELS[name] for name in names], "dtype": DTYPES[kind]})
+    except ValidationError as error:
+        raise UserError(f"make model: {first_problem(error, Plan.model_fields)}") from None
+
+
+def attention(plan: Plan) -> Study:
+    """The study of the models' attention over their prompts, by which `attend` chooses its calls."""
+    workloads = [workload for model in plan.models for workload in plan.workloads(model)]
+    shapes = list(dict.fromkeys(workload.shape for workload in workloads))
+    stated = {
+        "name": "model",
+        "title": "Attention of models over their prompts",
+        "device": "cuda",
+        "implementations": list(CANDIDATES),
+        "baseline": FALLBACK,
+        "target": shapes[0].axes,
+        "timings": [{"clock": "eager", "cache": "warm"}],
+        "samples": 50,
+        "replicates": 3,
+        "panel": False,
+        "sweeps": {"prompts": [shape.axes for shape in shapes]},
+    }
+    return studies.parse(stated, "make model")

@@ -1,0 +1,150 @@
+"""What is shown of models: verdicts in both phases, what `attend` called, outputs, and the share of attention."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+import synthetic
+from reading import column, first_number
+
+from attnlab.exhibits import model
+from attnlab.exhibits.catalogue import Show
+from attnlab.infer.models.comparisons import comparisons
+from attnlab.infer.models.outputs import agreements, shares_pct
+from attnlab.infer.results import Results
+from attnlab.runs import dispatch, models
+from attnlab.runs.models import FIRST, REST
+from attnlab.study import models as stated
+from attnlab.study.implementations import FALLBACK, control
+from attnlab.study.models import BASELINE, CANDIDATE
+
+GPU = "NVIDIA H200"
+PLAN = stated.plan("cuda", ["gpt2", "llama-128"], batch=[4], prompt=[512], tokens=11, rounds=20, replicates=5)
+# How much faster the first token is with attend, by model; later ones take as long.
+FASTER = {"gpt2": 1.0, "llama-128": 1.25}
+
+
+@cache
+def shown() -> Results:
+    """A run on the card of the record."""
+    return synthetic.infer(replace(synthetic.LONELY, device=GPU))
+
+
+def write(name: str = "mine", called: str = "kernel.best", created: str = "2026-11-22", **changes) -> None:
+    """A record whose first token takes 10 ms with SDPA, and each later one 1 ms."""
+    choices = [
+        dispatch.Choice(
+            **{axis: getattr(workload.shape, axis) for axis in dispatch.Choice.AXES},
+            implementation=called if FASTER[one.name] > 1 else FALLBACK,
+            **dict.fromkeys(("speedup", "low", "high"), 1.5),
+        )
+        for one in PLAN.models
+        for workload in PLAN.workloads(one)
+    ]
+    table = dispatch.Dispatch(run="theirs", seal="s", device=GPU, torch="2", timing="eager clock", choices=choices)
+    begun = models.Manifest(
+        name=name,
+        created=created,
+        attnlab="0",
+        commit="c",
+        device={"kind": "cuda", "name": GPU},
+        environment={"packages": {"transformers": "5", "torch": "2"}},
+        sources={},
+        rules={},
+        tick_us=1e-3,
+        plan=PLAN,
+        dispatch=table,
+    )
+    models.write(begun.model_copy(update=changes))
+    for one, replicate in product(PLAN.models, range(PLAN.replicates)):
+        models.add(name, f"r{replicate:02d}-{one.name}", tables(one, replicate))
+    models.finish(name)
+
+
+def tables(one: stated.Model, replicate: int) -> dict[str, list[dict[str, object]]]:
+    noise = np.random.default_rng(replicate)
+    found: dict[str, list[dict[str, object]]] = {table: [] for table in models.COLUMNS}
+    for attention in (BASELINE, CANDIDATE, control(BASELINE)):
+        faster, ours = FASTER[one.name] if attention == CANDIDATE else 1.0, attention == CANDIDATE
+        who = {"model": one.name, "batch": 4, "prompt": 512, "attention": attention, "replicate": replicate}
+        for number in range(PLAN.rounds):
+            times = {"first_us": 1e4 / faster + noise.normal(0, 5), "rest_us": 1e4 + noise.normal(0, 5)}
+            found["samples"].append(who | {"round": number, "position": 0, "agreeing": 40 if ours else 44} | times)
+        errors = {"max_error": 0.02 if ours else 0.01, "mean_error": 0.001 + 0.001 * replicate}
+        ran = "best<64>(args)" if faster > 1 else "flash"
+        found["outputs"].append(who | {"reference": "float32", "ran": ran} | errors)
+        for phase, share in ((FIRST, 0.4 / faster), (REST, 0.1)):
+            if attention != control(BASELINE):
+                found["kernels"].append(who | {"phase": phase, "attention_us": 1e3 * share, "total_us": 1e3})
+    return found
+
+
+def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):
+    assert Show(shown())("model.compared").markdown == (
+        f"*No model was measured on {GPU}: `make model` does that there.*"
+    )
+    write(device={"kind": "cuda", "name": "another"})
+    assert "No model was measured" in Show(shown())("model.share").markdown
+
+
+def test_the_newest_complete_record_of_the_device_is_shown(data):
+    write("old", created="2026-11-20")
+    write("new", created="2026-11-23")
+    models.write(models.read("old").model_copy(update={"name": "cut", "created": "2026-11-24", "files": {}}))
+    assert "The record `new` is of NVIDIA H200, transformers 5" in model.compared(shown()).markdown
+
+
+def test_verdicts_are_those_of_the_samples(data):
+    write()
+    found = {(one.workload.model.name, one.phase): one for one in comparisons(models.newest(GPU))}
+    gained = found["llama-128", FIRST]
+    assert gained.baseline.estimate == pytest.approx(1e4, rel=1e-3)
+    assert gained.verdict.speedup.estimate == pytest.approx(1.25, rel=1e-3)
+    assert gained.verdict.claimable
+    assert found["llama-128", REST].baseline.estimate == pytest.approx(1e3, rel=1e-3)
+    others = {key: one.verdict.decision for key, one in found.items() if one is not gained}
+    assert set(others.values()) == {"equivalent"}
+    assert len(others) == 3
+
+
+def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
+    write()
+    parts = model.compared(shown()).parts
+    first, rest = parts["first"], parts["rest"]
+    assert [first_number(cell) for cell in column(first, "attend (ms) [95 %]")] == pytest.approx([10, 8], rel=1e-3)
+    assert column(first, "verdict") == ["equivalent", "faster,\nclaimable"]
+    assert [round(first_number(cell), -2) for cell in column(rest, "SDPA (tokens/s) [95 %]")] == [4000.0] * 2
+    assert column(rest, "verdict") == ["equivalent"] * 2
+
+
+def test_what_is_gained_and_what_was_called_is_said(data):
+    write()
+    said = model.compared(shown()).parts["said"].markdown
+    assert "`attend` calls something else than `sdpa.auto` at 1 of 2 shapes of prompts; in the models it ran " in said
+    assert "it ran `best` in place of `flash` for llama-128 (4 × 512). Each later token" in said
+    assert "**First token:** a gain at llama-128 (4 × 512); no gain (equivalent within ±2 %) at gpt2 (4 × 512)." in said
+    assert said.endswith("**Later tokens:** no gain (equivalent within ±2 %) at every setting.")
+
+
+def test_outputs_are_compared(data):
+    write()
+    ours = next(one for one in agreements(models.newest(GPU)) if one.attention == CANDIDATE)
+    assert (ours.max_error, ours.agreeing, ours.tokens) == (0.02, 5 * 20 * 40, 5 * 20 * 4 * 11)
+    assert ours.mean_error == pytest.approx(0.003)
+    table = model.outputs(shown())
+    assert column(table, "attend:\nas SDPA's") == ["4,000"] * 2
+    assert column(table, "SDPA again:\nas SDPA's") == column(table, "tokens") == ["4,400"] * 2
+    assert "against the same weights in float32" in table.note
+
+
+def test_the_share_of_attention_before_and_after(data):
+    write()
+    record = models.newest(GPU)
+    before_and_after = shares_pct(record, record.workloads[1], FIRST)
+    assert before_and_after == pytest.approx({BASELINE: 40.0, CANDIDATE: 32.0})
+    figure = model.share(shown())
+    bars = [bar.get_width() for bar in figure.figure.axes[0].patches]
+    assert bars == pytest.approx([40, 40, 40, 32])  # SDPA's, then ours
+    assert "at most 40 % of the time to the first token" in figure.alt

@@ -1,0 +1,249 @@
+"""Models of transformers: what they compute with `attend`, and a record from the command line to its end."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from attnlab import __main__, obtain
+from attnlab.base.errors import Interrupted, UserError
+from attnlab.runs import models
+from attnlab.study import models as stated
+from attnlab.study.implementations import control
+from attnlab.study.models import BASELINE, CANDIDATE
+from attnlab.study.shapes import Shape
+
+CPU = torch.device("cpu")
+TINY = {"models": ["tiny-gpt2", "tiny-llama"], "batch": [2], "prompt": [12], "tokens": 3, "rounds": 2, "replicates": 2}
+
+
+@pytest.fixture(params=TINY["models"])
+def made(request, monkeypatch):
+    """A tiny model that computes attention by `attend`, and how often it called that."""
+    from attnlab.measure.subjects import model
+
+    calls = []
+    monkeypatch.setattr(model, "attend", lambda *args, inner=model.attend: calls.append(args) or inner(*args))
+    model.register(CANDIDATE, model.attention)
+    return model.build(stated.MODELS[request.param], 64, "float32", CPU), calls
+
+
+def tokens(batch: int = 2, length: int = 12) -> torch.Tensor:
+    return torch.randint(512, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def by_both(made, work) -> list[torch.Tensor]:
+    found = []
+    for attention in ("sdpa", CANDIDATE):
+        made.set_attn_implementation(attention)
+        found.append(work(made))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- what is computed
+
+
+def test_a_prompt_gives_the_logits_of_transformers_own_sdpa(made):
+    network, calls = made
+    theirs, ours = by_both(network, lambda net: net(tokens(), use_cache=False).logits)
+    torch.testing.assert_close(ours, theirs)
+    assert len(calls) == 2  # a call for each layer
+    assert all(causal for *_, causal, _ in calls)
+    assert network.config._attn_implementation == CANDIDATE
+
+
+def test_tokens_after_a_prompt_are_those_of_transformers_own_sdpa(made):
+    from attnlab.measure.subjects import model
+
+    network, calls = made
+    theirs, ours = by_both(network, lambda net: model.generate(net, tokens(), 4).tokens)
+    assert ours.tolist() == theirs.tolist()
+    assert [(q.shape[2], k.shape[2], causal) for q, k, _, causal, _ in calls[::2]] == [
+        (12, 12, True),
+        *((1, length, False) for length in (13, 14, 15)),
+    ]
+
+
+def test_grouped_heads_reach_attend_as_they_are(made):
+    network, calls = made
+    by_both(network, lambda net: net(tokens(), use_cache=False).logits)
+    heads = {(q.shape[1], k.shape[1]) for q, k, *_ in calls}
+    assert heads == {(4, 2) if network.config.model_type == "llama" else (2, 2)}
+
+
+def test_padded_prompts_and_prompts_after_a_cache_go_to_transformers_own_sdpa(made):
+    network, calls = made
+    padding = torch.ones(2, 12, dtype=torch.long)
+    padding[0, :5] = 0
+    theirs, ours = by_both(network, lambda net: net(tokens(), attention_mask=padding, use_cache=False).logits[:, -1])
+    torch.testing.assert_close(ours, theirs)
+    assert calls == []
+
+    def continued(net):
+        cache = net(tokens(), use_cache=True).past_key_values
+        return net(tokens(length=3), past_key_values=cache).logits
+
+    theirs, ours = by_both(network, continued)
+    torch.testing.assert_close(ours, theirs)
+    assert len(calls) == 2  # the first prompt alone
+
+
+def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    from attnlab.measure.subjects import model
+
+    q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    theirs, _ = sdpa_attention_forward(torch.nn.Identity(), q, k, v, None)
+    ours, weights = model.attention(torch.nn.Identity(), q, k, v, None)
+    assert torch.equal(ours, theirs)
+    assert weights is None
+
+
+def test_weights_are_random_and_the_same_each_time():
+    from attnlab.measure.subjects import model
+
+    one, other = (model.build(stated.MODELS["tiny-llama"], 64, "float32", CPU).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert one["model.layers.0.mlp.up_proj.weight"].std() > 0.01
+
+
+def test_a_generation_is_stamped_when_its_tokens_arrive():
+    from attnlab.measure.subjects import model
+
+    network = model.build(stated.MODELS["tiny-llama"], 64, "float32", CPU)
+    made = model.generate(network, tokens(), 5)
+    assert made.tokens.shape == (2, 5)
+    assert made.first_us > 0
+    assert made.rest_us > 0
+    assert model.generate(network, tokens(), 1).rest_us == 0
+
+
+# ----------------------------------------------------------------------------------------------------- what is stated
+
+
+def test_a_plan_takes_what_is_not_stated_from_its_device():
+    plan = stated.plan("cuda", batch=[1, 8])
+    assert [model.name for model in plan.models] == ["gpt2", "llama-64", "llama-128"]
+    assert {model.head_dim for model in plan.models} == {64, 128}
+    assert [(w.batch, w.prompt) for w in plan.workloads(plan.models[0])] == [(1, 512), (1, 4096), (8, 512), (8, 4096)]
+    assert plan.dtype == "float16"
+    assert stated.plan("cpu").dtype == "float32"
+
+
+def test_the_study_of_the_prompts_has_the_shapes_that_the_models_call():
+    study = stated.attention(stated.plan("cuda", ["gpt2", "llama-128"], batch=[2], prompt=[128]))
+    assert study.shapes == [Shape(2, 12, 128, 64, causal=True), Shape(2, 24, 128, 128, causal=True, kv_heads=8)]
+    assert study.baseline == "sdpa.auto"
+    assert "kernel.best" in study.implementations
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--models", "gtp2"], "unknown model 'gtp2'; known are gpt2, llama-64, llama-128, tiny-gpt2, tiny-llama; did"),
+        (["--tokens", "1"], "make model: tokens: input should be greater than or equal to 2, not 1"),
+        (["--batch", "2,0"], "make model: batch.1: input should be greater than or equal to 1, not 0"),
+        (["--run", "dispatch"], "'dispatch' can't be the name of a run: data/dispatch/ holds no run"),
+    ],
+)
+def test_what_can_not_be_measured_is_one_line(capsys, data, arguments, problem):
+    assert __main__.main(["model", "--device", "cpu", *arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"attnlab: {problem}")
+    assert not data.exists()
+
+
+def test_sizes_that_are_no_numbers_are_one_line(capsys, data):
+    with pytest.raises(SystemExit):
+        __main__.main(["model", "--batch", "2,x"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "argument --batch: takes whole numbers, by commas, not '2,x'" in line
+
+
+def test_without_transformers_it_says_so(data):
+    program = (
+        "import sys; sys.modules['transformers'] = None; from attnlab.__main__ import main; sys.exit(main(['model']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "attnlab: models need transformers: it is not installed; `make model` sets it up\n"
+    assert not data.exists()
+
+
+# --------------------------------------------------------------------------------------------------- what is recorded
+
+
+@pytest.fixture
+def recording(data, unlocked, monkeypatch):
+    """Records the tiny plan in this process."""
+    from attnlab.measure.session import record
+
+    monkeypatch.setattr(record, "fresh_processes", lambda: ThreadPoolExecutor(1))
+    return lambda name="mine": obtain.modelled(name, "cpu", TINY)
+
+
+def test_a_record_holds_what_its_plan_states(recording):
+    recording()
+    manifest = models.read("mine")
+    record = models.newest(manifest.device["name"])
+    assert manifest.complete
+    assert manifest.dispatch is None
+    assert manifest.environment["packages"]["transformers"][0].isdigit()
+    attentions = {BASELINE, CANDIDATE, control(BASELINE)}
+    samples = record.samples.groupby(["model", "replicate", "round"])
+    assert len(samples) == 2 * 2 * 2
+    assert all(set(rows["attention"]) == attentions and set(rows["position"]) == {0, 1, 2} for _, rows in samples)
+    assert (record.samples["agreeing"] == 2 * 3).all()  # on a CPU all three are SDPA
+    assert len(record.outputs) == 2 * 2 * 3
+    assert record.outputs["max_error"].between(0, 1e-4, inclusive="neither").all()
+    assert set(record.outputs["reference"]) == {"float64"}
+    spent = record.kernels.groupby(["model", "replicate", "attention", "phase"])
+    assert len(spent) == len(record.kernels) == 2 * 2 * 2 * 2
+    assert (record.kernels["attention_us"].between(0, record.kernels["total_us"], inclusive="neither")).all()
+    assert not (models.folder("mine") / "parts").exists()
+
+
+def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
+    from attnlab.measure.session import models as session
+
+    taken = []
+
+    def cut_off(job):
+        if job.replicate == 1 and len(taken) == 1:
+            raise KeyboardInterrupt
+        taken.append(job.replicate)
+        take(job)
+
+    take = session.take
+    monkeypatch.setattr(session, "take", cut_off)
+    with pytest.raises(Interrupted, match=r"what was recorded of 'mine' is kept: `make model RUN=mine` goes on$"):
+        recording()
+    assert models.recorded("mine") == {"r00-tiny-gpt2", "r00-tiny-llama"}
+    assert models.newest(models.read("mine").device["name"]) is None
+    taken.append("again")
+    assert obtain.modelled("mine", "cpu", {}) == "mine"  # the plan is the one that it began with
+    assert taken == [0, "again", 1]
+    assert models.read("mine").complete
+    with pytest.raises(UserError, match=r"^the record 'mine' is complete: name another with RUN$"):
+        recording()
+
+
+def test_a_record_of_another_plan_is_not_continued(recording, monkeypatch):
+    from attnlab.measure.session import models as session
+
+    monkeypatch.setattr(session, "_jobs", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(Interrupted):
+        recording()
+    with pytest.raises(UserError, match=r"^the record 'mine' is of another plan: leave PARAMS out, or name another"):
+        obtain.modelled("mine", "cpu", TINY | {"prompt": [8]})
+
+
+def test_what_was_changed_after_it_was_recorded_is_refused(recording):
+    recording()
+    path = models.folder("mine") / "samples.parquet"
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(UserError, match=r"samples\.parquet isn't what was recorded: restore it from where the record"):
+        models.newest(models.read("mine").device["name"])
