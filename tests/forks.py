@@ -25,6 +25,7 @@ import small
 
 from attnlab import __main__
 from attnlab.base import files
+from attnlab.exhibits.explore import page
 from attnlab.measure.instruments import environment
 from attnlab.measure.session import record
 from attnlab.paper import assemble, execute, latex, pages, printed
@@ -194,7 +195,7 @@ def render(name: str) -> int:
 
     execute.execute, assemble.assemble, pages.render = begin_and_end, assembled, whole
     render_module._infer = lambda run: None
-    render_module._apart, render_module._explore = partial(ThreadPoolExecutor, 1), lambda run: None
+    render_module._apart, page.render = partial(ThreadPoolExecutor, 1), lambda run: None
     latex.files, latex.pack, printed.tool = lambda notebook: {}, lambda *_: None, lambda: ""
     return command("report", "--run", name)
 

@@ -1,5 +1,6 @@
 """Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attnlab.base import documents
 from attnlab.base.errors import EnvironmentChanged, UserError
 from attnlab.infer import choices
+from attnlab.infer.repeat import others
 from attnlab.infer.results import Results, of
 from attnlab.runs import models, read, schema, write
 from attnlab.runs.schema import Manifest, Run
@@ -48,6 +50,22 @@ def companions(shown: Results) -> list[Results]:
     """The other runs that the pages show, without duplicates."""
     found = [_companion(shown, name) for name in COMPANIONS]
     return list({other.run.name: other for other in found if other.run.name != shown.run.name}.values())
+
+
+def keep(name: str) -> str:
+    """Infer from a run and its companions, so that no notebook infers again what is kept from here.
+
+    Returns:
+        The seals of these runs, and of the others that may be shown beside them: no notebook has to judge them again.
+    """
+    run = read.load(name)
+    print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
+    shown = of(run)
+    for each in [shown, *companions(shown)]:
+        _ = each.families
+    for _ in others(shown):  # reading a run judges it
+        pass
+    return os.environ.get(read.JUDGED, "")
 
 
 def _companion(shown: Results, companion: str) -> Results:

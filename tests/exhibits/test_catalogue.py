@@ -6,17 +6,18 @@ from collections import defaultdict
 from inspect import signature
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import nbformat
 import pandas as pd
 import pytest
 import synthetic
-from synthetic import LONG, TARGET, inferred, lonely
+from synthetic import LONG, TARGET, climbed, inferred, lonely
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show, exhibit
-from attnlab.exhibits.display import Group, Missing, Prose, Table
+from attnlab.exhibits.display import FILES, Figure, Group, Missing, Prose, Table
 from attnlab.exhibits.style import STYLE
 from attnlab.export import report
 from attnlab.infer.lookup import NotMeasured
@@ -111,6 +112,13 @@ def test_an_exhibit_is_called_by_its_id_or_directly():
     assert show("kernels.one").markdown == made(inferred()).markdown
     bundle, _ = show("kernels.one")._repr_mimebundle_()
     assert bundle["text/html"].startswith('<figure id="kernels.one" class="table">')
+
+
+def test_a_figure_comes_as_pdf_where_the_report_shows_it():
+    exhibit("kernels.drawn")(lambda results: Figure(plt.figure(), "", ""))
+    there = {id: FILES in Show(climbed())(id)._repr_mimebundle_()[0] for id in ("kernels.climb", "kernels.drawn")}
+    assert there == {"kernels.climb": True, "kernels.drawn": False}
+    assert catalogue.printed() == set(shown("report"))
 
 
 def test_an_output_says_which_exhibit_it_is_of_which_run_and_with_which_arguments():

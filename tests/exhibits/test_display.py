@@ -12,7 +12,7 @@ from reading import html, plain
 
 from attnlab.base import paths
 from attnlab.exhibits import drawing as page_drawing
-from attnlab.exhibits.display import FILES, Figure, Group, Inline, Listing, Prose, Table
+from attnlab.exhibits.display import Figure, Group, Inline, Listing, Prose, Table, files
 from attnlab.infer.lookup import NotMeasured
 from attnlab.study import studies
 
@@ -71,12 +71,12 @@ def test_a_drawing_no_letter_of_which_is_small_on_a_narrow_screen():
 
 def test_a_figure_is_a_pdf_of_the_same_bytes_that_its_latex_includes():
     figure = Figure(drawing(), "Up, **then** $x^2$ & 100 %", "")
-    bundle = figure.bundle("kernels.line")
-    ((name, file),) = bundle[FILES].items()
+    ((name, file),) = files(figure, "kernels.line").items()
     assert name == "kernels-line.pdf"
     assert base64.b64decode(file).startswith(b"%PDF")
     assert base64.b64decode(file) == Figure(drawing(), "", "").pdf
-    latex = bundle["text/latex"]
+    assert files(Group({"line": figure, "words": Prose("x")}), "kernels") == {name: file}
+    latex = figure.bundle("kernels.line")["text/latex"]
     assert r"\includegraphics[width=1.720in]{figures/kernels-line.pdf}" in latex
     assert r"\caption{Up, \textbf{then} $x^2$ \& 100 \%}\label{kernels.line}" in latex
 

@@ -117,7 +117,7 @@ def test_families_are_kept_between_processes(monkeypatch):
         run = read.load("kept")
         families = results.of(run).families
         assert len(families) == 16
-        assert len(list((folder / "reports" / "kept").glob("verdicts-*.parquet"))) == 1
+        assert len(list((folder / "reports" / "kept").glob("verdicts.*.parquet"))) == 1
         monkeypatch.setattr(results, "infer_family", None)
         again = results.of(run)
         assert again.families == families

@@ -77,9 +77,14 @@ def test_verdicts_are_kept_and_taken_again(run, tmp_path, monkeypatch):
     families = results.of(run).families
     assert {place.seq_len for place, _ in families} == {64, 128}
     assert all(family.control for family in families.values())
-    assert f"verdicts-{kept.key(run)}.parquet" in {path.name for path in files(tmp_path)}
+    baseline, *_, other = run.manifest["study"]["implementations"]
+    against = results.of(run).families_against(other)
+    there = {path.name for path in files(tmp_path)}
+    assert {f"verdicts.{name}-{kept.key(run)}.parquet" for name in (baseline, other)} <= there
     monkeypatch.setattr(results, "infer_family", forbidden)
+    monkeypatch.setattr(results, "judge", forbidden)
     assert results.of(run).families == families
+    assert results.of(run).families_against(other) == against
 
 
 def test_an_inference_from_a_run_not_complete_is_not_kept(tmp_path, monkeypatch):

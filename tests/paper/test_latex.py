@@ -15,7 +15,7 @@ import pytest
 from nbformat import v4
 
 from attnlab.base.errors import UserError
-from attnlab.exhibits.display import Box, Figure, Prose, Table
+from attnlab.exhibits.display import FILES, Box, Figure, Prose, Table, files
 from attnlab.paper import latex, printed
 
 CREATED = "2026-11-21T10:00:00+00:00"
@@ -25,7 +25,8 @@ BROWSER = next(filter(None, map(shutil.which, printed.BROWSERS)), "")
 
 
 def shown(content, anchor: str = ""):
-    return v4.new_code_cell("show()", outputs=[v4.new_output("display_data", content.bundle(anchor))])
+    bundle = content.bundle(anchor) | {FILES: files(content, anchor)}
+    return v4.new_code_cell("show()", outputs=[v4.new_output("display_data", bundle)])
 
 
 def drawing() -> Figure:

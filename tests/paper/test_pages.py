@@ -73,6 +73,22 @@ def test_every_kind_of_mathematics_in_markdown_is_converted():
     assert soup.code.get_text() == "$x$"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("- $a$\n- b", "<li><math><mi>a</mi></math></li>"),
+        ("by \\begin{align}a\\end{align}", '<p>by <math display="block">'),
+        ("$$\na\n\n- b\n$$", "<mi>a</mi>"),
+        ("from $3 to $4", "<p>from $3 to $4</p>"),
+        ("```python\nimport x\n```", '<span class="kn">import</span>'),
+        ("```\n$x$\n```", "<pre><code>$x$\n</code></pre>"),
+        ("```no-language\n$x$\n```", '<pre><code class="language-no-language">$x$\n</code></pre>'),
+    ],
+)
+def test_mathematics_prices_and_code_in_markdown(text, shown):
+    assert shown in markdown.block(text)
+
+
 def test_inline_markdown_has_no_blocks():
     assert markdown.inline("1. **a** `b<c` $x$") == "1. <strong>a</strong> <code>b&lt;c</code> <math><mi>x</mi></math>"
 

@@ -7,6 +7,8 @@ take exhibits by the same ids.
 """
 
 import inspect
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -19,7 +21,7 @@ import matplotlib.pyplot as plt
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
 from attnlab.exhibits import tex
-from attnlab.exhibits.display import Bundle, Content, Missing, Prose
+from attnlab.exhibits.display import FILES, Bundle, Content, Missing, Prose, files
 from attnlab.exhibits.style import STYLE
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
@@ -32,6 +34,8 @@ STAMP = "attnlab"
 FORMS = ("text/html", "text/plain", "text/latex")
 RUN = "run"
 """The id in the stamp of the output that says which run is shown."""
+SHOWN = re.compile(r'^show\("([\w.]+)"\)$', re.MULTILINE)
+"""A line that shows an exhibit of the report."""
 _EXHIBITS: dict[str, "Exhibit"] = {}
 _MADE: set[Callable[..., Content | None]] = set()
 
@@ -87,6 +91,8 @@ class Shown:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Bundle, dict[str, Any]]:
         bundle = self.content.bundle(self.id) if self.content else dict.fromkeys(FORMS, "")
+        if self.content and self.id in printed():
+            bundle |= {FILES: files(self.content, self.id)}
         stamp = {"exhibit": self.id, "run": self.run, "arguments": dict(self.arguments)}
         is_missing = self.content is None or isinstance(self.content, Missing)
         return bundle, {STAMP: stamp | ({"missing": True} if is_missing else {})}
@@ -182,6 +188,12 @@ def pages() -> dict[str, str]:
     """The notebooks that have exhibits, such as ``05_kernels``, by the first part of the exhibits' ids."""
     stems = (path.stem for path in sorted(paths.NOTEBOOKS.glob("[0-9]*_*.ipynb")))
     return {stem.split("_", 1)[1]: stem for stem in stems}
+
+
+def printed() -> set[str]:
+    """The ids that the report shows, whose figures are drawn as PDF too."""
+    cells = json.loads((paths.NOTEBOOKS / "report.ipynb").read_text(encoding="utf-8"))["cells"]
+    return {id for cell in cells for id in SHOWN.findall("".join(cell["source"]))}
 
 
 def home(id: str) -> str:

@@ -57,7 +57,6 @@ class Figure:
     def __post_init__(self) -> None:
         # An open figure would be shown a second time, at the end of the cell, by Jupyter's inline backend.
         plt.close(self.figure)
-        _ = self.svg, self.pdf  # drawn now, while the style holds
 
     @cached_property
     def svg(self) -> bytes:
@@ -71,12 +70,12 @@ class Figure:
 
     def bundle(self, anchor: str = "") -> Bundle:
         """The figure in every format, with its anchor on the page."""
-        name = tex.label(anchor).replace(".", "-")
+        name = _name(anchor)
         picture = drawing.inline(self.svg.decode(), name, escape(self.alt))
         html = _float(anchor, "plot", f'<div class="drawing" tabindex="0">{picture}</div>', _caption(self.caption))
         width_in, height_in = map(float, self.figure.get_size_inches())
         latex = tex.figure(f"{name}.pdf", width_in, height_in, tex.inline(self.caption), anchor)
-        return _bundle(html, self.alt, latex) | {FILES: {f"{name}.pdf": base64.b64encode(self.pdf).decode()}}
+        return _bundle(html, self.alt, latex)
 
     @property
     def markdown(self) -> str:
@@ -263,8 +262,7 @@ class Group:
         bundles = [part.bundle(f"{anchor}.{name}") for name, part in self.parts.items()]
         html = [bundle.get("text/html") or markdown.block(bundle["text/markdown"]) for bundle in bundles]
         plain, latex = ("\n\n".join(bundle[kind] for bundle in bundles) for kind in ("text/plain", "text/latex"))
-        files = {name: file for bundle in bundles for name, file in bundle.get(FILES, {}).items()}
-        return _bundle("\n".join(html), plain, latex) | ({FILES: files} if files else {})
+        return _bundle("\n".join(html), plain, latex)
 
     @property
     def markdown(self) -> str:
@@ -278,8 +276,21 @@ class Group:
 Content: TypeAlias = Figure | Table | Listing | Prose | Box | Group
 
 
+def files(content: Content, anchor: str) -> dict[str, str]:
+    """What an exhibit's LaTeX includes: a PDF in base64 for each of its figures, by name."""
+    if isinstance(content, Group):
+        parts = (files(part, f"{anchor}.{name}") for name, part in content.parts.items())
+        return {name: file for found in parts for name, file in found.items()}
+    return {f"{_name(anchor)}.pdf": base64.b64encode(content.pdf).decode()} if isinstance(content, Figure) else {}
+
+
 def _bundle(html: str, plain: str, latex: str) -> Bundle:
     return {"text/html": html, "text/plain": plain, "text/latex": latex}
+
+
+def _name(anchor: str) -> str:
+    """A figure's anchor as its file and its ids begin with it."""
+    return tex.label(anchor).replace(".", "-")
 
 
 def _float(anchor: str, kind: str, *parts: str) -> str:

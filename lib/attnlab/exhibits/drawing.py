@@ -4,8 +4,10 @@ import colorsys
 import re
 from io import BytesIO
 
-import matplotlib
+import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+
+from attnlab.exhibits.style import STYLE
 
 LEAST_PX = 9.5
 """No letter is smaller on a page; a narrow screen scrolls the drawing instead."""
@@ -25,7 +27,7 @@ def pdf(drawing: Figure) -> bytes:
 
 def _saved(drawing: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     file = BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "attnlab", "svg.fonttype": "none", "pdf.fonttype": 3}):
+    with plt.style.context([STYLE, {"svg.hashsalt": "attnlab", "svg.fonttype": "none", "pdf.fonttype": 3}]):
         drawing.savefig(file, format=kind, metadata=metadata)
     return file.getvalue()
 

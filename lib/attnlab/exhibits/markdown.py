@@ -3,13 +3,49 @@
 import re
 
 from math_core import LatexError, LatexToMathML
-from mistune import BlockState
-from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from mistune import BaseRenderer, BlockParser, BlockState, HTMLRenderer, InlineParser, InlineState, Markdown
+from mistune.plugins import import_plugin
+from mistune.plugins.math import math
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
 
 from attnlab.base.errors import UserError
 
+PLUGINS = ("strikethrough", "table", "url", "task_lists", "def_list")
+_FORMULA = r"\$\$[\s\S]*?\$\$"
+_ENVIRONMENT = r"\\begin\{(?P<name>[a-z]+\*?)\}(?P<body>[\s\S]*?)\\end\{(?P=name)\}"
 
-class _Renderer(IPythonRenderer):
+
+def parser(renderer: BaseRenderer) -> Markdown:
+    """A parser of markdown with mathematics as notebooks have it: between dollars, or an environment of LaTeX."""
+    return Markdown(renderer, plugins=[*map(import_plugin, PLUGINS), math, _environments])
+
+
+def _environments(md: Markdown) -> None:
+    """A plugin: environments of LaTeX; one of these, or a formula between two dollars, may be a paragraph."""
+    md.block.register("block_math", rf"^ {{0,3}}(?:{_FORMULA}|{_ENVIRONMENT})", _paragraph)
+    md.inline.register("latex_environment", _ENVIRONMENT, _environment, before="inline_math")
+
+
+def _paragraph(parser: BlockParser, found: re.Match[str], state: BlockState) -> int:
+    state.add_paragraph(found[0])
+    return found.end()
+
+
+def _environment(parser: InlineParser, found: re.Match[str], state: InlineState) -> int:
+    state.append_token({"type": "latex_environment", "attrs": {"name": found["name"], "body": found["body"]}})
+    return found.end()
+
+
+class _Renderer(HTMLRenderer):
+    def block_code(self, code: str, info: str | None = None) -> str:
+        try:
+            return highlight(code, get_lexer_by_name((info or "").split(" ")[0]), HtmlFormatter())
+        except ClassNotFound:
+            return super().block_code(code, info)
+
     def inline_math(self, body: str) -> str:
         return mathml(body)
 
@@ -20,13 +56,13 @@ class _Renderer(IPythonRenderer):
         return mathml(rf"\begin{{{name}}}{body}\end{{{name}}}", display=True)
 
 
-_RENDERER = _Renderer(escape=False, exclude_anchor_links=True)
-_PARSER = MarkdownWithMath(_RENDERER)
+_RENDERER = _Renderer(escape=False, allow_harmful_protocols=True)
+_PARSER = parser(_RENDERER)
 
 
 def block(source: str) -> str:
     """Paragraphs, headings, lists and tables of markdown, mathematics as MathML."""
-    return _PARSER.render(source)
+    return str(_PARSER(source))
 
 
 def inline(source: str) -> str:

@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 from mistune import BaseRenderer, BlockState
-from nbconvert.filters.markdown_mistune import MarkdownWithMath
 
-from attnlab.exhibits.markdown import slug
+from attnlab.exhibits.markdown import parser, slug
 
 TEXT_WIDTH_IN = 6.5
 """The width of the text on a page."""
@@ -214,7 +213,7 @@ class _Renderer(BaseRenderer):
 
 
 _RENDERER = _Renderer()
-_PARSER = MarkdownWithMath(_RENDERER)  # type: ignore[arg-type]  # any renderer will do
+_PARSER = parser(_RENDERER)
 
 
 def block(source: str) -> str:

@@ -5,6 +5,8 @@ A kept inference is used only for the same run, by the same code, and with the s
 
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +37,15 @@ def table(run: schema.Run, infer: Callable[[schema.Run], pd.DataFrame]) -> pd.Da
     return kept
 
 
-def families(run: schema.Run) -> dict[Place, Family]:
-    """The families of verdicts that were kept; empty where there are none."""
-    kept = _read(_path(run, "verdicts"))
+def families(run: schema.Run, baseline: str) -> dict[Place, Family]:
+    """The families of verdicts against a baseline that were kept; empty where there are none."""
+    kept = _read(_path(run, f"verdicts.{baseline}"))
     return {} if kept is None else from_table(kept)
 
 
-def keep_families(run: schema.Run, found: dict[Place, Family]) -> None:
-    """Keep the families of verdicts of a run."""
-    _write(as_table(found), _path(run, "verdicts"))
+def keep_families(run: schema.Run, baseline: str, found: dict[Place, Family]) -> None:
+    """Keep the families of verdicts of a run against a baseline."""
+    _write(as_table(found), _path(run, f"verdicts.{baseline}"))
 
 
 def key(run: schema.Run) -> str:
@@ -66,7 +68,7 @@ def _read(path: Path) -> pd.DataFrame | None:
 
 def _write(table: pd.DataFrame, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f"{path.stem.split('-')[0]}-*.parquet"):
+    for old in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*.parquet"):
         old.unlink(missing_ok=True)  # another process may have removed it
     write_atomically(path, table.to_parquet(index=False))
 
@@ -92,13 +94,12 @@ def _flat(verdict: stats.Verdict) -> list[Any]:
 def from_table(table: pd.DataFrame) -> dict[Place, Family]:
     """The families of verdicts that `as_table` made into a table."""
     found = {}
-    for where, rows in table.groupby([*AXES, *TIMING], sort=False):
-        *axes, clock, cache = where
+    for (*axes, clock, cache), rows in groupby(table.to_dict("records"), itemgetter(*AXES, *TIMING)):
         place = Shape(**dict(zip(AXES, axes, strict=True))), Timing(clock=clock, cache=cache)
-        (control, *_), *candidates = [(_verdict(row), row) for row in rows.to_dict("records")]
+        (control, first), *candidates = [(_verdict(row), row) for row in rows]
         verdicts = {row["candidate"]: verdict for verdict, row in candidates if verdict}
         unadjusted = {row["candidate"]: row["unadjusted"] for _, row in candidates}
-        found[place] = Family(verdicts, unadjusted, control, float(rows["smallest"].iloc[0]))
+        found[place] = Family(verdicts, unadjusted, control, first["smallest"])
     return found
 
 

@@ -92,11 +92,14 @@ class Lookup:
         Raises:
             NotMeasured: it has no latency.
         """
-        rows = self.at(shape, timing)
-        if implementation not in rows.index:
-            where = f"{shape.label}, {(timing or self.headline).words}"
-            raise NotMeasured(f"`{implementation}` has no latency at {where}")
-        return rows.loc[implementation]
+        place = (implementation, shape, timing or self.headline)
+        if place not in self._rows:
+            rows = self.at(shape, timing)
+            if implementation not in rows.index:
+                where = f"{shape.label}, {(timing or self.headline).words}"
+                raise NotMeasured(f"`{implementation}` has no latency at {where}")
+            self._rows[place] = rows.loc[implementation]
+        return self._rows[place]
 
     def along(self, sweep: str, implementation: str) -> list[tuple[Shape, pd.Series]]:
         """The shapes of a sweep at which an implementation has a latency, each with its row.
@@ -176,6 +179,10 @@ class Lookup:
     def _throttled(self) -> dict[Any, tuple[int, int]]:
         counts = self.passed.groupby([*CASE, *TIMING], sort=False)["throttled"].agg(["count", "sum"])
         return {place: (int(known), int(held)) for place, known, held in counts.itertuples(name=None)}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, Shape, Timing], pd.Series]:
+        return {}
 
     @cached_property
     def _samples(self) -> dict[tuple[str, Shape, Timing], list[np.ndarray]]:

@@ -92,7 +92,28 @@ class Results(Lookup):
         self._known.update(zip(missing, inferred, strict=True))
         found = {place: self._known[place] for place in places}
         if missing and self.is_kept:
-            kept.keep_families(self.run, found)
+            kept.keep_families(self.run, self.study.baseline, found)
+        return found
+
+    def families_against(self, baseline: str) -> dict[Place, Family]:
+        """As `families`, against any implementation, with the smallest effect that the study's baseline could show."""
+        if baseline == self.study.baseline:
+            return self.families
+        if baseline not in self._against:
+            found = kept.families(self.run, baseline) if self.is_kept else {}
+            self._against[baseline] = found or self._judged_against(baseline)
+        return self._against[baseline]
+
+    def _judged_against(self, baseline: str) -> dict[Place, Family]:
+        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
+        found = {}
+        for place in (place for place in places if baseline in self.at(*place).index):
+            names, smallest = [str(name) for name in self.at(*place).index if name != baseline], self._smallest(*place)
+            verdicts, alone = judge([self._sides((baseline, name), *place) for name in names], smallest)
+            named = dict(zip(names, verdicts, strict=True)), dict(zip(names, alone, strict=True))
+            found[place] = Family(*named, None, smallest)
+        if self.is_kept:
+            kept.keep_families(self.run, baseline, found)
         return found
 
     def families_under(self, timing: Timing) -> dict[Shape, Family]:
@@ -109,8 +130,7 @@ class Results(Lookup):
         """
         for name in dict.fromkeys(name for pair in pairs for name in pair):
             self.row(name, shape, timing)
-        smallest = self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
-        judged, _ = judge([self._sides(pair, shape, timing) for pair in pairs], smallest)
+        judged, _ = judge([self._sides(pair, shape, timing) for pair in pairs], self._smallest(shape, timing))
         return judged
 
     def speedup(
@@ -173,7 +193,15 @@ class Results(Lookup):
     @cached_property
     def _known(self) -> dict[Place, Family]:
         """The families inferred so far, in this process or before."""
-        return kept.families(self.run) if self.is_kept else {}
+        return kept.families(self.run, self.study.baseline) if self.is_kept else {}
+
+    @cached_property
+    def _against(self) -> dict[str, dict[Place, Family]]:
+        return {}
+
+    def _smallest(self, shape: Shape, timing: Timing | None) -> float:
+        """The minimum detectable effect at a place; 0 without a control."""
+        return self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
 
     def _controlled(self, shape: Shape, timing: Timing | None) -> tuple[stats.Verdict, float]:
         if not self.is_controlled(shape, timing):

@@ -11,9 +11,8 @@ from typing import Any
 import nbformat
 
 from attnlab.base.errors import UserError
-from attnlab.exhibits.catalogue import RUN, STAMP
+from attnlab.exhibits.catalogue import RUN, SHOWN, STAMP
 
-_SHOWN = re.compile(r'^show\("([\w.]+)"\)$')
 _SETUP = re.compile(r"^show$", re.MULTILINE)
 _REFERENCE = re.compile(r"\]\(#([\w.]+)\)")
 _KEPT = ("## References",)
@@ -45,7 +44,7 @@ def assemble(report: Path, executed: Iterable[Path], assembled: Path) -> None:
 
 def named(source: str) -> list[str]:
     """The ids that a cell shows: its exhibit, or the line that says which run it is; none for other cells."""
-    if shown := _SHOWN.match(source.strip()):
+    if shown := SHOWN.fullmatch(source.strip()):
         return [shown[1]]
     return [RUN] if _SETUP.search(source) else []
 

@@ -9,6 +9,8 @@ from pybtex.style.formatting.unsrt import Style
 
 from attnlab.literature.bibliography import load
 
+_STYLE = Style()
+
 
 def listing() -> str:
     """All entries as items of an ordered list in HTML; `numbering` keeps those that a page cites."""
@@ -35,4 +37,4 @@ def latex(keys: Sequence[str]) -> str:
 
 
 def _line(entry: Entry, backend: BaseBackend) -> str:
-    return " ".join(f"{Style().format_entry('', entry).text.render(backend)} {entry.fields.get('annote', '')}".split())
+    return " ".join(f"{_STYLE.format_entry('', entry).text.render(backend)} {entry.fields.get('annote', '')}".split())

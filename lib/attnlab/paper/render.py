@@ -12,7 +12,6 @@ from attnlab import obtain
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits.explore import page as explorer_page
-from attnlab.infer import results
 from attnlab.paper import assemble, execute, latex, pages, printed
 from attnlab.runs import read, schema
 
@@ -36,7 +35,7 @@ def render(name: str) -> Path:
     *others, paper = parts()
     # This process mostly waits for kernels, so two of them keep two cores busy.
     with _alone(name), _apart() as explorer, ThreadPoolExecutor(2) as pool:
-        explored = explorer.submit(_explore, name)
+        explored = explorer.submit(explorer_page.render, name)
         list(pool.map(lambda part: _page(part, name, values), others))
         assembled = _executed(paper, name)
         assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
@@ -66,11 +65,6 @@ def _paper(name: str, assembled: Path) -> Path:
     return page
 
 
-def _explore(name: str) -> None:
-    """Write the explorer's page of a run whose inference is kept."""
-    explorer_page.write(results.of(read.load(name)), paths.reports() / name)
-
-
 def _apart() -> ProcessPoolExecutor:
     """A process of its own, whose memory is free again afterwards."""
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
@@ -79,21 +73,7 @@ def _apart() -> ProcessPoolExecutor:
 def _infer(name: str) -> None:
     """Infer from a run in a process of its own, whose memory is free again before notebooks start theirs."""
     with _apart() as pool:
-        os.environ[read.JUDGED] = pool.submit(_keep, name).result()
-
-
-def _keep(name: str) -> str:
-    """Infer from a run and its companions, so that no notebook infers again what is kept from here.
-
-    Returns:
-        The seals of these runs: no notebook has to judge them again.
-    """
-    run = read.load(name)
-    print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    shown = results.of(run)
-    for each in [shown, *obtain.companions(shown)]:
-        _ = each.families
-    return os.environ.get(read.JUDGED, "")
+        os.environ[read.JUDGED] = pool.submit(obtain.keep, name).result()
 
 
 def render_notebook(part: str, values: Mapping[str, object]) -> Path:

@@ -55,7 +55,7 @@ def beside_samples(results: Results) -> Table:
             "panel over samples": signed(both.apart_pct, "%"),
             "in cycles": signed(both.cycles_pct, "%"),
         }
-        for both in _in_both(results, shown_cases(results, panel))
+        for both in _in_both(results, panel, shown_cases(results, panel))
     ]
     note = (
         "Medians over all replicates, and over the rounds of the panel; the SM clock is NVML's, read once a round and, "
@@ -68,7 +68,7 @@ def beside_samples(results: Results) -> Table:
 def claimed(results: Results) -> Prose:
     """How far the panel's device clock and the samples' agree, and what is claimed of the clock."""
     panel = of(results)
-    found = _in_both(results, panel.cases)
+    found = _in_both(results, panel, panel.cases)
     if not found:
         raise NotMeasured("No case of the panel is among the samples of the device clock with a warm cache")
     apart = [both for both in found if abs(both.apart_pct) > NEAR_PCT]
@@ -106,15 +106,15 @@ def _apart_words(apart: list[Both], panel: Panel) -> str:
     return text
 
 
-def _in_both(results: Results, cases: list[tuple[str, Shape]]) -> list[Both]:
-    timing, panel, taken = Timing(clock="device", cache="warm"), results.run.panel, results.passed
-    panel = panel[(panel["method"] == methods.DEVICE) & panel["latency_us"].notna()]
+def _in_both(results: Results, panel: Panel, cases: list[tuple[str, Shape]]) -> list[Both]:
+    timing, timed, taken = Timing(clock="device", cache="warm"), panel.rows, results.passed
+    timed = timed[(timed["method"] == methods.DEVICE) & timed["latency_us"].notna()]
     taken = taken[(taken["clock"] == timing.clock) & (taken["cache"] == timing.cache)]
     found = []
     for name, shape in cases:
         if name in results.at(shape, timing).index:
-            samples, its = (rows[(rows["implementation"] == name) & is_of(rows, shape)] for rows in (taken, panel))
-            medians = median_of(results.row(name, shape, timing)), of(results).median((name, shape), methods.DEVICE)
+            samples, its = (rows[(rows["implementation"] == name) & is_of(rows, shape)] for rows in (taken, timed))
+            medians = median_of(results.row(name, shape, timing)), panel.median((name, shape), methods.DEVICE)
             cycles_pct = 100 * (_cycles(its) / _cycles(samples) - 1)
             found.append(Both((name, shape), *medians, _mhz(samples), _mhz(its), cycles_pct))
     return found

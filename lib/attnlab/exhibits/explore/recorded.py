@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -74,20 +73,11 @@ def of_study(results: Results) -> Verdicts:
 def against(results: Results, baselines: Sequence[str]) -> dict[str, Verdicts]:
     """The verdicts on every other implementation by baseline; those at one shape under one timing are a family."""
     found: dict[str, Verdicts] = {baseline: {} for baseline in baselines}
-    # Place by place: the baselines share resampled medians there.
-    for timing, shape, baseline in product(results.timings, results.study.shapes, baselines):
-        there = [str(name) for name in results.at(shape, timing).index]
-        names = [name for name in there if name != baseline]
-        if baseline in there and names:
-            for name, verdict in zip(names, _family(results, baseline, names, shape, timing), strict=True):
-                found[baseline].setdefault((shape, name), {})[timing] = verdict
+    for baseline, verdicts in found.items():
+        for (shape, timing), family in results.families_against(baseline).items():
+            for name, verdict in family.verdicts.items():
+                verdicts.setdefault((shape, name), {})[timing] = verdict
     return found
-
-
-def _family(results: Results, baseline: str, names: list[str], shape: Shape, timing: Timing) -> list[Verdict]:
-    if baseline == results.study.baseline:
-        return [results.compare(name, shape, timing) for name in names]
-    return results.compare_pairs([(baseline, name) for name in names], shape, timing)
 
 
 def _cases(results: Results) -> tuple[Columns, dict[tuple[Timing, Shape, str], int]]:
