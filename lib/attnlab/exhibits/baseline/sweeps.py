@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
@@ -17,14 +16,14 @@ from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import (
     AXIS_TITLES,
     axes_of,
+    before_others,
     draw_lines,
+    few_powers_of_two,
     is_causal,
     label_ends,
-    look,
     multiples,
     panels_of,
     plain_logarithm,
-    powers_of_two,
     sweep_title,
 )
 from attnlab.infer.lookup import NotMeasured, axis_of
@@ -42,7 +41,7 @@ SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"
 @exhibit("baseline.latency")
 def latency(results: Results, sweeps: Sequence[str] = OF_LENGTHS) -> Figure:
     """Latency against sequence length, a panel for each implementation."""
-    drawing, panels = multiples(results, sweeps, "median_us", "latency (µs)")
+    drawing, panels = multiples(results, sweeps, "median_us", "latency (µs), logarithmic")
     panels[0].set_yscale("log")
     plain_logarithm(panels[0].yaxis)
     return Figure(
@@ -83,31 +82,33 @@ def memory_figure(results: Results, sweep: str = "seq_len") -> Figure:
     """Peak memory along a sweep."""
     axis, shapes = axis_of(sweep), results.sweep(sweep)
     lines = {name: _peaks(results, name, shapes, axis) for name in results.study.implementations}
-    if not any(lines.values()):
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
         raise NotMeasured(f"No case of the sweep “{sweep}” was measured, so its memory is not known")
-    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
-    for name, points in lines.items():
-        if points:
-            axes.plot(*zip(*points, strict=True), **look(name))
-    sizes = [getattr(shape, axis) for shape in shapes]
-    # On top, or an implementation that needs only the tensors would hide it.
-    tensors: dict[str, Any] = {
-        "color": "#222222",
-        "linestyle": "--",
-        "linewidth": 1.2,
-        "zorder": 5,
-        "label": "Q, K, V and O",
-    }
-    axes.plot(sizes, [shape.bytes / 2**20 for shape in shapes], **tensors)
-    axes.set(xlabel=AXIS_TITLES[axis], ylabel="peak memory (MiB)", yscale="log")
-    powers_of_two(axes, sizes)
-    plain_logarithm(axes.yaxis)
-    label_ends(axes)
+    drawn = {name: tuple(zip(*points, strict=True)) for name, points in lines.items()}
+    title = f"{AXIS_TITLES[axis]}, logarithmic"
+    drawing, panels = before_others(list(lines), [drawn], "peak memory (MiB), logarithmic", title)
+    sizes, needed = [getattr(shape, axis) for shape in shapes], [shape.bytes / 2**20 for shape in shapes]
+    for axes in panels.values():
+        # On top, or an implementation that needs only the tensors would hide it.
+        axes.plot(sizes, needed, ":", color="#222222", linewidth=1.6, zorder=5, label="Q, K, V and O")
+    first = next(iter(panels.values()))
+    first.set_yscale("log")
+    few_powers_of_two(first, sizes)
+    plain_logarithm(first.yaxis)
     return Figure(
         drawing,
-        "Peak memory allocated during a call, including inputs and output, beside the size of the tensors alone.",
-        f"Line plot of peak memory over {AXIS_TITLES[axis]} on logarithmic axes, one line for each implementation.",
+        f"{_neediest(lines, dict(zip(sizes, needed, strict=True)), LETTERS[axis])} Peak memory allocated during a call, "
+        "including inputs and output, each implementation before all others in grey; the dotted line is the size of "
+        "Q, K, V and O alone.",
+        f"Line plots of peak memory over {AXIS_TITLES[axis]} on logarithmic axes, one panel for each implementation.",
     )
+
+
+def _neediest(lines: dict[str, list[tuple[int, float]]], needed: dict[int, float], letter: str) -> str:
+    """The implementation that allocates the most beside its tensors, in a sentence."""
+    ratio, name, size = max((mib / needed[size], name, size) for name, points in lines.items() for size, mib in points)
+    return f"`{name}` allocates {formats.times(ratio)} the size of its tensors at {letter}={size}, the most of all."
 
 
 def _peaks(results: Results, name: str, shapes: list[Shape], axis: str) -> list[tuple[int, float]]:
