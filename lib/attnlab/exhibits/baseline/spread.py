@@ -58,8 +58,8 @@ def distribution(results: Results, shape: Shape) -> Figure:
     thin = ", each replicate as a thin line" if several else ""
     return Figure(
         drawing,
-        f"{said} Empirical distribution of the samples at {shape.label}, {results.headline.words}, around the median of "
-        f"each implementation{scale}{thin}. The dot is the median, the band its {CI} interval.",
+        f"{said} Empirical distribution of the samples at {shape.label}, {results.headline.words}, around the median "
+        f"of each implementation{scale}{thin}. The dot is the median, the band its {CI} interval.",
         f"Cumulative shares of samples over their distance from the median, one panel for each implementation. {said}",
     )
 

@@ -71,10 +71,20 @@ def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
     causal = " Causal FLOPs count the scores under the mask." if any(is_causal(sweep) for _, sweep in panels) else ""
     return Figure(
         drawing,
-        f"Throughput, FLOPs over the median latency; {results.headline.words}.{causal}",
+        f"{_highest(results, [sweep for _, sweep in panels])} Throughput, FLOPs over the median latency; "
+        f"{results.headline.words}.{causal}",
         f"Line plots of throughput in TFLOP/s over {axes_of([sweep for _, sweep in panels])}, a line for each "
         "implementation.",
     )
+
+
+def _highest(results: Results, sweeps: Sequence[str]) -> str:
+    """The highest throughput along sweeps, in a sentence."""
+    rows = pd.concat([results.at(shape) for sweep in sweeps for shape in results.sweep(sweep)])
+    row = rows.iloc[int(rows["throughput_tflops"].argmax())]
+    where = formats.shapes([cells.shape_of(row)], results.study.shapes)
+    reached = f"{formats.number(row['throughput_tflops'])} TFLOP/s{cells.explained(row['throughput_mark'])}"
+    return f"The highest throughput is {reached}, of `{row['implementation']}` at {where}."
 
 
 @exhibit("baseline.memory")
@@ -85,7 +95,7 @@ def memory_figure(results: Results, sweep: str = "seq_len") -> Figure:
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         raise NotMeasured(f"No case of the sweep “{sweep}” was measured, so its memory is not known")
-    drawn = {name: tuple(zip(*points, strict=True)) for name, points in lines.items()}
+    drawn = {name: ([size for size, _ in points], [mib for _, mib in points]) for name, points in lines.items()}
     title = f"{AXIS_TITLES[axis]}, logarithmic"
     drawing, panels = before_others(list(lines), [drawn], "peak memory (MiB), logarithmic", title)
     sizes, needed = [getattr(shape, axis) for shape in shapes], [shape.bytes / 2**20 for shape in shapes]
@@ -98,9 +108,9 @@ def memory_figure(results: Results, sweep: str = "seq_len") -> Figure:
     plain_logarithm(first.yaxis)
     return Figure(
         drawing,
-        f"{_neediest(lines, dict(zip(sizes, needed, strict=True)), LETTERS[axis])} Peak memory allocated during a call, "
-        "including inputs and output, each implementation before all others in grey; the dotted line is the size of "
-        "Q, K, V and O alone.",
+        f"{_neediest(lines, dict(zip(sizes, needed, strict=True)), LETTERS[axis])} Peak memory allocated during a "
+        "call, including inputs and output, each implementation before all others in grey; the dotted line is the size "
+        "of Q, K, V and O alone.",
         f"Line plots of peak memory over {AXIS_TITLES[axis]} on logarithmic axes, one panel for each implementation.",
     )
 

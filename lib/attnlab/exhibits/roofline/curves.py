@@ -83,8 +83,8 @@ def _compared(both: dict[Panel, tuple[dict[str, "pd.Series[float]"], list[Publis
     if not of:
         return "No length, D and mask of this run is among the published ones."
     return (
-        f"At {higher} of {formats.count(of, 'length')} of the same D and mask, this run's highest share of its device's "
-        "peak is above every published one."
+        f"At {higher} of {formats.count(of, 'length')} of the same D and mask, this run's highest share of its "
+        "device's peak is above every published one."
     )
 
 

@@ -13,7 +13,7 @@ from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure
 from attnlab.exhibits.formats import CI
-from attnlab.exhibits.style import look
+from attnlab.exhibits.style import look, plain_logarithm
 from attnlab.infer.lookup import NotMeasured, on_normal
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
@@ -108,8 +108,14 @@ def _draw_limit(axes: Axes, allowed: float) -> Text:
 def _span(axes: Axes, points: list[Point], allowed: float) -> None:
     latencies = [end for point in points for end in (point.latency_us.low, point.latency_us.high)]
     errors = [allowed, *(end for point in points for end in (point.error.low, point.error.high))]
-    axes.set(xscale="log", yscale="log", xlabel="latency (µs)", ylabel="mean absolute error against float64")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="latency (µs), logarithmic",
+        ylabel="mean absolute error against float64, logarithmic",
+    )
     axes.set_xlim(max(min(latencies), 1e-3) / 2.5, max(latencies) * 2)
+    plain_logarithm(axes.xaxis)
     axes.set_ylim(min(errors) / 1.7, max(errors) * 1.4)
 
 
