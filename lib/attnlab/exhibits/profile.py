@@ -236,11 +236,25 @@ def units(results: Results) -> Figure:
     axes.xaxis.tick_top()
     return Figure(
         drawing,
-        "The use of each unit in % of its peak rate over the whole call, by Nsight Compute's counters; in bold from "
-        f"{SATURATED_PCT} %. For L1, L2 and DRAM it is the use of their busiest part.",
+        f"{_busiest(profiles)} The use of each unit in % of its peak rate over the whole call, by Nsight Compute's "
+        f"counters; in bold from {SATURATED_PCT} %. For L1, L2 and DRAM it is the use of their busiest part.",
         "Map with a row for each implementation and a column for each unit of the multiprocessor and memory; the cells "
-        "hold the percentage of the unit's peak.",
+        f"hold the percentage of the unit's peak. {_busiest(profiles)}",
     )
+
+
+def _busiest(profiles: list[Profile]) -> str:
+    """The unit that is used most in any implementation, in a sentence."""
+    shares = [
+        (share, unit, profile.implementation)
+        for profile in profiles
+        for unit, share in profile.units_pct.items()
+        if not np.isnan(share)
+    ]
+    if not shares:
+        return "The counters name no unit."
+    share, unit, name = max(shares)
+    return f"The busiest unit is that of `{name}` for {unit}, at {formats.percent(share)} of its peak."
 
 
 @exhibit("profile.schedulers", where=has_counters)

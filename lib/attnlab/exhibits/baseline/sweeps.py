@@ -46,10 +46,19 @@ def latency(results: Results, sweeps: Sequence[str] = OF_LENGTHS) -> Figure:
     plain_logarithm(panels[0].yaxis)
     return Figure(
         drawing,
-        f"Median latency against sequence length on logarithmic axes, {results.headline.words}: each implementation "
-        f"before all others in grey{dashed(results, sweeps)}.",
-        "Line plots of latency over sequence length on logarithmic axes, one panel for each implementation.",
+        f"{_most_often_fastest(results, sweeps)} Median latency, {results.headline.words}: each implementation before "
+        f"all others in grey{dashed(results, sweeps)}.",
+        "Line plots of latency over sequence length on logarithmic axes, one panel for each implementation. "
+        f"{_most_often_fastest(results, sweeps)}",
     )
+
+
+def _most_often_fastest(results: Results, sweeps: Sequence[str]) -> str:
+    """The implementation that has the smallest median at the most shapes of these sweeps, in a sentence."""
+    shapes = [shape for sweep in sweeps if sweep in results.study.sweeps for shape in results.sweep(sweep)]
+    fastest = [results.fastest(shape) for shape in shapes if len(results.at(shape))]
+    name = max(dict.fromkeys(fastest), key=fastest.count)
+    return f"`{name}` has the smallest median at {fastest.count(name)} of {formats.count(len(fastest), 'shape')}."
 
 
 def dashed(results: Results, sweeps: Sequence[str]) -> str:

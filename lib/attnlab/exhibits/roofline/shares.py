@@ -13,7 +13,7 @@ from attnlab.exhibits.style import look
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 
-PUBLISHED = "#8C6D1F"
+PUBLISHED = "#888888"
 
 
 @exhibit("roofline.literature.shares")

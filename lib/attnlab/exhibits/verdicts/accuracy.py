@@ -54,9 +54,11 @@ def plane(results: Results, shape: Shape) -> Figure:
     _label(axes, points, limit, allowed)
     shown = {point.name for point in points}
     lost = cells.without(results, [name for name in results.study.implementations if name not in shown], shape)
+    worst = max(points, key=lambda point: point.error.high)
     caption = (
-        f"Speed and accuracy at {shape.label}, {results.headline.words}: the median latency with its {CI} "
-        "interval against the mean absolute error over all checks on standard normal inputs, with its range. Further "
+        f"The largest mean error, of `{worst.name}`, is {formats.percent(100 * worst.error.high / allowed)} of the "
+        f"gate's limit. Speed and accuracy at {shape.label}, {results.headline.words}: the median latency with its "
+        f"{CI} interval against the mean absolute error over all checks on standard normal inputs, with its range. Further "
         f"left is faster, further down more accurate. The dashed line is {formats.multiple(GATE_FACTOR)} the mean "
         f"error of the framework's own composition, the smallest of all checks. {lost}"
     )
