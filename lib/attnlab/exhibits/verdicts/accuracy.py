@@ -58,9 +58,9 @@ def plane(results: Results, shape: Shape) -> Figure:
     caption = (
         f"The largest mean error, of `{worst.name}`, is {formats.percent(100 * worst.error.high / allowed)} of the "
         f"gate's limit. Speed and accuracy at {shape.label}, {results.headline.words}: the median latency with its "
-        f"{CI} interval against the mean absolute error over all checks on standard normal inputs, with its range. Further "
-        f"left is faster, further down more accurate. The dashed line is {formats.multiple(GATE_FACTOR)} the mean "
-        f"error of the framework's own composition, the smallest of all checks. {lost}"
+        f"{CI} interval against the mean absolute error over all checks on standard normal inputs, with its range. "
+        f"Further left is faster, further down more accurate. The dashed line is {formats.multiple(GATE_FACTOR)} the "
+        f"mean error of the framework's own composition, the smallest of all checks. {lost}"
     )
     return Figure(
         drawing,
