@@ -13,6 +13,7 @@ from synthetic import TARGET, Recipe
 from attnlab.exhibits.explore import data, page
 from attnlab.infer import cases, repeat, results
 from attnlab.infer.results import Results
+from browser.conftest import REPORTS
 
 SHAPES = {
     "seq_len": [synthetic.AXES | {"seq_len": [64, 128, 256]}],
@@ -282,6 +283,16 @@ def test_keys_alone_reach_every_control_and_every_cell(explorer):
     assert "Download what the matrix shows as CSV" in reached
     inside = [one for one in reached if re.fullmatch(r"\d+/sdpa\.\w+", one)]
     assert len(inside) == 1  # the matrix is one stop, arrows move within it
+
+
+def test_the_published_matrix_shows_all_its_columns_beside_the_titles_of_its_rows(visit):
+    opened = visit((REPORTS / "explore.html").as_uri())
+    hidden = """() => {
+      const row = document.querySelector('table.matrix td[aria-selected="true"]').parentElement;
+      const edge = row.firstElementChild.getBoundingClientRect().right;
+      return [...row.querySelectorAll("td")].filter(cell => cell.getBoundingClientRect().left < edge - 1).length;
+    }"""
+    assert opened.evaluate(hidden) == 0
 
 
 def test_arrows_move_in_the_matrix_and_enter_selects(explorer):

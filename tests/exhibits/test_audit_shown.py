@@ -24,8 +24,9 @@ def test_the_counts_add_up(found):
     frame = shown.counted().frame.set_index("document")
     assert frame.loc["all", "claims"] == len(found)
     assert (frame[list(audit.FINDINGS)].sum(axis=1) == frame["claims"]).all()
-    drawn = shown.counts().figure.axes[0]
-    assert sum(bar.get_width() for bar in drawn.patches) == len(found)
+    columns = shown.counts().figure.axes
+    assert [axes.get_title().replace("\n", " ") for axes in columns] == list(audit.FINDINGS)
+    assert sum(bar.get_width() for axes in columns for bar in axes.patches) == len(found)
     told = plain(shown.summary())
     fine = int(found["finding"].isin(audit.FINE).sum())
     assert f"Of {len(found)} claims" in told

@@ -12,6 +12,7 @@ from reading import html, plain
 
 from attnlab.base import paths
 from attnlab.exhibits import drawing as page_drawing
+from attnlab.exhibits import style
 from attnlab.exhibits.display import Figure, Group, Inline, Listing, Prose, Table, files
 from attnlab.infer.lookup import NotMeasured
 from attnlab.study import studies
@@ -56,6 +57,9 @@ def test_a_drawing_on_a_page_has_text_the_colours_of_the_theme_and_ids_of_its_ow
 def test_the_dark_theme_turns_lightness_round_and_keeps_the_hue():
     rules = dict(re.findall(r"--c(\w+): #(\w+);", page_drawing.dark("var(--c000000, #000000) var(--cffffff, #ffffff)")))
     assert rules == {"000000": "e6e6e6", "ffffff": "181818"}
+    for colour, _ in style.LOOKS.values():
+        (found,) = re.findall(r": #(\w+);", page_drawing.dark(f"var(--c{colour[1:].lower()}, {colour.lower()})"))
+        assert max(bytes.fromhex(found)) + min(bytes.fromhex(found)) >= 255
     (orange,) = re.findall(r": #(\w+);", page_drawing.dark("var(--cd55e00, #d55e00)"))
     red, green, blue = bytes.fromhex(orange)
     assert red > green > blue

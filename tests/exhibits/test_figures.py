@@ -79,8 +79,9 @@ def test_latency_along_the_length():
     np.testing.assert_allclose(own["sdpa.auto"], list(zip(LENGTHS, [2.5, 10, 40, 160], strict=True)))
     assert [size for size, _ in own["sdpa.cudnn"]] == [64, 128, 256]
     assert [size for size, _ in own["sdpa.math"]] == [32, 64, 128]
-    assert found["sdpa.auto"].get_ylabel() == "latency (µs)"
-    assert found["sdpa.math"].get_xlabel() == "sequence length S"
+    drawing = found["sdpa.auto"].figure
+    assert drawing.get_supylabel() == "latency (µs), logarithmic"
+    assert drawing.get_supxlabel() == "sequence length S, logarithmic"
     assert found["sdpa.auto"].get_yscale() == "log"
 
 
@@ -89,23 +90,19 @@ def test_ticks_are_the_sizes_of_the_sweep():
     assert ticks(full) == ["32", "64", "128", "256"]
     batch, heads = exhibit(inferred, "baseline.throughput.sizes").figure.axes
     assert (ticks(batch), ticks(heads)) == (["1", "2"], ["4", "8"])
-    assert (batch.get_xlabel(), heads.get_xlabel()) == ("batch B", "heads H")
-    assert (
-        ticks(exhibit(inferred, "baseline.memory").figure.axes[0])
-        == ticks(exhibit(inferred, "baseline.errors").figure.axes[0])
-        == ticks(full)
-    )
+    assert (batch.get_xlabel(), heads.get_xlabel()) == ("batch B, logarithmic", "heads H, logarithmic")
+    memory, errors = (panels(exhibit(inferred, f"baseline.{what}"))["sdpa.math"] for what in ("memory", "errors"))
+    assert ticks(memory) == ticks(errors) == ticks(full)
 
 
 def test_lines_are_named_at_their_ends_in_their_order_without_overlap():
-    for id in ("baseline.throughput.lengths", "baseline.memory", "baseline.errors"):
-        *_, axes = exhibit(inferred, id).figure.axes
-        names = {text.get_text(): text.get_position()[1] for text in axes.texts}
-        assert set(inferred().study.implementations) <= set(names)
-        heights = sorted(names.values())
-        assert min(high - low for low, high in pairwise(heights)) > 0.02
-        assert heights[0] + 1e-9 >= 0
-        assert heights[-1] <= 1 + 1e-9
+    *_, axes = exhibit(inferred, "baseline.throughput.lengths").figure.axes
+    names = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    assert set(inferred().study.implementations) <= set(names)
+    heights = sorted(names.values())
+    assert min(high - low for low, high in pairwise(heights)) > 0.02
+    assert heights[0] + 1e-9 >= 0
+    assert heights[-1] <= 1 + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -116,17 +113,29 @@ def test_labels_move_no_more_than_they_need(heights, spread):
     assert style._spread(heights, 0.1) == pytest.approx(spread)
 
 
-def test_a_legend_names_every_implementation_once():
-    legend, *_ = exhibit(inferred, "roofline.roofline").figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == inferred().study.implementations
+@pytest.mark.parametrize("id", DRAWN)
+def test_a_legend_is_short_and_a_logarithmic_axis_is_named_so(id):
+    drawing = exhibit(inferred, id).figure
+    assert all(len(legend.get_texts()) <= 5 for legend in drawing.legends)
+    for axes in filter(lambda axes: axes.get_visible(), drawing.axes):
+        for scale, title in (
+            (axes.get_xscale(), axes.get_xlabel() or drawing.get_supxlabel()),
+            (axes.get_yscale(), axes.get_ylabel() or drawing.get_supylabel()),
+        ):
+            assert (scale == "log") == ("logarithmic" in title)
 
 
 def test_an_implementation_looks_the_same_everywhere():
-    for id in ("baseline.throughput.lengths", "roofline.roofline"):
-        looks = {line.get_label(): line for line in exhibit(inferred, id).figure.axes[0].get_lines()}
-        assert {name: looks[name].get_color() for name in inferred().study.implementations} == {
-            name: style.LOOKS[name][0] for name in inferred().study.implementations
-        }
+    names = inferred().study.implementations
+    looks = {
+        line.get_label(): line for line in exhibit(inferred, "baseline.throughput.lengths").figure.axes[0].get_lines()
+    }
+    for id in ("roofline.roofline", "baseline.memory", "baseline.errors", "baseline.distribution"):
+        drawn = panels(exhibit(inferred, id))
+        assert [name.split("\n")[0] for name in drawn] == names
+        for name, axes in zip(names, drawn.values(), strict=True):
+            (own,) = (line for line in axes.get_lines() if line.get_label() == name)
+            assert own.get_color() == looks[name].get_color() == style.LOOKS[name][0]
 
 
 def test_throughput_and_speed_of_light():
@@ -138,28 +147,28 @@ def test_throughput_and_speed_of_light():
 
 
 def test_memory_stands_beside_what_the_tensors_need():
-    drawn = lines(exhibit(inferred, "baseline.memory").figure.axes[0])
-    assert list(drawn) == [*inferred().study.implementations, "Q, K, V and O"]
+    figure = exhibit(inferred, "baseline.memory")
+    drawn = lines(panels(figure)["sdpa.math"])
+    assert list(drawn) == ["sdpa.math", "Q, K, V and O"]
     assert drawn["Q, K, V and O"] == list(zip(LENGTHS, [0.125, 0.25, 0.5, 1.0], strict=True))
     assert drawn["sdpa.math"][:3] == list(zip(LENGTHS, [0.25, 0.5, 1.0], strict=False))
+    assert figure.caption.startswith("`sdpa.math` allocates 2.00× the size of its tensors at S=128, the most of all.")
 
 
-def test_a_distribution_shows_how_far_every_sample_is_from_the_median():
-    axes = exhibit(inferred, "baseline.distribution").figure.axes[0]
-    labels = [label.get_text().split("\n") for label in axes.get_yticklabels()]
-    assert labels == [
-        ["sdpa.auto", "40.00 µs"],
-        ["sdpa.flash", "32.00 µs"],
-        ["sdpa.cudnn", "40.20 µs"],
-        ["sdpa.efficient", "60.00 µs"],
-        ["sdpa.math", "160.0 µs"],
-    ]
-    dots = [line for line in axes.get_lines() if line.get_marker() == "."]
-    assert [line.get_xdata().size for line in dots] == [40] * 10  # a lane for each replicate
-    for line in dots:
-        # ±19.5 steps of 0.01 %
-        np.testing.assert_allclose(sorted(line.get_xdata()), 0.01 * (np.arange(40) - 19.5), atol=1e-9)
-    assert [round(np.mean(line.get_ydata())) for line in dots] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+def test_a_distribution_is_drawn_pooled_and_by_replicate_around_the_median():
+    figure = exhibit(inferred, "baseline.distribution")
+    found = panels(figure)
+    assert [title.split("\n")[1] for title in found] == ["40.00 µs", "32.00 µs", "40.20 µs", "60.00 µs", "160.0 µs"]
+    for axes in found.values():
+        *replicates, pooled, median = axes.get_lines()
+        assert [line.get_xdata().size for line in (*replicates, pooled)] == [41, 41, 81]
+        for line in replicates:
+            # ±19.5 steps of 0.01 %
+            np.testing.assert_allclose(line.get_xdata()[1:], 0.01 * (np.arange(40) - 19.5), atol=1e-9)
+            np.testing.assert_allclose(line.get_ydata(), np.linspace(0, 100, 41))
+        assert (list(median.get_xdata()), list(median.get_ydata())) == ([0], [50])
+    assert "each replicate as a thin line" in figure.caption
+    assert "0.2 % of its median apart" in figure.caption
 
 
 def test_timings_are_ratios_to_the_first():
@@ -176,14 +185,11 @@ def test_a_run_with_one_timing_has_no_ratios():
 
 
 def test_the_roofline_draws_points_and_ceilings():
-    axes = exhibit(inferred, "roofline.roofline").figure.axes[0]
-    points = {line.get_label(): line for line in axes.get_lines()}
-    assert len([line for line in axes.get_lines() if line.get_linestyle() == "None"]) == 10  # full and causal
+    axes = panels(exhibit(inferred, "roofline.roofline"))["sdpa.auto"]
+    full, causal = (line for line in axes.get_lines() if line.get_linestyle() == "None")
     # at S, intensity S/2; at B=1 and H=8 that of the target again
-    assert sorted(points["sdpa.auto"].get_xdata()) == [16, 32, 64, 64, 64, 128]
-    causal = next(
-        line for line in axes.get_lines() if line.get_markerfacecolor() == "none" and line.get_xdata().size == 2
-    )
+    assert sorted(full.get_xdata()) == [16, 32, 64, 64, 64, 128]
+    assert causal.get_markerfacecolor() == "none"
     assert sorted(causal.get_xdata()) == pytest.approx([64 * 65 / 64 / 4, 128 * 129 / 128 / 4])
     measured, within, datasheet = (line for line in axes.get_lines() if len(line.get_xdata()) == 200)
     assert max(measured.get_ydata()) == pytest.approx(2.0)
@@ -218,7 +224,9 @@ def test_a_run_without_telemetry_has_no_such_figure():
 
 
 def test_errors_stand_under_what_is_allowed():
-    drawn = lines(exhibit(inferred, "baseline.errors").figure.axes[0])
+    figure = exhibit(inferred, "baseline.errors")
+    drawn = lines(panels(figure)["sdpa.auto"])
+    assert figure.caption.startswith("The error of `sdpa.math` comes nearest to what is allowed, 50 % of it.")
     assert drawn["allowed"] == list(zip(LENGTHS, [2e-3] * 4, strict=True))
     assert drawn["sdpa.auto"] == list(zip(LENGTHS, [1e-3] * 4, strict=True))
 
@@ -228,7 +236,7 @@ def test_errors_that_a_logarithm_cannot_show_stand_on_the_edges():
     checks.loc[(checks["implementation"] == "sdpa.flash") & (checks["seq_len"] == 64), "max_error"] = np.inf
     checks.loc[(checks["implementation"] == "sdpa.cudnn") & (checks["seq_len"] == 128), "max_error"] = 0.0
     figure = correctness.errors(Results(replace(inferred().run, checks=checks), inferred().table))
-    edges = [line for line in figure.figure.axes[0].get_lines() if line.get_label() == "_"]
+    edges = [line for axes in figure.figure.axes for line in axes.get_lines() if line.get_label() == "_"]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in edges] == [(64, 1.0), (128, 0.0)]
     assert "upper edge are errors that are not finite" in figure.caption
     assert "lower edge are errors of exactly zero" in figure.caption
@@ -239,10 +247,11 @@ def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():
     near, far = exhibit(inferred, "baseline.distribution"), spread.distribution(inferred(), ONE_BATCH)
     assert near.figure.axes[0].get_xscale() == "linear"
     assert "logarithmic" not in near.caption
-    assert {"−2", "−1", "0", "+1", "+2"} <= set(ticks(near.figure.axes[0]))
+    assert {"−2", "0", "+2"} <= set(ticks(panels(near)["sdpa.math\n160.0 µs"]))
     assert far.figure.axes[0].get_xscale() == "symlog"
     assert "linear within ±2 % and logarithmic beyond" in far.caption
-    assert {"−10", "−2", "0", "+2", "+10"} <= set(ticks(far.figure.axes[0]))
+    *_, last = filter(lambda axes: axes.get_visible(), far.figure.axes)
+    assert {"−10", "−2", "0", "+2", "+10"} <= set(ticks(last))
 
 
 def test_captions_speak_of_what_is_drawn():

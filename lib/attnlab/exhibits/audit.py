@@ -17,21 +17,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
-from attnlab.exhibits.style import plain_logarithm
+from attnlab.exhibits.style import bar_columns, plain_logarithm
 from attnlab.literature import audit
 from attnlab.literature.audit.reference import DOCUMENTS, Reference, Row
 from attnlab.study.shapes import Shape
 
-COLOURS = {
-    "holds": "#009E73",
-    "rounding": "#8FD3BC",
-    "contradicts itself": "#D55E00",
-    "contradicts another": "#F0A868",
-    "exceeds the hardware": "#7A1F5C",
-    "wrong work": "#0072B2",
-    "unsupported": "#999999",
-    "refuted premise": "#F0E442",
-}
 LOOKS = {
     "000": ("#000000", "o", 3),
     "002": ("#CC79A7", "v", 5),
@@ -43,8 +33,6 @@ LATENCIES = ("median latency", "mean latency", "latency")
 SOLID = 5
 """Larger markers are hollow."""
 DEVICE = "L4"
-FEW = 4
-"""Segments of a bar with fewer claims have no label."""
 FURTHEST = 12
 
 
@@ -125,29 +113,15 @@ def meanings() -> Table:
 
 @exhibit("audit.counts")
 def counts() -> Figure:
-    """Findings by document, a bar each."""
+    """Findings by document, a column of bars for each."""
     table = pd.crosstab(findings()["source"], findings()["finding"]).reindex(columns=list(audit.FINDINGS), fill_value=0)
-    drawing, axes = plt.subplots(figsize=(7.2, 2.9))
-    left = np.zeros(len(table))
-    for kind in audit.FINDINGS:
-        widths = table[kind].to_numpy()
-        axes.barh(range(len(table)), widths, left=left, color=COLOURS[kind], label=kind, height=0.7)
-        for position, (start, width) in enumerate(zip(left, widths, strict=True)):
-            if width >= FEW:
-                dark = kind in ("rounding", "contradicts another", "unsupported", "refuted premise")
-                style: dict[str, Any] = {"color": "black" if dark else "white", "fontsize": 7.5}
-                axes.text(start + width / 2, position, f"{width}", ha="center", va="center", **style)
-        left += widths
-    axes.set_yticks(range(len(table)), [f"{name}  {DOCUMENTS[name]}" for name in table.index])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set(xlabel="claims")
-    drawing.legend(loc="outside upper center", ncols=4)
+    rows = [f"{name}  {DOCUMENTS[name]}" for name in table.index]
+    drawing = bar_columns(rows, {kind: table[kind].tolist() for kind in audit.FINDINGS}, "claims")
+    said = f"{table['holds'].sum()} of {table.to_numpy().sum()} claims hold as printed."
     return Figure(
         drawing,
-        "Findings by document. Segments of fewer than "
-        f"{FEW} claims have no number; [](#audit.counted) has all of them.",
-        "Stacked horizontal bars, one for each document: how many of its claims hold, and what is wrong with the rest.",
+        f"{said} The number of claims with each finding, by document.",
+        f"Bars with a row for each document and a column for each finding: the number of claims. {said}",
     )
 
 
@@ -301,11 +275,13 @@ def roofline() -> Figure:
     full = [point for point in points() if not point.shape.causal and point.subject == "sdpa"]
     for axes, shown in ((whole, points()), (near, full)):
         _scatter(axes, shown)
-        axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP per compulsory byte)")
+        axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP/byte), logarithmic")
         axes.axvline(1e3 * rate / bandwidth, color="#888888", linewidth=0.8, linestyle=":")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    whole.set(ylabel="throughput (TFLOP/s)", title="all", ylim=(min(point.tflops for point in points()) / 2, 300))
+    whole.set(
+        ylabel="throughput (TFLOP/s), logarithmic", title="all", ylim=(min(point.tflops for point in points()) / 2, 300)
+    )
     whole.xaxis.set_major_locator(FixedLocator([32, 128, 512]))
     near.set(title="SDPA without a mask", xlim=(45, 1600), ylim=(0.8 * min(point.tflops for point in full), 160))
     near.xaxis.set_major_locator(FixedLocator([64, 128, 256, 512, 1024]))

@@ -7,11 +7,12 @@ from io import BytesIO
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from attnlab.exhibits.style import STYLE
+from attnlab.exhibits.style import LOOKS, STYLE
 
 LEAST_PX = 9.5
 """No letter is smaller on a page; a narrow screen scrolls the drawing instead."""
 _COLOUR = re.compile(r"#([0-9a-f]{6})\b")
+_IMPLEMENTATIONS = {colour.lower().removeprefix("#") for colour, _ in LOOKS.values()}
 _USED = re.compile(r"var\(--c([0-9a-f]{6}), #")
 
 
@@ -61,7 +62,11 @@ def dark(page: str) -> str:
 
 
 def _inverted(colour: str) -> str:
-    """The same hue as light as it was dark, from the dark page's own black to its white."""
+    """The same hue as light as it was dark, from the dark page's own black to its white.
+
+    Lines of implementations stay in the lighter half: a pale one would vanish.
+    """
     hue, lightness, saturation = colorsys.rgb_to_hls(*(int(colour[place : place + 2], 16) / 255 for place in (0, 2, 4)))
-    red, green, blue = colorsys.hls_to_rgb(hue, 0.9 - 0.805 * lightness, saturation)
+    reach = 0.45 if colour in _IMPLEMENTATIONS else 0.805
+    red, green, blue = colorsys.hls_to_rgb(hue, 0.9 - reach * lightness, saturation)
     return "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))

@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.style import bar_columns
 from attnlab.infer.counters import (
     IDLE,
     ISSUED,
@@ -46,7 +47,6 @@ HEADINGS = {"exponentials (XU)": "exp.\n(XU)", "load/store (LSU)": "load/\nstore
 LIMITS = {"registers": "registers", "shared_mem": "shared", "warps": "warps", "blocks": "CTAs"}
 SHOWN_WAITS = 5
 FAR = 4
-COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 
 
 @exhibit("profile.how")
@@ -236,41 +236,52 @@ def units(results: Results) -> Figure:
     axes.xaxis.tick_top()
     return Figure(
         drawing,
-        "The use of each unit in % of its peak rate over the whole call, by Nsight Compute's counters; in bold from "
-        f"{SATURATED_PCT} %. For L1, L2 and DRAM it is the use of their busiest part.",
+        f"{_busiest(profiles)} The use of each unit in % of its peak rate over the whole call, by Nsight Compute's "
+        f"counters; in bold from {SATURATED_PCT} %. For L1, L2 and DRAM it is the use of their busiest part.",
         "Map with a row for each implementation and a column for each unit of the multiprocessor and memory; the cells "
-        "hold the percentage of the unit's peak.",
+        f"hold the percentage of the unit's peak. {_busiest(profiles)}",
     )
+
+
+def _busiest(profiles: list[Profile]) -> str:
+    """The unit that is used most in any implementation, in a sentence."""
+    shares = [
+        (share, unit, profile.implementation)
+        for profile in profiles
+        for unit, share in profile.units_pct.items()
+        if not np.isnan(share)
+    ]
+    if not shares:
+        return "The counters name no unit."
+    share, unit, name = max(shares)
+    return f"The busiest unit is that of `{name}` for {unit}, at {formats.percent(share)} of its peak."
 
 
 @exhibit("profile.schedulers", where=has_counters)
 def schedulers(results: Results) -> Figure:
-    """Where the schedulers' cycles went, as stacked bars."""
+    """Where the schedulers' cycles went, a column of bars for each use."""
     profiles = of(results)
     waits = _greatest_waits(profiles)
-    parts = {ISSUED: "#0072B2"} | dict(zip(waits, COLOURS, strict=False))
-    parts |= {"other waits": "#bbbbbb", IDLE: "#eeeeee"}
-    drawing, axes = plt.subplots(figsize=(5.6, 1.5 + 0.3 * len(profiles)))
-    for row, profile in enumerate(profiles):
-        left = 0.0
-        for what, share in _parts_pct(profile, waits).items():
-            axes.barh(row, share, left=left, color=parts[what], height=0.75, label=what if row == 0 else "_")
-            if share >= 5:
-                colour = "white" if what in (ISSUED, *waits[:1]) else "black"
-                axes.text(left + share / 2, row, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=8)
-            left += share
-    axes.set_yticks(range(len(profiles)), [profile.implementation for profile in profiles])
-    axes.invert_yaxis()
-    axes.set(xlabel="schedulers' cycles (%)", xlim=(0, 100))
-    _without_frame(axes)
-    drawing.legend(loc="outside upper center", ncols=2)
+    parts = [_parts_pct(profile, waits) for profile in profiles]
+    columns = {what: [shares[what] for shares in parts] for what in parts[0]}
+    drawing = bar_columns([profile.implementation for profile in profiles], columns, "schedulers' cycles (%)")
+    said = _longest_wait(profiles, waits)
     return Figure(
         drawing,
-        "Where the schedulers' cycles went. In cycles without an instruction every warp waited; they are divided by "
-        "what the warps waited for.",
-        "Stacked bars, one for each implementation: percent of cycles in which an instruction was issued, in which "
-        "warps waited by reason, and without work.",
+        f"{said} Where the schedulers' cycles went. In cycles without an instruction every warp waited; they are "
+        "divided by what the warps waited for.",
+        "Bars with a row for each implementation and a column for each use of cycles: an instruction issued, the "
+        f"reasons for which warps waited, and no work. {said}",
     )
+
+
+def _longest_wait(profiles: list[Profile], waits: list[str]) -> str:
+    """The reason that costs any implementation the most, in a sentence; empty where nothing waited."""
+    if not waits:
+        return ""
+    most = max(profiles, key=lambda profile: profile.cycles_pct.get(waits[0], 0.0))
+    share = formats.percent(most.cycles_pct.get(waits[0], 0.0))
+    return f"The costliest wait is that of `{most.implementation}` for {waits[0]}: {share} of its schedulers' cycles."
 
 
 def _greatest_waits(profiles: list[Profile]) -> list[str]:

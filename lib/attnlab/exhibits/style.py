@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -83,7 +84,7 @@ def draw_lines(axes: Axes, results: Results, sweep: str, column: str, intervals:
         axes.plot(line[axis], line[column], **look(name))
         if intervals:
             axes.vlines(line[axis], line["low_us"], line["high_us"], color=look(name)["color"], linewidth=3, alpha=0.5)
-    axes.set_xlabel(AXIS_TITLES[axis])
+    axes.set_xlabel(f"{AXIS_TITLES[axis]}, logarithmic")
     powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
 
 
@@ -117,8 +118,8 @@ def label_ends(axes: Axes) -> None:
         str(line.get_label()): (float(place.transform(xy[-1])[1]), line.get_color()) for line, xy in points if len(xy)
     }
     order = sorted(ends, key=lambda name: ends[name][0])
-    height_in = float(axes.figure.get_size_inches()[1])  # type: ignore[union-attr]
-    step = min(LABEL_PT / (0.8 * 72 * height_in), 1 / max(len(order) - 1, 1))
+    height_in = float(axes.figure.get_size_inches()[1]) * axes.get_position().height  # type: ignore[union-attr]
+    step = min(LABEL_PT / (72 * height_in), 1 / max(len(order) - 1, 1))
     for name, height in zip(order, _spread([ends[name][0] for name in order], step), strict=True):
         line = {
             "arrowstyle": "-",
@@ -166,36 +167,75 @@ def multiples(results: Results, sweeps: Sequence[str], column: str, title: str) 
     there = [sweep for sweep in sweeps if sweep in results.study.sweeps and _is_timed(results, sweep)]
     if not there:
         raise NotMeasured(f"Nothing has a latency in the sweeps {formats.listing([f'“{sweep}”' for sweep in sweeps])}")
-    lines = {sweep: _lines(results, sweep, column) for sweep in there}
-    names = [name for name in results.study.implementations if any(name in found for found in lines.values())]
-    drawing, panels = panel_each(names, title, AXIS_TITLES[axis_of(there[0])])
-    for name, axes in panels.items():
-        for other, (x, y) in lines[there[0]].items():
-            if other != name:
-                axes.plot(x, y, color="#cccccc", linewidth=0.8, zorder=1)
-        for sweep, dashes in zip(there, ("-", "--"), strict=False):
-            if name in lines[sweep]:
-                axes.plot(*lines[sweep][name], **look(name) | {"marker": "o", "markersize": 2.5, "linestyle": dashes})
-    few_powers_of_two(panels[names[0]], [getattr(s, axis_of(w)) for w in there for s in results.study.sweep(w)])
+    drawing, panels = before_others(
+        results.study.implementations,
+        [_lines(results, sweep, column) for sweep in there],
+        title,
+        f"{AXIS_TITLES[axis_of(there[0])]}, logarithmic",
+    )
+    sizes = [getattr(shape, axis_of(sweep)) for sweep in there for shape in results.study.sweep(sweep)]
+    few_powers_of_two(next(iter(panels.values())), sizes)
     return drawing, list(panels.values())
 
 
+def before_others(
+    names: Sequence[str], lines: Sequence[Mapping[str, tuple[Any, Any]]], vertical: str, horizontal: str
+) -> tuple[Drawing, dict[str, Axes]]:
+    """A panel for each name with a line: its lines, the later ones dashed, before the first ones of others in grey.
+
+    Args:
+        lines: horizontal and vertical places by name, of one or two kinds.
+    """
+    drawing, panels = panel_each(
+        [name for name in names if any(name in found for found in lines)], vertical, horizontal
+    )
+    for name, axes in panels.items():
+        for other, points in lines[0].items():
+            if other != name:
+                axes.plot(*points, color="#cccccc", linewidth=0.8, zorder=1)
+        for found, dashes in zip(lines, ("-", "--"), strict=False):
+            if name in found:
+                axes.plot(*found[name], **look(name) | {"marker": "o", "markersize": 2.5, "linestyle": dashes})
+    return drawing, panels
+
+
 def panel_each(names: Sequence[str], vertical: str, horizontal: str) -> tuple[Drawing, dict[str, Axes]]:
-    """Small panels with the same axes, one for each name, and titles on the outer ones alone."""
+    """Small panels with the same axes, one for each name, and titles of the axes that all share."""
     rows, columns = -(-len(names) // PANELS), min(len(names), PANELS)
     drawing, grid = plt.subplots(
         rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(7.2, 0.7 + 1.25 * rows)
     )
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(vertical)
-    for axes in grid[-1]:
-        axes.set_xlabel(horizontal)
+    for column in range(columns):  # the last row may be short
+        last = (len(names) - 1 - column) // columns
+        grid[last][column].xaxis.set_tick_params(labelbottom=True)
+    drawing.supylabel(vertical, fontsize=LABEL_PT + 0.5)
+    drawing.supxlabel(horizontal, fontsize=LABEL_PT + 0.5)
     panels = dict(zip(names, grid.flat, strict=False))
     for name, axes in panels.items():
         axes.set_title(name)
     return drawing, panels
+
+
+def bar_columns(rows: Sequence[str], columns: Mapping[str, Sequence[float]], title: str) -> Drawing:
+    """Bars with their numbers, rounded to whole ones: a row for each name and a narrow panel for each column."""
+    drawing, grid = plt.subplots(
+        1, len(columns), sharex=True, sharey=True, squeeze=False, figsize=(7.2, 1.0 + 0.24 * len(rows))
+    )
+    reach = max(max(values) for values in columns.values()) or 1.0
+    for axes, (name, values) in zip(grid[0], columns.items(), strict=True):
+        axes.barh(range(len(rows)), values, height=0.7, color="#0072B2")
+        for place, value in enumerate(values):
+            axes.text(value + 0.04 * reach, place, f"{value:.0f}", va="center", fontsize=7.5)
+        axes.set_title(fill(name, 12, break_long_words=False), fontsize=7)
+        axes.set(xticks=[], xlim=(0, 1.4 * reach))
+        axes.grid(False)
+        axes.spines["bottom"].set_visible(False)
+    grid[0][0].set_yticks(range(len(rows)), list(rows))
+    grid[0][0].invert_yaxis()
+    drawing.supxlabel(title, fontsize=LABEL_PT + 0.5)
+    return drawing
 
 
 def few_powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:

@@ -39,7 +39,9 @@ PREAMBLE = rf"""\documentclass[10pt]{{article}}
   {{\end{{minipage}}\end{{lrbox}}\fcolorbox{{rule}}{{white}}{{\usebox{{\findingsbox}}}}\par\medskip}}
 \renewcommand{{\topfraction}}{{0.9}}
 \renewcommand{{\textfraction}}{{0.07}}
-\renewcommand{{\floatpagefraction}}{{0.8}}
+\renewcommand{{\floatpagefraction}}{{0.85}}
+\renewcommand{{\bottomfraction}}{{0.5}}
+\setcounter{{topnumber}}{{3}}
 \setlength{{\emergencystretch}}{{3em}}
 \setlength{{\textfloatsep}}{{12pt plus 3pt minus 4pt}}
 \setlength{{\floatsep}}{{10pt plus 3pt minus 3pt}}
@@ -47,6 +49,8 @@ PREAMBLE = rf"""\documentclass[10pt]{{article}}
 \makeatletter
 \def\@listi{{\leftmargin\leftmargini \parsep 0pt \topsep 3pt \itemsep 1.5pt}}
 \let\@listI\@listi
+% On a page of floats alone, what is left white is below them.
+\@fptop=0pt \@fpsep=16pt \@fpbot=0pt plus 1fil
 \makeatother
 \setlength{{\LTcapwidth}}{{\linewidth}}
 \widowpenalty=10000 \clubpenalty=10000

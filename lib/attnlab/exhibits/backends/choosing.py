@@ -143,11 +143,16 @@ def tokens(results: Results, sweep: str = "seq_len") -> Figure:
     axes.set_yscale("log")
     plain_logarithm(axes.yaxis)
     powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
-    axes.set_xlabel(AXIS_TITLES[axis])
-    axes.set_ylabel("ns a token")
+    axes.set_xlabel(f"{AXIS_TITLES[axis]}, logarithmic")
+    axes.set_ylabel("time per token (ns), logarithmic")
     label_ends(axes)
-    caption = f"Time per token: the median of a call over its tokens of queries; {results.headline.words}."
-    alt = f"Lines, one for each backend: nanoseconds a token against {AXIS_TITLES[axis]}, both axes logarithmic."
+    least = min(shapes, key=lambda shape: _ns(results, results.fastest(shape), shape))
+    said = (
+        f"A token takes least time at {LETTERS[axis]}={getattr(least, axis)}: "
+        f"{formats.number(_ns(results, results.fastest(least), least))} ns with `{results.fastest(least)}`."
+    )
+    caption = f"{said} Time per token is the median of a call over its tokens of queries; {results.headline.words}."
+    alt = f"Lines, one for each backend: nanoseconds a token against {AXIS_TITLES[axis]}, both logarithmic. {said}"
     return Figure(drawing, caption, alt)
 
 

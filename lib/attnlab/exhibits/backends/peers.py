@@ -84,7 +84,7 @@ def dots(results: Results) -> Figure:
     said = _faster(found)
     return Figure(
         drawing,
-        f"Peers and SDPA's backends over `{name}` on the same card, {results.headline.words}: {said}.",
+        f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}.",
         f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each implementation: {said}.",
     )
 

@@ -6,7 +6,6 @@ hand-written kernel, from the same source. Runs don't record whether it was the 
 
 from datetime import datetime
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import FuncFormatter
@@ -15,8 +14,8 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.formats import CI
-from attnlab.exhibits.style import LEGEND_COLUMNS, look
-from attnlab.infer.repeat import LEAST_US, NEAR_PCT, Case, Repetition, find, in_percent, scaled
+from attnlab.exhibits.style import look, panel_each, plain_logarithm
+from attnlab.infer.repeat import LEAST_US, NEAR_PCT, Case, Repetition, find, in_percent
 from attnlab.infer.results import Results
 from attnlab.runs import read, schema
 from attnlab.study import ladder
@@ -44,43 +43,39 @@ def words(repetition: Repetition) -> Prose:
 def drawn(repetition: Repetition) -> Figure:
     """The change of each median over the latency, and the same in cycles where clocks were recorded."""
     cases = repetition.cases
-    panels = {"latency": [in_percent(case.ratio) for case in cases]}
-    if not any(np.isnan(case.cycles_pct) for case in cases):
-        panels["cycles: latency times SM clock"] = [
-            in_percent(scaled(case.ratio, case.here.sm_clock_mhz / case.there.sm_clock_mhz)) for case in cases
-        ]
-    drawing, grid = plt.subplots(1, len(panels), sharey=True, squeeze=False)
-    for axes, (title, changes) in zip(grid[0], panels.items(), strict=True):
-        axes.axhspan(-NEAR_PCT, NEAR_PCT, color="#888888", alpha=0.25, linewidth=0)
-        for name in repetition.here.study.implementations:
-            mine = [(case, change) for case, change in zip(cases, changes, strict=True) if case.implementation == name]
-            if not mine:
-                continue
-            latencies = [case.here.median_us for case, _ in mine]
-            style = look(name) | {"linestyle": "none"}
-            axes.plot(latencies, [change.estimate for _, change in mine], **style)
-            ends = [change.low for _, change in mine], [change.high for _, change in mine]
-            axes.vlines(latencies, *ends, color=style["color"], linewidth=1, alpha=0.6)
-        axes.set(title=title, xscale="log", xlabel="median latency here (µs)")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        axes.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
-        )
-    grid[0][0].set_ylabel("here over there (%)")
-    estimates = [change.estimate for changes in panels.values() for change in changes]
+    there = {case.implementation for case in cases}
+    names = [name for name in repetition.here.study.implementations if name in there]
+    drawing, panels = panel_each(names, "here over there (%)", "median latency here (µs), logarithmic")
+    with_clocks = not any(np.isnan(case.cycles_pct) for case in cases)
+    for name, axes in panels.items():
+        mine, colour = [case for case in cases if case.implementation == name], look(name)["color"]
+        latencies, changes = [case.here.median_us for case in mine], [in_percent(case.ratio) for case in mine]
+        axes.axhspan(-NEAR_PCT, NEAR_PCT, color="#dddddd", linewidth=0, zorder=0)
+        ends = [change.low for change in changes], [change.high for change in changes]
+        axes.vlines(latencies, *ends, color=colour, linewidth=0.8, alpha=0.6)
+        axes.plot(latencies, [change.estimate for change in changes], "o", color=colour, markersize=3)
+        if with_clocks:
+            cycles = [case.cycles_pct for case in mine]
+            axes.plot(latencies, cycles, "x", color="#444444", markersize=3, markeredgewidth=0.8, zorder=1)
+    first = panels[names[0]]
+    first.set_xscale("log")
+    plain_logarithm(first.xaxis)
+    first.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
+    ratios = [in_percent(case.ratio) for case in cases]
+    estimates = [ratio.estimate for ratio in ratios] + ([case.cycles_pct for case in cases] if with_clocks else [])
     low, high = min(-NEAR_PCT, *estimates), max(NEAR_PCT, *estimates)
     low, high = low - (high - low) / 4, high + (high - low) / 4
-    grid[0][0].set_ylim(low, high)  # one long interval would flatten all else
-    beyond = any(change.low < low or change.high > high for changes in panels.values() for change in changes)
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), LEGEND_COLUMNS))
-    by_clock = " Right: the same in cycles, which a lower clock doesn't change." if len(panels) > 1 else ""
+    first.set_ylim(low, high)  # one long interval would flatten all else
+    beyond = any(ratio.low < low or ratio.high > high for ratio in ratios)
+    by_clock = " Crosses: the same in cycles, latency times SM clock, which a lower clock doesn't change."
     cut = " Intervals that leave the figure are longer than shown." if beyond else ""
+    within = f"{len(cases) - len(repetition.moved)} of {formats.count(len(cases), 'median')}"
     return Figure(
         drawing,
-        f"Medians of this run against those of `{repetition.there.run.name}`, {repetition.timing.words}, with {CI} "
-        f"intervals of the ratio; the band is ±{NEAR_PCT:g} %.{by_clock}{cut}",
-        "Scatter plots over latency: by how many percent the median of each case differs between two runs.",
+        f"{within} are within ±{NEAR_PCT:g} % of those of `{repetition.there.run.name}`, the band; "
+        f"{repetition.timing.words}, with {CI} intervals of the ratio.{by_clock if with_clocks else ''}{cut}",
+        "Scatter plots over latency, one for each implementation: by how many percent the median of each case differs "
+        f"between two runs. {within} are within ±{NEAR_PCT:g} %.",
     )
 
 

@@ -1,6 +1,5 @@
 """The correctness gate: errors against the oracle, beside what the gate allows."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
@@ -8,7 +7,7 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import shape_of
 from attnlab.exhibits.display import Figure, Prose, Table
-from attnlab.exhibits.style import AXIS_TITLES, label_ends, look, plain_logarithm, powers_of_two
+from attnlab.exhibits.style import AXIS_TITLES, before_others, few_powers_of_two, look, plain_logarithm
 from attnlab.infer.cases import AXES, passed_samples
 from attnlab.infer.lookup import NotMeasured, axis_of, on_normal
 from attnlab.infer.results import Results
@@ -24,32 +23,51 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     allowed = [(size, GATE_FACTOR * error) for size, error in _worst(checks, shapes, axis, "framework_max_error")]
     if not allowed:
         raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
-    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
-    odd = []
-    for name in results.study.implementations:
-        points = _worst(checks[checks["implementation"] == name], shapes, axis, "max_error")
-        usual = [point for point in points if 0 < point[1] < np.inf]
-        axes.plot([size for size, _ in usual], [error for _, error in usual], **look(name))
-        odd += [(name, size, error) for size, error in points if (size, error) not in usual]
-    axes.plot(*zip(*allowed, strict=True), color="#888888", linestyle="--", linewidth=1.2, zorder=5, label="allowed")
-    for name, size, error in odd:
-        style = look(name) | {"label": "_", "clip_on": False}
-        axes.plot([size], [float(error > 0)], transform=axes.get_xaxis_transform(), **style)
-    axes.set(xlabel=AXIS_TITLES[axis], ylabel="largest absolute error", yscale="log")
-    powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
-    plain_logarithm(axes.yaxis)
-    label_ends(axes)
+    each = {name: checks[checks["implementation"] == name] for name in results.study.implementations}
+    worst = {name: points for name in each if (points := _worst(each[name], shapes, axis, "max_error"))}
+    usual = {name: [point for point in points if 0 < point[1] < np.inf] for name, points in worst.items()}
+    drawn = {name: ([size for size, _ in points], [error for _, error in points]) for name, points in usual.items()}
+    title = f"{AXIS_TITLES[axis]}, logarithmic"
+    drawing, panels = before_others(list(worst), [drawn], "largest absolute error, logarithmic", title)
+    for name, axes in panels.items():
+        axes.plot(
+            *zip(*allowed, strict=True), color="#888888", linestyle="--", linewidth=1.2, zorder=5, label="allowed"
+        )
+        style = look(name) | {"label": "_", "clip_on": False, "transform": axes.get_xaxis_transform()}
+        for size, error in worst[name]:
+            if (size, error) not in usual[name]:
+                axes.plot([size], [float(error > 0)], **style)
+    first = next(iter(panels.values()))
+    first.set_yscale("log")
+    few_powers_of_two(first, [getattr(shape, axis) for shape in shapes])
+    plain_logarithm(first.yaxis)
+    odd = [error for name, points in worst.items() for size, error in points if (size, error) not in usual[name]]
     caption = [
-        "Largest error against the float64 oracle over all checks of a shape on standard normal inputs, along the "
-        f"sweep “{sweep}”; the dashed line is {formats.multiple(GATE_FACTOR)} the framework's own."
+        f"{_nearest_to_limit(worst, dict(allowed))} The largest error against the float64 oracle over all checks of a "
+        f"shape on standard normal inputs, along the sweep “{sweep}”, each implementation before all others in grey; "
+        f"the dashed line is the gate's limit, {formats.multiple(GATE_FACTOR)} the framework's own."
     ]
-    caption += ["Markers on the upper edge are errors that are not finite."] if any(e > 0 for *_, e in odd) else []
-    caption += ["Markers on the lower edge are errors of exactly zero."] if any(e == 0 for *_, e in odd) else []
+    caption += ["Markers on the upper edge are errors that are not finite."] if any(e > 0 for e in odd) else []
+    caption += ["Markers on the lower edge are errors of exactly zero."] if any(e == 0 for e in odd) else []
     return Figure(
         drawing,
-        " ".join(caption),
-        f"Line plot of the largest absolute error over {AXIS_TITLES[axis]}, one line for each implementation.",
+        " ".join(caption).strip(),
+        f"Line plots of the largest absolute error over {AXIS_TITLES[axis]}, one panel for each implementation.",
     )
+
+
+def _nearest_to_limit(worst: dict[str, list[tuple[int, float]]], allowed: dict[int, float]) -> str:
+    """The largest error as a share of what is allowed at its size, in a sentence."""
+    shares = [
+        (100 * error / allowed[size], name)
+        for name, points in worst.items()
+        for size, error in points
+        if np.isfinite(error) and allowed[size] > 0
+    ]
+    if not shares:
+        return ""
+    share, name = max(shares)
+    return f"The error of `{name}` comes nearest to what is allowed, {formats.percent(share)} of it."
 
 
 def _worst(checks: pd.DataFrame, shapes: list[Shape], axis: str, column: str) -> list[tuple[int, float]]:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,7 +12,7 @@ from attnlab.exhibits.catalogue import baseline, exhibit, target
 from attnlab.exhibits.cells import LETTERS, interval_cell
 from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.formats import CI
-from attnlab.exhibits.style import look
+from attnlab.exhibits.style import look, panel_each
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, samples_needed
@@ -23,41 +22,52 @@ NEAR_PCT = 5
 """Samples that are all this near to their median are drawn on a linear axis."""
 LINEAR_PCT = 2
 """A logarithmic axis is linear up to this distance."""
-DEVIATIONS_PCT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+DEVIATIONS_PCT = (2, 10, 100, 1000)
 
 
 @exhibit("baseline.distribution", shape=target)
 def distribution(results: Results, shape: Shape) -> Figure:
-    """Every sample at one shape, as its distance from the median, a lane for each replicate."""
+    """The empirical distribution of the samples at one shape, pooled and by replicate, around the median."""
     rows = results.at(shape)
     if rows.empty:
         raise NotMeasured(f"Nothing has a latency at {shape.label}")
-    drawing, axes = plt.subplots(figsize=(7.2, 0.9 + 0.55 * len(rows)))
-    rng = np.random.default_rng(0)
-    furthest = 0.0
-    for position, (name, row) in enumerate(rows.iterrows()):
-        colour = look(str(name))["color"]
-        replicates = [row for block in results.samples(str(name), shape) for row in np.atleast_2d(block)]
-        lane = 0.7 / len(replicates)
-        for number, latencies in enumerate(replicates):
-            height = position + lane * (number + 0.5) - 0.35 + rng.uniform(-0.35, 0.35, latencies.size) * lane
-            deviation = 100 * (latencies / row["median_us"] - 1)
-            furthest = max(furthest, float(np.abs(deviation).max()))
-            axes.plot(deviation, height, ".", color=colour, alpha=0.35, markersize=3, rasterized=True)
+    drawing, panels = panel_each(list(rows.index), "share of samples (%)", "distance from the median (%)")
+    furthest, quartiles, several = 0.0, {}, False
+    for name, axes in panels.items():
+        row, colour = rows.loc[name], look(name)["color"]
+        replicates = [
+            100 * (latencies / row["median_us"] - 1)
+            for block in results.samples(name, shape)
+            for latencies in np.atleast_2d(block)
+        ]
+        pooled = np.concatenate(replicates)
+        furthest = max(furthest, float(np.abs(pooled).max()))
+        quartiles[name] = float(np.subtract(*np.quantile(pooled, [0.75, 0.25])))
+        several |= len(replicates) > 1
+        for deviations in replicates if len(replicates) > 1 else []:
+            _draw_shares(axes, deviations, color=colour, linewidth=0.6, alpha=0.5)
+        _draw_shares(axes, pooled, color=colour, linewidth=1.6, label=name)
         ends = [100 * (row[end] / row["median_us"] - 1) for end in ("low_us", "high_us")]
-        axes.fill_betweenx([position - 0.4, position + 0.4], *ends, color=colour, alpha=0.25, linewidth=0)
-    axes.set_yticks(
-        range(len(rows)), [f"{name}\n{formats.number(row['median_us'], 4)} µs" for name, row in rows.iterrows()]
-    )
-    axes.invert_yaxis()
-    axes.set(xlabel="distance from the median (%)")
-    scale = _deviations(axes, furthest)
+        axes.axvspan(*ends, color=colour, alpha=0.2, linewidth=0)
+        axes.plot([0], [50], "o", color=colour, markersize=4)
+        axes.set_title(f"{name}\n{formats.number(row['median_us'], 4)} µs")
+    first = panels[rows.index[0]]
+    first.set(ylim=(0, 100), yticks=[0, 50, 100])
+    scale, widest = _deviations(first, furthest), max(quartiles, key=lambda name: quartiles[name])
+    said = f"The quartiles of `{widest}` are {formats.percent(quartiles[widest])} of its median apart, the most of all."
+    thin = ", each replicate as a thin line" if several else ""
     return Figure(
         drawing,
-        f"Every sample at {shape.label}, {results.headline.words}: its distance from the median of its "
-        f"implementation{scale}, a lane for each replicate. Bands are the medians' {CI} intervals.",
-        "Strips of dots, one for each implementation, around its median: the spread of latencies in percent.",
+        f"{said} Empirical distribution of the samples at {shape.label}, {results.headline.words}, around the median "
+        f"of each implementation{scale}{thin}. The dot is the median, the band its {CI} interval.",
+        f"Cumulative shares of samples over their distance from the median, one panel for each implementation. {said}",
     )
+
+
+def _draw_shares(axes: Axes, deviations: np.ndarray, **drawn: Any) -> None:
+    """Draw the share of samples that are no larger, in percent."""
+    shares = np.linspace(0, 100, deviations.size + 1)
+    axes.step([deviations.min(), *np.sort(deviations)], shares, where="post", **drawn)
 
 
 def _deviations(axes: Axes, furthest: float) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
@@ -17,14 +16,14 @@ from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import (
     AXIS_TITLES,
     axes_of,
+    before_others,
     draw_lines,
+    few_powers_of_two,
     is_causal,
     label_ends,
-    look,
     multiples,
     panels_of,
     plain_logarithm,
-    powers_of_two,
     sweep_title,
 )
 from attnlab.infer.lookup import NotMeasured, axis_of
@@ -42,15 +41,24 @@ SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"
 @exhibit("baseline.latency")
 def latency(results: Results, sweeps: Sequence[str] = OF_LENGTHS) -> Figure:
     """Latency against sequence length, a panel for each implementation."""
-    drawing, panels = multiples(results, sweeps, "median_us", "latency (µs)")
+    drawing, panels = multiples(results, sweeps, "median_us", "latency (µs), logarithmic")
     panels[0].set_yscale("log")
     plain_logarithm(panels[0].yaxis)
     return Figure(
         drawing,
-        f"Median latency against sequence length on logarithmic axes, {results.headline.words}: each implementation "
-        f"before all others in grey{dashed(results, sweeps)}.",
-        "Line plots of latency over sequence length on logarithmic axes, one panel for each implementation.",
+        f"{_most_often_fastest(results, sweeps)} Median latency, {results.headline.words}: each implementation before "
+        f"all others in grey{dashed(results, sweeps)}.",
+        "Line plots of latency over sequence length on logarithmic axes, one panel for each implementation. "
+        f"{_most_often_fastest(results, sweeps)}",
     )
+
+
+def _most_often_fastest(results: Results, sweeps: Sequence[str]) -> str:
+    """The implementation that has the smallest median at the most shapes of these sweeps, in a sentence."""
+    shapes = [shape for sweep in sweeps if sweep in results.study.sweeps for shape in results.sweep(sweep)]
+    fastest = [results.fastest(shape) for shape in shapes if len(results.at(shape))]
+    name = max(dict.fromkeys(fastest), key=fastest.count)
+    return f"`{name}` has the smallest median at {fastest.count(name)} of {formats.count(len(fastest), 'shape')}."
 
 
 def dashed(results: Results, sweeps: Sequence[str]) -> str:
@@ -72,10 +80,20 @@ def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
     causal = " Causal FLOPs count the scores under the mask." if any(is_causal(sweep) for _, sweep in panels) else ""
     return Figure(
         drawing,
-        f"Throughput, FLOPs over the median latency; {results.headline.words}.{causal}",
+        f"{_highest(results, [sweep for _, sweep in panels])} Throughput, FLOPs over the median latency; "
+        f"{results.headline.words}.{causal}",
         f"Line plots of throughput in TFLOP/s over {axes_of([sweep for _, sweep in panels])}, a line for each "
         "implementation.",
     )
+
+
+def _highest(results: Results, sweeps: Sequence[str]) -> str:
+    """The highest throughput along sweeps, in a sentence."""
+    rows = pd.concat([results.at(shape) for sweep in sweeps for shape in results.sweep(sweep)])
+    row = rows.iloc[int(rows["throughput_tflops"].argmax())]
+    where = formats.shapes([cells.shape_of(row)], results.study.shapes)
+    reached = f"{formats.number(row['throughput_tflops'])} TFLOP/s{cells.explained(row['throughput_mark'])}"
+    return f"The highest throughput is {reached}, of `{row['implementation']}` at {where}."
 
 
 @exhibit("baseline.memory")
@@ -83,31 +101,33 @@ def memory_figure(results: Results, sweep: str = "seq_len") -> Figure:
     """Peak memory along a sweep."""
     axis, shapes = axis_of(sweep), results.sweep(sweep)
     lines = {name: _peaks(results, name, shapes, axis) for name in results.study.implementations}
-    if not any(lines.values()):
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
         raise NotMeasured(f"No case of the sweep “{sweep}” was measured, so its memory is not known")
-    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
-    for name, points in lines.items():
-        if points:
-            axes.plot(*zip(*points, strict=True), **look(name))
-    sizes = [getattr(shape, axis) for shape in shapes]
-    # On top, or an implementation that needs only the tensors would hide it.
-    tensors: dict[str, Any] = {
-        "color": "#222222",
-        "linestyle": "--",
-        "linewidth": 1.2,
-        "zorder": 5,
-        "label": "Q, K, V and O",
-    }
-    axes.plot(sizes, [shape.bytes / 2**20 for shape in shapes], **tensors)
-    axes.set(xlabel=AXIS_TITLES[axis], ylabel="peak memory (MiB)", yscale="log")
-    powers_of_two(axes, sizes)
-    plain_logarithm(axes.yaxis)
-    label_ends(axes)
+    drawn = {name: ([size for size, _ in points], [mib for _, mib in points]) for name, points in lines.items()}
+    title = f"{AXIS_TITLES[axis]}, logarithmic"
+    drawing, panels = before_others(list(lines), [drawn], "peak memory (MiB), logarithmic", title)
+    sizes, needed = [getattr(shape, axis) for shape in shapes], [shape.bytes / 2**20 for shape in shapes]
+    for axes in panels.values():
+        # On top, or an implementation that needs only the tensors would hide it.
+        axes.plot(sizes, needed, ":", color="#222222", linewidth=1.6, zorder=5, label="Q, K, V and O")
+    first = next(iter(panels.values()))
+    first.set_yscale("log")
+    few_powers_of_two(first, sizes)
+    plain_logarithm(first.yaxis)
     return Figure(
         drawing,
-        "Peak memory allocated during a call, including inputs and output, beside the size of the tensors alone.",
-        f"Line plot of peak memory over {AXIS_TITLES[axis]} on logarithmic axes, one line for each implementation.",
+        f"{_neediest(lines, dict(zip(sizes, needed, strict=True)), LETTERS[axis])} Peak memory allocated during a "
+        "call, including inputs and output, each implementation before all others in grey; the dotted line is the size "
+        "of Q, K, V and O alone.",
+        f"Line plots of peak memory over {AXIS_TITLES[axis]} on logarithmic axes, one panel for each implementation.",
     )
+
+
+def _neediest(lines: dict[str, list[tuple[int, float]]], needed: dict[int, float], letter: str) -> str:
+    """The implementation that allocates the most beside its tensors, in a sentence."""
+    ratio, name, size = max((mib / needed[size], name, size) for name, points in lines.items() for size, mib in points)
+    return f"`{name}` allocates {formats.times(ratio)} the size of its tensors at {letter}={size}, the most of all."
 
 
 def _peaks(results: Results, name: str, shapes: list[Shape], axis: str) -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ import pandas as pd
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Prose, Table
-from attnlab.exhibits.style import look
+from attnlab.exhibits.style import label_ends, look
 from attnlab.infer.regimes import (
     BURST_SLICES,
     SETTLED_S,
@@ -72,14 +72,13 @@ def endurance(results: Results) -> Figure:
     for axes, title in zip(grid, ("latency over burst (%)", "SM clock (MHz)", "power (W)"), strict=True):
         axes.set_ylabel(title)
     grid[-1].set_xlabel("time since the load began (s)")
-    handles, labels = grid[0].get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    label_ends(grid[0])
     return Figure(
         drawing,
-        "From rest to a settled clock: each implementation alone and without pause at "
-        f"{shape_of(results).label}. The dotted lines show when its burst was over, by its latency, and when the card "
-        "first reported that it throttled.",
-        "Three stacked line plots over seconds of load: latency relative to the burst, SM clock, power.",
+        f"{slowest(results)} The dotted lines show when a burst was over, by its latency, and when the card first "
+        "reported that it throttled.",
+        "Three stacked line plots over seconds of load: latency relative to the burst, SM clock, power. "
+        f"{slowest(results)}",
     )
 
 

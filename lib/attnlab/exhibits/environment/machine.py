@@ -1,5 +1,6 @@
 """The machine, its settings and ceilings, and the cases that were measured on it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,6 +12,7 @@ from attnlab.exhibits.cells import shape_of
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.infer.cases import AXES, CASE
+from attnlab.infer.ceilings import Ceiling
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.rules import STEADY
@@ -41,8 +43,8 @@ def telemetry(results: Results) -> Figure:
         handle.set_alpha(1)
     return Figure(
         drawing,
-        "The card during the run, read through NVML once a round, with all replicates overlaid; orange where it "
-        "throttled. NVML averages power over part of the time.",
+        f"The card throttled in {formats.percent(100 * throttled.mean())} of the rounds, in orange: its state, read "
+        "through NVML once a round, with all replicates overlaid. NVML averages power over part of the time.",
         "Three stacked scatter plots over time: SM clock, power and temperature of the card.",
     )
 
@@ -176,7 +178,8 @@ def machine_table(results: Results) -> Table:
     frame = pd.DataFrame(
         [(key, value) for key, value in rows.items() if value not in (None, "")], columns=["", "value"]
     )
-    return Table(frame, "The machine, as recorded in the run.", _cards(results))
+    caption = f"Everything was measured on {device_words(results)}: the machine, as recorded in the run."
+    return Table(frame, caption, _cards(results))
 
 
 SETTINGS = {"card": "card", "ecc": "ECC", "power_limit_w": "power limit", "persistence": "persistence mode"} | {
@@ -275,7 +278,21 @@ def ceilings(results: Results) -> Table:
         }
         for ceiling in results.ceilings.all
     ]
-    return Table(pd.DataFrame(rows), "Ceilings of this machine, measured in this run, beside the datasheet's.")
+    return Table(pd.DataFrame(rows), f"{_attained(results.ceilings.all)} Ceilings, measured in this run.")
+
+
+def _attained(ceilings: Sequence[Ceiling]) -> str:
+    """The lowest and the highest share of the datasheet that was measured, in a sentence."""
+    shares = {
+        ceiling.title: 100 * ceiling.measured.estimate / ceiling.datasheet
+        for ceiling in ceilings
+        if ceiling.measured and ceiling.datasheet
+    }
+    if not shares:
+        return "Nothing was measured that a datasheet states."
+    low, high = min(shares, key=lambda title: shares[title]), max(shares, key=lambda title: shares[title])
+    parts = [f"{formats.percent(shares[title])} ({title})" for title in dict.fromkeys((low, high))]
+    return f"This machine reaches {' to '.join(parts)} of what the datasheet states."
 
 
 @exhibit("environment.cases")

@@ -16,6 +16,7 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.formats import CI
+from attnlab.exhibits.style import TIMINGS
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.panel import NEAR_PCT, NEAR_US, SHORT_US, Panel, Reading, bracketed, of, pieces_of
 from attnlab.infer.results import Results
@@ -78,13 +79,14 @@ def gaps(results: Results) -> Figure:
     shown = [method for cache in ("warm", "cold") for method in methods.compared(cache) if panel.readings(method)]
     short = [[r.gap.estimate for r in panel.readings(method) if r.short] for method in shown]
     long = [[r.gap_pct for r in panel.readings(method) if not r.short] for method in shown]
+    (dark, _), (light, _), *_ = TIMINGS
     drawing, grid = plt.subplots(1, 2, sharey=True, figsize=(6.5, 1.0 + 0.26 * len(shown)))
     for axes, found, near in ((grid[0], short, NEAR_US), (grid[1], long, NEAR_PCT)):
         axes.axvspan(-near, near, color="#dddddd", linewidth=0, zorder=0)
         axes.axvline(0, color="#444444", linewidth=0.9)
         for place, values in enumerate(found):
             if values:
-                colour = "#0072B2" if methods.reference(shown[place]) == methods.DEVICE else "#D55E00"
+                colour = dark if methods.reference(shown[place]) == methods.DEVICE else light
                 axes.hlines(place, min(values), max(values), color=colour, linewidth=1)
                 axes.plot(values, [place] * len(values), "o", color=colour, markersize=2.5, alpha=0.5)
                 axes.plot([float(np.median(values))], [place], "D", color=colour, markersize=5)
@@ -99,8 +101,8 @@ def gaps(results: Results) -> Figure:
     grid[0].invert_yaxis()
     return Figure(
         drawing,
-        f"{agreeing(results)} The difference of every other clock from ours with the same cache, warm in blue, cold in "
-        f"orange: a dot for each case, the range, and the median as a diamond. Grey is ±{NEAR_US:g} µs and "
+        f"{agreeing(results)} The difference of every other clock from ours with the same cache, warm in dark blue, "
+        f"cold in light blue: a dot for each case, the range, and the median as a diamond. Grey is ±{NEAR_US:g} µs and "
         f"±{NEAR_PCT:g} %; axes are linear within it, logarithmic beyond.".strip(),
         "Forest plot with a row for each other clock: its difference from ours, in microseconds for short calls and in "
         f"percent for longer ones. {agreeing(results)}".strip(),

@@ -158,12 +158,22 @@ def climb(results: Results, shape: Shape) -> Figure:
     axes.set(xlabel="speed of light (%)", xlim=(0, 1.16 * reach))
     return Figure(
         drawing,
-        f"The ladder at {shape.label}, {results.headline.words}: the floor by the measured ceilings over the "
-        f"median, with its {CI} interval, and the median itself. SDPA's backends are below; the dotted line is the "
-        "fastest of them.",
+        f"{_nearest_to_light(at, kernels, rivals)} Floor by the measured ceilings over the median, with its {CI} "
+        f"interval, and the median itself, at {shape.label}, {results.headline.words}. SDPA's backends are below; "
+        "the dotted line is the fastest of them.".strip(),
         "Horizontal bars, one for each rung of the ladder and each backend of SDPA: percent of the speed of light, "
-        "labelled with the latency in microseconds.",
+        f"labelled with the latency in microseconds. {_nearest_to_light(at, kernels, rivals)}",
     )
+
+
+def _nearest_to_light(at: pd.DataFrame, kernels: list[str], rivals: list[str]) -> str:
+    """How near the fastest rung and the fastest backend come to the speed of light, in a sentence."""
+    parts = []
+    for what, names in (("hand-written", kernels), ("of SDPA", rivals)):
+        if timed := [name for name in names if name in at.index]:
+            best = at.loc[timed, "speed_of_light_pct"].idxmax()
+            parts.append(f"{formats.percent(at.loc[best, 'speed_of_light_pct'])} (`{best}`, {what})")
+    return f"The fastest reach {formats.listing(parts)} of the speed of light." if parts else ""
 
 
 @exhibit("kernels.ladder", where=has_kernels, shape=target)

@@ -1,105 +1,131 @@
-"""Shares of the device's peak against sequence length: published numbers, and this run on top."""
+"""Shares of the device's peak against sequence length: this run before published numbers."""
 
 from typing import Any
 
-import matplotlib.patheffects
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Drawing
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure
 from attnlab.exhibits.roofline.nearest import COUNTERPARTS, Cases
-from attnlab.exhibits.style import look
+from attnlab.exhibits.style import label_ends, look
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.literature.throughputs import Published, published
 from attnlab.study.ladder import PREFIX
 
-LINES: dict[str, Any] = {"NVIDIA H100 SXM": "-", "NVIDIA H200": "--", "NVIDIA A100 80GB PCIe": ":", "NVIDIA L4": "-."}
-COLOURS = {
-    "FlashAttention-2": ("#D55E00", "s"),
-    "FlashAttention-3": ("#009E73", "v"),
-    "FlashAttention-4": ("#B8860B", "X"),
-    "PyTorch SDPA, flash": ("#D55E00", "o"),
-    "ThunderKittens": ("#CC79A7", "P"),
-    "Triton": ("#7F7F7F", "D"),
-    "cuDNN": ("#0072B2", "^"),
-}
-HEAD_DIMS = (64, 128)
-"""The figure has panels for these."""
+OTHERS = "#bbbbbb"
+Panel = tuple[int, bool]
+"""A head_dim, and whether the mask is causal."""
 
 
 @exhibit("roofline.literature.figure")
 def figure(results: Results) -> Figure:
-    """Share of the device's dense peak against sequence length, a panel for each head_dim and mask."""
-    drawing, grid = plt.subplots(2, 2, sharex=True, sharey=True, figsize=(6, 6.4))
-    places = [(head_dim, causal) for head_dim in HEAD_DIMS for causal in (False, True)]
-    drawn = [number for number in published() if number.shape and number.implementation in COLOURS]
-    cases = Cases(results)
-    for axes, (head_dim, causal) in zip(grid.flat, places, strict=True):
-        there = [number for number in drawn if (number.head_dim, number.causal) == (head_dim, causal)]
+    """Share of the dense peak against sequence length, a panel for each head_dim and mask that both have."""
+    lines = _lines(Cases(results))
+    numbers = [number for number in published() if number.shape and not number.is_above_peak]
+    both = {panel: [n for n in numbers if (n.head_dim, n.causal) == panel] for panel in sorted(lines)}
+    both = {panel: there for panel, there in both.items() if there}
+    if not both:
+        raise NotMeasured(
+            "No case of this run has a share of a datasheet's peak, and the D and mask of published numbers"
+        )
+    rows, columns = -(-len(both) // 2), min(len(both), 2)
+    drawing, grid = plt.subplots(
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(7.2, 0.6 + 2.1 * rows)
+    )
+    for axes in grid.flat[len(both) :]:
+        axes.set_visible(False)
+    first = grid[0][0]
+    first.set(xscale="log", ylim=(0, 100))
+    for axes, (panel, there) in zip(grid.flat, both.items(), strict=False):
         _draw_published(axes, there)
-        _draw_here(axes, cases, head_dim, causal)
-        axes.set_title(f"D={head_dim}{', causal' if causal else ''}")
-    sizes = [128 * 4**power for power in range(5)]
-    grid[0][0].set_xscale("log", base=2)
-    grid[0][0].xaxis.set_major_locator(FixedLocator(sizes))
-    grid[0][0].xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.0f}"))
-    grid[0][0].xaxis.set_minor_locator(NullLocator())
-    grid[0][0].set_ylim(bottom=0)
-    for axes in grid[1]:
-        axes.set_xlabel("sequence length S")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("share of the device's dense peak (%)")
-    drawing.legend(handles=_implementations(drawing), loc="outside upper center", ncols=3)
-    devices = [
-        Line2D([], [], color="#444444", linestyle=style, label=device.removeprefix("NVIDIA "))
-        for device, style in LINES.items()
-    ]
-    drawing.legend(handles=devices, loc="outside lower center", ncols=len(devices))
+        for name, line in lines[panel].items():
+            axes.plot(line.index, line, **look(name), linewidth=2, markersize=4)
+        axes.set_title(_title(panel))
+    first.xaxis.set_major_locator(FixedLocator([128 * 8**power for power in range(4)]))
+    first.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:.0f}"))
+    first.xaxis.set_minor_locator(NullLocator())
+    for axes in grid.flat[: len(both)]:
+        axes.xaxis.set_tick_params(labelbottom=True)
+        label_ends(axes)
+    drawing.supxlabel("sequence length S, logarithmic", fontsize=9)
+    drawing.supylabel("share of the device's dense peak (%)", fontsize=9)
+    said = _compared({panel: (lines[panel], there) for panel, there in both.items()})
     return Figure(
         drawing,
-        "Share of the dense peak in the device's datasheet, against sequence length: published numbers with a "
-        f"complete shape, and in heavy lines this run at the batch and heads of its target; {results.headline.words}. "
-        "Where a source has several shapes at one length, the line goes through the highest.",
+        f"{said} In colour this run at the batch and heads of its target, {results.headline.words}; in grey all "
+        "published numbers with a complete shape, on any device; shares of the dense peak in the device's datasheet. "
+        "The highest published one is named.",
         "Line plots of the share of the device's dense peak over sequence length, one panel for each head dimension "
-        "and mask, one line for each source, implementation and device, with this run's lines heavier.",
+        f"and mask, published numbers in grey. {said}",
+    )
+
+
+def _title(panel: Panel) -> str:
+    head_dim, causal = panel
+    return f"D={head_dim}{', causal' if causal else ''}"
+
+
+def _compared(both: dict[Panel, tuple[dict[str, "pd.Series[float]"], list[Published]]]) -> str:
+    """At how many lengths this run's fastest has a higher share than all published numbers, in a sentence."""
+    higher = of = 0
+    for lines, numbers in both.values():
+        ours = pd.concat(list(lines.values())).groupby(level=0).max()
+        theirs = pd.Series([n.share_pct for n in numbers], [n.seq_len for n in numbers]).groupby(level=0).max()
+        shared = ours.index.intersection(theirs.index)
+        of += len(shared)
+        higher += int((ours[shared] > theirs[shared]).sum())
+    if not of:
+        return "No length, D and mask of this run is among the published ones."
+    return (
+        f"At {higher} of {formats.count(of, 'length')} of the same D and mask, this run's highest share of its "
+        "device's peak is above every published one."
     )
 
 
 def _draw_published(axes: Axes, numbers: list[Published]) -> None:
+    """The numbers of each source, device and implementation as a thin line, with the name of the highest."""
     groups: dict[tuple[str, ...], list[Published]] = {}
     for number in numbers:
         key = (number.source, number.place, number.device, number.implementation)
         groups.setdefault(key, []).append(number)
-    for (_, _, device, implementation), group in groups.items():
-        colour, marker = COLOURS[implementation]
+    drawn: dict[str, Any] = {"color": OTHERS, "label": "_", "zorder": 1}
+    for group in groups.values():
         points = [(number.seq_len or 0, number.share_pct) for number in group]
         most = sorted({size: max(share for other, share in points if other == size) for size, _ in points}.items())
-        style: dict[str, Any] = {"color": colour, "linewidth": 1, "alpha": 0.85}
-        axes.plot(*zip(*most, strict=True), linestyle=LINES.get(device, "-"), **style)
-        axes.plot(*zip(*points, strict=True), marker, markersize=4, label=implementation, **style)
+        axes.plot(*zip(*most, strict=True), linewidth=0.8, **drawn)
+        axes.plot(*zip(*points, strict=True), "o", markersize=2.5, **drawn)
+    best = max(numbers, key=lambda number: number.share_pct)
+    axes.annotate(
+        f"{best.implementation}, {best.device.removeprefix('NVIDIA ')}",
+        (best.seq_len or 0, best.share_pct),
+        (0, 5),
+        textcoords="offset points",
+        ha="right",
+        fontsize=7.5,
+        color="#666666",
+    )
 
 
-def _draw_here(axes: Axes, cases: Cases, head_dim: int, causal: bool) -> None:
+def _lines(cases: Cases) -> dict[Panel, dict[str, "pd.Series[float]"]]:
+    """This run's shares in percent by length, at the batch and heads of its target, of the implementations shown."""
     target = cases.results.study.target_shape
-    fixed = {"batch": target.batch, "heads": target.heads, "kv_heads": target.heads, "dtype": target.dtype} | {
-        "head_dim": head_dim,
-        "causal": causal,
-    }
+    fixed = {"batch": target.batch, "heads": target.heads, "kv_heads": target.heads, "dtype": target.dtype}
     rows = cases.rows
     rows = rows[np.logical_and.reduce([rows[axis] == value for axis, value in fixed.items()])]
     rows = rows[np.log2(rows["seq_len"].astype(float)) % 1 == 0]  # ragged lengths would notch the line
-    for name in _shown(cases.results):
-        line = rows[rows["implementation"] == name].sort_values("seq_len")
-        shares = [cases.shares_pct(target.dtype, tflops)[0] for tflops in line["throughput_tflops"]]
-        style = look(name) | {"zorder": 5, "label": f"here: {name}"}
-        outline = [matplotlib.patheffects.withStroke(linewidth=4, foreground="white")]
-        axes.plot(line["seq_len"], shares, **style | {"marker": "", "label": "_"}, linewidth=2.4, path_effects=outline)
-        axes.plot(line["seq_len"], shares, **style, linewidth=2.4, markersize=6.5, markeredgecolor="black")
+    rows = rows.assign(share=[cases.shares_pct(target.dtype, tflops)[0] for tflops in rows["throughput_tflops"]])
+    rows = rows[rows["implementation"].isin(_shown(cases.results))].dropna(subset=["share"])
+    found: dict[Panel, dict[str, pd.Series[float]]] = {}
+    for (head_dim, causal, name), line in rows.groupby(["head_dim", "causal", "implementation"], sort=False):
+        shares = line.set_index("seq_len")["share"].sort_index()
+        found.setdefault((int(head_dim), bool(causal)), {})[str(name)] = shares
+    return found
 
 
 def _shown(results: Results) -> list[str]:
@@ -108,10 +134,3 @@ def _shown(results: Results) -> list[str]:
     rungs = results.at(results.study.target_shape)
     rungs = rungs[rungs.index.str.startswith(PREFIX)]
     return [name for name in names if name != "sdpa.efficient"] + ([] if rungs.empty else [rungs["median_us"].idxmin()])
-
-
-def _implementations(drawing: Drawing) -> list[Any]:
-    """One entry of the legend for each label, this run's last."""
-    found = [pair for axes in drawing.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in reversed(found)}
-    return [handles[label] for label in sorted(handles, key=lambda label: (label.startswith("here"), label.lower()))]

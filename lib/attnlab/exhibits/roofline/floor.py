@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,9 +15,9 @@ from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, explanations, light, sh
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.style import (
     AXIS_TITLES,
-    LEGEND_COLUMNS,
     look,
     multiples,
+    panel_each,
     plain_logarithm,
 )
 from attnlab.infer.ceilings import Ceiling
@@ -32,13 +31,14 @@ def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal
     """The speed of light of each implementation along sweeps of lengths."""
     if results.under(results.headline)["floor_us"].isna().all():
         raise NotMeasured("No ceiling was measured, so there is no floor to compare with")
-    drawing, panels = multiples(results, sweeps, "speed_of_light_pct", "light (%)")
+    drawing, panels = multiples(results, sweeps, "speed_of_light_pct", "speed of light (%)")
     panels[0].set_ylim(bottom=0)
     return Figure(
         drawing,
-        f"Floor over median latency, the share of what the measured ceilings allow, {results.headline.words}: each "
-        f"implementation before all others in grey{dashed(results, sweeps)}.{_best(results, sweeps)}",
-        "Line plots of the percentage of the speed of light over sequence length, one panel for each implementation.",
+        f"{_best(results, sweeps)} Floor over median latency, {results.headline.words}: each implementation before all "
+        f"others in grey{dashed(results, sweeps)}.",
+        "Line plots of the percentage of the speed of light over sequence length, one panel for each implementation. "
+        f"{_best(results, sweeps)}",
     )
 
 
@@ -49,8 +49,9 @@ def _best(results: Results, sweeps: Sequence[str]) -> str:
     )
     row = rows.iloc[int(rows["speed_of_light_pct"].argmax())]
     where = formats.shapes([shape_of(row)], results.study.shapes)
+    share = formats.percent(row["speed_of_light_pct"])
     return (
-        f" The highest share is {formats.percent(row['speed_of_light_pct'])}, of `{row['implementation']}` at {where}."
+        f"No implementation reaches more than {share} of what the ceilings allow: `{row['implementation']}` at {where}."
     )
 
 
@@ -62,26 +63,27 @@ def roofline(results: Results) -> Figure:
     rows = rows[rows["dtype"] == dtype]
     if rows.empty:
         raise NotMeasured(f"Nothing has a latency in {dtype}, {results.headline.words}")
-    drawing, axes = plt.subplots(figsize=(7.2, 4.2))
+    names = [name for name in results.study.implementations if name in set(rows["implementation"])]
+    titles = "throughput (TFLOP/s), logarithmic", "intensity (FLOP per compulsory byte), logarithmic"
+    drawing, panels = panel_each(names, *titles)
     furthest = np.nanmax([rows["intensity"].max(), results.ceilings.ridge(dtype)])
     span = np.geomspace(rows["intensity"].min() / 2, furthest * 2, 200)
-    ceilings = _roof(axes, span, results, dtype)
-    for name in results.study.implementations:
-        for causal, fill in ((False, None), (True, "none")):
-            points = rows[(rows["implementation"] == name) & (rows["causal"] == causal)]
-            style = look(name) | {"linestyle": "none", "label": "_" if causal else name}
-            if fill is not None:
-                style["markerfacecolor"] = fill
+    for name, axes in panels.items():
+        ceilings = _roof(axes, span, results, dtype)
+        mine = rows[rows["implementation"] == name]
+        for causal in (False, True):
+            points = mine[mine["causal"] == causal]
+            style = look(name) | {"linestyle": "none", "marker": "o", "markersize": 3.5}
+            style |= {"label": "_", "markerfacecolor": "none"} if causal else {"markerfacecolor": style["color"]}
             axes.plot(points["intensity"], points["throughput_tflops"], **style)
-    axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP per compulsory byte)", ylabel="throughput (TFLOP/s)")
-    axes.set_ylim(bottom=rows["throughput_tflops"].min() / 2)
-    plain_logarithm(axes.yaxis)
-    plain_logarithm(axes.xaxis)
-    handles = [handle for handle in axes.get_legend_handles_labels()[0] if handle not in ceilings]
-    drawing.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), LEGEND_COLUMNS))
-    if ceilings:  # outside: within the axes a slow implementation may be anywhere
-        drawing.legend(handles=ceilings, loc="outside lower center", ncols=2)
-    caption = [f"Roofline in {dtype}; {results.headline.words}."]
+    first = panels[names[0]]
+    first.set(xscale="log", yscale="log")
+    first.set_ylim(bottom=rows["throughput_tflops"].min() / 2)
+    plain_logarithm(first.yaxis)
+    plain_logarithm(first.xaxis)
+    if ceilings:
+        drawing.legend(handles=ceilings, loc="outside upper center", ncols=2)
+    caption = [f"{_highest(rows)} Roofline in {dtype}; {results.headline.words}."]
     if rows["causal"].any():
         caption.append("Open markers are causal.")
     if not np.isnan(results.ceilings.rate("exponentials")):
@@ -90,7 +92,17 @@ def roofline(results: Results) -> Figure:
     return Figure(
         drawing,
         " ".join(caption),
-        "Roofline plot: throughput over operational intensity on logarithmic axes, under memory and compute ceilings.",
+        "Roofline plots, one for each implementation: throughput over operational intensity on logarithmic axes, under "
+        f"memory and compute ceilings. {_highest(rows)}",
+    )
+
+
+def _highest(rows: pd.DataFrame) -> str:
+    """The highest throughput, in a sentence."""
+    row = rows.loc[rows["throughput_tflops"].idxmax()]
+    return (
+        f"`{row['implementation']}` reaches the highest throughput, {formats.number(row['throughput_tflops'])} TFLOP/s "
+        f"at {formats.number(row['intensity'])} FLOP/byte."
     )
 
 

@@ -13,7 +13,7 @@ from attnlab.exhibits.style import look
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 
-PUBLISHED = "#8C6D1F"
+PUBLISHED = "#888888"
 
 
 @exhibit("roofline.literature.shares")
@@ -50,13 +50,13 @@ def shares(results: Results, peers: Results | None = None) -> Figure:
     if not compared:
         plt.close(drawing)
         raise NotMeasured("This run has no case near a published number, on a device with a datasheet")
-    here = (
-        f"in {higher} of {formats.count(compared, 'row')} that have a case of this run nearby, this run's share is the "
-        f"higher; {results.headline.words}"
+    said = (
+        f"In {higher} of {formats.count(compared, 'row')} that have a case of this run nearby, this run's share is the "
+        "higher."
     )
     return Figure(
         drawing,
-        f"The highest published share of the dense peak for each implementation and device, as a dot, and as a diamond "
-        f"the nearest case of this run with the same D: {here}.",
-        f"Dots and diamonds on an axis of percent of the dense peak, a row for each published implementation; {here}.",
+        f"{said} The highest published share of the dense peak for each implementation and device, as a dot, and as a "
+        f"diamond the nearest case of this run with the same D, {results.headline.words}.",
+        f"Dots and diamonds on an axis of percent of the dense peak, a row for each published implementation. {said}",
     )

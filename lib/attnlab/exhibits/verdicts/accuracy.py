@@ -13,7 +13,7 @@ from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure
 from attnlab.exhibits.formats import CI
-from attnlab.exhibits.style import look
+from attnlab.exhibits.style import look, plain_logarithm
 from attnlab.infer.lookup import NotMeasured, on_normal
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
@@ -54,11 +54,13 @@ def plane(results: Results, shape: Shape) -> Figure:
     _label(axes, points, limit, allowed)
     shown = {point.name for point in points}
     lost = cells.without(results, [name for name in results.study.implementations if name not in shown], shape)
+    worst = max(points, key=lambda point: point.error.high)
     caption = (
-        f"Speed and accuracy at {shape.label}, {results.headline.words}: the median latency with its {CI} "
-        "interval against the mean absolute error over all checks on standard normal inputs, with its range. Further "
-        f"left is faster, further down more accurate. The dashed line is {formats.multiple(GATE_FACTOR)} the mean "
-        f"error of the framework's own composition, the smallest of all checks. {lost}"
+        f"The largest mean error, of `{worst.name}`, is {formats.percent(100 * worst.error.high / allowed)} of the "
+        f"gate's limit. Speed and accuracy at {shape.label}, {results.headline.words}: the median latency with its "
+        f"{CI} interval against the mean absolute error over all checks on standard normal inputs, with its range. "
+        f"Further left is faster, further down more accurate. The dashed line is {formats.multiple(GATE_FACTOR)} the "
+        f"mean error of the framework's own composition, the smallest of all checks. {lost}"
     )
     return Figure(
         drawing,
@@ -108,8 +110,14 @@ def _draw_limit(axes: Axes, allowed: float) -> Text:
 def _span(axes: Axes, points: list[Point], allowed: float) -> None:
     latencies = [end for point in points for end in (point.latency_us.low, point.latency_us.high)]
     errors = [allowed, *(end for point in points for end in (point.error.low, point.error.high))]
-    axes.set(xscale="log", yscale="log", xlabel="latency (µs)", ylabel="mean absolute error against float64")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="latency (µs), logarithmic",
+        ylabel="mean absolute error against float64, logarithmic",
+    )
     axes.set_xlim(max(min(latencies), 1e-3) / 2.5, max(latencies) * 2)
+    plain_logarithm(axes.xaxis)
     axes.set_ylim(min(errors) / 1.7, max(errors) * 1.4)
 
 

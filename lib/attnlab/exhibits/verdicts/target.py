@@ -187,11 +187,21 @@ def timings(results: Results, shape: Shape) -> Table:
     if rows and effects:
         rows.append({"implementation": "minimum detectable effect", **effects})
     caption = (
-        f"The verdict under each timing, against `{results.study.baseline}` at {shape.label}: speedup with its {CI} "
-        "interval."
+        f"{_depending(results, shape)}: against `{results.study.baseline}` at {shape.label}, the speedup with its {CI} "
+        "interval, and the verdict."
     )
     note = "The columns are clock and cache. Holm adjusts within a column."
     return Table(pd.DataFrame(rows).astype(object), caption, note)
+
+
+def _depending(results: Results, shape: Shape) -> str:
+    """On how many candidates the verdict depends on the timing; of one timing, how many are faster."""
+    judged = [under_each(results, name, shape) for name in results.candidates(shape)]
+    if len(results.timings) > 1:
+        differing = sum(len({verdict.decision for verdict in found.values()}) > 1 for found in judged)
+        return f"For {differing} of {formats.count(len(judged), 'candidate')}, the verdict depends on the timing"
+    faster = sum(verdict.decision == decisions.FASTER for found in judged for verdict in found.values())
+    return f"{faster} of {formats.count(len(judged), 'candidate')} {'is' if faster == 1 else 'are'} faster"
 
 
 def _brief(verdict: Verdict) -> str:
