@@ -33,9 +33,9 @@ def render(name: str) -> Path:
     _infer(name)
     values = {"run": name, "device": "none"}
     *others, paper = parts()
-    # This process mostly waits for kernels, so two of them keep two cores busy.
-    with _alone(name), _apart() as explorer, ThreadPoolExecutor(2) as pool:
-        explored = explorer.submit(explorer_page.render, name)
+    # This process mostly waits for kernels and the explorer, so two of them keep two cores busy.
+    with _alone(name), ThreadPoolExecutor(2) as pool:
+        explored = pool.submit(_explore, name)
         list(pool.map(lambda part: _page(part, name, values), others))
         assembled = _executed(paper, name)
         assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
@@ -63,6 +63,12 @@ def _paper(name: str, assembled: Path) -> Path:
     else:
         print(printed.HOW, file=sys.stderr, flush=True)
     return page
+
+
+def _explore(name: str) -> None:
+    """Write the explorer's page in a process of its own."""
+    with _apart() as pool:
+        pool.submit(explorer_page.render, name).result()
 
 
 def _apart() -> ProcessPoolExecutor:
