@@ -212,6 +212,20 @@ def called(monkeypatch):
 Q = (2, 4, 33, 32)
 
 
+@pytest.mark.parametrize("length", [33, 34])  # in the table, and not
+@pytest.mark.parametrize(("first", "row"), [(1, 32), (4, 32), (0, 33), (0, 36)])
+def test_torch_computes_from_copies_of_what_is_not_aligned(called, length, first, row):
+    memory = tensor(2 * 4 * length * row + first)
+    odd = memory[first:].view(2, 4, length, row)[..., :32]
+    even = tensor(2, 4, length, 32)
+    output = attend.attend(odd, even, even)
+    assert output.is_contiguous()
+    assert output.data_ptr() % 16 == 0
+    assert output.data_ptr() != odd.data_ptr()
+    assert attend.attend(even, even, even).data_ptr() == even.data_ptr()
+    assert called.names == 2 * (["flash"] if length == 33 else ["sdpa"])
+
+
 def test_the_chosen_one_is_called_at_its_shape(called):
     for given in (3 * [tensor(*Q)], [tensor(2, 33, 4, 32).transpose(1, 2)] * 3):
         attend.attend(*given)

@@ -184,14 +184,14 @@ def test_the_operator_is_compiled_without_a_break_and_has_gradients(kernel, monk
 SIZE = 2 * 4 * 300 * 64
 
 
-@pytest.mark.parametrize("tabled", [True, False])
+@pytest.mark.parametrize("named", ["kernel.bounded", "sdpa.cudnn", "sdpa.flash", None])
 @pytest.mark.parametrize("requires_grad", [True, False])
-def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, monkeypatch, tabled, requires_grad):
+def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, monkeypatch, named, requires_grad):
     """From odd addresses and strides, cuDNN computes wrong numbers and the other backends break the process."""
     from attnlab.measure.subjects import attend
 
     axes = ((2, 4, 300, 64), (2, 4, 300, 64), torch.float16, False)
-    monkeypatch.setattr(attend, "_table", {axes: "kernel.bounded"} if tabled else {})
+    monkeypatch.setattr(attend, "_table", {axes: named} if named else {})
     monkeypatch.setattr(attend, "_prepared", {})
     memory = torch.randn(SIZE + 8, device=GPU, dtype=torch.float16)
     odd, even = (memory[begin:][:SIZE].view(2, 4, 300, 64) for begin in (1, 0))

@@ -60,7 +60,9 @@ def attend(
         output: torch.Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return (_sdpa_for(q, k, v) if _plain(q, k, v) else sdpa.sdpa)(q, k, v, causal, scale)
+        if _plain(q, k, v):
+            return _aligned(sdpa.sdpa, q, k, v, causal, scale)(q, k, v)
+        return sdpa.sdpa(q, k, v, causal, scale)
     return forward(q, k, v, causal, scale)
 
 
@@ -78,7 +80,7 @@ def forward(
             return prepared(q, k, v)
         except Unsupported:
             pass
-        return _sdpa_for(q, k, v)(q, k, v, causal, scale)
+        return _aligned(sdpa.sdpa, q, k, v, causal, scale)(q, k, v)
     return sdpa.sdpa(q, k, v, causal, scale)
 
 
@@ -88,23 +90,27 @@ def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 # Where addresses or strides are no multiples of 16 bytes, PyTorch 2.11 computes wrong numbers by cuDNN, without an
 # error, and by its other backends fails with a misaligned address, after which the process can't use the GPU any more.
-def _sdpa_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Attention:
-    """SDPA for tensors with such strides on a GPU."""
-    return _of_copies if any(map(maps.odd_strides, (q, k, v))) else _by_sdpa
+def _aligned(
+    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
+) -> Prepared:
+    """What torch computes from tensors with such strides on a GPU: from copies where they are not aligned."""
+    of = _of_copies if any(map(maps.odd_strides, (q, k, v))) else _of_aligned
+    return partial(of, call, causal=causal, scale=scale)
 
 
-def _by_sdpa(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+def _of_aligned(
+    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, causal: bool, scale: float | None
 ) -> torch.Tensor:
-    call = _of_copies if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT else sdpa.sdpa
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
+        return _of_copies(call, q, k, v, causal, scale)
     return call(q, k, v, causal, scale)
 
 
 def _of_copies(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, causal: bool, scale: float | None
 ) -> torch.Tensor:
     q, k, v = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v))
-    return sdpa.sdpa(q, k, v, causal, scale)
+    return call(q, k, v, causal, scale)
 
 
 def use(source: Path | str | None = None) -> dict[Key, str]:
@@ -172,12 +178,12 @@ def _call(
 ) -> Prepared:
     """An implementation, with as little Python as possible between it and its caller."""
     if name is None:
-        return partial(_sdpa_for(q, k, v), causal=causal, scale=scale)
+        return _aligned(sdpa.sdpa, q, k, v, causal, scale)
     if name.startswith(PREFIX):
         return _launch(name, q, k, v, causal, scale)
     plain = q.shape[1] == k.shape[1] and (not causal or q.shape[2] == k.shape[2]) and q.shape[3] % 8 == 0
     called: Attention = _DIRECT[name] if name in _DIRECT and plain else partial(_within, sdpa.REGISTRY[name])
-    return partial(_by_torch, called, causal=causal, scale=scale)
+    return _aligned(partial(_by_torch, called), q, k, v, causal, scale)
 
 
 def _launch(
@@ -186,7 +192,7 @@ def _launch(
     try:
         return _kernel(name, q, k, causal).prepare(q, k, v, causal, scale).launch
     except Unsupported:
-        return partial(_sdpa_for(q, k, v), causal=causal, scale=scale)
+        return _aligned(sdpa.sdpa, q, k, v, causal, scale)
 
 
 def _kernel(name: str, q: torch.Tensor, k: torch.Tensor, causal: bool) -> rungs.Kernel:
