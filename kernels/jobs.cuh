@@ -480,19 +480,13 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
         const auto wait_for_values = [&] {
             if (!over || !apart()) wait(full + 16 * value_ring.slot() + 8, value_ring.parity());
         };
-        if (!P::SHORT_TURNS) {
-            if (P::TURNS) take_turn(consumer);
-            wait(full + 16 * ring.slot(), ring.parity());
-            begin_products();
-            multiply_query_by_keys();
-            wait_for_values();
-        } else {
-            wait_for_values();
-            wait(full + 16 * ring.slot(), ring.parity());
-            take_turn(consumer);
-            begin_products();
-            multiply_query_by_keys();
-        }
+        if (P::SHORT_TURNS) wait_for_values();
+        if (P::TURNS && !P::SHORT_TURNS) take_turn(consumer);
+        wait(full + 16 * ring.slot(), ring.parity());
+        if (P::SHORT_TURNS) take_turn(consumer);
+        begin_products();
+        multiply_query_by_keys();
+        if (!P::SHORT_TURNS) wait_for_values();
         begin_products();
         multiply_probabilities_by_values(add);  // if that is done already, for nothing: no product may depend on a condition
         if (P::TURNS) pass_turn<P::CONSUMERS>(consumer);
