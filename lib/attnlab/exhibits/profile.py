@@ -234,12 +234,13 @@ def units(results: Results) -> Figure:
     axes.set_yticks(range(len(profiles)), [profile.implementation for profile in profiles])
     _without_frame(axes)
     axes.xaxis.tick_top()
+    said = _busiest(profiles)
     return Figure(
         drawing,
-        f"{_busiest(profiles)} The use of each unit in % of its peak rate over the whole call, by Nsight Compute's "
+        f"{said} The use of each unit in % of its peak rate over the whole call, by Nsight Compute's "
         f"counters; in bold from {SATURATED_PCT} %. For L1, L2 and DRAM it is the use of their busiest part.",
         "Map with a row for each implementation and a column for each unit of the multiprocessor and memory; the cells "
-        f"hold the percentage of the unit's peak. {_busiest(profiles)}",
+        f"hold the percentage of the unit's peak. {said}",
     )
 
 

@@ -12,7 +12,7 @@ FALLBACK = "sdpa.auto"
 
 SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
 PEERS = ("peer.flex", "peer.flash4", "peer.xformers")
-"""PyTorch's FlexAttention, and flash-attn-4 where it is installed."""
+"""PyTorch's FlexAttention, and flash-attn-4 and xFormers where they are installed."""
 REFERENCES = ("reference.float64",)
 _CONTROL = "control."
 

@@ -73,12 +73,12 @@ def endurance(results: Results) -> Figure:
         axes.set_ylabel(title)
     grid[-1].set_xlabel("time since the load began (s)")
     label_ends(grid[0])
+    said = slowest(results)
     return Figure(
         drawing,
-        f"{slowest(results)} The dotted lines show when a burst was over, by its latency, and when the card first "
+        f"{said} The dotted lines show when a burst was over, by its latency, and when the card first "
         "reported that it throttled.",
-        "Three stacked line plots over seconds of load: latency relative to the burst, SM clock, power. "
-        f"{slowest(results)}",
+        f"Three stacked line plots over seconds of load: latency relative to the burst, SM clock, power. {said}",
     )
 
 

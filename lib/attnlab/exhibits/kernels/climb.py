@@ -156,13 +156,14 @@ def climb(results: Results, shape: Shape) -> Figure:
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="speed of light (%)", xlim=(0, 1.16 * reach))
+    said = _nearest_to_light(at, kernels, rivals)
     return Figure(
         drawing,
-        f"{_nearest_to_light(at, kernels, rivals)} Floor by the measured ceilings over the median, with its {CI} "
+        f"{said} Floor by the measured ceilings over the median, with its {CI} "
         f"interval, and the median itself, at {shape.label}, {results.headline.words}. SDPA's backends are below; "
         "the dotted line is the fastest of them.".strip(),
         "Horizontal bars, one for each rung of the ladder and each backend of SDPA: percent of the speed of light, "
-        f"labelled with the latency in microseconds. {_nearest_to_light(at, kernels, rivals)}",
+        f"labelled with the latency in microseconds. {said}",
     )
 
 
