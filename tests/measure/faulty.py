@@ -62,3 +62,13 @@ def _first(flag: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def meets(own: str, patience_s: float = 60) -> str:
+    """Say that one is there, and wait for a second."""
+    folder = Path(os.environ[FLAGS])
+    (folder / own).touch()
+    while len(list(folder.glob("part *"))) < 2 and patience_s > 0:
+        time.sleep(0.05)
+        patience_s -= 0.05
+    return f"{own} of {len(list(folder.glob('part *')))}"

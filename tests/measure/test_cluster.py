@@ -184,6 +184,11 @@ def test_a_new_run_is_surveyed_by_a_worker(two, data, write_study, capsys):
     assert len(read.read_manifest("new")["planned_s"]) == 3
 
 
+def test_what_a_run_takes_once_is_taken_on_several_cards_at_the_same_time(two):
+    with two.fleet() as executor:
+        assert list(executor.map(faulty.meets, ["part a", "part b"])) == ["part a of 2", "part b of 2"]
+
+
 def test_a_block_is_home_as_soon_as_it_is_there(two, begin, instead, monkeypatch):
     instead(faulty.slowly)
     study = tiny_study(replicates=1, **FEW)

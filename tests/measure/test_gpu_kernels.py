@@ -312,7 +312,7 @@ def ran(implementation, shape) -> str:
 def choice(tile, **changes):
     stated = {"heads": 6, "seq_len": 64, "head_dim": 64, "causal": False, "rung": "plain"}
     source = ladder.hashes()["kernel.plain"]
-    return tuning.Choice(**stated | {"tile": tile, "latency_us": 1.0, "source": source} | changes)
+    return tuning.Choice(**stated | {"tile": tile, "latency_us": 1.0, "at_once": 8, "source": source} | changes)
 
 
 def tuned(*choices):

@@ -470,7 +470,7 @@ def tuned(*choices: Choice) -> Path:
 def choice(tile: str, **changes) -> Choice:
     stated = {"heads": 6, "seq_len": 8, "head_dim": 64, "causal": False, "rung": "plain"}
     source = ladder.hashes()["kernel.plain"]
-    return Choice(**stated | {"tile": tile, "latency_us": 1.0, "source": source} | changes)
+    return Choice(**stated | {"tile": tile, "latency_us": 1.0, "at_once": 8, "source": source} | changes)
 
 
 def test_the_best_runs_what_the_tuning_names(launched):

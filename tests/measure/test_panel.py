@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from conftest import tiny_study
 from attnlab.base.errors import EnvironmentChanged
 from attnlab.measure.clocks import apart, canary, others, ours
 from attnlab.measure.instruments import environment, tool
-from attnlab.measure.session import load, panel, record
+from attnlab.measure.session import load, once, panel, record
 from attnlab.measure.subjects.case import Case, Replay
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.runs import methods, read, schema, write
@@ -37,10 +38,14 @@ def test_the_panel_spans_lengths_on_the_targets_axes_and_begins_with_the_shortes
     assert {name for name, _ in cases} == {"sdpa.auto", "sdpa.flash", "sdpa.math"}
 
 
-def test_the_backends_and_the_ladders_last_rung_are_loaded_without_pause():
-    names = ["sdpa.auto", "kernel.one", "kernel.two", "kernel.best", "other"]
-    study = tiny_study().model_copy(update={"implementations": names})
-    assert [name for name, _ in load.cases(study)] == ["sdpa.auto", "kernel.two"]
+def test_the_backends_and_the_ladders_best_are_loaded_without_pause():
+    def loaded(*names):
+        study = tiny_study().model_copy(update={"implementations": list(names)})
+        return [name for name, _ in load.cases(study)]
+
+    assert loaded("sdpa.auto", "kernel.best", "kernel.one", "other") == ["sdpa.auto", "kernel.best"]
+    assert loaded("sdpa.auto", "kernel.one", "kernel.two") == ["sdpa.auto", "kernel.two"]
+    study = tiny_study()
     assert {shape.seq_len for _, shape in load.cases(study)} == {load.SEQ_LEN}
 
 
@@ -112,8 +117,8 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
     assert {row["why"] for row in timed} == {"no such shape here"}
     assert [row["method"] for row in timed] == list(others.IN_TURN)
     assert seen == []
-    monkeypatch.setattr(panel, "prepared", refuse)
-    assert [row["why"] for row in panel._loaded(*CASES[0], CPU)] == ["no such shape here"]
+    monkeypatch.setattr(load, "prepared", refuse)
+    assert [row["why"] for row in load._rows(*CASES[0], CPU)] == ["no such shape here"]
 
 
 def test_without_the_canary_each_clock_and_cache_says_why():
@@ -126,7 +131,7 @@ def test_without_the_canary_each_clock_and_cache_says_why():
 
 
 @pytest.fixture
-def job(monkeypatch, tmp_path):
+def parts(monkeypatch, tmp_path):
     """The panel of a run that is begun, with stand-ins that take each of its pieces at once."""
     monkeypatch.setenv("ATTNLAB_DATA", str(tmp_path))
     monkeypatch.setattr(environment, "lock", lambda: None)
@@ -141,7 +146,7 @@ def job(monkeypatch, tmp_path):
     monkeypatch.setattr(
         panel, "_case_rows", lambda name, shape, *_: ([row(name, shape, method="device", round=0, latency_us=1.0)], [])
     )
-    monkeypatch.setattr(panel, "_loaded", lambda name, shape, _: [row(name, shape, started_s=1.0, latency_us=2.0)])
+    monkeypatch.setattr(load, "_rows", lambda name, shape, _: [row(name, shape, started_s=1.0, latency_us=2.0)])
     monkeypatch.setattr(
         apart,
         "rows",
@@ -149,19 +154,20 @@ def job(monkeypatch, tmp_path):
     )
     begun = small.manifest(STUDY)
     write.create("begun", begun | {"environment": begun["environment"] | {"driver": "then", "hash": "d"}})
-    job = panel.Job("begun", STUDY, "cpu", "e")
-    return job, taken
+    return once.parts("begun", STUDY, "cpu", "e")[:2], taken
 
 
-def test_the_panel_is_recorded_a_piece_at_a_time_and_goes_on_where_it_stood(job):
-    job, taken = job
-    panel.take(job)
-    whole, parts = len(taken), schema.folder("begun") / "parts"
+def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_stood(parts):
+    parts, taken = parts
+    assert [part.name for part in parts] == ["panel", "loads"]
+    assert list(map(once.take, parts)) == [{}, {}]
+    whole, blocks = len(taken), schema.folder("begun") / "parts"
     assert whole == len(panel.cases(STUDY)) + len(load.cases(STUDY)) + len(methods.TOOLS)
     for name in ("panel.c03.*", "panel.ncu.*", "endurance.sdpa-math.*"):
-        (part,) = parts.glob(name)
-        part.unlink()
-    panel.take(job)
+        (block,) = blocks.glob(name)
+        block.unlink()
+    for part in parts:
+        once.take(part)
     assert len(taken) == whole + 3
     run = read.load("begun")
     assert len(run.panel) == len(panel.cases(STUDY)) + len(methods.TOOLS)
@@ -169,28 +175,31 @@ def test_the_panel_is_recorded_a_piece_at_a_time_and_goes_on_where_it_stood(job)
         assert tuple(getattr(run, table).columns) == schema.COLUMNS[table]
 
 
-def test_the_panel_is_not_taken_in_another_environment(job):
-    job, taken = job
-    with pytest.raises(EnvironmentChanged, match=r"^the environment changed since .* 'begun' began \(driver\): start"):
-        panel.take(panel.Job(job.run, job.study, job.device, "d"))
+def test_panel_and_loads_are_not_taken_in_another_environment(parts):
+    parts, taken = parts
+    for part in parts:
+        with pytest.raises(
+            EnvironmentChanged, match=r"^the environment changed since .* 'begun' began \(driver\): start"
+        ):
+            once.take(replace(part, environment="d"))
     assert taken == []
 
 
-@pytest.mark.parametrize(("device", "wanted", "submitted"), [("cuda", True, 1), ("cuda", False, 0), ("cpu", True, 0)])
-def test_a_run_takes_its_panel_on_a_gpu_where_the_study_asks_for_it(device, wanted, submitted):
+@pytest.mark.parametrize(
+    ("device", "wanted", "taken"),
+    [("cuda", True, ["panel", "loads", "counters"]), ("cuda", False, ["counters"]), ("cpu", True, [])],
+)
+def test_a_run_takes_once_what_its_study_asks_for_on_a_gpu(device, wanted, taken):
+    asked = []
+
     class Pool:
-        calls = 0
+        def map(self, work, parts):
+            asked.extend(part.name for part in parts)
+            return [{"why": part.name} for part in parts]
 
-        def submit(self, *_):
-            self.calls += 1
-            return self
-
-        def result(self):
-            return None
-
-    pool = Pool()
-    record._take_panel(pool, panel.Job("any", tiny_study(panel=wanted), device, "e"))
-    assert pool.calls == submitted
+    profile = record._take_once(Pool(), "any", tiny_study(panel=wanted), device, "e")
+    assert asked == taken
+    assert profile["why"] == ("counters" if taken else "Nsight Compute profiles NVIDIA GPUs, which this device is not")
 
 
 # ---------------------------------------------------------------------------------------------------- other processes

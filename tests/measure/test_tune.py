@@ -47,6 +47,10 @@ def wrong(q, k, v, causal):
     return 2 * sdpa(q, k, v, causal)
 
 
+def resources(q, k, causal):
+    return {"ctas_per_sm": 3}
+
+
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
     """Tunes tiles that are functions of this process, by name: what is chosen at each of `SMALL`."""
@@ -55,6 +59,7 @@ def tuned(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(tune, "SHAPES", SMALL)
     monkeypatch.setattr(ours.time, "perf_counter_ns", lambda: Clock.ns)
+    monkeypatch.setattr(tune.devices, "describe", lambda _: {"multiprocessors": 4})
 
     def captured(case, pool):
         case.many = Replay(None, 1, case.call())
@@ -64,7 +69,7 @@ def tuned(tmp_path, monkeypatch):
     def run(calls, **limits) -> list[tuning.Choice]:
         tiles = [TILE | {"name": name} | limits.get(name, {}) for name in calls]
         ladders.write(tmp_path / "kernels", rung(*tiles))
-        made = {name: Implementation(f"kernel.plain:{name}", call) for name, call in calls.items()}
+        made = {name: Implementation(f"kernel.plain:{name}", call, resources=resources) for name, call in calls.items()}
         monkeypatch.setattr(rungs, "pinned", lambda rung, tile: made[tile.name])
         return list(tune._choices(tune.Finalists(list(ladder.load()), CPU)))
 
@@ -72,15 +77,26 @@ def tuned(tmp_path, monkeypatch):
 
 
 def test_the_fastest_is_chosen_at_each_shape(tuned, capsys):
-    choices = tuned({"slow": takes(4), "fast": takes(2)})
+    choices = tuned({"slow": takes(4), "fast": takes(2), "slower": takes(5)})
     assert [(choice.rung, choice.tile) for choice in choices] == [("plain", "fast")] * 2
     assert [choice.place for choice in choices] == [(2, 8, 64, False), (2, 16, 64, False)]
     assert [choice.latency_us for choice in choices] == [2000, 2000]
+    assert [choice.at_once for choice in choices] == [12, 12]
     assert [choice.instance()[1].name for choice in choices] == ["fast", "fast"]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("tune: 1 of 2, B=1 H=2 S=8 D=64 full bfloat16: kernel.plain:fast, ")
     assert lines[0].endswith(" us")
+
+
+def test_who_is_little_slower_is_kept_too(tuned):
+    choices = tuned({"little": takes(5), "fast": takes(4), "slow": takes(6)})
+    assert [(choice.seq_len, choice.tile, choice.latency_us) for choice in choices] == [
+        (8, "fast", 4000),
+        (8, "little", 5000),
+        (16, "fast", 4000),
+        (16, "little", 5000),
+    ]
 
 
 def test_a_tile_is_a_candidate_where_it_serves(tuned):

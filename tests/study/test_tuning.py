@@ -28,7 +28,7 @@ def kernels(tmp_path, monkeypatch):
 def choice(tile: str = "long", **changes) -> Choice:
     stated = {"heads": 8, "seq_len": 512, "head_dim": 64, "causal": False, "rung": "plain"}
     source = ladder.hashes()[f"kernel.{changes.get('rung', 'plain')}"]
-    return Choice(**stated | {"tile": tile, "latency_us": 2.5, "source": source} | changes)
+    return Choice(**stated | {"tile": tile, "latency_us": 2.5, "at_once": 8, "source": source} | changes)
 
 
 def tuned(*choices: Choice, device: str = H200) -> Tuning:
@@ -75,6 +75,22 @@ def test_a_tile_that_does_not_serve_the_length_is_passed_over():
     assert made.choice(Shape(1, 8, 49, 64)).tile == "short"
     with pytest.raises(UserError, match=r"chose nothing that serves \(1, 8, 49, 64\) float16$"):
         tuned(choice("long")).choice(Shape(1, 8, 49, 64))
+
+
+@pytest.mark.parametrize(
+    ("batch", "full", "causal"), [(1, "short", "short"), (2, "long", "short"), (3, "short", "short")]
+)
+def test_of_what_is_tuned_nearby_the_one_expected_to_be_the_fastest_is_chosen(batch, full, causal):
+    # Of 8, 16 and 24 heads the first takes 1, 2 and 3 rounds of 10 us, the second 1, 1 and 2 of 16 us.
+    near = [("short", 8, 10.0), ("long", 16, 16.0)]
+    made = tuned(
+        *(
+            choice(tile, seq_len=64, at_once=at_once, latency_us=latency_us, causal=mask)
+            for tile, at_once, latency_us in near
+            for mask in (False, True)
+        )
+    )
+    assert [made.choice(Shape(batch, 8, 64, 64, mask)).tile for mask in (False, True)] == [full, causal]
 
 
 def test_a_choice_names_a_rung_and_a_tile():
@@ -130,7 +146,7 @@ BAD = {
     "torn": (lambda: json.dumps(stated())[:99], "is no tuning: `make tune` writes one"),
     "no text": (lambda: b"\xff\xfe", "is no tuning: `make tune` writes one"),
     "a list": (lambda: [1], "is no tuning: input should be a valid dictionary or instance of Tuning, not [1]"),
-    "a newer version": (lambda: stated(version=2), "is no tuning: version: input should be 1, not 2"),
+    "another version": (lambda: stated(version=1), "is no tuning: version: input should be 2, not 1"),
     "a field missing": (lambda: stated(clock=...), "is no tuning: the field 'clock' is missing"),
     "a field too many": (
         lambda: stated(devise="x"),
@@ -146,9 +162,9 @@ BAD = {
         "is no tuning: choices.0.latency_us: input should be greater than 0, not 0.0",
     ),
     "no tile": (lambda: with_choice(tile=...), "is no tuning: the field 'choices.0.tile' is missing"),
-    "a shape twice": (
+    "an instance twice": (
         lambda: stated(choices=2 * stated()["choices"]),
-        "is no tuning: choices.1 is for the shape of an earlier one: leave one",
+        "is no tuning: choices.1 is for the shape and the instance of an earlier one: leave one",
     ),
     "another device": (
         lambda: stated(device="NVIDIA L4"),

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,13 +20,14 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class Choice(BaseModel):
-    """The fastest instance at one shape.
+    """The fastest instance at one shape, or one that was little slower there.
 
     Attributes:
         heads: heads over all batches.
-        seq_len: the number of keys.
+        seq_len: the number of queries and of keys.
         rung: the rung's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
+        at_once: how many of its work items the device takes on at once.
         source: the hash of the rung, as `ladder.hashes` gives it.
     """
 
@@ -37,6 +39,7 @@ class Choice(BaseModel):
     rung: str
     tile: str
     latency_us: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    at_once: Size
     source: str
 
     @property
@@ -53,6 +56,21 @@ class Choice(BaseModel):
         heads = shape.batch * shape.heads
         return math.hypot(math.log2(self.seq_len / shape.kv_len), math.log2(self.heads / heads))
 
+    def expected_us(self, shape: Shape) -> float:
+        """About how long it takes at a shape near its own: its latency by the rounds that the device makes there.
+
+        A device takes on `at_once` work items in each round, so that a few more heads can cost a whole round, and for
+        another tile none. Under a causal mask items differ in length and even out: there it is the latency itself.
+        """
+        _, tile = self.instance()
+        if self.causal:
+            return self.latency_us
+        there = self._rounds(tile, shape.batch * shape.heads, shape.seq_len)
+        return self.latency_us * there / self._rounds(tile, self.heads, self.seq_len)
+
+    def _rounds(self, tile: Tile, heads: int, seq_len: int) -> int:
+        return math.ceil(heads * math.ceil(seq_len / tile.rows) / self.at_once)
+
     def instance(self) -> tuple[Rung, Tile]:
         """The rung and the tile that it names.
 
@@ -68,10 +86,10 @@ class Choice(BaseModel):
 
 
 class Tuning(BaseModel):
-    """The choices on one device."""
+    """The choices on one device: at each shape the fastest instance, and those that were little slower."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     device: str
     torch: str
     command: str
@@ -79,25 +97,27 @@ class Tuning(BaseModel):
     choices: list[Choice]
 
     @model_validator(mode="after")
-    def _names_no_shape_twice(self) -> "Tuning":
+    def _names_no_instance_twice(self) -> "Tuning":
         seen = set()
         for number, choice in enumerate(self.choices):
-            if choice.place in seen:
-                raise UserError(f"choices.{number} is for the shape of an earlier one: leave one")
-            seen.add(choice.place)
+            stated = (choice.place, choice.rung, choice.tile)
+            if stated in seen:
+                raise UserError(f"choices.{number} is for the shape and the instance of an earlier one: leave one")
+            seen.add(stated)
         return self
 
     def choice(self, shape: Shape) -> Choice:
-        """The choice for the nearest shape of the same head_dim and mask whose tile serves this number of keys.
+        """Of the choices at the nearest shape of the same head_dim and mask, the one expected to be the fastest here.
+
+        Only tiles that serve this number of keys count.
 
         Raises:
             UserError: there is none, or a kernel changed since.
         """
-        alike = [choice for choice in self.choices if choice.is_like(shape)]
-        for choice in sorted(alike, key=lambda choice: choice.distance(shape)):
-            _, tile = choice.instance()
-            if tile.serves_length(shape.kv_len):
-                return choice
+        alike = sorted(filter(lambda choice: choice.is_like(shape), self.choices), key=lambda one: one.distance(shape))
+        for _, near in groupby(alike, key=lambda one: one.place):
+            if serving := [choice for choice in near if choice.instance()[1].serves_length(shape.kv_len)]:
+                return min(serving, key=lambda choice: choice.expected_us(shape))
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
 

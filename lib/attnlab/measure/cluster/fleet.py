@@ -113,9 +113,8 @@ class Fleet(Executor):
         """Do one thing on one worker, and wait for it."""
         assert not named
         done: Future[Any] = Future()
-        self._left = [Task(work, arguments, done)]
         try:
-            self._work_until(done.done)
+            self._do([Task(work, arguments, done)])
         except Exception as error:
             done.set_exception(error)
         return done
@@ -125,18 +124,30 @@ class Fleet(Executor):
     ) -> Iterator[Any]:
         """Measure replicates, each job's shapes shared out among the cards; what remains of them is looked up here.
 
+        Anything else is done as a whole, each on one card.
+
         Raises:
             BrokenExecutor: the scheduler or the last worker is lost.
             EnvironmentChanged: no worker has the environment that the run began in.
             UserError, torch.AcceleratorError, OSError, MemoryError: as what was measured raised it.
         """
-        (jobs,) = iterables
-        yield from self._measured(work, list(jobs))
+        every: list[Any] = list(*iterables)
+        if all(isinstance(one, Job) for one in every):
+            yield from self._measured(work, every)
+        else:
+            yield from self._do([Task(work, (one,), Future()) for one in every])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Give up what is on its way."""
         for begun in [*self._asked.values(), *(card.begun for card in self._cards.values() if card.begun)]:
             begun.future.cancel()
+
+    def _do(self, tasks: list[Task]) -> list[Any]:
+        """Do these at the same time, as far as there are cards; their values."""
+        futures = [task.done for task in tasks if task.done]
+        self._left = list(tasks)
+        self._work_until(lambda: all(done.done() for done in futures))
+        return [done.result() for done in futures]
 
     # Replicates
 

@@ -7,10 +7,14 @@ from typing import Any
 import torch
 
 from attnlab.measure.clocks import ours
+from attnlab.measure.clocks.warm import prepared
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
+from attnlab.measure.session.panel import reason
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import attempt
+from attnlab.runs import write
+from attnlab.runs.schema import frame
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
@@ -23,11 +27,28 @@ SLICE_US = 10_000
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
-    """The loads: PyTorch's backends and the ladder's last rung, at a length that keeps the device busy."""
-    kernels = [name for name in study.implementations if name.startswith(PREFIX) and name != BEST]
+    """The loads: PyTorch's backends and the best of the ladder, at a length that keeps the device busy."""
+    kernels = [name for name in study.implementations if name.startswith(PREFIX)]
     backends = [name for name in study.implementations if name.startswith("sdpa.")]
     shape = study.target_shape.resized(seq_len=SEQ_LEN, causal=False)
-    return [(name, shape) for name in [*backends, *kernels[-1:]]]
+    return [(name, shape) for name in [*backends, *([BEST] if BEST in kernels else kernels[-1:])]]
+
+
+def take(run: str, study: Study, device: torch.device) -> None:
+    """Take what a run still lacks of its loads; one that fails costs the run its own rows, which say why."""
+    for implementation, shape in cases(study):
+        key = implementation.replace(".", "-")  # a key ends at the first dot, so it holds none
+        if key not in write.recorded(run, "endurance"):
+            write.add_part(run, "endurance", key, frame("endurance", _rows(implementation, shape, device)))
+            devices.release(device)
+
+
+def _rows(implementation: str, shape: Shape, device: torch.device) -> list[dict[str, Any]]:
+    axes = {"implementation": implementation, **shape.axes}
+    try:
+        return [axes | row for row in load(prepared(implementation, shape, device), device)]
+    except Exception as error:  # a load that fails must not cost the run, which is whole without it
+        return [axes | {"why": reason(error)}]
 
 
 def load(case: Case, device: torch.device) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ clocks begins. After the cases, loads without pause show how long a burst lasts 
 """
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,10 +32,9 @@ import torch
 from attnlab.measure.clocks import apart
 from attnlab.measure.clocks.canary import Canary
 from attnlab.measure.clocks.others import IN_TURN, TIMINGS, methods_of
-from attnlab.measure.clocks.warm import graphed, prepared
-from attnlab.measure.instruments import counters, devices, environment
+from attnlab.measure.clocks.warm import graphed
+from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
-from attnlab.measure.session import load, worker
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported
 from attnlab.runs import methods, metrics, write
@@ -48,16 +46,6 @@ LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROUNDS = 9
 LOOKS = 3
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a run takes once, after its replicates. `environment` is the hash of the one that the run began in."""
-
-    run: str
-    study: Study
-    device: str
-    environment: str
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
@@ -77,49 +65,24 @@ def cases(study: Study) -> list[tuple[str, Shape]]:
     return list(dict.fromkeys(stated))
 
 
-def take(job: Job) -> None:
-    """Take what the run still lacks of its panel, a case at a time.
+def take(run: str, study: Study, device: torch.device) -> None:
+    """Take what a run still lacks of its panel, a case at a time.
 
     A method that fails costs the panel its own rows, which say why, and nothing else.
-
-    Raises:
-        EnvironmentChanged: the environment isn't the one that the run began in.
     """
-    worker.die_quietly()
-    device = torch.device(job.device)
-    environment.lock_as_begun(job.run, job.environment, device)
-    _take_cases(job, device)
-    _take_loads(job, device)
-    for tool in methods.TOOLS:
-        if tool not in write.recorded(job.run, "panel"):
-            _add(job.run, tool, *apart.rows(tool, cases(job.study)))
-
-
-def count(job: Job) -> dict[str, str]:
-    """Take the counters of a run, as `counters.take` does."""
-    worker.die_quietly()
-    return counters.take(job.run, job.study, job.device)
-
-
-def _take_cases(job: Job, device: torch.device) -> None:
     canary: Canary | str | None = None
-    for number, (implementation, shape) in enumerate(cases(job.study)):
+    for number, (implementation, shape) in enumerate(cases(study)):
         key = f"c{number:02d}"
-        if key in write.recorded(job.run, "panel"):
+        if key in write.recorded(run, "panel"):
             continue
         canary = canary or _canary(device)
-        _add(job.run, key, *_case_rows(implementation, shape, device, canary))
+        _add(run, key, *_case_rows(implementation, shape, device, canary))
         devices.release(device)
     del canary
     devices.release(device)
-
-
-def _take_loads(job: Job, device: torch.device) -> None:
-    for implementation, shape in load.cases(job.study):
-        key = implementation.replace(".", "-")  # a key ends at the first dot, so it holds none
-        if key not in write.recorded(job.run, "endurance"):
-            write.add_part(job.run, "endurance", key, frame("endurance", _loaded(implementation, shape, device)))
-            devices.release(device)
+    for tool in methods.TOOLS:
+        if tool not in write.recorded(run, "panel"):
+            _add(run, tool, *apart.rows(tool, cases(study)))
 
 
 def _add(run: str, key: str, timed: list[Row], seen: list[Row]) -> None:
@@ -136,16 +99,7 @@ def _case_rows(
         case = graphed(implementation, shape, device)
         return _timed(case, device, axes), _looked(case, canary, axes)
     except Exception as error:  # a panel that fails must not cost the run, which is whole without it
-        return [axes | {"method": method, "why": _reason(error)} for method in IN_TURN], []
-
-
-def _loaded(implementation: str, shape: Shape, device: torch.device) -> list[Row]:
-    axes = {"implementation": implementation, **shape.axes}
-    try:
-        case = prepared(implementation, shape, device)
-        return [axes | row for row in load.load(case, device)]
-    except Exception as error:  # as above
-        return [axes | {"why": _reason(error)}]
+        return [axes | {"method": method, "why": reason(error)} for method in IN_TURN], []
 
 
 def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
@@ -162,7 +116,7 @@ def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
                 raise
             except Exception as error:  # whatever another's tool raises is its reason
                 del taking[name]
-                rows.append(axes | {"method": name, "why": _reason(error)})
+                rows.append(axes | {"method": name, "why": reason(error)})
                 continue
             if number >= 0:
                 clock = {"sm_clock_mhz": telemetry.read().sm_clock_mhz, "round": number, "why": ""}
@@ -170,7 +124,8 @@ def _timed(case: Case, device: torch.device, axes: Row) -> list[Row]:
     return rows
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why something could not be timed, in one line."""
     said = " ".join(str(error).split())
     if isinstance(error, Unsupported | OutOfMemory | Broken):
         return said
@@ -184,7 +139,7 @@ def _canary(device: torch.device) -> Canary | str:
     try:
         return Canary(device)
     except Exception as error:  # as above
-        return _reason(error)
+        return reason(error)
 
 
 def _looked(case: Case, canary: Canary | str, axes: Row) -> list[Row]:

@@ -24,7 +24,7 @@ from attnlab.base import paths, sources
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.base.version import VERSION
 from attnlab.measure.instruments import counters, devices
-from attnlab.measure.session import panel, worker
+from attnlab.measure.session import once, worker
 from attnlab.measure.session.subject import Job
 from attnlab.runs import dispatch, read, rules, schema, write
 from attnlab.study import implementations, ladder, tuning
@@ -59,9 +59,7 @@ def record(name: str, study: Study, wanted: str, executor: Executor | None = Non
     with write.lock(name), executor or fresh_processes() as pool, explained(name, pool, "make measure"):
         environment = _open(pool, name, study, device, long)
         _work_through(pool, _jobs(name, study, device, environment))
-        once = panel.Job(name, study, device, environment)
-        _take_panel(pool, once)
-        write.finish(name, {"profile": _counted(pool, once)})
+        write.finish(name, {"profile": _take_once(pool, name, study, device, environment)})
     return name
 
 
@@ -218,18 +216,14 @@ def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
         act()
 
 
-def _take_panel(pool: Executor, job: panel.Job) -> None:
-    """On a GPU, take the panel of clocks if the study asks for it."""
-    if job.device == "cuda" and job.study.panel:
-        print(f"{job.run}: the panel of clocks", file=sys.stderr, flush=True)
-        pool.submit(panel.take, job).result()
-
-
-def _counted(pool: Executor, job: panel.Job) -> dict[str, str]:
-    """What the manifest says of the counters. Without a GPU no process is started to say that there are none."""
-    if job.device != "cuda":
-        return counters.take(job.run, job.study, job.device)
-    return pool.submit(panel.count, job).result()
+def _take_once(pool: Executor, name: str, study: Study, device: str, environment: str) -> dict[str, str]:
+    """Take what a run takes once; returns what its manifest says of the counters."""
+    if device != "cuda":  # no process is started to say that there are none
+        return counters.take(name, study, device)
+    parts = once.parts(name, study, device, environment)
+    print(f"{name}: {' and '.join(part.name for part in parts)}", file=sys.stderr, flush=True)
+    *_, profile = pool.map(once.take, parts)
+    return profile
 
 
 class _Progress:

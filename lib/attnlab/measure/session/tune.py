@@ -1,4 +1,4 @@
-"""Tuning: which instance of which rung is the fastest at a shape, for `kernel.best` on this device.
+"""Tuning: which instances of which rungs are the fastest at a shape, for `kernel.best` on this device.
 
 At each of `SHAPES`, the candidates pass the gate and are then timed in interleaved rounds. Neither the shapes nor the
 inputs are those of any study here: `kernel.best` is chosen on other cases than those on which it is then judged.
@@ -45,6 +45,8 @@ SHAPES = [
 ROUGH_CALLS = 3
 TOO_SLOW = 3.0
 """A candidate that takes more than this many times as long as the fastest, by a few calls, is not timed."""
+LITTLE_SLOWER = 1.25
+"""What takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby."""
 T = TypeVar("T")
 
 
@@ -64,6 +66,10 @@ class Candidate:
     def choice(self, latency_us: float) -> Choice:
         """The choice of this candidate."""
         shape = self.shape
+        resources, windows = self.implementation.resources, self.case.windows
+        assert resources is not None
+        assert windows is not None
+        q, k, *_ = windows[0]
         return Choice(
             heads=shape.batch * shape.heads,
             seq_len=shape.seq_len,
@@ -72,6 +78,7 @@ class Candidate:
             rung=self.rung.name,
             tile=self.tile.name,
             latency_us=latency_us,
+            at_once=resources(q, k, shape.causal)["ctas_per_sm"] * devices.describe(q.device)["multiprocessors"],
             source=ladder.hashes([self.rung])[self.rung.implementation],
         )
 
@@ -151,23 +158,25 @@ def _choices(finalists: Finalists) -> Iterator[Choice]:
             continue
         finally:
             devices.release(finalists.device)
-        if fastest is None:
+        if not fastest:
             say(f"{number} of {len(SHAPES)}, {shape}: nothing serves it")
             continue
-        one, latency_us = fastest
+        one, latency_us = fastest[0]
         say(f"{number} of {len(SHAPES)}, {shape}: {one.name}, {latency_us:.4g} us")
-        yield one.choice(latency_us)
+        yield from (one.choice(latency_us) for one, latency_us in fastest)
 
 
-def _fastest(finalists: Finalists, shape: Shape) -> tuple[Candidate, float] | None:
-    """The fastest candidate at a shape, and its median latency in µs; None if there is none."""
+def _fastest(finalists: Finalists, shape: Shape) -> list[tuple[Candidate, float]]:
+    """The fastest candidate at a shape and those little slower, each with its median latency in µs, ascending."""
     windows = Windows(shape, finalists.device, ours.most_calls(shape))
     windows.draw(_seed(shape, "checked"))
     rough_us = _rough(finalists, finalists.at(shape, windows))
     candidates = _right(finalists, rough_us, Gate(windows[0], shape.causal, heads=few_heads(shape)))
     windows.draw(_seed(shape, "timed"))
     latencies_us = _sampled(_captured(finalists, candidates), finalists.device)
-    return min(latencies_us.items(), key=lambda pair: pair[1], default=None)
+    best_us = min(latencies_us.values(), default=0.0)
+    near = [(one, latency_us) for one, latency_us in latencies_us.items() if latency_us <= LITTLE_SLOWER * best_us]
+    return sorted(near, key=lambda pair: pair[1])
 
 
 def _rough(finalists: Finalists, candidates: list[Candidate]) -> dict[Candidate, float]:

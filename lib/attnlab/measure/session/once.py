@@ -1,0 +1,45 @@
+"""What a run takes once, after its replicates: the panel of clocks, the loads, and the counters.
+
+Each is taken in a process of its own, on one card; where there are several cards, at the same time.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from attnlab.measure.instruments import counters, environment
+from attnlab.measure.session import load, panel, worker
+from attnlab.study.studies import Study
+
+PARTS = ("panel", "loads", "counters")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of `PARTS` for a run. `environment` is the hash of the one that the run began in."""
+
+    name: str
+    run: str
+    study: Study
+    device: str
+    environment: str
+
+
+def parts(run: str, study: Study, device: str, environment: str) -> list[Part]:
+    """The parts of a run on GPUs: without a panel, the counters alone."""
+    return [Part(name, run, study, device, environment) for name in PARTS if study.panel or name == "counters"]
+
+
+def take(part: Part) -> dict[str, str]:
+    """Take what a run still lacks of a part; returns what the manifest says of the profile if it is the counters.
+
+    Raises:
+        EnvironmentChanged: the environment isn't the one that the run began in.
+    """
+    worker.die_quietly()
+    if part.name == "counters":
+        return counters.take(part.run, part.study, part.device)
+    device = torch.device(part.device)
+    environment.lock_as_begun(part.run, part.environment, device)
+    (panel if part.name == "panel" else load).take(part.run, part.study, device)
+    return {}
