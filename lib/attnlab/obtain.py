@@ -126,14 +126,15 @@ def measured(name: str, study: Study, device: str, long: bool = False, gpus: str
             pass
     with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
         kind = described["kind"]
+        where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
         unfinished = "" if name else _newest(study, kind, complete=False)
         if unfinished:
             print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
             try:
-                return str(record.record(unfinished, study, kind, executor))
+                return str(record.record(unfinished, study, kind, executor, where=where))
             except EnvironmentChanged:
                 print(f"{unfinished}: the environment changed since; beginning a new run", file=sys.stderr)
-        return str(record.record(name or record.new_name(described), study, kind, executor, long))
+        return str(record.record(name or record.new_name(described), study, kind, executor, long, where))
 
 
 @contextmanager

@@ -181,7 +181,9 @@ def test_a_new_run_is_surveyed_by_a_worker(two, data, write_study, capsys):
     assert command_line.main(words) == 0
     assert read.load("new").complete
     assert any(re.match(r"the cluster's dashboard: http://127.0.0.1:\d+/status$", line) for line in lines(capsys))
-    assert len(read.read_manifest("new")["planned_s"]) == 3
+    manifest = read.read_manifest("new")
+    assert len(manifest["planned_s"]) == 3
+    assert manifest["command"].endswith(" SCHEDULER=tcp://HOST:PORT")
 
 
 def test_what_a_run_takes_once_is_taken_on_several_cards_at_the_same_time(two):
