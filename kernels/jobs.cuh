@@ -33,7 +33,7 @@ template <typename P> struct Shared {
     unsigned char query[P::CONSUMERS][2][P::QUERY_BYTES];  // of a job and of the next; then their O
     unsigned char ring[P::PAIRS][2][P::TILE_BYTES];        // K and V of a tile
     unsigned long long query_full[P::CONSUMERS][2], query_empty[P::CONSUMERS][2], full[P::PAIRS][2], empty[P::PAIRS][2];
-    int passes_begun;  // whose first tile has a slot: before that, the slot's barriers may be two phases behind
+    int passes_begun;  // before whose tiles all others have come: until then, a slot's barrier may be two phases behind
     unsigned char numbers[128];
     float sum[P::CONSUMERS][64];  // of the rows of a job that has ended
     // The job whose Q is in `query`.
@@ -186,6 +186,18 @@ template <typename P> __device__ __forceinline__ void prepare(Shared<P>& shared)
     __syncthreads();
 }
 
+// Lets the consumers begin a pass whose first K is on its way, once all tiles before it have come: to who skipped them, the
+// barrier of a slot that still waits for one of them would say that the tile after it is there.
+template <typename P> __device__ __forceinline__ void begin_pass(Shared<P>& shared, const Place<P::PAIRS>& ring, int turn) {
+#pragma unroll 1
+    for (int slot = 0; slot < P::PAIRS; ++slot) {
+        const unsigned full = shared_address(shared.full[slot]), parity = ring.parity() ^ (slot >= ring.slot());
+        wait(full, parity);
+        wait(full + 8, parity);
+    }
+    atomicExch(&shared.passes_begun, turn + 1);
+}
+
 // What one thread of the producer does: K and V of all passes, tile after tile.
 template <typename P, bool CAUSAL>
 __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAUSAL>& deal, const TensorMap& k,
@@ -204,15 +216,12 @@ __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAU
                 const TensorMap& map = i ? v : k;
                 const unsigned barrier = 8 * (2 * ring.slot() + i);
                 wait(empty + barrier, ring.parity() ^ 1);
-                if (tile + i == 0) {
-                    wait(full + barrier + 8, ring.parity() ^ 1);
-                    atomicExch(&shared.passes_begun, turn + 1);
-                }
                 arrive_expecting(full + barrier, P::TILE_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)
                     load_box(shared_address(shared.ring[ring.slot()][i]) + c * P::KEYS * 128, map, 64 * c, P::KEYS * tile,
                              from & 0xFFFF, from >> 16, full + barrier);
                 if (users < P::PER_PASS) arrive_times(empty + barrier, 4 * (P::PER_PASS - users));  // for who won't come
+                if (tile + i == 0) begin_pass<P>(shared, ring, turn);
             }
             ring.advance();
         }
