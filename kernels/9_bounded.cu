@@ -41,7 +41,7 @@ bounded(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k
     using P = Plan<D, KEYS, PAIRS, CONSUMERS, TURNS, PER_PASS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<P>*>(memory);
-    prepare(shared);
+    prepare<P, CAUSAL>(shared, problem);
     if (threadIdx.x < 128) return produce<P, CAUSAL>(shared, q, k, v, problem);
 
     const float scale_log2 = problem.scale * LOG2_E;

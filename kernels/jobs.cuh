@@ -33,7 +33,8 @@ template <typename P> struct Shared {
     unsigned char query[P::CONSUMERS][2][P::QUERY_BYTES];  // of a job and of the next; then their O
     unsigned char ring[P::PAIRS][2][P::TILE_BYTES];        // K and V of a tile
     unsigned long long query_full[P::CONSUMERS][2], query_empty[P::CONSUMERS][2], full[P::PAIRS][2], empty[P::PAIRS][2];
-    int passes_begun;  // before whose tiles all others have come: until then, a slot's barrier may be two phases behind
+    // Before whose tiles all others have come: until then, to who skips tiles, a slot's barrier may be two phases behind.
+    int passes_begun;
     unsigned char numbers[128];
     float sum[P::CONSUMERS][64];  // of the rows of a job that has ended
     // The job whose Q is in `query`.
@@ -135,6 +136,10 @@ template <typename P, bool CAUSAL> struct Deal {
         while (CAUSAL && section > 1 && section * bytes > KEPT_BYTES * problem.sharing.by) section = (section + 1) / 2;
         section = min(section, heads);
     }
+    // Whether a consumer may have less to do in a pass than another.
+    __device__ __forceinline__ static bool skips(const Problem& problem) {
+        return CAUSAL || P::PER_PASS < P::CONSUMERS || (problem.queries + 63) / 64 % P::PER_PASS;
+    }
     // A head of all batches as one of its batch, with the batch above it: one register instead of two.
     __device__ __forceinline__ int packed(int head) const {
         return problem.heads.quotient(head) << 16 | problem.heads.remainder(head);
@@ -172,10 +177,11 @@ template <typename P, bool CAUSAL> struct Deal {
 };
 
 // Sets barriers up.
-template <typename P> __device__ __forceinline__ void prepare(Shared<P>& shared) {
+template <typename P, bool CAUSAL>
+__device__ __forceinline__ void prepare(Shared<P>& shared, const Problem& problem) {
     if (threadIdx.x < 128) shared.numbers[threadIdx.x] = threadIdx.x;
     if (threadIdx.x == 0) {
-        shared.passes_begun = 0;
+        shared.passes_begun = Deal<P, CAUSAL>::skips(problem) ? 0 : 0x7fffffff;
         for (int i = 0; i < 4 * P::CONSUMERS; ++i) init_barrier(shared_address(shared.query_full) + 8 * i, 1);
         for (int i = 0; i < 2 * P::PAIRS; ++i) {
             init_barrier(shared_address(shared.full) + 8 * i, 1);
@@ -192,7 +198,7 @@ template <typename P> __device__ __forceinline__ void begin_pass(Shared<P>& shar
 #pragma unroll 1
     for (int slot = 0; slot < P::PAIRS; ++slot) {
         const unsigned full = shared_address(shared.full[slot]), parity = ring.parity() ^ (slot >= ring.slot());
-        wait(full, parity);
+        if (slot != ring.slot()) wait(full, parity);  // there the K under way may have come already
         wait(full + 8, parity);
     }
     atomicExch(&shared.passes_begun, turn + 1);
@@ -203,6 +209,7 @@ template <typename P, bool CAUSAL>
 __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAUSAL>& deal, const TensorMap& k,
                                             const TensorMap& v) {
     const unsigned full = shared_address(shared.full), empty = shared_address(shared.empty);
+    const bool skips = deal.skips(deal.problem);
     Place<P::PAIRS> ring;
     for (int turn = 0, pass; (pass = deal.pass(turn)) >= 0; ++turn) {
         int head, first;
@@ -221,7 +228,7 @@ __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAU
                     load_box(shared_address(shared.ring[ring.slot()][i]) + c * P::KEYS * 128, map, 64 * c, P::KEYS * tile,
                              from & 0xFFFF, from >> 16, full + barrier);
                 if (users < P::PER_PASS) arrive_times(empty + barrier, 4 * (P::PER_PASS - users));  // for who won't come
-                if (tile + i == 0) begin_pass<P>(shared, ring, turn);
+                if (skips && tile + i == 0) begin_pass<P>(shared, ring, turn);
             }
             ring.advance();
         }
