@@ -75,6 +75,29 @@ def test_every_rung_passes_the_gate(name, seq_len, causal, head_dim, dtype):
     assert check.passed, check.reason
 
 
+@pytest.mark.parametrize(("causal", "seq_len"), [(True, 300), (False, 640)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("one", [one for one in ladder.load() if one.arguments == "views"], ids=lambda one: one.name)
+def test_every_tile_repeats_itself_while_copies_keep_the_memory_busy(one, head_dim, causal, seq_len):
+    # At these lengths, consumers of a pipeline have less to do than others and skip tiles, which then come late.
+    shape = Shape(32, 8, seq_len, head_dim, causal, "float16")
+    served(one.implementation, shape)
+    tensors = drawn(shape)
+    source, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
+    copied, wrong = torch.empty_like(source), torch.zeros((), dtype=torch.int64, device=GPU)
+    for tile in one.tiles_for(head_dim, seq_len, causal, torch.cuda.get_device_name()):
+        call = rungs.pinned(one, tile).call
+        right = call(*tensors, causal)
+        for number in range(2000):
+            if number % 4 == 0:
+                with torch.cuda.stream(side):
+                    copied.copy_(source)
+            if number % 64 == 0:
+                side.synchronize()
+            wrong += (call(*tensors, causal) != right).any()
+        assert wrong.item() == 0, tile.name
+
+
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_rung_is_captured_and_reads_what_its_inputs_hold_then(name):
     shape = Shape(2, 4, 256, 64)

@@ -16,6 +16,7 @@ from attnlab.measure.instruments import environment
 from attnlab.measure.session.checks import check_all
 from attnlab.measure.subjects import sdpa
 from attnlab.measure.subjects.implementation import Implementation
+from attnlab.measure.subjects.oracle import composed
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -236,6 +237,24 @@ def test_the_witness_looks_at_what_is_there_now():
     right = sdpa.sdpa(*windows[0], False)
     bound = witness.bounds[0]
     assert Error.between(witness.look()[0][0], right.double()).within(bound.at(bound.unit))
+
+
+@pytest.mark.parametrize(("call", "status"), [(composed, "measured"), (ComputesAhead(), "failed")])
+def test_an_output_that_is_farther_off_than_other_values_allow_is_judged_on_its_own(monkeypatch, call, status):
+    at, asked = Bound.at, []
+
+    def strict(bound, unit):
+        # As if the values of the gate had by chance been easier than all that are timed.
+        allowed = at(bound, unit)
+        return allowed if asked else Error(allowed.maximum / 1e6, allowed.mean / 1e6)
+
+    bounds_on = Witness.bounds_on
+    monkeypatch.setattr(Bound, "at", strict)
+    monkeypatch.setattr(Witness, "bounds_on", lambda *given: asked.append(given[2]) or bounds_on(*given))
+    subject, samples = timed(Implementation("peer.any", call), SHAPE, WARM, samples=3)
+    assert subject.status == status, subject.reason
+    assert asked == [0] * (3 if subject.alive else 1)
+    assert all((sample["strain"] <= 1) == subject.alive for sample in samples)
 
 
 def test_rounding_may_cost_more_where_outputs_are_larger():

@@ -1,6 +1,7 @@
 """The witness: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
 
-The oracle takes too long to be asked after each sample. The witness itself is checked against it once for each shape.
+The oracle takes too long to be asked after each sample. The witness itself is checked against it once for each shape,
+and again on the inputs of an output that is farther off than what the first values allow.
 """
 
 import math
@@ -35,7 +36,7 @@ WITNESSES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa
 class Bound:
     """How far a tensor of an output may be from the witness's: what the gate allows, plus the witness's own error.
 
-    Both were measured on other values than those that are compared. By chance they may be less than half a unit in the
+    Both may come from other values than those that are compared. By chance they may be less than half a unit in the
     last place of the largest element, which is what rounding an output may cost: they count as that at least.
 
     Attributes:
@@ -85,8 +86,7 @@ class Witness:
                 continue
             if all(error.within(allowed) for error, allowed in zip(errors, gate.allowed, strict=True)):
                 break
-        units = [_unit(float(_largest(tensor)), tensor.dtype) for tensor in returned]
-        self.bounds = [Bound(*found) for found in zip(gate.allowed, errors, units, strict=True)]
+        self.bounds = _bounds(gate, returned)
 
     @property
     def name(self) -> str:
@@ -104,10 +104,19 @@ class Witness:
             self._seen[window] = returned, tuple(map(_largest, returned))
         return self._seen[window]
 
+    def bounds_on(self, gate: Gate, window: int) -> list[Bound]:
+        """The bounds on the values that are in place, of which this is the gate."""
+        return _bounds(gate, self.look(window)[0])
+
     def _computed(self, window: int) -> Tensors:
         with self._implementation.selected():
             output = self._implementation.bound(self._windows[window], self._shape)()
         return output if isinstance(output, tuple) else (output,)
+
+
+def _bounds(gate: Gate, returned: Tensors) -> list[Bound]:
+    units = [_unit(float(_largest(tensor)), tensor.dtype) for tensor in returned]
+    return [Bound(*found) for found in zip(gate.allowed, gate.errors(returned), units, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -138,11 +147,12 @@ class Tally:
         self._witness, self._count = witness, 0
         self._found = torch.zeros(most, len(witness.bounds), 3, device=device)
         self._dtypes: tuple[torch.dtype, ...] = ()
+        self._read: list[list[list[float]]] | None = None
 
     def compare(self, output: Output, window: int = 0) -> None:
         """Compare an output with the witness's, then poison it, so that it has to be written again."""
         returned = output if isinstance(output, tuple) else (output,)
-        self._dtypes = tuple(tensor.dtype for tensor in returned)
+        self._dtypes, self._read = tuple(tensor.dtype for tensor in returned), None
         seen = zip(*self._witness.look(window), strict=True)
         for tensor, (right, largest), found in zip(returned, seen, self._found[self._count], strict=True):
             distance = tensor - right
@@ -155,13 +165,15 @@ class Tally:
 
     def read(self) -> list[Comparison]:
         """The comparisons so far, in the order in which they were made."""
-        found = self._found[: self._count].nan_to_num(nan=math.inf).tolist()
-        return [self._comparison(tensors) for tensors in found]
+        return [self.judged(number, self._witness.bounds) for number in range(self._count)]
 
-    def _comparison(self, found: list[list[float]]) -> Comparison:
+    def judged(self, number: int, bounds: list[Bound]) -> Comparison:
+        """A comparison, counted from 0 in the order in which they were made, by these bounds."""
+        if self._read is None:
+            self._read = self._found[: self._count].nan_to_num(nan=math.inf).tolist()
         pairs = [
             Comparison(self._witness.name, Error(maximum, mean), bound.at(_unit(largest, dtype)))
-            for (maximum, mean, largest), bound, dtype in zip(found, self._witness.bounds, self._dtypes, strict=True)
+            for (maximum, mean, largest), bound, dtype in zip(self._read[number], bounds, self._dtypes, strict=True)
         ]
         return max(pairs, key=lambda pair: pair.strain)
 

@@ -12,7 +12,7 @@ from attnlab.measure.session import rows
 from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive, drop_all
 from attnlab.measure.subjects.implementation import OutOfMemory, attempt
-from attnlab.measure.subjects.inputs import Windows
+from attnlab.measure.subjects.inputs import Inputs, Windows
 from attnlab.runs.schema import FAILED, KINDS, NORMAL
 from attnlab.study.shapes import Shape
 
@@ -38,7 +38,7 @@ def check_all(
     for kind in _kinds(shape, moment):
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         try:
-            gate = attempt(partial(_gate, shape, windows, kind))
+            gate = attempt(partial(gate_of, shape, windows[0], kind))
             if witness is not None and kind == NORMAL:
                 witness.appoint(gate)
         except OutOfMemory as error:
@@ -66,9 +66,10 @@ def _end_to_end(shape: Shape) -> tuple[int, ...]:
     return shape.sequences if shape.lengths == "spread" else ()
 
 
-def _gate(shape: Shape, windows: Windows, kind: str) -> Gate:
+def gate_of(shape: Shape, given: Inputs, kind: str = NORMAL) -> Gate:
+    """The gate for inputs of a shape."""
     heads = None if kind == NORMAL else few_heads(shape)
-    return Gate(windows[0], shape.causal, kind, heads, _end_to_end(shape), shape.scale or None)
+    return Gate(given, shape.causal, kind, heads, _end_to_end(shape), shape.scale or None)
 
 
 def few_heads(shape: Shape) -> list[int] | None:

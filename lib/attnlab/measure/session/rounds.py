@@ -5,15 +5,17 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from attnlab.measure.clocks import others, ours
-from attnlab.measure.gate.witness import Comparison, Tally, Witness
+from attnlab.measure.gate.witness import Bound, Tally, Witness
 from attnlab.measure.session import rows
+from attnlab.measure.session.checks import gate_of
 from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive
-from attnlab.measure.subjects.implementation import OutOfMemory
+from attnlab.measure.subjects.implementation import OutOfMemory, attempt
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study.shapes import Shape
@@ -25,24 +27,37 @@ CUT_SHORT = 32
 TRACED_ROUNDS = 25
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The inputs of an output: of which round, the purpose for which they were drawn, and their window."""
+
+    number: int
+    purpose: str
+    window: int = 0
+
+    @classmethod
+    def of_round(cls, number: int) -> "Drawn":
+        """Those that a round times."""
+        return cls(number, f"round {number}")
+
+    @classmethod
+    def cut_short(cls, number: int, window: int) -> "Drawn":
+        """Those of a graph that ends early, after a round."""
+        return cls(number, f"cut short after round {number}", window)
+
+
 @dataclass
 class Outputs:
-    """What one subject's samples computed, as far as it has been compared, and the rounds in which that was."""
+    """What one subject's samples computed, as far as it has been compared, and the inputs of each."""
 
     tally: Tally
-    compared: list[tuple[int, ours.Taken]]
+    compared: list[tuple[Drawn, ours.Taken]]
 
-    def compare(self, number: int, sample: ours.Taken, window: int = 0) -> None:
+    def compare(self, drawn: Drawn, sample: ours.Taken) -> None:
         """Compare the output of a sample with the witness's, and let go of it."""
-        self.tally.compare(sample.output, window)
+        self.tally.compare(sample.output, drawn.window)
         sample.output = None
-        self.compared.append((number, sample))
-
-    def settled(self) -> Iterator[tuple[int, Comparison]]:
-        """The round and the comparison of each output, whose sample then has its strain."""
-        for (number, sample), comparison in zip(self.compared, self.tally.read(), strict=True):
-            sample.strain = comparison.strain
-            yield number, comparison
+        self.compared.append((drawn, sample))
 
 
 class Rounds:
@@ -74,7 +89,8 @@ class Rounds:
     def _round(
         self, turns: list[Subject], number: int, sampler: ours.Sampler, outputs: dict[str, Outputs]
     ) -> list[tuple[Row, ours.Taken]]:
-        self._draw(f"round {number}")
+        drawn = Drawn.of_round(number)
+        self._draw(drawn)
         self._order.shuffle(turns)
         card = self._session.telemetry.read()
         taken = []
@@ -83,12 +99,12 @@ class Rounds:
                 sample = sampler(subject.case)
                 row = rows.sample(self._session, self._shape, subject, self._timing, (number, position), sample, card)
                 taken.append((row, sample))
-                outputs[subject.implementation.name].compare(number, sample)
+                outputs[subject.implementation.name].compare(drawn, sample)
         return taken
 
     def _cut_short(self, subjects: list[Subject], number: int, outputs: dict[str, Outputs]) -> None:
         """Have every graph end after one of its first calls, and compare the output of that one."""
-        self._draw(f"cut short after round {number}")
+        self._draw(Drawn.cut_short(number, 0))
         for subject in subjects:
             many, cut = subject.case.many, subject.case.cut
             if many is None or cut is None:
@@ -97,21 +113,33 @@ class Rounds:
                 with subject.case.scrambled():
                     many.graph.replay()
                 cut.graph.replay()
-                outputs[subject.implementation.name].compare(
-                    number, ours.Taken(math.nan, cut.calls, cut.output), cut.window
-                )
+                sample = ours.Taken(math.nan, cut.calls, cut.output)
+                outputs[subject.implementation.name].compare(Drawn.cut_short(number, cut.window), sample)
 
     def _settle(self, subject: Subject, outputs: Outputs) -> None:
         """Note the strain of each sample, and drop a subject that had too large a one."""
-        for number, comparison in outputs.settled():
+        for index, comparison in enumerate(outputs.tally.read()):
+            drawn, sample = outputs.compared[index]
             if comparison.strain > 1 and subject.alive:
-                subject.drop(FAILED, f"while timed, {self._timing}, round {number}: {comparison}")
+                comparison = outputs.tally.judged(index, self._bounds_on(drawn))
+            sample.strain = comparison.strain
+            if comparison.strain > 1 and subject.alive:
+                subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
+
+    def _bounds_on(self, drawn: Drawn) -> list[Bound]:
+        """The bounds on the very inputs of an output; if memory doesn't hold their oracle, those for all inputs."""
+        self._draw(drawn)
+        try:
+            gate = attempt(partial(gate_of, self._shape, self._windows[drawn.window]))
+        except OutOfMemory:
+            return self._witness.bounds
+        return self._witness.bounds_on(gate, drawn.window)
 
     def _outputs(self) -> Outputs:
         return Outputs(Tally(self._witness, 2 * self._count, self._session.device), [])
 
-    def _draw(self, purpose: str) -> None:
-        self._windows.draw(self._session.seed(self._shape, f"{self._timing}, {purpose}"))
+    def _draw(self, drawn: Drawn) -> None:
+        self._windows.draw(self._session.seed(self._shape, f"{self._timing}, {drawn.purpose}"))
         self._witness.forget()
 
     @contextmanager
