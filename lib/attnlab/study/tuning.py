@@ -20,7 +20,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class Choice(BaseModel):
-    """The fastest instance at one shape, or one that was little slower there.
+    """The fastest instance at one shape, or one that was slower there and may be faster nearby.
 
     Attributes:
         heads: heads over all batches.
@@ -86,7 +86,7 @@ class Choice(BaseModel):
 
 
 class Tuning(BaseModel):
-    """The choices on one device: at each shape the fastest instance, and those that were little slower."""
+    """The choices on one device: at each shape the fastest instance, and those that may be faster nearby."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     version: Literal[2] = 2

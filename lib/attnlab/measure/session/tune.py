@@ -45,8 +45,9 @@ SHAPES = [
 ROUGH_CALLS = 3
 TOO_SLOW = 3.0
 """A candidate that takes more than this many times as long as the fastest, by a few calls, is not timed."""
-LITTLE_SLOWER = 1.25
-"""What takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby."""
+MOST_KEPT = 2.0
+"""What takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby, where the
+other takes two rounds of the device instead of one."""
 T = TypeVar("T")
 
 
@@ -167,7 +168,7 @@ def _choices(finalists: Finalists) -> Iterator[Choice]:
 
 
 def _fastest(finalists: Finalists, shape: Shape) -> list[tuple[Candidate, float]]:
-    """The fastest candidate at a shape and those little slower, each with its median latency in µs, ascending."""
+    """The candidates at a shape that may be the fastest nearby, each with its median latency in µs, ascending."""
     windows = Windows(shape, finalists.device, ours.most_calls(shape))
     windows.draw(_seed(shape, "checked"))
     rough_us = _rough(finalists, finalists.at(shape, windows))
@@ -175,7 +176,7 @@ def _fastest(finalists: Finalists, shape: Shape) -> list[tuple[Candidate, float]
     windows.draw(_seed(shape, "timed"))
     latencies_us = _sampled(_captured(finalists, candidates), finalists.device)
     best_us = min(latencies_us.values(), default=0.0)
-    near = [(one, latency_us) for one, latency_us in latencies_us.items() if latency_us <= LITTLE_SLOWER * best_us]
+    near = [(one, latency_us) for one, latency_us in latencies_us.items() if latency_us <= MOST_KEPT * best_us]
     return sorted(near, key=lambda pair: pair[1])
 
 
