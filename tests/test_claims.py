@@ -307,7 +307,7 @@ def claims() -> tuple[Claim, ...]:
             minutes_and_half(replicate_minutes()),
         ),
         claim("asks for {} replicates of {} shapes", word(gpu.replicates), plain(len(gpu.shapes))),
-        claim("{} backends,", word(kinds("sdpa."))),
+        claim("{} backends, {} peers,", word(kinds("sdpa.")), word(kinds("peer."))),
         claim("{} kernels and {} timings", word(kinds(ladder.PREFIX)), word(len(gpu.timings))),
         claim("cut off after {} replicates", word(closed["replicates"])),
         # Published numbers
@@ -322,6 +322,7 @@ def claims() -> tuple[Claim, ...]:
         claim("boxes of {} columns with a swizzle of {} bytes", *swizzle()),
         claim("the strides and the address are multiples of {} bytes", f"{maps.ALIGNMENT}"),
         claim("an address or a stride is no multiple of {} bytes", f"{maps.ALIGNMENT}"),
+        claim("what took up to {} as long is kept", times(tune.MOST_KEPT)),
         claim("at lengths from {} to {} in float16", plain(min(tune.SEQ_LENS)), plain(max(tune.SEQ_LENS))),
         claim("The published medians lie within {} % of the trials'", f"{furthest_trial_pct()}"),
         claim(
