@@ -153,13 +153,15 @@ template <typename P, bool CAUSAL> struct Deal {
         const int at = turn * gridDim.x + (CAUSAL && turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
         return at < passes ? at : -1;
     }
-    // The head of a pass, packed, and its first block of 64 queries. Under the mask, within a section of heads, the longest first.
+    // The head of a pass, packed, and its first block of 64 queries. Under the mask, within a section of heads, the longest
+    // first: groups of blocks end with the last one, and the shortest begins below 0 where they don't come out even.
     __device__ __forceinline__ void place(int pass, int& head, int& first) const {
         if (CAUSAL) {
             const int begin = pass / (section * groups) * section, there = min(section, heads - begin);
             const int index = pass % (section * groups);
             head = packed(begin + index % there);
-            first = (groups - 1 - index / there) * P::PER_PASS;
+            // The same in fewer operations costs a consumer 14 registers, which it doesn't have.
+            first = (groups - 1 - index / there) * P::PER_PASS + blocks - groups * P::PER_PASS;
         } else {
             head = packed(problem.items.quotient(pass));
             first = problem.items.remainder(pass) * P::PER_PASS;
@@ -171,7 +173,7 @@ template <typename P, bool CAUSAL> struct Deal {
     }
     // Of the blocks from `first` on, the first that sees a tile.
     __device__ __forceinline__ int first_of(int tile, int first) const {
-        return CAUSAL ? max(first, (P::KEYS * tile - problem.earlier) >> 6) : first;
+        return CAUSAL ? max(max(first, 0), (P::KEYS * tile - problem.earlier) >> 6) : first;
     }
     __device__ __forceinline__ int last(int first) const { return min(first + P::PER_PASS, blocks) - 1; }
 };
@@ -249,7 +251,7 @@ __device__ __forceinline__ void deal_jobs(Shared<P>& shared, const Deal<P, CAUSA
         const int last = deal.last(first), rounds = deal.tiles(last);
         for (; index < P::PER_PASS; index += P::CONSUMERS) {
             const int block = first + (CAUSAL ? P::PER_PASS - 1 - index : index);
-            const int tiles = block <= last ? deal.tiles(block) : 0;
+            const int tiles = (CAUSAL ? block >= 0 : block <= last) ? deal.tiles(block) : 0;
             if (tiles) {
                 const int half = jobs % 2;
                 const unsigned barrier = query_full + 8 * half;
