@@ -4,7 +4,7 @@
 // A job is 64 queries of one head, the work of one consumer. A pass is PER_PASS consecutive jobs of one head, which share
 // the tiles of K and V in a ring: a tile's memory is free again when every job of the pass has used it. Of the producer's
 // warps one brings the tiles; the others deal one or two consumers each their jobs, with their Q. O leaves through the
-// memory of Q.
+// memory of Q. tests/measure/pipeline.py is a model of all this, in which tiles come late and out of order.
 #pragma once
 #include "hopper.cuh"
 
@@ -268,7 +268,8 @@ __device__ __forceinline__ void deal_jobs(Shared<P>& shared, const Deal<P, CAUSA
             }
             turns += rounds - tiles;
         }
-        index -= P::PER_PASS;
+        // Under the mask to and fro: who had the longest job of this pass has the shortest of the next.
+        index = CAUSAL && P::PER_PASS == P::CONSUMERS ? 2 * P::CONSUMERS - 1 - index : index - P::PER_PASS;
         since += rounds;
         start.advance(rounds);
     }

@@ -1,0 +1,60 @@
+"""The pipeline of rungs 8 and 9, by a model of it: nothing is taken for what it is not, and nobody waits for good."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from pipeline import Cta, Plan, Wrong
+
+from attnlab.study import ladder
+
+RUNGS = ("kernel.jobs", "kernel.bounded")
+PLANS = sorted({(*tile.template, *tile.masks) for name in RUNGS for tile in ladder.rung(name).tiles})
+
+
+def drawn(plan: tuple, seed: int) -> Cta:
+    """A CTA at a problem of a few heads, and how late its tiles may come."""
+    some = random.Random(seed)
+    tile, slots, consumers, turns, per_pass, *masks = plan
+    causal = some.choice(masks) == ladder.MASKS[True]
+    # All tiles of a head have to be in the ring where a consumer has several jobs of a pass.
+    blocks = some.randint(1, per_pass if per_pass > consumers else 14)
+    earlier = some.choice((0, 0, 64, 130)) if causal and per_pass == consumers else 0
+    grid = some.randint(1, 3)
+    problem = Plan(tile, slots, consumers, bool(turns), per_pass, causal, blocks, some.randint(1, 5), earlier, grid)
+    return Cta(replace(problem, cta=some.randrange(grid)), some, some.choice((3, 40, 150)))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: " ".join(map(str, plan)))
+def test_every_job_is_done_once_and_reads_its_own_tiles(plan):
+    for seed in range(100):
+        cta = drawn(plan, seed)
+        cta.run()
+        problem = cta.plan
+        wanted = [
+            (head, block) for head, first in problem.passes() for block in range(max(first, 0), problem.last(first) + 1)
+        ]
+        assert sorted(cta.computed) == sorted(wanted)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: " ".join(map(str, plan)))
+def test_the_ctas_of_a_grid_share_out_all_blocks_of_all_heads(plan):
+    for seed in range(50):
+        problem = drawn(plan, seed).plan
+        ctas = [replace(problem, cta=cta) for cta in range(problem.grid)]
+        dealt = [
+            (head, block)
+            for one in ctas
+            for head, first in one.passes()
+            for block in range(max(first, 0), one.last(first) + 1)
+        ]
+        assert sorted(dealt) == [(head, block) for head in range(problem.heads) for block in range(problem.blocks)]
+
+
+def test_a_pass_that_begins_before_all_earlier_tiles_have_come_is_caught():
+    # As it was until 2026-11-22: who had skipped a tile could take the one after it to be in its slot.
+    ctas = [drawn((64, 4, 3, 0, 3, "causal"), seed) for seed in range(1500)]
+    with pytest.raises(Wrong, match=" was taken to be there, and "):
+        for cta in ctas:
+            cta.begin_pass = False
+            cta.run()
