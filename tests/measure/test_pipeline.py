@@ -51,10 +51,10 @@ def test_the_ctas_of_a_grid_share_out_all_blocks_of_all_heads(plan):
         assert sorted(dealt) == [(head, block) for head in range(problem.heads) for block in range(problem.blocks)]
 
 
-def test_a_pass_that_begins_before_all_earlier_tiles_have_come_is_caught():
+@pytest.mark.parametrize("seed", [336, 428, 552])  # of a thousand, about a dozen
+def test_a_pass_that_begins_before_all_earlier_tiles_have_come_is_caught(seed):
     # As it was until 2026-11-22: who had skipped a tile could take the one after it to be in its slot.
-    ctas = [drawn((64, 4, 3, 0, 3, "causal"), seed) for seed in range(1500)]
+    cta = drawn((64, 4, 3, 0, 3, "causal"), seed)
+    cta.begin_pass = False
     with pytest.raises(Wrong, match=" was taken to be there, and "):
-        for cta in ctas:
-            cta.begin_pass = False
-            cta.run()
+        cta.run()
