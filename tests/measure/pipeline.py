@@ -1,4 +1,4 @@
-"""A model of kernels/jobs.cuh, of its ring of tiles, barriers and dealing, run by agents that take steps in random order.
+"""A model of kernels/jobs.cuh: its ring of tiles, barriers and dealing, run by agents that take steps in random order.
 
 What TMA brings comes late and out of order, within a delay that is drawn at random. Each agent is a generator that
 yields wherever a thread may be held up. The model knows which tile every slot holds, which the GPU does not say.
