@@ -175,6 +175,11 @@ template <typename P, bool CAUSAL> struct Deal {
     __device__ __forceinline__ int first_of(int tile, int first) const {
         return CAUSAL ? max(max(first, 0), (P::KEYS * tile - problem.earlier) >> 6) : first;
     }
+    // Which of a pass's jobs, from the longest on, is dealt as number `index`: round by round to and fro.
+    __device__ __forceinline__ static int order(int index) {
+        const int round = index / P::CONSUMERS;
+        return round % 2 ? (2 * round + 1) * P::CONSUMERS - 1 - index : index;
+    }
     __device__ __forceinline__ int last(int first) const { return min(first + P::PER_PASS, blocks) - 1; }
 };
 
@@ -250,7 +255,7 @@ __device__ __forceinline__ void deal_jobs(Shared<P>& shared, const Deal<P, CAUSA
         deal.place(pass, head, first);
         const int last = deal.last(first), rounds = deal.tiles(last);
         for (; index < P::PER_PASS; index += P::CONSUMERS) {
-            const int block = first + (CAUSAL ? P::PER_PASS - 1 - index : index);
+            const int block = first + (CAUSAL ? P::PER_PASS - 1 - deal.order(index) : index);
             const int tiles = (CAUSAL ? block >= 0 : block <= last) ? deal.tiles(block) : 0;
             if (tiles) {
                 const int half = jobs % 2;
@@ -268,7 +273,7 @@ __device__ __forceinline__ void deal_jobs(Shared<P>& shared, const Deal<P, CAUSA
             }
             turns += rounds - tiles;
         }
-        // Under the mask to and fro: who had the longest job of this pass has the shortest of the next.
+        // From pass to pass too, where each has one round.
         index = CAUSAL && P::PER_PASS == P::CONSUMERS ? 2 * P::CONSUMERS - 1 - index : index - P::PER_PASS;
         since += rounds;
         start.advance(rounds);

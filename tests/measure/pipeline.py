@@ -70,7 +70,9 @@ class Plan:
 
     def block(self, first: int, index: int) -> int | None:
         """The block of a job of a pass; None if there is no such job."""
-        block = first + (self.per_pass - 1 - index if self.causal else index)
+        around = index // self.consumers
+        order = (2 * around + 1) * self.consumers - 1 - index if around % 2 else index
+        block = first + (self.per_pass - 1 - order if self.causal else index)
         return block if 0 <= block <= self.last(first) else None
 
     def following(self, index: int) -> int:
