@@ -1,6 +1,5 @@
 """Every rung compiled for each of its architectures without a GPU: registers, spills, occupancy, and problems."""
 
-import math
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -128,7 +127,7 @@ def residency(
     rung: Rung, architecture: str, tile: Tile, registers: int, shared_bytes: int
 ) -> tuple[str, str, str, str]:
     """CTAs that one multiprocessor holds, its occupancy, CTAs that are launched, and the number of waves, as text."""
-    items = math.ceil(TARGET["seq_len"] / tile.rows) * TARGET["batch"] * TARGET["heads"]
+    items = tile.items(TARGET["seq_len"], TARGET["batch"] * TARGET["heads"])
     number = occupancy.number(architecture)
     if number not in occupancy.LIMITS:
         return "n/a", "n/a", "n/a" if rung.persistent else str(items), "n/a"

@@ -65,7 +65,7 @@ class Rung:
         # Not validated: what a run recorded was valid in its time, and fields that were added since have defaults.
         tiles = [Tile.model_construct(**tile) for tile in self.stated["tiles"]]
         serving = [tile for tile in tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal, device)]
-        return math.ceil(shape.seq_len / serving[0].rows) * shape.batch * shape.heads if serving else None
+        return serving[0].items(shape.seq_len, shape.batch * shape.heads) if serving else None
 
 
 def rungs(results: Results) -> list[Rung]:

@@ -5,6 +5,7 @@ Nothing here needs a GPU or a compiler. `attnlab.build` compiles a rung, and the
 
 import hashlib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable
@@ -80,6 +81,10 @@ class Tile(BaseModel):
     def title(self) -> str:
         """What messages call it."""
         return f"the tile {repr(self.name) + ' ' if self.name else ''}for head_dim {self.head_dim}"
+
+    def items(self, seq_len: int, heads: int) -> int:
+        """The work items of a call with so many queries a head, and heads over all batches."""
+        return math.ceil(seq_len / self.rows) * heads
 
     def serves_length(self, kv_len: int) -> bool:
         """Whether it serves this number of keys."""

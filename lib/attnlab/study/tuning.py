@@ -56,28 +56,27 @@ class Choice(BaseModel):
         heads = shape.batch * shape.heads
         return math.hypot(math.log2(self.seq_len / shape.kv_len), math.log2(self.heads / heads))
 
-    def expected_us(self, shape: Shape) -> float:
-        """About how long it takes at a shape near its own: its latency by the rounds that the device makes there.
+    def expected_us(self, tile: Tile, shape: Shape) -> float:
+        """About how long its tile takes at a shape near its own: its latency by the rounds that the device makes there.
 
         A device takes on `at_once` work items in each round, so that a few more heads can cost a whole round, and for
         another tile none. Under a causal mask items differ in length and even out: there it is the latency itself.
         """
-        _, tile = self.instance()
         if self.causal:
             return self.latency_us
-        there = self._rounds(tile, shape.batch * shape.heads, shape.seq_len)
-        return self.latency_us * there / self._rounds(tile, self.heads, self.seq_len)
+        there, here = tile.items(shape.seq_len, shape.batch * shape.heads), tile.items(self.seq_len, self.heads)
+        return self.latency_us * math.ceil(there / self.at_once) / math.ceil(here / self.at_once)
 
-    def _rounds(self, tile: Tile, heads: int, seq_len: int) -> int:
-        return math.ceil(heads * math.ceil(seq_len / tile.rows) / self.at_once)
-
-    def instance(self) -> tuple[Rung, Tile]:
+    def instance(self, every: tuple[Rung, ...] | None = None) -> tuple[Rung, Tile]:
         """The rung and the tile that it names.
+
+        Args:
+            every: the ladder's rungs; by default they are read.
 
         Raises:
             UserError: the rung changed since, or is gone.
         """
-        rungs = [rung for rung in ladder.load() if rung.name == self.rung]
+        rungs = [rung for rung in (ladder.load() if every is None else every) if rung.name == self.rung]
         named = (self.head_dim, self.tile)
         tiles = [tile for rung in rungs for tile in rung.tiles if (tile.head_dim, tile.name) == named]
         if not tiles or ladder.hashes(rungs)[PREFIX + self.rung] != self.source:
@@ -115,9 +114,11 @@ class Tuning(BaseModel):
             UserError: there is none, or a kernel changed since.
         """
         alike = sorted(filter(lambda choice: choice.is_like(shape), self.choices), key=lambda one: one.distance(shape))
+        every = ladder.load()
         for _, near in groupby(alike, key=lambda one: one.place):
-            if serving := [choice for choice in near if choice.instance()[1].serves_length(shape.kv_len)]:
-                return min(serving, key=lambda choice: choice.expected_us(shape))
+            tiles = [(choice, choice.instance(every)[1]) for choice in near]
+            if serving := [(choice, tile) for choice, tile in tiles if tile.serves_length(shape.kv_len)]:
+                return min(serving, key=lambda pair: pair[0].expected_us(pair[1], shape))[0]
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
 

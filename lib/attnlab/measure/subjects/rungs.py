@@ -128,7 +128,7 @@ class Kernel:
             if instance not in self._compiled:
                 self._compiled[instance] = self._compile(dtype, tile, causal)
             compiled = self._compiled[instance]
-            ctas = math.ceil(seq_len / tile.rows) * batch * heads
+            ctas = tile.items(seq_len, batch * heads)
             if rung.persistent:
                 most = torch.cuda.get_device_properties(device).multi_processor_count
                 ctas = min(ctas, compiled.ctas_per_sm * most)
