@@ -54,6 +54,11 @@ class Plan:
                 return
             yield self._place(at)
 
+    def jobs(self) -> Iterator[tuple[int, int]]:
+        """Head and block of each job of the CTA, pass by pass."""
+        for head, first in self.passes():
+            yield from ((head, block) for block in range(max(first, 0), self.last(first) + 1))
+
     def tiles(self, block: int) -> int:
         """The tiles that a block sees."""
         keys = self.earlier + 64 * (block + 1 if self.causal else self.blocks)

@@ -30,24 +30,14 @@ def test_every_job_is_done_once_and_reads_its_own_tiles(plan):
     for seed in range(100):
         cta = drawn(plan, seed)
         cta.run()
-        problem = cta.plan
-        wanted = [
-            (head, block) for head, first in problem.passes() for block in range(max(first, 0), problem.last(first) + 1)
-        ]
-        assert sorted(cta.computed) == sorted(wanted)
+        assert sorted(cta.computed) == sorted(cta.plan.jobs())
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: " ".join(map(str, plan)))
 def test_the_ctas_of_a_grid_share_out_all_blocks_of_all_heads(plan):
     for seed in range(50):
         problem = drawn(plan, seed).plan
-        ctas = [replace(problem, cta=cta) for cta in range(problem.grid)]
-        dealt = [
-            (head, block)
-            for one in ctas
-            for head, first in one.passes()
-            for block in range(max(first, 0), one.last(first) + 1)
-        ]
+        dealt = [job for cta in range(problem.grid) for job in replace(problem, cta=cta).jobs()]
         assert sorted(dealt) == [(head, block) for head in range(problem.heads) for block in range(problem.blocks)]
 
 

@@ -241,15 +241,15 @@ def test_the_witness_looks_at_what_is_there_now():
 
 @pytest.mark.parametrize(("call", "status"), [(composed, "measured"), (ComputesAhead(), "failed")])
 def test_an_output_that_is_farther_off_than_other_values_allow_is_judged_on_its_own(monkeypatch, call, status):
-    at, asked = Bound.at, []
+    appoint, bounds_on, asked = Witness.appoint, Witness.bounds_on, []
 
-    def strict(bound, unit):
+    def strictly(witness, gate):
         # As if the values of the gate had by chance been easier than all that are timed.
-        allowed = at(bound, unit)
-        return allowed if asked else Error(allowed.maximum / 1e6, allowed.mean / 1e6)
+        appoint(witness, gate)
+        tiny = Error(1e-15, 1e-15)
+        witness.bounds = [Bound(tiny, tiny, unit=0.0) for _ in witness.bounds]
 
-    bounds_on = Witness.bounds_on
-    monkeypatch.setattr(Bound, "at", strict)
+    monkeypatch.setattr(Witness, "appoint", strictly)
     monkeypatch.setattr(Witness, "bounds_on", lambda *given: asked.append(given[2]) or bounds_on(*given))
     subject, samples = timed(Implementation("peer.any", call), SHAPE, WARM, samples=3)
     assert subject.status == status, subject.reason

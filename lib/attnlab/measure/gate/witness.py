@@ -86,7 +86,7 @@ class Witness:
                 continue
             if all(error.within(allowed) for error, allowed in zip(errors, gate.allowed, strict=True)):
                 break
-        self.bounds = _bounds(gate, returned)
+        self.bounds = _bounds(gate, returned, errors)
 
     @property
     def name(self) -> str:
@@ -106,7 +106,8 @@ class Witness:
 
     def bounds_on(self, gate: Gate, window: int) -> list[Bound]:
         """The bounds on the values that are in place, of which this is the gate."""
-        return _bounds(gate, self.look(window)[0])
+        returned, _ = self.look(window)
+        return _bounds(gate, returned, gate.errors(returned))
 
     def _computed(self, window: int) -> Tensors:
         with self._implementation.selected():
@@ -114,26 +115,39 @@ class Witness:
         return output if isinstance(output, tuple) else (output,)
 
 
-def _bounds(gate: Gate, returned: Tensors) -> list[Bound]:
+def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:
     units = [_unit(float(_largest(tensor)), tensor.dtype) for tensor in returned]
-    return [Bound(*found) for found in zip(gate.allowed, gate.errors(returned), units, strict=True)]
+    return [Bound(*found) for found in zip(gate.allowed, errors, units, strict=True)]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far an output was from the witness's; of several tensors, the one that is the farthest off."""
+    """How far an output was from the witness's.
+
+    Attributes:
+        errors: of each tensor; `units` are those in the last place of their largest elements.
+    """
 
     witness: str
-    error: Error
-    allowed: Error
+    errors: list[Error]
+    units: list[float]
+    bounds: list[Bound]
 
     @property
     def strain(self) -> float:
-        """The error in units of what is allowed; infinite if an element was not finite."""
-        return self.error.strain(self.allowed)
+        """The largest error in units of what is allowed; infinite if an element was not finite."""
+        error, allowed = self._worst
+        return error.strain(allowed)
 
     def __str__(self) -> str:
-        return f"error against {self.witness} on the same inputs: {self.error}, allowed {self.allowed}"
+        error, allowed = self._worst
+        return f"error against {self.witness} on the same inputs: {error}, allowed {allowed}"
+
+    @property
+    def _worst(self) -> tuple[Error, Error]:
+        """The error of the tensor that is the farthest off, and what is allowed of it."""
+        allowed = (bound.at(unit) for bound, unit in zip(self.bounds, self.units, strict=True))
+        return max(zip(self.errors, allowed, strict=True), key=lambda pair: pair[0].strain(pair[1]))
 
 
 class Tally:
@@ -147,12 +161,11 @@ class Tally:
         self._witness, self._count = witness, 0
         self._found = torch.zeros(most, len(witness.bounds), 3, device=device)
         self._dtypes: tuple[torch.dtype, ...] = ()
-        self._read: list[list[list[float]]] | None = None
 
     def compare(self, output: Output, window: int = 0) -> None:
         """Compare an output with the witness's, then poison it, so that it has to be written again."""
         returned = output if isinstance(output, tuple) else (output,)
-        self._dtypes, self._read = tuple(tensor.dtype for tensor in returned), None
+        self._dtypes = tuple(tensor.dtype for tensor in returned)
         seen = zip(*self._witness.look(window), strict=True)
         for tensor, (right, largest), found in zip(returned, seen, self._found[self._count], strict=True):
             distance = tensor - right
@@ -165,17 +178,13 @@ class Tally:
 
     def read(self) -> list[Comparison]:
         """The comparisons so far, in the order in which they were made."""
-        return [self.judged(number, self._witness.bounds) for number in range(self._count)]
+        found = self._found[: self._count].nan_to_num(nan=math.inf).tolist()
+        return [self._comparison(tensors) for tensors in found]
 
-    def judged(self, number: int, bounds: list[Bound]) -> Comparison:
-        """A comparison, counted from 0 in the order in which they were made, by these bounds."""
-        if self._read is None:
-            self._read = self._found[: self._count].nan_to_num(nan=math.inf).tolist()
-        pairs = [
-            Comparison(self._witness.name, Error(maximum, mean), bound.at(_unit(largest, dtype)))
-            for (maximum, mean, largest), bound, dtype in zip(self._read[number], bounds, self._dtypes, strict=True)
-        ]
-        return max(pairs, key=lambda pair: pair.strain)
+    def _comparison(self, found: list[list[float]]) -> Comparison:
+        errors = [Error(maximum, mean) for maximum, mean, _ in found]
+        units = [_unit(largest, dtype) for (*_, largest), dtype in zip(found, self._dtypes, strict=True)]
+        return Comparison(self._witness.name, errors, units, self._witness.bounds)
 
 
 def _largest(tensor: torch.Tensor) -> torch.Tensor:

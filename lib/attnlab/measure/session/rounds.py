@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -29,21 +29,16 @@ TRACED_ROUNDS = 25
 
 @dataclass(frozen=True)
 class Drawn:
-    """The inputs of an output: of which round, the purpose for which they were drawn, and their window."""
+    """The inputs of an output: those that a round times, or of a graph that ends early after it; and their window."""
 
     number: int
-    purpose: str
+    cut_short: bool = False
     window: int = 0
 
-    @classmethod
-    def of_round(cls, number: int) -> "Drawn":
-        """Those that a round times."""
-        return cls(number, f"round {number}")
-
-    @classmethod
-    def cut_short(cls, number: int, window: int) -> "Drawn":
-        """Those of a graph that ends early, after a round."""
-        return cls(number, f"cut short after round {number}", window)
+    @property
+    def purpose(self) -> str:
+        """What they were drawn for."""
+        return f"cut short after round {self.number}" if self.cut_short else f"round {self.number}"
 
 
 @dataclass
@@ -89,7 +84,7 @@ class Rounds:
     def _round(
         self, turns: list[Subject], number: int, sampler: ours.Sampler, outputs: dict[str, Outputs]
     ) -> list[tuple[Row, ours.Taken]]:
-        drawn = Drawn.of_round(number)
+        drawn = Drawn(number)
         self._draw(drawn)
         self._order.shuffle(turns)
         card = self._session.telemetry.read()
@@ -104,7 +99,7 @@ class Rounds:
 
     def _cut_short(self, subjects: list[Subject], number: int, outputs: dict[str, Outputs]) -> None:
         """Have every graph end after one of its first calls, and compare the output of that one."""
-        self._draw(Drawn.cut_short(number, 0))
+        self._draw(Drawn(number, cut_short=True))
         for subject in subjects:
             many, cut = subject.case.many, subject.case.cut
             if many is None or cut is None:
@@ -114,14 +109,13 @@ class Rounds:
                     many.graph.replay()
                 cut.graph.replay()
                 sample = ours.Taken(math.nan, cut.calls, cut.output)
-                outputs[subject.implementation.name].compare(Drawn.cut_short(number, cut.window), sample)
+                outputs[subject.implementation.name].compare(Drawn(number, cut_short=True, window=cut.window), sample)
 
     def _settle(self, subject: Subject, outputs: Outputs) -> None:
         """Note the strain of each sample, and drop a subject that had too large a one."""
-        for index, comparison in enumerate(outputs.tally.read()):
-            drawn, sample = outputs.compared[index]
+        for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
             if comparison.strain > 1 and subject.alive:
-                comparison = outputs.tally.judged(index, self._bounds_on(drawn))
+                comparison = replace(comparison, bounds=self._bounds_on(drawn))
             sample.strain = comparison.strain
             if comparison.strain > 1 and subject.alive:
                 subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
