@@ -31,7 +31,7 @@ def test_a_replicate_takes_what_its_calls_take():
     oracles = estimate.ORACLES * 0.3
     rounds = 10 * (0.01 + 0.1)
     cases = sum(
-        estimate.CHECK_CALLS * call + estimate.CASE_S + 20 * call
+        estimate.CASE_S + (estimate.FIRST_CALLS + estimate.CHECK_CALLS + 20) * call
         + 10 * (estimate.SAMPLE_S + 2 * call + 2 * 0.001)
         for call in (0.1, 0.2, 0.1)
     )  # fmt: skip
@@ -39,9 +39,9 @@ def test_a_replicate_takes_what_its_calls_take():
     assert each == pytest.approx(3 * [oracles + rounds + cases])
     stream = estimate.stream_seconds(study, study.shapes, costs)
     assert stream == pytest.approx(7 * (0.1 + 0.2 + 2 * estimate.SAMPLE_S))
-    # Beyond the longest call, a case is checked and not timed.
+    # Beyond the longest call, a case is neither checked nor timed.
     short = study.model_copy(update={"longest_call_ms": 150.0})
-    timed_s = 20 * 0.2 + 10 * (estimate.SAMPLE_S + 2 * 0.2 + 2 * 0.001)
+    timed_s = (estimate.CHECK_CALLS + 20) * 0.2 + 10 * (estimate.SAMPLE_S + 2 * 0.2 + 2 * 0.001)
     assert estimate.shape_seconds(short, study.shapes, costs, CPU) == pytest.approx([one - timed_s for one in each])
 
 

@@ -335,12 +335,14 @@ def ran(implementation, shape) -> str:
 def choice(tile, **changes):
     stated = {"heads": 6, "seq_len": 64, "head_dim": 64, "causal": False, "rung": "plain"}
     source = ladder.hashes()["kernel.plain"]
-    return tuning.Choice(**stated | {"tile": tile, "latency_us": 1.0, "at_once": 8, "source": source} | changes)
+    return tuning.Choice(**stated | {"tile": tile, "latency_us": 1.0, "source": source} | changes)
 
 
 def tuned(*choices):
     name = torch.cuda.get_device_name()
-    made = tuning.Tuning(device=name, torch=torch.__version__, command="test", clock="none", choices=list(choices))
+    made = tuning.Tuning(
+        device=name, multiprocessors=16, torch=torch.__version__, command="test", clock="none", choices=list(choices)
+    )
     return tuning.write(made)
 
 
@@ -403,7 +405,7 @@ def test_the_best_is_chosen_anew_once_a_kernel_changed(two):
     tuned(choice("long"))
     tensors = drawn(Shape(2, 3, 64, 64))
     registry.find("kernel.best").call(*tensors, False)
-    (two / "plain.cu").write_text(TWO + "// another\n")
+    (two / "plain.cu").write_text(TWO + "struct Another;\n")
     with pytest.raises(Unsupported, match=r"^kernel\.plain changed since it was tuned: run `make tune`$"):
         registry.find("kernel.best").call(*tensors, False)
 

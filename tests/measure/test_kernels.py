@@ -463,14 +463,16 @@ def test_a_tile_without_a_name_is_pinned_by_its_head_dim(folder):
 
 def tuned(*choices: Choice) -> Path:
     return tuning.write(
-        tuning.Tuning(device="NVIDIA H200", torch="x", command="make tune", clock="x", choices=list(choices))
+        tuning.Tuning(
+            device="NVIDIA H200", multiprocessors=16, torch="x", command="make tune", clock="x", choices=list(choices)
+        )
     )
 
 
 def choice(tile: str, **changes) -> Choice:
     stated = {"heads": 6, "seq_len": 8, "head_dim": 64, "causal": False, "rung": "plain"}
     source = ladder.hashes()["kernel.plain"]
-    return Choice(**stated | {"tile": tile, "latency_us": 1.0, "at_once": 8, "source": source} | changes)
+    return Choice(**stated | {"tile": tile, "latency_us": 1.0, "source": source} | changes)
 
 
 def test_the_best_runs_what_the_tuning_names(launched):
@@ -516,7 +518,7 @@ def test_where_there_is_no_best_it_says_why(launched, folder):
         with pytest.raises(Unsupported) as caught:
             best(q, q, q, causal)
         assert str(caught.value) == reason
-    (folder / "plain.cu").write_text(SOURCE + "// another\n")
+    (folder / "plain.cu").write_text(SOURCE + "struct Another;\n")
     with pytest.raises(Unsupported, match=r"^kernel\.plain changed since it was tuned: run `make tune`$"):
         best(Q, Q, Q, False)
     path.unlink()
@@ -550,7 +552,7 @@ def test_a_launch_that_is_refused_is_told_from_a_device_that_failed(folder, said
 def test_a_kernel_is_another_once_its_source_changed(folder):
     first = rungs.implementation("kernel.plain")
     assert rungs.implementation("kernel.plain").call is first.call
-    (folder / "plain.cu").write_text(SOURCE + "// another\n")
+    (folder / "plain.cu").write_text(SOURCE + "struct Another;\n")
     assert rungs.implementation("kernel.plain").call is not first.call
 
 
@@ -559,7 +561,7 @@ def test_a_program_tells_its_headers_apart_and_keeps_its_lines(folder):
     before = nvrtc.program(one)
     assert before.splitlines()[0] == f'#line 1 "{folder}/plain.cu"'
     assert before.splitlines()[1:-1] == [*SOURCE.splitlines(), ""]
-    (folder / "widen.cuh").write_text(ladders.HEADER + "// another\n")
+    (folder / "widen.cuh").write_text(ladders.HEADER + "struct Another;\n")
     assert nvrtc.program(one) != before
 
 
@@ -601,7 +603,9 @@ def test_a_study_of_the_best_on_a_cpu_skips_it(folder, data, one_thread, unlocke
 def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machine, one_thread, unlocked):
     best, here = study(implementations=["sdpa.auto", "kernel.best"]), machine["device"]["name"]
     begin(best)
-    made = tuning.Tuning(device=here, torch="x", command="make tune", clock="x", choices=[choice("")])
+    made = tuning.Tuning(
+        device=here, multiprocessors=16, torch="x", command="make tune", clock="x", choices=[choice("")]
+    )
     tuning.write(made)
     with pytest.raises(UserError, match=r"^kernel\.best changed since the run 'begun' began: start a new run$"):
         record.record("begun", best, "cpu", ThreadPoolExecutor(1))
@@ -662,7 +666,7 @@ def test_what_a_kernel_needs_is_recorded(measured):
     assert row["process"] == run.processes["process"].item()
 
 
-def test_a_call_that_takes_too_long_is_checked_and_not_timed(measured):
+def test_a_call_that_takes_too_long_is_neither_checked_nor_timed(measured):
     from time import sleep
 
     def sleeps(q, k, v, causal):
@@ -675,9 +679,7 @@ def test_a_call_that_takes_too_long_is_checked_and_not_timed(measured):
     said, limit = case["reason"].split(" ms, ")
     assert limit == "longer than the study's longest_call_ms of 50"
     assert 60 <= float(said.removeprefix("one call takes ")) < 500
-    checks = run.checks[run.checks["implementation"] == "kernel.plain"]
-    assert checks[["moment", "passed"]].to_dict("records") == [{"moment": "before", "passed": True}] * len(schema.KINDS)
-    assert "kernel.plain" not in set(run.samples["implementation"])
+    assert "kernel.plain" not in {*run.checks["implementation"], *run.samples["implementation"]}
 
 
 def test_a_call_that_was_held_up_once_is_timed(measured):
@@ -687,7 +689,7 @@ def test_a_call_that_was_held_up_once_is_timed(measured):
 
     def hiccups(q, k, v, causal):
         calls.append(1)
-        if len(calls) == 3:  # the gate's, the first, and this one
+        if len(calls) == 2:  # after the one that may compile
             sleep(0.2)
         return sdpa(q, k, v, causal)
 
@@ -702,7 +704,7 @@ def test_evidence_is_stale_once_the_kernel_changed(folder, data):
     kernels = ladder.hashes() | {"kernel.gone": "1", "old.cu": "2"}
     run = SimpleNamespace(manifest={"kernels": kernels, "device": {"name": "NVIDIA H200"}})
     assert recorded_rungs.stale(run) == ["kernel.gone"]
-    (folder / "widen.cuh").write_text(ladders.HEADER + "// another\n")
+    (folder / "widen.cuh").write_text(ladders.HEADER + "struct Another;\n")
     assert recorded_rungs.stale(run) == ["kernel.plain", "kernel.gone"]
     (folder / "ladder.toml").unlink()
     assert recorded_rungs.stale(run) == []
@@ -720,7 +722,7 @@ def test_evidence_for_the_best_is_stale_once_the_tuning_or_a_kernel_of_it_change
     assert stale() == ["kernel.best"]
     path.write_bytes(before)
     assert stale() == []
-    (folder / "plain.cu").write_text(SOURCE + "// another\n")
+    (folder / "plain.cu").write_text(SOURCE + "struct Another;\n")
     assert stale() == ["kernel.best"]
     (folder / "plain.cu").write_text(SOURCE)
     path.unlink()

@@ -410,12 +410,12 @@ def is_wrong_in_the_last_row(q, k, v, causal):
 
 
 def errs_later():
-    """Is right for as many calls as the gate makes before timing, and a little off ever after."""
+    """Is right for the first two calls and as many as the gate makes before timing, and a little off ever after."""
     calls = []
 
     def call(q, k, v, causal):
         calls.append(1)
-        return sdpa.sdpa(q, k, v, causal) + (1e-2 if len(calls) > 6 else 0)
+        return sdpa.sdpa(q, k, v, causal) + (1e-2 if len(calls) > 8 else 0)
 
     return call
 

@@ -47,10 +47,6 @@ def wrong(q, k, v, causal):
     return 2 * sdpa(q, k, v, causal)
 
 
-def resources(q, k, causal):
-    return {"ctas_per_sm": 3}
-
-
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
     """Tunes tiles that are functions of this process, by name: what is chosen at each of `SMALL`."""
@@ -69,7 +65,7 @@ def tuned(tmp_path, monkeypatch):
     def run(calls, **limits) -> list[tuning.Choice]:
         tiles = [TILE | {"name": name} | limits.get(name, {}) for name in calls]
         ladders.write(tmp_path / "kernels", rung(*tiles))
-        made = {name: Implementation(f"kernel.plain:{name}", call, resources=resources) for name, call in calls.items()}
+        made = {name: Implementation(f"kernel.plain:{name}", call) for name, call in calls.items()}
         monkeypatch.setattr(rungs, "pinned", lambda rung, tile: made[tile.name])
         return list(tune._choices(tune.Finalists(list(ladder.load()), CPU)))
 
@@ -81,7 +77,6 @@ def test_the_fastest_is_chosen_at_each_shape(tuned, capsys):
     assert [(choice.rung, choice.tile) for choice in choices] == [("plain", "fast")] * 2
     assert [choice.place for choice in choices] == [(2, 8, 64, False), (2, 16, 64, False)]
     assert [choice.latency_us for choice in choices] == [2000, 2000]
-    assert [choice.at_once for choice in choices] == [12, 12]
     assert [choice.instance()[1].name for choice in choices] == ["fast", "fast"]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2

@@ -241,13 +241,23 @@ def test_a_kernel_is_its_source_its_headers_and_its_entry(kernels):
     assert ladder.hashes() == before
     seen = {before["kernel.plain"]}
     for name in ("plain.cu", "widen.cuh"):
-        (kernels / name).write_text((kernels / name).read_text() + "// another\n")
+        (kernels / name).write_text((kernels / name).read_text() + "struct Another;\n")
         seen.add(ladder.hashes()["kernel.plain"])
     ladders.write(kernels, rung(hypothesis="another"))
     seen.add(ladder.hashes()["kernel.plain"])
     assert len(seen) == 4
     ladders.write(kernels)
     assert ladder.hashes() == before
+
+
+def test_comments_make_no_difference_and_what_looks_like_them_does(kernels):
+    before = ladder.hashes()
+    source = kernels / "plain.cu"
+    source.write_text("/* what it does,\n   and why */\n\n" + source.read_text() + "// another\n")
+    assert ladder.hashes() == before
+    apart = 'char a[] = "/* \\" // */";  // gone\nint b = 4 / 2;'
+    assert ladder.code(apart) == 'char a[] = "/* \\" // */";\nint b = 4 / 2;'
+    assert ladder.code("int a;/*\n\n*/ int b; //") == "int a;  int b;"
 
 
 def test_fields_that_are_not_stated_make_no_difference(kernels):

@@ -215,7 +215,8 @@ def rung(name: str) -> Rung:
 
 
 def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
-    """By implementation, the SHA-256 of all that makes up the kernel: its source, our headers in it, its entry."""
+    """By implementation, the SHA-256 of all that makes up the kernel: its entry and, without their comments, its source
+    and our headers in it."""
     return {rung.implementation: _hash(rung) for rung in (load() if rungs is None else rungs)}
 
 
@@ -247,8 +248,18 @@ def _text(path: Path) -> str:
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
+# A string goes on past what looks like a comment in it.
+_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def code(source: str) -> str:
+    """A source without its comments, the blanks that end a line, and lines that are empty."""
+    lines = _COMMENT.sub(lambda match: match[1] or " ", source).splitlines()
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
 def _hash(rung: Rung) -> str:
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources(rung)}
+    files = {path.name: hashlib.sha256(code(_text(path)).encode()).hexdigest() for path in sources(rung)}
     # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
     content = {"entry": rung.model_dump(mode="json", exclude_unset=True), "files": files}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

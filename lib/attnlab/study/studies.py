@@ -54,7 +54,7 @@ class Study(BaseModel):
 
     Nsight Compute counts one call of each implementation at the target, and at the shapes `counted`, of those that are
     not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
-    multiplied out. If one call of a case takes longer than `longest_call_ms`, the case is checked but not timed. With
+    multiplied out. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. With
     `panel`, a run on a GPU ends with a panel that times the same calls with every available clock, and with loads
     without pause; this takes about a minute. After its shapes, a replicate answers `stream` requests of random shapes.
     """

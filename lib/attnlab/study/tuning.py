@@ -27,7 +27,6 @@ class Choice(BaseModel):
         seq_len: the number of queries and of keys.
         rung: the rung's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
-        at_once: how many of its work items the device takes on at once.
         source: the hash of the rung, as `ladder.hashes` gives it.
     """
 
@@ -39,7 +38,6 @@ class Choice(BaseModel):
     rung: str
     tile: str
     latency_us: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    at_once: Size
     source: str
 
     @property
@@ -56,16 +54,17 @@ class Choice(BaseModel):
         heads = shape.batch * shape.heads
         return math.hypot(math.log2(self.seq_len / shape.kv_len), math.log2(self.heads / heads))
 
-    def expected_us(self, tile: Tile, shape: Shape) -> float:
+    def expected_us(self, tile: Tile, shape: Shape, multiprocessors: int) -> float:
         """About how long its tile takes at a shape near its own: its latency by the rounds that the device makes there.
 
-        A device takes on `at_once` work items in each round, so that a few more heads can cost a whole round, and for
-        another tile none. Under a causal mask items differ in length and even out: there it is the latency itself.
+        In a round each multiprocessor has one work item, so that a few more heads can cost a whole round, and for
+        another tile none. Items that run at once on one multiprocessor share it, and count as if they took turns. Under
+        a causal mask items differ in length and even out: there it is the latency itself.
         """
         if self.causal:
             return self.latency_us
         there, here = tile.items(shape.seq_len, shape.batch * shape.heads), tile.items(self.seq_len, self.heads)
-        return self.latency_us * math.ceil(there / self.at_once) / math.ceil(here / self.at_once)
+        return self.latency_us * math.ceil(there / multiprocessors) / math.ceil(here / multiprocessors)
 
     def instance(self, every: tuple[Rung, ...] | None = None) -> tuple[Rung, Tile]:
         """The rung and the tile that it names.
@@ -85,11 +84,16 @@ class Choice(BaseModel):
 
 
 class Tuning(BaseModel):
-    """The choices on one device: at each shape the fastest instance, and those that may be faster nearby."""
+    """The choices on one device: at each shape the fastest instance, and those that may be faster nearby.
+
+    Attributes:
+        multiprocessors: how many the device has.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     device: str
+    multiprocessors: Size
     torch: str
     command: str
     clock: str
@@ -118,7 +122,7 @@ class Tuning(BaseModel):
         for _, near in groupby(alike, key=lambda one: one.place):
             tiles = [(choice, choice.instance(every)[1]) for choice in near]
             if serving := [(choice, tile) for choice, tile in tiles if tile.serves_length(shape.kv_len)]:
-                return min(serving, key=lambda pair: pair[0].expected_us(pair[1], shape))[0]
+                return min(serving, key=lambda pair: pair[0].expected_us(pair[1], shape, self.multiprocessors))[0]
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
 

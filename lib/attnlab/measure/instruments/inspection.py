@@ -1,6 +1,5 @@
 """What a call does besides taking time: which kernels it runs, and how much memory it holds at its peak."""
 
-import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
+from attnlab.measure.instruments import devices
 from attnlab.measure.subjects.case import Call
 
 
@@ -35,13 +35,13 @@ def peak_memory_bytes(call: Call, inputs_bytes: int, device: torch.device) -> in
 
 
 def _peak_cuda(call: Call) -> int:
-    gc.collect()  # what a cycle of references still holds would otherwise be released during the call
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated()) - before
+    with devices.no_garbage_collected():  # memory that a cycle of references still holds stays held during the call
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return int(torch.cuda.max_memory_allocated()) - before
 
 
 def _peak_cpu(call: Call) -> int:

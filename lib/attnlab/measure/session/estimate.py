@@ -29,9 +29,10 @@ LONGEST_CALL_S = 0.2
 FIRST_FLOPS = 2**30
 """The first call has no more FLOPs than this."""
 # Besides its timed calls, as runs on an H200 and on two cores show: seconds of a process, of a case (profiler, graphs,
-# checks) and of a sample on the host; calls that check a case; oracles of a shape with the framework's own result.
+# checks) and of a sample on the host; calls that tell whether a case is timed; calls that check it; oracles of a shape
+# with the framework's own result.
 PROCESS_S, CASE_S, SAMPLE_S = 5.0, 0.04, 120e-6
-CHECK_CALLS, ORACLES = 12, 6
+FIRST_CALLS, CHECK_CALLS, ORACLES = 3, 12, 6
 PANEL_S = 120.0
 DRAW, SCRAMBLE = "draw", "scramble"
 Work = Callable[[Windows, Shape], object]
@@ -93,10 +94,9 @@ def shape_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost], dev
     spent = ORACLES * took[REFERENCES[0]] + sum(study.rounds(timing) for timing in timings) * round_s
     for name in map(under_control, study.subjects):
         call_s = took[name]
-        calls_s = CHECK_CALLS * call_s + CASE_S
         samples_s = sum(study.rounds(timing) * _sample_s(timing, call_s, took[SCRAMBLE]) for timing in timings)
-        timed_s = study.warmup_calls * call_s + samples_s
-        spent += calls_s + np.where(call_s * 1e3 <= study.longest_call_ms, timed_s, 0.0)
+        measured_s = (CHECK_CALLS + study.warmup_calls) * call_s + samples_s
+        spent += CASE_S + FIRST_CALLS * call_s + np.where(call_s * 1e3 <= study.longest_call_ms, measured_s, 0.0)
     return [float(shape_s) for shape_s in spent]
 
 

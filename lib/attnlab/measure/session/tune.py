@@ -67,10 +67,6 @@ class Candidate:
     def choice(self, latency_us: float) -> Choice:
         """The choice of this candidate."""
         shape = self.shape
-        resources, windows = self.implementation.resources, self.case.windows
-        assert resources is not None
-        assert windows is not None
-        q, k, *_ = windows[0]
         return Choice(
             heads=shape.batch * shape.heads,
             seq_len=shape.seq_len,
@@ -79,7 +75,6 @@ class Candidate:
             rung=self.rung.name,
             tile=self.tile.name,
             latency_us=latency_us,
-            at_once=resources(q, k, shape.causal)["ctas_per_sm"] * devices.describe(q.device)["multiprocessors"],
             source=ladder.hashes([self.rung])[self.rung.implementation],
         )
 
@@ -146,7 +141,14 @@ def tune() -> Path:
     name = torch.cuda.get_device_name(device)
     if not choices:
         raise UserError(f"no kernel of {paths.shown(paths.kernels() / 'ladder.toml')} could be timed on {name}")
-    made = Tuning(device=name, torch=torch.__version__, command="make tune", clock=WARM.words, choices=choices)
+    made = Tuning(
+        device=name,
+        multiprocessors=devices.describe(device)["multiprocessors"],
+        torch=torch.__version__,
+        command="make tune",
+        clock=WARM.words,
+        choices=choices,
+    )
     return tuning.write(made)
 
 
