@@ -63,6 +63,9 @@ show("kernels.summary")
 show("kernels.standing")
 
 # %%
+show("kernels.lead")
+
+# %%
 show("kernels.carried")
 
 # %% [markdown]

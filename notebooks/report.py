@@ -249,8 +249,8 @@ show("kernels.standing")
 # %% [markdown]
 # ## Peers and published work
 #
-# [](#backends.peers.dots) has the implementations of other packages, in a run of their own on the same device. A mark right of
-# the line is a shape at which PyTorch leaves something to gain.
+# [](#backends.peers.dots) has the implementations of other packages in a run of their own on the same device, at more kinds of
+# shapes. A mark right of the line is a shape at which PyTorch leaves something to gain.
 
 # %%
 show("backends.peers.dots")

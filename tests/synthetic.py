@@ -81,7 +81,7 @@ RUNGS: dict[str, dict[str, Any]] = {
 PACE |= {"kernel.naive": 10.0, "kernel.tiled": 4.0, "kernel.mma": 5.0, "kernel.swizzled": 1.25} | {
     "kernel.pipelined": 1.0, "kernel.wgmma": 0.9
 }  # fmt: skip
-PACE |= {"peer.flex": 2.0, "peer.flash4": 0.95, "dispatch.attend": 1.0}
+PACE |= {"peer.flex": 2.0, "peer.flash4": 0.95, "dispatch.attend": 1.0, "kernel.best": 0.76}
 ROWS = 64
 """Query rows of a rung's work item."""
 PERSISTENT = "wgmma"
@@ -394,7 +394,9 @@ def _shape(study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, i
     checked = [n for n in subjects if fate[n][0] in ("measured", "failed")]
     checks = [row for n in checked for row in _checks(n, shape, where, fate[n])]
     parts.append(("checks", key, pd.DataFrame(checks)))
-    used = [_resources(n, shape, where) for n in timed if n.startswith("kernel.") and fate[n][0] == "measured"]
+    used = [
+        _resources(n, shape, where) for n in timed if n.removeprefix("kernel.") in RUNGS and fate[n][0] == "measured"
+    ]
     if used:
         parts.append(("resources", key, pd.DataFrame(used)))
     return [*parts, ("cases", key, pd.DataFrame([_case(n, shape, where, fate[n]) for n in subjects]))]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cuda", "cpu", "none")
 COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "choices": lambda study: "grid seq_len" in study["sweeps"],
-    "peers": lambda study: PEERS[0] in study["implementations"],
+    "peers": lambda study: PEERS[0] in study["implementations"] and "grouped kv_heads" in study["sweeps"],
     "attended": lambda study: DISPATCH in study["implementations"],
 }
 """By the name of a companion: whether a study holds what the companion is shown for."""

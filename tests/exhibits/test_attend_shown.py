@@ -180,7 +180,9 @@ PLAIN = {"implementations": [FALLBACK], "replicates": 1, "timings": synthetic.ST
     "sweeps": {"seq_len": [AXES | {"seq_len": 128}]}
 }
 GRID = PLAIN | {"sweeps": {"grid seq_len": [AXES | {"seq_len": 128}]}}
-WITH_FLEX = PLAIN | {"implementations": [FALLBACK, "peer.flex"]}
+GROUPED = {"grouped kv_heads": [AXES | {"seq_len": 128, "kv_heads": 1}]}
+WITH_FLEX = PLAIN | {"implementations": [FALLBACK, "peer.flex"], "sweeps": PLAIN["sweeps"] | GROUPED}
+GRID_WITH_FLEX = WITH_FLEX | {"sweeps": GRID["sweeps"] | GROUPED}
 
 
 def record(name: str, study=PLAIN, **recipe) -> None:
@@ -208,8 +210,8 @@ def test_the_newest_run_that_answers_stands_beside(data):
 
 
 def test_a_run_that_answers_itself_stands_alone(data):
-    record("mine", GRID | {"implementations": [FALLBACK, "peer.flex", DISPATCH]})
-    record("newer", GRID | {"implementations": [FALLBACK, "peer.flex"]})
+    record("mine", GRID_WITH_FLEX | {"implementations": [FALLBACK, "peer.flex", DISPATCH]})
+    record("newer", GRID_WITH_FLEX)
     mine = shown("mine")
     assert companion(mine, "choices") is mine
     assert companion(mine, "peers") is mine
@@ -217,7 +219,7 @@ def test_a_run_that_answers_itself_stands_alone(data):
 
 
 def test_one_run_that_answers_twice_stands_beside_once(data):
-    record("both", GRID | {"implementations": [FALLBACK, "peer.flex"]})
+    record("both", GRID_WITH_FLEX)
     record("mine")
     assert [other.run.name for other in obtain.companions(shown("mine"))] == ["both"]
 

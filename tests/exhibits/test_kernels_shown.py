@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 import synthetic
 from reading import NOT_A_NUMBER, first_number, html, plain
-from synthetic import LONG, RUNGS, TARGET, climbed, inferred
+from synthetic import LONG, PACE, RUNGS, SHORT, TARGET, climbed, inferred, latency_us
 
 from attnlab.exhibits import catalogue, style
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing, Prose, Table
-from attnlab.exhibits.kernels import ablation, climb
+from attnlab.exhibits.kernels import ablation, climb, lead
 from attnlab.exhibits.verdicts import abstract
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
@@ -201,6 +201,31 @@ def test_where_the_best_rung_stands():
     assert climb.standing_sentence(none) == "The hand-written kernel has no latency at the target."
 
 
+def test_the_best_is_set_beside_whoever_else_is_the_fastest_at_each_shape():
+    named = ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "peer.flash4", "kernel.best"]
+    sweeps = {"seq_len": synthetic.STUDY["sweeps"]["seq_len"]}
+    study = synthetic.LADDER.study | {"implementations": named, "sweeps": sweeps}
+    missing = {("sdpa.flash", TARGET): ("failed", "before timing")}
+    led = synthetic.infer(synthetic.Recipe(study=study, fates=missing))
+    told = lead.sentence(led)
+    slowest = latency_us("sdpa.flash", SHORT) / latency_us("kernel.best", SHORT)
+    ratios = [slowest, PACE["peer.flash4"] / PACE["kernel.best"]]
+    assert [float(one) for one in re.findall(r"([0-9.]+)×", told)] == pytest.approx(ratios, rel=0.01)
+    assert told.startswith("Against the fastest of `sdpa.flash`, `sdpa.cudnn` and `peer.flash4` at each shape, ")
+    count = len(led.study.shapes)
+    assert f"as fast by `device` warm (at {count - 1} of {count})" in told
+    assert told in plain(abstract.abstract(led))
+    cells = lead.table(led).frame.set_index("shape")["device warm"]
+    assert {shape: cell.split()[-1] for shape, cell in cells.items()} == {
+        shape.label: "peer.flash4" if shape == TARGET else "sdpa.flash" for shape in led.study.shapes
+    }
+
+
+def test_without_the_best_there_is_no_lead():
+    assert lead.sentence(climbed()) == ""
+    assert lead.table(climbed()).markdown == "*`kernel.best` was measured beside no other implementation.*"
+
+
 # ----------------------------------------------------------------------------------------------------------- ablation
 
 
@@ -317,6 +342,7 @@ NOT_REACHED = {
     "kernels.climb": "*Nothing has a speed of light at (2, 4, 128, 64) float16.*",
     "kernels.ladder": "| kernel.wgmma | step 6 | — | — | — | — |",
     "kernels.standing": "Not one of the 6 hand-written kernels has a latency at the target.",
+    "kernels.lead": "*`kernel.best` was measured beside no other implementation.*",
     "kernels.geometry": "*Nothing was measured for “Launch geometry at (2, 4, 128, 64) float16”.*",
     "kernels.ablation": "*No rung and the one before it both have a latency at (2, 4, 128, 64) float16.*",
     "kernels.summary": "*No rung and the one before it both have a latency at (2, 4, 128, 64) float16.*",

@@ -216,13 +216,14 @@ def test_replicates_and_processes_are_both_counted():
     late = (run.samples["replicate"] == 1) & (run.samples["seq_len"] == 256)
     again = replace(run, samples=run.samples.assign(process=run.samples["process"].mask(late, "p2")))
     of = synthetic.results.Results(again, inferred().table)
-    words = "2 replicates, in 3 processes, since one replicate was cut off and continued"
+    words = "2 replicates, in 3 fresh processes, since one replicate was divided"
     assert words in plain(abstract.abstract(of))
+    assert words in plain(machine.effort(of))
     assert f"samples each in {words}, in interleaved rounds" in plain(target.statement(of, TARGET))
     closed = replace(again, manifest=run.manifest | {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}})
     some = replace(closed, samples=again.samples[again.samples["replicate"] == 1])
     assert machine.replicate_words(synthetic.results.Results(some, inferred().table)) == (
-        "1 replicate of the 2 asked for, in 2 processes, since it was cut off and continued"
+        "1 replicate of the 2 asked for, in 2 fresh processes, since it was divided"
     )
 
 
@@ -238,17 +239,6 @@ def test_a_cold_sample_of_the_device_clock_is_not_told_from_a_warm_one_by_the_ca
     note = "A cold `device` sample is one call between its events, which read 1.50 µs around nothing"
     assert note in clocks.cold_note(synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET | cold, fates={})))
     assert clocks.cold_note(inferred()) == ""
-
-
-def test_a_run_that_was_taken_up_again_says_how_often():
-    run = inferred().run
-    late = (run.samples["replicate"] == 1) & (run.samples["seq_len"] == 256)
-    for processes, told in (({True: "p2"}, "once."), ({True: "p2", False: "p3"}, "2 times.")):
-        samples = run.samples.assign(process=run.samples["process"].mask(late, run.samples["causal"].map(processes)))
-        samples.loc[late, "process"] = [list(processes.values())[i % len(processes)] for i in range(late.sum())]
-        of = synthetic.results.Results(replace(run, samples=samples), inferred().table)
-        assert f"It was interrupted and continued {told}" in plain(machine.effort(of))
-    assert "interrupted" not in plain(machine.effort(inferred()))
 
 
 def test_without_ceilings_there_is_neither_ridge_nor_share():

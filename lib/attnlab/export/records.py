@@ -169,7 +169,7 @@ class Records:
             "stale_kernels": rungs.stale(results.run),
             "checks": {"made": len(checks), "passed": int(checks["passed"].sum())},
             "baseline_against_itself": self._false_positives(),
-            "conventions": CONVENTIONS | ({"cards": ON_CARDS} if results.cards else {}),
+            "conventions": CONVENTIONS | ({"cards": ON_CARDS} if results.over_cards else {}),
             "configs": [{"config": name, "file": f"{name}.json", **s.axes} for s, name in self.configs.items()],
             "rows": [self._row(*key) for key in self._measured],
             "without_latency": [

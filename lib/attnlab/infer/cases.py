@@ -14,6 +14,8 @@ AXES = list(Shape.AXES)
 CASE = list(schema.CASE)
 TIMING = ["clock", "cache"]
 QUANTILES = (0.95, 0.99)
+LEAST_CARDS = 3
+"""Fewer can't stand for others of their kind: an interval over two cards is 12.7 standard errors to either side."""
 CONTEXT = ["replicates", "launches", "launches_most", "sm_clock_mhz", "throttled_pct"]
 MEDIAN = ["samples", "median_us", "low_us", "high_us"]
 SPREAD = ["mean_us", "std_us", "cv_pct", "min_us", "max_us", "outliers_pct", "lag1", "effective_n"]
@@ -32,7 +34,8 @@ def infer(run: schema.Run) -> pd.DataFrame:
         return pd.DataFrame(columns=COLUMNS)
     cards = cards_of(run)
     groups = [
-        (key, by_card(rows, cards), rows) for key, rows in passed.groupby([*CASE, *TIMING], sort=False, observed=True)
+        (key, independent(rows, cards), rows)
+        for key, rows in passed.groupby([*CASE, *TIMING], sort=False, observed=True)
     ]
     tick_us = float(run.manifest["clocks"]["tick_us"])
     jobs = [(samples, tick_us / rows["launches"].min()) for _, samples, rows in groups]
@@ -46,7 +49,7 @@ def infer(run: schema.Run) -> pd.DataFrame:
 
 
 def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
-    """What the samples of one case say, as `by_card` gives them; latencies in us.
+    """What the samples of one case say, as `independent` gives them; latencies in us.
 
     Median with its interval, the moments, P95 and P99 with order-statistic intervals (NaN where there are too few
     samples for one), outliers by Tukey's fences (labelled, never dropped), lag-1 autocorrelation and effective N.
@@ -153,14 +156,18 @@ def cards_of(run: schema.Run) -> dict[str, str]:
     return dict(zip(known["process"], known["card"], strict=True)) if known["card"].nunique() > 1 else {}
 
 
-def by_card(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
-    """The latencies of a case under one timing in the blocks that may be taken for independent.
+def independent(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
+    """The latencies of a case under one timing in the blocks that are taken for independent.
 
-    Of several cards, a 2-D array for each with a row per replicate; else a 1-D array per replicate.
+    Of `LEAST_CARDS` cards and more, as `by_card` gives them; else a 1-D array per replicate.
     """
-    card = rows["process"].map(cards) if cards else pd.Series(dtype=str)
-    if card.nunique() < 2:
-        return by_replicate(rows)
+    enough = rows["process"].map(cards).nunique() >= LEAST_CARDS
+    return by_card(rows, cards) if enough else by_replicate(rows)
+
+
+def by_card(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
+    """The latencies of a case under one timing: for each card a 2-D array with a row per replicate."""
+    card = rows["process"].map(cards)
     return [np.stack(by_replicate(mine)) for _, mine in rows.groupby(card, sort=False)]
 
 

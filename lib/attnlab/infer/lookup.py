@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
-from attnlab.infer.cases import AXES, CASE, TIMING, by_card, cards_of, passed_samples
+from attnlab.infer.cases import AXES, CASE, LEAST_CARDS, TIMING, by_card, cards_of, independent, passed_samples
 from attnlab.infer.ceilings import Ceilings
 from attnlab.runs import schema
 from attnlab.runs.schema import MEASURED, NORMAL
@@ -115,17 +115,28 @@ class Lookup:
         return found
 
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
-        """The latencies of one case that passed in us, in the order of the rounds, as `cases.by_card` gives them."""
+        """The latencies of one case that passed in us, in the order of the rounds, as `cases.independent` gives
+        them."""
         key = (implementation, shape, timing or self.headline)
         if key not in self._samples:
             case = self._case(*key)
-            self._samples[key] = [] if case is None else by_card(case, self.cards)
+            self._samples[key] = [] if case is None else independent(case, self.cards)
         return self._samples[key]
+
+    def on_cards(self, implementation: str, shape: Shape, timing: Timing) -> list[np.ndarray]:
+        """The latencies of one case that passed in us, as `cases.by_card` gives them; empty without named cards."""
+        case = self._case(implementation, shape, timing)
+        return by_card(case, self.cards) if self.cards and case is not None else []
 
     @cached_property
     def cards(self) -> dict[str, str]:
         """The card of each process, where the run used several; empty where it used one, or doesn't say."""
         return cards_of(self.run)
+
+    @property
+    def over_cards(self) -> bool:
+        """Whether intervals are over cards, and so hold for others like them: it takes `LEAST_CARDS`."""
+        return len(set(self.cards.values())) >= LEAST_CARDS
 
     @cached_property
     def passed(self) -> pd.DataFrame:

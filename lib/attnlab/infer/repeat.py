@@ -10,7 +10,7 @@ import pandas as pd
 
 from attnlab.base.errors import UserError
 from attnlab.infer import stats
-from attnlab.infer.cases import AXES, CASE, by_card, by_replicate
+from attnlab.infer.cases import AXES, CASE, by_replicate, independent
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
@@ -38,7 +38,7 @@ class Side:
     """A case in one run.
 
     Attributes:
-        samples: the latencies in us, as `cases.by_card` gives them.
+        samples: the latencies in us, as `cases.independent` gives them.
         tick_us: resolution of a sample.
         spread_pct: range of the medians of its replicates, in percent of the median; NaN for one replicate.
         sm_clock_mhz: the median of the SM clock; NaN where it was not read.
@@ -227,7 +227,7 @@ def _side(results: Results, rows: pd.DataFrame) -> Side:
     apart_us = max(medians) - min(medians) if len(medians) > 1 else float("nan")
     spread_pct = 100 * apart_us / float(rows["latency_us"].median())
     clock, held = rows["sm_clock_mhz"].astype("Float64").median(), rows["throttled"].astype("Float64").mean()
-    return Side(by_card(rows, results.cards), tick_us, spread_pct, _number(clock), 100 * _number(held))
+    return Side(independent(rows, results.cards), tick_us, spread_pct, _number(clock), 100 * _number(held))
 
 
 def _number(value: Any) -> float:

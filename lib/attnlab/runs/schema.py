@@ -23,6 +23,8 @@ a layout and a scale, and each process names its host."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
 """What became of a case."""
+TOO_LONG = "one call takes"
+"""How the reason begins why a case was skipped whose call takes longer than the study allows."""
 NORMAL, LARGE_LOGITS, CONSTANT_ROWS = KINDS = ("normal", "large logits", "constant rows")
 """Kinds of inputs that an implementation is checked on, and timed on the first of them."""
 _SAMPLE = (

@@ -14,7 +14,7 @@ from attnlab.infer.cases import AXES, CASE
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
-from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED
+from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, TOO_LONG
 from attnlab.study.implementations import PEERS
 from attnlab.study.shapes import Shape
 
@@ -115,11 +115,11 @@ def _over(shapes: list[Shape], name: str, fates: dict[Any, str]) -> str:
 
 def _fates(results: Results) -> dict[Any, str]:
     """What is shown for each case, by its worst replicate."""
-    checked = set(results.run.checks[CASE].itertuples(index=False, name=None))
-    statuses = results.run.cases.groupby(CASE, sort=False)["status"].agg(set)
+    cases = results.run.cases
+    statuses = cases.groupby(CASE, sort=False)["status"].agg(set)
     worst = {case: next(status for status in FATES if status in found) for case, found in statuses.items()}
-    # A case that isn't supported is never checked.
-    slow = {case for case, status in worst.items() if status == SKIPPED and case in checked}
+    too_long = cases[(cases["status"] == SKIPPED) & cases["reason"].str.startswith(TOO_LONG)]
+    slow = set(too_long[CASE].itertuples(index=False, name=None))
     return {case: "too slow to time" if case in slow else FATES[status] for case, status in worst.items()}
 
 

@@ -9,6 +9,7 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Table
 from attnlab.infer import stats
+from attnlab.infer.cases import LEAST_CARDS
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Components
@@ -35,21 +36,28 @@ def cards(results: Results) -> Table:
     note = (
         f"{_sentence(*next(iter(found.items())))} The levels are those of a nested analysis of variance of log "
         "latency, case by case; a row is the root of the mean variance over its cases, 0 where that is negative."
-        f"{_surveyed(results)}"
+        f"{_few(results)}{_surveyed(results)}"
     )
     return Table(pd.DataFrame(rows).astype(object), caption, note)
 
 
 def scope(results: Results) -> str:
-    """What a verdict of this run holds for: ``on this NVIDIA H200``, or ``on NVIDIA H200s`` where it used several."""
-    name = results.run.manifest["device"]["name"]
-    return f"on {name}s" if results.cards else f"on this {name}"
+    """What a verdict of this run holds for: ``on this NVIDIA H200``, ``on these 2 NVIDIA H200s``, ``on NVIDIA H200s``.
+
+    The last takes intervals over cards.
+    """
+    name, count = results.run.manifest["device"]["name"], _count(results)
+    if results.over_cards:
+        return f"on {name}s"
+    return f"on these {count} {name}s" if count else f"on this {name}"
 
 
 def held_for(results: Results) -> str:
-    """``One NVIDIA H200``, or how many cards stand for all of their kind."""
-    name = results.run.manifest["device"]["name"]
-    return f"{_count(results)} cards for all {name}s" if results.cards else f"One {name}"
+    """``One NVIDIA H200``, ``2 NVIDIA H200s``, or how many cards stand for all of their kind."""
+    name, count = results.run.manifest["device"]["name"], _count(results)
+    if results.over_cards:
+        return f"{count} cards for all {name}s"
+    return f"{count} {name}s" if count else f"One {name}"
 
 
 def _count(results: Results) -> int:
@@ -67,8 +75,8 @@ def _of_cases(results: Results, timing: Timing) -> list[Components]:
     """The components of every case that several cards measured."""
     found = []
     for shape in results.study.shapes:
-        every = [results.samples(str(name), shape, timing) for name in results.at(shape, timing).index]
-        found += [stats.components(samples) for samples in every if samples[0].ndim == 2]
+        every = [results.on_cards(str(name), shape, timing) for name in results.at(shape, timing).index]
+        found += [stats.components(samples) for samples in every if len(samples) > 1]
     return found
 
 
@@ -80,6 +88,11 @@ def _deviation_pct(cases: Sequence[Components], level: str) -> float:
 
 def _cell(percent: float) -> str | None:
     return None if np.isnan(percent) else formats.number(percent)
+
+
+def _few(results: Results) -> str:
+    few = f"hold for these {_count(results)} cards: fewer than {LEAST_CARDS} can't stand for others of their kind"
+    return "" if results.over_cards else f" Intervals and verdicts {few}."
 
 
 def _surveyed(results: Results) -> str:

@@ -97,17 +97,14 @@ def lacking(results: Results) -> Prose:
 
 @exhibit("environment.effort")
 def effort(results: Results) -> Prose:
-    """How long measuring took, and how often it was interrupted and continued."""
+    """How long measuring took, and in how many processes."""
     samples = results.run.samples
     if samples.empty:
         raise NotMeasured("Nothing has been timed yet")
     seconds = samples.groupby("process")["started_s"].max()
-    again = len(seconds) - samples["replicate"].nunique()
-    times = "once" if again == 1 else f"{again} times"
-    interrupted = f" It was interrupted and continued {times}." if again else ""
     return Prose(
         f"Measuring took {formats.number(float(seconds.sum()))} s from the start of each process to its last sample, "
-        f"{effort_words(results)}.{interrupted}"
+        f"{effort_words(results)}."
     )
 
 
@@ -131,7 +128,7 @@ def sample_words(study: Study, unit: str = " samples") -> str:
 
 
 def replicate_words(results: Results) -> str:
-    """``4 replicates, each a fresh process``; a replicate that was cut off and continued took several."""
+    """``4 replicates, each a fresh process``; a replicate that was continued, or shared by two cards, took several."""
     study, closed = results.study, results.run.manifest.get("closed_early")
     taken = closed["replicates"] if closed else study.replicates
     asked = f" of the {study.replicates} asked for" if closed else ""
@@ -139,9 +136,9 @@ def replicate_words(results: Results) -> str:
     replicates, each = f"{formats.count(taken, 'replicate')}{asked}", "each " if taken > 1 else ""
     if processes.sum() <= len(processes):
         return f"{replicates}, {each}a fresh process"
-    resumed = int((processes > 1).sum())
-    which = "it was" if taken == 1 else "one replicate was" if resumed == 1 else f"{resumed} of them were"
-    return f"{replicates}, in {processes.sum()} processes, since {which} cut off and continued"
+    divided = int((processes > 1).sum())
+    which = "it was" if taken == 1 else "one replicate was" if divided == 1 else f"{divided} of them were"
+    return f"{replicates}, in {processes.sum()} fresh processes, since {which} divided"
 
 
 def device_words(results: Results) -> str:

@@ -1,5 +1,5 @@
 """The page 05_kernels."""
 
-from attnlab.exhibits.kernels import ablation, carried, climb, l4, summary
+from attnlab.exhibits.kernels import ablation, carried, climb, l4, lead, summary
 
-__all__ = ["ablation", "carried", "climb", "l4", "summary"]
+__all__ = ["ablation", "carried", "climb", "l4", "lead", "summary"]

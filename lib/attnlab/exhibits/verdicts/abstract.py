@@ -7,6 +7,7 @@ from attnlab.exhibits.baseline.correctness import timed_outputs
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose
 from attnlab.exhibits.environment.machine import device_words, effort_words
+from attnlab.exhibits.kernels import lead
 from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.verdicts.findings import counted
 from attnlab.exhibits.verdicts.target import interval_us
@@ -50,7 +51,7 @@ def _at_target(results: Results) -> str:
 
 def _standing(results: Results) -> str:
     """The sentence about hand-written kernels; empty for a run without any."""
-    sentence = standing_sentence(results)
+    sentence = lead.sentence(results) or standing_sentence(results)
     return f"{sentence} " if sentence else ""
 
 

@@ -12,6 +12,7 @@ from attnlab.exhibits.display import Box, Figure
 from attnlab.exhibits.environment.load import slowest
 from attnlab.exhibits.environment.panel import agreeing
 from attnlab.exhibits.formats import CI
+from attnlab.exhibits.kernels import lead
 from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.style import TIMINGS, ratio_rows
 from attnlab.infer.lookup import NotMeasured
@@ -115,7 +116,7 @@ def _control(results: Results) -> str:
 
 
 def _ladder(results: Results) -> str:
-    sentence = standing_sentence(results)
+    sentence = lead.sentence(results) or standing_sentence(results)
     return f"**The ladder.** {sentence}" if sentence else ""
 
 

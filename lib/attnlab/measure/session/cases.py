@@ -18,7 +18,7 @@ from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read, rules, write
-from attnlab.runs.schema import FAILED, block_key, typed
+from attnlab.runs.schema import FAILED, TOO_LONG, block_key, typed
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -92,7 +92,7 @@ def _require_short(session: Session, case: Case) -> None:
         call_ms = ours.roughly_us(case, session.device, 1) / 1e3
         if call_ms <= longest_ms:
             return
-    raise Unsupported(f"one call takes {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
+    raise Unsupported(f"{TOO_LONG} {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
 
 
 def _capture(session: Session, subjects: list[Subject]) -> None:

@@ -1,0 +1,87 @@
+"""`kernel.best` against whichever of SDPA's backends and the peers is the fastest at each shape."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.display import Table
+from attnlab.exhibits.formats import CI
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.infer.rungs import has_kernels
+from attnlab.infer.stats import Interval
+from attnlab.study.implementations import FALLBACK, PEERS, SDPA
+from attnlab.study.ladder import BEST
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The ratio of the medians of `rival`, the fastest of the others at a shape, and of `kernel.best`."""
+
+    rival: str
+    speedup: Interval
+
+
+@exhibit("kernels.lead", where=has_kernels)
+def table(results: Results) -> Table:
+    """The lead at every shape, a column for each timing."""
+    found = _by_timing(results)
+    if not found:
+        raise NotMeasured(f"`{BEST}` was measured beside no other implementation")
+    shapes = [shape for shape in results.study.shapes if any(shape in leads for leads in found.values())]
+    cells = {str(timing): [_cell(leads.get(shape)) for shape in shapes] for timing, leads in found.items()}
+    frame = pd.DataFrame({"shape": [shape.label for shape in shapes]} | cells)
+    note = (
+        f"Ratios of medians from rounds taken together with {CI} intervals, and the other. They are not adjusted for "
+    )
+    note += "their number; the other is chosen by the same samples, which favours it."
+    return Table(frame, sentence(results), note)
+
+
+def sentence(results: Results) -> str:
+    """By how much `kernel.best` leads under each timing, and at how many shapes; empty for a run without it."""
+    found = _by_timing(results)
+    if not found:
+        return ""
+    parts = [_range(timing, leads) for timing, leads in found.items()]
+    others = formats.listing([f"`{name}`" for name in _others(results)])
+    return (
+        f"Against the fastest of {others} at each shape, `{BEST}` is {'; '.join(parts)}: "
+        "from the smallest ratio to the largest, and at how many shapes its interval is above 1."
+    )
+
+
+def _range(timing: Timing, leads: dict[Shape, Lead]) -> str:
+    ratios = sorted(lead.speedup.estimate for lead in leads.values())
+    above = sum(lead.speedup.low > 1 for lead in leads.values())
+    ends = " to ".join(formats.times(ratio) for ratio in dict.fromkeys((ratios[0], ratios[-1])))
+    return f"{ends} as fast by `{timing.clock}` {timing.cache} (at {above} of {len(leads)})"
+
+
+def _by_timing(results: Results) -> dict[Timing, dict[Shape, Lead]]:
+    found = {timing: _leads(results, timing) for timing in results.timings}
+    return {timing: leads for timing, leads in found.items() if leads}
+
+
+def _leads(results: Results, timing: Timing) -> dict[Shape, Lead]:
+    found = {}
+    for shape in results.study.shapes:
+        at = results.at(shape, timing)
+        there = [name for name in _others(results) if name in at.index]
+        if there and BEST in at.index:
+            rival = min(there, key=lambda name: float(at.loc[name, "median_us"]))
+            found[shape] = Lead(rival, results.speedup(BEST, shape, timing, baseline=rival))
+    return found
+
+
+def _others(results: Results) -> list[str]:
+    """SDPA's backends and the peers; without `sdpa.auto`, which calls one of the backends."""
+    return [name for name in results.study.implementations if name in SDPA + PEERS and name != FALLBACK]
+
+
+def _cell(lead: Lead | None) -> str | None:
+    return f"{formats.stacked(lead.speedup)} {lead.rival}" if lead else None
