@@ -202,7 +202,7 @@ def test_where_the_best_rung_stands():
 
 
 def test_the_best_is_set_beside_whoever_else_is_the_fastest_at_each_shape():
-    named = ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "peer.flash4", "kernel.best"]
+    named = ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "peer.flash4", "kernel.wgmma", "kernel.best"]
     sweeps = {"seq_len": synthetic.STUDY["sweeps"]["seq_len"]}
     study = synthetic.LADDER.study | {"implementations": named, "sweeps": sweeps}
     missing = {("sdpa.flash", TARGET): ("failed", "before timing")}
