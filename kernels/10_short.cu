@@ -3,8 +3,8 @@
 // Does    a CTA is one warpgroup with 64 queries of one head. One thread asks TMA for Q, K and V at once; the scores are one
 //         product, the softmax is exact, O is another. Five or six CTAs share a multiprocessor, so that one's copies fall
 //         into another's products: nothing is persistent, nothing is pipelined.
-// Gained  3.3 us at (32, 8, 64, 64) on an H200, where rung 7 takes 6.5 and the fastest of SDPA's backends 7.6, and 5.0 us at
-//         128 keys (6.1 and 7.6); 5.0 and 5.5 were expected. Two warpgroups a CTA were slower in a trial, prefetched
+// Gained  3.3 us at (32, 8, 64, 64) on an H200, where rung 7 takes 6.6 and the fastest of SDPA's backends 6.2, and 5.1 us at
+//         128 keys (6.2 and 7.7); 5.0 and 5.5 were expected. Two warpgroups a CTA were slower in a trial, prefetched
 //         tensor maps changed nothing.
 // Limits  the launch and two trips to the L2, one after the other. Beyond 128 keys scores don't fit into registers.
 #include "hopper.cuh"

@@ -5,9 +5,11 @@
 //         that held Q: there is no gap between jobs. Warps of the producer deal the consumers their jobs; those of a pass
 //         share tiles of K and V. Under the mask, passes of a section of heads that the L2 holds begin with the longest.
 //         Descriptors are advanced by one addition.
-// Gained  1.5 % over rung 7, 45.4 us at (32, 8, 512, 64) on an H200, where 1.05x was expected; 1.11x at 2048 keys, 1.10x
-//         under the mask there. At 256 keys it is a loss, 17.8 us for 14.6, and at 512 under the mask, 38.7 for 33.3: a
-//         pass is three jobs, and four or eight blocks of 64 queries leave a consumer idle in the last one of a head.
+// Gained  0.8 % over rung 7, 45.5 us at (32, 8, 512, 64) on an H200, where 1.05x was expected; 1.10x at 2048 keys and 1.14x
+//         at 8192, under the mask 1.13 and 1.15x at 2048 and 4096. At 256 keys it is a loss, 17.9 us for 14.6, and at 512
+//         under the mask, 37.6 for 33.1: a pass is three jobs, and four or eight blocks of 64 queries leave a consumer idle
+//         in one pass of a head; under the mask that is the shortest, since blocks are grouped from the last one on. At
+//         D = 128 it loses 3 % at 2048 keys and 7 % under the mask there.
 //         Views cost 5 % while heads and batches were found by division, of which a pass needs five; by multiplication
 //         (`Divisor`) they cost nothing that was measured.
 //         Wrong until 2026-11-22: a consumer that had skipped the last tiles of a pass could take what came for them for

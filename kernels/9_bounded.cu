@@ -5,10 +5,11 @@
 //         bf16). Only then a warp computes its scores again, by mma.sync, and proceeds as rung 8 does. A job begins with
 //         the offset of the job before, mostly of the same head, unless its first tile is masked: there a sum below 2^-6,
 //         where fp16 would lose digits, calls for the maximum as well. The result is a softmax whatever the scores are.
-// Gained  1.17x over rung 8, 38.9 us at (32, 8, 512, 64) on an H200, where 1.12x was expected: 1.25x over cuDNN there, 1.21x
-//         by the sum of kernel durations. 1.22x over it at 1024 and 2048 keys, 1.23x at 4096 and 8192; under the mask 1.26,
-//         1.19, 1.25 and 1.21x at 512, 1024, 2048 and 4096; at D = 128 1.14 and 1.11x at 512 and 2048 keys, under the mask
-//         1.06 and 1.10x.
+// Gained  1.17x over rung 8, 38.8 us at (32, 8, 512, 64) on an H200, where 1.12x was expected: 1.25x over cuDNN there, 1.21x
+//         by the sum of kernel durations. 1.21x over it at 1024 keys; over flash-attn-4, which is faster than cuDNN from
+//         2048 on, 1.11, 1.08 and 1.06x at 2048, 4096 and 8192. Under the mask 1.25, 1.23 and 1.23x over cuDNN at 512, 1024
+//         and 2048, 1.15x over flash-attn-4 at 4096; at D = 128 1.14 and 1.09x over the faster of them at 512 and 2048 keys,
+//         under the mask 1.06 and 1.07x.
 //         Four consumers with small tiles are best at 512, three with large ones from 2048 on: the entry holds both.
 //         A pass of one job for each consumer beat one that keeps a whole head for all its jobs by 5 % in trials: a tile's
 //         memory is free after one use, and the next pass's tiles come early.
@@ -24,7 +25,9 @@
 //         By counters of a trial with three consumers at 512 keys, an H200's multiprocessor has no CTA for 8 of 73 thousand
 //         cycles (launch and tail); the rest is the chain of a consumer, which others cover in part: issue slots are 39 %
 //         busy, tensor cores and MUFU 43 %. From 1024 keys on the card is limited by power. In trials an H100 kept the
-//         gains but for D = 128 under the mask at 512 keys, where cuDNN stays ahead (0.95x).
+//         gains but for D = 128 under the mask at 512 keys, where cuDNN stays ahead (0.95x). There 134 MB have to be moved,
+//         28 us at an H200's 4.8 TB/s and 40 us at an H100's 3.35. Dealing a head's jobs so that the pass with an idle
+//         consumer is its shortest, which should have gained 5 to 12 % there, gained 1 % on an H200.
 #include "jobs.cuh"
 
 constexpr float LEAST = 0.015625f;  // 2^-6: of 16 or 32 probabilities of a first tile at least one is then a normal fp16

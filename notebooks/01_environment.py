@@ -102,7 +102,7 @@ show("environment.panel.samples")
 # %% [markdown]
 # ## Is cold cold, is warm warm?
 #
-# Two instruments show it: the bytes that a call reads from memory, and which tensors are in the L2 when a sample begins.
+# The bytes that a call reads from memory show it, and which tensors are in the L2 when a sample begins.
 
 # %%
 show("environment.residency")

@@ -42,7 +42,7 @@ show("profile.launches")
 # Use is in percent of a unit's peak rate over the kernel's whole time. No reordering saves that share of the time; only less
 # work on that unit does. With small heads the exponential unit (XU) needs nearly as long as the tensor
 # cores on recent GPUs, so a fast kernel has both busy at once. A busy pipe need not be a fast one:
-# `mma.sync` holds Hopper's tensor cores half as long again as `wgmma` does for the same product.
+# `mma.sync` holds Hopper's tensor cores longer than `wgmma` does for the same product.
 
 # %%
 show("profile.units")

@@ -4,16 +4,25 @@ Each rung runs under each tool in a process of its own, which is ended after `LI
 each mask, at lengths that are no multiple of a tile. Only the kernels run on the GPU: inputs are drawn, and outputs are
 checked, on the CPU. torch must not cache memory; otherwise, an access beyond the end of a tensor can hit memory that is
 still allocated.
+
+Racecheck follows an order from thread to thread alone. Where 128 threads meet at a named barrier and one of them then
+arrives at the barrier on which another warp waits, it takes what the others read before for a race; so it does in a
+kernel of thirty lines that does nothing else, and no longer once each thread arrives for itself. It is therefore given
+`jobs.cuh` with such arrivals.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from itertools import product
+from pathlib import Path
 
 import torch
 
+from attnlab.base import paths
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.study import ladder
@@ -25,6 +34,15 @@ LIMIT_S = 180
 # One row more than a tile, one row less than two tiles, and several tiles with a remainder.
 LENGTHS = (65, 127, 300)
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+EACH_ARRIVES = {
+    "init_barrier(shared_address(shared.query_full) + 8 * i, 1);": (
+        "init_barrier(shared_address(shared.query_full) + 8 * i, i < 2 * P::CONSUMERS ? 1 : 128);"
+    ),
+    "if (stored && threadIdx.x % 128 == 0) {\n            wait_for_stores();": (
+        "if (stored) {\n            if (threadIdx.x % 128 == 0) wait_for_stores();"
+    ),
+}
+"""What `jobs.cuh` says, and what it says for racecheck."""
 
 
 def main(names: list[str]) -> int:
@@ -34,15 +52,31 @@ def main(names: list[str]) -> int:
         return 1
     if names:
         return run(ladder.rung(names[0]))
-    return sum(not clean(tool, rung) for tool, rung in product(TOOLS, ladder.load()))
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = {"memcheck": paths.kernels(), "racecheck": each_arriving(Path(folder) / "kernels")}
+        return sum(not clean(tool, rung, kernels[tool]) for tool, rung in product(TOOLS, ladder.load()))
 
 
-def clean(tool: str, rung: Rung) -> bool:
-    """Whether a tool finds nothing in any tile of a rung, within the time; prints what it found."""
+def each_arriving(folder: Path) -> Path:
+    """A copy of the kernels in which each thread arrives for itself; returns the folder."""
+    shutil.copytree(paths.kernels(), folder)
+    source = folder / "jobs.cuh"
+    text = source.read_text()
+    for said, says in EACH_ARRIVES.items():
+        assert text.count(said) == 1, f"jobs.cuh no longer says {said!r}"
+        text = text.replace(said, says)
+    source.write_text(text)
+    return folder
+
+
+def clean(tool: str, rung: Rung, kernels: Path) -> bool:
+    """Whether a tool finds nothing in any tile of a rung of these kernels, within the time; prints what it found."""
     options = ["--report-api-errors", "no", "--error-exitcode", "1", "--print-limit", "20"]
     command = ["compute-sanitizer", "--tool", tool, *options, sys.executable, __file__, rung.implementation]
     print(f"{tool}, {rung.implementation}", flush=True)
-    process = subprocess.Popen(command, env=os.environ | UNCACHED, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=os.environ | UNCACHED | {"ATTNLAB_KERNELS": os.fspath(kernels)}, start_new_session=True
+    )
     try:
         return process.wait(LIMIT_S) == 0
     except subprocess.TimeoutExpired:

@@ -34,7 +34,7 @@ from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.instruments import devices
 from attnlab.measure.session import rounds, tune
 from attnlab.measure.subjects import maps
-from attnlab.runs import read, rules, schema
+from attnlab.runs import methods, read, rules, schema
 from attnlab.study import ladder, shapes, studies
 
 ROOT = paths.ROOT
@@ -101,26 +101,29 @@ def of_published() -> results.Results:
 
 
 def clocks() -> int:
-    """Whose clocks the panel of the published run holds."""
-    methods = of_published().run.panel["method"].str.split(".").str[0]
-    return methods.replace({"eager": "ours", "device": "ours"}).nunique()
+    """Whose clocks the panel holds."""
+    named = {method.name.split(".")[0] for method in methods.METHODS}
+    return len({"ours" if name in ("eager", "device") else name for name in named})
 
 
-def instruments() -> int:
-    """What the published run says of the L2 comes from so many: the canary's metrics, and Nsight Compute's."""
-    return int(of_published().run.residency["metric"].str.startswith("canary").nunique())
+def busy_seconds() -> pd.Series:
+    """How long each process of the published run measured."""
+    return of_published().run.samples.groupby("process")["started_s"].max()
 
 
 def replicate_minutes() -> float:
-    """What a whole replicate of the published run took, of those that no interruption divided, to half a minute."""
-    processes = of_published().run.processes
-    seconds = processes[["setup_seconds", "measuring_seconds"]].sum(axis="columns")
-    whole = seconds[seconds > seconds.max() / 2]
-    return round(2 * float(whole.median()) / 60) / 2
+    """What a replicate of the published run took of a GPU, to half a minute."""
+    return round(2 * float(busy_seconds().sum()) / of_published().study.replicates / 60) / 2
 
 
 def minutes_and_half(value: float) -> str:
     return f"{int(value)}{'½' if value % 1 else ''}"
+
+
+def cards() -> pd.Series:
+    """How long each GPU of the published run measured, the longest first."""
+    processes = of_published().run.processes.set_index("process")["card"]
+    return busy_seconds().groupby(processes).sum().sort_values(ascending=False)
 
 
 def took(command: str) -> float:
@@ -149,14 +152,13 @@ def speedup(name: str, over: str) -> float:
 
 @cache
 def heads() -> dict[str, str]:
-    """What the head of each source says of what its rung gained, for the rungs of the published run."""
-    published = of_published().study.implementations
-    rungs = [rung for rung in ladder.load() if rung.implementation in published]
-    said = {rung.name: (ROOT / "kernels" / rung.source).read_text() for rung in rungs}
-    return {
+    """What the head of each source says of what its rung gained in a trial, for the rungs that say so."""
+    said = {rung.name: (ROOT / "kernels" / rung.source).read_text() for rung in ladder.load()}
+    gained = {
         name: re.search(r"^// Gained +(.*?)^// Limits", text, re.MULTILINE | re.DOTALL)[1]
         for name, text in said.items()
     }
+    return {name: text for name, text in gained.items() if " ms at " in text}
 
 
 def trial_us(name: str) -> float:
@@ -174,14 +176,6 @@ def number_of(name: str) -> int:
 def furthest_trial_pct() -> int:
     """The percent that no trial lies beyond, rounded up."""
     return math.ceil(max(100 * abs(rung_us(name) / trial_us(name) - 1) for name in heads()))
-
-
-def tensor_cycles(name: str) -> float:
-    """Cycles for which the tensor cores were busy in one call at the target, by Nsight Compute."""
-    rows = of_published().run.profile
-    found = rows[rows["implementation"] == f"kernel.{name}"].set_index("metric")["value"]
-    busy = found["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"]
-    return float(busy * found["sm__cycles_elapsed.max"] / 100)
 
 
 def work(**axes: int) -> shapes.Shape:
@@ -288,7 +282,7 @@ def claim(text: str, *values: str) -> Claim:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    gpu, closed = studies.load("gpu"), of_published().run.manifest["closed_early"]
+    gpu, busy_s = studies.load("gpu"), [f"{seconds:.0f}" for seconds in cards()]
     first, second = took("make report"), took(f"make report RUN={PUBLISHED}")
     bound, equal = times(rules.GATE_FACTOR), percent(rules.EQUIVALENCE_MARGIN)
     leading = ladder.load()[0]
@@ -302,14 +296,18 @@ def claims() -> tuple[Claim, ...]:
         claim("driver of {} or newer", oldest_driver()),
         # The study and the run
         claim(
-            "which has {} timings, took about {} minutes a replicate",
-            word(len(of_published().timings)),
+            "run took about {} minutes of a GPU for each replicate, on {} GPUs",
             minutes_and_half(replicate_minutes()),
+            word(len(busy_s)),
         ),
+        claim("was measured on {} GPUs, whose verdicts hold for these {}", *2 * [word(len(busy_s))]),
+        claim("how measuring scales beyond {}", word(len(busy_s))),
+        claim("what more than {} GPUs gain", word(len(busy_s))),
+        claim("`gpu`: SDPA, its peers and the ladder, on {} H200s", word(len(busy_s))),
+        claim("run kept its {} GPUs busy for {} and {} s", word(len(busy_s)), *busy_s),
         claim("asks for {} replicates of {} shapes", word(gpu.replicates), plain(len(gpu.shapes))),
         claim("{} backends, {} peers,", word(kinds("sdpa.")), word(kinds("peer."))),
         claim("{} kernels and {} timings", word(kinds(ladder.PREFIX)), word(len(gpu.timings))),
-        claim("cut off after {} replicates", word(closed["replicates"])),
         # Published numbers
         claim("{} published reports", word(len(reports()))),
         claim("{} reports of {} on", word(len(reports())), dated()),
@@ -324,7 +322,8 @@ def claims() -> tuple[Claim, ...]:
         claim("an address or a stride is no multiple of {} bytes", f"{maps.ALIGNMENT}"),
         claim("what took up to {} as long is kept", times(tune.MOST_KEPT)),
         claim("at lengths from {} to {} in float16", plain(min(tune.SEQ_LENS)), plain(max(tune.SEQ_LENS))),
-        claim("The published medians lie within {} % of the trials'", f"{furthest_trial_pct()}"),
+        claim("Up to rung {} the numbers there are from trials", f"{len(heads())}"),
+        claim("its medians lie within {} % of the trials'", f"{furthest_trial_pct()}"),
         claim(
             "rung {} gained {}x over rung {} in its trial and {}x in interleaved rounds",
             f"{number_of('wgmma')}",
@@ -348,7 +347,6 @@ def claims() -> tuple[Claim, ...]:
         claim("{} the last level of cache is overwritten", times(flushed())),
         claim("agreed with the next within {} %", percent(rules.STEADY)),
         claim("by {} clocks: ours,", word(clocks())),
-        claim("{} instruments show it", word(instruments()).capitalize()),
         # The gate
         claim("may err at most {} as much", bound),
         claim("may be at most {} those", bound),
@@ -386,7 +384,6 @@ def claims() -> tuple[Claim, ...]:
         # Counters
         claim("from {} % of its peak", plain(counters.SATURATED_PCT)),
         claim("used at {} % of their peak", plain(counters.SATURATED_PCT)),
-        claim("{} as long again as `wgmma`", times(round(tensor_cycles("pipelined") / tensor_cycles("wgmma") - 1, 1))),
     )
 
 

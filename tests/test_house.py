@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from sanitize import each_arriving
 from tools import environment_yml
 
 from attnlab.base import paths
@@ -218,7 +219,7 @@ def test_the_pages_commands_are_targets():
 def test_the_readmes_two_commands():
     assert (
         "make report                      # measure SDPA on the best device here and render the report\n"
-        "make report RUN=h200-2026-11-21  # render the recorded H200 run, measure nothing\n"
+        "make report RUN=h200-2026-11-22  # render the recorded H200 run, measure nothing\n"
     ) in README
 
 
@@ -347,3 +348,13 @@ def test_what_is_tracked_is_small():
     assert sum(sizes.values()) < TREE_LIMIT
     for manifest in (path for path in sizes if path.name == "manifest.json"):
         assert sum(size for path, size in sizes.items() if path.parent == manifest.parent) < RUN_LIMIT
+
+
+def test_racecheck_gets_kernels_in_which_each_thread_arrives(tmp_path):
+    given = each_arriving(tmp_path / "kernels")
+    changed = [
+        path.name
+        for path in given.iterdir()
+        if path.is_file() and path.read_bytes() != (paths.kernels() / path.name).read_bytes()
+    ]
+    assert changed == ["jobs.cuh"]

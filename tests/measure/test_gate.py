@@ -17,7 +17,7 @@ from attnlab.measure.instruments import environment
 from attnlab.measure.session import checks as checking
 from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
 from attnlab.measure.subjects.sdpa import REGISTRY
-from attnlab.runs import read, schema
+from attnlab.runs import schema
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
@@ -391,12 +391,6 @@ def test_a_reason_says_the_fault_and_the_error_only_if_that_is_too_large():
     both = Check(Error(3.0, 0.1), framework, faults=("changed its inputs: V",)).reason
     assert both.startswith("changed its inputs: V; error against float64: max 3.00e+00")
     assert not Check(error, framework, faults=("changed its inputs: V",)).passed
-
-
-def test_runs_recorded_before_there_were_kinds_of_inputs_were_on_normal_ones(recorded, monkeypatch):
-    assert set(read.load(recorded).checks["inputs"]) == set(schema.KINDS)
-    monkeypatch.delenv("ATTNLAB_DATA")
-    assert set(read.load("h200-2026-11").checks["inputs"]) == {"normal"}
 
 
 @pytest.mark.parametrize("rung", ladder.load(Path(__file__).parent / "saboteurs"), ids=lambda rung: rung.name)

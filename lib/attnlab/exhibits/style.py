@@ -37,12 +37,15 @@ LOOKS = {
     "dispatch.attend": ("#7F7F7F", "*"),
     # The ladder goes from light to dark.
     "kernel.naive": ("#C9B3E6", "p"),
-    "kernel.tiled": ("#AF92D6", "h"),
-    "kernel.mma": ("#9672C4", "<"),
-    "kernel.swizzled": ("#7D53B0", ">"),
-    "kernel.pipelined": ("#643698", "d"),
-    "kernel.wgmma": ("#4A1C7A", "*"),
-    "kernel.overlap": ("#2E0655", "8"),
+    "kernel.tiled": ("#B79DDB", "h"),
+    "kernel.mma": ("#A588D0", "<"),
+    "kernel.swizzled": ("#9372C5", ">"),
+    "kernel.pipelined": ("#815DBA", "d"),
+    "kernel.wgmma": ("#6A3FA0", "*"),
+    "kernel.overlap": ("#532680", "8"),
+    "kernel.jobs": ("#3C1260", "D"),
+    "kernel.bounded": ("#240540", "s"),
+    "kernel.short": ("#00798C", "v"),
     "kernel.best": ("#B5179E", "H"),
 }
 OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
@@ -73,17 +76,15 @@ def _is_timed(results: Results, sweep: str) -> bool:
     return any(len(results.at(shape)) for shape in results.sweep(sweep))
 
 
-def draw_lines(axes: Axes, results: Results, sweep: str, column: str, intervals: bool = False) -> None:
+def draw_lines(axes: Axes, results: Results, sweep: str, column: str, names: Sequence[str]) -> None:
     axis = axis_of(sweep)
     shapes = results.study.sweep(sweep)
     rows = pd.concat([results.at(shape) for shape in shapes])
-    for name in results.study.implementations:
+    for name in names:
         line = rows[rows["implementation"] == name].sort_values(axis)
         if line.empty:
             continue
         axes.plot(line[axis], line[column], **look(name))
-        if intervals:
-            axes.vlines(line[axis], line["low_us"], line["high_us"], color=look(name)["color"], linewidth=3, alpha=0.5)
     axes.set_xlabel(f"{AXIS_TITLES[axis]}, logarithmic")
     powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
 

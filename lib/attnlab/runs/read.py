@@ -18,7 +18,7 @@ from attnlab.runs.manifest import require as require_manifest
 from attnlab.runs.schema import (
     ADDED,
     COLUMNS,
-    NORMAL,
+    OLDEST,
     SCHEMA,
     TABLES,
     Manifest,
@@ -106,6 +106,8 @@ def read_manifest(name: str) -> Manifest:
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
     if not isinstance(schema, int) or schema > SCHEMA:
         raise UserError(f"{where} has schema {schema}, this attnlab reads up to {SCHEMA}: update attnlab")
+    if schema < OLDEST:
+        raise UserError(f"{where} has schema {schema}, this attnlab reads from {OLDEST} on: measure again")
     if manifest.get("seal") != digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
     require_manifest(manifest, where)
@@ -177,8 +179,6 @@ def _frame(content: bytes, path: Path) -> pd.DataFrame:
 def _of_this_schema(table: Table, number: int) -> Table:
     """A table of a run of an earlier schema with the columns that were added since."""
     frame = table.frame
-    if number < 2 and table.name == "checks":  # all its checks were on normal inputs
-        frame = frame.assign(inputs=NORMAL)
     if number < 3 and {"heads", "seq_len"} <= set(frame.columns):  # all its shapes were plain self-attention, forward
         frame = plain(frame)
     if 3 <= number < 6 and {"lengths", "direction"} <= set(frame.columns):

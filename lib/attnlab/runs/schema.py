@@ -15,11 +15,11 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA = 6
-"""Version of the layout. 2: checks name their inputs. 3: shapes have all axes, runs have streams. 4: the manifest holds
-the rules that the run is judged by, and names the measuring code by path instead of by file name. 5: timed outputs are
-compared, outputs that differ between two runs are counted, and each process names its card and its CPU. 6: shapes have
-a layout and a scale, and each process names its host."""
+SCHEMA, OLDEST = 6, 2
+"""Version of the layout, and the oldest that can be read. 3: shapes have all axes, runs have streams. 4: the manifest
+holds the rules that the run is judged by, and names the measuring code by path instead of by file name. 5: timed
+outputs are compared, outputs that differ between two runs are counted, and each process names its card and its CPU. 6:
+shapes have a layout and a scale, and each process names its host."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
 """What became of a case."""

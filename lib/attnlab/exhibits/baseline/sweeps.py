@@ -31,6 +31,7 @@ from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import ratio_ci
 from attnlab.runs.schema import MEASURED
 from attnlab.study import implementations
+from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 
 OF_LENGTHS = ("seq_len", "causal seq_len")
@@ -70,26 +71,29 @@ def dashed(results: Results, sweeps: Sequence[str]) -> str:
 @exhibit("baseline.throughput.lengths", sweeps=OF_LENGTHS)
 @exhibit("baseline.throughput.sizes", sweeps=("batch", "heads"))
 def throughput(results: Results, sweeps: Sequence[str]) -> Figure:
-    """Throughput along sweeps, a panel for each."""
+    """Throughput along sweeps, a panel for each. Of a ladder with `kernel.best`, only that is drawn."""
     drawing, panels = panels_of(results, sweeps)
+    named = results.study.implementations
+    drawn = [name for name in named if name == BEST or BEST not in named or not name.startswith(PREFIX)]
     for axes, sweep in panels:
-        draw_lines(axes, results, sweep, "throughput_tflops")
+        draw_lines(axes, results, sweep, "throughput_tflops", drawn)
         axes.set(title=sweep_title(sweep), ylabel="throughput (TFLOP/s)" if axes is panels[0][0] else "")
         axes.set_ylim(bottom=0)
     label_ends(panels[-1][0])
     causal = " Causal FLOPs count the scores under the mask." if any(is_causal(sweep) for _, sweep in panels) else ""
     return Figure(
         drawing,
-        f"{_highest(results, [sweep for _, sweep in panels])} Throughput, FLOPs over the median latency; "
+        f"{_highest(results, drawn, [sweep for _, sweep in panels])} Throughput, FLOPs over the median latency; "
         f"{results.headline.words}.{causal}",
         f"Line plots of throughput in TFLOP/s over {axes_of([sweep for _, sweep in panels])}, a line for each "
         "implementation.",
     )
 
 
-def _highest(results: Results, sweeps: Sequence[str]) -> str:
-    """The highest throughput along sweeps, in a sentence."""
+def _highest(results: Results, names: Sequence[str], sweeps: Sequence[str]) -> str:
+    """The highest throughput of these along sweeps, in a sentence."""
     rows = pd.concat([results.at(shape) for sweep in sweeps for shape in results.sweep(sweep)])
+    rows = rows[rows["implementation"].isin(names)]
     row = rows.iloc[int(rows["throughput_tflops"].argmax())]
     where = formats.shapes([cells.shape_of(row)], results.study.shapes)
     reached = f"{formats.number(row['throughput_tflops'])} TFLOP/s{cells.explained(row['throughput_mark'])}"
