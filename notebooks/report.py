@@ -43,8 +43,8 @@ show("verdicts.findings")
 
 # %% [markdown]
 # [](#verdicts.signs) is the finding to keep. Each row is a shape, and its marks are the same pair of programs under different
-# timings. Where the marks of a row lie on either side of the line of equal speed, the words "faster" and "slower" are both true, and a report that
-# names no clock says nothing.
+# timings. How far they lie apart is what a report leaves out that names no clock. Where they lie on either side of the line of
+# equal speed, the words "faster" and "slower" are both true.
 
 # %%
 show("verdicts.signs")
@@ -288,7 +288,7 @@ show("model.share")
 # ## Threats to validity
 #
 # - **One machine.** Another of the same model may differ by its silicon, cooling and power supply, and by the load of its
-#   neighbours.
+#   neighbours; [](#environment.cards) says how far cards of this run differ.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
 # - **One distribution of inputs.** Standard normal values; zeros, for one, draw less power and can run faster.

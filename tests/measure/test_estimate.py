@@ -117,7 +117,7 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
     assert costs["sdpa.auto"].flops == [4 * 4 * length**2 * 64 for length in (32, 64, 128, 256)]
     assert costs["sdpa.auto"].at(np.array([study.target_shape.flops]))[0] == pytest.approx(4096**2 * 1e-6, rel=0.5)
     assert costs["sdpa.math"].flops == costs["reference.float64"].flops == []
-    assert len(costs["draw"].flops) == len(costs["scramble"].flops) >= 4
+    assert min(len(costs[name].flops) for name in ("draw", "scramble")) >= 4
 
 
 def test_a_study_of_this_machine_has_an_estimate_in_no_time():

@@ -145,7 +145,7 @@ def device_words(results: Results) -> str:
     device = results.run.manifest["device"]
     cards = results.run.processes["card"].nunique()  # 0 in runs that did not record it
     return (
-        f"{cards if cards > 1 else 'one'} {device['name']}"
+        (f"{cards} {device['name']}s" if cards > 1 else f"one {device['name']}")
         if device["kind"] == "cuda"
         else f"the CPU ({device['name']}, {device['threads']} threads)"
     )

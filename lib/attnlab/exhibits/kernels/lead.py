@@ -26,6 +26,9 @@ class Lead:
     speedup: Interval
 
 
+Leads = dict[Shape, Lead]
+
+
 @exhibit("kernels.lead", where=has_kernels)
 def table(results: Results) -> Table:
     """The lead at every shape, a column for each timing."""
@@ -47,27 +50,34 @@ def sentence(results: Results) -> str:
     found = _by_timing(results)
     if not found:
         return ""
-    parts = [_range(timing, leads) for timing, leads in found.items()]
+    ranges = [f"{_range(leads)} by `{timing.clock}` {timing.cache}" for timing, leads in found.items()]
     others = formats.listing([f"`{name}`" for name in _others(results)])
     return (
-        f"Against the fastest of {others} at each shape, `{BEST}` is {'; '.join(parts)}: "
-        "from the smallest ratio to the largest, and at how many shapes its interval is above 1."
+        f"At each shape, the fastest of {others} takes {formats.listing(ranges)} as long as `{BEST}`; the interval of "
+        f"the ratio is above 1 at {_above(found)}."
     )
 
 
-def _range(timing: Timing, leads: dict[Shape, Lead]) -> str:
+def _range(leads: Leads) -> str:
     ratios = sorted(lead.speedup.estimate for lead in leads.values())
-    above = sum(lead.speedup.low > 1 for lead in leads.values())
-    ends = " to ".join(formats.times(ratio) for ratio in dict.fromkeys((ratios[0], ratios[-1])))
-    return f"{ends} as fast by `{timing.clock}` {timing.cache} (at {above} of {len(leads)})"
+    return " to ".join(formats.times(ratio) for ratio in dict.fromkeys((ratios[0], ratios[-1])))
 
 
-def _by_timing(results: Results) -> dict[Timing, dict[Shape, Lead]]:
+def _above(found: dict[Timing, Leads]) -> str:
+    """At how many shapes `kernel.best` is ahead, under one timing after the other."""
+    counts = [sum(lead.speedup.low > 1 for lead in leads.values()) for leads in found.values()]
+    shapes = [len(leads) for leads in found.values()]
+    if counts == shapes:
+        return "all shapes"
+    return f"{formats.listing([f'{count} of {of}' for count, of in zip(counts, shapes, strict=True)])} shapes"
+
+
+def _by_timing(results: Results) -> dict[Timing, Leads]:
     found = {timing: _leads(results, timing) for timing in results.timings}
     return {timing: leads for timing, leads in found.items() if leads}
 
 
-def _leads(results: Results, timing: Timing) -> dict[Shape, Lead]:
+def _leads(results: Results, timing: Timing) -> Leads:
     found = {}
     for shape in results.study.shapes:
         at = results.at(shape, timing)

@@ -23,9 +23,8 @@ def summary(results: Results, shape: Shape) -> Table:
         if verdict := judged.get(rung.name):
             outcomes.append(outcome(rung.expected, verdict.speedup))
             row |= {
-                "expected": formats.times(rung.expected),
+                "expected": f"{formats.times(rung.expected)}\n{outcomes[-1]}",
                 "measured": formats.stacked(verdict.speedup),
-                "outcome": outcomes[-1],
             }
         if rung.name in at.index:
             row |= {

@@ -79,7 +79,9 @@ function resolve(data, raw) {
   pick("metric", Object.keys(METRICS), Object.keys(run.verdicts[run.baseline]).length > 1 ? "speedup" : "latency");
   pick("by", ["pooled", "replicate"], "pooled");
   pick("claim", ["all", "claimable"], "all");
-  const there = run.implementations.filter((name) => name !== state.baseline);
+  const others = run.implementations.filter((name) => name !== state.baseline);
+  // First what a ladder comes to: of many columns, the last are out of sight.
+  const there = others.toSorted((one, other) => (other === "kernel.best") - (one === "kernel.best"));
   const wanted = raw.candidates ?? there;
   const lost = wanted.filter((name) => !run.implementations.includes(name));
   if (lost.length) notices.push(`the run has no ${lost.map((name) => `“${name}”`).join(", ")}`);
