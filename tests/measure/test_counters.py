@@ -167,6 +167,16 @@ def test_what_every_replicate_measured_is_profiled_once(begun, ncu, tmp_path):
     assert len((tmp_path / "asked").read_text().splitlines()) == 1
 
 
+def test_backends_peers_and_kernels_are_counted_apart():
+    names = ["sdpa.auto", "peer.flex", "kernel.a", "sdpa.flash", "kernel.b"]
+    families = counters._families({name: [tiny_study().target_shape] for name in names})
+    assert [list(family) for family in families] == [
+        ["sdpa.auto", "sdpa.flash"],
+        ["peer.flex"],
+        ["kernel.a", "kernel.b"],
+    ]
+
+
 def test_beyond_the_target_what_is_far_slower_is_not_counted(begin, ncu, tmp_path):
     study = tiny_study(counted=[tiny_study().target | {"seq_len": 16}])
     name = begin(study)

@@ -7,7 +7,7 @@ from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Table
 from attnlab.exhibits.kernels.ablation import family, outcome
 from attnlab.infer.counters import of as profiles_of
-from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.rungs import has_kernels, rungs
 from attnlab.study.shapes import Shape
@@ -15,8 +15,8 @@ from attnlab.study.shapes import Shape
 
 @exhibit("kernels.summary", where=has_kernels, shape=target)
 def summary(results: Results, shape: Shape) -> Table:
-    """A row for each rung: change, expectation, outcome, median, light, and the first bottleneck by the counters."""
-    judged, limits, at = family(results, shape), _limits(results), results.at(shape)
+    """A row for each rung: change, expectation, outcome, and the first bottleneck by the counters."""
+    judged, limits = family(results, shape), _limits(results)
     rows, outcomes = [], []
     for rung in rungs(results):
         row: dict[str, Any] = {"rung": rung.name, "what it changes": rung.title}
@@ -26,11 +26,6 @@ def summary(results: Results, shape: Shape) -> Table:
                 "expected": f"{formats.times(rung.expected)}\n{outcomes[-1]}",
                 "measured": formats.stacked(verdict.speedup),
             }
-        if rung.name in at.index:
-            row |= {
-                "median (µs)": formats.stacked(median_of(at.loc[rung.name])),
-                "light": cells.light(at.loc[rung.name]),
-            }
         rows.append(row | ({"held back most by": limits.get(rung.name)} if limits else {}))
     if not outcomes:
         raise NotMeasured(f"No rung and the one before it both have a latency at {shape.label}")
@@ -39,8 +34,7 @@ def summary(results: Results, shape: Shape) -> Table:
         cells.whole(rows),
         f"Of {formats.count(len(outcomes), 'expectation')} of the ladder, {counts}: each rung against the rung that it "
         f"builds on at {shape.label}, {results.headline.words}.",
-        "Expected and measured are speedups over that rung, stated before and inferred after. Light is the floor over "
-        "the median.",
+        "Expected and measured are speedups over that rung, stated before and inferred after.",
     )
 
 

@@ -25,7 +25,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
 WARMUP_CALLS = 20
-TIMEOUT_S = 120
+TIMEOUT_S = 60
 """For the cases of one implementation."""
 # Beyond the target, what takes more than this many times as long as the fastest is not counted.
 FAR_SLOWER = 2.0
@@ -47,15 +47,23 @@ def take(name: str, study: Study, device: str) -> dict[str, str]:
         return _stated(why=str(refused))
     there = write.recorded(name, "profile")
     wanted = {one: shapes for one, shapes in _counted(name, study).items() if _key(one) not in there}
-    problems = _taken(name, ncu, wanted) if wanted else []
+    problems = dict.fromkeys(problem for family in _families(wanted) for problem in _taken(name, ncu, family))
     words = ["python" if word == sys.executable else word for word in command({"IMPLEMENTATION": [study.target_shape]})]
     return _stated(found, "; ".join(problems), shlex.join(words))
+
+
+def _families(wanted: Shapes) -> list[Shapes]:
+    """SDPA's backends, the peers and the kernels apart: what there is of one is kept if another doesn't end."""
+    families: dict[str, Shapes] = {}
+    for implementation, shapes in wanted.items():
+        families.setdefault(implementation.partition(".")[0], {})[implementation] = shapes
+    return list(families.values())
 
 
 def _taken(name: str, ncu: str, wanted: Shapes) -> list[str]:
     """Keep the counters of these cases, and return what went wrong.
 
-    A process takes seconds to begin, so all cases share one. If it fails, each implementation gets one of its own.
+    A process takes seconds to begin, so these cases share one. If it fails, each implementation gets one of its own.
     """
     print(f"{name}: counters of {', '.join(wanted)}", file=sys.stderr, flush=True)
     try:

@@ -34,8 +34,9 @@ def find_ncu() -> str:
 
 def ncu_options(metrics: Iterable[str]) -> list[str]:
     """Options with which ncu counts metrics in the windows that a program opens, and prints them as raw CSV."""
-    options = "--clock-control none --cache-control none --profile-from-start off --csv --page raw --print-units base"
-    return [*options.split(), "--metrics", ",".join(metrics)]
+    as_they_are = "--clock-control none --cache-control none"
+    alone = "--profile-from-start off --target-processes application-only"  # not the compilers that it starts
+    return f"{as_they_are} {alone} --csv --page raw --print-units base --metrics {','.join(metrics)}".split()
 
 
 def ncu_calls(printed: str) -> tuple[dict[str, str], list[list[dict[str, str]]]]:
