@@ -520,6 +520,9 @@ def test_what_took_too_long_is_supported():
     cases = run.cases.assign(status=run.cases["status"].mask(late, "skipped"), reason=reason)
     frame = peers.support(Results(replace(run, cases=cases), chosen().table)).frame.set_index("implementation")
     assert frame.loc["peer.flash4", "training"] == "too slow to time"
+    failed = cases.assign(status=cases["status"].mask(late & cases["replicate"].eq(1), "failed"))
+    frame = peers.support(Results(replace(run, cases=failed), chosen().table)).frame.set_index("implementation")
+    assert frame.loc["peer.flash4", "training"] == "failed"
 
 
 def test_peers_stand_beside_the_baseline():

@@ -1,5 +1,7 @@
 """From the samples of a case to its row: median with interval, spread, tails, work and floor."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
@@ -161,8 +163,12 @@ def independent(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
 
     Of `LEAST_CARDS` cards and more, as `by_card` gives them; else a 1-D array per replicate.
     """
-    enough = rows["process"].map(cards).nunique() >= LEAST_CARDS
-    return by_card(rows, cards) if enough else by_replicate(rows)
+    return by_card(rows, cards) if enough(rows["process"].map(cards).dropna()) else by_replicate(rows)
+
+
+def enough(cards: Iterable[str]) -> bool:
+    """Whether these are enough cards for intervals over them."""
+    return len(set(cards)) >= LEAST_CARDS
 
 
 def by_card(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
-from attnlab.infer.cases import AXES, CASE, LEAST_CARDS, TIMING, by_card, cards_of, independent, passed_samples
+from attnlab.infer.cases import AXES, CASE, TIMING, by_card, cards_of, enough, independent, passed_samples
 from attnlab.infer.ceilings import Ceilings
 from attnlab.runs import schema
 from attnlab.runs.schema import MEASURED, NORMAL
@@ -135,8 +135,8 @@ class Lookup:
 
     @property
     def over_cards(self) -> bool:
-        """Whether intervals are over cards, and so hold for others like them: it takes `LEAST_CARDS`."""
-        return len(set(self.cards.values())) >= LEAST_CARDS
+        """Whether intervals are over cards, and so hold for others like them."""
+        return enough(self.cards.values())
 
     @cached_property
     def passed(self) -> pd.DataFrame:

@@ -118,8 +118,8 @@ def _fates(results: Results) -> dict[Any, str]:
     cases = results.run.cases
     statuses = cases.groupby(CASE, sort=False)["status"].agg(set)
     worst = {case: next(status for status in FATES if status in found) for case, found in statuses.items()}
-    too_long = cases[(cases["status"] == SKIPPED) & cases["reason"].str.startswith(TOO_LONG)]
-    slow = set(too_long[CASE].itertuples(index=False, name=None))
+    too_long = set(cases[cases["reason"].str.startswith(TOO_LONG)][CASE].itertuples(index=False, name=None))
+    slow = {case for case, status in worst.items() if status == SKIPPED and case in too_long}
     return {case: "too slow to time" if case in slow else FATES[status] for case, status in worst.items()}
 
 

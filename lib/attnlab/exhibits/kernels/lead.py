@@ -40,16 +40,18 @@ def table(results: Results) -> Table:
     frame = pd.DataFrame({"shape": [shape.label for shape in shapes]} | cells)
     note = (
         f"Ratios of medians from rounds taken together with {CI} intervals, and the other. They are not adjusted for "
+        "their number; the other is chosen by the same samples, which favours it."
     )
-    note += "their number; the other is chosen by the same samples, which favours it."
-    return Table(frame, sentence(results), note)
+    return Table(frame, _said(results, found), note)
 
 
 def sentence(results: Results) -> str:
     """By how much `kernel.best` leads under each timing, and at how many shapes; empty for a run without it."""
     found = _by_timing(results)
-    if not found:
-        return ""
+    return _said(results, found) if found else ""
+
+
+def _said(results: Results, found: dict[Timing, Leads]) -> str:
     ranges = [f"{_range(leads)} by `{timing.clock}` {timing.cache}" for timing, leads in found.items()]
     others = formats.listing([f"`{name}`" for name in _others(results)])
     return (
