@@ -111,7 +111,9 @@ def results(run: str = "", study: str = "quick", device: str = "auto") -> Result
     return of(read.load(measured("", wanted, device)))
 
 
-def measured(name: str, study: Study, device: str, long: bool = False, gpus: str = "", scheduler: str = "") -> str:
+def measured(
+    name: str, study: Study, device: str, long: bool = False, gpus: str = "", scheduler: str = "", command: str = ""
+) -> str:
     """Measure a study and return the name of its run.
 
     Args:
@@ -119,6 +121,7 @@ def measured(name: str, study: Study, device: str, long: bool = False, gpus: str
         long: whether a new run may take longer than a day.
         gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
+        command: what a user types for such a run; default ``make measure``, with the study and the devices.
     """
     _, record = _measuring_half()
     if name and (gpus or scheduler):
@@ -126,15 +129,16 @@ def measured(name: str, study: Study, device: str, long: bool = False, gpus: str
             pass
     with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
         kind = described["kind"]
-        where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
+        where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else f"DEVICE={kind}"
+        command = command or f"make measure STUDY={study.name} {where}"
         unfinished = "" if name else _newest(study, kind, complete=False)
         if unfinished:
             print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
             try:
-                return str(record.record(unfinished, study, kind, executor, where=where))
+                return str(record.record(unfinished, study, kind, executor, command=command))
             except EnvironmentChanged:
                 print(f"{unfinished}: the environment changed since; beginning a new run", file=sys.stderr)
-        return str(record.record(name or record.new_name(described), study, kind, executor, long, where))
+        return str(record.record(name or record.new_name(described), study, kind, executor, long, command))
 
 
 @contextmanager
@@ -192,7 +196,7 @@ def _table_for(name: str, plan: stated_models.Plan) -> Path:
     if not path.is_file():
         there = (schema.folder(run) / "manifest.json").is_file()
         if not there or not read.read_manifest(run)["complete"]:
-            measured(run, stated_models.attention(plan), "cuda")
+            measured(run, stated_models.attention(plan), "cuda", command=f"make model RUN={name}")
         documents.write(path, choices.table(of(read.load(run))))
     return path
 

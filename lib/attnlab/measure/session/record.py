@@ -43,7 +43,7 @@ def fresh_processes() -> Executor:
 
 
 def record(
-    name: str, study: Study, wanted: str, executor: Executor | None = None, long: bool = False, where: str = ""
+    name: str, study: Study, wanted: str, executor: Executor | None = None, long: bool = False, command: str = ""
 ) -> str:
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
@@ -51,7 +51,7 @@ def record(
         wanted: ``auto``, ``cuda`` or ``cpu``; the kind of the executor's devices, where there is one.
         executor: runs the jobs, a replicate each, in fresh processes; default `fresh_processes`.
         long: whether a new run may take longer than a day.
-        where: what the command says of the devices; default ``DEVICE=`` with their kind.
+        command: what a user types for such a run; default ``make measure`` with the study and the kind of the device.
 
     Raises:
         UserError: the device isn't there, or failed; a new run would take longer than it may; the run is of another
@@ -60,7 +60,8 @@ def record(
     """
     device = wanted if executor else devices.resolve(wanted).type
     with write.lock(name), executor or fresh_processes() as pool, explained(name, pool, "make measure"):
-        environment = _open(pool, name, study, device, long, where or f"DEVICE={device}")
+        command = command or f"make measure STUDY={study.name} DEVICE={device}"
+        environment = _open(pool, name, study, device, long, command)
         _work_through(pool, _jobs(name, study, device, environment))
         write.finish(name, {"profile": _take_once(pool, name, study, device, environment)})
     return name
@@ -111,13 +112,13 @@ def new_name(described: dict[str, Any]) -> str:
     return next(free for free in chain([name], numbered) if not schema.folder(free).exists())
 
 
-def _open(pool: Executor, name: str, study: Study, device: str, long: bool, where: str) -> str:
+def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> str:
     """Begin the run, or resume one that was cut off; returns the hash of its environment."""
     if not (schema.folder(name) / "manifest.json").is_file():
         print(f"{name}: looking at the machine and its ceilings", file=sys.stderr)
         found, seconds = pool.submit(worker.survey, device, study).result()
         _announce(study, seconds, long)
-        write.create(name, _manifest(study, where, found))
+        write.create(name, _manifest(study, command, found))
     manifest = read.read_manifest(name)
     if recorded(manifest) != study:
         raise UserError(f"the run {name!r} is of another study ({manifest['study']['name']}): choose another name")
@@ -153,12 +154,12 @@ def _duration(seconds: float) -> str:
     return f"about {float(f'{seconds / sizes[unit]:.2g}'):,.0f} {unit}"
 
 
-def _manifest(study: Study, where: str, found: dict[str, Any]) -> dict[str, Any]:
+def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, Any]:
     rungs = [rung for rung in ladder.load() if rung.implementation in study.implementations]
     return {
         "attnlab": VERSION,
         "commit": commit(),
-        "command": f"make measure STUDY={study.name} {where}",
+        "command": command,
         **found,
         "study": study.model_dump(mode="json"),
         "rules": rules.recorded(),
