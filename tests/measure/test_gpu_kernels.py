@@ -105,7 +105,9 @@ def test_every_rung_is_captured_and_reads_what_its_inputs_hold_then(name):
     windows = inputs.Windows(shape, GPU, ours.most_calls(shape))
     case = Case.of(rungs.implementation(name), windows, shape)
     ours.capture(case, torch.cuda.graph_pool_handle())
-    for seed, replay in enumerate((case.one, case.many, case.cut)):
+    assert case.one
+    assert case.many
+    for seed, replay in enumerate(filter(None, (case.one, case.many, case.cut))):
         windows.draw(seed)
         replay.output.fill_(torch.nan)
         replay.graph.replay()

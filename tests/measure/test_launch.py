@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnlab.measure.subjects import launch, maps
+from attnlab.measure.subjects import launch, maps, rungs
 from attnlab.measure.subjects.implementation import Broken, Unsupported
 from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout
+from attnlab.study import ladder
 
 SUCCESS, REFUSED = (SimpleNamespace(name=name) for name in ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"))
 Q = torch.zeros(2, 3, 8, 64, dtype=torch.float16)
@@ -112,6 +113,20 @@ def test_an_address_that_tma_can_not_use_is_refused(driver, wrong):
     with pytest.raises(Unsupported, match=r"^tensors have to begin at addresses that are multiples of 16$"):
         prepared(mapped())(*(odd if number == wrong else Q for number in range(3)))
     assert not driver.launches
+
+
+def test_the_first_tensors_of_a_layout_may_begin_anywhere(monkeypatch):
+    """Maps are made for them as for others, so that it is the launch that refuses them."""
+    addresses = []
+    for encode in ("contiguous", "strided"):
+        monkeypatch.setattr(maps, encode, lambda tensor, address, rows: addresses.append(address) or b"")
+    memory = torch.zeros(Q.numel() + 8, dtype=Q.dtype)
+    for rung in (rung for rung in ladder.load() if rung.arguments != "pointers"):
+        for first in range(8):
+            odd = memory[first:][: Q.numel()].view(Q.shape)
+            rungs._encoded(rung, rung.tiles[0], odd, odd, odd)
+    assert addresses
+    assert not any(address % maps.ALIGNMENT for address in addresses)
 
 
 def test_a_launch_or_an_address_that_the_driver_refuses_is_an_error(driver):

@@ -231,7 +231,9 @@ def _encoded(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, v: torch.
     rows = tile.box_rows or tile.rows
     encode = maps.strided if rung.arguments == "views" else maps.contiguous
     boxes = ((q, rows), (k, tile.keys), (v, tile.keys), (output, rows))
-    return [encode(tensor, q.data_ptr(), box) for tensor, box in boxes]
+    # The driver asks for a valid address. Each launch puts its tensors' own in, or refuses them.
+    address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
+    return [encode(tensor, address, box) for tensor, box in boxes]
 
 
 def _scalars(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, scale: float | None) -> list[Any]:
