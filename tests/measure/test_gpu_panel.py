@@ -53,7 +53,7 @@ def test_cold_is_cold_and_warm_is_warm(clock):
 def test_a_load_goes_on_without_pause_until_it_has_settled(monkeypatch):
     monkeypatch.setattr(load, "LOAD_S", 0.3)
     monkeypatch.setattr(load, "REST_S", 0.0)
-    rows = panel._loaded("sdpa.flash", SHAPE, GPU)
+    rows = load._rows("sdpa.flash", SHAPE, GPU)
     assert rows[-1]["started_s"] >= 0.3
     assert len(rows) > 10
     assert all(row["latency_us"] > 0 and row["why"] == "" for row in rows)
