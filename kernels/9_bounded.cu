@@ -22,12 +22,14 @@
 // Limits  the last bits of a row depend on the job before it, by its offset: they are the same in every run of a shape, and
 //         may differ where the same query lies in another batch.
 //         What is gained depends on the data: scores that keep rising by more than 2^15 cost a second product each tile.
-//         By counters of a trial with three consumers at 512 keys, an H200's multiprocessor has no CTA for 8 of 73 thousand
-//         cycles (launch and tail); the rest is the chain of a consumer, which others cover in part: issue slots are 39 %
-//         busy, tensor cores and MUFU 43 %. From 1024 keys on the card is limited by power. In trials an H100 kept the
-//         gains but for D = 128 under the mask at 512 keys, where cuDNN stays ahead (0.95x). There 134 MB have to be moved,
-//         28 us at an H200's 4.8 TB/s and 40 us at an H100's 3.35. Dealing a head's jobs so that the pass with an idle
-//         consumer is its shortest, which should have gained 5 to 12 % there, gained 1 % on an H200.
+//         By counters at 512 keys (h200-2026-11-22), tensor cores are 46 % busy, the MUFU 47 %, issue slots 51 %; in 14 %
+//         of a scheduler's cycles all warps wait for a fixed latency, in 11 % for a tile, and in 10 % there is no work:
+//         launch and tail. At 8192 keys tensor cores and MUFU are 65 % busy, and warps wait for fixed latencies (18 %) and
+//         tiles (17 %); from 1024 keys on the card is limited by power as well.
+//         An H100 keeps the gains (h100-2026-11-22): 1.19x over cuDNN at 512 keys, 1.10x over flash-attn-4 at 2048. Not so
+//         for D = 128 under the mask at 512 keys, where cuDNN stays ahead (0.95x): 134 MB have to be moved there, 28 us at
+//         an H200's 4.8 TB/s and 40 us at an H100's 3.35. Dealing a head's jobs so that the pass with an idle consumer is
+//         its shortest, which should have gained 5 to 12 % there, gained 1 % on an H200.
 #include "jobs.cuh"
 
 constexpr float LEAST = 0.015625f;  // 2^-6: of 16 or 32 probabilities of a first tile at least one is then a normal fp16

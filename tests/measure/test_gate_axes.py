@@ -1,8 +1,10 @@
 """The gate beyond plain self-attention: shared heads, decoding, sequences end to end, training. Plain: test_gate.py."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -540,6 +542,12 @@ def test_what_is_not_supported_is_refused_with_one_reason():
         assert refusal(flash4, shape) == "flash-attn-4 needs an NVIDIA GPU"
         assert refusal(xformers, shape) == "xFormers is measured only on an NVIDIA GPU"
     assert refusal(flash4, SPREAD) == "flash-attn-4 needs an NVIDIA GPU"
+
+
+def test_xformers_without_kernels_for_this_torch_says_so(monkeypatch):
+    monkeypatch.setattr(peers, "_imported", lambda module: SimpleNamespace(_has_cpp_library=False))
+    with pytest.raises(Unsupported, match=rf"^the kernels of xFormers .* than {re.escape(torch.__version__)}$"):
+        peers._memory_efficient()
 
 
 def test_grouped_heads_end_to_end_are_served_or_refused_but_never_wrong():

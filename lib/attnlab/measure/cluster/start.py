@@ -65,6 +65,9 @@ def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator[Any]:
     for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", category=distributed.versions.VersionMismatchWarning)
+    # A run that goes on is sent to who counts in it; and the address of the dashboard is printed, whichever it is.
+    for said in ("Sending large graph", r"\s*Port \d+ is already in use"):
+        warnings.filterwarnings("ignore", said, UserWarning)
     cluster = _local(number) if gpus else None
     try:
         client = distributed.Client(cluster or scheduler, timeout=CONNECT_S)

@@ -1,5 +1,6 @@
 """Attention from elsewhere, callable if it is installed: PyTorch's FlexAttention, flash-attn-4, xFormers."""
 
+import logging
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -117,11 +118,11 @@ def xformers(
     head_dim)``: views, without a copy. The causal mask is the one that is aligned to the end.
 
     Raises:
-        Unsupported: the package is not installed, or the device is no NVIDIA GPU.
+        Unsupported: the package is not installed, holds no kernels for this PyTorch, or the device is no NVIDIA GPU.
     """
     if q.device.type != "cuda":
         raise Unsupported("xFormers is measured only on an NVIDIA GPU")
-    fmha, shared = _installed("xformers.ops.fmha", "xFormers"), q.shape[1] // k.shape[1]
+    fmha, shared = _memory_efficient(), q.shape[1] // k.shape[1]
     queries, keys, values = (tensor.transpose(1, 2) for tensor in (q, k, v))
     if shared > 1:
         queries = queries.unflatten(2, (k.shape[1], shared))
@@ -129,6 +130,13 @@ def xformers(
     mask = fmha.attn_bias.LowerTriangularFromBottomRightMask() if causal else None
     output: torch.Tensor = fmha.memory_efficient_attention(queries, keys, values, attn_bias=mask, scale=scale)
     return output.reshape(q.transpose(1, 2).shape).transpose(1, 2)
+
+
+def _memory_efficient() -> Any:
+    logging.getLogger("xformers").setLevel(logging.ERROR)  # it warns in many lines of what is one reason here
+    if not _installed("xformers", "xFormers")._has_cpp_library:
+        raise Unsupported(f"the kernels of xFormers were compiled for another PyTorch than {torch.__version__}")
+    return _installed("xformers.ops.fmha", "xFormers")
 
 
 PEERS = (
