@@ -1,4 +1,4 @@
-"""Measures what a cluster itself costs, and computes from a recorded run what more GPUs would gain.
+"""What more GPUs gain, measured and computed from the published run, and what a cluster costs.
 
     python benchmarks/cluster.py        # 2, 4, 8 and 16 workers of this host, a minute or two
     python benchmarks/cluster.py 2 4    # these numbers of workers
@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import distributed
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from attnlab.base import files
 from attnlab.measure.cluster.deal import deal
@@ -31,6 +33,8 @@ from attnlab.study.shapes import Shape
 RUN = "h200-2026-11-22"
 REPLICATES = 5
 GPUS = (1, 2, 4, 8, 32, 256)
+SCALED = {1: "h200-scaling-1", 2: "h200-scaling-2", 4: "h200-scaling-4"}
+"""By the number of GPUs of one host, the run of the study `scaling` on them."""
 WORKERS = (2, 4, 8, 16)
 EMPTY_TASKS = 500
 BLOCKS = 40
@@ -55,6 +59,7 @@ class Measured(NamedTuple):
 
 def main(counts: list[int]) -> None:
     """Print what the published run would take on more GPUs, what its blocks hold, and a row per number of workers."""
+    _scaled()
     _plan()
     block, total, blocks = _published()
     print(f"\na block of {RUN}: {len(block) / 1e3:.0f} kB in the mean; {blocks} blocks, {total / 1e6:.0f} MB in all")
@@ -62,6 +67,39 @@ def main(counts: list[int]) -> None:
     for count in counts:
         found = _measured(count, block)
         print(f"{found.workers:>8} {found.task_ms:>10.2f} {found.home_ms:>11.2f} {found.mb_s:>10.1f}", flush=True)
+
+
+def _scaled() -> None:
+    """How long the busiest card measured, and how the medians of the cases stand to those of a card alone."""
+    there = {gpus: read.load(name) for gpus, name in SCALED.items() if name in read.names()}
+    if 1 not in there:
+        return
+    print(
+        "measured, the study scaling; latencies beside busy neighbours over those of a card alone, with 95 % intervals:"
+    )
+    print(f"{'GPUs':>8} {'s':>10} {'times as fast':>14} {'device clock':>28} {'eager clock':>28}")
+    alone_s = _busiest_s(there[1])
+    for gpus, run in there.items():
+        took_s = _busiest_s(run)
+        beside = [_beside(run, there[1], clock) if gpus > 1 else "" for clock in ("device", "eager")]
+        print(f"{gpus:>8} {took_s:>10.1f} {alone_s / took_s:>14.2f} {beside[0]:>28} {beside[1]:>28}")
+
+
+def _busiest_s(run: schema.Run) -> float:
+    """Seconds of the card that measured longest, from the start of each of its processes to its last sample."""
+    last_s = run.samples.groupby("process")["started_s"].max()
+    return float(last_s.groupby(run.processes.set_index("process")["card"]).sum().max())
+
+
+def _beside(run: schema.Run, alone: schema.Run, clock: str) -> str:
+    """Latencies beside busy neighbours over those of a card alone: the mean over cases, from replicate to replicate."""
+    medians = [
+        np.log(one.samples[one.samples["clock"] == clock].groupby([*schema.CASE, "replicate"])["latency_us"].median())
+        for one in (run, alone)
+    ]
+    apart = medians[0].unstack().sub(medians[1].unstack().mean(axis=1), axis=0).mean()
+    mean, (low, high) = apart.mean(), stats.t.interval(0.95, len(apart) - 1, apart.mean(), stats.sem(apart))
+    return " ".join(f"{100 * np.expm1(value):+.2f} %" for value in (mean, low, high))
 
 
 def _plan() -> None:

@@ -21,11 +21,13 @@
 //         thread and a consumer 112: every variable counts (`Place` is one number, `thread_again` is read where needed).
 // Limits  the last bits of a row depend on the job before it, by its offset: they are the same in every run of a shape, and
 //         may differ where the same query lies in another batch.
+//         In bf16, where all scores of a row are alike, its probabilities all round alike, by up to 2^-8, and their sum is
+//         not of rounded ones: with one query a head the gate refused it (h200-backends-2). With the maximum they are 1.
 //         What is gained depends on the data: scores that keep rising by more than 2^15 cost a second product each tile.
 //         By counters at 512 keys (h200-2026-11-22), tensor cores are 46 % busy, the MUFU 47 %, issue slots 51 %; in 14 %
-//         of a scheduler's cycles all warps wait for a fixed latency, in 11 % for a tile, and in 10 % there is no work:
-//         launch and tail. At 8192 keys tensor cores and MUFU are 65 % busy, and warps wait for fixed latencies (18 %) and
-//         tiles (17 %); from 1024 keys on the card is limited by power as well.
+//         of a scheduler's cycles all warps wait for a fixed latency, in 11 % for memory, where warps of the producer, which
+//         wait by design, count as well, and in 10 % there is no work: launch and tail. At 8192 keys tensor cores and MUFU
+//         are 65 % busy. From 4096 keys on the card is limited by power as well.
 //         An H100 keeps the gains (h100-2026-11-22): 1.19x over cuDNN at 512 keys, 1.10x over flash-attn-4 at 2048. Not so
 //         for D = 128 under the mask at 512 keys, where cuDNN stays ahead (0.95x): 134 MB have to be moved there, 28 us at
 //         an H200's 4.8 TB/s and 40 us at an H100's 3.35. Dealing a head's jobs so that the pass with an idle consumer is

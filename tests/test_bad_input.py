@@ -226,7 +226,7 @@ COMMANDS = [
     (
         nothing,
         ("measure", "--study", "nope"),
-        "there is no study 'nope'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick",
+        "there is no study 'nope'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick, scaling",
     ),
     (nothing, ("measure", "--study", "nope.yaml"), "there is no study 'nope.yaml'; notebooks/params/ has"),
     (foreign("notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
@@ -509,7 +509,7 @@ WORDS = [
     (["report", "RUN=../there"], "attnlab: '../there' can't be the name of a run: it is a folder in "),
     (
         ["measure", "STUDY=no such"],
-        "attnlab: there is no study 'no such'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick",
+        "attnlab: there is no study 'no such'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick, scaling",
     ),
     (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
     (["notebook", "NAME=02_nothing"], "attnlab: there is no notebook '02_nothing'; there are 01_environment,"),

@@ -17,7 +17,7 @@ PARAMS = sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert PARAMS == ["backends", "cpu", "gpu", "ladder", "peers", "quick"]
+    assert PARAMS == ["backends", "cpu", "gpu", "ladder", "peers", "quick", "scaling"]
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -230,7 +230,7 @@ def test_a_study_that_is_not_there_tells_which_are(name):
         studies.load(name)
     assert (
         str(caught.value)
-        == f"there is no study {name!r}; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick"
+        == f"there is no study {name!r}; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick, scaling"
     )
 
 
