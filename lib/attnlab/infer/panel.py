@@ -82,11 +82,7 @@ class Panel:
 
     def reading(self, case: tuple[str, Shape], method: str) -> Reading | None:
         """A method's result for a case, against our clock; None where either has no samples."""
-        return self.against(case, method, methods.reference(method))
-
-    def against(self, case: tuple[str, Shape], method: str, ours: str) -> Reading | None:
-        """A method's result for a case, against another method; None where either has no samples."""
-        taken = self._samples[case]
+        taken, ours = self._samples[case], methods.reference(method)
         if method not in taken or ours not in taken:
             return None
         theirs, reference = taken[method], taken[ours]

@@ -6,8 +6,6 @@ from typing import Literal
 EAGER, DEVICE, DEVICE_COLD = "eager", "device", "device.cold"
 DEVICE_REPEATED = "device.repeated"
 """The device clock around calls that all read the same values, which those of a run's samples never do."""
-DEVICE_TRACED = "device.traced"
-"""The device clock around the same replay that CUPTI traces. Only some runs have it."""
 CUPTI, CUPTI_GRAPH, CUPTI_SPAN = "cupti", "cupti.graph", "cupti.span"
 TRITON_DO_BENCH, TRITON_CUDAGRAPH = "triton.do_bench", "triton.cudagraph"
 NCU, NCU_COLD = "ncu", "ncu.cold"
@@ -41,7 +39,6 @@ METHODS = (
     Method(TRITON_CUDAGRAPH, "warm", "other"),
     Method(DEVICE_REPEATED, "warm", "other"),
     Method(EAGER, "warm", "other"),
-    Method(DEVICE_TRACED, "warm", "device"),
     Method(DEVICE_COLD, "cold", "device"),
     Method(NCU_COLD, "cold", "other", tool="ncu"),
     Method(NVBENCH_COLD, "cold", "other", tool="nvbench"),

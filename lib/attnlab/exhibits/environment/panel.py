@@ -33,7 +33,6 @@ TITLES = {
     methods.TRITON_CUDAGRAPH: "Triton, graph",
     methods.DEVICE_REPEATED: "`device`, repeated",
     methods.EAGER: "`eager`",
-    methods.DEVICE_TRACED: "`device`, traced",
     methods.DEVICE_COLD: "`device`, cold",
     methods.NCU_COLD: "Nsight Compute, flushed",
     methods.NVBENCH_COLD: "NVBench, cold",
@@ -139,31 +138,13 @@ def agreement(results: Results) -> Prose:
     )
     text += f" It is outside at {_first(cases['out'])}." if cases["out"] else ""
     text += f" These rounds scatter too much to decide at {_first(cases['unsure'])}." if cases["unsure"] else ""
-    return Prose(" ".join(filter(None, (text, _traced(panel), _kernels_alone(results, panel)))))
+    return Prose(" ".join(filter(None, (text, _kernels_alone(results, panel)))))
 
 
 def _first(cases: list[str]) -> str:
     """The first of these cases, and how many more there are."""
     more = len(cases) - NAMED
     return "; ".join(cases[:NAMED]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _traced(panel: Panel) -> str:
-    """The difference of our clock from CUPTI's span around the same replay, without drift between the two."""
-    readings = [
-        found for case in panel.cases if (found := panel.against(case, methods.CUPTI_SPAN, methods.DEVICE_TRACED))
-    ]
-    if not readings:
-        return ""
-    near = sum(reading.near for reading in readings)
-    short = [-reading.gap.estimate for reading in readings if reading.short]
-    long = [-reading.gap_pct for reading in readings if not reading.short]
-    parts = [f"{_range(short, 'µs')} for calls below {SHORT_US} µs"] if short else []
-    parts += [f"{_range(long, '%')} for longer ones"] if long else []
-    return (
-        "Around the same replay that CUPTI traces, our clock and CUPTI's agree within those limits in "
-        f"{near} of {len(readings)} cases: ours differs by {' and '.join(parts)}."
-    )
 
 
 def _kernels_alone(results: Results, panel: Panel) -> str:
