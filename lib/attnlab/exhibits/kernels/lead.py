@@ -12,6 +12,7 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.rungs import has_kernels
 from attnlab.infer.stats import Interval
+from attnlab.runs.rules import CLAIM_SPEEDUP
 from attnlab.study.implementations import FALLBACK, PEERS, SDPA
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
@@ -56,7 +57,7 @@ def _said(results: Results, found: dict[Timing, Leads]) -> str:
     others = formats.listing([f"`{name}`" for name in _others(results)])
     return (
         f"At each shape, the fastest of {others} takes {formats.listing(ranges)} as long as `{BEST}`; the interval of "
-        f"the ratio is above 1 at {_above(found)}."
+        f"the ratio is above 1 at {_above(found)}.{_claimable(results, found)}"
     )
 
 
@@ -72,6 +73,18 @@ def _above(found: dict[Timing, Leads]) -> str:
     if counts == shapes:
         return "all shapes"
     return f"{formats.listing([f'{count} of {of}' for count, of in zip(counts, shapes, strict=True)])} shapes"
+
+
+def _claimable(results: Results, found: dict[Timing, Leads]) -> str:
+    """At how many shapes the ratio is as large as a claim needs, under the headline's timing."""
+    leads = found.get(timing := results.headline)
+    if not leads:
+        return ""
+    count = sum(lead.speedup.estimate >= CLAIM_SPEEDUP for lead in leads.values())
+    return (
+        f" By `{timing.clock}` {timing.cache} it is {CLAIM_SPEEDUP:.2f} or more, which a claim needs, at {count} of "
+        f"{len(leads)}."
+    )
 
 
 def _by_timing(results: Results) -> dict[Timing, Leads]:
