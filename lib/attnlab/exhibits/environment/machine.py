@@ -175,7 +175,7 @@ def machine_table(results: Results) -> Table:
     frame = pd.DataFrame(
         [(key, value) for key, value in rows.items() if value not in (None, "")], columns=["", "value"]
     )
-    caption = f"Everything was measured on {device_words(results)}: the machine, as recorded in the run."
+    caption = f"All samples are of {device_words(results)}: the machine, as recorded in the run."
     return Table(frame, caption, _cards(results))
 
 
