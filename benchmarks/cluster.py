@@ -71,12 +71,11 @@ def main(counts: list[int]) -> None:
 
 def _scaled() -> None:
     """How long the busiest card measured, and how the medians of the cases stand to those of a card alone."""
-    there = {gpus: read.load(name) for gpus, name in SCALED.items() if name in read.names()}
+    recorded = read.names()
+    there = {gpus: read.load(name) for gpus, name in SCALED.items() if name in recorded}
     if 1 not in there:
         return
-    print(
-        "measured, the study scaling; latencies beside busy neighbours over those of a card alone, with 95 % intervals:"
-    )
+    print("measured, the study scaling; by each clock, how much longer calls take beside busy neighbours than alone:")
     print(f"{'GPUs':>8} {'s':>10} {'times as fast':>14} {'device clock':>28} {'eager clock':>28}")
     alone_s = _busiest_s(there[1])
     for gpus, run in there.items():
@@ -92,14 +91,17 @@ def _busiest_s(run: schema.Run) -> float:
 
 
 def _beside(run: schema.Run, alone: schema.Run, clock: str) -> str:
-    """Latencies beside busy neighbours over those of a card alone: the mean over cases, from replicate to replicate."""
+    """Latencies beside busy neighbours over those of a card alone: the mean over cases, and its 95 % interval by
+    Student's t over replicates.
+    """
     medians = [
         np.log(one.samples[one.samples["clock"] == clock].groupby([*schema.CASE, "replicate"])["latency_us"].median())
         for one in (run, alone)
     ]
     apart = medians[0].unstack().sub(medians[1].unstack().mean(axis=1), axis=0).mean()
-    mean, (low, high) = apart.mean(), stats.t.interval(0.95, len(apart) - 1, apart.mean(), stats.sem(apart))
-    return " ".join(f"{100 * np.expm1(value):+.2f} %" for value in (mean, low, high))
+    mean = apart.mean()
+    low, high = stats.t.interval(0.95, len(apart) - 1, mean, stats.sem(apart))
+    return "{:+.2f} [{:+.2f}, {:+.2f}] %".format(*(100 * np.expm1(value) for value in (mean, low, high)))
 
 
 def _plan() -> None:

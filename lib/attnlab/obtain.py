@@ -121,7 +121,7 @@ def measured(
         long: whether a new run may take longer than a day.
         gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
-        command: what a user types for such a run; default ``make measure``, with the study and the devices.
+        command: what a user types for such a run on one device; default ``make measure`` with the study.
     """
     _, record = _measuring_half()
     if name and (gpus or scheduler):
@@ -129,8 +129,8 @@ def measured(
             pass
     with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
         kind = described["kind"]
-        where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else f"DEVICE={kind}"
-        command = command or f"make measure STUDY={study.name} {where}"
+        if gpus or scheduler:
+            command = record.command_for(study, f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT")
         unfinished = "" if name else _newest(study, kind, complete=False)
         if unfinished:
             print(f"{unfinished}: going on where it was cut off", file=sys.stderr)

@@ -206,6 +206,15 @@ def test_a_record_holds_what_its_plan_states(recording):
     assert not (models.folder("mine") / "parts").exists()
 
 
+def test_the_run_of_its_attention_names_the_command_that_measures_it(data, monkeypatch):
+    def measured(name, study, device, command):
+        raise UserError(f"{name}, {study.name}, {device}: {command}")
+
+    monkeypatch.setattr(obtain, "measured", measured)
+    with pytest.raises(UserError, match=r"^mine-attention, model, cuda: make model RUN=mine$"):
+        obtain._table_for("mine", stated.plan("cuda"))
+
+
 def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
     from attnlab.measure.session import models as session
 

@@ -77,7 +77,8 @@ def _above(found: dict[Timing, Leads]) -> str:
 
 def _claimable(results: Results, found: dict[Timing, Leads]) -> str:
     """At how many shapes the ratio is as large as a claim needs, under the headline's timing."""
-    leads = found.get(timing := results.headline)
+    timing = results.headline
+    leads = found.get(timing)
     if not leads:
         return ""
     count = sum(lead.speedup.estimate >= CLAIM_SPEEDUP for lead in leads.values())

@@ -51,7 +51,7 @@ def record(
         wanted: ``auto``, ``cuda`` or ``cpu``; the kind of the executor's devices, where there is one.
         executor: runs the jobs, a replicate each, in fresh processes; default `fresh_processes`.
         long: whether a new run may take longer than a day.
-        command: what a user types for such a run; default ``make measure`` with the study and the kind of the device.
+        command: what a user types for such a run; default that on one device of this kind.
 
     Raises:
         UserError: the device isn't there, or failed; a new run would take longer than it may; the run is of another
@@ -60,8 +60,7 @@ def record(
     """
     device = wanted if executor else devices.resolve(wanted).type
     with write.lock(name), executor or fresh_processes() as pool, explained(name, pool, "make measure"):
-        command = command or f"make measure STUDY={study.name} DEVICE={device}"
-        environment = _open(pool, name, study, device, long, command)
+        environment = _open(pool, name, study, device, long, command or command_for(study, f"DEVICE={device}"))
         _work_through(pool, _jobs(name, study, device, environment))
         write.finish(name, {"profile": _take_once(pool, name, study, device, environment)})
     return name
@@ -95,6 +94,11 @@ def explained(name: str, pool: Executor, command: str) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else f"writing failed ({error.strerror or error})"
         raise UserError(f"{what}; {kept}: make room, then {goes_on}") from None
+
+
+def command_for(study: Study, where: str) -> str:
+    """What a user types to measure a study on the devices that `where` states."""
+    return f"make measure STUDY={study.name} {where}"
 
 
 def new_name(described: dict[str, Any]) -> str:

@@ -132,6 +132,7 @@ def xformers(
     return output.reshape(q.transpose(1, 2).shape).transpose(1, 2)
 
 
+@cache
 def _memory_efficient() -> Any:
     logging.getLogger("xformers").setLevel(logging.ERROR)  # it warns in many lines of what is one reason here
     if not _installed("xformers", "xFormers")._has_cpp_library:
