@@ -24,6 +24,10 @@ struct Problem {
     Divisor heads, sharing, items;
     int queries, keys, earlier;
     float scale;
+    // How a persistent kernel deals its items: under the mask, in sections of so many heads, with `rest` in the last one;
+    // without it, each item after the first `whole` ones in `shares`, and in each round a CTA moves on by `step`.
+    Divisor section, section_items, rest, shares, ctas;
+    int whole, step;
 };
 
 // Byte offset of a 16-byte chunk in a tile.

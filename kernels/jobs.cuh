@@ -123,18 +123,16 @@ template <int CONSUMERS> __device__ __forceinline__ void pass_turn(int consumer)
     asm volatile("bar.arrive %0, 256;" ::"r"(5 + next) : "memory");
 }
 
-// How the work is dealt: CTAs take passes in turn.
+// How the work is dealt: CTAs take passes in turn. Without the mask, the passes of the last round are dealt in shares, as far
+// as there are CTAs. Under the mask heads are dealt in sections, the longest passes of each first.
 template <typename P, bool CAUSAL> struct Deal {
-    // K and V of so many bytes stay in the L2 while the jobs of their heads run. An H200's is twice as large.
-    static constexpr long long KEPT_BYTES = 32 << 20;
     Problem problem;
-    int heads, blocks, groups, passes, section;
+    int heads, blocks, groups, passes;
     __device__ __forceinline__ Deal(const Problem& problem)
         : problem(problem), heads(problem.batch * problem.heads.by), blocks((problem.queries + 63) / 64),
-          groups(problem.items.by), passes(P::serves(problem.keys) ? groups * heads : 0), section(gridDim.x) {
-        const long long bytes = 4ll * problem.keys * P::D;
-        while (CAUSAL && section > 1 && section * bytes > KEPT_BYTES * problem.sharing.by) section = (section + 1) / 2;
-        section = min(section, heads);
+          groups(problem.items.by), passes(groups * heads) {
+        if (!CAUSAL) passes = problem.whole + (passes - problem.whole) * problem.shares.by;
+        if (!P::serves(problem.keys)) passes = 0;
     }
     // Whether a consumer may have less to do in a pass than another.
     __device__ __forceinline__ static bool skips(const Problem& problem) {
@@ -149,24 +147,39 @@ template <typename P, bool CAUSAL> struct Deal {
         return (head & ~0xFFFF) | problem.sharing.quotient(head & 0xFFFF);
     }
     // The CTA's pass number `turn`, or -1 behind the end. Under the mask to and fro: the longest first, the shortest next.
+    // Without it some steps further each time, so that nobody always has the passes with fewer jobs.
     __device__ __forceinline__ int pass(int turn) const {
-        const int at = turn * gridDim.x + (CAUSAL && turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+        const int fro = turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+        const int at = turn * gridDim.x + (CAUSAL ? fro : problem.ctas.remainder(blockIdx.x + turn * problem.step));
         return at < passes ? at : -1;
     }
-    // The head of a pass, packed, and its first block of 64 queries. Under the mask, within a section of heads, the longest
-    // first: groups of blocks end with the last one, and the shortest begins below 0 where they don't come out even.
-    __device__ __forceinline__ void place(int pass, int& head, int& first) const {
+    // The head of a pass, packed, and its first and last block of 64 queries. Under the mask, within a section of heads, the
+    // longest first: groups of blocks end with the last one, and the shortest begins below 0 where they don't come out even.
+    __device__ __forceinline__ void place(int pass, int& head, int& first, int& last) const {
         if (CAUSAL) {
-            const int begin = pass / (section * groups) * section, there = min(section, heads - begin);
-            const int index = pass % (section * groups);
-            head = packed(begin + index % there);
-            // The same in fewer operations costs a consumer 14 registers, which it doesn't have.
-            first = (groups - 1 - index / there) * P::PER_PASS + blocks - groups * P::PER_PASS;
+            const int section = problem.section_items.quotient(pass), index = problem.section_items.remainder(pass);
+            const int begin = section * problem.section.by;
+            int group = problem.section.quotient(index), there = problem.section.by;
+            if (begin + there > heads) group = problem.rest.quotient(index), there = problem.rest.by;
+            head = packed(begin + index - group * there);
+            // The same in other words, equally many, costs a consumer 14 registers, which it doesn't have.
+            first = blocks - (group + 1) * P::PER_PASS;
+            last = min(first + P::PER_PASS, blocks) - 1;
         } else {
+            int begin = 0, end = P::PER_PASS;
+            if (pass >= problem.whole) {
+                const int share = problem.shares.remainder(pass - problem.whole);
+                begin = problem.shares.quotient(P::PER_PASS * share), end = problem.shares.quotient(P::PER_PASS * (share + 1));
+                pass = problem.whole + problem.shares.quotient(pass - problem.whole);
+            }
             head = packed(problem.items.quotient(pass));
             first = problem.items.remainder(pass) * P::PER_PASS;
+            last = min(first + end, blocks) - 1;
+            first += begin;
         }
     }
+    // The tiles that a pass needs: those of its last block, if it has one.
+    __device__ __forceinline__ int rounds(int first, int last) const { return first > last ? 0 : tiles(last); }
     __device__ __forceinline__ int tiles(int block) const {  // that a block sees
         const int keys = problem.keys;
         return ((CAUSAL ? min(keys, problem.earlier + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS;
@@ -180,7 +193,6 @@ template <typename P, bool CAUSAL> struct Deal {
         const int round = index / P::CONSUMERS;
         return round % 2 ? (2 * round + 1) * P::CONSUMERS - 1 - index : index;
     }
-    __device__ __forceinline__ int last(int first) const { return min(first + P::PER_PASS, blocks) - 1; }
 };
 
 // Sets barriers up.
@@ -219,9 +231,9 @@ __device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAU
     const bool skips = deal.skips(deal.problem);
     Place<P::PAIRS> ring;
     for (int turn = 0, pass; (pass = deal.pass(turn)) >= 0; ++turn) {
-        int head, first;
-        deal.place(pass, head, first);
-        const int last = deal.last(first), tiles = deal.tiles(last), from = deal.packed_values(head);
+        int head, first, last;
+        deal.place(pass, head, first, last);
+        const int tiles = deal.rounds(first, last), from = deal.packed_values(head);
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
             const int users = last + 1 - deal.first_of(tile, first);
@@ -251,9 +263,9 @@ __device__ __forceinline__ void deal_jobs(Shared<P>& shared, const Deal<P, CAUSA
     int index = dealt, turns = 0, jobs = 0, turn = 0;
     int since = 0;  // tiles from the end of the job before to the beginning of this pass
     for (int pass; (pass = deal.pass(turn)) >= 0; ++turn) {
-        int head, first;
-        deal.place(pass, head, first);
-        const int last = deal.last(first), rounds = deal.tiles(last);
+        int head, first, last;
+        deal.place(pass, head, first, last);
+        const int rounds = deal.rounds(first, last);
         for (; index < P::PER_PASS; index += P::CONSUMERS) {
             const int block = first + (CAUSAL ? P::PER_PASS - 1 - deal.order(index) : index);
             const int tiles = (CAUSAL ? block >= 0 : block <= last) ? deal.tiles(block) : 0;

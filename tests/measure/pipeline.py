@@ -11,6 +11,8 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+from attnlab.measure.subjects import problem
+
 MOST_STEPS = 400_000
 Agent = Iterator[None]
 
@@ -32,6 +34,7 @@ class Plan:
     blocks: int = 1
     heads: int = 1
     earlier: int = 0
+    section: int = 1
     grid: int = 1
     cta: int = 0
 
@@ -45,54 +48,75 @@ class Plan:
         """Whether a consumer may have less to do in a pass than another."""
         return self.causal or self.per_pass < self.consumers or bool(self.blocks % self.per_pass)
 
-    def passes(self) -> Iterator[tuple[int, int]]:
-        """Head and first block of each pass of the CTA."""
-        for turn in range(self.groups * self.heads):
-            back = self.causal and turn % 2
-            at = turn * self.grid + (self.grid - 1 - self.cta if back else self.cta)
-            if at >= self.groups * self.heads:
+    @property
+    def whole(self) -> int:
+        """Passes that a CTA takes whole: those of the last round may be shared out."""
+        passes = self.groups * self.heads
+        return passes if self.causal else passes - passes % self.grid
+
+    @property
+    def shares(self) -> int:
+        """Shares of each pass of the last round."""
+        return 1 if self.causal else problem.shares(self.groups * self.heads, self.grid, self.per_pass)
+
+    def passes(self) -> Iterator[tuple[int, int, int]]:
+        """Head, first and last block of each pass of the CTA, or of its share of one, which may have no block."""
+        count = self.whole + (self.groups * self.heads - self.whole) * self.shares
+        for turn in range(count):
+            fro = self.grid - 1 - self.cta if turn % 2 else self.cta
+            on = (self.cta + turn * problem.step(self.blocks, self.per_pass, self.grid)) % self.grid
+            at = turn * self.grid + (fro if self.causal else on)
+            if at >= count:
                 return
             yield self._place(at)
 
     def jobs(self) -> Iterator[tuple[int, int]]:
         """Head and block of each job of the CTA, pass by pass."""
-        for head, first in self.passes():
-            yield from ((head, block) for block in range(max(first, 0), self.last(first) + 1))
+        for head, first, last in self.passes():
+            yield from ((head, block) for block in range(max(first, 0), last + 1))
 
     def tiles(self, block: int) -> int:
         """The tiles that a block sees."""
         keys = self.earlier + 64 * (block + 1 if self.causal else self.blocks)
         return ceil(keys / self.keys_of_a_tile)
 
-    def last(self, first: int) -> int:
-        """The last block of a pass."""
-        return min(first + self.per_pass, self.blocks) - 1
+    def rounds(self, first: int, last: int) -> int:
+        """The tiles that a pass needs."""
+        return 0 if first > last else self.tiles(last)
 
-    def users(self, tile: int, first: int) -> int:
+    def users(self, tile: int, first: int, last: int) -> int:
         """How many blocks of a pass see a tile."""
         begin = max(first, 0, self.keys_of_a_tile * tile - self.earlier >> 6) if self.causal else first
-        return self.last(first) + 1 - begin
+        return last + 1 - begin
 
-    def block(self, first: int, index: int) -> int | None:
+    def block(self, first: int, last: int, index: int) -> int | None:
         """The block of a job of a pass; None if there is no such job."""
         around = index // self.consumers
         order = (2 * around + 1) * self.consumers - 1 - index if around % 2 else index
         block = first + (self.per_pass - 1 - order if self.causal else index)
-        return block if 0 <= block <= self.last(first) else None
+        return block if 0 <= block <= last else None
 
     def following(self, index: int) -> int:
         """The first job of a consumer in a pass, from the one after its last in the pass before."""
         to_and_fro = self.causal and self.per_pass == self.consumers
         return 2 * self.consumers - 1 - index if to_and_fro else index - self.per_pass
 
-    def _place(self, at: int) -> tuple[int, int]:
+    def _place(self, at: int) -> tuple[int, int, int]:
         if not self.causal:
-            return at // self.groups, at % self.groups * self.per_pass
-        section = min(self.heads, self.grid)
-        begin, index = at // (section * self.groups) * section, at % (section * self.groups)
-        there = min(section, self.heads - begin)
-        group = self.groups - 1 - index // there
-        return begin + index % there, group * self.per_pass + self.blocks - self.groups * self.per_pass
+            share, of = 0, 1
+            if at >= self.whole:
+                at, share, of = (
+                    self.whole + (at - self.whole) // self.shares,
+                    (at - self.whole) % self.shares,
+                    self.shares,
+                )
+            first = at % self.groups * self.per_pass
+            begin, end = (first + self.per_pass * number // of for number in (share, share + 1))
+            return at // self.groups, begin, min(end, self.blocks) - 1
+        begin, index = at // (self.section * self.groups) * self.section, at % (self.section * self.groups)
+        there = min(self.section, self.heads - begin)
+        first = (self.groups - 1 - index // there) * self.per_pass + self.blocks - self.groups * self.per_pass
+        return begin + index % there, first, first + self.per_pass - 1
 
 
 @dataclass
@@ -199,13 +223,13 @@ class Cta:
 
     def _produce(self) -> Agent:
         plan, at = self.plan, 0
-        for turn, (head, first) in enumerate(plan.passes()):
-            for tile in range(plan.tiles(plan.last(first))):
+        for turn, (head, first, last) in enumerate(plan.passes()):
+            for tile in range(plan.rounds(first, last)):
                 slot, parity = at % plan.slots, at // plan.slots % 2
                 for i in range(2):
                     yield from self.empty[slot][i].wait(1 - parity)
                     self._load(self.full[slot][i], partial(self.held[slot].__setitem__, i, (head, tile)))
-                    if away := plan.per_pass - plan.users(tile, first):
+                    if away := plan.per_pass - plan.users(tile, first, last):
                         self.empty[slot][i].arrive(away)
                     if plan.skips and tile + i == 0:
                         yield from self._begin(slot, parity)
@@ -222,10 +246,10 @@ class Cta:
 
     def _deal(self, consumer: int) -> Agent:
         plan, index, turns, count, since, at = self.plan, consumer, 0, 0, 0, 0
-        for number, (head, first) in enumerate(plan.passes()):
-            rounds = plan.tiles(plan.last(first))
+        for number, (head, first, last) in enumerate(plan.passes()):
+            rounds = plan.rounds(first, last)
             while index < plan.per_pass:
-                block = plan.block(first, index)
+                block = plan.block(first, last, index)
                 tiles = 0 if block is None else plan.tiles(block)
                 if block is not None:
                     apart = since >= plan.slots or turns + 2 > plan.slots

@@ -20,8 +20,10 @@ def drawn(plan: tuple, seed: int) -> Cta:
     # All tiles of a head have to be in the ring where a consumer has several jobs of a pass.
     blocks = some.randint(1, per_pass if per_pass > consumers else 14)
     earlier = some.choice((0, 0, 64, 130)) if causal and per_pass == consumers else 0
-    grid = some.randint(1, 3)
-    problem = Plan(tile, slots, consumers, bool(turns), per_pass, causal, blocks, some.randint(1, 5), earlier, grid)
+    grid = some.choice((1, 2, 3, 5, 12))
+    heads = some.randint(1, 5)
+    section = some.randint(1, heads)
+    problem = Plan(tile, slots, consumers, bool(turns), per_pass, causal, blocks, heads, earlier, section, grid)
     return Cta(replace(problem, cta=some.randrange(grid)), some, some.choice((3, 40, 150)))
 
 
@@ -41,7 +43,7 @@ def test_the_ctas_of_a_grid_share_out_all_blocks_of_all_heads(plan):
         assert sorted(dealt) == [(head, block) for head in range(problem.heads) for block in range(problem.blocks)]
 
 
-@pytest.mark.parametrize("seed", [336, 428, 552])  # of a thousand, about a dozen
+@pytest.mark.parametrize("seed", [66, 104, 291])  # of 1,500, thirteen
 def test_a_pass_that_begins_before_all_earlier_tiles_have_come_is_caught(seed):
     # As it was until 2026-11-22: who had skipped a tile could take the one after it to be in its slot.
     cta = drawn((64, 4, 3, 0, 3, "causal"), seed)

@@ -1,18 +1,20 @@
-"""What a kernel that takes views is told, and its divisions."""
+"""What a kernel that takes views is told: its divisions, and how its work items are dealt among CTAs."""
 
 import ctypes
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnlab.base import paths
-from attnlab.measure.subjects.problem import Divisor, Problem
+from attnlab.measure.subjects.problem import ITEM_TILES, Divisor, Problem, section, shares, step
+from attnlab.study.ladder import Tile
 
 
-@pytest.mark.parametrize(("structure", "size"), [(Divisor, 12), (Problem, 56)])
+@pytest.mark.parametrize(("structure", "size"), [(Divisor, 12), (Problem, 124)])
 def test_a_problem_is_what_the_header_declares(structure, size):
     source = (paths.kernels() / "hopper.cuh").read_text()
     declared = source.split(f"struct {structure.__name__} {{")[1].split("};")[0]
@@ -34,6 +36,75 @@ def test_a_quotient_is_a_product(number, by):
 
 
 def test_a_problem_counts_heads_keys_and_work_items():
-    problem = Problem.of(torch.empty(2, 12, 300, 64), torch.empty(2, 3, 500, 64), 64, 0.5)
-    assert (problem.batch, problem.heads.by, problem.sharing.by, problem.items.by) == (2, 12, 4, 5)
+    tile = Tile(head_dim=64, rows=128, keys=64, threads=384, shared_bytes=0, box_rows=64)
+    q, k = torch.empty(2, 12, 300, 64, device="meta"), torch.empty(2, 3, 500, 64, device="meta")
+    problem = Problem.of(q, k, True, 0.5, tile, 64, 50 << 20)
+    assert (problem.batch, problem.heads.by, problem.sharing.by, problem.items.by) == (2, 12, 4, 3)
     assert (problem.queries, problem.keys, problem.earlier, problem.scale) == (300, 500, 200, 0.5)
+    together = problem.section.by
+    assert (problem.section_items.by, problem.rest.by) == (3 * together, 24 % together or together)
+    # 72 items: 64 CTAs have one each, and sixteen of them one of the two blocks of another.
+    assert (problem.whole, problem.shares.by) == (64, 2)
+
+
+@given(items=st.integers(0, 5000), ctas=st.integers(1, 200), most=st.integers(1, 9))
+def test_the_shares_of_the_last_round_are_one_round(items, ctas, most):
+    of_each, left = shares(items, ctas, most), items % ctas
+    assert 1 <= of_each <= most
+    assert left * of_each <= ctas
+    assert of_each == most or not left or left * (of_each + 1) > ctas
+
+
+@pytest.mark.parametrize(("items", "ctas"), [(11, 132), (22, 132), (3, 132), (7, 132), (43, 132), (6, 108)])
+def test_every_cta_has_about_as_many_of_the_last_items_of_heads(items, ctas):
+    rounds, on = 60, step(3 * items - 1, 3, ctas)
+    dealt = [turn * ctas + (np.arange(ctas) + turn * on) % ctas for turn in range(rounds)]
+    last = sum(numbers % items == items - 1 for numbers in dealt)
+    assert (sorted(np.concatenate(dealt)) == np.arange(rounds * ctas)).all()
+    assert last.max() - last.min() <= 2
+    assert step(3 * items, 3, ctas) == 0  # where the last items are as long as the others
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "rows", "tile", "cached", "best"),
+    [
+        (
+            35,
+            2048,
+            192,
+            128,
+            0.01,
+            35,
+        ),  # of three rounds
+        (256, 512, 192, 64, 0.005, 4),  # all sections come out alike: the smallest stays in the cache
+        (256, 2048, 192, 128, 0.01, 44),
+        (256, 2048, 192, 128, 0.2, 4),  # where one head takes a fifth of the L2
+        (3, 2048, 192, 128, 0.01, 3),  # fewer heads than the smallest section
+    ],
+)
+def test_a_section_balances_the_ctas_and_stays_in_the_cache(heads, queries, rows, tile, cached, best):
+    assert section(heads, queries, queries, rows, tile, 132, cached) == best
+
+
+def test_no_section_leaves_a_cta_with_less_than_the_best_if_the_cache_is_large():
+    for heads, queries in ((35, 2048), (64, 1111), (256, 4096)):
+        chosen = section(heads, queries, queries, 192, 128, 132, 1e-9)
+        tiles = np.ceil((queries - 192 * np.arange(-(-queries // 192))) / 128) + ITEM_TILES
+        longest = {
+            size: _by_hand(tiles, heads, size, 132)
+            for size in (4, 6, 11, 12, 22, 33, 44, 66, 132, heads)
+            if size <= heads
+        }
+        assert longest[chosen] == pytest.approx(min(longest.values()))
+
+
+def _by_hand(tiles, heads, section, ctas):
+    """The tiles of the CTA that has most, item by item."""
+    items = [
+        tiles[g] for b in range(0, heads, section) for g in range(len(tiles)) for _ in range(min(section, heads - b))
+    ]
+    loads = [0.0] * ctas
+    for at, item in enumerate(items):
+        turn, cta = divmod(at, ctas)
+        loads[ctas - 1 - cta if turn % 2 else cta] += item
+    return max(loads)

@@ -86,6 +86,10 @@ class Tile(BaseModel):
         """The work items of a call with so many queries a head, and heads over all batches."""
         return math.ceil(seq_len / self.rows) * heads
 
+    def boxes(self, seq_len: int, heads: int) -> int:
+        """The boxes of Q of such a call, of which a CTA has at least one."""
+        return math.ceil(seq_len / (self.box_rows or self.rows)) * heads
+
     def serves_length(self, kv_len: int) -> bool:
         """Whether it serves this number of keys."""
         return self.shortest <= kv_len <= (self.longest or kv_len)

@@ -131,8 +131,9 @@ class Kernel:
             ctas = tile.items(seq_len, batch * heads)
             if rung.persistent:
                 most = torch.cuda.get_device_properties(device).multi_processor_count
-                ctas = min(ctas, compiled.ctas_per_sm * most)
-            encoded, scalars = _encoded(rung, tile, q, k, v), _scalars(rung, tile, q, k, scale)
+                ctas = min(tile.boxes(seq_len, batch * heads), compiled.ctas_per_sm * most)
+            encoded = _encoded(rung, tile, q, k, v)
+            scalars = _scalars(rung, tile, q, k, causal, scale, ctas)
             launch = Launch(
                 compiled.function.kernel.ptr,
                 ctas,
@@ -236,13 +237,16 @@ def _encoded(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, v: torch.
     return [encode(tensor, address, box) for tensor, box in boxes]
 
 
-def _scalars(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, scale: float | None) -> list[Any]:
+def _scalars(
+    rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float | None, ctas: int
+) -> list[Any]:
     """What follows the tensors among the parameters of a kernel."""
     batch, heads, seq_len, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     if rung.arguments != "views":
         return [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
-    return [Problem.of(q, k, tile.rows, scale)]
+    l2_bytes = torch.cuda.get_device_properties(q.device).L2_cache_size
+    return [Problem.of(q, k, causal, scale, tile, ctas, l2_bytes)]
 
 
 def _served(
