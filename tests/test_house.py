@@ -333,7 +333,7 @@ def test_the_continuous_integration_runs_the_readmes_test_command():
 
 def test_no_file_names_a_place_on_someones_machine():
     homes = re.compile(
-        rb"/(?:home/[a-z]\w*/|Users/[A-Za-z]\w*/|root/\w)|" + rb"(?<![\w.])" + re.escape(f"{ROOT}/".encode())
+        rb"/(?:home/[a-z]\w*/|Users/[A-Za-z]\w*/|root/\w)|file:///\w|(?<![\w.])" + re.escape(f"{ROOT}/".encode())
     )
     found = {
         str(path.relative_to(ROOT)): match[0]

@@ -132,9 +132,13 @@ def test_a_report_that_does_not_compile_is_one_line_and_a_log(tmp_path):
 @pytest.mark.skipif(not BROWSER, reason="needs Chromium")
 def test_without_tex_a_browser_prints_the_page(tmp_path):
     page = tmp_path / "report.html"
-    page.write_text("<h1>Printed</h1>")
+    links = '<a href="#end">end</a> <a href="https://there.example">there</a> <a class="x" href="02.html#y">beside</a>'
+    page.write_text(f'<h1 id="end">Printed</h1>{links}')
     printed.print_page(BROWSER, page, tmp_path / "report.pdf")
-    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    made = (tmp_path / "report.pdf").read_bytes()
+    assert made.startswith(b"%PDF")
+    assert b"https://there.example" in made
+    assert b"file:" not in made
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from attnlab.paper.latex import MAIN, epoch
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOW = "no PDF: install pdflatex (Debian's texlive-latex-recommended and lmodern) or Chromium, and render again"
+# Links to files beside the page: in a PDF a browser makes addresses on this machine of them.
+BESIDE = re.compile(r"""(<a\b[^>]*?)\shref=(["'])(?!#|https?:|mailto:).*?\2""", re.DOTALL)
 MOST_PASSES = 4
 LIMIT_S = 300
 
@@ -52,18 +54,19 @@ def compile(files: Mapping[str, bytes], pdf: Path, created: str) -> None:
 
 
 def print_page(browser: str, page: Path, pdf: Path) -> None:
-    """Print a page by a browser without a window.
+    """Print a page by a browser without a window; its links to files beside it become plain text.
 
     Raises:
         UserError: the browser failed.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch, "page.pdf")
+        made, copy = Path(scratch, "page.pdf"), Path(scratch, "page.html")
+        copy.write_text(BESIDE.sub(r"\1", page.read_text()))
         # A sandbox can't be had as root, and the page runs no script.
         options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={scratch}/profile"]
         options += ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         ended = _run(
-            [browser, *options, f"--print-to-pdf={made}", page.resolve().as_uri()], cwd=scratch, env=os.environ
+            [browser, *options, f"--print-to-pdf={made}", copy.resolve().as_uri()], cwd=scratch, env=os.environ
         )
         if ended.returncode or not made.is_file():
             raise UserError(f"{Path(browser).name} could not print {page.name}, which is there; {HOW}")
