@@ -162,7 +162,7 @@ template <typename P, bool CAUSAL> struct Deal {
             int group = problem.section.quotient(index), there = problem.section.by;
             if (begin + there > heads) group = problem.rest.quotient(index), there = problem.rest.by;
             head = packed(begin + index - group * there);
-            // The same in other words, equally many, costs a consumer 14 registers, which it doesn't have.
+            // Written otherwise, the same makes the compiler spill, where four consumers have no register to spare.
             first = blocks - (group + 1) * P::PER_PASS;
             last = min(first + P::PER_PASS, blocks) - 1;
         } else {
