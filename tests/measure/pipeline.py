@@ -62,10 +62,10 @@ class Plan:
     def passes(self) -> Iterator[tuple[int, int, int]]:
         """Head, first and last block of each pass of the CTA, or of its share of one, which may have no block."""
         count = self.whole + (self.groups * self.heads - self.whole) * self.shares
+        step = problem.step(self.blocks, self.per_pass, self.grid)
         for turn in range(count):
             fro = self.grid - 1 - self.cta if turn % 2 else self.cta
-            on = (self.cta + turn * problem.step(self.blocks, self.per_pass, self.grid)) % self.grid
-            at = turn * self.grid + (fro if self.causal else on)
+            at = turn * self.grid + (fro if self.causal else (self.cta + turn * step) % self.grid)
             if at >= count:
                 return
             yield self._place(at)
@@ -105,11 +105,8 @@ class Plan:
         if not self.causal:
             share, of = 0, 1
             if at >= self.whole:
-                at, share, of = (
-                    self.whole + (at - self.whole) // self.shares,
-                    (at - self.whole) % self.shares,
-                    self.shares,
-                )
+                passes, share = divmod(at - self.whole, self.shares)
+                at, of = self.whole + passes, self.shares
             first = at % self.groups * self.per_pass
             begin, end = (first + self.per_pass * number // of for number in (share, share + 1))
             return at // self.groups, begin, min(end, self.blocks) - 1

@@ -442,6 +442,23 @@ def test_two_tiles_for_one_head_dim_are_two_instances(launched):
     assert launched == [("short", False), ("short", True), ("long", False), ("long", True)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "causal", "items", "ctas"),
+    [
+        ("views", False, 2816, 132),
+        ("views", False, 64, 128),  # two shares of each
+        ("views", False, 40, 120),  # three: an item has no more boxes
+        ("views", False, 70, 70),
+        ("views", True, 64, 64),  # under the mask, nothing is shared out
+        ("tensor maps", False, 64, 64),  # nor by a kernel that isn't told how
+    ],
+)
+def test_a_persistent_kernel_gets_as_many_ctas_as_find_work(arguments, causal, items, ctas):
+    tile = ladder.Tile(**(TILE | {"rows": 192, "box_rows": 64}))
+    one = ladder.rung("kernel.bounded").model_copy(update={"arguments": arguments})
+    assert rungs._resident(one, tile, items, 132, causal) == ctas
+
+
 def test_a_pinned_tile_runs_alone_and_is_no_other(launched):
     one = ladder.rung("kernel.plain")
     short, long = (rungs.pinned(one, tile) for tile in one.tiles)

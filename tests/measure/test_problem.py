@@ -68,14 +68,7 @@ def test_every_cta_has_about_as_many_of_the_last_items_of_heads(items, ctas):
 @pytest.mark.parametrize(
     ("heads", "queries", "rows", "tile", "cached", "best"),
     [
-        (
-            35,
-            2048,
-            192,
-            128,
-            0.01,
-            35,
-        ),  # of three rounds
+        (35, 2048, 192, 128, 0.01, 35),  # three rounds: all heads at once
         (256, 512, 192, 64, 0.005, 4),  # all sections come out alike: the smallest stays in the cache
         (256, 2048, 192, 128, 0.01, 44),
         (256, 2048, 192, 128, 0.2, 4),  # where one head takes a fifth of the L2
@@ -86,23 +79,19 @@ def test_a_section_balances_the_ctas_and_stays_in_the_cache(heads, queries, rows
     assert section(heads, queries, queries, rows, tile, 132, cached) == best
 
 
-def test_no_section_leaves_a_cta_with_less_than_the_best_if_the_cache_is_large():
+def test_with_no_other_section_do_the_ctas_end_sooner_if_the_cache_is_large():
     for heads, queries in ((35, 2048), (64, 1111), (256, 4096)):
         chosen = section(heads, queries, queries, 192, 128, 132, 1e-9)
         tiles = np.ceil((queries - 192 * np.arange(-(-queries // 192))) / 128) + ITEM_TILES
-        longest = {
-            size: _by_hand(tiles, heads, size, 132)
-            for size in (4, 6, 11, 12, 22, 33, 44, 66, 132, heads)
-            if size <= heads
-        }
+        sizes = [size for size in (4, 6, 11, 12, 22, 33, 44, 66, 132, heads) if size <= heads]
+        longest = {size: _by_hand(tiles, heads, size, 132) for size in sizes}
         assert longest[chosen] == pytest.approx(min(longest.values()))
 
 
-def _by_hand(tiles, heads, section, ctas):
+def _by_hand(tiles, heads, together, ctas):
     """The tiles of the CTA that has most, item by item."""
-    items = [
-        tiles[g] for b in range(0, heads, section) for g in range(len(tiles)) for _ in range(min(section, heads - b))
-    ]
+    sections = [min(together, heads - begin) for begin in range(0, heads, together)]
+    items = [tile for size in sections for tile in tiles for _ in range(size)]
     loads = [0.0] * ctas
     for at, item in enumerate(items):
         turn, cta = divmod(at, ctas)

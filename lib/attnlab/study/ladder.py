@@ -82,13 +82,14 @@ class Tile(BaseModel):
         """What messages call it."""
         return f"the tile {repr(self.name) + ' ' if self.name else ''}for head_dim {self.head_dim}"
 
+    @property
+    def box(self) -> int:
+        """Rows of the boxes of Q and O."""
+        return self.box_rows or self.rows
+
     def items(self, seq_len: int, heads: int) -> int:
         """The work items of a call with so many queries a head, and heads over all batches."""
         return math.ceil(seq_len / self.rows) * heads
-
-    def boxes(self, seq_len: int, heads: int) -> int:
-        """The boxes of Q of such a call, of which a CTA has at least one."""
-        return math.ceil(seq_len / (self.box_rows or self.rows)) * heads
 
     def serves_length(self, kv_len: int) -> bool:
         """Whether it serves this number of keys."""
@@ -320,7 +321,7 @@ def _require_boxes(tile: Tile) -> None:
     """Raise UserError unless tensor maps can be made for a tile."""
     if tile.head_dim % 64:
         raise UserError(f"{tile.title}: a box of a tensor map has 64 columns")
-    for field, rows in (("keys", tile.keys), ("box_rows", tile.box_rows or tile.rows)):
+    for field, rows in (("keys", tile.keys), ("box_rows", tile.box)):
         if rows > MOST_BOX_ROWS:
             raise UserError(
                 f"{tile.title}: {field}: a box of a tensor map has at most {MOST_BOX_ROWS} rows, not {rows}"

@@ -18,8 +18,8 @@ from attnlab.study.ladder import Tile
 # Fitted to trials on an H200 and an H100, 25 shapes and tiles with up to 14 sections each: the choice was 0.3 % slower
 # than the best section on average, and 2 % at most. Tiles that an item costs besides its own:
 ITEM_TILES = 0.5
-# What a section costs whose K and V fill the L2, by the items of a head: the more there are, the less is read for each.
-READ, LESS_READ = 1.5, 1.5
+# What a section costs whose K and V fill the L2, if a head has one item; it falls with their number, to this power.
+READ_COST, READ_POWER = 1.5, 1.5
 # With fewer heads nothing is gained.
 LEAST_HEADS = 4
 
@@ -63,9 +63,7 @@ class Problem(ctypes.Structure):
         """The problem of these queries and keys, for so many CTAs that work with `tile`."""
         batch, heads, queries, head_dim = q.shape
         kv_heads, keys = k.shape[1:3]
-        everywhere, items = batch * heads, math.ceil(queries / tile.rows)
-        box_rows = tile.box_rows or tile.rows
-        most = tile.rows // box_rows
+        everywhere, items, most = batch * heads, tile.items(queries, 1), tile.rows // tile.box
         cached = 2 * k.element_size() * keys * head_dim * kv_heads / heads / l2_bytes
         together = section(everywhere, queries, keys, tile.rows, tile.keys, ctas, cached) if causal else everywhere
         return cls(
@@ -78,7 +76,7 @@ class Problem(ctypes.Structure):
             *map(Divisor.of, (together, together * items, everywhere % together or together)),
             *map(Divisor.of, (shares(everywhere * items, ctas, most), ctas)),
             everywhere * items // ctas * ctas,
-            step(math.ceil(queries / box_rows), most, ctas),
+            step(math.ceil(queries / tile.box), most, ctas),
         )
 
 
@@ -114,7 +112,7 @@ def section(heads: int, queries: int, keys: int, rows: int, tile: int, ctas: int
     ends = queries - rows * np.arange(-(-queries // rows))  # behind the last query of each item
     tiles = np.ceil((keys - queries + ends) / tile) + ITEM_TILES
     sizes = [size for size in range(LEAST_HEADS, min(heads, ctas + 1)) if ctas % size == 0]
-    read = READ * cached / len(tiles) ** LESS_READ
+    read = READ_COST * cached / len(tiles) ** READ_POWER
     return min([*sizes, heads], key=lambda size: _longest(tiles, heads, size, ctas) * (1 + read * size))
 
 

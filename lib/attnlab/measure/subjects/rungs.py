@@ -14,7 +14,7 @@ from attnlab.build import nvrtc
 from attnlab.measure.subjects import maps
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout
-from attnlab.measure.subjects.problem import Problem
+from attnlab.measure.subjects.problem import Problem, shares
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
@@ -131,7 +131,7 @@ class Kernel:
             ctas = tile.items(seq_len, batch * heads)
             if rung.persistent:
                 most = torch.cuda.get_device_properties(device).multi_processor_count
-                ctas = min(tile.boxes(seq_len, batch * heads), compiled.ctas_per_sm * most)
+                ctas = _resident(rung, tile, ctas, compiled.ctas_per_sm * most, causal)
             encoded = _encoded(rung, tile, q, k, v)
             scalars = _scalars(rung, tile, q, k, causal, scale, ctas)
             launch = Launch(
@@ -229,12 +229,17 @@ def _encoded(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, v: torch.
     if rung.arguments == "pointers":
         return []
     output = torch.empty_like(q, device="meta")  # it has the strides that O will have
-    rows = tile.box_rows or tile.rows
     encode = maps.strided if rung.arguments == "views" else maps.contiguous
-    boxes = ((q, rows), (k, tile.keys), (v, tile.keys), (output, rows))
+    boxes = ((q, tile.box), (k, tile.keys), (v, tile.keys), (output, tile.box))
     # The driver asks for a valid address. Each launch puts its tensors' own in, or refuses them.
     address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
     return [encode(tensor, address, box) for tensor, box in boxes]
+
+
+def _resident(rung: Rung, tile: Tile, items: int, held: int, causal: bool) -> int:
+    """The CTAs of a persistent kernel, each of which finds work, on a device that holds so many at once."""
+    shared = rung.arguments == "views" and not causal
+    return min(items * (shares(items, held, tile.rows // tile.box) if shared else 1), held)
 
 
 def _scalars(
