@@ -20,7 +20,7 @@ CLOCK ?=
 NAME =
 PARAMS =
 
-PUBLISHED := h200-2026-11-22
+PUBLISHED := h200-2026-11-23
 CODE := lib tests tools benchmarks
 KNOWN := PYTHON RUN STUDY DEVICE GPUS SCHEDULER LONG CLOCK NAME PARAMS
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.

@@ -33,7 +33,7 @@ from attnlab.runs import read as runs_read
 from attnlab.runs import schema
 from attnlab.study import implementations, studies
 
-RUN = "h200-2026-11-22"
+RUN = "h200-2026-11-23"
 TEN = Path(__file__).with_name("ten.yaml")
 EVERY_S = 0.05
 CASES, REPLICATES, ROUNDS = (100, 1000), 5, 100

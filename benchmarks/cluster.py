@@ -30,7 +30,7 @@ from attnlab.runs import read, schema
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
-RUN = "h200-2026-11-22"
+RUN = "h200-2026-11-23"
 REPLICATES = 5
 GPUS = (1, 2, 4, 8, 32, 256)
 SCALED = {1: "h200-scaling-1", 2: "h200-scaling-2", 4: "h200-scaling-4"}

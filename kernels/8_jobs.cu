@@ -7,17 +7,17 @@
 //         last pass, which may be short, and what is left for the last round is dealt in shares. Under it, passes are dealt
 //         by sections of heads, the longest first; how many heads, is chosen so that the CTAs end together and K and V stay
 //         in the L2 meanwhile (`section` in problem.py). Descriptors are advanced by one addition.
-// Gained  0.8 % over rung 7, 45.5 us at (32, 8, 512, 64) on an H200, where 1.05x was expected; 1.10x at 2048 keys and 1.14x
-//         at 8192, under the mask 1.13 and 1.15x at 2048 and 4096. At 256 keys it is a loss, 17.9 us for 14.6, and at 512
-//         under the mask, 37.6 for 33.1: a pass is three jobs, and four or eight blocks of 64 queries leave a consumer idle
-//         in one pass of a head; under the mask that is the shortest, since blocks are grouped from the last one on. At
-//         D = 128 it loses 3 % at 2048 keys and 7 % under the mask there.
-//         All this is by h200-2026-11-22, before the dealing was what it is. What it gained, in trials of rung 9 on an H100,
-//         old and new in one process, by median: shares 1.5 % at 2048 keys and 17 % at 32 heads of 512; moving on 0.9 % more
-//         there at 2048, 5 % at 1024 keys and at 640; sections at D = 128 under the mask 20 % at 512 keys and 7 % at 2048,
-//         with two consumers 15 and 37 %, and 32 % at 35 heads of 2048. On an H200 shares gained 1.6 %, sections 8, 6, 12,
-//         37 and 30 %. Expected was 2.5 % of shares, but one job takes longer than a third of a pass, and 4 to 6 % of moving
-//         on at D = 128 and 512 keys, where it was 2.
+// Gained  1.05x over rung 7, 43.9 us at (32, 8, 512, 64) on an H200, where 1.05x was expected (h200-2026-11-23); 1.12x at
+//         2048 keys and 1.15x at 8192, under the mask 1.13 and 1.17x at 2048 and 4096. At 256 keys it is a loss, 15.6 us for
+//         14.6, and at 512 under the mask, 35.7 for 33.1: a pass is three jobs, and four or eight blocks of 64 queries leave
+//         a consumer idle in one pass of a head; under the mask that is the shortest, since blocks are grouped from the last
+//         one on. At D = 128 it loses 1 and 2 % at 512 and 2048 keys, and gains 1.21 and 1.23x under the mask.
+//         The dealing is much of this: as it was before, the rung gained 0.8 % at the target. In trials of rung 9 on an
+//         H100, old and new in one process, by median: shares 1.5 % at 2048 keys and 17 % at 32 heads of 512; moving on
+//         0.9 % more there at 2048, 5 % at 1024 keys and at 640; sections at D = 128 under the mask 20 % at 512 keys and 7 %
+//         at 2048, with two consumers 15 and 37 %, and 32 % at 35 heads of 2048. On an H200 shares gained 1.6 %, sections 8,
+//         6, 12, 37 and 30 %. Expected was 2.5 % of shares, but one job takes longer than a third of a pass, and 4 to 6 % of
+//         moving on at D = 128 and 512 keys, where it was 2.
 //         Tried and left out: K and V of the next pass brought into the L2 ahead, 4 to 20 % slower at D = 128; hints that Q
 //         and O are used once, 1 % faster at 512 keys and 2 to 6 % slower at few heads.
 //         Views cost 5 % while heads and batches were found by division, of which a pass needs five; by multiplication

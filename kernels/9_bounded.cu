@@ -5,12 +5,11 @@
 //         bf16). Only then a warp computes its scores again, by mma.sync, and proceeds as rung 8 does. A job begins with
 //         the offset of the job before, mostly of the same head, unless its first tile is masked: there a sum below 2^-6,
 //         where fp16 would lose digits, calls for the maximum as well. The result is a softmax whatever the scores are.
-// Gained  1.17x over rung 8, 38.8 us at (32, 8, 512, 64) on an H200, where 1.12x was expected: 1.25x over cuDNN there, 1.21x
+// Gained  1.13x over rung 8, 38.9 us at (32, 8, 512, 64) on an H200, where 1.12x was expected: 1.25x over cuDNN there, 1.20x
 //         by the sum of kernel durations. 1.21x over it at 1024 keys; over flash-attn-4, which is faster than cuDNN from
-//         2048 on, 1.11, 1.08 and 1.06x at 2048, 4096 and 8192. Under the mask 1.25, 1.23 and 1.23x over cuDNN at 512, 1024
-//         and 2048, 1.15x over flash-attn-4 at 4096; at D = 128 1.14 and 1.09x over the faster of them at 512 and 2048 keys,
-//         under the mask 1.06 and 1.07x.
-//         Four consumers with small tiles are best at 512, three with large ones from 2048 on: the entry holds both.
+//         2048 on, 1.14, 1.08 and 1.06x at 2048, 4096 and 8192. Under the mask 1.26, 1.25 and 1.24x over cuDNN at 512, 1024
+//         and 2048, 1.18x over flash-attn-4 at 4096; at D = 128 1.14 and 1.08x over the faster of them at 512 and 2048 keys,
+//         under the mask 1.22 and 1.17x.
 //         A pass of one job for each consumer beat one that keeps a whole head for all its jobs by 5 % in trials: a tile's
 //         memory is free after one use, and the next pass's tiles come early.
 //         Four consumers wait for K and V before their turn, so that nobody waits in it: 56 instead of 85 instructions from
@@ -24,9 +23,9 @@
 //         In bf16, where all scores of a row are alike, its probabilities all round alike, by up to 2^-8, and their sum is
 //         not of rounded ones: with one query a head the gate refused it (h200-backends-2). With the maximum they are 1.
 //         What is gained depends on the data: scores that keep rising by more than 2^15 cost a second product each tile.
-//         By counters at 512 keys (h200-2026-11-22), tensor cores are 46 % busy, the MUFU 47 %, issue slots 51 %; in 14 %
+//         By counters at 512 keys (h200-2026-11-23), tensor cores are 46 % busy, the MUFU 46 %, issue slots 50 %; in 14 %
 //         of a scheduler's cycles all warps wait for a fixed latency, in 11 % for memory, where warps of the producer, which
-//         wait by design, count as well, and in 10 % there is no work: launch and tail. At 8192 keys tensor cores and MUFU
+//         wait by design, count as well, and in 9 % there is no work: launch and tail. At 8192 keys tensor cores and MUFU
 //         are 65 % busy. From 4096 keys on the card is limited by power as well.
 //         An H100 keeps the gains (h100-2026-11-22): 1.19x over cuDNN at 512 keys, 1.10x over flash-attn-4 at 2048. Not so
 //         for D = 128 under the mask at 512 keys, where cuDNN stayed ahead (0.95x): 134 MB have to be moved there, 28 us at

@@ -366,6 +366,7 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
         "rules": rules.recorded(),
         "sources": {"measure/clocks/ours.py": "5" * 64},
         "ladder": [_rung(name) for name in RUNGS if f"kernel.{name}" in study.implementations],
+        "dispatch": {},
         "kernels": {name: "7" * 64 for name in study.implementations if name.startswith("kernel.")},
         "profile": {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
         if recipe.counters

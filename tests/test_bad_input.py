@@ -372,7 +372,7 @@ RUNS = [
     (
         manifest(lambda stated: stated.update(schema=99)),
         RUN,
-        f"has schema 99, this attnlab reads up to {schema.SCHEMA}: update attnlab",
+        f"has schema 99, this attnlab reads {schema.SCHEMA}: update attnlab",
     ),
     (manifest(lambda stated: stated.update(schema=99)), ("measure", "--run", "there"), "has schema 99, this attnlab"),
     (

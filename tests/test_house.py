@@ -219,7 +219,7 @@ def test_the_pages_commands_are_targets():
 def test_the_readmes_two_commands():
     assert (
         "make report                      # measure SDPA on the best device here and render the report\n"
-        "make report RUN=h200-2026-11-22  # render the recorded H200 run, measure nothing\n"
+        "make report RUN=h200-2026-11-23  # render the recorded H200 run, measure nothing\n"
     ) in README
 
 

@@ -54,11 +54,21 @@ def test_where_the_devices_disagree_is_said():
     record("here", {TARGET: 0.8, LONG: 0.8})
     record("there", {TARGET: 0.9, LONG: 1.25}, H100)
     words, table = shown.shown(bare("here")).parts.values()
-    assert f"**The two devices disagree at {LONG.label}.**" in words.markdown
+    assert words.markdown.endswith(f"**The two runs disagree at {LONG.label}.**")
     frame = table.frame.set_index("shape")
     assert frame.loc[LONG.label, "H100 80GB HBM3"] == "kernel.wgmma over sdpa.flash"
     assert frame.loc[LONG.label, "sign"] == "different"
     assert frame.loc[TARGET.label, "ratio, H200"].startswith("1.25")
+
+
+def test_kernels_of_another_source_are_named(monkeypatch):
+    record("here", {TARGET: 0.8})
+    manifest = synthetic.manifest
+    other = {"kernels": {"kernel.wgmma": "8" * 64, "kernel.best": "8" * 64}}
+    monkeypatch.setattr(synthetic, "manifest", lambda *arguments: manifest(*arguments) | other)
+    record("there", {TARGET: 0.8}, H100)
+    words, _ = shown.shown(bare("here")).parts.values()
+    assert "Between the two, the source of `kernel.wgmma` changed: what differs may be" in words.markdown
 
 
 def test_a_device_of_the_same_name_or_without_kernels_is_no_other():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,13 +222,16 @@ def test_runs_of_one_hour_that_agree():
     assert "Of these, 20 have medians within 1 % of each other: none moved." in text(repetition)
 
 
-def test_code_of_an_earlier_version_is_not_compared_by_file(folder):
-    record("there", SMALL, schema=3, sources={"clocks.py": "6" * 64}, commit="d" * 40)
-    record("here", SMALL)
-    shown = again.differences(found())
-    rows = {name: (here, there) for name, here, there in shown.frame.itertuples(index=False, name=None)}
-    assert rows["measuring code"] == (f"commit {'c' * 7}", f"commit {'d' * 7}")
-    assert "Files of the measuring code that differ" not in shown.note
-    assert shown.note.endswith(
-        "The measuring code can't be compared by file: one of the runs was recorded by an earlier version."
-    )
+@pytest.mark.parametrize(
+    ("here", "there", "told"),
+    [
+        ("aa", "aa", "on the same card"),
+        ("ab", "ba", "on the same cards"),
+        ("ab", "cd", "on different cards"),
+        ("ab", "bb", "with 1 of 2 cards in common"),
+    ],
+)
+def test_whether_the_cards_are_the_same_is_said(folder, here, there, told):
+    for name, cards in (("there", there), ("here", here)):
+        record(name, replace(SMALL, cards=tuple((card, 1.0) for card in cards)))
+    assert f"Both ran on the same type of device, NVIDIA H200, {told}." in text(found())

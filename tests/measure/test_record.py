@@ -95,7 +95,6 @@ def test_the_manifest_tells_how_to_do_it_again(recorded):
     assert set(manifest["files"]) == {f"{table}.parquet" for table in schema.TABLES}
     assert manifest["rules"] == rules.recorded()
     assert manifest["sources"] == sources.digests("attnlab.measure.session.record")
-    assert read.sources(manifest) == manifest["sources"]
     assert all(re.fullmatch("[0-9a-f]{64}", value) for value in (manifest["sources"] | manifest["kernels"]).values())
 
 

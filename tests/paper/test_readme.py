@@ -20,7 +20,7 @@ from attnlab.study import studies
 from attnlab.study.implementations import PEERS, SDPA
 from attnlab.study.ladder import BEST
 
-PUBLISHED = "h200-2026-11-22"
+PUBLISHED = "h200-2026-11-23"
 THROUGHPUT, LADDER = readme.BLOCKS
 LINES = {*SDPA, "peer.flex", "peer.flash4", BEST}
 EVERY = pytest.mark.parametrize("block", readme.BLOCKS, ids=lambda block: block.name)

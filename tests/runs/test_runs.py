@@ -1,7 +1,6 @@
 """The run folder: whole blocks or nothing, and nothing that was changed since."""
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -82,14 +81,6 @@ def test_a_run_with_no_parts_yet_is_empty(data):
     run = read.load(begun())
     assert not run.complete
     assert all(getattr(run, table).empty for table in schema.TABLES)
-
-
-def test_a_run_of_a_schema_that_is_no_longer_read_is_refused(data):
-    path = data / finished() / "manifest.json"
-    body = {key: value for key, value in json.loads(path.read_text()).items() if key != "seal"} | {"schema": 1}
-    path.write_text(json.dumps(body | {"seal": schema.digest(body)}))
-    with pytest.raises(UserError, match=rf"has schema 1, this attnlab reads from {schema.OLDEST} on: measure again$"):
-        read.load("one")
 
 
 def test_types_survive_what_nothing_was_read_of(data):
@@ -293,12 +284,17 @@ def test_a_manifest_laid_out_anew_is_the_same(data):
     assert read.load("one").manifest == manifest
 
 
-@pytest.mark.parametrize("stated", [schema.SCHEMA + 1, "2", None])
-def test_a_newer_schema_says_update(data, stated):
+@pytest.mark.parametrize(
+    ("stated", "advice"),
+    [
+        (schema.SCHEMA - 1, "measure again"),
+        *((other, "update attnlab") for other in (schema.SCHEMA + 1, "2", None)),
+    ],
+)
+def test_another_schema_is_refused_with_what_to_do(data, stated, advice):
     path = data / finished() / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": stated}))
-    expected = f"{path} has schema {stated}, this attnlab reads up to {schema.SCHEMA}: update attnlab"
-    assert refused("one") == expected
+    assert refused("one") == f"{path} has schema {stated}, this attnlab reads {schema.SCHEMA}: {advice}"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b"\xff\xfe"])
@@ -383,45 +379,7 @@ def test_a_run_without_a_whole_replicate_is_not_closed(data):
     assert not read.load("begun").complete
 
 
-# The third schema: axes of shapes that aren't plain, and streams
-
-
-def test_the_published_run_of_the_second_schema_loads_with_all_axes_filled(monkeypatch):
-    monkeypatch.delenv("ATTNLAB_DATA")
-    run = read.load("h200-2026-11-21")
-    assert run.manifest["schema"] == 2
-    assert "stream.parquet" not in run.manifest["files"]
-    for name, digest in run.manifest["files"].items():
-        content = (schema.folder(run.name) / name).read_bytes()
-        assert hashlib.sha256(content).hexdigest() == digest
-    for table in schema.TABLES:
-        frame = getattr(run, table)
-        assert set(schema.COLUMNS[table]) <= set(frame.columns), table
-        if "seq_len" in schema.COLUMNS[table] and len(frame):
-            assert (frame["kv_heads"] == frame["heads"]).all()
-            assert (frame["kv_len"] == frame["seq_len"]).all()
-            assert set(frame["lengths"]) == {"equal"}
-            assert set(frame["direction"]) == {"forward"}
-            assert set(frame["layout"]) == {"heads first"}
-            assert set(frame["scale"]) == {0.0}
-    assert run.stream.empty
-    assert len(run.samples) > 100_000
-    study = studies.recorded(run.manifest)
-    assert study.stream == 0
-    recorded = {Shape(**axes) for axes in run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")}
-    assert recorded == set(study.shapes)
-
-
-def test_a_run_of_the_second_schema_that_was_cut_off_is_read_with_all_axes(data):
-    begun(schema=2)
-    for table, key, rows in PARTS:
-        write.add_part("one", table, key, rows.drop(columns=list(Shape.AXES[6:]), errors="ignore"))
-    for _ in range(2):  # from its parts, and when it was closed
-        samples = read.load("one").samples
-        assert samples["kv_heads"].tolist() == [4] * 4
-        assert samples["kv_len"].tolist() == [16, 16, 32, 32]
-        assert set(samples["direction"]) == {"forward"}
-        write.finish("one")
+# Axes of shapes that aren't plain, and streams
 
 
 SPECIAL = [
@@ -479,54 +437,16 @@ def test_a_stream_that_was_changed_is_refused(data):
     )
 
 
-@pytest.mark.parametrize(
-    ("column", "number"),
-    [*((axis, 3) for axis in Shape.AXES[6:10]), *((axis, schema.SCHEMA) for axis in Shape.AXES[6:])],
-)
-def test_a_table_without_an_axis_that_its_schema_has_is_refused(data, column, number):
-    begun(schema=number)
+@pytest.mark.parametrize("column", Shape.AXES[6:])
+def test_a_table_without_an_axis_is_refused(data, column):
+    begun()
     write.add_part("one", "samples", "a", rows(1.0, 2.0).drop(columns=column))
     (part,) = (data / "one" / "parts").glob("samples.*")
     assert refused("one") == f"{part}: the column {column!r} is missing: delete the part and measure it again"
 
 
-# The fourth schema: rules, and the measuring code by path
-
-
-@pytest.fixture
-def stored(monkeypatch) -> None:
-    """The runs of the repository."""
-    monkeypatch.delenv("ATTNLAB_DATA")
-
-
-def test_a_run_of_the_third_schema_loads_as_it_is(stored):
-    run = read.load("h200-peers")
-    assert run.manifest["schema"] == 3
-    assert "rules" not in run.manifest
-    for table in schema.TABLES:
-        assert set(schema.COLUMNS[table]) <= set(getattr(run, table).columns)
-    assert {"spread", "equal"} >= set(run.samples["lengths"])
-
-
-def test_the_code_of_older_runs_is_named_by_the_folder_that_it_lay_in(stored):
-    named = read.sources(read.read_manifest("h200-2026-11-21"))
-    assert {"measure/clocks.py", "measure/canary.cu", "measure/__init__.py"} <= set(named)
-    now = {"runs/read.py": "1", "measure/clocks/ours.py": "2"}
-    assert read.sources({"schema": 4, "sources": now}) == now
-
-
 def test_files_of_the_measuring_code_that_differ_are_listed():
-    one = {"schema": 4, "sources": {"runs/read.py": "1", "measure/gate/gate.py": "2", "study/shapes.py": "3"}}
-    other = {"schema": 5, "sources": {"runs/read.py": "1", "measure/gate/gate.py": "4", "study/more.py": "3"}}
+    one = {"sources": {"runs/read.py": "1", "measure/gate/gate.py": "2", "study/shapes.py": "3"}}
+    other = {"sources": {"runs/read.py": "1", "measure/gate/gate.py": "4", "study/more.py": "3"}}
     assert read.sources_changed(one, one) == []
     assert read.sources_changed(one, other) == ["measure/gate/gate.py", "study/more.py", "study/shapes.py"]
-    older = {"schema": 2, "sources": {"gate.py": "2", "panel.py": "3"}}
-    later = {"schema": 3, "sources": {"gate.py": "2", "panel.py": "4"}}
-    assert read.sources_changed(older, later) == ["measure/panel.py"]
-
-
-def test_code_that_earlier_versions_named_otherwise_can_not_be_compared(stored):
-    now = {"schema": 4, "sources": {"measure/clocks/ours.py": "2"}}
-    before = read.read_manifest("h200-2026-11-21")
-    assert read.sources_changed(before, now) is read.sources_changed(now, before) is None
-    assert read.sources_changed(before, before) == []

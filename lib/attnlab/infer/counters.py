@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -212,7 +211,7 @@ def count(launch: pd.Series, metric: str) -> float:
 
 def _why(results: Results) -> str:
     """The manifest's reason for a run without counters."""
-    told: dict[str, Any] = results.run.manifest.get("profile") or {}
-    if not results.run.complete:
-        return "the run is not complete, and its counters are taken last"
-    return told.get("why") or "the run is older than the profile"
+    if told := results.run.manifest.get("profile"):
+        return str(told["why"])
+    ended = "was closed early" if results.run.complete else "is not complete"
+    return f"the run {ended}, and its counters are taken last"

@@ -70,9 +70,10 @@ def why_absent(results: Results) -> str:
     manifest = results.run.manifest
     if manifest["device"]["kind"] != "cuda":
         return "it takes an NVIDIA GPU, which this device is not"
-    if not results.run.complete:
-        return "the run is not complete, and it is taken last"
-    return "the run is older than it" if "panel" not in manifest["study"] else "the study asks for none"
+    if not results.run.complete or manifest.get("closed_early"):
+        ended = "was closed early" if results.run.complete else "is not complete"
+        return f"the run {ended}, and it is taken last"
+    return "the study asks for none"
 
 
 def shape_of(results: Results) -> Shape:

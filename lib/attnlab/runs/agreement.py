@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pandas as pd
 
-from attnlab.runs import rules
 from attnlab.runs.columns import BEFORE
 from attnlab.runs.schema import CASE, MEASURED, NORMAL, Manifest
 from attnlab.runs.table import Table
@@ -33,8 +32,6 @@ TYPES = {
     "strain": "Float64",
 }
 """Types under which columns of different tables are compared; an empty table has none of its own."""
-NAMES_PROCESSES = 5
-"""From this schema on, a process is recorded before it measures."""
 OF_STUDY = ("samples", "checks", "cases", "resources", "stream")
 """Tables that hold nothing but what the study asks for."""
 WITH_REASONS = {"panel": "latency_us", "residency": "value", "endurance": "latency_us"}
@@ -68,7 +65,7 @@ def require(tables: Mapping[str, Table], manifest: Manifest) -> None:
     _require_strain(samples, cases)
     _require_answers(tables["stream"], study)
     _require_processes(of_study, tables["processes"], study, whole)
-    if manifest["complete"] and manifest["schema"] >= NAMES_PROCESSES:
+    if manifest["complete"]:
         _require_named(of_study, tables["processes"])
 
 
@@ -114,7 +111,7 @@ def _require_timings(samples: Table, study: Study, missing: list[str]) -> None:
 
 
 def _require_every_implementation(cases: Table, study: Study) -> None:
-    """Raise UserError where a shape was recorded without one of the implementations. Older runs have no control."""
+    """Raise UserError where a shape was recorded without one of the implementations."""
     rows = cases.frame[cases.frame["implementation"].isin(study.implementations)]
     for (*axes, replicate), held in rows.groupby(BLOCK, sort=False)["implementation"]:
         if lacking := [name for name in study.implementations if name not in set(held)]:
@@ -193,7 +190,7 @@ def _require_rounds(samples: Table, cases: Table, study: Study, manifest: Manife
 def _require_checks(checks: Table, cases: Table, manifest: Manifest) -> None:
     """Raise UserError where a check says that it passed and its errors don't, or disagrees with its case's status."""
     frame, passed = checks.frame, checks.frame["passed"]
-    factor = manifest.get("rules", {}).get("gate_factor", rules.GATE_FACTOR)
+    factor = manifest["rules"]["gate_factor"]
     for error in ("max_error", "mean_error"):
         # On other inputs than normal ones, the rounding of large scores may allow more than the framework's error does.
         allowed = (factor * frame[f"framework_{error}"]).where(frame["inputs"] == NORMAL, math.inf)

@@ -10,10 +10,6 @@ from attnlab.runs.schema import TABLES, Manifest
 from attnlab.study import studies
 
 FILES = tuple(f"{table}.parquet" for table in TABLES)
-ALWAYS = FILES[:4]
-"""The files that a run of every schema has; later schemas added the others."""
-HAS_RULES = 4
-"""From this schema on, a manifest holds the rules that its run is judged by."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -110,11 +106,11 @@ class Fields(Part):
     clocks: Clocks
     study: dict[str, Any]
     missing_clocks: list[str]
-    rules: dict[str, Positive] = {}
+    rules: Annotated[dict[str, Positive], Field(min_length=1)]
     sources: dict[str, Hash]
     kernels: dict[str, Words]
-    ladder: list[dict[str, Any]] = []
-    dispatch: dict[str, str] = {}
+    ladder: list[dict[str, Any]]
+    dispatch: dict[str, str]
     profile: Profile | None = None
     closed_early: Closed | None = None
     files: dict[str, Hash] = {}
@@ -123,8 +119,6 @@ class Fields(Part):
     def _agrees(self) -> "Fields":
         for field in ("created", "finished") if self.complete else ("created",):
             _require_time(field, getattr(self, field))
-        if self.schema_ >= HAS_RULES and not self.rules:
-            raise UserError("the field 'rules' is missing")
         self._require_files()
         self._require_study()
         return self
@@ -133,7 +127,7 @@ class Fields(Part):
         for name in self.files:
             if name not in FILES:
                 raise UserError(f"files: {name!r} is no table of a run; tables are {', '.join(FILES)}")
-        if self.complete and (missing := [name for name in ALWAYS if name not in self.files]):
+        if self.complete and (missing := [name for name in FILES if name not in self.files]):
             raise UserError(f"files: {missing[0]} is missing")
 
     def _require_study(self) -> None:
@@ -149,7 +143,7 @@ class Fields(Part):
 
 
 def require(manifest: Manifest, where: str) -> None:
-    """Raise UserError unless a manifest holds what one of its schema holds; `where` names it in the message."""
+    """Raise UserError unless a manifest holds what one holds; `where` names it in the message."""
     try:
         Fields.model_validate(manifest)
     except UserError as error:

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,26 +14,11 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.runs import agreement, columns
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.schema import (
-    ADDED,
-    COLUMNS,
-    OLDEST,
-    SCHEMA,
-    TABLES,
-    Manifest,
-    Run,
-    contiguous,
-    digest,
-    folder,
-    plain,
-    short_hash,
-)
+from attnlab.runs.schema import COLUMNS, SCHEMA, TABLES, Manifest, Run, digest, folder, short_hash
 from attnlab.runs.table import Table
 
 JUDGED = "ATTNLAB_JUDGED"
 """The seals of runs that this process or one that started it has held to what they say. A seal covers every table."""
-NAMES_PATHS = 4
-"""From this schema on, a manifest names the files of the measuring code by path, and no longer by file name alone."""
 
 
 def names() -> list[str]:
@@ -60,8 +44,8 @@ def load(name: str) -> Run:
     """Read a run and hold it to what it says; a run that is not complete is read from its parts.
 
     Raises:
-        UserError: there is no such run; it was changed after it was recorded; a newer attnlab wrote it; or it holds
-            what no run can hold, or what its study, its manifest or another of its tables contradicts.
+        UserError: there is no such run; it was changed after it was recorded; it is of another schema; or it holds what
+            no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
     manifest = read_manifest(name)
     tables: dict[str, Table] = {}
@@ -74,7 +58,6 @@ def load(name: str) -> Run:
         tables = {table: _whole_table(name, manifest, table) for table in TABLES}
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
-    tables = {table: _of_this_schema(held, manifest["schema"]) for table, held in tables.items()}
     if manifest["seal"] not in os.environ.get(JUDGED, "").split():
         _judge(tables, manifest)
     return Run(name, manifest, **{table: held.frame for table, held in tables.items()})
@@ -104,37 +87,24 @@ def read_manifest(name: str) -> Manifest:
         schema = manifest["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise UserError(f"{where} has schema {schema}, this attnlab reads up to {SCHEMA}: update attnlab")
-    if schema < OLDEST:
-        raise UserError(f"{where} has schema {schema}, this attnlab reads from {OLDEST} on: measure again")
+    if schema != SCHEMA:
+        older = isinstance(schema, int) and schema < SCHEMA
+        advice = "measure again" if older else "update attnlab"
+        raise UserError(f"{where} has schema {schema}, this attnlab reads {SCHEMA}: {advice}")
     if manifest.get("seal") != digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
     require_manifest(manifest, where)
     return manifest
 
 
-def sources(manifest: Manifest) -> dict[str, str]:
-    """SHA-256 of each file of the measuring code, by its path in the package."""
-    names_paths = manifest["schema"] >= NAMES_PATHS
-    return {path if names_paths else f"measure/{path}": value for path, value in manifest["sources"].items()}
-
-
-def sources_changed(one: Manifest, other: Manifest) -> list[str] | None:
-    """The files of the measuring code that differ between two runs.
-
-    None where that isn't known: one of the runs was recorded by an earlier version, whose code lay in other files.
-    """
-    if (one["schema"] >= NAMES_PATHS) != (other["schema"] >= NAMES_PATHS):
-        return None
-    here, there = sources(one), sources(other)
+def sources_changed(one: Manifest, other: Manifest) -> list[str]:
+    """The files of the measuring code that differ between two runs."""
+    here, there = one["sources"], other["sources"]
     return sorted(path for path in here | there if here.get(path) != there.get(path))
 
 
 def _whole_table(name: str, manifest: Manifest, table: str) -> Table:
     path = folder(name) / f"{table}.parquet"
-    if path.name not in manifest["files"]:  # its schema had no such table
-        return Table.joined(table, COLUMNS[table], [])
     where = paths.shown(path)
     if not path.is_file():
         raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
@@ -174,19 +144,6 @@ def _frame(content: bytes, path: Path) -> pd.DataFrame:
         return pd.read_parquet(io.BytesIO(content)).reset_index(drop=True)
     except (OSError, ValueError):  # pyarrow's errors are one or the other
         raise Table("", pd.DataFrame(), ((path, 0),)).refusal("it is no table in Parquet") from None
-
-
-def _of_this_schema(table: Table, number: int) -> Table:
-    """A table of a run of an earlier schema with the columns that were added since."""
-    frame = table.frame
-    if number < 3 and {"heads", "seq_len"} <= set(frame.columns):  # all its shapes were plain self-attention, forward
-        frame = plain(frame)
-    if 3 <= number < 6 and {"lengths", "direction"} <= set(frame.columns):
-        frame = contiguous(frame)
-    for schema, added in ADDED.items():
-        if number < schema:
-            frame = frame.assign(**dict.fromkeys(added.get(table.name, ())))
-    return replace(table, frame=frame)
 
 
 def _verified(part: Path) -> bytes:

@@ -15,11 +15,8 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA, OLDEST = 6, 2
-"""Version of the layout, and the oldest that can be read. 3: shapes have all axes, runs have streams. 4: the manifest
-holds the rules that the run is judged by, and names the measuring code by path instead of by file name. 5: timed
-outputs are compared, outputs that differ between two runs are counted, and each process names its card and its CPU. 6:
-shapes have a layout and a scale, and each process names its host."""
+SCHEMA = 6
+"""Version of the layout, the only one that is read."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
 """What became of a case."""
@@ -42,15 +39,14 @@ _SAMPLE = (
 _CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "throttled")
 _ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "differing", "passed")
 _FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady")
-_MACHINE = ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor")
-_HOST = ("host",)
+_MACHINE = ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor", "host")
 _COMPILED = ("function", "architecture", "registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes")
 _LAUNCHED = ("threads", "ctas", "ctas_per_sm")
 COLUMNS = {
     "samples": (*CASE, *_SAMPLE, *_CARD),
     "checks": (*CASE, "replicate", "process", "moment", "inputs", "route", *_ERRORS),
     "cases": (*CASE, "replicate", "process", *_FATE),
-    "processes": ("process", "replicate", "setup_seconds", *_MACHINE, *_HOST),
+    "processes": ("process", "replicate", "setup_seconds", *_MACHINE),
     "resources": (*CASE, "replicate", "process", *_COMPILED, *_LAUNCHED),
     "profile": (*CASE, "function", "launch", "metric", "unit", "value"),
     "stream": (*CASE, "replicate", "process", "position", "latency_us", "host_us"),
@@ -65,11 +61,6 @@ COLUMNS = {
     ),
 }
 """The columns of each table, in every run, whatever it holds so far."""
-ADDED: dict[int, dict[str, tuple[str, ...]]] = {
-    5: {"samples": ("strain",), "checks": ("differing",), "processes": _MACHINE},
-    6: {"processes": _HOST},
-}
-"""By schema, the columns that it added to tables; runs of an earlier one lack them."""
 TABLES = tuple(COLUMNS)
 Manifest = dict[str, Any]
 TELEMETRY_TYPES = {
@@ -182,18 +173,6 @@ def digest(content: Any) -> str:
 def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:
     """A mask of the rows of a table that are of a shape."""
     return np.logical_and.reduce([rows[axis] == value for axis, value in shape.axes.items()])
-
-
-def plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table that holds only forward passes of plain self-attention, with the axes of a shape that it lacks."""
-    return contiguous(
-        frame.assign(kv_heads=frame["heads"], kv_len=frame["seq_len"], lengths="equal", direction="forward")
-    )
-
-
-def contiguous(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table that holds only contiguous tensors and scores times 1/√D, with the axes of a shape that it lacks."""
-    return frame.assign(layout="heads first", scale=0.0)
 
 
 def short_hash(content: bytes) -> str:

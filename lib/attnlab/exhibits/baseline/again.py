@@ -1,7 +1,7 @@
 """The same cases in another recorded run: which medians were reproduced, which moved, and whether the clock did it.
 
 A case is compared where both runs measured it on a device of the same name, under the same timing and, if it is a
-hand-written kernel, from the same source. Runs don't record whether it was the same card.
+hand-written kernel, from the same source.
 """
 
 from datetime import datetime
@@ -114,15 +114,13 @@ def differences(repetition: Repetition) -> Table:
     names = [name for name in {**stated[0], **stated[1]} if stated[0].get(name) != stated[1].get(name)]
     rows = [(name, *(side.get(name, "not recorded") for side in stated)) for name in names]
     apart = read.sources_changed(here, there)
-    if apart != []:
+    if apart:
         rows.append(("measuring code", f"commit {here['commit'][:7]}", f"commit {there['commit'][:7]}"))
     rows += _ceilings(repetition.here, repetition.there)
     apart_in = {name.split()[0] for name in names}
     same = [name for name in FIELDS if name in here["environment"] and name not in apart_in]
     note = f"Equal in both: {formats.listing(same)}." if same else ""
     note += f" Files of the measuring code that differ: {len(apart)}." if apart else ""
-    if apart is None:
-        note += " The measuring code can't be compared by file: one of the runs was recorded by an earlier version."
     frame = pd.DataFrame(rows, columns=["", "here", "there"])
     return Table(frame, f"What differs between this run and `{repetition.there.run.name}`.", note.strip())
 
@@ -131,15 +129,24 @@ def _which(repetition: Repetition) -> str:
     here, there = repetition.here.run.manifest, repetition.there.run.manifest
     apart_s = abs((_began(here) - _began(there)).total_seconds())
     replicates = [_replicates(of) for of in (repetition.there, repetition.here)]
-    both = f"Both ran on an {here['device']['name']}; whether on the same card is not recorded."
     apart = (
         formats.count(round(apart_s / 60), "minute") if apart_s < 7200 else f"{formats.number(apart_s / 3600, 2)} hours"
     )
     return (
         f"Another run, `{repetition.there.run.name}`, was recorded on {_span(there)} in {replicates[0]}; this one on "
         f"{_span(here)} in {replicates[1]}, "
-        f"{apart} apart from start to start. {both}"
+        f"{apart} apart from start to start. Both ran on the same type of device, {here['device']['name']}"
+        f"{_on_which_cards(repetition)}."
     )
+
+
+def _on_which_cards(repetition: Repetition) -> str:
+    here, there = (set(of.run.processes["card"].dropna()) for of in (repetition.here, repetition.there))
+    if not here or not there:
+        return ""
+    if here == there:
+        return f", on the same {'card' if len(here) == 1 else 'cards'}"
+    return f", with {len(here & there)} of {len(here)} cards in common" if here & there else ", on different cards"
 
 
 def _replicates(results: Results) -> str:

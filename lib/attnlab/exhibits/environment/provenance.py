@@ -7,7 +7,7 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Listing, Table
 from attnlab.exhibits.environment.machine import sample_words
 from attnlab.infer.results import Results
-from attnlab.runs import read, rules
+from attnlab.runs import rules
 
 
 @exhibit("environment.commands")
@@ -76,7 +76,7 @@ def hashes(results: Results) -> Table:
         ("manifest seal", manifest["seal"]),
         ("commit", manifest["commit"]),
         *((name, value) for name, value in manifest.get("files", {}).items()),
-        *read.sources(manifest).items(),
+        *manifest["sources"].items(),
         *((name, value) for name, value in manifest["kernels"].items()),
     ]
     frame = pd.DataFrame(

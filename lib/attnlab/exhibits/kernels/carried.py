@@ -8,6 +8,7 @@ from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.infer import repeat
 from attnlab.infer.repeat import Carried
 from attnlab.infer.results import Results
+from attnlab.study.ladder import BEST
 
 
 @exhibit("kernels.carried", where=repeat.is_elsewhere)
@@ -28,7 +29,16 @@ def words(found: Carried) -> Prose:
         f"{same} of them the sign is that on {here}: the fastest hand-written kernel leads on both, or on neither. At "
         f"{unsure} an interval holds 1."
     )
-    return Prose(f"{counted} **The two devices disagree at {formats.listing(differing)}.**" if differing else counted)
+    sentences = [counted]
+    if differing:
+        sentences.append(f"**The two runs disagree at {formats.listing(differing)}.**")
+    # `kernel.best` is what the device's own tuning chose, and differs between any two.
+    if changed := repeat.other_sources(found.here, found.there) - {BEST}:
+        names = formats.listing([f"`{name}`" for name in sorted(changed)])
+        sentences.append(
+            f"Between the two, the source of {names} changed: what differs may be the kernel's and not the device's."
+        )
+    return Prose(" ".join(sentences))
 
 
 def table(found: Carried) -> Table:

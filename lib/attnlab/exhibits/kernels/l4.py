@@ -19,7 +19,6 @@ from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
 from attnlab.infer.rungs import has_kernels, resources, rungs
 from attnlab.infer.stats import Interval
-from attnlab.runs import schema
 from attnlab.runs.schema import is_of
 from attnlab.study.shapes import Shape
 
@@ -35,7 +34,15 @@ STILL_PCT = 2
 def l4_numbers() -> pd.DataFrame:
     """Every transcribed number of the report, a row each, with its place."""
     types = {"document": str, "causal": "boolean", "dtype": "string"}
-    return schema.plain(pd.read_csv(paths.REFERENCE / "002.csv", dtype=types))
+    stated = pd.read_csv(paths.REFERENCE / "002.csv", dtype=types)
+    return stated.assign(
+        kv_heads=stated["heads"],
+        kv_len=stated["seq_len"],
+        lengths="equal",
+        direction="forward",
+        layout="heads first",
+        scale=0.0,
+    )
 
 
 @cache
