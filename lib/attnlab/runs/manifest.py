@@ -143,7 +143,7 @@ class Fields(Part):
 
 
 def require(manifest: Manifest, where: str) -> None:
-    """Raise UserError unless a manifest holds what one holds; `where` names it in the message."""
+    """Raise UserError unless this is what the manifest of a run holds; `where` names it in the message."""
     try:
         Fields.model_validate(manifest)
     except UserError as error:
