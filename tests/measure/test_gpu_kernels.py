@@ -141,7 +141,7 @@ def test_what_a_rung_needs_is_what_the_device_says(name):
     one = ladder.rung(name)
     tile = one.tiles_for(64, 512, False, torch.cuda.get_device_name())[0]
     described = devices.describe(GPU)
-    needs = rungs.implementation(name).resources(*drawn(shape)[:2], False)
+    needs = rungs.implementation(name).resources(*drawn(shape), False)
     assert needs["function"].startswith(f"{one.function}<__half, 64, false")
     assert needs["architecture"] == one.architecture(torch.cuda.get_device_capability())
     assert 0 < needs["registers"] <= 255
@@ -165,7 +165,7 @@ def test_a_kernel_that_is_right_passes_the_gate(folder, seq_len, persistent):
     kernel = rungs.implementation("kernel.plain")
     check = Gate(tensors, True).examine(lambda: kernel.call(*tensors, True))
     assert check.passed, check.reason
-    needs = kernel.resources(*tensors[:2], True)
+    needs = kernel.resources(*tensors, True)
     most = needs["ctas_per_sm"] * devices.describe(GPU)["multiprocessors"]
     items = 1500 * math.ceil(seq_len / 64)
     assert needs["ctas"] == (min(items, most) if persistent else items)
@@ -331,7 +331,7 @@ def ran(implementation, shape) -> str:
     tensors = drawn(shape)
     check = Gate(tensors, shape.causal).examine(lambda: implementation.call(*tensors, shape.causal))
     assert check.passed, check.reason
-    return implementation.resources(*tensors[:2], shape.causal)["function"]
+    return implementation.resources(*tensors, shape.causal)["function"]
 
 
 def choice(tile, **changes):

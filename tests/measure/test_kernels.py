@@ -496,17 +496,29 @@ def test_the_best_runs_what_the_tuning_names(launched):
     path = tuned(choice("long"), choice("short", causal=True), choice("short", heads=96), choice("long", seq_len=64))
     best = registry.find("kernel.best").call
     shapes = [(Q, False), (Q, True), (on_gpu(32, 3, 8, 64), False), (on_gpu(32, 3, 9, 64), False)]
-    found = [best.kernel(q, q, causal) for q, causal in shapes]
+    found = [best.kernel(q, q, q, causal) for q, causal in shapes]
     assert [kernel.rung.tiles[0].name for kernel in found] == ["long", "short", "short", "long"]
     path.unlink()  # what is chosen once is not looked up again
-    assert best.kernel(Q, Q, False) is found[0]
+    assert best.kernel(Q, Q, Q, False) is found[0]
 
 
-def test_the_best_is_chosen_by_the_keys(launched):
-    tuned(choice("short"), choice("long", seq_len=64))
-    best = registry.find("kernel.best").call
-    assert best.kernel(Q, on_gpu(2, 3, 60, 64), False).rung.tiles[0].name == "long"
-    assert best.kernel(on_gpu(2, 3, 60, 64), Q, False).rung.tiles[0].name == "short"
+def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(launched, folder):
+    views = rung(TILE | {"name": "near"}, TILE | {"name": "far"}, name="views", arguments="views")
+    ladders.write(folder, rung(TILE | {"name": "short"}, TILE | {"name": "long"}), views)
+    named = {"rung": "views", "source": ladder.hashes()["kernel.views"], "latency_us": 1.5}
+    tuned(choice("short"), choice("long", seq_len=64), choice("near", **named), choice("far", seq_len=64, **named))
+    best, more, turned = registry.find("kernel.best").call, on_gpu(2, 3, 60, 64), on_gpu(2, 8, 3, 64).transpose(1, 2)
+    one = on_gpu(2, 1, 8, 64)
+    asked = {
+        "short": (Q, Q, Q, False),
+        "long": (more, more, more, False),
+        "far": (Q, more, more, False),
+        "near": (more, Q, Q, False),
+    }
+    special = [(Q, one, one, False), (Q, Q, turned, False), (Q, Q, Q, False, 0.5)]
+    found = {name: best.kernel(*tensors).rung.tiles[0].name for name, tensors in asked.items()}
+    assert found == {name: name for name in asked}
+    assert [best.kernel(*tensors).rung.tiles[0].name for tensors in special] == ["near"] * 3
 
 
 def test_the_best_is_chosen_once_for_a_shape(launched, monkeypatch):
@@ -670,12 +682,12 @@ def test_what_a_kernel_needs_is_recorded(measured):
     }
     asked = []
 
-    def resources(q, k, causal):
-        asked.append((tuple(q.shape), tuple(k.shape), causal))
+    def resources(q, k, v, causal, scale):
+        asked.append((tuple(q.shape), tuple(k.shape), tuple(v.shape), causal, scale))
         return needs
 
     run = measured(sdpa, resources)
-    assert asked == [((1, 2, 16, 64), (1, 2, 16, 64), False)]
+    assert asked == [((1, 2, 16, 64),) * 3 + (False, None)]
     (row,) = run.resources.to_dict("records")
     assert tuple(run.resources.columns) == schema.COLUMNS["resources"]
     assert {name: row[name] for name in needs} == needs

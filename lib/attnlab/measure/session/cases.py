@@ -77,8 +77,9 @@ def _prepare(session: Session, shape: Shape, subjects: list[Subject], inputs_byt
 def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes: int) -> None:
     case = subject.case
     if subject.implementation.resources and case.windows is not None:
-        q, k, *_ = case.windows[0]
-        subject.details["resources"] = subject.implementation.resources(q, k, shape.causal)
+        q, k, v, *_ = case.windows[0]
+        needs = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
+        subject.details["resources"] = needs
     subject.details["kernels"] = inspection.kernels(case.call, session.device)
     subject.details["peak_memory_bytes"] = inspection.peak_memory_bytes(case.call, inputs_bytes, session.device)
     subject.details |= _warm_up(session, case)

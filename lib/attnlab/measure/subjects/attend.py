@@ -190,13 +190,10 @@ def _launch(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
 ) -> Prepared:
     try:
-        return _kernel(name, q, k, causal).prepare(q, k, v, causal, scale).launch
+        kernel = _best().kernel(q, k, v, causal, scale) if name == ladder.BEST else rungs.of(ladder.rung(name))
+        return kernel.prepare(q, k, v, causal, scale).launch
     except Unsupported:
         return _aligned(sdpa.sdpa, q, k, v, causal, scale)
-
-
-def _kernel(name: str, q: torch.Tensor, k: torch.Tensor, causal: bool) -> rungs.Kernel:
-    return _best().kernel(q, k, causal) if name == ladder.BEST else rungs.of(ladder.rung(name))
 
 
 _best = cache(best.Best)

@@ -9,9 +9,9 @@ from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
 from attnlab.measure.subjects.rungs import Kernel
 from attnlab.study import ladder, tuning
-from attnlab.study.shapes import Shape
+from attnlab.study.shapes import LAYOUTS, Shape
 
-Key = tuple[torch.Size, torch.Size, torch.dtype, bool]
+Key = tuple[torch.Size, torch.Size, torch.dtype, bool, bool, float | None]
 
 
 class Best:
@@ -23,37 +23,44 @@ class Best:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> torch.Tensor:
-        """Launch the kernel that was chosen for such queries and keys.
+        """Launch the kernel that was chosen for such tensors.
 
         Raises:
             Unsupported: the device has no tuning, nothing was chosen for the shape, a kernel changed since, or the
                 chosen one does not serve these tensors.
             Broken: the chosen kernel doesn't compile, or can't be launched as its entry says.
         """
-        return self.kernel(q, k, causal)(q, k, v, causal, scale)
+        return self.kernel(q, k, v, causal, scale)(q, k, v, causal, scale)
 
-    def resources(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> dict[str, Any]:
-        """The `rungs.Resources` of the instance that was chosen for such queries and keys."""
-        return self.kernel(q, k, causal).resources(q, k, causal)
+    def resources(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+    ) -> dict[str, Any]:
+        """The `rungs.Resources` of the instance that was chosen for such tensors."""
+        return self.kernel(q, k, v, causal, scale).resources(q, k, v, causal, scale)
 
-    def kernel(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> Kernel:
-        """The kernel that was chosen for such queries and keys; raises Unsupported as a call does."""
-        key = (q.shape, k.shape, q.dtype, causal)
+    def kernel(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+    ) -> Kernel:
+        """The kernel that was chosen for such tensors; raises Unsupported as a call does."""
+        plain = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        key = (q.shape, k.shape, q.dtype, causal, plain, scale)
         found = self._chosen.get(key)
         if found is None:
-            found = self._chosen[key] = self._choose(q, k, causal)
+            found = self._chosen[key] = self._choose(q, k, causal, plain, scale)
         return found
 
-    def _choose(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> Kernel:
+    def _choose(self, q: torch.Tensor, k: torch.Tensor, causal: bool, plain: bool, scale: float | None) -> Kernel:
         if q.device.type != "cuda":
             raise Unsupported("best is a CUDA kernel, and the device is no NVIDIA GPU")
         if q.ndim != 4 or k.ndim != 4:
             shapes = f"{tuple(q.shape)} and {tuple(k.shape)}"
             raise Unsupported(f"best takes Q, K and V (batch, heads, length, head_dim), not {shapes}")
         try:
-            dtype = str(q.dtype).removeprefix("torch.")
             batch, heads, seq_len, head_dim = q.shape
-            shape = Shape(batch, heads, seq_len, head_dim, causal, dtype, kv_heads=k.shape[1], kv_len=k.shape[2])
+            _, kv_heads, kv_len, _ = k.shape
+            dtype, layout = str(q.dtype).removeprefix("torch."), LAYOUTS[not plain]
+            plain_axes = (batch, heads, seq_len, head_dim, causal, dtype)
+            shape = Shape(*plain_axes, kv_heads=kv_heads, kv_len=kv_len, layout=layout, scale=scale or 0.0)
             choice = tuning.load(torch.cuda.get_device_name(q.device)).choice(shape)
             return rungs.kernel(*choice.instance())
         except (UserError, ValueError) as error:

@@ -47,7 +47,8 @@ class Implementation:
             causal mask is aligned to the end.
         selected: a context in which `call` runs this implementation. It is entered outside the timed window, since a
             program that has chosen its backend doesn't choose it again at each call.
-        resources: ``(q, k, causal) -> columns`` of the table ``resources``; None unless it is a kernel of the ladder.
+        resources: takes what `call` takes and returns columns of the table ``resources``; None unless it is a kernel of
+            the ladder.
         ragged: ``(q, k, v, causal, sequences) -> o`` for sequences that lie end to end: tensors are ``(1, heads,
             tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
         differentiable: whether autograd can differentiate `call`.
@@ -57,7 +58,7 @@ class Implementation:
     name: str
     call: Attention
     selected: Callable[[], AbstractContextManager[object]] = nullcontext
-    resources: Callable[[torch.Tensor, torch.Tensor, bool], dict[str, Any]] | None = None
+    resources: Callable[..., dict[str, Any]] | None = None
     ragged: Ragged | None = None
     differentiable: bool = True
     repeats: bool = False

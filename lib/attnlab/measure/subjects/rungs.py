@@ -99,9 +99,11 @@ class Kernel:
             found = self._prepared[key] = self.prepare(q, k, v, causal, scale)
         return found
 
-    def resources(self, q: torch.Tensor, k: torch.Tensor, causal: bool) -> dict[str, Any]:
-        """The `Resources` of the instance for such queries and keys, as columns of the table ``resources``."""
-        prepared = self.prepared(q, k, k, causal)
+    def resources(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
+    ) -> dict[str, Any]:
+        """The `Resources` of the instance for such tensors, as columns of the table ``resources``."""
+        prepared = self.prepared(q, k, v, causal, scale)
         compiled, tile = prepared.compiled, prepared.tile
         resources = Resources(
             function=compiled.expression,
