@@ -55,6 +55,8 @@ def test_where_the_devices_disagree_is_said():
     record("there", {TARGET: 0.9, LONG: 1.25}, H100)
     words, table = shown.shown(bare("here")).parts.values()
     assert words.markdown.endswith(f"**The two runs disagree at {LONG.label}.**")
+    found = bare("there").study.replicates
+    assert f"on H100 80GB HBM3, in {found} replicates, each a fresh process. At" in words.markdown
     frame = table.frame.set_index("shape")
     assert frame.loc[LONG.label, "H100 80GB HBM3"] == "kernel.wgmma over sdpa.flash"
     assert frame.loc[LONG.label, "sign"] == "different"

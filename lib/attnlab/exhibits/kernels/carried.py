@@ -5,6 +5,7 @@ import pandas as pd
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
+from attnlab.exhibits.environment.machine import replicate_words
 from attnlab.infer import repeat
 from attnlab.infer.repeat import Carried
 from attnlab.infer.results import Results
@@ -25,9 +26,9 @@ def words(found: Carried) -> Prose:
     here, there = (_device(side) for side in (found.here, found.there))
     same, unsure = (list(signs.values()).count(sign) for sign in (repeat.SAME, repeat.OPEN))
     counted = (
-        f"The run `{found.there.run.name}` measured {formats.count(len(signs), 'shape')} of this one on {there}. At "
-        f"{same} of them the sign is that on {here}: the fastest hand-written kernel leads on both, or on neither. At "
-        f"{unsure} an interval holds 1."
+        f"The run `{found.there.run.name}` measured {formats.count(len(signs), 'shape')} of this one on {there}, in "
+        f"{replicate_words(found.there)}. At {same} of them the sign is that on {here}: the fastest hand-written "
+        f"kernel leads on both, or on neither. At {unsure} an interval holds 1."
     )
     sentences = [counted]
     if differing:
