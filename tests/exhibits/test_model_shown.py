@@ -122,8 +122,8 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
 def test_what_is_gained_and_what_was_called_is_said(data):
     write()
     said = model.compared(shown()).parts["said"].markdown
-    assert "`attend` calls something else than `sdpa.auto` at 1 of 2 shapes of prompts; in the models it ran " in said
-    assert "it ran `best` in place of `flash` for llama-128 (4 × 512). Each later token" in said
+    assert "`attend` calls something else than `sdpa.auto` at 1 of 2 shapes of prompts; in the models, " in said
+    assert "SDPA's own kernel ran for gpt2 (4 × 512); `best` ran for llama-128 (4 × 512). Each later token" in said
     assert "**First token:** a gain at llama-128 (4 × 512); no gain (equivalent within ±2 %) at gpt2 (4 × 512)." in said
     assert said.endswith("**Later tokens:** no gain (equivalent within ±2 %) at every setting.")
 

@@ -101,28 +101,22 @@ def _called(record: Record) -> str:
     chosen = sum(choice.implementation != FALLBACK for choice in table.choices)
     return (
         f"By the verdicts of the run `{table.run}`, `attend` calls something else than `{FALLBACK}` at {chosen} of "
-        f"{formats.count(len(table.choices), 'shape')} of prompts; in the models it ran {_ran(record)}. Each later "
-        "token has one key more than the one before; no table holds all these shapes, and `attend` calls "
-        f"`{FALLBACK}`."
+        f"{formats.count(len(table.choices), 'shape')} of prompts; in the models, {_ran(record)}. Each later token has "
+        f"one key more than the one before; no table holds all these shapes, and `attend` calls `{FALLBACK}`."
     )
 
 
 def _ran(record: Record) -> str:
-    """The kernels over the prompts that are others than SDPA's, with the settings at which they ran."""
+    """The kernels that ran over the prompts in the place of SDPA's, and where SDPA's own did."""
     found = {(one.workload.label, one.attention): one for one in agreements(record)}
     if any("" in one.ran for one in found.values()):
-        return "kernels that CUPTI did not show"
-    by_kernels: dict[str, list[str]] = {}
+        return "CUPTI did not show which kernels ran"
+    settings: dict[str, list[str]] = {}
     for label in (workload.label for workload in record.workloads):
-        ours, theirs = (_kernels(found[label, name]) for name in (CANDIDATE, BASELINE))
-        if ours != theirs:
-            by_kernels.setdefault(f"{ours} in place of {theirs}", []).append(label)
-    parts = [f"{kernels} for {formats.listing(labels)}" for kernels, labels in by_kernels.items()]
-    return "; ".join(parts) or "the same kernels as SDPA"
-
-
-def _kernels(one: Agreement) -> str:
-    return formats.listing([f"`{formats.kernel(name)}`" for name in one.ran])
+        ours, theirs = found[label, CANDIDATE].ran, found[label, BASELINE].ran
+        names = formats.listing([f"`{formats.kernel(name)}`" for name in ours])
+        settings.setdefault("SDPA's own kernel" if ours == theirs else names, []).append(label)
+    return "; ".join(f"{kernels} ran for {formats.listing(labels)}" for kernels, labels in settings.items())
 
 
 def _gained(found: Sequence[Comparison]) -> str:
