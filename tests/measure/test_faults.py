@@ -98,6 +98,7 @@ class Killed:
         fork.kill()
         status, said = fork.end()
         assert status in (0, -signal.SIGKILL), said
+        assert fork.gone()  # those that it forked hold the run's lock too, until they have died as well
         self.kills += status != 0
         if status == 0:
             self._complete()
