@@ -493,13 +493,11 @@ def choice(tile: str, **changes) -> Choice:
 
 
 def test_the_best_runs_what_the_tuning_names(launched):
-    path = tuned(choice("long"), choice("short", causal=True), choice("short", heads=96), choice("long", seq_len=64))
+    tuned(choice("long"), choice("short", causal=True), choice("short", heads=96), choice("long", seq_len=64))
     best = registry.find("kernel.best").call
     shapes = [(Q, False), (Q, True), (on_gpu(32, 3, 8, 64), False), (on_gpu(32, 3, 9, 64), False)]
     found = [best.kernel(q, q, q, causal) for q, causal in shapes]
     assert [kernel.rung.tiles[0].name for kernel in found] == ["long", "short", "short", "long"]
-    path.unlink()  # what is chosen once is not looked up again
-    assert best.kernel(Q, Q, Q, False) is found[0]
 
 
 def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(launched, folder):
@@ -521,17 +519,21 @@ def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(launched,
     assert [best.kernel(*tensors).rung.tiles[0].name for tensors in special] == ["near"] * 3
 
 
-def test_the_best_is_chosen_once_for_a_shape(launched, monkeypatch):
-    tuned(choice("long"))
-    best, calls = registry.find("kernel.best"), []
+def test_the_best_is_chosen_once_for_a_layout(launched, monkeypatch):
+    path = tuned(choice("long"))
+    best, prepared = registry.find("kernel.best").call, []
 
-    def counted(rung, tile):
-        calls.append(tile.name)
-        return lambda q, k, v, causal, scale: "computed"
+    def prepare(kernel, *tensors):
+        prepared.append(kernel.rung.tiles[0].name)
+        return SimpleNamespace(launch=lambda q, k, v: "computed")
 
-    monkeypatch.setattr(rungs, "kernel", counted)
-    assert [best.call(Q, Q, Q, False) for _ in range(3)] == ["computed"] * 3
-    assert calls == ["long"]
+    monkeypatch.setattr(rungs.Kernel, "prepare", prepare)
+    assert best(Q, Q, Q, False) == "computed"
+    path.unlink()  # what is chosen once is not looked up again
+    assert [best(Q, Q, Q, False) for _ in range(3)] == ["computed"] * 3
+    assert prepared == ["long"]
+    with pytest.raises(Unsupported, match=r"^no tuning for NVIDIA H200: run `make tune`$"):
+        best(Q, Q, Q, False, 0.5)
 
 
 def test_where_there_is_no_best_it_says_why(launched, folder):

@@ -1,5 +1,6 @@
 """`kernel.best`: at each shape, the instance of a rung that the tuning of this device chose."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -7,18 +8,17 @@ import torch
 from attnlab.base.errors import UserError
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
+from attnlab.measure.subjects.launch import Launch, layout
 from attnlab.measure.subjects.rungs import Kernel
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import LAYOUTS, Shape
-
-Key = tuple[torch.Size, torch.Size, torch.dtype, bool, bool, float | None]
 
 
 class Best:
     """What the tuning of this device chose, as something that computes attention."""
 
     def __init__(self) -> None:
-        self._chosen: dict[Key, Kernel] = {}
+        self._launches: dict[Hashable, Launch] = {}
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
@@ -30,7 +30,13 @@ class Best:
                 chosen one does not serve these tensors.
             Broken: the chosen kernel doesn't compile, or can't be launched as its entry says.
         """
-        return self.kernel(q, k, v, causal, scale)(q, k, v, causal, scale)
+        key = layout(q, k, v, causal, scale)
+        launch = self._launches.get(key)
+        if launch is None:
+            if len(self._launches) >= rungs.KEPT:
+                self._launches.clear()
+            launch = self._launches[key] = self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale).launch
+        return launch(q, k, v)
 
     def resources(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
@@ -42,14 +48,6 @@ class Best:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> Kernel:
         """The kernel that was chosen for such tensors; raises Unsupported as a call does."""
-        plain = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
-        key = (q.shape, k.shape, q.dtype, causal, plain, scale)
-        found = self._chosen.get(key)
-        if found is None:
-            found = self._chosen[key] = self._choose(q, k, causal, plain, scale)
-        return found
-
-    def _choose(self, q: torch.Tensor, k: torch.Tensor, causal: bool, plain: bool, scale: float | None) -> Kernel:
         if q.device.type != "cuda":
             raise Unsupported("best is a CUDA kernel, and the device is no NVIDIA GPU")
         if q.ndim != 4 or k.ndim != 4:
@@ -58,9 +56,13 @@ class Best:
         try:
             batch, heads, seq_len, head_dim = q.shape
             _, kv_heads, kv_len, _ = k.shape
-            dtype, layout = str(q.dtype).removeprefix("torch."), LAYOUTS[not plain]
-            plain_axes = (batch, heads, seq_len, head_dim, causal, dtype)
-            shape = Shape(*plain_axes, kv_heads=kv_heads, kv_len=kv_len, layout=layout, scale=scale or 0.0)
+            shape = Shape(
+                *(batch, heads, seq_len, head_dim, causal, str(q.dtype).removeprefix("torch.")),
+                kv_heads=kv_heads,
+                kv_len=kv_len,
+                layout=LAYOUTS[not all(tensor.is_contiguous() for tensor in (q, k, v))],
+                scale=scale or 0.0,
+            )
             choice = tuning.load(torch.cuda.get_device_name(q.device)).choice(shape)
             return rungs.kernel(*choice.instance())
         except (UserError, ValueError) as error:
