@@ -190,8 +190,8 @@ def _launch(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
 ) -> Prepared:
     try:
-        kernel = _best().kernel(q, k, v, causal, scale) if name == ladder.BEST else rungs.of(ladder.rung(name))
-        return kernel.prepare(q, k, v, causal, scale).launch
+        launcher = _best() if name == ladder.BEST else rungs.of(ladder.rung(name))
+        return launcher.prepare(q, k, v, causal, scale).launch
     except Unsupported:
         return _aligned(sdpa.sdpa, q, k, v, causal, scale)
 

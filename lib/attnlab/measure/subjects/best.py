@@ -1,53 +1,32 @@
 """`kernel.best`: at each shape, the instance of a rung that the tuning of this device chose."""
 
-from collections.abc import Hashable
-from typing import Any
-
 import torch
 
 from attnlab.base.errors import UserError
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
-from attnlab.measure.subjects.launch import Launch, layout
-from attnlab.measure.subjects.rungs import Kernel
+from attnlab.measure.subjects.rungs import Kernel, Launcher, Prepared
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import LAYOUTS, Shape
 
 
-class Best:
-    """What the tuning of this device chose, as something that computes attention."""
+class Best(Launcher):
+    """What the tuning of this device chose."""
 
-    def __init__(self) -> None:
-        self._launches: dict[Hashable, Launch] = {}
-
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-    ) -> torch.Tensor:
-        """Launch the kernel that was chosen for such tensors.
+    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
+        """A launch of the kernel that was chosen for such tensors, for a caller who keeps it.
 
         Raises:
             Unsupported: the device has no tuning, nothing was chosen for the shape, a kernel changed since, or the
                 chosen one does not serve these tensors.
             Broken: the chosen kernel doesn't compile, or can't be launched as its entry says.
         """
-        key = layout(q, k, v, causal, scale)
-        launch = self._launches.get(key)
-        if launch is None:
-            if len(self._launches) >= rungs.KEPT:
-                self._launches.clear()
-            launch = self._launches[key] = self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale).launch
-        return launch(q, k, v)
-
-    def resources(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-    ) -> dict[str, Any]:
-        """The `rungs.Resources` of the instance that was chosen for such tensors."""
-        return self.kernel(q, k, v, causal, scale).resources(q, k, v, causal, scale)
+        return self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale)
 
     def kernel(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> Kernel:
-        """The kernel that was chosen for such tensors; raises Unsupported as a call does."""
+        """The kernel that was chosen for such tensors; raises Unsupported as `prepare` does."""
         if q.device.type != "cuda":
             raise Unsupported("best is a CUDA kernel, and the device is no NVIDIA GPU")
         if q.ndim != 4 or k.ndim != 4:

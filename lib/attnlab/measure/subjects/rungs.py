@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -59,7 +60,7 @@ class _Compiled:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """A launch, and the instance and tile that it launches."""
 
     launch: Launch
@@ -67,30 +68,31 @@ class _Prepared:
     tile: Tile
 
 
-class Kernel:
-    """A rung of the ladder as something that computes attention."""
+class Launcher(ABC):
+    """Something that computes attention by launches, each of which is prepared once for tensors of a layout."""
 
-    def __init__(self, rung: Rung) -> None:
-        self.rung = rung
-        self._compiled: dict[tuple[str, int, str, bool, int], _Compiled] = {}
-        self._prepared: dict[Hashable, _Prepared] = {}
-        self._source = ""
+    def __init__(self) -> None:
+        self._prepared: dict[Hashable, Prepared] = {}
+
+    @abstractmethod
+    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
+        """A launch for such tensors, for a caller who keeps it.
+
+        Raises:
+            Unsupported: it does not serve this shape, dtype, layout, scale or device.
+            Broken: its kernel doesn't compile, or can't be launched as its entry says.
+        """
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> torch.Tensor:
-        """Launch it on torch's current stream.
-
-        Raises:
-            Unsupported: the rung does not serve this shape, dtype, layout, scale or device.
-            Broken: it doesn't compile, or can't be launched as its entry says.
-        """
+        """Launch on torch's current stream; raises as `prepare` does."""
         return self.prepared(q, k, v, causal, scale).launch(q, k, v)
 
     def prepared(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-    ) -> _Prepared:
-        """The launch for such tensors, which is kept; raises as a call does."""
+    ) -> Prepared:
+        """The launch for such tensors, which is kept; raises as `prepare` does."""
         key = layout(q, k, v, causal, scale)
         found = self._prepared.get(key)
         if found is None:
@@ -118,10 +120,17 @@ class Kernel:
         )
         return asdict(resources)
 
-    def prepare(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-    ) -> _Prepared:
-        """A launch for such tensors, for a caller who keeps it; raises as a call does."""
+
+class Kernel(Launcher):
+    """A rung of the ladder."""
+
+    def __init__(self, rung: Rung) -> None:
+        super().__init__()
+        self.rung = rung
+        self._compiled: dict[tuple[str, int, str, bool, int], _Compiled] = {}
+        self._source = ""
+
+    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
         rung, device = self.rung, q.get_device()
         dtype, tile = _served(rung, q, k, v, causal, scale)
         batch, heads, seq_len, head_dim = q.shape
@@ -145,7 +154,7 @@ class Kernel:
                 partial(Maps, encoded, scalars) if encoded else partial(Pointers, scalars),
                 partial(_failure, rung, tile, compiled.expression),
             )
-        return _Prepared(launch, compiled, tile)
+        return Prepared(launch, compiled, tile)
 
     def _compile(self, dtype: str, tile: Tile, causal: bool) -> _Compiled:
         cupy = _cupy()
