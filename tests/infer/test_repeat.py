@@ -235,3 +235,9 @@ def test_whether_the_cards_are_the_same_is_said(folder, here, there, told):
     for name, cards in (("there", there), ("here", here)):
         record(name, replace(SMALL, cards=tuple((card, 1.0) for card in cards)))
     assert f"Both ran on the same type of device, NVIDIA H200, {told}." in text(found())
+
+
+def test_nothing_is_said_of_cards_where_there_are_none(folder):
+    for name in ("there", "here"):
+        record(name, replace(SMALL, cards=(("", 1.0), ("", 1.0))))
+    assert "Both ran on the same type of device, NVIDIA H200." in text(found())

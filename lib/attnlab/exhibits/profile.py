@@ -172,7 +172,7 @@ def steps(results: Results) -> Table:
     """Where each rung saves cycles compared with the rung before, and where it adds some."""
     profiles = {profile.implementation: profile for profile in of(results)}
     rows = []
-    for rung in results.run.manifest.get("ladder", []):
+    for rung in results.run.manifest["ladder"]:
         before, after = (profiles.get(f"kernel.{name}") for name in (rung["after"], rung["name"]))
         if before and after:
             change = {

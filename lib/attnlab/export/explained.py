@@ -103,7 +103,7 @@ CONFIG = {
     "peak_memory_bytes": "most memory allocated at once during a call",
     "made, passed, max_error, framework_max_error": "checks of the case; largest absolute error against the float64 "
     "oracle on standard normal inputs, its own and the framework's",
-    "differing_most": "most elements in which two runs on the same inputs differed; null before schema 5",
+    "differing_most": "most elements in which two runs on the same inputs differed",
     "outcomes": "what became of it in each replicate",
     "replicate, process": "number of the replicate, random name of the process",
     "status, reason": "`measured`, or what happened instead and why",
@@ -124,7 +124,7 @@ FIELDS = {
 }
 ENV = (
     "`env.json` holds the manifest's own fields, which `data/README.md` explains: device, locked settings as read "
-    "back, versions, driver, what the run is judged by (null before schema 4), clocks, telemetry, the study in full, "
+    "back, versions, driver, what the run is judged by, clocks, telemetry, the study in full, "
     "SHA-256 of the measuring code, of the kernels and of the run's files; and the ceilings with their samples, the "
     f"median of these with its {INTERVAL}, and the datasheet's rate, all in `unit`."
 )

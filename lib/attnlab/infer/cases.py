@@ -152,8 +152,8 @@ def _in_order(table: pd.DataFrame, study: Study) -> pd.DataFrame:
 
 def cards_of(run: schema.Run) -> dict[str, str]:
     """The card of each process, where the run used several; empty where it used one, or doesn't say."""
-    known = run.processes[run.processes["card"].fillna("") != ""]
-    return dict(zip(known["process"], known["card"], strict=True)) if known["card"].nunique() > 1 else {}
+    known = run.processes[run.processes["card"].isin(run.cards)]
+    return dict(zip(known["process"], known["card"], strict=True)) if len(run.cards) > 1 else {}
 
 
 def independent(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:

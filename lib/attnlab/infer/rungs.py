@@ -74,7 +74,7 @@ def rungs(results: Results) -> list[Rung]:
     Raises:
         NotMeasured: the study has none.
     """
-    ladder = [Rung(stated) for stated in results.run.manifest.get("ladder", [])]
+    ladder = [Rung(stated) for stated in results.run.manifest["ladder"]]
     found = [rung for rung in ladder if rung.name in results.study.implementations]
     if not found:
         raise NotMeasured(NO_RUNGS)

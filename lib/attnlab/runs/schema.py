@@ -142,6 +142,11 @@ class Run:
     endurance: pd.DataFrame
 
     @property
+    def cards(self) -> set[str]:
+        """The cards that its processes ran on, each by the start of the hash of its UUID; none on a CPU."""
+        return set(self.processes["card"].dropna()) - {""}
+
+    @property
     def complete(self) -> bool:
         """Whether every block that the study asks for was recorded, or the run was closed early."""
         return bool(self.manifest["complete"])

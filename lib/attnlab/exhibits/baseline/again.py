@@ -141,7 +141,7 @@ def _which(repetition: Repetition) -> str:
 
 
 def _on_which_cards(repetition: Repetition) -> str:
-    here, there = (set(of.run.processes["card"].dropna()) for of in (repetition.here, repetition.there))
+    here, there = (of.run.cards for of in (repetition.here, repetition.there))
     if not here or not there:
         return ""
     if here == there:

@@ -65,8 +65,7 @@ def _count(results: Results) -> int:
 
 
 def _why_not(results: Results) -> str:
-    known = results.run.processes["card"].fillna("").astype(bool)
-    if known.any():
+    if results.run.cards:
         return "All replicates ran on one card: intervals and verdicts hold for this card, not for others of its kind"
     return "This run doesn't name its cards, so how cards differ is unknown: intervals and verdicts hold for it alone"
 

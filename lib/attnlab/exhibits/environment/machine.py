@@ -143,7 +143,7 @@ def replicate_words(results: Results) -> str:
 
 def device_words(results: Results) -> str:
     device = results.run.manifest["device"]
-    cards = results.run.processes["card"].nunique()  # 0 in runs that did not record it
+    cards = len(results.run.cards)
     return (
         (f"{cards} {device['name']}s" if cards > 1 else f"one {device['name']}")
         if device["kind"] == "cuda"

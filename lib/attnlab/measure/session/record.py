@@ -129,11 +129,11 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
     if manifest["complete"]:
         write.finish(name)  # if it was killed after its last block, it may have left parts
         raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
-    before, now = manifest.get("kernels", {}), tuning.hashes(study.implementations, manifest["device"]["name"])
+    before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
     changed = [name for name in study.implementations if before.get(name) != now.get(name)]
     if changed:
         raise UserError(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
-    if manifest.get("dispatch", {}) != _dispatched(study, manifest["device"]["name"]):
+    if manifest["dispatch"] != _dispatched(study, manifest["device"]["name"]):
         raise UserError(f"the dispatch table changed since the run {name!r} began: start a new run")
     return str(manifest["environment"]["hash"])
 
