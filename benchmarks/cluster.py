@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ from attnlab.study.shapes import Shape
 RUN = "h200-2026-11-23"
 REPLICATES = 5
 GPUS = (1, 2, 4, 8, 32, 256)
-SCALED = {1: "h200-scaling-1", 2: "h200-scaling-2", 4: "h200-scaling-4"}
-"""By the number of GPUs of one host, the run of the study `scaling` on them."""
+SCALED = ("h200-scaling", "h200-scaling-again")
+"""Runs of the study `scaling`, one pair of GPUs each; the number of GPUs follows the name."""
 WORKERS = (2, 4, 8, 16)
 EMPTY_TASKS = 500
 BLOCKS = 40
@@ -70,18 +71,24 @@ def main(counts: list[int]) -> None:
 
 
 def _scaled() -> None:
-    """How long the busiest card measured, and how the medians of the cases stand to those of a card alone."""
+    """How long the busiest card measured, and how the medians of the cases stand to those of the same card alone."""
     recorded = read.names()
-    there = {gpus: read.load(name) for gpus, name in SCALED.items() if name in recorded}
-    if 1 not in there:
-        return
-    print("measured, the study scaling; by each clock, how much longer calls take beside busy neighbours than alone:")
-    print(f"{'GPUs':>8} {'s':>10} {'times as fast':>14} {'device clock':>28} {'eager clock':>28}")
-    alone_s = _busiest_s(there[1])
-    for gpus, run in there.items():
-        took_s = _busiest_s(run)
-        beside = [_beside(run, there[1], clock) if gpus > 1 else "" for clock in ("device", "eager")]
-        print(f"{gpus:>8} {took_s:>10.1f} {alone_s / took_s:>14.2f} {beside[0]:>28} {beside[1]:>28}")
+    print("measured, the study scaling; by each clock, how much longer a card's calls take beside a busy neighbour:")
+    print(f"{'GPUs':>8} {'run s':>10} {'busy s':>10} {'times as fast':>14} {'device clock':>26} {'eager clock':>26}")
+    for series in SCALED:
+        there = {gpus: read.load(name) for gpus in GPUS if (name := f"{series}-{gpus}") in recorded}
+        for gpus, run in there.items():
+            alone, took_s = there[1], _busiest_s(run)
+            beside = [_beside(run, alone, clock) if gpus > 1 else "" for clock in ("device", "eager")]
+            faster = _busiest_s(alone) / took_s
+            row = f"{gpus:>8} {_run_s(run):>10.0f} {took_s:>10.1f} {faster:>14.2f} {beside[0]:>26} {beside[1]:>26}"
+            print(row.rstrip())
+
+
+def _run_s(run: schema.Run) -> float:
+    """Seconds from the beginning of a run to its end."""
+    begun, ended = (datetime.fromisoformat(run.manifest[moment]) for moment in ("created", "finished"))
+    return (ended - begun).total_seconds()
 
 
 def _busiest_s(run: schema.Run) -> float:
@@ -91,17 +98,22 @@ def _busiest_s(run: schema.Run) -> float:
 
 
 def _beside(run: schema.Run, alone: schema.Run, clock: str) -> str:
-    """Latencies beside busy neighbours over those of a card alone: the mean over cases, and its 95 % interval by
-    Student's t over replicates.
+    """Latencies beside a busy neighbour over those of the same card alone: the mean over cases of the medians, with its
+    95 % interval by Student's t over replicates.
     """
-    medians = [
-        np.log(one.samples[one.samples["clock"] == clock].groupby([*schema.CASE, "replicate"])["latency_us"].median())
-        for one in (run, alone)
-    ]
-    apart = medians[0].unstack().sub(medians[1].unstack().mean(axis=1), axis=0).mean()
-    mean = apart.mean()
-    low, high = stats.t.interval(0.95, len(apart) - 1, mean, stats.sem(apart))
-    return "{:+.2f} [{:+.2f}, {:+.2f}] %".format(*(100 * np.expm1(value) for value in (mean, low, high)))
+    card = alone.processes["card"].unique().item()
+    apart = stats.ttest_ind(_log_latencies(run, clock, card), _log_latencies(alone, clock, card))
+    ends = apart.confidence_interval(0.95)
+    mean = (ends.low + ends.high) / 2
+    return "{:+.2f} [{:+.2f}, {:+.2f}] %".format(*(100 * np.expm1(value) for value in (mean, ends.low, ends.high)))
+
+
+def _log_latencies(run: schema.Run, clock: str, card: str) -> np.ndarray:
+    """For each replicate on a card, the mean over cases of the logarithm of the median latency (replicates,)."""
+    processes = run.processes.loc[run.processes["card"] == card, "process"]
+    samples = run.samples[(run.samples["clock"] == clock) & run.samples["process"].isin(processes)]
+    medians = np.log(samples.groupby([*schema.CASE, "replicate"])["latency_us"].median())
+    return medians.groupby("replicate").mean().to_numpy()
 
 
 def _plan() -> None:

@@ -21,7 +21,7 @@
 // Limits  the last bits of a row depend on the job before it, by its offset: they are the same in every run of a shape, and
 //         may differ where the same query lies in another batch.
 //         In bf16, where all scores of a row are alike, its probabilities all round alike, by up to 2^-8, and their sum is
-//         not of rounded ones: with one query a head the gate refused it (h200-backends-2). With the maximum they are 1.
+//         not of rounded ones: with one query a head the gate refused it (h200-backends-3). With the maximum they are 1.
 //         What is gained depends on the data: scores that keep rising by more than 2^15 cost a second product each tile.
 //         By counters at 512 keys (h200-2026-11-23), tensor cores are 46 % busy, the MUFU 46 %, issue slots 50 %; in 14 %
 //         of a scheduler's cycles all warps wait for a fixed latency, in 11 % for memory, where warps of the producer, which

@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 import re
+import runpy
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -92,12 +93,17 @@ def percent(fraction: float) -> str:
 @cache
 def of_published() -> results.Results:
     """The published run, with nothing inferred that isn't asked for: medians of all samples will do here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ATTNLAB_DATA", raising=False)
-        run = read.load(PUBLISHED)
+    run = tracked(PUBLISHED)
     passed = results.Results(run, run.samples.head(0)).passed
     medians = passed.groupby([*cases.CASE, *cases.TIMING], dropna=False, sort=False)["latency_us"].median()
     return results.Results(run, medians.rename("median_us").reset_index())
+
+
+@cache
+def tracked(run: str) -> schema.Run:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLAB_DATA", raising=False)
+        return read.load(run)
 
 
 def clocks() -> int:
@@ -124,6 +130,29 @@ def cards() -> pd.Series:
     """How long each GPU of the published run measured, the longest first."""
     processes = of_published().run.processes.set_index("process")["card"]
     return busy_seconds().groupby(processes).sum().sort_values(ascending=False)
+
+
+@cache
+def cluster() -> dict:
+    return runpy.run_path(str(ROOT / "benchmarks" / "cluster.py"))
+
+
+def scaled() -> list[tuple[schema.Run, schema.Run]]:
+    """The runs of the study `scaling`, on one GPU and on two, a pair for each host."""
+    return [(tracked(f"{name}-1"), tracked(f"{name}-2")) for name in cluster()["SCALED"]]
+
+
+def gained(seconds: str) -> float:
+    """How many times less long the study `scaling` took on two GPUs, over all hosts, to a tenth."""
+    alone_s, both_s = (sum(map(cluster()[seconds], runs)) for runs in zip(*scaled(), strict=True))
+    return round(alone_s / both_s, 1)
+
+
+def beside_pct() -> float:
+    """The end farthest from no difference of the intervals by the device clock, rounded up to a tenth."""
+    shown = [cluster()["_beside"](both, alone, "device") for alone, both in scaled()]
+    ends = [abs(float(end)) for each in shown for end in re.findall(r"[+-][\d.]+", each)]
+    return math.ceil(10 * max(ends)) / 10
 
 
 def took(command: str) -> float:
@@ -304,6 +333,9 @@ def claims() -> tuple[Claim, ...]:
         claim("how measuring scales beyond {}", word(len(busy_s))),
         claim("what more than {} GPUs gain", word(len(busy_s))),
         claim("`gpu`: SDPA, its peers and the ladder, on {} H200s", word(len(busy_s))),
+        claim("Measuring takes {} as long on {} GPUs", times(1 / gained("_busiest_s")), "two"),
+        claim("The whole run gains less, {} times", f"{gained('_run_s'):.1f}"),
+        claim("on the same card, to within {} %", f"{beside_pct():.1f}"),
         claim("run kept its {} GPUs busy for {} and {} s", word(len(busy_s)), *busy_s),
         claim("asks for {} replicates of {} shapes", word(gpu.replicates), plain(len(gpu.shapes))),
         claim("{} backends, {} peers,", word(kinds("sdpa.")), word(kinds("peer."))),
