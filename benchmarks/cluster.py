@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import distributed
-import numpy as np
 import pandas as pd
-from scipy import stats
 
 from attnlab.base import files
+from attnlab.infer.beside import neighbours
 from attnlab.measure.cluster.deal import deal
 from attnlab.measure.session.estimate import PROCESS_S
 from attnlab.measure.session.subject import Job
@@ -34,8 +33,6 @@ from attnlab.study.shapes import Shape
 RUN = "h200-2026-11-23"
 REPLICATES = 5
 GPUS = (1, 2, 4, 8, 32, 256)
-SCALED = ("h200-scaling", "h200-scaling-again")
-"""Runs of the study `scaling`, one pair of GPUs each; the number of GPUs follows the name."""
 WORKERS = (2, 4, 8, 16)
 EMPTY_TASKS = 500
 BLOCKS = 40
@@ -71,18 +68,13 @@ def main(counts: list[int]) -> None:
 
 
 def _scaled() -> None:
-    """How long the busiest card measured, and how the medians of the cases stand to those of the same card alone."""
-    recorded = read.names()
-    print("measured, the study scaling; by each clock, how much longer a card's calls take beside a busy neighbour:")
-    print(f"{'GPUs':>8} {'run s':>10} {'busy s':>10} {'times as fast':>14} {'device clock':>26} {'eager clock':>26}")
-    for series in SCALED:
-        there = {gpus: read.load(name) for gpus in GPUS if (name := f"{series}-{gpus}") in recorded}
-        for gpus, run in there.items():
-            alone, took_s = there[1], _busiest_s(run)
-            beside = [_beside(run, alone, clock) if gpus > 1 else "" for clock in ("device", "eager")]
-            faster = _busiest_s(alone) / took_s
-            row = f"{gpus:>8} {_run_s(run):>10.0f} {took_s:>10.1f} {faster:>14.2f} {beside[0]:>26} {beside[1]:>26}"
-            print(row.rstrip())
+    """How long the study `scaling` took on one card of a host, and on several."""
+    print("measured, the study scaling:")
+    print(f"{'GPUs':>8} {'run s':>10} {'busy s':>10} {'times as fast':>14}")
+    for pair in neighbours.pairs(read.read_manifest(RUN)["device"]["name"]):
+        for run in (pair.alone, pair.beside):
+            took_s, faster = _busiest_s(run), _busiest_s(pair.alone) / _busiest_s(run)
+            print(f"{len(run.cards):>8} {_run_s(run):>10.0f} {took_s:>10.1f} {faster:>14.2f}")
 
 
 def _run_s(run: schema.Run) -> float:
@@ -95,25 +87,6 @@ def _busiest_s(run: schema.Run) -> float:
     """Seconds of the card that measured longest, from the start of each of its processes to its last sample."""
     last_s = run.samples.groupby("process")["started_s"].max()
     return float(last_s.groupby(run.processes.set_index("process")["card"]).sum().max())
-
-
-def _beside(run: schema.Run, alone: schema.Run, clock: str) -> str:
-    """Latencies beside a busy neighbour over those of the same card alone: the mean over cases of the medians, with its
-    95 % interval by Student's t over replicates.
-    """
-    card = alone.processes["card"].unique().item()
-    apart = stats.ttest_ind(_log_latencies(run, clock, card), _log_latencies(alone, clock, card))
-    ends = apart.confidence_interval(0.95)
-    mean = (ends.low + ends.high) / 2
-    return "{:+.2f} [{:+.2f}, {:+.2f}] %".format(*(100 * np.expm1(value) for value in (mean, ends.low, ends.high)))
-
-
-def _log_latencies(run: schema.Run, clock: str, card: str) -> np.ndarray:
-    """For each replicate on a card, the mean over cases of the logarithm of the median latency (replicates,)."""
-    processes = run.processes.loc[run.processes["card"] == card, "process"]
-    samples = run.samples[(run.samples["clock"] == clock) & run.samples["process"].isin(processes)]
-    medians = np.log(samples.groupby([*schema.CASE, "replicate"])["latency_us"].median())
-    return medians.groupby("replicate").mean().to_numpy()
 
 
 def _plan() -> None:

@@ -35,6 +35,9 @@ show("environment.machine")
 # %%
 show("environment.cards")
 
+# %%
+show("environment.neighbours")
+
 # %% [markdown]
 # ## Is it locked?
 #

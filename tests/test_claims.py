@@ -28,6 +28,7 @@ import pytest
 from attnlab.base import paths
 from attnlab.exhibits import audit
 from attnlab.infer import bootstrap, cases, counters, results
+from attnlab.infer.beside import neighbours
 from attnlab.infer.bootstrap import Interval, Scatter
 from attnlab.literature.audit import numbers
 from attnlab.measure.clocks import ours
@@ -137,22 +138,23 @@ def cluster() -> dict:
     return runpy.run_path(str(ROOT / "benchmarks" / "cluster.py"))
 
 
-def scaled() -> list[tuple[schema.Run, schema.Run]]:
+def scaled() -> list[neighbours.Pair]:
     """The runs of the study `scaling`, on one GPU and on two, a pair for each host."""
-    return [(tracked(f"{name}-1"), tracked(f"{name}-2")) for name in cluster()["SCALED"]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLAB_DATA", raising=False)
+        return neighbours.pairs(of_published().run.manifest["device"]["name"])
 
 
 def gained(seconds: str) -> float:
     """How many times less long the study `scaling` took on two GPUs, over all hosts, to a tenth."""
-    alone_s, both_s = (sum(map(cluster()[seconds], runs)) for runs in zip(*scaled(), strict=True))
-    return round(alone_s / both_s, 1)
+    took_s = cluster()[seconds]
+    return round(sum(took_s(pair.alone) for pair in scaled()) / sum(took_s(pair.beside) for pair in scaled()), 1)
 
 
 def beside_pct() -> float:
     """The end farthest from no difference of the intervals by the device clock, rounded up to a tenth."""
-    shown = [cluster()["_beside"](both, alone, "device") for alone, both in scaled()]
-    ends = [abs(float(end)) for each in shown for end in re.findall(r"[+-][\d.]+", each)]
-    return math.ceil(10 * max(ends)) / 10
+    ratios = [pair.ratio(timing) for pair in scaled() for timing in pair.timings if timing.clock == "device"]
+    return math.ceil(1000 * max(abs(end - 1) for ratio in ratios for end in (ratio.low, ratio.high))) / 10
 
 
 def took(command: str) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attnlab.base import documents
 from attnlab.base.errors import EnvironmentChanged, UserError
 from attnlab.infer import choices
-from attnlab.infer.repeat import others
+from attnlab.infer.beside.repeat import others
 from attnlab.infer.results import Results, of
 from attnlab.runs import models, read, schema, write
 from attnlab.runs.schema import Manifest, Run

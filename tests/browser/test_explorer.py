@@ -11,7 +11,8 @@ import synthetic
 from synthetic import TARGET, Recipe
 
 from attnlab.exhibits.explore import data, page
-from attnlab.infer import cases, repeat, results
+from attnlab.infer import cases, results
+from attnlab.infer.beside import repeat
 from attnlab.infer.results import Results
 from browser.conftest import REPORTS
 

@@ -20,7 +20,8 @@ from attnlab.exhibits.explore import data, explorer, looks, page, recorded
 from attnlab.exhibits.explore.samples import STEPS, THROTTLED, pack
 from attnlab.exhibits.style import LOOKS
 from attnlab.exhibits.verdicts import every
-from attnlab.infer import cases, repeat, results
+from attnlab.infer import cases, results
+from attnlab.infer.beside import repeat
 from attnlab.infer.results import Results
 
 LIMIT_BYTES = 5_000_000

@@ -6,7 +6,8 @@ import synthetic
 from synthetic import LADDER, LONG, ORDINARY, SHORT, TARGET, Recipe
 
 from attnlab.exhibits.kernels import carried as shown
-from attnlab.infer import cases, repeat
+from attnlab.infer import cases
+from attnlab.infer.beside import carried
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs import read
@@ -40,13 +41,13 @@ def bare(name: str) -> Results:
 def test_a_lead_has_one_sign_another_or_none_on_another_device():
     record("here", {TARGET: 0.8, LONG: 0.8, SHORT: 1.0})
     record("there", {TARGET: 0.9, LONG: 1.25, SHORT: 0.8}, H100)
-    found = repeat.carried(bare("here"))
+    found = carried.find(bare("here"))
     assert found.there.run.name == "there"
     here, there = found.leads[TARGET]
     assert (here.kernel, here.over, there.over) == ("kernel.wgmma", "sdpa.flash", "sdpa.flash")
     assert here.ratio.estimate == pytest.approx(1.25, rel=0.01)
     assert there.ratio.estimate == pytest.approx(1 / 0.9, rel=0.01)
-    assert [found.sign(shape) for shape in (TARGET, LONG, SHORT)] == [repeat.SAME, repeat.DIFFERENT, repeat.OPEN]
+    assert [found.sign(shape) for shape in (TARGET, LONG, SHORT)] == [carried.SAME, carried.DIFFERENT, carried.OPEN]
     assert len(found.leads) == len(bare("here").study.shapes)
 
 
@@ -78,4 +79,4 @@ def test_a_device_of_the_same_name_or_without_kernels_is_no_other():
     record("again", {TARGET: 0.8})
     synthetic.write("peers", Recipe(H100, ORDINARY.study))
     with pytest.raises(NotMeasured, match=r"^No complete run on another device shares a shape at which"):
-        repeat.carried(bare("here"))
+        carried.find(bare("here"))

@@ -13,8 +13,9 @@ from synthetic import LADDER, ORDINARY, TARGET, Recipe
 
 from attnlab.exhibits.baseline import again
 from attnlab.exhibits.display import Group, Prose
-from attnlab.infer import cases, repeat, results
-from attnlab.infer.repeat import Repetition
+from attnlab.infer import cases, results
+from attnlab.infer.beside import repeat
+from attnlab.infer.beside.repeat import Repetition
 from attnlab.infer.results import Results
 from attnlab.runs import read, schema, write
 

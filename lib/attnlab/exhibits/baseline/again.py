@@ -15,7 +15,7 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import look, panel_each, plain_logarithm
-from attnlab.infer.repeat import LEAST_US, NEAR_PCT, Case, Repetition, find, in_percent
+from attnlab.infer.beside.repeat import LEAST_US, NEAR_PCT, Case, Repetition, find, in_percent
 from attnlab.infer.results import Results
 from attnlab.runs import read, schema
 from attnlab.study import ladder

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlab.exhibits import cells, decisions, formats
 from attnlab.exhibits.explore.recorded import of_study
-from attnlab.infer.repeat import Change, changes, in_percent, other_sources
+from attnlab.infer.beside.repeat import Change, changes, in_percent, other_sources
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.study.studies import Timing

@@ -11,7 +11,8 @@ from attnlab.base.version import VERSION
 from attnlab.exhibits import formats
 from attnlab.exhibits.explore import between, looks, recorded
 from attnlab.exhibits.explore.samples import Packed, pack, planes
-from attnlab.infer import repeat, results
+from attnlab.infer import results
+from attnlab.infer.beside import repeat
 from attnlab.infer.results import Results
 
 MOST_RUNS = 4
@@ -23,7 +24,7 @@ MOST_BYTES = 3_600_000
 
 
 def payload(shown: Results) -> bytes:
-    """A run, and the newest others on a device of the same name, as `gzip`.
+    """A run, and the others on a device of the same name that share the most cases with it, as `gzip`.
 
     Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
     (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.

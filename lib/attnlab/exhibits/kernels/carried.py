@@ -6,25 +6,26 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.environment.machine import replicate_words
-from attnlab.infer import repeat
-from attnlab.infer.repeat import Carried
+from attnlab.infer.beside import carried
+from attnlab.infer.beside.carried import Carried
+from attnlab.infer.beside.repeat import other_sources
 from attnlab.infer.results import Results
 from attnlab.study.ladder import BEST
 
 
-@exhibit("kernels.carried", where=repeat.is_elsewhere)
+@exhibit("kernels.carried", where=carried.is_elsewhere)
 def shown(results: Results) -> Group:
     """The fastest hand-written kernel over the fastest of all else, here and on another device."""
-    found = repeat.carried(results)
+    found = carried.find(results)
     return Group({"words": words(found), "table": table(found)})
 
 
 def words(found: Carried) -> Prose:
     """How many signs agree, and where they don't."""
     signs = {shape: found.sign(shape) for shape in found.leads}
-    differing = [shape.label for shape, sign in signs.items() if sign == repeat.DIFFERENT]
+    differing = [shape.label for shape, sign in signs.items() if sign == carried.DIFFERENT]
     here, there = (_device(side) for side in (found.here, found.there))
-    same, unsure = (list(signs.values()).count(sign) for sign in (repeat.SAME, repeat.OPEN))
+    same, unsure = (list(signs.values()).count(sign) for sign in (carried.SAME, carried.OPEN))
     counted = (
         f"The run `{found.there.run.name}` measured {formats.count(len(signs), 'shape')} of this one on {there}, in "
         f"{replicate_words(found.there)}. At {same} of them the sign is that on {here}: the fastest hand-written "
@@ -34,7 +35,7 @@ def words(found: Carried) -> Prose:
     if differing:
         sentences.append(f"**The two runs disagree at {formats.listing(differing)}.**")
     # `kernel.best` is what the device's own tuning chose, and differs between any two.
-    if changed := repeat.other_sources(found.here, found.there) - {BEST}:
+    if changed := other_sources(found.here, found.there) - {BEST}:
         names = formats.listing([f"`{name}`" for name in sorted(changed)])
         sentences.append(
             f"Between the two, the source of {names} changed: what differs may be the kernel's and not the device's."

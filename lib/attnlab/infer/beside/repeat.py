@@ -1,4 +1,4 @@
-"""A run beside another recorded run: the same cases on the same device again, and who leads on another device."""
+"""A run beside another recorded run of the same device: the same cases again."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,11 +16,10 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import read
 from attnlab.runs.rules import ALPHA
-from attnlab.runs.schema import Manifest, is_of
-from attnlab.study import implementations
-from attnlab.study.ladder import PREFIX
+from attnlab.runs.schema import Manifest
+from attnlab.study import studies
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
+from attnlab.study.studies import Study, Timing
 
 LEAST_US = 20
 """Shorter medians are left out: the clock's tick and the launch matter too much there for `NEAR_PCT`."""
@@ -183,9 +182,10 @@ def find(results: Results) -> Repetition:
 
 
 def others(results: Results) -> Iterator[Results]:
-    """Other complete runs on a device of the same name, the newest first, with nothing inferred from them.
+    """Other complete runs on a device of the same name, with nothing inferred from them.
 
-    A run that is refused is passed over.
+    Those whose studies share the most cases with this one's come first, and of these the newest. A run that is refused
+    is passed over.
     """
     mine = results.run.manifest
 
@@ -193,10 +193,18 @@ def others(results: Results) -> Iterator[Results]:
         same = stated["device"]["name"] == mine["device"]["name"]
         return bool(same and stated["complete"] and stated["seal"] != mine["seal"])  # a copy is no other run
 
-    found = [name for name, manifest in read.manifests() if is_other(manifest)]
-    for name in found:
+    found = [
+        (name, _shared(results.study, studies.recorded(other))) for name, other in read.manifests() if is_other(other)
+    ]
+    for name, _ in sorted(found, key=lambda each: -each[1]):
         with suppress(UserError):
             yield Results(read.load(name), results.table.head(0))
+
+
+def _shared(one: Study, other: Study) -> int:
+    """How many cases two studies share."""
+    shapes, names = (set(getattr(one, of)) & set(getattr(other, of)) for of in ("shapes", "implementations"))
+    return len(shapes) * len(names)
 
 
 def other_sources(one: Results, other: Results) -> set[str]:
@@ -237,93 +245,3 @@ def _number(value: Any) -> float:
 def in_percent(ratio: Interval) -> Interval:
     """A ratio as a change in percent."""
     return Interval(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))
-
-
-def scaled(ratio: Interval, by: float) -> Interval:
-    """An interval times a factor."""
-    return Interval(ratio.estimate * by, ratio.low * by, ratio.high * by)
-
-
-# On another device: the fastest hand-written kernel over the fastest of all else
-
-SAME, DIFFERENT, OPEN = "the same", "different", "open"
-
-
-@dataclass(frozen=True)
-class Lead:
-    """The fastest hand-written kernel at a shape, the fastest of all else, and the ratio: above 1 the kernel leads."""
-
-    kernel: str
-    over: str
-    ratio: Interval
-
-    @property
-    def sign(self) -> int:
-        """1 if the kernel leads, -1 if it lags, 0 if the interval holds 1."""
-        return (self.ratio.low > 1) - (self.ratio.high < 1)
-
-
-@dataclass(frozen=True)
-class Carried:
-    """Two runs on devices of different names, and the leads on both at each shape that both measured."""
-
-    here: Results
-    there: Results
-    leads: dict[Shape, tuple[Lead, Lead]]
-
-    def sign(self, shape: Shape) -> str:
-        """Whether the two leads at a shape have one sign; open where an interval holds 1."""
-        here, there = (lead.sign for lead in self.leads[shape])
-        if not here or not there:
-            return OPEN
-        return SAME if here == there else DIFFERENT
-
-
-def carried(results: Results) -> Carried:
-    """The run on a device of another name that shares the most shapes with this one; of several, the newest.
-
-    Raises:
-        NotMeasured: there is none.
-    """
-    mine = {shape: found for shape in results.study.shapes if (found := lead(results, shape))}
-    best: Carried | None = None
-    for name in elsewhere(results):
-        other = Results(read.load(name), results.table.head(0))  # with nothing inferred
-        theirs = {shape: found for shape in mine if (found := lead(other, shape))}
-        if theirs and (best is None or len(theirs) > len(best.leads)):
-            best = Carried(results, other, {shape: (mine[shape], found) for shape, found in theirs.items()})
-    if best is None:
-        raise NotMeasured("No complete run on another device shares a shape at which a hand-written kernel was timed")
-    return best
-
-
-def lead(results: Results, shape: Shape) -> Lead | None:
-    """The lead at a shape under the headline's timing; None without both sides."""
-    timing, passed = results.headline, results.passed
-    rows = passed[is_of(passed, shape) & (passed["clock"] == timing.clock) & (passed["cache"] == timing.cache)]
-    medians = rows.groupby("implementation")["latency_us"].median()
-    left_out = {implementations.DISPATCH, *implementations.REFERENCES}
-    names = [name for name in medians.index if not implementations.is_control(name) and name not in left_out]
-    kernels = [name for name in names if name.startswith(PREFIX)]
-    others = [name for name in names if name not in kernels]
-    if not kernels or not others:
-        return None
-    kernel, over = (str(medians[side].idxmin()) for side in (kernels, others))
-    tick_us = float(results.run.manifest["clocks"]["tick_us"]) / int(rows["launches"].min())
-    theirs, ours = (results.samples(name, shape) for name in (over, kernel))
-    return Lead(kernel, over, stats.ratio_ci(theirs, ours, tick=tick_us, paired=True))
-
-
-def is_elsewhere(results: Results) -> bool:
-    """Whether there is a complete run of kernels on a device of another name."""
-    return bool(elsewhere(results))
-
-
-def elsewhere(results: Results) -> list[str]:
-    """The complete runs of kernels on devices of another name, the newest first."""
-    device = results.run.manifest["device"]["name"]
-    return [
-        name
-        for name, manifest in read.manifests()
-        if manifest["complete"] and manifest["kernels"] and manifest["device"]["name"] != device
-    ]

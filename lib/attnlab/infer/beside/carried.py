@@ -1,0 +1,95 @@
+"""Who leads on this device and on another: the fastest hand-written kernel over the fastest of all else."""
+
+from dataclasses import dataclass
+
+from attnlab.infer import stats
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
+from attnlab.runs import read
+from attnlab.runs.schema import is_of
+from attnlab.study import implementations
+from attnlab.study.ladder import PREFIX
+from attnlab.study.shapes import Shape
+
+SAME, DIFFERENT, OPEN = "the same", "different", "open"
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The fastest hand-written kernel at a shape, the fastest of all else, and the ratio: above 1 the kernel leads."""
+
+    kernel: str
+    over: str
+    ratio: Interval
+
+    @property
+    def sign(self) -> int:
+        """1 if the kernel leads, -1 if it lags, 0 if the interval holds 1."""
+        return (self.ratio.low > 1) - (self.ratio.high < 1)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Two runs on devices of different names, and the leads on both at each shape that both measured."""
+
+    here: Results
+    there: Results
+    leads: dict[Shape, tuple[Lead, Lead]]
+
+    def sign(self, shape: Shape) -> str:
+        """Whether the two leads at a shape have one sign; open where an interval holds 1."""
+        here, there = (lead.sign for lead in self.leads[shape])
+        if not here or not there:
+            return OPEN
+        return SAME if here == there else DIFFERENT
+
+
+def find(results: Results) -> Carried:
+    """The run on a device of another name that shares the most shapes with this one; of several, the newest.
+
+    Raises:
+        NotMeasured: there is none.
+    """
+    mine = {shape: found for shape in results.study.shapes if (found := lead(results, shape))}
+    best: Carried | None = None
+    for name in elsewhere(results):
+        other = Results(read.load(name), results.table.head(0))  # with nothing inferred
+        theirs = {shape: found for shape in mine if (found := lead(other, shape))}
+        if theirs and (best is None or len(theirs) > len(best.leads)):
+            best = Carried(results, other, {shape: (mine[shape], found) for shape, found in theirs.items()})
+    if best is None:
+        raise NotMeasured("No complete run on another device shares a shape at which a hand-written kernel was timed")
+    return best
+
+
+def lead(results: Results, shape: Shape) -> Lead | None:
+    """The lead at a shape under the headline's timing; None without both sides."""
+    timing, passed = results.headline, results.passed
+    rows = passed[is_of(passed, shape) & (passed["clock"] == timing.clock) & (passed["cache"] == timing.cache)]
+    medians = rows.groupby("implementation")["latency_us"].median()
+    left_out = {implementations.DISPATCH, *implementations.REFERENCES}
+    names = [name for name in medians.index if not implementations.is_control(name) and name not in left_out]
+    kernels = [name for name in names if name.startswith(PREFIX)]
+    others = [name for name in names if name not in kernels]
+    if not kernels or not others:
+        return None
+    kernel, over = (str(medians[side].idxmin()) for side in (kernels, others))
+    tick_us = float(results.run.manifest["clocks"]["tick_us"]) / int(rows["launches"].min())
+    theirs, ours = (results.samples(name, shape) for name in (over, kernel))
+    return Lead(kernel, over, stats.ratio_ci(theirs, ours, tick=tick_us, paired=True))
+
+
+def is_elsewhere(results: Results) -> bool:
+    """Whether there is a complete run of kernels on a device of another name."""
+    return bool(elsewhere(results))
+
+
+def elsewhere(results: Results) -> list[str]:
+    """The complete runs of kernels on devices of another name, the newest first."""
+    device = results.run.manifest["device"]["name"]
+    return [
+        name
+        for name, manifest in read.manifests()
+        if manifest["complete"] and manifest["kernels"] and manifest["device"]["name"] != device
+    ]

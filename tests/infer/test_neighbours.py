@@ -1,0 +1,80 @@
+"""A card beside busy neighbours and alone: runs whose replicates take chosen times as long."""
+
+import numpy as np
+import pytest
+import synthetic
+from scipy.stats import t
+from synthetic import Recipe
+
+from attnlab.exhibits.environment import neighbours as shown
+from attnlab.infer.beside import neighbours
+
+PACES = (1.0, 1.002, 1.0, 1.002)
+ALONE = tuple(("a", pace) for pace in PACES)
+
+
+@pytest.fixture(autouse=True)
+def folder():
+    """Runs are kept in a folder of this test's own."""
+    with synthetic.folders():
+        yield
+
+
+def record(
+    name: str, cards: tuple[tuple[str, float], ...], study: str = "scaling", device: str = "NVIDIA H200"
+) -> None:
+    stated = synthetic.AT_TARGET | {"name": study, "replicates": len(cards)}
+    synthetic.write(name, Recipe(device, stated, fates={}, cards=cards))
+
+
+def any_run():
+    return synthetic.inferred()
+
+
+def test_the_card_is_compared_with_itself_and_not_with_its_neighbour():
+    record("alone", ALONE)
+    record("beside", (("a", 1.01), ("b", 1.5), ("a", 1.012), ("b", 1.5)))
+    (pair,) = neighbours.pairs("NVIDIA H200")
+    assert (pair.alone.name, pair.beside.name) == ("alone", "beside")
+    ratio = pair.ratio(pair.timings[0])
+    two, four = np.log([1.01, 1.012]), np.log(PACES)
+    middle = two.mean() - four.mean()
+    # Two and four replicates, whose variances are pooled with four degrees of freedom.
+    error = np.sqrt((two.var() * 2 + four.var() * 4) / 4 * (1 / 2 + 1 / 4))
+    either = t.ppf(0.975, 4) * error
+    expected = np.exp([middle, middle - either, middle + either])
+    assert [ratio.estimate, ratio.low, ratio.high] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("paces", "verdict", "said"),
+    [
+        ((1.0, 1.002), "equivalent", "a call takes as long beside busy neighbours as alone, to within ±2 %"),
+        ((1.1, 1.102), "slower", "a call takes longer beside busy neighbours than alone"),
+        ((0.9, 0.902), "faster", "a call takes less time beside busy neighbours than alone"),
+        ((0.9, 1.1), "inconclusive", "it is undecided whether a call takes as long"),
+    ],
+)
+def test_what_is_said_follows_from_the_interval(paces, verdict, said):
+    record("alone", ALONE)
+    record("beside", (("a", paces[0]), ("b", 1.0), ("a", paces[1]), ("b", 1.0)))
+    table = shown.beside(any_run())
+    assert set(table.frame["verdict"]) == {verdict}
+    assert set(table.frame["cards"]) == {2}
+    assert f"By the device clock, warm cache, {said}" in table.note
+
+
+def test_hosts_that_disagree_decide_nothing():
+    for host, pace in (("a", 1.0), ("c", 1.1)):
+        record(f"{host}-alone", tuple((host, pace) for pace in PACES))
+        record(f"{host}-beside", ((host, pace), ("x", 1.0), (host, pace * 1.002), ("x", 1.0)))
+    assert "it is undecided" in shown.beside(any_run()).note
+
+
+@pytest.mark.parametrize("differing", [{"study": "backends"}, {"device": "NVIDIA H100 80GB HBM3"}, {"cards": "c"}])
+def test_a_run_of_another_study_device_or_card_is_no_pair(differing):
+    record("alone", ALONE)
+    card = differing.pop("cards", "a")
+    record("beside", ((card, 1.0), ("b", 1.0), (card, 1.0), ("b", 1.0)), **differing)
+    assert not neighbours.are_recorded(any_run())
+    assert shown.beside(any_run()) is None
