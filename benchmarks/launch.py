@@ -43,6 +43,7 @@ def parts() -> dict[str, Callable[[], object]]:
         "memory for the output": lambda: torch.empty_like(q),
         "torch's current stream": lambda: torch._C._cuda_getCurrentRawStream(index),
         "the layout of the inputs": lambda: layout(q, k, v, False, None),
+        "attend, which calls SDPA": by_table({}, lambda: attnlab.attend(q, k, v)),
     }
     for name in ("kernel.overlap", "kernel.best"):
         call = best.implementation(name).call

@@ -177,7 +177,7 @@ def _call(
     name: str | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
 ) -> Prepared:
     """An implementation, with as little Python as possible between it and its caller."""
-    if name is None:
+    if name is None or name == implementations.FALLBACK:
         return _aligned(sdpa.sdpa, q, k, v, causal, scale)
     if name.startswith(PREFIX):
         return _launch(name, q, k, v, causal, scale)
