@@ -72,9 +72,9 @@ def _scaled() -> None:
     print("measured, the study scaling:")
     print(f"{'GPUs':>8} {'run s':>10} {'busy s':>10} {'times as fast':>14}")
     for pair in neighbours.pairs(read.read_manifest(RUN)["device"]["name"]):
-        for run in (pair.alone, pair.beside):
-            took_s, faster = _busiest_s(run), _busiest_s(pair.alone) / _busiest_s(run)
-            print(f"{len(run.cards):>8} {_run_s(run):>10.0f} {took_s:>10.1f} {faster:>14.2f}")
+        alone_s = _busiest_s(pair.alone)
+        for run, took_s in ((pair.alone, alone_s), (pair.beside, _busiest_s(pair.beside))):
+            print(f"{len(run.cards):>8} {_run_s(run):>10.0f} {took_s:>10.1f} {alone_s / took_s:>14.2f}")
 
 
 def _run_s(run: schema.Run) -> float:

@@ -13,7 +13,8 @@ import math
 import re
 import runpy
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -102,9 +103,16 @@ def of_published() -> results.Results:
 
 @cache
 def tracked(run: str) -> schema.Run:
+    with tracked_data():
+        return read.load(run)
+
+
+@contextmanager
+def tracked_data() -> Iterator[None]:
+    """Runs are read where they are tracked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATTNLAB_DATA", raising=False)
-        return read.load(run)
+        yield
 
 
 def clocks() -> int:
@@ -138,10 +146,10 @@ def cluster() -> dict:
     return runpy.run_path(str(ROOT / "benchmarks" / "cluster.py"))
 
 
+@cache
 def scaled() -> list[neighbours.Pair]:
     """The runs of the study `scaling`, on one GPU and on two, a pair for each host."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ATTNLAB_DATA", raising=False)
+    with tracked_data():
         return neighbours.pairs(of_published().run.manifest["device"]["name"])
 
 

@@ -15,7 +15,7 @@ from attnlab.infer import cases, results
 from attnlab.infer.results import Results
 from attnlab.paper import readme
 from attnlab.runs import read
-from attnlab.runs.schema import is_of
+from attnlab.runs.schema import is_of, is_under
 from attnlab.study import studies
 from attnlab.study.implementations import PEERS, SDPA
 from attnlab.study.ladder import BEST
@@ -36,7 +36,7 @@ def published() -> Results:
     shapes = {study.target_shape, *study.sweep("seq_len"), *study.sweep("causal seq_len")}
     headline, samples = study.timings[0], run.samples
     there = np.logical_or.reduce([is_of(samples, shape) for shape in shapes])
-    under = (samples["clock"] == headline.clock) & (samples["cache"] == headline.cache)
+    under = is_under(samples, headline)
     part = replace(run, samples=samples[there & (under | is_of(samples, study.target_shape))])
     return Results(part, cases.infer(part))
 
@@ -117,7 +117,7 @@ def test_the_pictures_lines_are_the_medians_of_the_samples(published):
 
 def median_us(of: Results, name: str, shape) -> float:
     samples, headline = of.run.samples, of.headline
-    under = (samples["clock"] == headline.clock) & (samples["cache"] == headline.cache)
+    under = is_under(samples, headline)
     mine = samples[(samples["implementation"] == name) & is_of(samples, shape) & under]
     return float(mine["latency_us"].median())
 

@@ -9,6 +9,7 @@ import pandas as pd
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
+from attnlab.runs.schema import is_under
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -26,8 +27,7 @@ SLOWER_PCT = 2.0
 def by_shape(results: Results, timing: Timing | None = None) -> dict[Shape, Regime]:
     """The regime of all samples at each shape of the study: implementations take turns on one card."""
     samples = results.run.samples
-    timing = timing or results.headline
-    rows = samples[(samples["clock"] == timing.clock) & (samples["cache"] == timing.cache)]
+    rows = samples[is_under(samples, timing or results.headline)]
     counts = rows.groupby(AXES, sort=False)["throttled"].agg(["count", "sum"])
     found = {place: _of(int(known), int(held)) for place, known, held in counts.itertuples(name=None)}
     return {shape: found.get(tuple(shape.axes.values()), "not recorded") for shape in results.study.shapes}

@@ -54,6 +54,7 @@ __all__ = [
     "equivalence",
     "hedges_g",
     "holm",
+    "is_within",
     "lag1",
     "magnitude",
     "mann_whitney",
@@ -325,8 +326,12 @@ def _is_equivalent(ratio: Bootstrap, margin: float, alpha: float) -> bool:
     """Two one-sided tests at level alpha, by inclusion of the 1 - 2 alpha interval (Schuirmann 1987)."""
     require(margin > 0, f"margin must be positive, not {margin}")
     require(0 < alpha < 0.5, f"alpha must lie between 0 and 0.5, not {alpha}")
-    interval = ratio.interval(1 - 2 * alpha)
-    return 1 / (1 + margin) < interval.low and interval.high < 1 + margin
+    return is_within(ratio.interval(1 - 2 * alpha), margin)
+
+
+def is_within(ratio: Interval, margin: float = EQUIVALENCE_MARGIN) -> bool:
+    """Whether the interval of a ratio is nowhere farther from 1 than a margin, a fraction, up or down."""
+    return 1 / (1 + margin) < ratio.low and ratio.high < 1 + margin
 
 
 def equivalence(

@@ -8,7 +8,7 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import shape_of
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.style import AXIS_TITLES, before_others, few_powers_of_two, look, plain_logarithm
-from attnlab.infer.cases import AXES, passed_samples
+from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import NotMeasured, axis_of, on_normal
 from attnlab.infer.results import Results
 from attnlab.runs.rules import GATE_FACTOR
@@ -98,7 +98,7 @@ def correctness(results: Results) -> Prose:
 
 def timed_outputs(results: Results) -> str:
     """How many timed outputs were compared, and how near the worst came to what is allowed, in a sentence."""
-    compared = passed_samples(results.run).dropna(subset=["strain"])
+    compared = results.passed.dropna(subset=["strain"])
     if compared.empty:
         return "Outputs were compared before and after timing; no timed output itself was."
     worst = compared.loc[compared["strain"].astype(float).idxmax()]

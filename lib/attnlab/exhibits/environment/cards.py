@@ -95,7 +95,7 @@ def _few(results: Results) -> str:
 
 
 def _surveyed(results: Results) -> str:
-    card = results.run.manifest.get("surveyed", {}).get("card")
+    card = results.run.manifest["surveyed"]["card"]
     return f" The ceilings were measured on the card {card}." if card else ""
 
 

@@ -18,12 +18,14 @@ SAID = {
 UNDECIDED = "it is undecided whether a call takes as long beside busy neighbours as alone"
 
 
-@exhibit("environment.neighbours", where=neighbours.are_recorded)
-def beside(results: Results) -> Table:
-    """The latencies of cards beside busy neighbours over those of the same cards alone."""
+@exhibit("environment.neighbours")
+def beside(results: Results) -> Table | None:
+    """The latencies of cards beside busy neighbours over those of the same cards alone; None where none is recorded."""
+    pairs = neighbours.pairs(results.run.manifest["device"]["name"])
+    if not pairs:
+        return None
     rows: list[dict[str, object]] = []
     verdicts: dict[Timing, set[str]] = {}
-    pairs = neighbours.pairs(results.run.manifest["device"]["name"])
     for timing in dict.fromkeys(timing for pair in pairs for timing in pair.timings):
         for pair in pairs:
             ratio = pair.ratio(timing)

@@ -19,7 +19,7 @@ from attnlab.infer.panel import NEAR_PCT, Panel, of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import methods
-from attnlab.runs.schema import is_of
+from attnlab.runs.schema import is_of, is_under
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -109,7 +109,7 @@ def _apart_words(apart: list[Both], panel: Panel) -> str:
 def _in_both(results: Results, panel: Panel, cases: list[tuple[str, Shape]]) -> list[Both]:
     timing, timed, taken = Timing(clock="device", cache="warm"), panel.rows, results.passed
     timed = timed[(timed["method"] == methods.DEVICE) & timed["latency_us"].notna()]
-    taken = taken[(taken["clock"] == timing.clock) & (taken["cache"] == timing.cache)]
+    taken = taken[is_under(taken, timing)]
     found = []
     for name, shape in cases:
         if name in results.at(shape, timing).index:

@@ -7,7 +7,7 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import read
-from attnlab.runs.schema import is_of
+from attnlab.runs.schema import is_of, is_under
 from attnlab.study import implementations
 from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
@@ -65,8 +65,8 @@ def find(results: Results) -> Carried:
 
 def lead(results: Results, shape: Shape) -> Lead | None:
     """The lead at a shape under the headline's timing; None without both sides."""
-    timing, passed = results.headline, results.passed
-    rows = passed[is_of(passed, shape) & (passed["clock"] == timing.clock) & (passed["cache"] == timing.cache)]
+    passed = results.passed
+    rows = passed[is_of(passed, shape) & is_under(passed, results.headline)]
     medians = rows.groupby("implementation")["latency_us"].median()
     left_out = {implementations.DISPATCH, *implementations.REFERENCES}
     names = [name for name in medians.index if not implementations.is_control(name) and name not in left_out]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -10,11 +11,10 @@ from scipy.stats import ttest_ind
 
 from attnlab.base.errors import UserError
 from attnlab.infer.cases import CASE, passed_samples
-from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval
+from attnlab.infer.stats import Decision, Interval, is_within
 from attnlab.runs import read
-from attnlab.runs.rules import CONFIDENCE, EQUIVALENCE_MARGIN
-from attnlab.runs.schema import Run
+from attnlab.runs.rules import CONFIDENCE
+from attnlab.runs.schema import Run, is_under
 from attnlab.study import studies
 from attnlab.study.studies import Timing
 
@@ -38,11 +38,17 @@ class Pair:
 
         The interval is Student's t of two samples over replicates, with the variance in common, at CONFIDENCE.
         """
-        beside, alone = (_log_medians(run, timing, *self.alone.cards) for run in (self.beside, self.alone))
+        beside, alone = (_log_medians(samples[is_under(samples, timing)]) for samples in self._on_card)
         apart = [side.sub(alone.mean(axis="columns"), axis="index").mean() for side in (beside, alone)]
         ends = ttest_ind(*apart).confidence_interval(CONFIDENCE)
         middle = (ends.low + ends.high) / 2
         return Interval(*(float(np.exp(value)) for value in (middle, ends.low, ends.high)))
+
+    @cached_property
+    def _on_card(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The samples that passed on the card, beside its neighbours and alone."""
+        (card,) = self.alone.cards
+        return _passed_on(self.beside, card), _passed_on(self.alone, card)
 
 
 def pairs(device: str) -> list[Pair]:
@@ -53,15 +59,10 @@ def pairs(device: str) -> list[Pair]:
     return [pair for pair in found if pair.alone.manifest["study"] == pair.beside.manifest["study"]]
 
 
-def are_recorded(results: Results) -> bool:
-    """Whether there is a pair on devices of this run's name."""
-    return bool(pairs(results.run.manifest["device"]["name"]))
-
-
-def decision(ratio: Interval) -> str:
+def decision(ratio: Interval) -> Decision:
     """``equivalent`` where the interval lies within the margin of equivalence, else ``faster``, ``slower`` or
     ``inconclusive``, as in a verdict."""
-    if ratio.low > 1 / (1 + EQUIVALENCE_MARGIN) and ratio.high < 1 + EQUIVALENCE_MARGIN:
+    if is_within(ratio):
         return "equivalent"
     return "slower" if ratio.low > 1 else "faster" if ratio.high < 1 else "inconclusive"
 
@@ -78,10 +79,11 @@ def _runs(device: str) -> Iterator[Run]:
             yield read.load(name)
 
 
-def _log_medians(run: Run, timing: Timing, card: str) -> pd.DataFrame:
-    """The logarithm of the median latency in us on a card: a row per case, a column per replicate."""
-    processes = run.processes.loc[run.processes["card"] == card, "process"]
-    passed = passed_samples(run)
-    of_timing = (passed["clock"] == timing.clock) & (passed["cache"] == timing.cache)
-    samples = passed[of_timing & passed["process"].isin(processes)]
+def _passed_on(run: Run, card: str) -> pd.DataFrame:
+    passed, processes = passed_samples(run), run.processes
+    return passed[passed["process"].isin(processes.loc[processes["card"] == card, "process"])]
+
+
+def _log_medians(samples: pd.DataFrame) -> pd.DataFrame:
+    """The logarithm of the median latency in us: a row per case, a column per replicate."""
     return np.log(samples.groupby([*CASE, "replicate"])["latency_us"].median().unstack())

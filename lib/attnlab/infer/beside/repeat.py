@@ -16,7 +16,7 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import read
 from attnlab.runs.rules import ALPHA
-from attnlab.runs.schema import Manifest
+from attnlab.runs.schema import Manifest, is_under
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
@@ -203,8 +203,8 @@ def others(results: Results) -> Iterator[Results]:
 
 def _shared(one: Study, other: Study) -> int:
     """How many cases two studies share."""
-    shapes, names = (set(getattr(one, of)) & set(getattr(other, of)) for of in ("shapes", "implementations"))
-    return len(shapes) * len(names)
+    shapes = set(one.shapes) & set(other.shapes)
+    return len(shapes) * len(set(one.implementations) & set(other.implementations))
 
 
 def other_sources(one: Results, other: Results) -> set[str]:
@@ -216,7 +216,7 @@ def other_sources(one: Results, other: Results) -> set[str]:
 def _by_case(results: Results, timing: Timing) -> Rows:
     """The samples of each case under a timing, in the order of the study, without controls."""
     passed = results.passed
-    rows = passed[(passed["clock"] == timing.clock) & (passed["cache"] == timing.cache)]
+    rows = passed[is_under(passed, timing)]
     found = dict(iter(rows.groupby(CASE, sort=False)[OF_SIDE]))
     study = results.study
     keys = [(name, *shape.axes.values()) for shape in study.shapes for name in study.implementations]
