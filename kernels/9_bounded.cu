@@ -27,9 +27,11 @@
 //         of a scheduler's cycles all warps wait for a fixed latency, in 11 % for memory, where warps of the producer, which
 //         wait by design, count as well, and in 9 % there is no work: launch and tail. At 8192 keys tensor cores and MUFU
 //         are 65 % busy. From 4096 keys on the card is limited by power as well.
-//         An H100 keeps the gains (h100-2026-11-23): 1.20x over cuDNN at 512 keys, 1.13 and 1.09x over flash-attn-4 at 2048
-//         and 4096. Least is 1.07x over cuDNN, for D = 128 at 512 keys with either mask, where it is 1.14 and 1.22x on an
-//         H200: 134 MB have to be moved there, 28 us at an H200's 4.8 TB/s and 40 us at an H100's 3.35.
+//         An H100 keeps the gains (h100-2026-11-23): 1.20x over cuDNN at 512 keys, 1.14 and 1.09x over flash-attn-4 at 2048
+//         and 4096. Of D = 128 at 512 keys it keeps least, 1.05 to 1.07x over cuDNN, where an H200 has 1.13 to 1.22: 134 MB
+//         have to be moved there, 28 us at an H200's 4.8 TB/s and 40 us at an H100's 3.35.
+//         Few and short heads suit it badly: at (3, 7, 777, 64) under the mask flash-attn-4 takes 0.84 of its time on either
+//         card. With other tiles it would lead there by 1.12x: `kernel.best` takes them.
 #include "jobs.cuh"
 
 constexpr float LEAST = 0.015625f;  // 2^-6: of 16 or 32 probabilities of a first tile at least one is then a normal fp16

@@ -360,6 +360,7 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
             for name, (rate, unit) in (recipe.ceilings or CEILINGS).items()
         },
         "clocks": {"tick_us": TICK_US, "nothing_us": 1.5},
+        "surveyed": {name: _machine(recipe)[name] or "" for name in ("card", "host", "cpu", "governor")},
         "telemetry": "NVML" if gpu else "the device is no NVIDIA GPU",
         "study": study.model_dump(mode="json"),
         "missing_clocks": [] if gpu else [str(t) for t in study.timings if t.clock == "device"],

@@ -148,13 +148,13 @@ def cluster() -> dict:
 
 @cache
 def scaled() -> list[neighbours.Pair]:
-    """The runs of the study `scaling`, on one GPU and on two, a pair for each host."""
+    """The runs of the study `scaling`, on one GPU and on two, a pair of runs for each two cards."""
     with tracked_data():
         return neighbours.pairs(of_published().run.manifest["device"]["name"])
 
 
 def gained(seconds: str) -> float:
-    """How many times less long the study `scaling` took on two GPUs, over all hosts, to a tenth."""
+    """How many times less long the study `scaling` took on two GPUs, over all pairs, to a tenth."""
     took_s = cluster()[seconds]
     return round(sum(took_s(pair.alone) for pair in scaled()) / sum(took_s(pair.beside) for pair in scaled()), 1)
 

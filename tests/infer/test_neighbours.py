@@ -60,10 +60,10 @@ def test_what_is_said_follows_from_the_interval(paces, verdict, said):
     assert f"By the device clock, warm cache, {said}" in table.note
 
 
-def test_hosts_that_disagree_decide_nothing():
-    for host, pace in (("a", 1.0), ("c", 1.1)):
-        record(f"{host}-alone", tuple((host, pace) for pace in PACES))
-        record(f"{host}-beside", ((host, pace), ("x", 1.0), (host, pace * 1.002), ("x", 1.0)))
+def test_pairs_that_disagree_decide_nothing():
+    for card, pace in (("a", 1.0), ("c", 1.1)):
+        record(f"{card}-alone", tuple((card, each) for each in PACES))
+        record(f"{card}-beside", ((card, pace), ("x", 1.0), (card, pace * 1.002), ("x", 1.0)))
     assert "it is undecided" in shown.beside(synthetic.inferred()).note
 
 

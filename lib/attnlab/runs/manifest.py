@@ -71,6 +71,15 @@ class Clocks(Part):
     smallest_graph_us: Positive | None = None
 
 
+class Surveyed(Part):
+    """What the ceilings and clock ticks were measured on; the card is "" where it is no NVIDIA GPU."""
+
+    card: str
+    host: Words
+    cpu: str
+    governor: str
+
+
 class Closed(Part):
     """What a run holds that was closed early."""
 
@@ -104,6 +113,7 @@ class Fields(Part):
     environment: Environment
     ceilings: dict[str, Ceiling]
     clocks: Clocks
+    surveyed: Surveyed
     study: dict[str, Any]
     missing_clocks: list[str]
     rules: Annotated[dict[str, Positive], Field(min_length=1)]
