@@ -198,14 +198,14 @@ def called(monkeypatch):
             raise answer["raises"]
         return q
 
-    def sdpa(q, k, v, causal, scale=None):
+    def sdpa(q, k, v, **options):
         names.append("sdpa")
         return q
 
     monkeypatch.setattr(attend, "KIND", OnGpu)
     monkeypatch.setattr(attend, "_table", {key(PLAIN.resized(dtype="float16")): "sdpa.flash"})
     monkeypatch.setattr(attend, "_DIRECT", {"sdpa.flash": flash})
-    monkeypatch.setattr(attend.sdpa, "sdpa", sdpa)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
     return SimpleNamespace(names=names, answer=answer)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -61,7 +62,7 @@ def attend(
         return output
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         if _plain(q, k, v):
-            return _aligned(sdpa.sdpa, q, k, v, causal, scale)(q, k, v)
+            return _sdpa(q, k, v, causal, scale)(q, k, v)
         return sdpa.sdpa(q, k, v, causal, scale)
     return forward(q, k, v, causal, scale)
 
@@ -80,7 +81,7 @@ def forward(
             return prepared(q, k, v)
         except Unsupported:
             pass
-        return _aligned(sdpa.sdpa, q, k, v, causal, scale)(q, k, v)
+        return _sdpa(q, k, v, causal, scale)(q, k, v)
     return sdpa.sdpa(q, k, v, causal, scale)
 
 
@@ -90,27 +91,24 @@ def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 # Where addresses or strides are no multiples of 16 bytes, PyTorch 2.11 computes wrong numbers by cuDNN, without an
 # error, and by its other backends fails with a misaligned address, after which the process can't use the GPU any more.
-def _aligned(
-    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-) -> Prepared:
+def _aligned(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Prepared:
     """What torch computes from tensors with such strides on a GPU: from copies where they are not aligned."""
-    of = _of_copies if any(map(maps.odd_strides, (q, k, v))) else _of_aligned
-    return partial(of, call, causal=causal, scale=scale)
+    return partial(_of_copies if any(map(maps.odd_strides, (q, k, v))) else _of_aligned, call)
 
 
-def _of_aligned(
-    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, causal: bool, scale: float | None
-) -> torch.Tensor:
+def _of_aligned(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
-        return _of_copies(call, q, k, v, causal, scale)
-    return call(q, k, v, causal, scale)
+        return _of_copies(call, q, k, v)
+    return call(q, k, v)
 
 
-def _of_copies(
-    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, causal: bool, scale: float | None
-) -> torch.Tensor:
-    q, k, v = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v))
-    return call(q, k, v, causal, scale)
+def _of_copies(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+    return call(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v)))
+
+
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
+    """SDPA for tensors of a layout."""
+    return _aligned(partial(F.scaled_dot_product_attention, **sdpa.options(q, k, causal, scale)), q, k, v)
 
 
 def use(source: Path | str | None = None) -> dict[Key, str]:
@@ -178,12 +176,12 @@ def _call(
 ) -> Prepared:
     """An implementation, with as little Python as possible between it and its caller."""
     if name is None or name == implementations.FALLBACK:
-        return _aligned(sdpa.sdpa, q, k, v, causal, scale)
+        return _sdpa(q, k, v, causal, scale)
     if name.startswith(PREFIX):
         return _launch(name, q, k, v, causal, scale)
     plain = q.shape[1] == k.shape[1] and (not causal or q.shape[2] == k.shape[2]) and q.shape[3] % 8 == 0
     called: Attention = _DIRECT[name] if name in _DIRECT and plain else partial(_within, sdpa.REGISTRY[name])
-    return _aligned(partial(_by_torch, called), q, k, v, causal, scale)
+    return _aligned(partial(_by_torch, partial(called, causal=causal, scale=scale)), q, k, v)
 
 
 def _launch(
@@ -193,22 +191,20 @@ def _launch(
         launcher = _best() if name == ladder.BEST else rungs.of(ladder.rung(name))
         return launcher.prepare(q, k, v, causal, scale).launch
     except Unsupported:
-        return _aligned(sdpa.sdpa, q, k, v, causal, scale)
+        return _sdpa(q, k, v, causal, scale)
 
 
 _best = cache(best.Best)
 
 
-def _by_torch(
-    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, causal: bool, scale: float | None
-) -> torch.Tensor:
+def _by_torch(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
     """What one of torch's operators computes.
 
     Raises:
         Unsupported: it doesn't serve such tensors. Whatever else it raises is raised.
     """
     try:
-        return call(q, k, v, causal, scale)
+        return call(q, k, v)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,17 @@ from attnlab.measure.subjects.oracle import float64
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
     """PyTorch's scaled_dot_product_attention, by default with the scale 1/√D; a causal mask is aligned to the end."""
+    return F.scaled_dot_product_attention(q, k, v, **options(q, k, causal, scale))
+
+
+def options(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
+    """What PyTorch's function has to be told besides Q, K and V, for tensors of these shapes."""
+    if q.shape == k.shape:  # looked at first, since a user's own call would look at nothing
+        return {"is_causal": causal, "scale": scale}
     grouped = q.ndim > 3 and bool(k.shape[-3] != q.shape[-3])  # while torch.compile traces, sizes are symbols
-    aligned = causal and bool(k.shape[-2] != q.shape[-2])
-    mask = causal_lower_right(q.shape[-2], k.shape[-2]) if aligned else None
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal and not aligned, scale=scale, enable_gqa=grouped
-    )
+    if not causal or bool(k.shape[-2] == q.shape[-2]):
+        return {"is_causal": causal, "scale": scale, "enable_gqa": grouped}
+    return {"attn_mask": causal_lower_right(q.shape[-2], k.shape[-2]), "scale": scale, "enable_gqa": grouped}
 
 
 def sdpa_ragged(
