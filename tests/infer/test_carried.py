@@ -58,6 +58,7 @@ def test_where_the_devices_disagree_is_said():
     assert words.markdown.endswith(f"**The two runs disagree at {LONG.label}.**")
     found = bare("there").study.replicates
     assert f"on H100 80GB HBM3, in {found} replicates, each a fresh process. At" in words.markdown
+    assert "At all of them" not in words.markdown
     frame = table.frame.set_index("shape")
     assert frame.loc[LONG.label, "H100 80GB HBM3"] == "kernel.wgmma over sdpa.flash"
     assert frame.loc[LONG.label, "sign"] == "different"
@@ -71,6 +72,8 @@ def test_kernels_of_another_source_are_named(monkeypatch):
     monkeypatch.setattr(synthetic, "manifest", lambda *arguments: manifest(*arguments) | other)
     record("there", {TARGET: 0.8}, H100)
     words, _ = shown.shown(bare("here")).parts.values()
+    assert "At all of them the sign is that on H200: the fastest hand-written kernel leads on both" in words.markdown
+    assert "an interval holds 1" not in words.markdown
     assert "Between the two, the source of `kernel.wgmma` changed: what differs may be" in words.markdown
 
 

@@ -26,12 +26,14 @@ def words(found: Carried) -> Prose:
     differing = [shape.label for shape, sign in signs.items() if sign == carried.DIFFERENT]
     here, there = (_device(side) for side in (found.here, found.there))
     same, unsure = (list(signs.values()).count(sign) for sign in (carried.SAME, carried.OPEN))
-    counted = (
+    at = "all" if same == len(signs) else str(same)
+    sentences = [
         f"The run `{found.there.run.name}` measured {formats.count(len(signs), 'shape')} of this one on {there}, in "
-        f"{replicate_words(found.there)}. At {same} of them the sign is that on {here}: the fastest hand-written "
-        f"kernel leads on both, or on neither. At {unsure} an interval holds 1."
-    )
-    sentences = [counted]
+        f"{replicate_words(found.there)}. At {at} of them the sign is that on {here}: the fastest hand-written kernel "
+        "leads on both, or on neither."
+    ]
+    if unsure:
+        sentences.append(f"At {unsure} of them an interval holds 1.")
     if differing:
         sentences.append(f"**The two runs disagree at {formats.listing(differing)}.**")
     # `kernel.best` is what the device's own tuning chose, and differs between any two.
