@@ -4,7 +4,7 @@
 //         product, the softmax is exact, O is another. Five or six CTAs share a multiprocessor, so that one's copies fall
 //         into another's products: nothing is persistent, nothing is pipelined.
 // Gained  3.3 us at (32, 8, 64, 64) on an H200, where rung 7 takes 6.6 and the fastest of SDPA's backends 6.2, and 5.1 us at
-//         128 keys (6.2 and 7.7); 5.0 and 5.5 were expected. Two warpgroups a CTA were slower in a trial, prefetched
+//         128 keys (6.2 and 7.8); 5.0 and 5.5 were expected. Two warpgroups a CTA were slower in a trial, prefetched
 //         tensor maps changed nothing.
 // Limits  the launch and two trips to the L2, one after the other. Beyond 128 keys scores don't fit into registers.
 #include "hopper.cuh"

@@ -3,9 +3,9 @@
 // Does    what the formula says: find the largest score, sum the exponentials, average the values. Each pass computes
 //         the scores anew, since a row of them fits in no register and this rung owns no shared memory.
 // Gained  nothing: the others are measured from it. 8.3 ms at (32, 8, 512, 64) on an H200, where 2.5 ms were expected.
-// Limits  the load/store units, which shuffle too. A score costs a warp two loads and five shuffles in each pass and two
-//         loads of V: 23 instructions for 67 million scores, 6 ms at one a cycle on each of 132 multiprocessors. The
-//         expectation had counted fused multiply-adds.
+// Limits  issue slots, 80 % taken, and the load/store units, 72 % busy, which shuffle too. A score costs a warp two
+//         loads and five shuffles in each pass and two loads of V: 23 instructions for 67 million scores, 6 ms at one
+//         a cycle on each of 132 multiprocessors. The expectation had counted fused multiply-adds.
 #include "element.cuh"
 
 template <int D, typename T>

@@ -7,8 +7,9 @@
 //         turns it is a loss, 54 us: both warpgroups then reach their softmax together. Tried and left out: rescaling
 //         only where a row's largest score rises by more than 2^8 (FlashAttention-4) took 2 % off here and 3 % at 2048
 //         keys, but added 2 to 7 % under the mask; four chains of maxima and sums instead of two changed nothing.
-// Limits  16 us of exponentials and 22 us of products would fit into each other, yet either pipe is busy for 42 % of the
-//         cycles: with two warps a scheduler, too little is ready to issue. 07_profile shows the counters.
+//         In h200-2026-11-23 it gained 0.5 % there, and lost 3 % at 2048 and 4096 keys.
+// Limits  16 us of exponentials and 20 us of products would fit into each other, yet either pipe is busy for 40 % of the
+//         cycles or less: with two warps a scheduler, too little is ready to issue. 07_profile shows the counters.
 #include "hopper.cuh"
 
 constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS;

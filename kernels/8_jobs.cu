@@ -7,9 +7,9 @@
 //         last pass, which may be short, and what is left for the last round is dealt in shares. Under it, passes are dealt
 //         by sections of heads, the longest first; how many heads, is chosen so that the CTAs end together and K and V stay
 //         in the L2 meanwhile (`section` in problem.py). Descriptors are advanced by one addition.
-// Gained  1.05x over rung 7, 43.9 us at (32, 8, 512, 64) on an H200, where 1.05x was expected (h200-2026-11-23); 1.12x at
-//         2048 keys and 1.15x at 8192, under the mask 1.13 and 1.17x at 2048 and 4096. At 256 keys it is a loss, 15.6 us for
-//         14.6, and at 512 under the mask, 35.7 for 33.1: a pass is three jobs, and four or eight blocks of 64 queries leave
+// Gained  1.05x over rung 7, 43.8 us at (32, 8, 512, 64) on an H200, where 1.05x was expected (h200-2026-11-23); 1.12x at
+//         2048 keys and 1.14x at 8192, under the mask 1.13 and 1.16x at 2048 and 4096. At 256 keys it is a loss, 15.6 us for
+//         14.6, and at 512 under the mask, 35.8 for 33.1: a pass is three jobs, and four or eight blocks of 64 queries leave
 //         a consumer idle in one pass of a head; under the mask that is the shortest, since blocks are grouped from the last
 //         one on. At D = 128 it loses 1 and 2 % at 512 and 2048 keys, and gains 1.21 and 1.23x under the mask.
 //         The dealing is much of this: as it was before, the rung gained 0.8 % at the target. In trials of rung 9 on an

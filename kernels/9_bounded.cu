@@ -6,9 +6,9 @@
 //         the offset of the job before, mostly of the same head, unless its first tile is masked: there a sum below 2^-6,
 //         where fp16 would lose digits, calls for the maximum as well. The result is a softmax whatever the scores are.
 // Gained  1.13x over rung 8, 38.9 us at (32, 8, 512, 64) on an H200, where 1.12x was expected: 1.25x over cuDNN there, 1.20x
-//         by the sum of kernel durations. 1.21x over it at 1024 keys; over flash-attn-4, which is faster than cuDNN from
-//         2048 on, 1.14, 1.08 and 1.06x at 2048, 4096 and 8192. Under the mask 1.26, 1.25 and 1.24x over cuDNN at 512, 1024
-//         and 2048, 1.18x over flash-attn-4 at 4096; at D = 128 1.14 and 1.08x over the faster of them at 512 and 2048 keys,
+//         by the sum of kernel durations. 1.20x over it at 1024 keys; over flash-attn-4, which is faster than cuDNN from
+//         2048 on, 1.14, 1.09 and 1.06x at 2048, 4096 and 8192. Under the mask 1.26, 1.25 and 1.24x over cuDNN at 512, 1024
+//         and 2048, 1.18x over flash-attn-4 at 4096; at D = 128 1.14 and 1.07x over the faster of them at 512 and 2048 keys,
 //         under the mask 1.22 and 1.17x.
 //         A pass of one job for each consumer beat one that keeps a whole head for all its jobs by 5 % in trials: a tile's
 //         memory is free after one use, and the next pass's tiles come early.
@@ -26,10 +26,10 @@
 //         By counters at 512 keys (h200-2026-11-23), tensor cores are 46 % busy, the MUFU 46 %, issue slots 50 %; in 14 %
 //         of a scheduler's cycles all warps wait for a fixed latency, in 11 % for memory, where warps of the producer, which
 //         wait by design, count as well, and in 9 % there is no work: launch and tail. At 8192 keys tensor cores and MUFU
-//         are 65 % busy. From 4096 keys on the card is limited by power as well.
+//         are 65 % busy. At 2048 keys power limits the card now and then, from 4096 on always.
 //         An H100 keeps the gains (h100-2026-11-23): 1.20x over cuDNN at 512 keys, 1.14 and 1.09x over flash-attn-4 at 2048
-//         and 4096. Of D = 128 at 512 keys it keeps least, 1.05 to 1.07x over cuDNN, where an H200 has 1.13 to 1.22: 134 MB
-//         have to be moved there, 28 us at an H200's 4.8 TB/s and 40 us at an H100's 3.35.
+//         and 4096. Of D = 128 at 512 keys it keeps least, 1.06 to 1.07x over cuDNN, where an H200 has 1.13 to 1.22: 134 MB
+//         are too many for their L2, and by memory alone take 28 us at an H200's 4.8 TB/s, 40 us at an H100's 3.35.
 //         Few and short heads suit it badly: at (3, 7, 777, 64) under the mask flash-attn-4 takes 0.84 of its time on either
 //         card. With other tiles it would lead there by 1.12x: `kernel.best` takes them.
 #include "jobs.cuh"

@@ -36,6 +36,9 @@ show
 #
 # $$t_{\min} = \max\left(\frac{F}{\pi},\; \frac{M}{\beta},\; \frac{E}{\varepsilon}\right).$$
 #
+# That is for a cold cache. A warm L2 of $L$ bytes may hold that much of $M$, which then takes its rate $\lambda$:
+# $\max\left(M / \lambda,\; (M - L) / \beta\right)$ stands in for $M / \beta$.
+#
 # The rates themselves are on [01_environment](#environment.ceilings).
 
 # %%

@@ -87,8 +87,8 @@ show("environment.machine")
 # **Work and floor.** Attention takes $F = 4BHS^2D$ FLOPs and one exponential a score, and must move $M = 4BHSDb$ bytes with
 # $b$ bytes an element. Under a causal mask only the scores that it lets through count, $F = 2BHS(S+1)D$. Others
 # halve the full count instead, which is $S/(S+1)$ of this. The *floor* of a
-# shape is the largest of the times that the measured ceilings allow for its FLOPs, bytes and exponentials, and the *speed of
-# light* is the floor over the median.
+# shape is the largest of the times that the measured ceilings allow for its FLOPs, bytes and exponentials, where a warm L2
+# leaves to memory only the bytes that it can't hold, and the *speed of light* is the floor over the median.
 #
 # [](#environment.ceilings) has those ceilings. They were measured in the same run by the same clock, in short bursts; a
 # sustained load has lower ones.

@@ -1,5 +1,6 @@
 """What is drawn of the synthetic runs."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -176,6 +177,16 @@ def test_timings_are_ratios_to_the_first():
     assert list(lines(axes)) == ["eager warm over device warm"]
     ratios = [ratio for _, ratio in lines(axes)["eager warm over device warm"]]
     assert ratios == pytest.approx([7.5 / 2.5, 15 / 10, 45 / 40, 165 / 160])
+
+
+def test_the_largest_change_by_a_timing_may_be_downwards():
+    table = inferred().table.copy()
+    eager = (table["clock"] == "eager") & (table["implementation"] == "sdpa.flash")
+    table.loc[eager, "median_us"] /= 100
+    shown = clocks.timings(Results(inferred().run, table))
+    assert re.match(
+        r"The choice of clock and cache changes a median at most to 0\.0\d+× with eager warm", shown.caption
+    )
 
 
 def test_a_run_with_one_timing_has_no_ratios():

@@ -1,5 +1,7 @@
 """What the paper shows first: which way a candidate differs under each timing, and the findings in a box."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from reading import exhibit
@@ -8,6 +10,7 @@ from synthetic import climbed, inferred, lonely
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Box, Figure, Missing
 from attnlab.exhibits.verdicts import findings
+from attnlab.study.studies import Timing
 
 
 def test_the_leader_is_the_fastest_candidate_at_the_target():
@@ -36,6 +39,25 @@ def test_counts_add_up_to_the_shapes():
         assert f"of {len(decided)} by `{timing.clock}` {timing.cache}" in said
         if "faster" in decided:
             assert f"faster at {decided.count('faster')}" in said
+
+
+HERE, THERE = (inferred().study.shapes[place] for place in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("other", "at", "title"),
+    [
+        (Timing(clock="eager", cache="warm"), HERE, "**The sign depends on the clock.** "),
+        (Timing(clock="device", cache="cold"), HERE, "**The sign depends on the cache.** "),
+        (Timing(clock="eager", cache="cold"), HERE, "**The sign depends on the clock and the cache.** "),
+        (Timing(clock="eager", cache="warm"), THERE, "**Speed.** "),  # at another shape, where the first says nothing
+    ],
+)
+def test_what_turns_a_sign_round_is_named(monkeypatch, other, at, title):
+    faster, slower = (SimpleNamespace(decision=decision) for decision in ("faster", "slower"))
+    found = {Timing(clock="device", cache="warm"): {HERE: faster}, other: {at: slower}}
+    monkeypatch.setattr(findings, "_verdicts", lambda *_: found)
+    assert findings._sign(inferred()).startswith(title)
 
 
 def test_findings_are_those_that_a_run_has():

@@ -188,7 +188,7 @@ def test_rungs_look_different():
 
 def test_where_the_best_rung_stands():
     told = climb.standing_sentence(climbed())
-    assert told.startswith("The fastest of 6 hand-written kernels, `kernel.wgmma`, takes 36.0")
+    assert told.startswith("The fastest of 5 hand-written kernels, `kernel.wgmma`, takes 36.0")
     assert "Compared with `sdpa.flash`, SDPA's fastest backend, it is slower by `device` warm (0.8889 [" in told
     assert told in plain(abstract.abstract(climbed()))
     fast = synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.cudnn", "kernel.wgmma"]}

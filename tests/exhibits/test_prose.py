@@ -172,7 +172,7 @@ def test_the_launch_gap_is_the_difference_of_the_clocks():
     for gap, low, high, *_ in found:  # the replicates of the synthetic run are alike
         assert float(gap) == pytest.approx(5.0)
         assert float(low) <= 5.0 <= float(high)
-    assert "The intervals are Student's t over replicates." in told
+    assert "that `device` reads: the mean over replicates, with Student's t." in told
     assert "At the first shape, a comparison by events around each call mostly compares the host." in told
     assert "is not known; the run has eager clock, warm cache" in plain(clocks.launch_gap(lonely()))
 

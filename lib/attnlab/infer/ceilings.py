@@ -7,9 +7,9 @@ section 3.1).
 Each amount of work is divided by the fastest ceiling that may apply, so that the floor is below any latency:
 
 - FLOPs: the library's matrix product or, where it is faster, `wgmma` alone.
-- Bytes: the L2 where the cache is warm and Q, K, V and O together are no larger than it; else memory. The L2's ceiling
-  is measured on a third of it, which stays there under any replacement policy. Tensors that take more may be read from
-  memory in part: on an H200, 2 to 22 % of the inputs were at 53 % of the L2, and all of them at 107 %.
+- Bytes: memory where the cache is cold. Where it is warm, all bytes take the L2, and only those that it can't hold
+  take memory: which ones it holds is not known. The L2's ceiling is measured on a third of it, which stays there under
+  any replacement policy.
 - Exponentials: the special-function units.
 """
 
@@ -68,12 +68,16 @@ class Ceilings:
 
     def terms_us(self, shape: Shape, cache: str) -> dict[str, float]:
         """Least time in us by each ceiling that applies and was measured, with a ``warm`` or a ``cold`` cache."""
-        work = {
-            self.product(shape.dtype): shape.flops,
-            self.source(shape, cache): shape.bytes,
-            "exponentials": shape.exponentials,
-        }
+        work = {self.product(shape.dtype): shape.flops, "exponentials": shape.exponentials}
+        work |= {"copy": shape.bytes} if cache == "cold" else {"l2": shape.bytes}
+        if cache == "warm" and not self.fits(shape):
+            work["copy"] = shape.bytes - self.l2_bytes
         return {name: amount / self._rates[name] for name, amount in work.items() if name in self._rates}
+
+    def bytes_us(self, shape: Shape, cache: str) -> float:
+        """The larger of the terms of bytes, in us; NaN where neither was measured."""
+        terms = self.terms_us(shape, cache)
+        return max((terms[name] for name in ("copy", "l2") if name in terms), default=np.nan)
 
     def floor_us(self, shape: Shape, cache: str) -> float:
         """The largest of the terms, in us; NaN where no ceiling was measured."""
@@ -88,9 +92,9 @@ class Ceilings:
         """The name of the faster ceiling of matrix products in a dtype, the library's where neither was measured."""
         return max((f"{kind}.{dtype}" for kind in PRODUCTS), key=lambda name: self._rates.get(name, 0.0))
 
-    def source(self, shape: Shape, cache: str) -> str:
-        """The name of the ceiling of bytes: of the L2 if Q, K, V and O may all be there already, else of memory."""
-        return "l2" if cache == "warm" and shape.bytes <= self.l2_bytes else "copy"
+    def fits(self, shape: Shape) -> bool:
+        """Whether Q, K, V and O together are no larger than the L2, so that a warm one may hold them all."""
+        return shape.bytes <= self.l2_bytes
 
     def ridge(self, dtype: str) -> float:
         """Intensity in FLOP per byte of memory above which matrix products set the floor, by the measured ceilings."""
@@ -110,7 +114,7 @@ class Ceilings:
         """The mark of a bandwidth: empty, or a sign and whether a warm cache explains that it exceeds the copy."""
         if not self._exceeds("copy", shape.bytes, median_us):
             return ""
-        if self.source(shape, cache) == "copy":
+        if cache == "cold" or not self.fits(shape):
             return f"‡ above the measured ceiling of {self._titles(['copy'])}{UNEXPLAINED}"
         if "l2" not in self._rates:
             return "† above the copy ceiling: the tensors fit the last level of cache, whose ceiling was not measured"

@@ -45,18 +45,22 @@ def grouped(results: Results) -> Prose:
 @exhibit("backends.decode", of="choices")
 def decode(results: Results) -> Prose:
     """The bandwidth of decoding, beside the measured memory copy."""
-    parts, ceiling = [], results.ceilings.rate("copy")
+    parts, over, ceiling = [], "", results.ceilings.rate("copy")
     for shape in _there(results, DECODE):
         setting = best(results, shape)
         rate = setting.row["bandwidth_gbs"]
         share = f" ({formats.percent(100 * rate / ceiling)} of the measured copy)" if ceiling == ceiling else ""
+        mark = setting.row["bandwidth_mark"]
+        if mark.startswith("‡"):
+            over = " The copy reads as much as it writes; these calls mostly read, which may go faster: no ceiling of "
+            over += "it was measured."
         parts.append(
             f"{shape.kv_len} keys: `{setting.name}` {formats.interval(median_of(setting.row))} µs, "
-            f"{formats.number(rate)} GB/s{sign(setting.row['bandwidth_mark'])}{share}"
+            f"{formats.number(rate)} GB/s{share}"
         )
     return Prose(
         f"A query that reads all keys and values does {formats.number(_there(results, DECODE)[0].intensity)} FLOP for "
-        f"each byte, so memory sets its floor. At {'; '.join(parts)}."
+        f"each byte, so memory sets its floor. At {'; '.join(parts)}.{over}"
     )
 
 

@@ -97,7 +97,7 @@ def _highest(results: Results, names: Sequence[str], sweeps: Sequence[str]) -> s
     row = rows.iloc[int(rows["throughput_tflops"].argmax())]
     where = formats.shapes([cells.shape_of(row)], results.study.shapes)
     reached = f"{formats.number(row['throughput_tflops'])} TFLOP/s{cells.explained(row['throughput_mark'])}"
-    return f"The highest throughput is {reached}, of `{row['implementation']}` at {where}."
+    return f"The highest throughput shown is {reached}, of `{row['implementation']}` at {where}."
 
 
 @exhibit("baseline.memory")

@@ -73,6 +73,7 @@ def _cold(seen: pd.DataFrame) -> list[str]:
     read = [share for share in shares if not np.isnan(share)]
     hits = _hits(seen, "cold")
     words = []
+    clear = len(_by_case(seen[seen["reliable"]]))
     if read:
         verdict = "Cold was cold" if min(read) >= COLD_READS_PCT else "Cold was not everywhere cold"
         words.append(
@@ -81,8 +82,9 @@ def _cold(seen: pd.DataFrame) -> list[str]:
         )
     if len(hits):
         words.append(
-            f"When a cold sample begins, the canary found {formats.percent(float(hits.mean()))} of their lines in the "
-            f"L2, and at most {formats.percent(float(hits.max()))} in any round of any tensor."
+            f"When a cold sample begins, the canary found {formats.percent(float(hits.mean()))} of the lines of Q, K "
+            f"and V in the L2, and at most {formats.percent(float(hits.max()))} in any round of any tensor, in the "
+            f"{formats.count(clear, 'case')} in which it can tell: with lines enough, and the card at full speed."
         )
     return words
 
@@ -102,8 +104,8 @@ def _warm(results: Results, seen: pd.DataFrame) -> list[str]:
         )
     if hits:
         words.append(
-            f"When a warm `device` sample begins, the canary found at least {formats.percent(min(hits))} of their "
-            f"lines in the L2{_by_eager(staying)}."
+            f"When a warm `device` sample begins, the canary found at least {formats.percent(min(hits))} of the "
+            f"lines of these small tensors in the L2{_by_eager(staying)}."
         )
     return words + _target(results, groups)
 

@@ -217,8 +217,8 @@ def standing_sentence(results: Results) -> str:
         negated = "has a latency" if len(names) > 1 else "has no latency"
         return f"{words} {negated} at the target." if names else ""
     best = min(timed, key=lambda name: at.loc[name, "median_us"])
-    which = f"The fastest of {len(names)} hand-written kernels," if len(names) > 1 else "The hand-written kernel"
-    comma = "," if len(names) > 1 else ""
+    which = f"The fastest of {len(timed)} hand-written kernels," if len(timed) > 1 else "The hand-written kernel"
+    comma = "," if len(timed) > 1 else ""
     taken = f"{which} `{best}`{comma} takes {formats.interval(median_of(at.loc[best]))} µs at the target"
     if not rivals:
         return f"{taken}."

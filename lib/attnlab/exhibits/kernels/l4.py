@@ -14,6 +14,7 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import whole
 from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.environment.machine import device_words
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
@@ -163,10 +164,10 @@ def l4_finding(results: Results) -> Prose:
 @exhibit("kernels.l4.limits", where=has_kernels)
 def l4_limits(results: Results) -> Prose:
     """What can't be compared between the report and this run, and why."""
-    device, same = results.run.manifest["device"]["name"], _same_latency()
+    same = _same_latency()
     lines = [
-        f"**The device**: {DEVICE} there, one {device} here. Latencies can't be compared across devices; only the "
-        "ratio of kernel to SDPA on the same device can, and SDPA itself has changed since.",
+        f"**The device**: {DEVICE} there, {device_words(results)} here. Latencies can't be compared across devices; "
+        "only the ratio of kernel to SDPA on the same device can, and SDPA itself has changed since.",
         "**The clock**: there the host's performance counter around a call and a synchronisation, which includes "
         f"launching and waiting; here {results.headline.words}.",
         "**The estimate**: there a mean and a standard deviation; here a median with its interval, from interleaved "
@@ -229,7 +230,7 @@ def _here(results: Results, shape: Shape) -> str:
         return ""
     name, used = max(launched, key=lambda pair: pair[1].ctas)
     return (
-        f"In this run, the widest grid at that shape is `{name}`'s: {formats.count(used.ctas, 'CTA')} for "
+        f"In this run, the widest grid at {shape.label} is `{name}`'s: {formats.count(used.ctas, 'CTA')} for "
         f"{used.multiprocessors} multiprocessors, which gives work to {formats.percent(used.busy_pct)} of them."
     )
 

@@ -20,7 +20,7 @@ from attnlab.exhibits.style import (
     panel_each,
     plain_logarithm,
 )
-from attnlab.infer.ceilings import Ceiling
+from attnlab.infer.ceilings import Ceiling, Ceilings
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
 from attnlab.study.shapes import Shape
@@ -51,7 +51,8 @@ def _best(results: Results, sweeps: Sequence[str]) -> str:
     where = formats.shapes([shape_of(row)], results.study.shapes)
     share = formats.percent(row["speed_of_light_pct"])
     return (
-        f"No implementation reaches more than {share} of what the ceilings allow: `{row['implementation']}` at {where}."
+        f"Along these lengths, no implementation reaches more than {share} of what the ceilings allow: "
+        f"`{row['implementation']}` at {where}."
     )
 
 
@@ -183,7 +184,7 @@ def floors(results: Results, name: str, implementation: str) -> Table:
                 "MB": formats.number(shape.bytes / 1e6),
                 "FLOP/byte": formats.number(shape.intensity),
                 "matrix (µs)": formats.number(terms.get(ceilings.product(shape.dtype), np.nan)),
-                "bytes (µs)": formats.number(terms.get(ceilings.source(shape, cache), np.nan)),
+                "bytes (µs)": formats.number(ceilings.bytes_us(shape, cache)),
                 "exp (µs)": formats.number(terms.get("exponentials", np.nan)),
                 "limit": row["limit"],
                 "median (µs)": formats.number(row["median_us"], 4),
@@ -212,14 +213,20 @@ def _terms_note(results: Results, shapes: list[Shape]) -> str:
     if ceilings.product(dtype).startswith("wgmma"):
         alone, library = (formats.number(ceilings.rate(f"{kind}.{dtype}")) for kind in ("wgmma", "matmul"))
         words.append(f"Matrix: over the {alone} TFLOP/s of wgmma alone; the library's product reached {library}.")
-    within = [shape for shape in shapes if ceilings.source(shape, results.headline.cache) == "l2"]
-    if within and math.isnan(ceilings.rate("l2")):
-        words.append(f"Bytes: none at {_lengths(within)}, which fit the warm cache; its rate was not measured.")
-    elif within:
-        rest = "" if len(within) == len(shapes) else ", elsewhere over memory's"
-        rate = formats.number(ceilings.rate("l2"))
-        words.append(f"Bytes: over the L2's {rate} GB/s at {_lengths(within)}, which fit it and find it warm{rest}.")
+    if results.headline.cache == "warm":
+        words.append(_bytes_note(ceilings, shapes))
     return " ".join(words)
+
+
+def _bytes_note(ceilings: Ceilings, shapes: list[Shape]) -> str:
+    """Over which ceilings bytes are taken where the cache is warm, in a sentence."""
+    within = [shape for shape in shapes if ceilings.fits(shape)]
+    beyond = "what it can't hold over memory's"
+    if not math.isnan(ceilings.rate("l2")):
+        rest = "" if len(within) == len(shapes) else f", or {beyond}, whichever takes longer"
+        return f"Bytes: over the warm L2's {formats.number(ceilings.rate('l2'))} GB/s{rest}."
+    none = f"none at {_lengths(within)}, which fit the warm cache; its rate was not measured" if within else ""
+    return f"Bytes: {'; '.join(filter(None, (none, beyond if len(within) < len(shapes) else '')))}."
 
 
 def _clock_note(results: Results, shapes: list[Shape]) -> str:

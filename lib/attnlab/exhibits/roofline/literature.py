@@ -102,8 +102,8 @@ def _note(numbers: Iterable[Published]) -> str:
         "peak: share of the dense products with FP32 accumulation in the device's datasheet. Here: the same algorithm "
         "where this run has it, or else a run of peers on the same device, which is named; or else the fastest with "
         "that mask. An algorithm that was measured here with the other mask alone is shown with that one. Of measured: "
-        "share of the matrix product that the run measured on its card. A dash: the source states no shape, or this "
-        "run has no case with that D and mask."
+        "share of the matrix product that the run measured on one of its cards. A dash: the source states no shape, or "
+        "this run has no case with that D and mask."
     )
     if any(number.is_above_peak for number in numbers):
         note += f" {OVER} Above what the device can do: taken as an error of the source until it is explained."

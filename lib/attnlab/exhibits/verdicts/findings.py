@@ -1,6 +1,7 @@
 """What a reader should keep: whether a candidate is faster depends on the timing, and the findings in a box."""
 
 from collections.abc import Callable, Mapping
+from itertools import combinations
 
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.audit import in_short
@@ -95,16 +96,21 @@ def findings(results: Results) -> Box:
 def _sign(results: Results) -> str:
     name, shape = leader(results), results.study.target_shape
     at_target = decisions.under_each(under_each(results, name, shape))
-    differ = len(results.timings) > 1
-    title = (
-        "**The sign depends on the clock and the cache.** " if differ and _is_mixed(results, name) else "**Speed.** "
-    )
+    parts = _depends_on(results, name)
+    title = f"**The sign depends on {formats.listing(parts)}.** " if parts else "**Speed.** "
     return f"{title}{counted(results)} At the target {shape.label} it is {at_target}."
 
 
-def _is_mixed(results: Results, name: str) -> bool:
-    decided = {v.decision for under in _verdicts(results, name).values() for v in under.values()}
-    return {FASTER, SLOWER} <= decided
+def _depends_on(results: Results, name: str) -> list[str]:
+    """What turns a verdict on a candidate round at a shape: the clock, the cache, or both, where neither does alone."""
+    turned = [
+        [axis for axis in ("clock", "cache") if getattr(one, axis) != getattr(other, axis)]
+        for (one, here), (other, there) in combinations(_verdicts(results, name).items(), 2)
+        if any({here[shape].decision, there[shape].decision} == {FASTER, SLOWER} for shape in here.keys() & there)
+    ]
+    fewest = min(map(len, turned), default=0)
+    found = {axis for axes in turned if len(axes) == fewest for axis in axes}
+    return [f"the {axis}" for axis in ("clock", "cache") if axis in found]
 
 
 def _control(results: Results) -> str:

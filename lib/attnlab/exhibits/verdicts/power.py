@@ -138,5 +138,5 @@ def false_positives(results: Results) -> Prose:
         f"{formats.percent(min(effects))} and {formats.percent(max(effects))}, depending on the place; no candidate "
         "is called faster or slower by less than it. At "
         f"{sum(effect > 100 * EQUIVALENCE_MARGIN for effect in effects)} of the places it is more than "
-        f"{formats.MARGIN}, and nothing is called equivalent there."
+        f"{formats.MARGIN}, and no candidate is called equivalent there."
     )
