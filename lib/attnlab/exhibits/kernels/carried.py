@@ -52,7 +52,7 @@ def table(found: Carried) -> Table:
         row = {"shape": shape.label}
         for lead, side in ((here, found.here), (there, found.there)):
             row[_device(side)] = f"{lead.kernel} over {lead.over}"
-            row[f"ratio, {_device(side)}"] = formats.interval(lead.ratio)
+            row[f"ratio, {_device(side)}"] = formats.stacked(lead.ratio)
         rows.append(row | {"sign": found.sign(shape)})
     caption = (
         f"The fastest hand-written kernel over the fastest of all else at each shape, on two devices; "
