@@ -58,6 +58,13 @@ def lightness(colour: str) -> float:
     return sum(map(int, re.findall(r"\d+", colour)[:3])) / (3 * 255)
 
 
+@named
+def test_no_table_is_cut_off_where_the_screen_has_room(visit, file):
+    cut = "() => [...document.querySelectorAll('main .table .scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+    page = visit(file, 1920).page
+    assert page.evaluate(f"() => ({cut})().map(e => e.closest('[id]').id)") == []
+
+
 def test_the_contents_stay_beside_the_text_where_there_is_room(visit):
     page = visit(REPORTS / "report.html").page
     page.evaluate("() => document.getElementById('sec-conclusion').scrollIntoView()")
