@@ -418,9 +418,21 @@ def test_scatter_of_placements_is_the_test_of_brunner_and_munzel(baseline, candi
 
 def test_scatter_of_placements_by_hand():
     sides = [[np.array([1.0, 4.0]), np.array([5.0, 2.5])], [np.array([2.0, 2.0]), np.array([3.0, 4.5])]]
-    # Baseline: 0, 3/4, 1, 1/2; candidate: 1/4, 1/4, 1/2, 3/4. Blocks: 3/8 - 1/4 and 3/4 - 5/8.
+    # Baseline, among all: 0, 3/4, 1, 1/2; candidate: 1/4, 1/4, 1/2, 3/4. Blocks: 3/8, 3/4 and 1/4, 5/8.
+    ours = bootstrap.scatter_of_placements(sides, paired=False)
+    assert (ours.mean, ours.error) == pytest.approx((1 / 16, math.sqrt(2) * 3 / 16))
+    # Baseline, within its pair of blocks: 0, 1 and 1, 0.
     ours = bootstrap.scatter_of_placements(sides, paired=True)
-    assert (ours.mean, ours.error) == pytest.approx((1 / 16, 0))
+    assert (ours.mean, ours.error) == pytest.approx((0, 0))
+
+
+def test_a_slow_replicate_hides_nothing_that_every_replicate_shows():
+    """A host that is twice as slow in one of three processes, and a candidate that is 1.6 times as fast in each."""
+    baseline = [speed * noisy(50, 50, seed, 0.05) for seed, speed in ((1, 1.0), (2, 1.1), (3, 2.0))]
+    candidate = [speed * noisy(50 / 1.6, 50, seed, 0.05) for seed, speed in ((4, 1.0), (5, 1.1), (6, 2.0))]
+    assert bootstrap.scatter_of_placements([baseline, candidate], paired=False).pvalue > 0.05
+    assert stats.verdict(baseline, candidate, paired=True, resamples=200).decision == "faster"
+    assert stats.verdict(baseline, candidate, resamples=200).decision == "inconclusive"
 
 
 def test_the_interval_over_replicates_is_students():

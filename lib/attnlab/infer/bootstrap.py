@@ -183,23 +183,31 @@ def scatter_of_placements(sides: Sequence[Side], paired: bool) -> Scatter:
     """How half of Cliff's delta scatters over blocks, by the placements of their samples.
 
     That half is the baseline's chance of being the slower one, less one half. A sample's placement is the share of the
-    other side's samples that are smaller, ties counted half; a block's is the mean of its samples'. Unpaired, with one
-    sample to a block, the t test is Brunner and Munzel's (2000, Biometrical Journal 42:17); with blocks of several it
-    is what Obuchowski (1997, Biometrics 53:567) does for clustered data.
+    other side's samples that are smaller, ties counted half; a block's is the mean of its samples'.
+
+    Paired: the samples of a block are placed among those of the block that it took turns with, so that a slow block is
+    not held against a fast one (van Elteren 1960, Bulletin of the International Statistical Institute 37:351, for
+    ranking within blocks). Else they are placed among all: with one sample to a block the t test is Brunner and
+    Munzel's (2000, Biometrical Journal 42:17); with blocks of several it is what Obuchowski (1997, Biometrics 53:567)
+    does for clustered data.
     """
-    one, other = (np.concatenate(side) for side in sides)
-    together = scipy.stats.rankdata(np.concatenate([one, other]))
-    placements = [
-        (together[: one.size] - scipy.stats.rankdata(one)) / other.size,
-        (together[one.size :] - scipy.stats.rankdata(other)) / one.size,
-    ]
+    if paired:
+        return scatter(np.array([_placements(*pair)[0].mean() - 0.5 for pair in zip(*sides, strict=True)]))
     means = [
         np.array([block.mean() for block in np.split(placed, np.cumsum([len(block) for block in side])[:-1])])
-        for placed, side in zip(placements, sides, strict=True)
+        for placed, side in zip(_placements(*map(np.concatenate, sides)), sides, strict=True)
     ]
-    found = scatter(means[0] - means[1]) if paired else _welch(*map(scatter, means))
+    found = _welch(*map(scatter, means))
     # Both means hold the whole difference, and each only its own side's part of the scatter.
     return replace(found, mean=found.mean / 2)
+
+
+def _placements(one: Array, other: Array) -> tuple[Array, Array]:
+    together = scipy.stats.rankdata(np.concatenate([one, other]))
+    return (
+        (together[: one.size] - scipy.stats.rankdata(one)) / other.size,
+        (together[one.size :] - scipy.stats.rankdata(other)) / one.size,
+    )
 
 
 def _welch(one: Scatter, other: Scatter) -> Scatter:

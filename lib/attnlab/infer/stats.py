@@ -294,8 +294,9 @@ def difference_pvalue(baseline: Samples, candidate: Samples, paired: bool = Fals
     Mann-Whitney's, where samples may be taken for independent. Where only replicates or stretches of samples may
     (`bootstrap.blocks`), a difference has to show in three tests, and the largest of their p-values errs no more often
     than the one that is right (Berger 1982, Technometrics 24:295): Mann-Whitney's; the t test of Cliff's delta over
-    blocks, which is its equal for samples that aren't independent (`bootstrap.scatter_of_placements`); and the t test
-    that belongs to the interval of `ratio_ci`, on the logarithm of the ratio of the blocks' medians.
+    blocks, which is its equal for samples that aren't independent, and where they are paired is that of each pair of
+    blocks (`bootstrap.scatter_of_placements`); and the t test that belongs to the interval of `ratio_ci`, on the
+    logarithm of the ratio of the blocks' medians.
 
     Raises ValueError: bad samples, samples that are not positive.
     """
