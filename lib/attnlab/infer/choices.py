@@ -66,7 +66,7 @@ def study(made: Dispatch) -> dict[str, Any]:
         "target": _axes(made.choices[0].shape),
         "timings": [timing.model_dump() for timing in CLOCKS.values() if timing.words == made.timing],
         "samples": 50,
-        "replicates": 3,
+        "replicates": 5,
         "panel": False,
         "stream": REQUESTS,
         "sweeps": {"table": [_axes(choice.shape) for choice in made.choices]},
