@@ -192,22 +192,28 @@ def scatter_of_placements(sides: Sequence[Side], paired: bool) -> Scatter:
     does for clustered data.
     """
     if paired:
-        return scatter(np.array([_placements(*pair)[0].mean() - 0.5 for pair in zip(*sides, strict=True)]))
+        return scatter(np.array([cliffs_delta(*pair) / 2 for pair in zip(*sides, strict=True)]))
+    one, other = (np.concatenate(side) for side in sides)
+    together = scipy.stats.rankdata(np.concatenate([one, other]))
+    placements = [
+        (together[: one.size] - scipy.stats.rankdata(one)) / other.size,
+        (together[one.size :] - scipy.stats.rankdata(other)) / one.size,
+    ]
     means = [
         np.array([block.mean() for block in np.split(placed, np.cumsum([len(block) for block in side])[:-1])])
-        for placed, side in zip(_placements(*map(np.concatenate, sides)), sides, strict=True)
+        for placed, side in zip(placements, sides, strict=True)
     ]
     found = _welch(*map(scatter, means))
     # Both means hold the whole difference, and each only its own side's part of the scatter.
     return replace(found, mean=found.mean / 2)
 
 
-def _placements(one: Array, other: Array) -> tuple[Array, Array]:
-    together = scipy.stats.rankdata(np.concatenate([one, other]))
-    return (
-        (together[: one.size] - scipy.stats.rankdata(one)) / other.size,
-        (together[one.size :] - scipy.stats.rankdata(other)) / one.size,
-    )
+def cliffs_delta(one: Array, other: Array) -> float:
+    """Cliff's delta of two arrays, from Mann-Whitney's U of the first, 2U / (nm) - 1, in O(n log n)."""
+    ordered = np.sort(other)
+    # U counts ties half. Not scipy's mannwhitneyu, whose p-value takes most of its time and is not wanted here.
+    twice_u = int(np.searchsorted(ordered, one, "left").sum() + np.searchsorted(ordered, one, "right").sum())
+    return twice_u / (one.size * other.size) - 1
 
 
 def _welch(one: Scatter, other: Scatter) -> Scatter:

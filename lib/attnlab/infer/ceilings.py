@@ -68,11 +68,13 @@ class Ceilings:
 
     def terms_us(self, shape: Shape, cache: str) -> dict[str, float]:
         """Least time in us by each ceiling that applies and was measured, with a ``warm`` or a ``cold`` cache."""
-        work = {self.product(shape.dtype): shape.flops, "exponentials": shape.exponentials}
-        work |= {"copy": shape.bytes} if cache == "cold" else {"l2": shape.bytes}
+        work = self._computed(shape) | ({"copy": shape.bytes} if cache == "cold" else {"l2": shape.bytes})
         if cache == "warm" and not self.fits(shape):
             work["copy"] = shape.bytes - self.l2_bytes
         return {name: amount / self._rates[name] for name, amount in work.items() if name in self._rates}
+
+    def _computed(self, shape: Shape) -> dict[str, float]:
+        return {self.product(shape.dtype): shape.flops, "exponentials": shape.exponentials}
 
     def bytes_us(self, shape: Shape, cache: str) -> float:
         """The larger of the terms of bytes, in us; NaN where neither was measured."""
@@ -106,8 +108,7 @@ class Ceilings:
 
     def throughput_mark(self, shape: Shape, median_us: float) -> str:
         """The mark of a throughput in FLOP/s: empty, or a sign and the ceilings that it exceeds."""
-        work = {self.product(shape.dtype): shape.flops, "exponentials": shape.exponentials}
-        over = [name for name, amount in work.items() if self._exceeds(name, amount, median_us)]
+        over = [name for name, amount in self._computed(shape).items() if self._exceeds(name, amount, median_us)]
         return f"‡ above the measured ceiling of {self._titles(over)}{UNEXPLAINED}" if over else ""
 
     def bandwidth_mark(self, shape: Shape, median_us: float, cache: str) -> str:

@@ -17,6 +17,9 @@ from attnlab.study.studies import Timing
 
 GROUPED, DECODE, TRAINING = "grouped kv_heads", "decode kv_len", "training seq_len"
 RAGGED = "end to end seq_len"
+ABOVE_COPY = (
+    " The copy reads as much as it writes; these calls mostly read, which may go faster: no ceiling of it was measured."
+)
 
 
 @exhibit("backends.grouped", of="choices")
@@ -45,22 +48,19 @@ def grouped(results: Results) -> Prose:
 @exhibit("backends.decode", of="choices")
 def decode(results: Results) -> Prose:
     """The bandwidth of decoding, beside the measured memory copy."""
-    parts, over, ceiling = [], "", results.ceilings.rate("copy")
-    for shape in _there(results, DECODE):
-        setting = best(results, shape)
+    settings = [best(results, shape) for shape in _there(results, DECODE)]
+    parts, ceiling = [], results.ceilings.rate("copy")
+    for setting in settings:
         rate = setting.row["bandwidth_gbs"]
         share = f" ({formats.percent(100 * rate / ceiling)} of the measured copy)" if ceiling == ceiling else ""
-        mark = setting.row["bandwidth_mark"]
-        if mark.startswith("‡"):
-            over = " The copy reads as much as it writes; these calls mostly read, which may go faster: no ceiling of "
-            over += "it was measured."
         parts.append(
-            f"{shape.kv_len} keys: `{setting.name}` {formats.interval(median_of(setting.row))} µs, "
+            f"{setting.shape.kv_len} keys: `{setting.name}` {formats.interval(median_of(setting.row))} µs, "
             f"{formats.number(rate)} GB/s{share}"
         )
+    above = any(setting.row["bandwidth_mark"].startswith("‡") for setting in settings)
     return Prose(
-        f"A query that reads all keys and values does {formats.number(_there(results, DECODE)[0].intensity)} FLOP for "
-        f"each byte, so memory sets its floor. At {'; '.join(parts)}.{over}"
+        f"A query that reads all keys and values does {formats.number(settings[0].shape.intensity)} FLOP for "
+        f"each byte, so memory sets its floor. At {'; '.join(parts)}.{ABOVE_COPY if above else ''}"
     )
 
 
