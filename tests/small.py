@@ -45,6 +45,8 @@ def blocks(of: studies.Study, names: list[str] | None = None) -> list[Part]:
     found: list[Part] = []
     for replicate in range(of.replicates):
         process = f"p{replicate}"
+        spent = {"process": process, "replicate": replicate, "setup_seconds": 0.25}
+        found.append(("processes", f"{schema.replicate_key(replicate)}-{process}", _frame("processes", [spent])))
         for shape in of.shapes:
             key = schema.shape_key(of, shape, replicate)
             where = [_case(name, shape, replicate) for name in names or of.implementations]
@@ -53,8 +55,6 @@ def blocks(of: studies.Study, names: list[str] | None = None) -> list[Part]:
                 for timing in of.timings
             ]
             found += [("checks", key, _checks(where)), ("cases", key, _cases(where))]
-        spent = {"process": process, "replicate": replicate, "setup_seconds": 0.25}
-        found.append(("processes", f"{schema.replicate_key(replicate)}-{process}", _frame("processes", [spent])))
     return found
 
 

@@ -48,7 +48,7 @@ class Place:
 def place(recorded, session_data, data, begin, tmp_path, monkeypatch) -> Place:
     shutil.copytree(session_data / recorded, data / "there")
     begin(tiny_study(), "cut")
-    for part in small.blocks(tiny_study())[:3]:
+    for part in small.blocks(tiny_study())[:4]:
         write.add_part("cut", *part)
     place = Place(data, tmp_path / "study.yaml", ladders.write(tmp_path / "kernels"))
     place.study.write_text(yaml.safe_dump(TINY))
@@ -217,7 +217,7 @@ COMMANDS = [
     (nothing, ("readme", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("close", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
-    (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole yet: `make measure RUN=cut` goes on"),
+    (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),
     (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: it is a folder in "),
     (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: it is a folder in "),
     (nothing, ("measure", "--run", 300 * "x"), "File name too long: "),
@@ -420,13 +420,13 @@ RUNS = [
         ("measure", "--run", "there"),
         "manifest.json: the field 'complete' is missing: restore it from where the run came from",
     ),
-    (part(lambda held: b""), CUT, "parquet was changed after it was recorded: delete it and measure it again"),
-    (part(lambda held: held[:40]), CUT, "parquet was changed after it was recorded: delete it and measure it again"),
-    (part(lambda held: held[:99] + b"X" + held[100:]), CUT, "parquet was changed after it was recorded: delete it and"),
+    (part(lambda held: b""), CUT, "parquet: it was changed after it was recorded: delete "),
+    (part(lambda held: held[:40]), CUT, "parquet: it was changed after it was recorded: delete "),
+    (part(lambda held: held[:99] + b"X" + held[100:]), CUT, "parquet: it was changed after it was recorded: delete "),
     (
         lambda place: place.part().rename(place.part().with_name("samples.r00.parquet")),
         CUT,
-        "samples.r00.parquet was changed after it was recorded: delete it and measure it again",
+        "samples.r00.parquet: it was changed after it was recorded: delete ",
     ),
     (
         lambda place: (place.data / "cut" / "manifest.json").unlink(),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.base import documents
-from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.base.errors import Outdated, UserError
 from attnlab.infer import choices
 from attnlab.infer.beside.repeat import others
 from attnlab.infer.results import Results, of
@@ -121,7 +121,7 @@ def measured(
         long: whether a new run may take longer than a day.
         gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
-        command: what a user types for such a run on one device; default ``make measure`` with the study.
+        command: what a user types for this run, where that isn't ``make measure``.
     """
     _, record = _measuring_half()
     if name and (gpus or scheduler):
@@ -129,16 +129,15 @@ def measured(
             pass
     with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
         kind = described["kind"]
-        if gpus or scheduler:
-            command = record.command_for(study, f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT")
+        where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
         unfinished = "" if name else _newest(study, kind, complete=False)
         if unfinished:
             print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
             try:
-                return str(record.record(unfinished, study, kind, executor, command=command))
-            except EnvironmentChanged:
-                print(f"{unfinished}: the environment changed since; beginning a new run", file=sys.stderr)
-        return str(record.record(name or record.new_name(described), study, kind, executor, long, command))
+                return str(record.record(unfinished, study, kind, executor, where=where, command=command))
+            except Outdated as error:
+                print(f"{error}, which begins now", file=sys.stderr)
+        return str(record.record(name or record.new_name(described), study, kind, executor, long, where, command))
 
 
 @contextmanager

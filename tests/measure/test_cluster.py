@@ -19,7 +19,7 @@ import pytest
 from conftest import TINY, tiny_study
 
 from attnlab import __main__ as command_line
-from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.session import record
 from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
@@ -350,7 +350,7 @@ def test_in_what_workers_may_differ():
 
 def test_workers_of_another_environment_than_the_runs_are_refused(two, begin, machine):
     name = begin(tiny_study(), environment=machine["environment"] | {"driver": "1.0", "hash": 64 * "0"})
-    with pytest.raises(EnvironmentChanged) as caught, two.fleet() as executor:
+    with pytest.raises(Outdated) as caught, two.fleet() as executor:
         record.record(name, tiny_study(), "cpu", executor)
     assert str(caught.value) == (
         "the environment of the workers is not the one that the run 'begun' began in (driver): start a new run"
@@ -448,7 +448,8 @@ def test_a_lost_scheduler_ends_the_run_in_a_line(cluster, begin):
     status, said = ended(process)
     assert status == 1
     assert said[-1] == (
-        f"attnlab: the scheduler is lost; what was recorded of '{name}' is kept: `make measure RUN={name}` goes on"
+        f"attnlab: the scheduler is lost; what was recorded of '{name}' is kept: `make measure RUN={name} "
+        "SCHEDULER=tcp://HOST:PORT` goes on"
     )
     assert len(read.load(name).samples) > 0
 
@@ -479,7 +480,8 @@ def test_an_interrupted_client_says_so_and_its_workers_go_idle(two, begin):
     status, said = ended(process)
     assert status == 130
     assert said[-1] == (
-        f"attnlab: interrupted; what was recorded of '{name}' is kept: `make measure RUN={name}` goes on"
+        f"attnlab: interrupted; what was recorded of '{name}' is kept: `make measure RUN={name} "
+        "SCHEDULER=tcp://HOST:PORT` goes on"
     )
     wait_until(lambda: not any(two.client.processing().values()))
 

@@ -453,7 +453,7 @@ def test_a_run_that_fails_before_it_begins_leaves_no_folder(data, one_thread, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(worker, "survey", failing)
-    with pytest.raises(UserError, match="the disk is full"):
+    with pytest.raises(UserError, match=r"^the disk is full; nothing was recorded yet$"):
         record.record("new", tiny_study(), "cpu", one_thread)
     assert os.listdir(data) == []
 

@@ -10,7 +10,7 @@ import small
 import torch
 from conftest import tiny_study
 
-from attnlab.base.errors import EnvironmentChanged
+from attnlab.base.errors import Outdated
 from attnlab.measure.clocks import apart, canary, others, ours
 from attnlab.measure.instruments import environment, tool
 from attnlab.measure.session import load, once, panel, record
@@ -178,9 +178,7 @@ def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_sto
 def test_panel_and_loads_are_not_taken_in_another_environment(parts):
     parts, taken = parts
     for part in parts:
-        with pytest.raises(
-            EnvironmentChanged, match=r"^the environment changed since .* 'begun' began \(driver\): start"
-        ):
+        with pytest.raises(Outdated, match=r"^the environment changed since .* 'begun' began \(driver\): start"):
             once.take(replace(part, environment="d"))
     assert taken == []
 

@@ -9,6 +9,9 @@ import sys
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -17,7 +20,7 @@ from conftest import Quickly, tiny_study
 
 from attnlab import obtain
 from attnlab.base import paths, sources
-from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.base.errors import Outdated, UserError
 from attnlab.infer.cases import infer
 from attnlab.measure.session import estimate, record
 from attnlab.measure.session.subject import Job
@@ -164,7 +167,7 @@ def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread,
     assert read.load("one").complete
 
 
-def test_a_shape_that_takes_long_is_named_at_growing_intervals(capsys, monkeypatch):
+def test_where_no_shape_is_finished_for_long_it_is_said_at_growing_intervals(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
     study = tiny_study(replicates=1)
@@ -175,11 +178,11 @@ def test_a_shape_that_takes_long_is_named_at_growing_intervals(capsys, monkeypat
             now[0] = float(seconds)
             show(set(keys[: 1 if seconds < 500 else 2]))
         show(set(keys))
-    said = [line.partition(" has taken ") for line in capsys.readouterr().err.splitlines() if "so far" in line]
-    waits = ["about 70 seconds so far", "about 2 minutes so far", "about 4 minutes so far", "about 8 minutes so far"]
-    assert [words for *_, words in said] == [*waits, waits[0]]
+    said = [line.split("; ") for line in capsys.readouterr().err.splitlines() if "no shape finished" in line]
+    waits = ["about 70 seconds", "about 2 minutes", "about 4 minutes", "about 8 minutes", "about 70 seconds"]
+    assert [quiet for quiet, _ in said] == [f"one: no shape finished for {wait}" for wait in waits]
     shapes = [study.shapes[1]] * 4 + [study.shapes[2]]
-    assert [which for which, *_ in said] == [f"one: {shape.label}, replicate 0" for shape in shapes]
+    assert [left for _, left in said] == [f"the first that is left: {shape.label}, replicate 0" for shape in shapes]
 
 
 # Cut off
@@ -303,11 +306,44 @@ def test_a_full_disk_is_told_in_a_line_and_the_run_goes_on_when_there_is_room(be
     pd.testing.assert_frame_equal(run.samples.iloc[:40], kept)
 
 
+@pytest.mark.parametrize("spoil", [lambda part: part.write_bytes(part.read_bytes() + b"1"), Path.unlink])
+@pytest.mark.parametrize(
+    ("table", "together"), {"samples": "r00-s001", "checks": "r00-s001", "processes": "r00"}.items()
+)
+def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, monkeypatch, table, together, spoil):
+    study = tiny_study(replicates=1)
+    name = begin(study)
+    parts = schema.folder(name) / schema.PARTS
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "finish", Mock(side_effect=MemoryError))
+        with pytest.raises(UserError, match="host memory ran out"):
+            record.record(name, study, "cpu", ThreadPoolExecutor(1))
+    recorded = set(parts.glob("*.parquet"))
+    (part,) = parts.glob(f"{table}.{together}*")
+    spoil(part)
+    left = set(parts.glob("*.parquet"))
+
+    for going_on in (partial(record.record, name, study, "cpu", ThreadPoolExecutor(1)), partial(write.finish, name)):
+        with pytest.raises(UserError) as caught:
+            going_on()
+        assert re.match(rf"{parts}/\w+\.{together}", str(caught.value))
+        advice = f": delete {parts}/*.{together}*, and `make measure RUN={name}` measures that again"
+        assert str(caught.value).endswith(advice)
+        assert set(parts.glob("*.parquet")) == left
+
+    for spoiled in parts.glob(f"*.{together}*"):
+        spoiled.unlink()
+    kept = set(parts.glob("*.parquet"))
+    record.record(name, study, "cpu", ThreadPoolExecutor(1))
+    run = read.load(name)
+    assert run.complete
+    assert len(run.samples) == 60
+    assert len(kept) == (0 if table == "processes" else len(recorded) - 3)
+
+
 def test_another_environment_refuses_to_go_on(begin, machine, one_thread, unlocked):
     name = begin(tiny_study(), environment=machine["environment"] | {"hash": 64 * "0"})
-    with pytest.raises(
-        EnvironmentChanged, match=r"^the environment changed since the run 'begun' began: start a new run$"
-    ):
+    with pytest.raises(Outdated, match=r"^the environment changed since the run 'begun' began: start a new run$"):
         record.record(name, tiny_study(), "cpu", one_thread)
     assert read.load(name).samples.empty
 
@@ -369,13 +405,17 @@ def test_a_named_run_that_was_cut_off_is_shown_as_it_is_or_gone_on_with(begin, t
     assert len(complete.run.samples) == 60
 
 
-def test_in_another_environment_a_new_run_begins(begin, machine, threaded, capsys):
+@pytest.mark.parametrize("what", ["environment", "dispatch table"])
+def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, monkeypatch, capsys, what):
     study = tiny_study(replicates=1)
-    begin(study, environment=machine["environment"] | {"hash": 64 * "0"})
+    begin(study, environment=machine["environment"] | ({"hash": 64 * "0"} if what == "environment" else {}))
+    if what == "dispatch table":
+        monkeypatch.setattr(record, "_dispatched", lambda *_: {"run": "another"})
     name = obtain.measured("", study, "cpu")
     assert name.startswith("cpu-")
     assert read.load(name).complete
-    assert "begun: the environment changed since; beginning a new run\n" in capsys.readouterr().err
+    said = f"the {what} changed since the run 'begun' began"
+    assert re.search(rf"^{said}.*: start a new run, which begins now$", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_the_newest_complete_run_of_a_study_is_taken_and_nothing_measured(begin, threaded, write_study, data):

@@ -394,7 +394,7 @@ ROWS = {
     ),
     "a process that was not recorded": (
         cell("samples", 3, process="p7"),
-        "samples.parquet, row 3: process 'p7' is not among the processes",
+        "processes.parquet: process: 'p7' is missing, which measured the samples of replicate 0",
     ),
     "a process of two replicates": (
         cell("samples", 3, process="p1"),
@@ -554,13 +554,15 @@ def rewritten(part: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Pat
 
 
 def in_its_part(spoiled: Path) -> str:
-    """What is said of a run, without the path of this part."""
+    """What is said of a run, without the path of this part and what to do about it."""
     with pytest.raises(UserError) as caught:
         read.load("one")
     said = str(caught.value)
+    shape = "-".join(spoiled.name.split(".")[1].split("-")[:2])
+    again = f": delete {paths.shown(spoiled.parent)}/*.{shape}*, and `make measure RUN=one` measures that again"
     assert said.startswith(paths.shown(spoiled))
-    assert said.endswith(": delete the part and measure it again")
-    return said.removeprefix(paths.shown(spoiled)).removesuffix(": delete the part and measure it again")
+    assert said.endswith(again)
+    return said.removeprefix(paths.shown(spoiled)).removesuffix(again)
 
 
 SHOWN = [
@@ -578,7 +580,7 @@ def test_a_part_is_held_to_the_same_and_named(data, change, said):
 
 
 def test_a_part_that_was_copied_is_named_with_the_rows_that_it_repeats(data):
-    cut(*PARTS[:2])
+    cut(*PARTS[:3])
     part = part_of("samples")
     copy = part.with_name(part.name.replace("s000", "s001"))
     copy.write_bytes(part.read_bytes())
@@ -587,7 +589,7 @@ def test_a_part_that_was_copied_is_named_with_the_rows_that_it_repeats(data):
 
 
 def test_a_block_that_was_cut_off_is_whole_though_its_cases_are_not_there_yet(data):
-    cut(PARTS[0])
+    cut(*PARTS[:2])
     assert len(read.load("one").samples) == 6
     rewritten(part_of("samples"), lambda rows: rows[rows["round"] < 2])
     assert in_its_part(part_of("samples")) == (
@@ -596,7 +598,7 @@ def test_a_block_that_was_cut_off_is_whole_though_its_cases_are_not_there_yet(da
 
 
 def test_a_shape_that_is_recorded_has_all_its_samples(data):
-    cut(*PARTS[:3])
+    cut(*PARTS[:4])
     assert len(read.load("one").cases) == 2
     part_of("samples").unlink()
     with pytest.raises(UserError, match=rf"round: {AUTO} in replicate 0 under eager warm has 0 of 3 rounds"):
@@ -604,7 +606,7 @@ def test_a_shape_that_is_recorded_has_all_its_samples(data):
 
 
 def test_a_shape_without_any_case_of_an_implementation_is_refused(data):
-    cut(*PARTS[:3])
+    cut(*PARTS[:4])
     part = rewritten(part_of("cases"), lambda rows: rows[rows["implementation"] == "sdpa.auto"])
     assert in_its_part(part) == f": implementation: sdpa.math is missing at {FIRST} in replicate 0"
 

@@ -25,7 +25,7 @@ PARTS = small.blocks(TWO)
 
 def rows(*latencies_us: float) -> pd.DataFrame:
     """The block of samples of the first shape with these latencies."""
-    return PARTS[0][2].assign(latency_us=latencies_us)
+    return PARTS[1][2].assign(latency_us=latencies_us)
 
 
 def begun(name: str = "one", of: studies.Study = TWO, **changes) -> str:
@@ -97,6 +97,7 @@ def test_types_survive_what_nothing_was_read_of(data):
 
 def test_a_block_that_is_there_stays(data):
     begun()
+    write.add_part("one", *PARTS[0])
     write.add_part("one", "samples", "a", rows(1.0, 2.0))
     write.add_part("one", "samples", "a", rows(9.0, 9.0))
     assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0]
@@ -107,7 +108,8 @@ def test_a_block_that_is_there_stays(data):
 @pytest.mark.parametrize("step", ["fsync", "replace", "write"])
 def test_a_full_disk_leaves_nothing_of_a_block_and_keeps_those_before(data, monkeypatch, step):
     begun()
-    write.add_part("one", *PARTS[0])
+    for part in PARTS[:2]:
+        write.add_part("one", *part)
     before = sorted(os.listdir(data / "one" / "parts"))
 
     def full(*_):
@@ -119,11 +121,11 @@ def test_a_full_disk_leaves_nothing_of_a_block_and_keeps_those_before(data, monk
         else:
             patch.setattr(os, step, full)
         with pytest.raises(OSError, match="No space left") as caught:
-            write.add_part("one", *PARTS[3])
+            write.add_part("one", *PARTS[4])
     assert caught.value.errno == errno.ENOSPC
     assert sorted(os.listdir(data / "one" / "parts")) == before
     assert read.load("one").samples["seq_len"].tolist() == [16, 16]
-    write.add_part("one", *PARTS[3])
+    write.add_part("one", *PARTS[4])
     assert read.load("one").samples["seq_len"].tolist() == [16, 16, 32, 32]
 
 
@@ -255,7 +257,7 @@ def test_a_changed_part_is_refused(data):
     filled()
     part = next((data / "one" / "parts").glob("samples.r00-s000*"))
     rows(0.5, 0.5).to_parquet(part, index=False)
-    assert refused("one").startswith(f"{part} was changed after it was recorded")
+    assert refused("one").startswith(f"{part}: it was changed after it was recorded: delete ")
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,7 @@ def test_a_run_that_was_cut_off_is_closed_with_the_replicates_that_are_whole(dat
 
 def test_a_run_without_a_whole_replicate_is_not_closed(data):
     synthetic.write("begun", synthetic.Recipe(shapes=1))
-    with pytest.raises(UserError, match="no replicate of 'begun' is whole yet"):
+    with pytest.raises(UserError, match="no replicate of 'begun' is whole: "):
         write.close_early("begun")
     assert not read.load("begun").complete
 
@@ -442,7 +444,10 @@ def test_a_table_without_an_axis_is_refused(data, column):
     begun()
     write.add_part("one", "samples", "a", rows(1.0, 2.0).drop(columns=column))
     (part,) = (data / "one" / "parts").glob("samples.*")
-    assert refused("one") == f"{part}: the column {column!r} is missing: delete the part and measure it again"
+    assert refused("one") == (
+        f"{part}: the column {column!r} is missing: "
+        f"delete {part.parent}/*.a*, and `make measure RUN=one` measures that again"
+    )
 
 
 def test_files_of_the_measuring_code_that_differ_are_listed():

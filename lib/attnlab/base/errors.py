@@ -21,8 +21,8 @@ class Interrupted(UserError):
     """The user pressed Ctrl-C. What was recorded is kept."""
 
 
-class EnvironmentChanged(UserError):
-    """A run that was cut off began in a different environment."""
+class Outdated(UserError):
+    """A run that was cut off can't go on: it began in another environment, with other kernels or another table."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pandas as pd
 
 from attnlab.runs.columns import BEFORE
-from attnlab.runs.schema import CASE, MEASURED, NORMAL, Manifest
+from attnlab.runs.schema import CASE, MEASURED, NORMAL, Manifest, block_key, replicate_key, shape_key
 from attnlab.runs.table import Table
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Study
+from attnlab.study.studies import Study, Timing
 
 FATE = [*CASE, "replicate"]
 BLOCK = [*Shape.AXES, "replicate"]
@@ -65,8 +65,7 @@ def require(tables: Mapping[str, Table], manifest: Manifest) -> None:
     _require_strain(samples, cases)
     _require_answers(tables["stream"], study)
     _require_processes(of_study, tables["processes"], study, whole)
-    if manifest["complete"]:
-        _require_named(of_study, tables["processes"])
+    _require_named(of_study, tables["processes"])
 
 
 def _typed(table: Table) -> Table:
@@ -116,7 +115,8 @@ def _require_every_implementation(cases: Table, study: Study) -> None:
     for (*axes, replicate), held in rows.groupby(BLOCK, sort=False)["implementation"]:
         if lacking := [name for name in study.implementations if name not in set(held)]:
             shape = Shape(**dict(zip(Shape.AXES, axes, strict=True)))
-            raise cases.refusal(f"implementation: {lacking[0]} is missing at {shape} in replicate {replicate}")
+            said = f"implementation: {lacking[0]} is missing at {shape} in replicate {replicate}"
+            raise cases.refusal(said, key=shape_key(study, shape, replicate))
 
 
 def _require_every_shape(cases: Table, study: Study, manifest: Manifest, whole: bool) -> None:
@@ -179,12 +179,13 @@ def _require_rounds(samples: Table, cases: Table, study: Study, manifest: Manife
         if wrong.any():
             found = counted[wrong]
             held = f"{int(size[wrong].iloc[0])} {rest.format(found['asked'].iloc[0])}"
-            raise samples.refusal(f"round: {_case(found)} {_under(found)} has {held}")
+            raise samples.refusal(f"round: {_case(found)} {_under(found)} has {held}", key=_key(found, study))
     blocks = counted.groupby([*BLOCK, "clock", "cache", "asked"], sort=False)["size"].max().reset_index()
     torn = blocks[~_found(blocks, cases.frame, BLOCK) & (blocks["size"] < blocks["asked"])]
     if not torn.empty:
         held = f"{int(torn['size'].iloc[0])} of {torn['asked'].iloc[0]} rounds"
-        raise samples.refusal(f"round: the block of {_shape(torn)} {_under(torn)} has {held}")
+        said = f"round: the block of {_shape(torn)} {_under(torn)} has {held}"
+        raise samples.refusal(said, key=_key(torn, study))
 
 
 def _require_checks(checks: Table, cases: Table, manifest: Manifest) -> None:
@@ -222,15 +223,18 @@ def _require_answers(stream: Table, study: Study) -> None:
     answers = requests["implementation"].nunique()
     if (answers < len(study.implementations)).any():
         replicate, position = answers[answers < len(study.implementations)].index[0]
-        raise stream.refusal(f"position: {position} of replicate {replicate} was not answered by every implementation")
+        said = f"position: {position} of replicate {replicate} was not answered by every implementation"
+        raise stream.refusal(said, key=replicate_key(replicate))
     shapes = requests[list(Shape.AXES)].nunique().max(axis="columns")
     if (shapes > 1).any():
         replicate, position = shapes[shapes > 1].index[0]
-        raise stream.refusal(f"position: {position} of replicate {replicate} is a request of more than one shape")
+        said = f"position: {position} of replicate {replicate} is a request of more than one shape"
+        raise stream.refusal(said, key=replicate_key(replicate))
     each = answers.groupby("replicate").size()
     if (each < study.stream).any():
         replicate = int((each < study.stream).idxmax())
-        raise stream.refusal(f"position: replicate {replicate} has {each[replicate]} of {study.stream} requests")
+        said = f"position: replicate {replicate} has {each[replicate]} of {study.stream} requests"
+        raise stream.refusal(said, key=replicate_key(replicate))
 
 
 def _require_processes(tables: Mapping[str, Table], processes: Table, study: Study, whole: bool) -> None:
@@ -244,20 +248,30 @@ def _require_processes(tables: Mapping[str, Table], processes: Table, study: Stu
                 raise table.refusal(said, int(row))
     held = set(processes.frame["replicate"])
     if whole and (missing := [number for number in range(study.replicates) if number not in held]):
-        raise processes.refusal(f"replicate: no process of replicate {missing[0]} is here")
+        raise processes.refusal(
+            f"replicate: no process of replicate {missing[0]} is here", key=replicate_key(missing[0])
+        )
 
 
 def _require_named(tables: Mapping[str, Table], processes: Table) -> None:
-    """Raise UserError at a row of a process that is not among `processes`, which it enters before it measures."""
+    """Raise UserError where a process that measured is not among `processes`, which it enters before it measures."""
     for table in tables.values():
         if not (other := table.frame[~table.frame["process"].isin(processes.frame["process"])]).empty:
-            raise table.refusal(f"process {other['process'].iloc[0]!r} is not among the processes", _row(other))
+            process, replicate = other[["process", "replicate"]].iloc[0]
+            said = f"process: {process!r} is missing, which measured the {table.name} of replicate {replicate}"
+            raise processes.refusal(said, key=replicate_key(replicate))
 
 
 def _found(frame: pd.DataFrame, others: pd.DataFrame, columns: list[str]) -> pd.Series:
     """A mask of the rows of `frame` whose columns are those of a row of `others`."""
     known = frame[columns].merge(others[columns].drop_duplicates(), how="left", on=columns, indicator="found")
     return (known["found"] == "both").set_axis(frame.index)
+
+
+def _key(frame: pd.DataFrame, study: Study) -> str:
+    """The key of the block of samples that the first row is of."""
+    row = frame.iloc[0]
+    return block_key(study, _shape(frame), row["replicate"], Timing(clock=row["clock"], cache=row["cache"]))
 
 
 def _row(frame: pd.DataFrame) -> int:

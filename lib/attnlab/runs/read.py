@@ -14,8 +14,8 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.runs import agreement, columns
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.schema import COLUMNS, SCHEMA, TABLES, Manifest, Run, digest, folder, short_hash
-from attnlab.runs.table import Table
+from attnlab.runs.schema import COLUMNS, PARTS, SCHEMA, TABLES, Manifest, Run, digest, folder, short_hash
+from attnlab.runs.table import Table, refusal
 
 JUDGED = "ATTNLAB_JUDGED"
 """The seals of runs that this process or one that started it has held to what they say. A seal covers every table."""
@@ -59,16 +59,21 @@ def load(name: str) -> Run:
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
     if manifest["seal"] not in os.environ.get(JUDGED, "").split():
-        _judge(tables, manifest)
+        judge(tables, manifest)
+        if manifest["complete"]:
+            os.environ[JUDGED] = f"{os.environ.get(JUDGED, '')} {manifest['seal']}".strip()
     return Run(name, manifest, **{table: held.frame for table, held in tables.items()})
 
 
-def _judge(tables: dict[str, Table], manifest: Manifest) -> None:
+def judge(tables: dict[str, Table], manifest: Manifest) -> None:
+    """Raise UserError at the first thing in tables that no run can hold, or that something else of the run contradicts.
+
+    Args:
+        tables: all of `schema.TABLES`.
+    """
     for held in tables.values():
         columns.require(held)
     agreement.require(tables, manifest)
-    if manifest["complete"]:
-        os.environ[JUDGED] = f"{os.environ.get(JUDGED, '')} {manifest['seal']}".strip()
 
 
 def read_manifest(name: str) -> Manifest:
@@ -112,7 +117,7 @@ def _whole_table(name: str, manifest: Manifest, table: str) -> Table:
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
         raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
     frame = _frame(content, path)
-    return Table(table, frame, ((path, len(frame)),))
+    return Table(table, path.parent, frame, ((path, len(frame)),))
 
 
 def tables_of_parts(name: str) -> dict[str, Table]:
@@ -122,11 +127,14 @@ def tables_of_parts(name: str) -> dict[str, Table]:
         UserError: a part was changed after it was recorded.
         FileNotFoundError: the run was closed in the meantime.
     """
-    tables = {}
-    for table in TABLES:
-        parts = sorted((folder(name) / "parts").glob(f"{table}.*.parquet"))
-        tables[table] = Table.joined(table, COLUMNS[table], [(part, _frame(_verified(part), part)) for part in parts])
-    return tables
+    parts = folder(name) / PARTS
+    there = sorted(parts.glob("*.parquet"))  # listed once: blocks of one shape that come later are all left out
+
+    def joined(table: str) -> Table:
+        mine = [part for part in there if part.name.startswith(f"{table}.")]
+        return Table.joined(table, parts, COLUMNS[table], [(part, _frame(_verified(part), part)) for part in mine])
+
+    return {table: joined(table) for table in TABLES}
 
 
 def part(name: str, table: str, key: str) -> pd.DataFrame:
@@ -135,7 +143,7 @@ def part(name: str, table: str, key: str) -> pd.DataFrame:
     Raises:
         UserError: it was changed after it was recorded.
     """
-    (path,) = (folder(name) / "parts").glob(f"{table}.{key}.*.parquet")
+    (path,) = (folder(name) / PARTS).glob(f"{table}.{key}.*.parquet")
     return _frame(_verified(path), path)
 
 
@@ -143,13 +151,13 @@ def _frame(content: bytes, path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(io.BytesIO(content)).reset_index(drop=True)
     except (OSError, ValueError):  # pyarrow's errors are one or the other
-        raise Table("", pd.DataFrame(), ((path, 0),)).refusal("it is no table in Parquet") from None
+        raise refusal(path, "it is no table in Parquet") from None
 
 
 def _verified(part: Path) -> bytes:
     content = part.read_bytes()
     if short_hash(content) != part.name.split(".")[2]:
-        raise UserError(f"{paths.shown(part)} was changed after it was recorded: delete it and measure it again")
+        raise refusal(part, "it was changed after it was recorded")
     return content
 
 

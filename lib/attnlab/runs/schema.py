@@ -62,6 +62,8 @@ COLUMNS = {
 }
 """The columns of each table, in every run, whatever it holds so far."""
 TABLES = tuple(COLUMNS)
+PARTS = "parts"
+"""The folder with the blocks of a run while it is measured, in the run's own."""
 Manifest = dict[str, Any]
 TELEMETRY_TYPES = {
     "sm_clock_mhz": "Int32",

@@ -22,9 +22,12 @@ import pandas as pd
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
-from attnlab.runs.read import all_begun, place, read_manifest, tables_of_parts
-from attnlab.runs.schema import SCHEMA, TABLES, Manifest, digest, folder, short_hash
+from attnlab.runs.read import all_begun, judge, place, read_manifest, tables_of_parts
+from attnlab.runs.schema import PARTS, SCHEMA, TABLES, Manifest, digest, folder, short_hash
 from attnlab.study import studies
+
+LAST = ("cases", "panel")
+"""Tables whose blocks are written after all others of their shape or case: with them, it counts as recorded."""
 
 
 def create(name: str, manifest: Manifest) -> None:
@@ -34,7 +37,7 @@ def create(name: str, manifest: Manifest) -> None:
     this run ``follows`` it.
     """
     target = folder(name)
-    (target / "parts").mkdir(parents=True, exist_ok=True)
+    (target / PARTS).mkdir(parents=True, exist_ok=True)
     stamp = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
     others = all_begun()
     newest = max(others, key=lambda other: (place(other, others), other), default="")
@@ -75,8 +78,8 @@ def _require_run_or_nothing(target: Path) -> None:
     """Raise UserError if a folder without a manifest holds more than a run that was killed as it began leaves."""
     if (target / "manifest.json").is_file():
         return
-    others = {path.name for path in target.iterdir()} - {".lock", "parts", *_drafts(target)}
-    if others or any((target / "parts").glob("*.parquet")):
+    others = {path.name for path in target.iterdir()} - {".lock", PARTS, *_drafts(target)}
+    if others or any((target / PARTS).glob("*.parquet")):
         raise UserError(f"{paths.shown(target)}/ is there and has no manifest.json: restore that, or name another run")
 
 
@@ -85,7 +88,7 @@ def _remove_unbegun(target: Path) -> None:
     for draft in _drafts(target):
         (target / draft).unlink(missing_ok=True)
     (target / ".lock").unlink(missing_ok=True)
-    for emptied in (target / "parts", target):
+    for emptied in (target / PARTS, target):
         with suppress(OSError):  # not empty, so not ours
             emptied.rmdir()
 
@@ -103,7 +106,7 @@ def take_part(name: str, part: str, content: bytes) -> None:
     table, key, digest, _ = part.split(".")
     if short_hash(content) != digest:
         raise OSError(f"the block {part} arrived with other content than its name says")
-    parts = folder(name) / "parts"
+    parts = folder(name) / PARTS
     # A process that briefly outlives the one that started it may be writing the same block.
     with files.held(parts / ".lock"):
         if key not in recorded(name, table):
@@ -112,7 +115,7 @@ def take_part(name: str, part: str, content: bytes) -> None:
 
 def recorded(name: str, table: str) -> set[str]:
     """The keys of the blocks of one table that a run holds which isn't complete yet."""
-    return {path.name.split(".")[1] for path in (folder(name) / "parts").glob(f"{table}.*.parquet")}
+    return {path.name.split(".")[1] for path in (folder(name) / PARTS).glob(f"{table}.*.parquet")}
 
 
 def finish(name: str, more: Manifest | None = None) -> None:
@@ -120,11 +123,14 @@ def finish(name: str, more: Manifest | None = None) -> None:
 
     Args:
         more: fields of the manifest that are only known at the end.
+
+    Raises:
+        UserError: parts were lost or changed since they were recorded. All are kept.
     """
     target = folder(name)
     if not read_manifest(name)["complete"]:
         _close(name, target, more or {})
-    shutil.rmtree(target / "parts", ignore_errors=True)
+    shutil.rmtree(target / PARTS, ignore_errors=True)
     for draft in _drafts(target):
         (target / draft).unlink(missing_ok=True)
     (target / ".lock").unlink(missing_ok=True)
@@ -144,20 +150,23 @@ def close_early(name: str) -> None:
         held = Counter(key.split("-")[0] for key in recorded(name, "cases"))
         whole = sum(count == len(study.shapes) for count in held.values())
         if not whole:
-            raise UserError(f"no replicate of {name!r} is whole yet: `make measure RUN={name}` goes on")
+            raise UserError(
+                f"no replicate of {name!r} is whole: `make measure RUN={name}` goes on, or says why it can't; then "
+                f"delete {paths.shown(folder(name))}/"
+            )
         closed = {"replicates": whole, "shapes": held.total(), "planned": len(study.shapes) * study.replicates}
         finish(name, {"closed_early": closed})
 
 
 def _close(name: str, target: Path, more: Manifest) -> None:
-    files = {}
-    for table, held in tables_of_parts(name).items():
+    tables, stamp = tables_of_parts(name), datetime.now(UTC).isoformat(timespec="seconds")
+    manifest = read_manifest(name) | more | {"complete": True, "finished": stamp, "files": {}}
+    judge(tables, manifest)
+    for table, held in tables.items():
         path = target / f"{table}.parquet"
         content = _packed(held.frame)
         write_atomically(path, content)
-        files[path.name] = hashlib.sha256(content).hexdigest()
-    stamp = datetime.now(UTC).isoformat(timespec="seconds")
-    manifest = read_manifest(name) | more | {"complete": True, "finished": stamp, "files": files}
+        manifest["files"][path.name] = hashlib.sha256(content).hexdigest()
     _write_manifest(target, manifest)
 
 

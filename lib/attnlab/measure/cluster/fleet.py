@@ -22,7 +22,7 @@ import torch
 from distributed.client import FutureCancelledError
 from tqdm import tqdm
 
-from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.cluster import home
 from attnlab.measure.cluster.credentials import Credentials, alike, credentials, difference, other_code
 from attnlab.measure.cluster.deal import deal
@@ -128,7 +128,7 @@ class Fleet(Executor):
 
         Raises:
             BrokenExecutor: the scheduler or the last worker is lost.
-            EnvironmentChanged: no worker has the environment that the run began in.
+            Outdated: no worker has the environment that the run began in.
             UserError, torch.AcceleratorError, OSError, MemoryError: as what was measured raised it.
         """
         every: list[Any] = list(*iterables)
@@ -162,7 +162,7 @@ class Fleet(Executor):
         yield from (None for _ in jobs)
 
     def _require_environment(self, job: Job) -> None:
-        """Leave out workers with another environment than the run began in; raises EnvironmentChanged if none is left.
+        """Leave out workers with another environment than the run began in; raises Outdated if none is left.
 
         A worker that joins later has to be like the others.
         """
@@ -171,7 +171,7 @@ class Fleet(Executor):
             found = next(iter(self._cards.values())).found.environment
             before = read.read_manifest(job.run)["environment"]
             parts = ", ".join(part for part in found if part != "hash" and found[part] != before.get(part))
-            raise EnvironmentChanged(
+            raise Outdated(
                 f"the environment of the workers is not the one that the run {job.run!r} began in ({parts}): "
                 "start a new run"
             )
@@ -274,7 +274,7 @@ class Fleet(Executor):
         except FutureCancelledError:
             self._require_scheduler()
             self._lose(card, task, f"{card}: its worker was lost")
-        except EnvironmentChanged as error:
+        except Outdated as error:
             self._lose(card, task, f"{card} is left out: {error}")
             self._refused.add(card.address)
             if not self._cards:

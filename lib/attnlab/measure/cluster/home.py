@@ -32,7 +32,9 @@ def files(about: Any) -> dict[str, bytes]:
     folder = schema.folder(about.run)
     table = dispatch.path(read.read_manifest(about.run)["device"]["name"])
     start = f"{schema.replicate_key(about.replicate)}-" if isinstance(about, Job) else ""
-    parts = [path for path in (folder / "parts").glob("[!.]*.parquet") if path.name.split(".")[1].startswith(start)]
+    parts = [
+        path for path in (folder / schema.PARTS).glob("[!.]*.parquet") if path.name.split(".")[1].startswith(start)
+    ]
     found = [folder / "manifest.json", *parts, *([table] if table.is_file() else [])]
     return {str(path.relative_to(paths.data())): path.read_bytes() for path in found}
 

@@ -15,6 +15,7 @@ from typing import Any
 from distributed import Status, Worker, get_worker
 
 from attnlab.measure.cluster import child
+from attnlab.runs import schema, write
 
 POLL_S = 0.1
 
@@ -90,12 +91,20 @@ def _is_wanted(worker: Worker, key: Any) -> bool:
 
 
 def _send(worker: Worker, order: Order, data: Path, sent: set[str]) -> None:
-    """Send home the blocks that are new in the folder. Blocks are renamed into place, so each is whole."""
-    for path in sorted(data.glob("*/parts/[!.]*.parquet")):
+    """Send home the blocks that are new in the folder, in the order in which they were written.
+
+    They are renamed into place, so each is whole. Those by which a shape or a case counts as recorded come last.
+    """
+    for path in sorted(data.glob(f"*/{schema.PARTS}/[!.]*.parquet"), key=_written):
         name = os.fspath(path.relative_to(data))
         if name not in sent:
             worker.log_event(order.topic, {"order": order.number, "name": path.name, "content": path.read_bytes()})
             sent.add(name)
+
+
+def _written(part: Path) -> tuple[int, bool, str]:
+    # Two blocks may have the same time: file systems count it in steps of milliseconds.
+    return part.stat().st_mtime_ns, part.name.split(".")[0] in write.LAST, part.name
 
 
 def _outcome(path: Path) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.base.errors import EnvironmentChanged, UserError
+from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.runs import read, rules, schema
@@ -54,7 +54,7 @@ def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
 
     Raises:
         UserError: a setting did not hold.
-        EnvironmentChanged: the environment is another; the message names the parts that differ.
+        Outdated: the environment is another; the message names the parts that differ.
     """
     lock()
     found = fingerprint(device)
@@ -62,7 +62,7 @@ def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
         before = read.read_manifest(run)["environment"]
         changed = ", ".join(part for part in found if part != "hash" and found[part] != before.get(part))
         what = f" ({changed})" if changed else ""
-        raise EnvironmentChanged(f"the environment changed since the run {run!r} began{what}: start a new run")
+        raise Outdated(f"the environment changed since the run {run!r} began{what}: start a new run")
 
 
 def settings() -> dict[str, Any]:

@@ -66,7 +66,7 @@ def record_models(
     with (
         files.held(path.with_name(".lock"), partial(_say, f"{name}: waiting for another process that measures it")),
         executor or record.fresh_processes() as pool,
-        record.explained(name, pool, "make model"),
+        record.explained(path.parent, pool, f"make model RUN={name}"),
     ):
         if not path.is_file():
             models.write(_begun(name, plan, table, pool.submit(survey, device.type).result()))

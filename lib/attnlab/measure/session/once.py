@@ -34,7 +34,7 @@ def take(part: Part) -> dict[str, str]:
     """Take what a run still lacks of a part; returns what the manifest says of the profile if it is the counters.
 
     Raises:
-        EnvironmentChanged: the environment isn't the one that the run began in.
+        Outdated: the environment isn't the one that the run began in.
     """
     worker.die_quietly()
     if part.name == "counters":

@@ -15,13 +15,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from attnlab.base import paths, sources
-from attnlab.base.errors import Interrupted, UserError
+from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.base.version import VERSION
 from attnlab.measure.instruments import counters, devices
 from attnlab.measure.session import once, worker
@@ -34,7 +35,7 @@ POLL_S = 0.5
 LONGEST_S = 86_400
 """A study that takes longer, a day, is begun only on request."""
 QUIET_S = 60.0
-"""Without a terminal, a shape that takes longer is named once, and again each time that it has taken twice as long."""
+"""Without a terminal, it is said once that no shape was finished for so long, and again each time that doubles."""
 
 
 def fresh_processes() -> Executor:
@@ -43,7 +44,13 @@ def fresh_processes() -> Executor:
 
 
 def record(
-    name: str, study: Study, wanted: str, executor: Executor | None = None, long: bool = False, command: str = ""
+    name: str,
+    study: Study,
+    wanted: str,
+    executor: Executor | None = None,
+    long: bool = False,
+    where: str = "",
+    command: str = "",
 ) -> str:
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
@@ -51,54 +58,60 @@ def record(
         wanted: ``auto``, ``cuda`` or ``cpu``; the kind of the executor's devices, where there is one.
         executor: runs the jobs, a replicate each, in fresh processes; default `fresh_processes`.
         long: whether a new run may take longer than a day.
-        command: what a user types for such a run; default that on one device of this kind.
+        where: the variable by which a user states several devices, ``GPUS=2`` for one.
+        command: what a user types for this run, where that isn't ``make measure``.
 
     Raises:
+        Outdated: the run began in another environment, with other kernels or another dispatch table.
         UserError: the device isn't there, or failed; a new run would take longer than it may; the run is of another
-            study or environment; the disk or the memory is full; a process died, or all were lost. What was recorded
-            until then is kept.
+            study, or blocks of it were lost or changed; the disk or the memory is full; a process died, or all were
+            lost. What was recorded until then is kept.
     """
     device = wanted if executor else devices.resolve(wanted).type
-    with write.lock(name), executor or fresh_processes() as pool, explained(name, pool, "make measure"):
-        environment = _open(pool, name, study, device, long, command or command_for(study, f"DEVICE={device}"))
+    again = command or " ".join(filter(None, [f"make measure RUN={name}", where]))
+    with write.lock(name), executor or fresh_processes() as pool, explained(schema.folder(name), pool, again):
+        begun = command or f"make measure STUDY={study.name} {where or f'DEVICE={device}'}"
+        environment = _open(pool, name, study, device, long, begun)
         _work_through(pool, _jobs(name, study, device, environment))
         write.finish(name, {"profile": _take_once(pool, name, study, device, environment)})
     return name
 
 
 @contextmanager
-def explained(name: str, pool: Executor, command: str) -> Iterator[None]:
+def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
     """Inside, whatever cuts recording off ends the pool's work and is said in one line, with how to go on.
+
+    Args:
+        target: the folder that is recorded into.
+        again: what a user types to go on.
 
     Raises:
         UserError: in place of what was raised inside.
     """
-    kept, goes_on = f"what was recorded of {name!r} is kept", f"`{command} RUN={name}` goes on"
+
+    def cut_off(why: str, before: str = "", after: str = "") -> str:
+        if not (target / "manifest.json").is_file():
+            return f"{why}; nothing was recorded yet"
+        return f"{why}; what was recorded of {target.name!r} is kept: {before}`{again}` goes on{after}"
+
     try:
         yield
     except KeyboardInterrupt:
         _stop(pool)
-        raise Interrupted(f"interrupted; {kept}: {goes_on}") from None
+        raise Interrupted(cut_off("interrupted")) from None
     except BrokenProcessPool:
-        raise UserError(f"the measuring process died (killed, or out of host memory); {kept}: {goes_on}") from None
+        raise UserError(cut_off("the measuring process died (killed, or out of host memory)")) from None
     except BrokenExecutor as error:
-        raise UserError(f"{error}; {kept}: {goes_on}") from None
+        raise UserError(cut_off(str(error))) from None
     except torch.AcceleratorError as error:
-        raise UserError(
-            f"the device failed ({str(error).splitlines()[0]}); {kept}: {goes_on}; if it fails again, leave out of the "
-            "study what it measures then"
-        ) from None
+        otherwise = "; if it fails again, leave out of the study what it measures then"
+        raise UserError(cut_off(f"the device failed ({str(error).splitlines()[0]})", after=otherwise)) from None
     except MemoryError:
-        raise UserError(f"host memory ran out; {kept}: {goes_on}") from None
+        raise UserError(cut_off("host memory ran out")) from None
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else f"writing failed ({error.strerror or error})"
-        raise UserError(f"{what}; {kept}: make room, then {goes_on}") from None
-
-
-def command_for(study: Study, where: str) -> str:
-    """What a user types to measure a study on the devices that `where` states."""
-    return f"make measure STUDY={study.name} {where}"
+        raise UserError(cut_off(what, before="make room, then ")) from None
 
 
 def new_name(described: dict[str, Any]) -> str:
@@ -132,9 +145,10 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
     before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
     changed = [name for name in study.implementations if before.get(name) != now.get(name)]
     if changed:
-        raise UserError(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
+        raise Outdated(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
     if manifest["dispatch"] != _dispatched(study, manifest["device"]["name"]):
-        raise UserError(f"the dispatch table changed since the run {name!r} began: start a new run")
+        raise Outdated(f"the dispatch table changed since the run {name!r} began: start a new run")
+    read.load(name)  # which refuses blocks that were lost or changed, before others are measured
     return str(manifest["environment"]["hash"])
 
 
@@ -235,8 +249,8 @@ def _take_once(pool: Executor, name: str, study: Study, device: str, environment
 
 
 class _Progress:
-    """A progress bar in a terminal that names the shape being measured; elsewhere a line at every eighth, and where a
-    shape takes long."""
+    """A progress bar in a terminal that names the first shape that is left; elsewhere a line at every eighth, and where
+    none is finished for long."""
 
     def __init__(self, name: str, before: int, jobs: list[Job]) -> None:
         self._left = deque(
@@ -244,7 +258,7 @@ class _Progress:
             for job in jobs
             for shape in job.shapes
         )
-        self._name, self._total, self._said = name, max(1, before + len(self._left)), 0
+        self._name, self._total, self._done, self._said = name, max(1, before + len(self._left)), before, 0
         self._bar = tqdm(total=self._total, desc=name, unit="shape", disable=None, leave=False)
         self._since, self._quiet_s = time.monotonic(), QUIET_S
 
@@ -257,19 +271,20 @@ class _Progress:
     def _show(self, done: set[str]) -> None:
         while self._left and self._left[0][0] in done:
             self._left.popleft()
-            self._since, self._quiet_s = time.monotonic(), QUIET_S
-        measured = self._left[0][1] if self._left else ""
+        if len(done) > self._done:
+            self._done, self._since, self._quiet_s = len(done), time.monotonic(), QUIET_S
+        following = self._left[0][1] if self._left else ""
         self._bar.update(len(done) - self._bar.n)
-        self._bar.set_postfix_str(measured)
+        self._bar.set_postfix_str(following)
         if not self._bar.disable:
             return
         if 8 * len(done) // self._total > self._said:
             self._said = 8 * len(done) // self._total
             self._say(f"{len(done)} of {self._total} shapes measured")
-        took_s = time.monotonic() - self._since
-        if measured and took_s > self._quiet_s:
+        since_s = time.monotonic() - self._since
+        if following and since_s > self._quiet_s:
             self._quiet_s *= 2
-            self._say(f"{measured} has taken {_duration(took_s)} so far")
+            self._say(f"no shape finished for {_duration(since_s)}; the first that is left: {following}")
 
     def _say(self, words: str) -> None:
         print(f"{self._name}: {words}", file=sys.stderr, flush=True)

@@ -51,7 +51,7 @@ def measure(job: Job) -> None:
 
     Raises:
         UserError: the environment can't be locked.
-        EnvironmentChanged: it isn't the one that the run began in.
+        Outdated: it isn't the one that the run began in.
     """
     die_quietly()
     started = time.monotonic()
