@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import faulty
@@ -321,11 +322,19 @@ def test_workers_that_differ_are_refused_and_the_others_measure(cluster, begin, 
     cluster.add(1, threads=2)
     path = os.pathsep.join([str(other.parent), environment()["PYTHONPATH"]])
     cluster.add(1, PYTHONPATH=path)
+    bare = tmp_path / "bare" / "attnlab.py"
+    bare.parent.mkdir()
+    bare.write_text("raise ModuleNotFoundError(\"No module named 'attnlab'\")\n")
+    cluster.add(1, PYTHONPATH=os.pathsep.join([str(bare.parent), environment()["PYTHONPATH"]]))
     with cluster.fleet() as executor:
         record.record(begin(study), study, "cpu", executor)
     require_whole("begun", study)
     said = sorted(line.partition(" is left out: ")[2] for line in lines(capsys) if "left out" in line)
-    assert len(said) == 2
+    assert len(said) == 3
+    assert said[2] == (
+        "No module named 'attnlab'; PYTHONPATH has to lead to lib/ there, and its packages to be installed"
+    )
+    said = sorted(said[:2], reverse=True)
     assert said[0] == "it has 2 threads, and one measures at a time: start it with --nthreads 1"
     assert re.fullmatch(r"its environment is another \(packages: numpy is 1.99, for the others [\d.]+\)", said[1])
 
@@ -359,7 +368,7 @@ def test_workers_of_another_environment_than_the_runs_are_refused(two, begin, ma
 
 def test_workers_without_the_device_are_refused(two, capsys):
     with (
-        pytest.raises(UserError, match=r"^none of the cluster's workers can measure$"),
+        pytest.raises(UserError, match=r"^none of the cluster's workers can measure: the lines above say why$"),
         distributed.Client(two.address, set_as_default=False) as client,
     ):
         fleet.Fleet(client, "cuda")
@@ -525,14 +534,36 @@ def test_bad_input_is_refused_in_a_line(words, data, write_study, capsys):
     assert not data.exists()
 
 
-def test_a_scheduler_that_does_not_answer_is_named(data, write_study, capsys, monkeypatch):
+@pytest.fixture
+def web():
+    """The address of a web server, as of Dask's dashboard."""
+    silent = type("Silent", (BaseHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("tcp://127.0.0.1:9", "nothing in 1 s"),
+        ("tls://127.0.0.1:9", "TLS"),
+        ("tcp://{web}", "nothing in 1 s"),
+        ("http://{web}", "unknown address scheme"),
+        ("tcp://{worker}", "what answers is a Worker"),
+    ],
+)
+def test_a_scheduler_that_does_not_answer_is_named(two, web, data, write_study, capsys, monkeypatch, address, why):
     from attnlab.measure.cluster import start
 
     monkeypatch.setattr(start, "CONNECT_S", 1)
-    words = ["measure", "--study", str(write_study()), "--scheduler", "tcp://127.0.0.1:9"]
-    assert command_line.main(words) == 1
+    worker = next(iter(two.client.nthreads())).removeprefix("tcp://")
+    address = address.format(web=web, worker=worker)
+    assert command_line.main(["measure", "--study", str(write_study()), "--scheduler", address]) == 1
     (said,) = lines(capsys)
-    assert said.startswith("attnlab: no scheduler answers at tcp://127.0.0.1:9 (")
+    assert said.startswith(f"attnlab: no scheduler answers at {address} (")
+    assert why in said
     assert said.endswith("): start one with `dask scheduler`")
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name as find
 from typing import Any
 
 import distributed
@@ -34,6 +35,8 @@ from attnlab.study.shapes import Shape
 LISTEN_S = 0.5
 PATIENCE_S = 60.0
 """Without a worker, one is waited for so long: a nanny may be starting it anew."""
+ASKED = f"{credentials.__module__}:{credentials.__name__}"
+"""What a worker is asked for first: importing it needs all that measuring needs."""
 TRIES = 2
 """A shape at which so many processes have failed stops the run: it is not the cards that fail."""
 Failure = (torch.AcceleratorError, BrokenProcessPool, MemoryError, OSError)
@@ -225,19 +228,21 @@ class Fleet(Executor):
         for card in self._cards.values():
             if card.begun is None and card.waiting:
                 task = card.waiting.popleft()
-                card.begun = self._order(card.address, task.work, task.arguments, home.files(task.arguments[0]), task)
+                card.begun = self._order(card.address, task, home.files(task.arguments[0]))
                 if task.job and task.job.shapes:
                     count = len(task.job.shapes)
                     _say(f"{card}: replicate {task.job.replicate}, {count} shape{'s' * (count != 1)}")
 
-    def _order(
-        self, address: str, work: Callable[..., Any], arguments: tuple[Any, ...], files: dict[str, bytes], task: Task
-    ) -> Begun:
+    def _order(self, address: str, task: Task, files: dict[str, bytes]) -> Begun:
+        order = Order(self._orders + 1, self._topic, task.work, task.arguments, files)
+        return self._submit(address, task, carry_out, order)
+
+    def _submit(self, address: str, task: Task, call: Callable[[Any], Any], argument: Any) -> Begun:
+        """Have a worker call this for a task; the number of a call is that of its order, if it has one."""
         self._orders += 1
         number = self._orders
-        order = Order(number, self._topic, work, arguments, files)
         future = self._client.submit(
-            carry_out, order, workers=[address], key=f"{self._topic}-{number}", pure=False, retries=0
+            call, argument, workers=[address], key=f"{self._topic}-{number}", pure=False, retries=0
         )
         future.add_done_callback(lambda future: self._inbox.put((number, future)))
         return Begun(number, task, future)
@@ -355,11 +360,11 @@ class Fleet(Executor):
         if threads != 1:
             self._refuse(address, f"it has {threads} threads, and one measures at a time: start it with --nthreads 1")
         else:
-            nothing = Task(credentials, (self._wanted,))
-            self._asked[address] = self._order(address, credentials, (self._wanted,), {}, nothing)
+            # First by the standard library: a worker that can't unpickle an order, as without attnlab, ends itself.
+            self._asked[address] = self._submit(address, Task(find, (ASKED,)), find, ASKED)
 
     def _answered(self, address: str, begun: Begun) -> None:
-        """Admit a worker that has shown its credentials, or refuse it."""
+        """Ask a worker that has attnlab for its credentials, and admit one that has shown them; or refuse it."""
         try:
             found = begun.future.result()
         except FutureCancelledError:
@@ -367,8 +372,14 @@ class Fleet(Executor):
             return
         except distributed.KilledWorker:
             return
-        except Exception as error:  # whatever is missing there
+        except ImportError as error:
+            self._refuse(address, f"{error}; PYTHONPATH has to lead to lib/ there, and its packages to be installed")
+            return
+        except Exception as error:  # whatever else is wrong there
             self._refuse(address, " ".join(f"{type(error).__name__}: {error}".split()))
+            return
+        if not isinstance(found, Credentials):
+            self._asked[address] = self._order(address, Task(credentials, (self._wanted,)), {})
             return
         same = [card for card in self._cards.values() if found.card and card.found.card == found.card]
         what = f"its card already measures for {same[0].address}" if same else other_code(found)
@@ -393,7 +404,7 @@ class Fleet(Executor):
         self._look_around()
         while self._asked or not self._cards:
             if self._refused and not self._asked and not self._cards:
-                raise UserError("none of the cluster's workers can measure")
+                raise UserError("none of the cluster's workers can measure: the lines above say why")
             if time.monotonic() - began > patience_s:
                 if self._cards:
                     break

@@ -1,5 +1,6 @@
 """Getting hold of a cluster: one that starts here with the GPUs of this host, or one that is there."""
 
+import asyncio
 import logging
 import os
 import sys
@@ -69,11 +70,7 @@ def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator[Any]:
     for said in ("Sending large graph", r"\s*Port \d+ is already in use"):
         warnings.filterwarnings("ignore", said, UserWarning)
     cluster = _local(number) if gpus else None
-    try:
-        client = distributed.Client(cluster or scheduler, timeout=CONNECT_S)
-    except (OSError, ValueError, ImportError) as error:
-        said = " ".join(str(error).split()).partition(" after ")[0]
-        raise UserError(f"no scheduler answers at {scheduler} ({said}): start one with `dask scheduler`") from None
+    client = distributed.Client(cluster, timeout=CONNECT_S) if cluster else _client(scheduler)
     print(f"the cluster's dashboard: {client.dashboard_link}", file=sys.stderr, flush=True)
     try:
         with Fleet(client, "cuda" if gpus else wanted) as executor:
@@ -82,6 +79,24 @@ def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator[Any]:
         client.close()
         if cluster is not None:
             cluster.close()
+
+
+def _client(scheduler: str) -> Any:
+    """A client of the scheduler at an address; raises UserError unless one answers."""
+    import distributed
+
+    async def identify() -> None:
+        async with distributed.rpc(scheduler) as there:
+            if (kind := (await there.identity())["type"]) != "Scheduler":
+                raise ValueError(f"what answers is a {kind}")
+
+    try:
+        # Dask's client waits for ever where something listens and doesn't answer.
+        asyncio.run(asyncio.wait_for(identify(), CONNECT_S))
+        return distributed.Client(scheduler, timeout=CONNECT_S)
+    except Exception as error:  # whatever the address or another server leads Dask to
+        said = " ".join(str(error).split()).partition(" after ")[0] or f"nothing in {CONNECT_S} s"
+        raise UserError(f"no scheduler answers at {scheduler} ({said}): start one with `dask scheduler`") from None
 
 
 def _local(number: int) -> Any:
