@@ -458,7 +458,7 @@ NOTEBOOKS = [
     ((*PRICED, "price_per_hour=null"), "04_backends: price_per_hour must be float, not None (NoneType)"),
     ((*PRICED, "price_per_hour=true"), "04_backends: price_per_hour must be float, not True (bool)"),
     ((*PRICED, "price_per_hour=.nan"), "price_per_hour has to be a number of dollars above zero, not nan; what was"),
-    ((*NOTEBOOK, "device=gpu"), "unknown device 'gpu'; choose one of auto, cuda, cpu, none; what was executed is kept"),
+    ((*NOTEBOOK, "device=gpu"), "unknown device 'gpu'; choose one of auto, cuda, cpu, none"),
 ]
 ALL = {
     "command": COMMANDS,

@@ -15,7 +15,7 @@ from attnlab.infer import choices
 from attnlab.infer.beside.repeat import others
 from attnlab.infer.results import Results, of
 from attnlab.runs import models, read, schema, write
-from attnlab.runs.schema import Manifest, Run
+from attnlab.runs.schema import Manifest
 from attnlab.study import models as stated_models
 from attnlab.study import studies
 from attnlab.study.implementations import DISPATCH, PEERS
@@ -85,9 +85,14 @@ def _companion(shown: Results, companion: str) -> Results:
 
 
 def results(run: str = "", study: str = "quick", device: str = "auto") -> Results:
-    """The named run, or the newest of this study on this device, with what is inferred from it.
+    """The run that `named` names, with what is inferred from it; arguments and errors as there."""
+    return of(read.load(named(run, study, device)))
 
-    A run that is not complete is continued where the device is here; elsewhere it is shown as it is.
+
+def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
+    """The named run, or the newest of this study on this device; what it lacks is measured.
+
+    A run that is not complete is continued where the device is here; elsewhere it is taken as it is.
 
     Args:
         run: a folder in data/; empty for the newest run of the study, which is measured now if there is none.
@@ -99,16 +104,17 @@ def results(run: str = "", study: str = "quick", device: str = "auto") -> Result
     """
     require_device(device)
     if run:
-        recorded = read.load(run)
-        if recorded.complete or device == "none" or not _same_device(recorded, device):
-            return of(recorded)
-        return of(read.load(measured(run, studies.parse(recorded.manifest["study"], run), device)))
+        manifest = read.read_manifest(run)
+        if manifest["complete"] or device == "none" or not _same_device(manifest, device):
+            return run
+        read.load(run)  # what was changed is refused before more is measured
+        return measured(run, studies.parse(manifest["study"], run), device)
     wanted = studies.load(study)
     if found := _newest(wanted, device, complete=True):
-        return of(read.load(found))
+        return found
     if device == "none":
         raise UserError(f"there is no run of the study {wanted.name!r}, and device=none measures nothing: name a run")
-    return of(read.load(measured("", wanted, device)))
+    return measured("", wanted, device)
 
 
 def measured(
@@ -220,12 +226,12 @@ def _newest(study: Study, device: str, complete: bool) -> str:
     return next((name for name, manifest in read.manifests(say) if is_wanted(manifest)), "")
 
 
-def _same_device(recorded: Run, device: str) -> bool:
+def _same_device(manifest: Manifest, device: str) -> bool:
     try:
         from attnlab.measure.instruments import devices
     except ImportError:
         return False
-    wanted = recorded.manifest["device"]
+    wanted = manifest["device"]
     if device not in ("auto", wanted["kind"]):
         return False
     try:

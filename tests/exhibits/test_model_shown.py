@@ -9,6 +9,7 @@ import pytest
 import synthetic
 from reading import column, first_number
 
+from attnlab.base.errors import UserError
 from attnlab.exhibits import model
 from attnlab.exhibits.catalogue import Show
 from attnlab.infer.models.comparisons import comparisons
@@ -94,6 +95,48 @@ def test_the_newest_complete_record_of_the_device_is_shown(data):
     write("new", created="2026-11-23")
     models.write(models.read("old").model_copy(update={"name": "cut", "created": "2026-11-24", "files": {}}))
     assert "The record `new` is of NVIDIA H200, transformers 5" in model.compared(shown()).markdown
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        (
+            "manifest.json",
+            lambda held: held[:100],
+            "is no manifest of a model's record",
+        ),
+        (
+            "manifest.json",
+            lambda held: held.replace(b'"transformers"', b'"t"'),
+            "'transformers' is missing, or is no text",
+        ),
+        ("samples.parquet", lambda held: held[:100], "samples.parquet isn't what was recorded: restore it from where"),
+    ],
+)
+def test_a_record_that_was_damaged_is_left_out_and_named(data, name, change, why):
+    write("new", created="2026-11-23")
+    path = models.folder("new") / name
+    path.write_bytes(change(path.read_bytes()))
+    said = Show(shown())("model.compared").markdown
+    assert said.startswith(f"*No model was measured on {GPU}: ")
+    assert why in said
+    write("old", created="2026-11-20")
+    said = model.compared(shown()).parts["said"].markdown
+    assert "The record `old` is of NVIDIA H200" in said
+    assert f"A record was left out: {path.parent}/" in said
+    assert why in said
+
+
+@pytest.mark.parametrize("held", [b"", b"PAR1"])
+def test_a_part_that_was_damaged_is_named_with_its_block(data, held):
+    write("mine")
+    models.add("mine", "r00-gpt2", tables(PLAN.models[0], 0))
+    (path,) = (models.folder("mine") / "parts").glob("kernels.*")
+    path.write_bytes(held)
+    with pytest.raises(
+        UserError, match=r"kernels\.r00-gpt2\.parquet is no table in Parquet: delete \*\.r00-gpt2\.parq"
+    ):
+        models.finish("mine")
 
 
 def test_verdicts_are_those_of_the_samples(data):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import synthetic
 from reading import plain
-from synthetic import ONE_BATCH, TARGET, inferred, lonely
+from synthetic import AT_TARGET, CPU, ONE_BATCH, TARGET, Recipe, inferred, lonely
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.baseline import correctness, sweeps
@@ -73,6 +73,21 @@ def test_the_abstract_of_a_cpu():
     assert "the CPU (Imaginary X1, 2 threads)" in told
     assert "(eager clock, warm cache)" in told
     assert "faster" not in told
+
+
+@pytest.mark.parametrize(
+    ("stated", "fates", "why"),
+    [
+        ({"timings": CPU["timings"][:1]}, {}, "it lacks the clocks of the study (device warm)."),
+        ({}, {("sdpa.auto", TARGET): ("skipped", "no backend.")}, "`sdpa.auto` skipped, no backend."),
+    ],
+)
+def test_a_run_without_samples_says_why_and_its_links_lead_somewhere(stated, fates, why):
+    alone = {"implementations": ["sdpa.auto"], "sweeps": AT_TARGET["sweeps"]}
+    run = synthetic.infer(Recipe("Imaginary X1", CPU | alone | stated, fates=fates))
+    assert len(run.run.samples) == 0
+    assert f"Nothing was timed on the CPU (Imaginary X1, 2 threads): {why}" == plain(abstract.abstract(run))
+    assert len(clocks.clocks(run).frame) == len(run.study.timings)
 
 
 @pytest.mark.parametrize(

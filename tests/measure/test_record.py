@@ -108,6 +108,13 @@ def test_a_clock_that_the_device_lacks_is_named(data, one_thread, unlocked):
     assert set(run.samples["clock"]) == {"eager"}
 
 
+def test_a_device_that_lacks_every_clock_of_the_study_measures_nothing(data, one_thread, unlocked):
+    study = tiny_study(timings=[{"clock": "device", "cache": "warm"}, {"clock": "device", "cache": "cold"}])
+    with pytest.raises(UserError, match=r"cpu lacks the clocks of the study \(device warm, device cold\): state one"):
+        record.record("one", study, "cpu", Quickly(one_thread))
+    assert not schema.folder("one").exists()
+
+
 def test_blocks_sort_in_the_order_of_the_study():
     study = tiny_study()
     shape = study.shapes[2]

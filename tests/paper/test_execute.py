@@ -1,13 +1,15 @@
 """Parameters are checked before a notebook is executed; a cell that fails is named, and what was executed is kept."""
 
+import importlib
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat import v4
 
-from attnlab.base.errors import UserError
-from attnlab.paper import execute
+from attnlab.base import paths
+from attnlab.base.errors import Interrupted, UserError
+from attnlab.paper import execute, render
 
 PARAMETERS = """\
 run: str = ""  # the run's name
@@ -56,6 +58,33 @@ def test_an_unknown_name_is_refused_with_a_hint(tmp_path):
 def test_a_value_of_another_type_is_refused(tmp_path, name, value):
     with pytest.raises(UserError, match=f"02_baseline: {name} must be (int|str|bool|float), not {value!r}"):
         execute.check(notebook(tmp_path), {name: value})
+
+
+def test_what_a_notebook_measures_is_measured_before_it_is_executed(monkeypatch):
+    asked: list[dict[str, str]] = []
+
+    def named(**stated: str) -> str:
+        asked.append(stated)
+        raise Interrupted("interrupted")
+
+    monkeypatch.setattr(render.obtain, "named", named)
+    with pytest.raises(Interrupted):
+        render.render_notebook("02_baseline", {"study": "cpu"})
+    assert asked == [{"run": "", "study": "cpu", "device": "auto"}]
+    sources = {part: paths.NOTEBOOKS / f"{part}.ipynb" for part in render.parts()}
+    assert [part for part, path in sources.items() if not execute.shown_run(path, {})] == ["08_audit"]
+
+
+def test_ctrl_c_ends_a_process_of_its_own_without_a_word(tmp_path, monkeypatch, capfd):
+    (tmp_path / "interrupted.py").write_text(
+        "import multiprocessing, os, signal\n\n"
+        "if multiprocessing.parent_process():\n    os.kill(os.getpid(), signal.SIGINT)\n\n"
+        "def work(name):\n    return name\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="mine: a process died"):
+        render._apart(importlib.import_module("interrupted").work, "mine")
+    assert capfd.readouterr().err == ""
 
 
 def test_values_that_fit_are_accepted(tmp_path):

@@ -1,19 +1,28 @@
 """Pages: numbered, referenced, self-contained, and nothing on them that a reader need not see."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
+import synthetic
 from bs4 import BeautifulSoup
 from nbformat import v4
 
+from attnlab import export
 from attnlab.base.errors import UserError
 from attnlab.base.paths import ROOT
-from attnlab.exhibits import markdown
+from attnlab.exhibits import catalogue, markdown
+from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.markdown import mathml
+from attnlab.infer import results
+from attnlab.infer.results import Results
 from attnlab.literature import bibliography
 from attnlab.paper import numbering, pages, references
+from attnlab.runs import read, schema
 
 
 def page(tmp_path: Path, *cells, name: str = "page", **options) -> BeautifulSoup:
@@ -32,7 +41,9 @@ def html(text: str):
 
 
 def numbered(text: str, **options) -> BeautifulSoup:
-    soup = BeautifulSoup(markdown.block(text), "html.parser")
+    """Markdown numbered; a paragraph that begins with a tag is an output between its cells."""
+    parts = [part if part.startswith("<") else markdown.block(part) for part in text.split("\n\n")]
+    soup = BeautifulSoup("".join(parts), "html.parser")
     numbering.number(soup, **options)
     return soup
 
@@ -249,6 +260,45 @@ def test_nothing_on_a_page_is_fetched(tmp_path):
     assert soup.title.get_text() == "A page"
     assert soup.html["lang"] == "en"
     assert soup.select_one('meta[name="generator"]')["content"].startswith("attnlab ")
+
+
+TAG = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def resealed() -> Results:
+    """A run whose texts hold a tag, in its manifest and in its tables."""
+    with synthetic.folders():
+        synthetic.write("resealed", synthetic.LONELY)
+        path = schema.folder("resealed") / "manifest.json"
+        stated = json.loads(path.read_text())
+        stated |= {"telemetry": TAG, "command": TAG, "commit": TAG, "attnlab": TAG}
+        stated["device"]["name"] = stated["profile"]["why"] = stated["study"]["title"] = TAG
+        stated["study"]["sweeps"][f"{TAG} heads"] = stated["study"]["sweeps"]["seq_len"]
+        stated["ceilings"]["l2"]["how"] = stated["environment"]["system"] = stated["surveyed"]["cpu"] = TAG
+        table = path.with_name("cases.parquet")
+        pd.read_parquet(table).assign(kernels=TAG).to_parquet(table)
+        stated["files"][table.name] = hashlib.sha256(table.read_bytes()).hexdigest()
+        stated["seal"] = schema.digest({key: value for key, value in stated.items() if key != "seal"})
+        path.write_text(json.dumps(stated))
+        return results.of(read.load("resealed"))
+
+
+def test_a_text_of_a_run_is_no_tag_on_a_page(tmp_path, resealed):
+    show = Show(resealed)
+    ids = [id for id in catalogue.every() if id.startswith("environment.")]
+    shown = [show, *map(show, [*ids, "verdicts.abstract", "verdicts.statement", "baseline.listed", "profile.how"])]
+    bundles = [exhibit._repr_mimebundle_()[0] for exhibit in shown]
+    soup = page(tmp_path, *(code("show", v4.new_output("display_data", bundle)) for bundle in bundles))
+    assert not soup.select("script")
+    assert soup.main.get_text().count(TAG) > 10
+    assert r"\textless{}script" in "".join(bundle["text/latex"] for bundle in bundles)
+
+
+def test_a_text_of_a_run_is_no_tag_in_its_export(resealed):
+    files = export.contents(resealed)
+    assert b"&lt;script>" in files["comparison.md"]
+    assert not any(b"<script" in files[name] for name in ("comparison.md", "README.md"))
 
 
 def test_every_picture_has_a_description(tmp_path):

@@ -1,4 +1,4 @@
-"""Markdown as HTML, the same for cells, outputs and captions."""
+"""Markdown as HTML, the same for cells, outputs and captions. HTML within Markdown is shown as the text that it is."""
 
 import re
 
@@ -56,7 +56,8 @@ class _Renderer(HTMLRenderer):
         return mathml(rf"\begin{{{name}}}{body}\end{{{name}}}", display=True)
 
 
-_RENDERER = _Renderer(escape=False, allow_harmful_protocols=True)
+# What comes from a run, such as a compiler's message, is text even where it looks like a tag.
+_RENDERER = _Renderer(escape=True)
 _PARSER = parser(_RENDERER)
 
 
@@ -68,6 +69,11 @@ def block(source: str) -> str:
 def inline(source: str) -> str:
     """A line of text, as in a caption: emphasis, code, links and mathematics, but no paragraphs or lists."""
     return str(_RENDERER(_PARSER.inline(source, {}), BlockState()))
+
+
+def without_html(source: str) -> str:
+    """Markdown in which nothing is a tag, for programs that would let tags through."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", source)
 
 
 def slug(title: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from attnlab.base.errors import UserError
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
@@ -24,17 +25,25 @@ Shown = Callable[[Workload, Interval], Interval]
 
 
 def _record(results: Results) -> Record:
+    return _records(results)[0]
+
+
+def _records(results: Results) -> tuple[Record, list[str]]:
+    """The record that is shown, and a sentence for each that was left out because it isn't what was recorded."""
     device = results.run.manifest["device"]["name"]
-    found = models.newest(device)
+    refused: list[UserError] = []
+    found = models.newest(device, refused.append)
+    left_out = [f"A record was left out: {error}." for error in refused]
     if found is None:
-        raise NotMeasured(f"No model was measured on {device}: `make model` does that there")
-    return found
+        said = f"No model was measured on {device}: `make model` does that there"
+        raise NotMeasured(". ".join([said, *left_out]).removesuffix("."))
+    return found, left_out
 
 
 @exhibit("model.compared")
 def compared(results: Results) -> Group:
     """Time to first token and tokens per second, with verdicts, and what is gained in a sentence."""
-    record = _record(results)
+    record, left_out = _records(results)
     plan, found = record.manifest.plan, comparisons(record)
     by_phase = {phase: [one for one in found if one.phase == phase] for phase in PHASES}
     note = (
@@ -46,7 +55,7 @@ def compared(results: Results) -> Group:
     first = _table(by_phase[FIRST], "ms", _milliseconds, "Time to the first token of every sequence of a batch.", note)
     rate = f"Tokens per second of a whole batch, over the {formats.count(plan.tokens - 1, 'token')} after the first."
     rest = _table(by_phase[REST], "tokens/s", _tokens_per_second, rate, "As above, by the median time of a step.")
-    said = Prose(f"{_measured(record)} {_called(record)} {_gained(found)}")
+    said = Prose(" ".join([_measured(record), _called(record), _gained(found), *left_out]))
     return Group({"said": said, "first": first, "rest": rest})
 
 

@@ -169,10 +169,10 @@ class _Renderer(BaseRenderer):
         return ""
 
     def inline_html(self, html: str) -> str:
-        return ""
+        return breakable(html)
 
     def block_html(self, html: str) -> str:
-        return ""
+        return self.paragraph(breakable(html.strip()))
 
     def inline_math(self, body: str) -> str:
         return f"${body}$"

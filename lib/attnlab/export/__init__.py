@@ -14,6 +14,7 @@ import pandas as pd
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import held
+from attnlab.exhibits.markdown import without_html
 from attnlab.export import explained, report
 from attnlab.export.records import Records
 from attnlab.infer.results import Results
@@ -96,8 +97,8 @@ def contents(results: Results) -> dict[str, bytes]:
         "summary.json": _json(records.summary()),
         **{f"{name}.json": _json(records.config(shape)) for shape, name in records.configs.items()},
         "env.json": _json(records.environment()),
-        "comparison.md": report.report(results).encode(),
-        "README.md": explained.readme(results, next(iter(arrays), "")).encode(),
+        "comparison.md": without_html(report.report(results)).encode(),
+        "README.md": without_html(explained.readme(results, next(iter(arrays), ""))).encode(),
         **arrays,
     }
     sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items()))

@@ -1,6 +1,7 @@
 """Checks the parameters given to a notebook and executes it."""
 
 import logging
+from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,15 @@ def check(notebook: Path, values: Mapping[str, object]) -> None:
         stated = known[name].type
         if stated in _ACCEPTED and type(value) not in _ACCEPTED[stated]:
             raise UserError(f"{notebook.stem}: {name} must be {stated}, not {value!r} ({type(value).__name__})")
+
+
+def shown_run(notebook: Path, values: Mapping[str, object]) -> dict[str, str]:
+    """What a notebook says to `obtain.exhibits` if it is given these values; empty where it shows no run."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    if not any(cell.cell_type == "code" and "obtain.exhibits(run, study, device)" in cell.source for cell in cells):
+        return {}
+    known = parameters(notebook)
+    return {name: str(values.get(name, literal_eval(known[name].default))) for name in ("run", "study", "device")}
 
 
 def execute(notebook: Path, output: Path, values: Mapping[str, object], cwd: Path) -> None:

@@ -12,6 +12,7 @@ from attnlab.base.files import write_atomically
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.kernels.climb import standing_sentence
+from attnlab.exhibits.markdown import without_html
 from attnlab.infer.results import Results, of
 from attnlab.runs import read
 
@@ -66,7 +67,7 @@ class Block:
             caption = f"{_device(results)}; run `{results.run.name}`. {drawing.caption}"
             picture = f"![{self.alt}]({link})\n\n*{caption}*"
         begin, end = self.markers
-        return "\n\n".join([begin, self.content(results, picture), end])
+        return "\n\n".join([begin, without_html(self.content(results, picture)), end])
 
 
 def _throughput(results: Results, picture: str) -> str:

@@ -1,12 +1,15 @@
 """Renders the paper of a run: a page of each notebook, and the report, which is assembled from them."""
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from attnlab import obtain
 from attnlab.base import files, paths
@@ -16,6 +19,7 @@ from attnlab.paper import assemble, execute, latex, pages, printed
 from attnlab.runs import read, schema
 
 PAPER = "report"
+T = TypeVar("T")
 
 
 def parts() -> list[str]:
@@ -30,12 +34,12 @@ def render(name: str) -> Path:
         UserError: the run isn't there or is refused, or a notebook failed; what was executed is kept.
     """
     read.read_manifest(name)  # a run that isn't there is refused before a process is started
-    _infer(name)
+    os.environ[read.JUDGED] = _apart(obtain.keep, name)
     values = {"run": name, "device": "none"}
     *others, paper = parts()
     # This process mostly waits for kernels and the explorer, so two of them keep two cores busy.
     with _alone(name), ThreadPoolExecutor(2) as pool:
-        explored = pool.submit(_explore, name)
+        explored = pool.submit(_apart, explorer_page.render, name)
         list(pool.map(lambda part: _page(part, name, values), others))
         assembled = _executed(paper, name)
         assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
@@ -65,21 +69,29 @@ def _paper(name: str, assembled: Path) -> Path:
     return page
 
 
-def _explore(name: str) -> None:
-    """Write the explorer's page in a process of its own."""
-    with _apart() as pool:
-        pool.submit(explorer_page.render, name).result()
+def _apart(work: Callable[[str], T], name: str) -> T:
+    """Do this in a process of its own, whose memory is free again afterwards. Ctrl-C ends it without a word.
+
+    Raises:
+        UserError: the process died.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_quietly) as pool:
+        # A process begins with what is blocked here: Ctrl-C waits until the process can end quietly.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            done = pool.submit(work, name)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        try:
+            return done.result()
+        except BrokenProcessPool:
+            raise UserError(f"{name}: a process died (killed, or out of memory): render it again") from None
 
 
-def _apart() -> ProcessPoolExecutor:
-    """A process of its own, whose memory is free again afterwards."""
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-
-
-def _infer(name: str) -> None:
-    """Infer from a run in a process of its own, whose memory is free again before notebooks start theirs."""
-    with _apart() as pool:
-        os.environ[read.JUDGED] = pool.submit(obtain.keep, name).result()
+def _end_quietly() -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as under nohup, where the parent goes on
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def render_notebook(part: str, values: Mapping[str, object]) -> Path:
@@ -92,8 +104,8 @@ def render_notebook(part: str, values: Mapping[str, object]) -> Path:
         raise UserError(f"there is no notebook {part!r}; there are {', '.join(parts())}")
     execute.check(_source(part), values)
     run = str(values.get("run") or "latest")
-    if values.get("run"):
-        read.read_manifest(run)
+    if stated := execute.shown_run(_source(part), values):
+        obtain.named(**stated)  # measured here, where progress is shown and Ctrl-C arrives, and not in a kernel
     with _alone(run):
         return _page(part, run, values)
 

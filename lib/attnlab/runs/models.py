@@ -7,7 +7,7 @@ parts of a table become one file, whose SHA-256 the manifest holds.
 import hashlib
 import io
 import shutil
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from attnlab.base import documents, paths
 from attnlab.base.errors import UserError
@@ -59,6 +59,15 @@ class Manifest(BaseModel):
     plan: Plan
     dispatch: Dispatch | None
     files: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _names_what_is_shown(self) -> "Manifest":
+        packages = self.environment.get("packages")
+        held = {"device": self.device, "environment.packages": packages if isinstance(packages, dict) else {}}
+        for field, names in {"device": ("kind", "name"), "environment.packages": ("torch", "transformers")}.items():
+            if lacking := [name for name in names if not isinstance(held[field].get(name), str)]:
+                raise UserError(f"{field}: {lacking[0]!r} is missing, or is no text")
+        return self
 
     @property
     def complete(self) -> bool:
@@ -123,29 +132,43 @@ def read(name: str) -> Manifest:
     return documents.read(path, Manifest, "manifest of a model's record", absent, command)
 
 
-def newest(device_name: str) -> Record | None:
+def newest(device_name: str, refused: Callable[[UserError], object] = lambda error: None) -> Record | None:
     """The complete record on a device that was begun last; None where there is none.
 
-    Raises:
-        UserError: one of its tables isn't what was recorded.
+    Args:
+        refused: called with the reason for each record that isn't what was recorded, and is passed over.
     """
     found = []
     for path in (paths.data() / schema.MODELS).glob("*/manifest.json"):
-        with suppress(UserError):  # one that can't be read is passed over
+        try:
             found.append(read(path.parent.name))
+        except UserError as error:
+            refused(error)
     there = [one for one in found if one.complete and one.device["name"] == device_name]
-    if not there:
-        return None
-    chosen = max(there, key=lambda one: (one.created, one.name))
-    return Record(chosen, **{table: _whole(chosen, table) for table in COLUMNS})
+    for chosen in sorted(there, key=lambda one: (one.created, one.name), reverse=True):
+        try:
+            return Record(chosen, **{table: _whole(chosen, table) for table in COLUMNS})
+        except UserError as error:
+            refused(error)
+    return None
 
 
 def _whole(manifest: Manifest, table: str) -> pd.DataFrame:
     path = folder(manifest.name) / f"{table}.parquet"
     content = path.read_bytes() if path.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != manifest.files[table]:
+    if hashlib.sha256(content).hexdigest() != manifest.files.get(table):
         raise UserError(f"{paths.shown(path)} isn't what was recorded: restore it from where the record came from")
-    return pd.read_parquet(io.BytesIO(content))
+    return _frame(content, path, table, "restore it from where the record came from")
+
+
+def _frame(content: bytes, path: Path, table: str, advice: str) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(io.BytesIO(content))
+    except (OSError, ValueError):  # pyarrow's errors are one or the other
+        raise UserError(f"{paths.shown(path)} is no table in Parquet: {advice}") from None
+    if lacking := [column for column in COLUMNS[table] if column not in frame]:
+        raise UserError(f"{paths.shown(path)}: the column {lacking[0]!r} is missing: {advice}")
+    return frame
 
 
 def add(name: str, key: str, tables: dict[str, list[dict[str, Any]]]) -> None:
@@ -164,10 +187,14 @@ def recorded(name: str) -> set[str]:
 
 
 def finish(name: str) -> None:
-    """Turn the parts into one file for each table; can be repeated if it was killed."""
+    """Turn the parts into one file for each table; can be repeated if it was killed.
+
+    Raises:
+        UserError: a part is no such table.
+    """
     files = {}
     for table in COLUMNS:
-        rows = [part for part in map(pd.read_parquet, _parts(name, table)) if not part.empty]
+        rows = [part for part in (_part(path, table) for path in _parts(name, table)) if not part.empty]
         whole = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=list(COLUMNS[table]))
         content = io.BytesIO()
         whole.to_parquet(content, index=False, compression="zstd")
@@ -176,6 +203,11 @@ def finish(name: str) -> None:
     stamp = datetime.now(UTC).isoformat(timespec="seconds")
     write(read(name).model_copy(update={"files": files, "finished": stamp}))
     shutil.rmtree(folder(name) / "parts")
+
+
+def _part(path: Path, table: str) -> pd.DataFrame:
+    block = path.name.removeprefix(f"{table}.")
+    return _frame(path.read_bytes(), path, table, f"delete *.{block} beside it and measure that again")
 
 
 def _parts(name: str, table: str) -> list[Path]:

@@ -29,7 +29,7 @@ def clocks(results: Results) -> Table:
             "a sample is": SAMPLES.get((timing.clock, timing.cache), "the time of one call"),
             "it answers": ANSWERS[timing.clock],
         }
-        for timing in results.timings
+        for timing in results.timings or results.study.timings
     ]
     caption = (
         f"{formats.count(len(rows), 'timing')} of the same calls: what a sample is, and which question it answers."

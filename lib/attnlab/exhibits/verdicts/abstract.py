@@ -12,13 +12,15 @@ from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.verdicts.findings import counted
 from attnlab.exhibits.verdicts.target import interval_us
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.results import Results
+from attnlab.infer.results import Results, absence
 
 
 @exhibit("verdicts.abstract")
 def abstract(results: Results) -> Prose:
     """The paper in one paragraph."""
     study = results.study
+    if results.table.empty:
+        return Prose(f"Nothing was timed on {device_words(results)}: {_why_nothing(results)}.")
     return Prose(
         f"We measure {formats.count(len(study.implementations), 'implementation')} of scaled dot-product attention on "
         f"{device_words(results)} at {formats.count(len(study.shapes), 'shape')}, {effort_words(results)}. "
@@ -26,6 +28,15 @@ def abstract(results: Results) -> Prose:
         f"after it was timed. {timed_outputs(results)} The samples are in the run's folder; their hashes, and those of "
         "the code that took them, are in [](#environment.hashes)."
     )
+
+
+def _why_nothing(results: Results) -> str:
+    """Why a run holds no latency: its clocks do not exist, or what became of each implementation at the target."""
+    study, missing = results.study, results.run.manifest["missing_clocks"]
+    if len(missing) == len(study.timings):
+        return f"it lacks the clocks of the study ({formats.listing(missing)})"
+    reasons = {name: formats.clause(absence(results, name, study.target_shape)) for name in study.implementations}
+    return "; ".join(f"`{name}` {reason}" for name, reason in reasons.items())
 
 
 def _at_target(results: Results) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from attnlab.base.errors import UserError
 from attnlab.measure.clocks import ours
 from attnlab.measure.instruments import devices, environment, telemetry
 from attnlab.measure.instruments.telemetry import Telemetry
@@ -29,6 +30,10 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
+    missing = [str(timing) for timing in study.timings if not ours.available(device, timing)]
+    if len(missing) == len(study.timings):
+        lacks = f"{device.type} lacks the clocks of the study ({', '.join(missing)})"
+        raise UserError(f"nothing can be timed here, {lacks}: state one with the clock eager")
     planned = estimate.planned(study, device)
     dtypes = sorted({shape.dtype for shape in study.shapes})
     if device.type == "cuda":
@@ -38,7 +43,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         "environment": environment.fingerprint(device),
         "ceilings": ceilings.measure(device, dtypes),
         "clocks": ours.calibrate(device),
-        "missing_clocks": [str(timing) for timing in study.timings if not ours.available(device, timing)],
+        "missing_clocks": missing,
         "telemetry": Telemetry(device).unavailable or "NVML",
         "planned_s": planned.shapes_s,
         "surveyed": {"card": telemetry.card(device), **devices.host()},
