@@ -512,6 +512,13 @@ WORDS = [
         "attnlab: there is no study 'no such'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick, scaling",
     ),
     (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
+    (["report", "RUN=-x"], "attnlab: there is no run '-x'; those that are: there, cut"),
+    (["export", "RUN=-x"], "attnlab: there is no run '-x'; those that are: there, cut"),
+    (["notebook", "NAME=-x"], "attnlab: there is no notebook '-x'; there are 01_environment,"),
+    (
+        ["notebook", "NAME=02_baseline", "PARAMS=run='a b' device=no"],
+        "attnlab: 02_baseline: device must be str, not False",
+    ),
     (["notebook", "NAME=02_nothing"], "attnlab: there is no notebook '02_nothing'; there are 01_environment,"),
 ]
 

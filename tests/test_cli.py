@@ -38,6 +38,7 @@ def said(capsys, *arguments: str) -> str:
         (["notebook"], "the following arguments are required: name"),
         (["readme"], "the following arguments are required: --run"),
         (["notebook", "01_environment", "-p"], "argument -p: expected one argument"),
+        (["notebook", "01_environment", "-p", "a=it's"], "argument -p: takes NAME=VALUE pairs, and a quote in "),
     ],
 )
 def test_what_is_no_command_is_told_by_the_parser(capsys, data, arguments, problem):
@@ -148,6 +149,7 @@ def test_a_tampered_run(capsys, data, begin):
         (["01_environment", "-p", "run"], "-p takes NAME=VALUE, not 'run'"),
         (["01_environment", "-p", "runn=x"], "01_environment has no parameter 'runn'; it has run, study, device"),
         (["01_environment", "-p", "runn=x"], "; did you mean 'run'?"),
+        (["01_environment", "-p", "run='a b' runn=x"], "01_environment has no parameter 'runn'"),
         (["01_environment", "-p", "run=7"], "01_environment: run must be str, not 7 (int)"),
         (["01_environment", "-p", "run=[a]"], "01_environment: run must be str, not ['a'] (list)"),
         (["01_environment", "-p", "run=["], "-p"),
@@ -157,6 +159,12 @@ def test_a_tampered_run(capsys, data, begin):
 def test_a_notebook_is_told_only_what_it_knows(capsys, data, arguments, problem):
     assert problem in said(capsys, "notebook", *arguments)
     assert not (data.parent / "reports").exists()
+
+
+def test_quotes_hold_a_value_together():
+    text = """ run='a b'  title="it's" n=[1,2] x= """
+    assert __main__._pairs(text) == ["run='a b'", """title="it's\"""", "n=[1,2]", "x="]
+    assert __main__._assignment("run='a b'") == ("run", "a b")
 
 
 def test_a_value_is_what_yaml_makes_of_it():

@@ -1,6 +1,7 @@
 """The command line behind the Makefile."""
 
 import argparse
+import re
 import sys
 import warnings
 from typing import NoReturn
@@ -73,8 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     model.set_defaults(command=_model)
     notebook = commands.add_parser("notebook", help="execute and render one notebook")
     notebook.add_argument("name", help="such as 02_baseline")
-    parameter = "a parameter of the notebook; may be given several times"
-    notebook.add_argument("-p", dest="parameters", action="append", default=[], metavar="NAME=VALUE", help=parameter)
+    notebook.add_argument(
+        "-p", dest="parameters", type=_pairs, action="extend", default=[], metavar="PARAMS", help="NAME=VALUE pairs"
+    )
     notebook.set_defaults(command=_notebook)
     for name, command, about in (
         ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
@@ -199,6 +201,14 @@ def _sizes(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"takes whole numbers, by commas, not {text!r}") from None
+
+
+def _pairs(text: str) -> list[str]:
+    """The words of a text. What stands in quotes is held together, and the quotes stay for YAML."""
+    piece = r"""[^\s'"]|'[^']*'|"[^"]*\""""
+    if not re.fullmatch(rf"(?:\s|{piece})*", text):
+        raise argparse.ArgumentTypeError(f"takes NAME=VALUE pairs, and a quote in {text!r} isn't closed")
+    return re.findall(rf"(?:{piece})+", text)
 
 
 def _assignment(text: str) -> tuple[str, object]:
