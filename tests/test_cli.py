@@ -177,7 +177,7 @@ def test_a_value_is_what_yaml_makes_of_it():
 def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypatch, data):
     asked = []
 
-    def measured(*arguments):
+    def measured(*arguments, stated):
         asked.append(arguments)
         return arguments[0]
 
@@ -193,14 +193,14 @@ def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypa
 
 
 def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(obtain, "measured", interrupted)
     assert __main__.main(["measure", "--study", "quick"]) == 130
     assert capsys.readouterr().err == "attnlab: interrupted; what was recorded is kept\n"
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device", "/data/x")
 
     monkeypatch.setattr(obtain, "measured", full)

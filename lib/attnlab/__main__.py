@@ -107,8 +107,10 @@ def _measure(options: argparse.Namespace) -> str:
             )
     else:
         kind = obtain.kind(options.device, bool(options.gpus or options.scheduler))
-        study = studies.load(options.study or obtain.default_study(kind))
-    name = obtain.measured(options.run, study, options.device, options.long, options.gpus, options.scheduler)
+        options.study = options.study or obtain.default_study(kind)
+        study = studies.load(options.study)
+    where = options.gpus, options.scheduler
+    name = obtain.measured(options.run, study, options.device, options.long, *where, stated=options.study)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
 

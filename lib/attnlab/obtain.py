@@ -108,11 +108,18 @@ def results(run: str = "", study: str = "quick", device: str = "auto") -> Result
         return of(read.load(found))
     if device == "none":
         raise UserError(f"there is no run of the study {wanted.name!r}, and device=none measures nothing: name a run")
-    return of(read.load(measured("", wanted, device)))
+    return of(read.load(measured("", wanted, device, stated=study)))
 
 
 def measured(
-    name: str, study: Study, device: str, long: bool = False, gpus: str = "", scheduler: str = "", command: str = ""
+    name: str,
+    study: Study,
+    device: str,
+    long: bool = False,
+    gpus: str = "",
+    scheduler: str = "",
+    stated: str = "",
+    command: str = "",
 ) -> str:
     """Measure a study and return the name of its run.
 
@@ -121,7 +128,8 @@ def measured(
         long: whether a new run may take longer than a day.
         gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
-        command: what a user types for such a run on one device; default ``make measure`` with the study.
+        stated: what a user states as STUDY, the name of a study or a path; default the study's name.
+        command: what a user types for such a run; default ``make measure`` with the study and where it is measured.
     """
     _, record = _measuring_half()
     if name and (gpus or scheduler):
@@ -129,8 +137,8 @@ def measured(
             pass
     with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
         kind = described["kind"]
-        if gpus or scheduler:
-            command = record.command_for(study, f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT")
+        where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else f"DEVICE={kind}"
+        command = command or record.command_for(studies.shown(stated) or study.name, where)
         unfinished = "" if name else _newest(study, kind, complete=False)
         if unfinished:
             print(f"{unfinished}: going on where it was cut off", file=sys.stderr)

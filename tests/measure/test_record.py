@@ -372,9 +372,10 @@ def test_a_named_run_that_was_cut_off_is_shown_as_it_is_or_gone_on_with(begin, t
 def test_in_another_environment_a_new_run_begins(begin, machine, threaded, capsys):
     study = tiny_study(replicates=1)
     begin(study, environment=machine["environment"] | {"hash": 64 * "0"})
-    name = obtain.measured("", study, "cpu")
+    name = obtain.measured("", study, "cpu", stated="/elsewhere/a study.yaml")
     assert name.startswith("cpu-")
     assert read.load(name).complete
+    assert read.read_manifest(name)["command"] == "make measure STUDY='a study.yaml' DEVICE=cpu"
     assert "begun: the environment changed since; beginning a new run\n" in capsys.readouterr().err
 
 

@@ -32,6 +32,21 @@ def test_a_shipped_study_holds_its_target_in_every_full_sweep(name):
     assert study == studies.load(paths.PARAMS / f"{name}.yaml")
 
 
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ("gpu", "gpu"),
+        ("notebooks/params/gpu.yaml", "notebooks/params/gpu.yaml"),
+        ("./notebooks/../mine.yml", "mine.yml"),
+        (f"{paths.ROOT}/data/mine.yaml", "data/mine.yaml"),
+        ("/elsewhere/on/this/machine/mine.yaml", "mine.yaml"),
+    ],
+)
+def test_a_study_is_shown_without_a_place_on_this_machine(monkeypatch, stated, expected):
+    monkeypatch.chdir(paths.ROOT)
+    assert studies.shown(stated) == expected
+
+
 def test_gpu_holds_the_ten_configurations_of_the_source_report():
     study = studies.load("gpu")
     lengths = [Shape(32, 8, length, 64) for length in (128, 256, 512, 1024, 2048)]

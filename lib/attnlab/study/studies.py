@@ -21,6 +21,8 @@ MOST_SHAPES = 10_000
 """The most shapes that the sweeps of a study may state; multiplying out many more takes longer than anyone waits."""
 MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
 """Beyond these, a run would take years, or be too large to be read."""
+FILES = (".yaml", ".yml")
+"""The ends of a path to a study; what ends otherwise is a name in notebooks/params/."""
 TRACED = 4
 """CUPTI's durations take long to be read and vary little, so that a quarter of the samples says as much."""
 MOST_BYTES = 2**60
@@ -133,13 +135,21 @@ class Study(BaseModel):
         return list(dict.fromkeys(shape for name in self.sweeps for shape in self.sweep(name)))
 
 
+def shown(name: str) -> str:
+    """A study as a recorded command states it: its name, its path in the project, or outside of it the file's name."""
+    if not name.endswith(FILES):
+        return name
+    path = Path(name).resolve()
+    return paths.shown(path) if path.is_relative_to(paths.ROOT) else path.name
+
+
 def load(name: str | Path) -> Study:
     """Read a study: a name in notebooks/params/, or a path to a YAML file.
 
     Raises:
         UserError: there is no such file, it isn't valid YAML, or it states something that can't be measured.
     """
-    path = Path(name) if str(name).endswith((".yaml", ".yml")) else paths.PARAMS / f"{name}.yaml"
+    path = Path(name) if str(name).endswith(FILES) else paths.PARAMS / f"{name}.yaml"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in paths.PARAMS.glob("*.yaml")))
         raise UserError(f"there is no study {str(name)!r}; notebooks/params/ has {there}")

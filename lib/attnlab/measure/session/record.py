@@ -4,6 +4,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -60,7 +61,7 @@ def record(
     """
     device = wanted if executor else devices.resolve(wanted).type
     with write.lock(name), executor or fresh_processes() as pool, explained(name, pool, "make measure"):
-        environment = _open(pool, name, study, device, long, command or command_for(study, f"DEVICE={device}"))
+        environment = _open(pool, name, study, device, long, command or command_for(study.name, f"DEVICE={device}"))
         _work_through(pool, _jobs(name, study, device, environment))
         write.finish(name, {"profile": _take_once(pool, name, study, device, environment)})
     return name
@@ -96,9 +97,9 @@ def explained(name: str, pool: Executor, command: str) -> Iterator[None]:
         raise UserError(f"{what}; {kept}: make room, then {goes_on}") from None
 
 
-def command_for(study: Study, where: str) -> str:
-    """What a user types to measure a study on the devices that `where` states."""
-    return f"make measure STUDY={study.name} {where}"
+def command_for(study: str, where: str) -> str:
+    """What a user types to measure a study, as STUDY names it, on the devices that `where` states."""
+    return f"make measure STUDY={shlex.quote(study)} {where}"
 
 
 def new_name(described: dict[str, Any]) -> str:
