@@ -66,11 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
     model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
     model.add_argument("--device", default="auto", choices=obtain.DEVICES[:3], help="where to measure")
-    model.add_argument("--models", type=_names, default=(), help=f"some of {', '.join(models.MODELS)}, by commas")
+    model.add_argument("--models", type=_names, help=f"some of {', '.join(models.MODELS)}, by commas")
     for option, about in (("batch", "sizes of batches, by commas"), ("prompt", "tokens of a prompt, by commas")):
-        model.add_argument(f"--{option}", type=_sizes, default=[], help=about)
+        model.add_argument(f"--{option}", type=_sizes, help=about)
     for option, about in (("tokens", "generated for a prompt"), ("rounds", "in a replicate"), ("replicates", "in all")):
-        model.add_argument(f"--{option}", type=int, default=0, help=about)
+        model.add_argument(f"--{option}", type=int, help=about)
     model.set_defaults(command=_model)
     notebook = commands.add_parser("notebook", help="execute and render one notebook")
     notebook.add_argument("name", help="such as 02_baseline")

@@ -192,7 +192,11 @@ def modelled(name: str, device: str, stated: dict[str, Any]) -> str:
     found = devices.resolve(device)
     name = name or record.new_name(devices.describe(found))
     begun = (models.folder(name) / "manifest.json").is_file()
-    plan = models.read(name).plan if begun and not any(stated.values()) else stated_models.plan(found.type, **stated)
+    plan = (
+        models.read(name).plan
+        if begun and all(value is None for value in stated.values())
+        else stated_models.plan(found.type, **stated)
+    )
     table = _table_for(name, plan) if found.type == "cuda" else None
     record_models(name, plan, found, table)
     return name
