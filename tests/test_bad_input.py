@@ -287,6 +287,13 @@ STUDIES = [
     (study(sweeps=[SWEEP]), "study.yaml: sweeps: input should be a valid dictionary, not "),
     (study(sweeps={"seq_len": []}), "study.yaml: sweeps.seq_len: list should have at least 1 item"),
     (study(sweeps={"seq_len": 3}), "study.yaml: sweeps.seq_len: input should be a valid list, not 3"),
+    (study(sweeps={" ": SWEEP}), "study.yaml: sweeps: ' ' is no name: rename it"),
+    (study(sweeps={"small batch": SWEEP}), "study.yaml: sweeps: 'small batch' does not vary 'batch': rename it"),
+    (study(sweeps={"causal seq_len": SWEEP}), "'causal seq_len' holds shapes without a causal mask: rename it"),
+    (
+        study(sweeps={"seq_len": SWEEP | {"causal": [False, True]}}),
+        "study.yaml: sweeps: 'seq_len' holds causal shapes, whose sweep is 'causal seq_len': rename it",
+    ),
     (study(sweeps={3: SWEEP}), "study.yaml: sweeps.3.[key]: input should be a valid string, not 3"),
     (sweep(seq_len=[]), "study.yaml: sweeps.seq_len: the axis 'seq_len' has no values"),
     (sweep(seq_len=[32, 0]), "study.yaml: sweeps.seq_len: seq_len must be a positive integer, not 0"),

@@ -160,7 +160,26 @@ def load(name: str | Path) -> Study:
         raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(stated, dict):
         raise UserError(f"{where} must be a mapping with the fields of a study")
-    return parse({"name": path.stem, **stated}, where)
+    study = parse({"name": path.stem, **stated}, where)
+    for name in study.sweeps:
+        if wrong := _misnamed(name, study.sweep(name)):
+            raise UserError(f"{where}: sweeps: {wrong}: rename it")
+    return study
+
+
+def _misnamed(name: str, shapes: list[Shape]) -> str:
+    """How a sweep's name, by which the pages show it, contradicts its shapes; or ""."""
+    axis = name.split()[-1] if name.strip() else ""
+    if not axis:
+        return f"{name!r} is no name"
+    if axis in Shape.AXES and len({getattr(shape, axis) for shape in shapes}) == 1 < len(set(shapes)):
+        return f"{name!r} does not vary {axis!r}"
+    masks = {shape.causal for shape in shapes}
+    if name.startswith("causal") and False in masks:
+        return f"{name!r} holds shapes without a causal mask"
+    if name == "seq_len" and True in masks:
+        return f"{name!r} holds causal shapes, whose sweep is 'causal seq_len'"
+    return ""
 
 
 def parse(stated: dict[str, Any], where: str) -> Study:
