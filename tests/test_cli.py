@@ -107,6 +107,13 @@ def test_a_study_that_is_not_there(capsys, data):
     assert not data.exists()
 
 
+def test_a_path_to_a_study_ends_with_yaml(capsys, data, write_study):
+    path = write_study()
+    path.rename(path.with_suffix(""))
+    expected = "ladder, peers, quick, scaling; a path to a study ends with .yaml or .yml"
+    assert said(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
+
+
 def test_a_study_that_is_wrong(capsys, data, write_study):
     path = write_study(samples="many")
     expected = f"{path}: samples: input should be a valid integer, not 'many'"

@@ -443,7 +443,7 @@ def registered(monkeypatch):
     def register(call, name="kernel.saboteur"):
         monkeypatch.setitem(sdpa.REGISTRY, name, Implementation(name, call))
         known = (*implementations.known(), name)
-        monkeypatch.setattr(implementations, "known", lambda: known)
+        monkeypatch.setattr(implementations, "known", lambda named=None: known)
         return name
 
     return register

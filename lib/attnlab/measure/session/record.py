@@ -160,7 +160,6 @@ def _duration(seconds: float) -> str:
 
 
 def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, Any]:
-    rungs = [rung for rung in ladder.load() if rung.implementation in study.implementations]
     return {
         "attnlab": VERSION,
         "commit": commit(),
@@ -169,7 +168,7 @@ def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, An
         "study": study.model_dump(mode="json"),
         "rules": rules.recorded(),
         "sources": sources.digests(__name__),
-        "ladder": [rung.model_dump(mode="json") for rung in rungs],
+        "ladder": [rung.model_dump(mode="json") for rung in ladder.among(study.implementations)],
         "kernels": tuning.hashes(study.implementations, found["device"]["name"]),
         "dispatch": _dispatched(study, found["device"]["name"]),
     }
