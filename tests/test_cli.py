@@ -99,6 +99,7 @@ def test_measuring_another_study_into_a_run(capsys, begin):
 def test_measuring_into_a_complete_run(capsys, recorded):
     expected = "the run 'recorded' is complete: `make report RUN=recorded` renders it"
     assert said(capsys, "measure", "--run", recorded) == expected
+    assert said(capsys, "measure", "--run", recorded, "--device", "cuda") == expected  # whatever is here
 
 
 def test_a_study_that_is_not_there(capsys, data):
@@ -212,6 +213,8 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
 
     monkeypatch.setattr(obtain, "measured", full)
     assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
+    monkeypatch.setattr(obtain, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    assert said(capsys, "measure", "--study", "quick") == "No space left; what was recorded is kept"
 
 
 def test_the_device_chooses_the_study():

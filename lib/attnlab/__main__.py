@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("attnlab: interrupted; what was recorded is kept", file=sys.stderr)
         return 130
     except OSError as error:
-        print(f"attnlab: {error.strerror or error}: {error.filename or ''}; what was recorded is kept", file=sys.stderr)
+        what = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
+        print(f"attnlab: {what}; what was recorded is kept", file=sys.stderr)
         return 1
     return 0
 
@@ -100,11 +101,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace) -> str:
     if options.run and (schema.folder(options.run) / "manifest.json").is_file():
-        study = studies.parse(read.read_manifest(options.run)["study"], options.run)
+        manifest = read.read_manifest(options.run)
+        study = studies.parse(manifest["study"], options.run)
         if options.study and studies.load(options.study) != study:
             raise UserError(
                 f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
             )
+        if manifest["complete"]:  # whatever device is here
+            write.finish(options.run)
+            raise UserError(f"the run {options.run!r} is complete: `make report RUN={options.run}` renders it")
     else:
         kind = obtain.kind(options.device, bool(options.gpus or options.scheduler))
         options.study = options.study or obtain.default_study(kind)
