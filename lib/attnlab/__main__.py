@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 import warnings
+from contextlib import suppress
 from typing import NoReturn
 
 import yaml
@@ -183,12 +184,17 @@ def _dispatch(options: argparse.Namespace) -> None:
     from attnlab.runs import dispatch
 
     made = choices.table(results.of(read.load(options.run)), options.clock)
+    replaced = ""
+    with suppress(UserError):  # there was none, or nothing that is one
+        before = dispatch.load(dispatch.path(made.device), made.device)
+        replaced = f"; it replaces the table by {before.run!r}, {before.timing}"
     table = dispatch.write(made)
     study = table.with_suffix(".yaml")
     study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))
     print(
-        f"wrote {paths.shown(table)}: {len(made.choices)} shapes, {len(made.chosen())} of them not by "
-        f"{implementations.FALLBACK}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend at each"
+        f"wrote {paths.shown(table)} by {made.run!r}, {made.timing}: {len(made.choices)} shapes, {len(made.chosen())} "
+        f"of them not by {implementations.FALLBACK}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend "
+        f"at each{replaced}"
     )
 
 
