@@ -22,18 +22,30 @@ PARAMS =
 
 PUBLISHED := h200-2026-11-23
 CODE := lib tests tools benchmarks
-KNOWN := PYTHON RUN STUDY DEVICE GPUS SCHEDULER LONG CLOCK NAME PARAMS
 # The oldest driver that runs CUDA 13, which the extra `cuda` brings.
 DRIVER := 580
 
-empty :=
-space := $(empty) $(empty)
 comma := ,
 
-# MAKEOVERRIDES holds NAME=VALUE words, with the spaces of values escaped.
-UNKNOWN := $(filter-out $(KNOWN),$(foreach word,$(subst \$(space),_,$(MAKEOVERRIDES)),$(firstword $(subst =, ,$(word)))))
-ifneq ($(UNKNOWN),)
-$(error there is no variable $(UNKNOWN); there are $(KNOWN))
+TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate check format lock clean
+# What a target takes besides PYTHON, as it is typed; those that are not here take nothing else.
+report_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
+measure_TAKES := $(report_TAKES)
+close_TAKES := RUN=<name>
+model_TAKES := RUN=<name> DEVICE=<cuda|cpu> PARAMS="batch=1,8 prompt=512"
+notebook_TAKES := NAME=02_baseline PARAMS="run=<name> device=none"
+export_TAKES := RUN=<name>
+readme_TAKES := RUN=<name>
+lab_TAKES := DEVICE=<cuda|cpu>
+dispatch_TAKES := RUN=<name> CLOCK=<eager|device>
+
+GOALS := $(or $(MAKECMDGOALS),help)
+TAKEN := $(foreach goal,$(GOALS),$($(goal)_TAKES)) PYTHON=<interpreter>
+TYPED := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+REFUSED := $(filter-out $(foreach word,$(TAKEN),$(firstword $(subst =, ,$(word)))),$(TYPED))
+# A target that isn't there is left to make.
+ifneq ($(if $(filter-out $(TARGETS),$(GOALS)),,$(REFUSED)),)
+$(error make $(GOALS) takes no $(REFUSED): it takes $(strip $(TAKEN)))
 endif
 
 # CUDA's libraries only where there is a driver that can use them.
@@ -44,8 +56,8 @@ export PYTHONPATH := $(CURDIR)/lib$(if $(PYTHONPATH),:$(PYTHONPATH))
 export JUPYTER_PLATFORM_DIRS := 1
 # What Arrow's own allocator has freed, nothing else in a process can use.
 export ARROW_DEFAULT_MEMORY_POOL := system
-OPTIONS = $${RUN:+--run "$$RUN"} $${STUDY:+--study "$$STUDY"} $${DEVICE:+--device "$$DEVICE"} $${GPUS:+--gpus "$$GPUS"} \
-  $${SCHEDULER:+--scheduler "$$SCHEDULER"} $${LONG:+--long}
+OPTIONS = $${RUN:+--run="$$RUN"} $${STUDY:+--study="$$STUDY"} $${DEVICE:+--device="$$DEVICE"} $${GPUS:+--gpus="$$GPUS"} \
+  $${SCHEDULER:+--scheduler="$$SCHEDULER"} $${LONG:+--long}
 # What measuring needs here: Dask only where it was asked for.
 MEASURING = $(HARDWARE)$(if $(GPUS)$(SCHEDULER),-dask)$(if $(GPUS),-gpus)
 
@@ -64,7 +76,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SILENT:
-.PHONY: help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate check format lock clean
+.PHONY: $(TARGETS)
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -78,19 +90,19 @@ measure: $(call ready,$(MEASURING))  ## measure a study into a new run, or conti
 	$(python) -m attnlab measure $(OPTIONS)
 
 close: $(rendering)  ## close a run that was cut off with the replicates that it holds: RUN=<name>
-	$(python) -m attnlab close --run "$$RUN"
+	$(python) -m attnlab close --run="$$RUN"
 
 model: $(call ready,$(HARDWARE)-model)  ## measure how models generate, with attnlab.attend and with SDPA: PARAMS="batch=1,8 prompt=512"
-	$(python) -m attnlab model $${RUN:+--run "$$RUN"} $${DEVICE:+--device "$$DEVICE"} $(foreach pair,$(PARAMS),'--$(pair)')
+	$(python) -m attnlab model $${RUN:+--run="$$RUN"} $${DEVICE:+--device="$$DEVICE"} $(foreach pair,$(PARAMS),'--$(subst ','\'',$(pair))')
 
 notebook: $(call ready,$(HARDWARE))  ## execute and render one notebook: NAME=02_baseline PARAMS="run=... device=none"
-	$(python) -m attnlab notebook "$$NAME" $(foreach pair,$(PARAMS),-p '$(pair)')
+	$(python) -m attnlab notebook $${PARAMS:+-p "$$PARAMS"} -- "$$NAME"
 
 export: $(rendering)  ## write a recorded run as JSON, NumPy arrays and a report in Markdown: RUN=<name>
-	$(python) -m attnlab export --run "$$RUN"
+	$(python) -m attnlab export --run="$$RUN"
 
 readme: $(rendering)  ## write the pictures and tables of README.md and kernels/README.md from the published run
-	$(python) -m attnlab readme --run $(or $(RUN),$(PUBLISHED))
+	$(python) -m attnlab readme --run="$${RUN:-$(PUBLISHED)}"
 
 lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
 	$(python) -m jupyterlab --notebook-dir=notebooks
@@ -129,7 +141,7 @@ ifeq ($(HARDWARE),cuda)
 endif
 
 dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name> CLOCK=<eager|device>
-	$(python) -m attnlab dispatch --run "$$RUN" --clock "$${CLOCK:-eager}"
+	$(python) -m attnlab dispatch --run="$$RUN" --clock="$${CLOCK:-eager}"
 
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv; takes minutes
 	$(python) -m attnlab calibrate

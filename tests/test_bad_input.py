@@ -65,6 +65,10 @@ def study(**changes: Any) -> Callable[[Place], object]:
     return lambda place: place.study.write_text(yaml.safe_dump(stated))
 
 
+def both(one: Callable[[Place], object], other: Callable[[Place], object]) -> Callable[[Place], object]:
+    return lambda place: (one(place), other(place))
+
+
 def target(**changes: Any) -> Callable[[Place], object]:
     return study(target={key: value for key, value in (SHAPE | changes).items() if value is not ...})
 
@@ -238,6 +242,8 @@ STUDIES = [
     (text("a: [1"), "study.yaml is not valid YAML: while parsing a flow sequence"),
     (text("title: 2026-13-45"), "study.yaml is not valid YAML: month must be in 1..12"),
     (text("title: café\n".encode("latin-1")), "study.yaml is not valid YAML: 'utf-8' codec can't decode byte 0xe9"),
+    (text("title: a\nsamples: 3\nsamples: 4\n"), "study.yaml is not valid YAML: the key 'samples' is stated twice in "),
+    (text("target: {batch: 1, batch: 2}"), "study.yaml is not valid YAML: the key 'batch' is stated twice in "),
     (text(5000 * "["), "study.yaml is not valid YAML: maximum recursion depth exceeded"),
     (text("!!python/object:os.system x"), "study.yaml is not valid YAML: could not determine a constructor"),
     (text("title: a\x00b"), "study.yaml is not valid YAML: unacceptable character #x0000"),
@@ -247,7 +253,7 @@ STUDIES = [
     (study(title=3), "study.yaml: title: input should be a valid string, not 3"),
     (study(device="gpu"), "study.yaml: device: input should be 'auto', 'cuda' or 'cpu', not 'gpu'"),
     (study(device=None), "study.yaml: device: input should be 'auto', 'cuda' or 'cpu', not None"),
-    (study(implementations=[]), "study.yaml: implementations: list should have at least 1 item"),
+    (study(implementations=[]), "study.yaml: implementations: list should have at least 1 item, not []"),
     (study(implementations="sdpa.auto"), "study.yaml: implementations: input should be a valid list, not 'sdpa.auto'"),
     (study(implementations=["sdpa.auto", 3]), "study.yaml: implementations.1: input should be a valid string, not 3"),
     (study(implementations=2 * ["sdpa.auto"]), "study.yaml: an implementation is listed twice"),
@@ -262,7 +268,7 @@ STUDIES = [
     (target(seq_len=48), "study.yaml: no sweep holds the target B=1 H=4 S=48 D=64 full float32"),
     (target(seq_len=...), "study.yaml: target: the axis 'seq_len' is missing"),
     (target(sequence=32), "study.yaml: target: unknown axis 'sequence'; axes are batch, heads, seq_len, head_dim,"),
-    (target(dtype="fp16"), "study.yaml: target: unknown dtype 'fp16'; known are float16, bfloat16, float32, float64"),
+    (target(dtype="fp16"), "study.yaml: target: unknown dtype 'fp16'; known are float16, bfloat16, float32\n"),
     (target(causal=1), "study.yaml: target: causal must be true or false, not 1"),
     (study(timings=[]), "study.yaml: timings: list should have at least 1 item"),
     (study(timings="eager"), "study.yaml: timings: input should be a valid list, not 'eager'"),
@@ -283,10 +289,17 @@ STUDIES = [
     (study(longest_call_ms=float("inf")), "study.yaml: longest_call_ms: input should be a finite number, not inf"),
     (study(panel="yes"), "study.yaml: panel: input should be a valid boolean, not 'yes'"),
     (study(sampels=3), "study.yaml: unknown field 'sampels'; fields are name, title, "),
-    (study(sweeps={}), "study.yaml: sweeps: dictionary should have at least 1 item"),
+    (study(sweeps={}), "study.yaml: sweeps: dictionary should have at least 1 item, not {}"),
     (study(sweeps=[SWEEP]), "study.yaml: sweeps: input should be a valid dictionary, not "),
     (study(sweeps={"seq_len": []}), "study.yaml: sweeps.seq_len: list should have at least 1 item"),
     (study(sweeps={"seq_len": 3}), "study.yaml: sweeps.seq_len: input should be a valid list, not 3"),
+    (study(sweeps={" ": SWEEP}), "study.yaml: sweeps: ' ' is no name: rename it"),
+    (study(sweeps={"small batch": SWEEP}), "study.yaml: sweeps: 'small batch' does not vary 'batch': rename it"),
+    (study(sweeps={"causal seq_len": SWEEP}), "'causal seq_len' holds shapes without a causal mask: rename it"),
+    (
+        study(sweeps={"seq_len": SWEEP | {"causal": [False, True]}}),
+        "study.yaml: sweeps: 'seq_len' holds causal shapes, whose sweep is 'causal seq_len': rename it",
+    ),
     (study(sweeps={3: SWEEP}), "study.yaml: sweeps.3.[key]: input should be a valid string, not 3"),
     (sweep(seq_len=[]), "study.yaml: sweeps.seq_len: the axis 'seq_len' has no values"),
     (sweep(seq_len=[32, 0]), "study.yaml: sweeps.seq_len: seq_len must be a positive integer, not 0"),
@@ -301,7 +314,7 @@ STUDIES = [
     (sweep(head_dim=64.0), "study.yaml: sweeps.seq_len: head_dim must be a positive integer, not 64.0"),
     (sweep(causal="yes"), "study.yaml: sweeps.seq_len: causal must be true or false, not 'yes'"),
     (sweep(dtype=["float32", "float63"]), "study.yaml: sweeps.seq_len: unknown dtype 'float63'; known are float16,"),
-    (sweep(dtype=["float32", "float64"]), "float64 is the oracle's own dtype and can't be checked against it"),
+    (sweep(dtype=["float32", "float64"]), "unknown dtype 'float64'; known are float16, bfloat16, float32\n"),
     (sweep(length=3), "study.yaml: sweeps.seq_len: unknown axis 'length'; axes are batch, heads, seq_len, head_dim,"),
     (sweep(batch=list(range(1, 200)), seq_len=list(range(1, 200))), "39601 shapes, and a run can hold 10000"),
 ]
@@ -349,7 +362,7 @@ LADDERS = [
     (lambda place: (place.kernels / "plain.cu").unlink(), "plain.cu is missing: add it, or correct `source`"),
 ]
 SOURCES = [
-    (toml(""), "ladder.toml is not there: there is no kernel to compile"),
+    (toml(""), "there is no kernel to compile: "),
     (source(("widen(q", "widne(q")), 'plain.cu(13): error: identifier "widne" is undefined'),
     (entry(function="plane", architectures=["sm_80"]), 'error: identifier "plane" is undefined'),
     (entry(architectures=["sm_30"]), "error: invalid value for --gpu-architecture (-arch)"),
@@ -463,7 +476,9 @@ NOTEBOOKS = [
 ALL = {
     "command": COMMANDS,
     "study": [(spoil, MEASURE, said) for spoil, said in STUDIES],
-    "ladder": [(spoil, MEASURE, said) for spoil, said in LADDERS],
+    "ladder": [
+        (both(spoil, study(implementations=["sdpa.auto", "kernel.x"])), MEASURE, said) for spoil, said in LADDERS
+    ],
     "source": [(spoil, KERNELS, said) for spoil, said in SOURCES],
     "run": RUNS,
     "notebook": [(nothing, command, said) for command, said in NOTEBOOKS],
@@ -512,6 +527,13 @@ WORDS = [
         "attnlab: there is no study 'no such'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick, scaling",
     ),
     (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
+    (["report", "RUN=-x"], "attnlab: there is no run '-x'; those that are: there, cut"),
+    (["export", "RUN=-x"], "attnlab: there is no run '-x'; those that are: there, cut"),
+    (["notebook", "NAME=-x"], "attnlab: there is no notebook '-x'; there are 01_environment,"),
+    (
+        ["notebook", "NAME=02_baseline", "PARAMS=run='a b' device=no"],
+        "attnlab: 02_baseline: device must be str, not False",
+    ),
     (["notebook", "NAME=02_nothing"], "attnlab: there is no notebook '02_nothing'; there are 01_environment,"),
 ]
 

@@ -38,7 +38,7 @@ from attnlab.measure.instruments import devices
 from attnlab.measure.session import rounds, tune
 from attnlab.measure.subjects import maps
 from attnlab.runs import methods, read, rules, schema
-from attnlab.study import ladder, shapes, studies
+from attnlab.study import ladder, models, shapes, studies
 
 ROOT = paths.ROOT
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -90,6 +90,12 @@ def plain(value: float) -> str:
 
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.3g}"
+
+
+def least(field: str) -> int:
+    """The least that `make model` takes of a field."""
+    (bound,) = models.Plan.model_fields[field].metadata
+    return bound.ge
 
 
 @cache
@@ -329,6 +335,16 @@ def claims() -> tuple[Claim, ...]:
     return (
         # Commands
         claim("With Python {} or newer", oldest_python()),
+        claim(
+            "at least {}, by default {} on a GPU and {} on a CPU",
+            word(least("tokens")),
+            *(str(models.DEFAULTS[kind]["tokens"]) for kind in ("cuda", "cpu")),
+        ),
+        claim(
+            "in a replicate, at least {}, by default {}; fresh processes, by default {}",
+            word(least("rounds")),
+            *(str(models.Plan.model_fields[field].default) for field in ("rounds", "replicates")),
+        ),
         claim("On {} cores without a GPU", word(timed()["cores"])),
         claim("the first command took {} min {} s", f"{first // 60}", f"{first % 60}"),
         claim("run after it, {} s", f"{second}"),

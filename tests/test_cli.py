@@ -38,6 +38,7 @@ def said(capsys, *arguments: str) -> str:
         (["notebook"], "the following arguments are required: name"),
         (["readme"], "the following arguments are required: --run"),
         (["notebook", "01_environment", "-p"], "argument -p: expected one argument"),
+        (["notebook", "01_environment", "-p", "a=it's"], "argument -p: takes NAME=VALUE pairs, and a quote in "),
     ],
 )
 def test_what_is_no_command_is_told_by_the_parser(capsys, data, arguments, problem):
@@ -98,12 +99,20 @@ def test_measuring_another_study_into_a_run(capsys, begin):
 def test_measuring_into_a_complete_run(capsys, recorded):
     expected = "the run 'recorded' is complete: `make report RUN=recorded` renders it"
     assert said(capsys, "measure", "--run", recorded) == expected
+    assert said(capsys, "measure", "--run", recorded, "--device", "cuda") == expected  # whatever is here
 
 
 def test_a_study_that_is_not_there(capsys, data):
     expected = "there is no study 'nope'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick, scaling"
     assert said(capsys, "measure", "--study", "nope") == expected
     assert not data.exists()
+
+
+def test_a_path_to_a_study_ends_with_yaml(capsys, data, write_study):
+    path = write_study()
+    path.rename(path.with_suffix(""))
+    expected = "ladder, peers, quick, scaling; a path to a study ends with .yaml or .yml"
+    assert said(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
 
 
 def test_a_study_that_is_wrong(capsys, data, write_study):
@@ -148,6 +157,7 @@ def test_a_tampered_run(capsys, data, begin):
         (["01_environment", "-p", "run"], "-p takes NAME=VALUE, not 'run'"),
         (["01_environment", "-p", "runn=x"], "01_environment has no parameter 'runn'; it has run, study, device"),
         (["01_environment", "-p", "runn=x"], "; did you mean 'run'?"),
+        (["01_environment", "-p", "run='a b' runn=x"], "01_environment has no parameter 'runn'"),
         (["01_environment", "-p", "run=7"], "01_environment: run must be str, not 7 (int)"),
         (["01_environment", "-p", "run=[a]"], "01_environment: run must be str, not ['a'] (list)"),
         (["01_environment", "-p", "run=["], "-p"),
@@ -157,6 +167,12 @@ def test_a_tampered_run(capsys, data, begin):
 def test_a_notebook_is_told_only_what_it_knows(capsys, data, arguments, problem):
     assert problem in said(capsys, "notebook", *arguments)
     assert not (data.parent / "reports").exists()
+
+
+def test_quotes_hold_a_value_together():
+    text = """ run='a b'  title="it's" n=[1,2] x= """
+    assert __main__._pairs(text) == ["run='a b'", """title="it's\"""", "n=[1,2]", "x="]
+    assert __main__._assignment("run='a b'") == ("run", "a b")
 
 
 def test_a_value_is_what_yaml_makes_of_it():
@@ -169,7 +185,7 @@ def test_a_value_is_what_yaml_makes_of_it():
 def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypatch, data):
     asked = []
 
-    def measured(*arguments):
+    def measured(*arguments, stated):
         asked.append(arguments)
         return arguments[0]
 
@@ -185,18 +201,20 @@ def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypa
 
 
 def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(obtain, "measured", interrupted)
     assert __main__.main(["measure", "--study", "quick"]) == 130
     assert capsys.readouterr().err == "attnlab: interrupted; what was recorded is kept\n"
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device", "/data/x")
 
     monkeypatch.setattr(obtain, "measured", full)
     assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
+    monkeypatch.setattr(obtain, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    assert said(capsys, "measure", "--study", "quick") == "No space left; what was recorded is kept"
 
 
 def test_the_device_chooses_the_study():

@@ -1,8 +1,10 @@
 """The command line behind the Makefile."""
 
 import argparse
+import re
 import sys
 import warnings
+from contextlib import suppress
 from typing import NoReturn
 
 import yaml
@@ -34,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("attnlab: interrupted; what was recorded is kept", file=sys.stderr)
         return 130
     except OSError as error:
-        print(f"attnlab: {error.strerror or error}: {error.filename or ''}; what was recorded is kept", file=sys.stderr)
+        what = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
+        print(f"attnlab: {what}; what was recorded is kept", file=sys.stderr)
         return 1
     return 0
 
@@ -65,16 +68,17 @@ def _parser() -> argparse.ArgumentParser:
     model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
     model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
     model.add_argument("--device", default="auto", choices=obtain.DEVICES[:3], help="where to measure")
-    model.add_argument("--models", type=_names, default=(), help=f"some of {', '.join(models.MODELS)}, by commas")
+    model.add_argument("--models", type=_names, help=f"some of {', '.join(models.MODELS)}, by commas")
     for option, about in (("batch", "sizes of batches, by commas"), ("prompt", "tokens of a prompt, by commas")):
-        model.add_argument(f"--{option}", type=_sizes, default=[], help=about)
+        model.add_argument(f"--{option}", type=_sizes, help=about)
     for option, about in (("tokens", "generated for a prompt"), ("rounds", "in a replicate"), ("replicates", "in all")):
-        model.add_argument(f"--{option}", type=int, default=0, help=about)
+        model.add_argument(f"--{option}", type=int, help=about)
     model.set_defaults(command=_model)
     notebook = commands.add_parser("notebook", help="execute and render one notebook")
     notebook.add_argument("name", help="such as 02_baseline")
-    parameter = "a parameter of the notebook; may be given several times"
-    notebook.add_argument("-p", dest="parameters", action="append", default=[], metavar="NAME=VALUE", help=parameter)
+    notebook.add_argument(
+        "-p", dest="parameters", type=_pairs, action="extend", default=[], metavar="PARAMS", help="NAME=VALUE pairs"
+    )
     notebook.set_defaults(command=_notebook)
     for name, command, about in (
         ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
@@ -98,15 +102,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace) -> str:
     if options.run and (schema.folder(options.run) / "manifest.json").is_file():
-        study = studies.parse(read.read_manifest(options.run)["study"], options.run)
+        manifest = read.read_manifest(options.run)
+        study = studies.parse(manifest["study"], options.run)
         if options.study and studies.load(options.study) != study:
             raise UserError(
                 f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
             )
+        if manifest["complete"]:  # whatever device is here
+            write.finish(options.run)
+            raise UserError(f"the run {options.run!r} is complete: `make report RUN={options.run}` renders it")
     else:
         kind = obtain.kind(options.device, bool(options.gpus or options.scheduler))
-        study = studies.load(options.study or obtain.default_study(kind))
-    name = obtain.measured(options.run, study, options.device, options.long, options.gpus, options.scheduler)
+        options.study = options.study or obtain.default_study(kind)
+        study = studies.load(options.study)
+    where = options.gpus, options.scheduler
+    name = obtain.measured(options.run, study, options.device, options.long, *where, stated=options.study)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
 
@@ -174,12 +184,17 @@ def _dispatch(options: argparse.Namespace) -> None:
     from attnlab.runs import dispatch
 
     made = choices.table(results.of(read.load(options.run)), options.clock)
+    replaced = ""
+    with suppress(UserError):  # there was none, or nothing that is one
+        before = dispatch.load(dispatch.path(made.device), made.device)
+        replaced = f"; it replaces the table by {before.run!r}, {before.timing}"
     table = dispatch.write(made)
     study = table.with_suffix(".yaml")
     study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))
     print(
-        f"wrote {paths.shown(table)}: {len(made.choices)} shapes, {len(made.chosen())} of them not by "
-        f"{implementations.FALLBACK}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend at each"
+        f"wrote {paths.shown(table)} by {made.run!r}, {made.timing}: {len(made.choices)} shapes, {len(made.chosen())} "
+        f"of them not by {implementations.FALLBACK}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend "
+        f"at each{replaced}"
     )
 
 
@@ -199,6 +214,14 @@ def _sizes(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"takes whole numbers, by commas, not {text!r}") from None
+
+
+def _pairs(text: str) -> list[str]:
+    """The words of a text. What stands in quotes is held together, and the quotes stay for YAML."""
+    piece = r"""[^\s'"]|'[^']*'|"[^"]*\""""
+    if not re.fullmatch(rf"(?:\s|{piece})*", text):
+        raise argparse.ArgumentTypeError(f"takes NAME=VALUE pairs, and a quote in {text!r} isn't closed")
+    return re.findall(rf"(?:{piece})+", text)
 
 
 def _assignment(text: str) -> tuple[str, object]:

@@ -107,18 +107,24 @@ def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
         manifest = read.read_manifest(run)
         if manifest["complete"] or device == "none" or not _same_device(manifest, device):
             return run
-        read.load(run)  # what was changed is refused before more is measured
         return measured(run, studies.parse(manifest["study"], run), device)
     wanted = studies.load(study)
     if found := _newest(wanted, device, complete=True):
         return found
     if device == "none":
         raise UserError(f"there is no run of the study {wanted.name!r}, and device=none measures nothing: name a run")
-    return measured("", wanted, device)
+    return measured("", wanted, device, stated=study)
 
 
 def measured(
-    name: str, study: Study, device: str, long: bool = False, gpus: str = "", scheduler: str = "", command: str = ""
+    name: str,
+    study: Study,
+    device: str,
+    long: bool = False,
+    gpus: str = "",
+    scheduler: str = "",
+    stated: str = "",
+    command: str = "",
 ) -> str:
     """Measure a study and return the name of its run.
 
@@ -127,6 +133,7 @@ def measured(
         long: whether a new run may take longer than a day.
         gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
+        stated: what a user states as STUDY, the name of a study or a path; default the study's name.
         command: what a user types for this run, where that isn't ``make measure``.
     """
     _, record = _measuring_half()
@@ -136,14 +143,20 @@ def measured(
     with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
+        begun = command or record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
+
+        def recorded(run: str) -> str:
+            again = command or " ".join(filter(None, [f"make measure RUN={run}", where]))
+            return str(record.record(run, study, kind, executor, long, begun, again))
+
         unfinished = "" if name else _newest(study, kind, complete=False)
         if unfinished:
             print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
             try:
-                return str(record.record(unfinished, study, kind, executor, where=where, command=command))
+                return recorded(unfinished)
             except Outdated as error:
                 print(f"{error}, which begins now", file=sys.stderr)
-        return str(record.record(name or record.new_name(described), study, kind, executor, long, where, command))
+        return recorded(name or record.new_name(described))
 
 
 @contextmanager
@@ -189,7 +202,11 @@ def modelled(name: str, device: str, stated: dict[str, Any]) -> str:
     found = devices.resolve(device)
     name = name or record.new_name(devices.describe(found))
     begun = (models.folder(name) / "manifest.json").is_file()
-    plan = models.read(name).plan if begun and not any(stated.values()) else stated_models.plan(found.type, **stated)
+    plan = (
+        models.read(name).plan
+        if begun and all(value is None for value in stated.values())
+        else stated_models.plan(found.type, **stated)
+    )
     table = _table_for(name, plan) if found.type == "cuda" else None
     record_models(name, plan, found, table)
     return name

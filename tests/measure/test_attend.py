@@ -1,9 +1,11 @@
 """`attnlab.attend` without a GPU: SDPA itself, and what it would do by a table. With one: test_gpu_backends.py."""
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -133,6 +135,15 @@ def test_another_table_may_be_named(h200, tmp_path):
         UserError, match=r"^there is no dispatch table .*gone.json: `make dispatch RUN=<run>` writes one$"
     ):
         attend.use(tmp_path / "gone.json")
+
+
+def test_a_table_of_another_pytorch_is_refused_where_it_is_named_and_else_warned_of(h200):
+    written = dispatch.write(table(choice(PLAIN, "sdpa.flash")).model_copy(update={"torch": "1.0"}))
+    said = f"{paths.shown(written)} was made under PyTorch 1.0, and this is {torch.__version__}"
+    with pytest.warns(UserWarning, match=re.escape(f"attend calls SDPA: {said}")):
+        assert attend.use() == {}
+    with pytest.raises(UserError, match=re.escape(said)):
+        attend.use(written)
 
 
 def test_a_table_that_is_refused_leaves_the_one_before(h200, tmp_path):
@@ -311,6 +322,27 @@ def test_the_table_is_read_at_the_first_call_and_a_bad_one_is_told(h200, called,
         attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))
 
 
+def refuses_what_it_takes_no_attention_of(given: torch.Tensor) -> None:
+    for name, wrong in (("q", None), ("k", np.zeros(Q)), ("v", [1.0])):
+        said = f"^attend takes tensors, and {name} is of type {type(wrong).__name__}$"
+        with pytest.raises(TypeError, match=said):
+            attend.attend(**{"q": given, "k": given, "v": given} | {name: wrong})
+    with pytest.raises(ValueError, match=r"^k and v differ in length: \(2, 4, 33, 32\) and \(2, 4, 32, 32\)$"):
+        attend.attend(given, given, given[:, :, 1:])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_no_tensor_and_other_lengths_are_refused_in_a_line(called, grad):
+    with torch.set_grad_enabled(grad):
+        refuses_what_it_takes_no_attention_of(tensor(*Q))
+    assert called.names == []
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_so_are_they_on_a_cpu(grad):
+    refuses_what_it_takes_no_attention_of(torch.zeros(Q, requires_grad=grad))
+
+
 def test_layouts_are_not_remembered_without_end(called, monkeypatch):
     monkeypatch.setattr(rungs, "KEPT", 8)
     for length in range(1, 40):
@@ -359,4 +391,4 @@ def test_bad_input_is_answered_as_sdpa_does(given):
     if isinstance(theirs, torch.Tensor):
         torch.testing.assert_close(ours, theirs)
     else:
-        assert ours in (theirs, AttributeError if k is None else theirs)
+        assert ours is theirs

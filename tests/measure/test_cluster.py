@@ -515,8 +515,8 @@ BAD_INPUT = {
     ("--gpus", "0"): "GPUS=0: give how many of this host's GPUs to measure on, from 1 on, or all",
     ("--gpus", "x"): "GPUS=x: give how many of this host's GPUs to measure on, from 1 on, or all",
     ("--gpus", "-1"): "GPUS=-1: give how many of this host's GPUs to measure on, from 1 on, or all",
-    ("--gpus", "9"): "GPUS=9: torch sees 0 NVIDIA GPUs here",
-    ("--gpus", "all"): "GPUS=all: torch sees 0 NVIDIA GPUs here",
+    ("--gpus", "9"): "GPUS=9: torch sees 0 NVIDIA GPUs here: leave GPUS out",
+    ("--gpus", "all"): "GPUS=all: torch sees 0 NVIDIA GPUs here: leave GPUS out",
     ("--gpus", "2", "--device", "cpu"): "GPUS measures on GPUs, and DEVICE or the study says cpu: leave GPUS out",
     ("--gpus", "2", "--scheduler", "tcp://a:1"): (
         "GPUS starts a cluster here, and SCHEDULER uses one that is there: give one of the two"

@@ -172,7 +172,10 @@ def test_without_a_ladder_there_is_nothing_to_compile(tmp_path, monkeypatch, com
     monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path))
     ended = command()
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"attnlab: {tmp_path}/ladder.toml is not there: there is no kernel to compile\n"
+    assert (
+        ended.stderr
+        == f"attnlab: there is no kernel to compile: {tmp_path}/ladder.toml is missing or has no [[rungs]]\n"
+    )
 
 
 def test_without_nvrtc_it_says_what_brings_it(folder, monkeypatch):

@@ -443,7 +443,7 @@ def registered(monkeypatch):
     def register(call, name="kernel.saboteur"):
         monkeypatch.setitem(sdpa.REGISTRY, name, Implementation(name, call))
         known = (*implementations.known(), name)
-        monkeypatch.setattr(implementations, "known", lambda: known)
+        monkeypatch.setattr(implementations, "known", lambda named=None: known)
         return name
 
     return register
@@ -779,6 +779,24 @@ def test_a_ceiling_is_the_amount_over_the_time(monkeypatch):
     assert len(calls) == ceilings.WARMUP + 20
     monkeypatch.setattr(ceilings, "CPU_MATRIX", 100)
     assert ceilings._matrix_product(CPU, "float32")["samples"][0] == pytest.approx(2 * 100**3 / 500e-6 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ({256: 300e3, 512: 300e3, 1024: 300e3, 2048: 300e3}, 2048),
+        ({256: 3e3, 512: 2.4e3}, 256),  # float16 on a CPU without instructions for it
+        ({256: 2.4e3, 512: 2.5e3}, 512),
+    ],
+)
+def test_a_product_that_would_take_too_long_is_not_made(monkeypatch, rates, expected):
+    """At rates in FLOPs per µs, by size; a size without one is too large to be made."""
+    monkeypatch.setattr(ceilings, "_product", lambda device, dtype, size: lambda: size)
+    monkeypatch.setattr(ours, "timed_us", lambda device, work: 2 * work() ** 3 / rates[work()])
+    found = ceilings._matrix_product(CPU, "float16")
+    assert found["how"].startswith(f"{expected}x{expected}x{expected} float16 product on standard normal data")
+    assert ("the fastest of those that take no longer" in found["how"]) is (expected < 2048)
+    assert found["samples"] == [pytest.approx(rates[expected] / 1e6)] * ceilings.SAMPLES
 
 
 def test_the_copy_counts_bytes_read_and_written(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attnlab import __main__, obtain
+from attnlab.base import files
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.runs import models
 from attnlab.study import models as stated
@@ -145,6 +146,9 @@ def test_the_study_of_the_prompts_has_the_shapes_that_the_models_call():
     [
         (["--models", "gtp2"], "unknown model 'gtp2'; known are gpt2, llama-64, llama-128, tiny-gpt2, tiny-llama; did"),
         (["--tokens", "1"], "make model: tokens: input should be greater than or equal to 2, not 1"),
+        (["--tokens", "0"], "make model: tokens: input should be greater than or equal to 2, not 0"),
+        (["--rounds", "0"], "make model: rounds: input should be greater than or equal to 2, not 0"),
+        (["--prompt", f"{10**12}"], "make model: prompt.0: input should be less than 2147483648, not 1000000000000"),
         (["--batch", "2,0"], "make model: batch.1: input should be greater than or equal to 1, not 0"),
         (["--run", "dispatch"], "'dispatch' can't be the name of a run: data/dispatch/ holds no run"),
     ],
@@ -237,6 +241,24 @@ def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
     assert taken == [0, "again", 1]
     assert models.read("mine").complete
     with pytest.raises(UserError, match=r"^the record 'mine' is complete: name another with RUN$"):
+        recording()
+
+
+def test_a_prompt_that_no_memory_holds_is_one_line(recording, monkeypatch):
+    from attnlab.measure.subjects import model
+
+    monkeypatch.setattr(model, "build", lambda *args: torch.empty(2**60, dtype=torch.int8))
+    with pytest.raises(
+        UserError, match=r"^the device's memory doesn't hold tiny-gpt2 with its reference: state smaller"
+    ):
+        recording()
+
+
+def test_a_second_process_is_refused(recording):
+    with (
+        files.held(models.folder("mine") / ".lock"),
+        pytest.raises(UserError, match=r"^another process is measuring into the record 'mine': wait for it, or name"),
+    ):
         recording()
 
 

@@ -418,9 +418,10 @@ def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, mon
     begin(study, environment=machine["environment"] | ({"hash": 64 * "0"} if what == "environment" else {}))
     if what == "dispatch table":
         monkeypatch.setattr(record, "_dispatched", lambda *_: {"run": "another"})
-    name = obtain.measured("", study, "cpu")
+    name = obtain.measured("", study, "cpu", stated="/elsewhere/a study.yaml")
     assert name.startswith("cpu-")
     assert read.load(name).complete
+    assert read.read_manifest(name)["command"] == "make measure STUDY='a study.yaml' DEVICE=cpu"
     said = f"the {what} changed since the run 'begun' began"
     assert re.search(rf"^{said}.*: start a new run, which begins now$", capsys.readouterr().err, re.MULTILINE)
 

@@ -239,8 +239,8 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
     assert __main__.main(["dispatch", "--run", "here"]) == 0
     table, study = (data / "dispatch" / f"nvidia-h200.{end}" for end in ("json", "yaml"))
     assert capsys.readouterr().out == (
-        f"wrote {table}: 5 shapes, 4 of them not by sdpa.auto; `make measure STUDY={study}` measures attnlab.attend at "
-        "each\n"
+        f"wrote {table} by 'here', {EAGER.words}: 5 shapes, 4 of them not by sdpa.auto; "
+        f"`make measure STUDY={study}` measures attnlab.attend at each\n"
     )
     made = dispatch.load(table, "NVIDIA H200")
     assert table == dispatch.path("NVIDIA H200")
@@ -256,6 +256,7 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
     assert stated.stream == choices.REQUESTS
     assert stated.timings == [EAGER]
     assert __main__.main(["dispatch", "--run", "here", "--clock", "device"]) == 0
+    assert capsys.readouterr().out.endswith(f" at each; it replaces the table by 'here', {EAGER.words}\n")
     assert dispatch.load(table, "NVIDIA H200").timing == DEVICE.words
 
 

@@ -9,7 +9,7 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.infer.stats import samples_needed
 from attnlab.measure.subjects.sdpa import REGISTRY
-from attnlab.study import implementations, ladder, studies
+from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -30,6 +30,31 @@ def test_a_shipped_study_holds_its_target_in_every_full_sweep(name):
     for sweep in {"seq_len", "batch", "heads"} & set(study.sweeps):
         assert study.target_shape in study.sweep(sweep)
     assert study == studies.load(paths.PARAMS / f"{name}.yaml")
+
+
+def test_a_ladder_is_read_only_for_its_kernels(tmp_path, monkeypatch):
+    (tmp_path / "ladder.toml").write_text("[[rungs")
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path))
+    assert tiny_study().implementations == TINY["implementations"]
+    assert ladder.among(TINY["implementations"]) == []
+    assert tuning.hashes(TINY["implementations"], "cpu") == {}
+    with pytest.raises(UserError, match=r"ladder\.toml is not valid TOML"):
+        tiny_study(implementations=["sdpa.auto", "kernel.mine"])
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ("gpu", "gpu"),
+        ("notebooks/params/gpu.yaml", "notebooks/params/gpu.yaml"),
+        ("./notebooks/../mine.yml", "mine.yml"),
+        (f"{paths.ROOT}/data/mine.yaml", "data/mine.yaml"),
+        ("/elsewhere/on/this/machine/mine.yaml", "mine.yaml"),
+    ],
+)
+def test_a_study_is_shown_without_a_place_on_this_machine(monkeypatch, stated, expected):
+    monkeypatch.chdir(paths.ROOT)
+    assert studies.shown(stated) == expected
 
 
 def test_gpu_holds_the_ten_configurations_of_the_source_report():

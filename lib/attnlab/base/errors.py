@@ -41,5 +41,6 @@ def first_problem(error: ValidationError, fields: Collection[str]) -> str:
         return f"unknown field {field!r}; fields are {', '.join(fields)}{near}"
     if problem["type"] == "missing":
         return f"the field {field!r} is missing"
-    what = f"{problem['msg'][0].lower()}{problem['msg'][1:]}, not {problem['input']!r}"
+    expected = problem["msg"].partition(" after validation")[0]  # it goes on with the number of items
+    what = f"{expected[0].lower()}{expected[1:]}, not {problem['input']!r}"
     return f"{field}: {what}" if field else what  # no field if the model as a whole is wrong

@@ -46,7 +46,8 @@ def check() -> None:
     """
     rungs = ladder.load()
     if not rungs:
-        raise UserError(f"{paths.shown(paths.kernels() / 'ladder.toml')} is not there: there is no kernel to compile")
+        where = paths.shown(paths.kernels() / "ladder.toml")
+        raise UserError(f"there is no kernel to compile: {where} is missing or has no [[rungs]]")
     jobs = [(rung, architecture) for rung in rungs for architecture in rung.architectures]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         compiled = pool.map(build, *zip(*jobs, strict=True))

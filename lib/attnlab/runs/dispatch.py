@@ -12,6 +12,10 @@ from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
 
 
+class OtherPyTorch(UserError):
+    """A table was made by a run under another PyTorch than the one that would call what it names."""
+
+
 class Choice(BaseModel):
     """The implementation to call at one shape.
 
@@ -98,8 +102,8 @@ def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
         torch: the version of PyTorch that will call what the table names; None where none will.
 
     Raises:
-        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device, or
-            by a run under another PyTorch.
+        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device.
+        OtherPyTorch: it was made by a run under another PyTorch.
     """
     where, command = paths.shown(source), "make dispatch RUN=<run>"
     absent = f"there is no dispatch table {where}: `{command}` writes one"
@@ -110,7 +114,7 @@ def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
             "measure a run here, then `make dispatch RUN=<run>`"
         )
     if torch is not None and table.torch != torch:
-        raise UserError(
+        raise OtherPyTorch(
             f"{where} was made under PyTorch {table.torch}, and this is {torch}, where other choices may be right: "
             "measure a run here, then `make dispatch RUN=<run>`"
         )

@@ -17,13 +17,19 @@ REFERENCES = ("reference.float64",)
 _CONTROL = "control."
 
 
-def known() -> tuple[str, ...]:
+def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     """Every implementation that a study may name; a rung of the ladder is ``kernel.<rung>``.
 
     Where there is a ladder, ``kernel.best`` is what the tuning of the device chose from it.
+
+    Args:
+        named: what a study names; if nothing of it is of the ladder, the ladder is not read.
     """
+    fixed = (*SDPA, *PEERS, *REFERENCES, DISPATCH)
+    if named is not None and set(named) <= set(fixed):
+        return fixed
     rungs = tuple(rung.implementation for rung in ladder.load())
-    return SDPA + PEERS + REFERENCES + (DISPATCH,) + rungs + ((ladder.BEST,) if rungs else ())
+    return fixed + rungs + ((ladder.BEST,) if rungs else ())
 
 
 def control(baseline: str) -> str:

@@ -207,6 +207,12 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
     return tuple(rungs)
 
 
+def among(names: Iterable[str]) -> list[Rung]:
+    """The rungs whose implementations are among these names; the ladder is read only if one is a kernel's."""
+    kernels = {name for name in names if name.startswith(PREFIX)}
+    return [rung for rung in load() if rung.implementation in kernels] if kernels else []
+
+
 def rung(name: str) -> Rung:
     """The rung whose implementation is called `name`.
 

@@ -12,7 +12,7 @@ from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
-Size = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1, lt=2**31)]
 Sizes = Annotated[list[Size], Field(min_length=1)]
 BASELINE, CANDIDATE = "transformers.sdpa", "attnlab.attend"
 """The attentions that are compared: the one that transformers calls by itself, and ours."""
@@ -111,8 +111,8 @@ class Plan(BaseModel):
         return max(self.prompt) + self.tokens
 
 
-def plan(kind: str, models: Sequence[str] = (), **stated: Any) -> Plan:
-    """The plan for a device of a kind; what isn't stated is taken from `DEFAULTS`.
+def plan(kind: str, models: Sequence[str] | None = None, **stated: Any) -> Plan:
+    """The plan for a device of a kind; what isn't stated, or None, is taken from `DEFAULTS`.
 
     Args:
         models: names among `MODELS`.
@@ -120,7 +120,7 @@ def plan(kind: str, models: Sequence[str] = (), **stated: Any) -> Plan:
     Raises:
         UserError: there is no such model, or a size can't be measured; the message is one line.
     """
-    fields = DEFAULTS[kind] | {name: value for name, value in stated.items() if value}
+    fields = DEFAULTS[kind] | {name: value for name, value in stated.items() if value is not None}
     names = list(dict.fromkeys(models or fields["models"]))
     if unknown := [name for name in names if name not in MODELS]:
         known = f"known are {', '.join(MODELS)}{suggestion(unknown[0], MODELS)}"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from yaml.constructor import ConstructorError
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, first_problem, suggestion
@@ -21,10 +22,26 @@ MOST_SHAPES = 10_000
 """The most shapes that the sweeps of a study may state; multiplying out many more takes longer than anyone waits."""
 MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
 """Beyond these, a run would take years, or be too large to be read."""
+FILES = (".yaml", ".yml")
+"""The ends of a path to a study; what ends otherwise is a name in notebooks/params/."""
 TRACED = 4
 """CUPTI's durations take long to be read and vary little, so that a quarter of the samples says as much."""
+DTYPES = ("float16", "bfloat16", "float32")
+"""What a shape may have as its dtype; float64 is the oracle's own, and can't be checked against it."""
 MOST_BYTES = 2**60
 """The most bytes that a shape may have; with more, sizes overflow before memory is allocated."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping states twice, of which YAML's own loader keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise ConstructorError(problem=f"the key {key.value!r} is stated twice", problem_mark=key.start_mark)
+            seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
 
 
 class Timing(BaseModel):
@@ -85,8 +102,10 @@ class Study(BaseModel):
 
     @model_validator(mode="after")
     def _names_and_shapes_are_known(self, information: ValidationInfo) -> "Study":
-        for name in [*self.implementations, self.baseline]:
-            implementations.require(name, information.context)
+        named = [*self.implementations, self.baseline]
+        known = information.context or implementations.known(named)
+        for name in named:
+            implementations.require(name, known)
         if self.baseline not in self.implementations:
             raise UserError(f"the baseline {self.baseline} is not among the implementations")
         for word, values in (("implementation", self.implementations), ("timing", self.timings)):
@@ -95,8 +114,6 @@ class Study(BaseModel):
         stated = sum(_amount(block) for blocks in self.sweeps.values() for block in blocks)
         if stated > MOST_SHAPES:
             raise UserError(f"sweeps: {stated} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
-        if exact := [shape for shape in self.shapes if shape.dtype == "float64"]:
-            raise UserError(f"{exact[0]}: float64 is the oracle's own dtype and can't be checked against it")
         if self.target_shape not in self.shapes:
             raise UserError(f"no sweep holds the target {self.target_shape}")
         if lacking := [shape for shape in self.counted_shapes if shape not in self.shapes]:
@@ -133,24 +150,52 @@ class Study(BaseModel):
         return list(dict.fromkeys(shape for name in self.sweeps for shape in self.sweep(name)))
 
 
+def shown(name: str) -> str:
+    """A study as a recorded command states it: its name, its path in the project, or outside of it the file's name."""
+    if not name.endswith(FILES):
+        return name
+    path = Path(name).resolve()
+    return paths.shown(path) if path.is_relative_to(paths.ROOT) else path.name
+
+
 def load(name: str | Path) -> Study:
     """Read a study: a name in notebooks/params/, or a path to a YAML file.
 
     Raises:
         UserError: there is no such file, it isn't valid YAML, or it states something that can't be measured.
     """
-    path = Path(name) if str(name).endswith((".yaml", ".yml")) else paths.PARAMS / f"{name}.yaml"
+    path = Path(name) if str(name).endswith(FILES) else paths.PARAMS / f"{name}.yaml"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in paths.PARAMS.glob("*.yaml")))
-        raise UserError(f"there is no study {str(name)!r}; notebooks/params/ has {there}")
+        ends = f"; a path to a study ends with {' or '.join(FILES)}" if Path(name).is_file() else ""
+        raise UserError(f"there is no study {str(name)!r}; notebooks/params/ has {there}{ends}")
     where = paths.shown(path)
     try:
-        stated = yaml.safe_load(path.read_text())
+        stated = yaml.load(path.read_text(), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that isn't one is a ValueError
         raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(stated, dict):
         raise UserError(f"{where} must be a mapping with the fields of a study")
-    return parse({"name": path.stem, **stated}, where)
+    study = parse({"name": path.stem, **stated}, where)
+    for name in study.sweeps:
+        if wrong := _misnamed(name, study.sweep(name)):
+            raise UserError(f"{where}: sweeps: {wrong}: rename it")
+    return study
+
+
+def _misnamed(name: str, shapes: list[Shape]) -> str:
+    """How a sweep's name, by which the pages show it, contradicts its shapes; or ""."""
+    axis = name.split()[-1] if name.strip() else ""
+    if not axis:
+        return f"{name!r} is no name"
+    if axis in Shape.AXES and len({getattr(shape, axis) for shape in shapes}) == 1 < len(set(shapes)):
+        return f"{name!r} does not vary {axis!r}"
+    masks = {shape.causal for shape in shapes}
+    if name.startswith("causal") and False in masks:
+        return f"{name!r} holds shapes without a causal mask"
+    if name == "seq_len" and True in masks:
+        return f"{name!r} holds causal shapes, whose sweep is 'causal seq_len'"
+    return ""
 
 
 def parse(stated: dict[str, Any], where: str) -> Study:
@@ -159,7 +204,7 @@ def parse(stated: dict[str, Any], where: str) -> Study:
     Raises:
         UserError: something is wrong with a field; the message is one line.
     """
-    return _validated(stated, where, implementations.known())
+    return _validated(stated, where)
 
 
 def recorded(manifest: dict[str, Any]) -> Study:
@@ -167,7 +212,7 @@ def recorded(manifest: dict[str, Any]) -> Study:
     return _validated(manifest["study"], manifest["name"], manifest["study"]["implementations"])
 
 
-def _validated(stated: dict[str, Any], where: str, known: Collection[str]) -> Study:
+def _validated(stated: dict[str, Any], where: str, known: Collection[str] = ()) -> Study:
     try:
         return Study.model_validate(stated, context=known)
     except UserError as error:
@@ -195,6 +240,8 @@ def _shape(axes: Block, where: str) -> Shape:
             raise UserError(f"{where}: unknown axis {axis!r}; axes are {', '.join(Shape.AXES)}{near}")
     if missing := [axis for axis in Shape.AXES[:4] if axis not in axes]:
         raise UserError(f"{where}: the axis {missing[0]!r} is missing")
+    if axes.get("dtype", DTYPES[0]) not in DTYPES:
+        raise UserError(f"{where}: unknown dtype {axes['dtype']!r}; known are {', '.join(DTYPES)}")
     try:
         shape = Shape(**axes)
     except ValueError as error:

@@ -174,6 +174,8 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     Raises:
         UserError: `kernel.best` is among the names, and the file of the tuning holds none.
     """
+    if not any(name.startswith(PREFIX) for name in names):
+        return {}  # without reading the ladder
     kernels = ladder.hashes()
     found = {name: value for name, value in kernels.items() if name in names}
     if BEST in names and path(device_name).is_file():

@@ -38,7 +38,8 @@ def count(gpus: str) -> int:
     there = torch.cuda.device_count()
     asked = there if gpus == "all" else int(gpus)
     if asked > there or not there:
-        raise UserError(f"GPUS={gpus}: torch sees {there} NVIDIA GPU{'s' * (there != 1)} here")
+        instead = f"ask for {there}" if there else "leave GPUS out"
+        raise UserError(f"GPUS={gpus}: torch sees {there} NVIDIA GPU{'s' * (there != 1)} here: {instead}")
     return asked
 
 

@@ -23,6 +23,7 @@ from attnlab.measure.clocks import ours, traced
 from attnlab.measure.instruments import devices, environment, inspection
 from attnlab.measure.session import record, worker
 from attnlab.measure.subjects import attend, model
+from attnlab.measure.subjects.implementation import ran_out_of_memory
 from attnlab.runs import dispatch, models, rules
 from attnlab.runs.models import FIRST, PHASES, REST
 from attnlab.runs.schema import digest
@@ -59,12 +60,12 @@ def record_models(
         executor: runs the jobs in fresh processes; default `record.fresh_processes`.
 
     Raises:
-        UserError: the record is complete, or of another plan or environment; or measuring was cut off. What was
-            recorded until then is kept.
+        UserError: another process measures into the record; it is complete, or of another plan or environment; or
+            measuring was cut off. What was recorded until then is kept.
     """
     path = models.folder(name) / "manifest.json"
     with (
-        files.held(path.with_name(".lock"), partial(_say, f"{name}: waiting for another process that measures it")),
+        files.held(path.with_name(".lock"), partial(_refuse, name)),
         executor or record.fresh_processes() as pool,
         record.explained(path.parent, pool, f"make model RUN={name}"),
     ):
@@ -78,6 +79,10 @@ def record_models(
         for job in _jobs(begun, device, table):
             pool.submit(take, job).result()
         models.finish(name)
+
+
+def _refuse(name: str) -> None:
+    raise UserError(f"another process is measuring into the record {name!r}: wait for it, or name another with RUN")
 
 
 def _begun(name: str, plan: Plan, table: Path | None, found: dict[str, Any]) -> models.Manifest:
@@ -141,7 +146,9 @@ def take(job: Job) -> None:
         try:
             with warnings.catch_warnings(action="ignore"):  # that torch knows no deterministic way for this and that
                 models.add(job.record, _key(job.replicate, one), _block(job, one, device))
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not ran_out_of_memory(error):
+                raise
             raise UserError(
                 f"the device's memory doesn't hold {one.name} with its reference: state smaller ones, as in "
                 '`make model PARAMS="models=gpt2 batch=1 prompt=512"`'

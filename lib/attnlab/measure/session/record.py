@@ -4,6 +4,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -49,8 +50,8 @@ def record(
     wanted: str,
     executor: Executor | None = None,
     long: bool = False,
-    where: str = "",
     command: str = "",
+    again: str = "",
 ) -> str:
     """Measure the study into the run `name`, which is new, or was cut off and is resumed.
 
@@ -58,8 +59,8 @@ def record(
         wanted: ``auto``, ``cuda`` or ``cpu``; the kind of the executor's devices, where there is one.
         executor: runs the jobs, a replicate each, in fresh processes; default `fresh_processes`.
         long: whether a new run may take longer than a day.
-        where: the variable by which a user states several devices, ``GPUS=2`` for one.
-        command: what a user types for this run, where that isn't ``make measure``.
+        command: what a user types for such a run; default that on one device of this kind.
+        again: what a user types to go on with this run; default that on one device.
 
     Raises:
         Outdated: the run began in another environment, with other kernels or another dispatch table.
@@ -68,10 +69,9 @@ def record(
             lost. What was recorded until then is kept.
     """
     device = wanted if executor else devices.resolve(wanted).type
-    again = command or " ".join(filter(None, [f"make measure RUN={name}", where]))
+    command, again = command or command_for(study.name, f"DEVICE={device}"), again or f"make measure RUN={name}"
     with write.lock(name), executor or fresh_processes() as pool, explained(schema.folder(name), pool, again):
-        begun = command or f"make measure STUDY={study.name} {where or f'DEVICE={device}'}"
-        environment = _open(pool, name, study, device, long, begun)
+        environment = _open(pool, name, study, device, long, command)
         _work_through(pool, _jobs(name, study, device, environment))
         write.finish(name, {"profile": _take_once(pool, name, study, device, environment)})
     return name
@@ -112,6 +112,11 @@ def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else f"writing failed ({error.strerror or error})"
         raise UserError(cut_off(what, before="make room, then ")) from None
+
+
+def command_for(study: str, where: str) -> str:
+    """What a user types to measure a study, as STUDY names it, on the devices that `where` states."""
+    return f"make measure STUDY={shlex.quote(study)} {where}"
 
 
 def new_name(described: dict[str, Any]) -> str:
@@ -173,7 +178,6 @@ def _duration(seconds: float) -> str:
 
 
 def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, Any]:
-    rungs = [rung for rung in ladder.load() if rung.implementation in study.implementations]
     return {
         "attnlab": VERSION,
         "commit": commit(),
@@ -182,7 +186,7 @@ def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, An
         "study": study.model_dump(mode="json"),
         "rules": rules.recorded(),
         "sources": sources.digests(__name__),
-        "ladder": [rung.model_dump(mode="json") for rung in rungs],
+        "ladder": [rung.model_dump(mode="json") for rung in ladder.among(study.implementations)],
         "kernels": tuning.hashes(study.implementations, found["device"]["name"]),
         "dispatch": _dispatched(study, found["device"]["name"]),
     }

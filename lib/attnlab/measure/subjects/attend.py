@@ -1,5 +1,6 @@
 """`attnlab.attend`: attention by the fastest implementation that a run found at each shape; elsewhere by SDPA."""
 
+import warnings
 from collections.abc import Hashable
 from functools import cache, partial
 from pathlib import Path
@@ -55,15 +56,20 @@ def attend(
 
     Raises:
         UserError: the table can't be read, or was made on another device.
+        TypeError: q, k or v is no tensor.
+        ValueError: k and v differ in length.
         RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
     """
     if torch.compiler.is_compiling():
         output: torch.Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        if _plain(q, k, v):
-            return _sdpa(q, k, v, causal, scale)(q, k, v)
-        return sdpa.sdpa(q, k, v, causal, scale)
+    try:
+        differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    except AttributeError:
+        _require_tensors(q, k, v)
+        raise
+    if differentiable:
+        return (_sdpa if _plain(q, k, v) else _elsewhere)(q, k, v, causal, scale)(q, k, v)
     return forward(q, k, v, causal, scale)
 
 
@@ -82,7 +88,7 @@ def forward(
         except Unsupported:
             pass
         return _sdpa(q, k, v, causal, scale)(q, k, v)
-    return sdpa.sdpa(q, k, v, causal, scale)
+    return _elsewhere(q, k, v, causal, scale)(q, k, v)
 
 
 def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -108,7 +114,25 @@ def _of_copies(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
     """SDPA for tensors of a layout."""
+    _require_tensors(q, k, v)
     return _aligned(partial(F.scaled_dot_product_attention, **sdpa.options(q, k, causal, scale)), q, k, v)
+
+
+def _elsewhere(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
+    """SDPA for what is no plain tensor on a GPU."""
+    _require_tensors(q, k, v)
+    return partial(sdpa.sdpa, causal=causal, scale=scale)
+
+
+def _require_tensors(q: object, k: object, v: object) -> None:
+    """Raise TypeError for what is no tensor, and ValueError where K and V differ in length: torch may read beyond V."""
+    for name, given in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"attend takes tensors, and {name} is of type {type(given).__name__}")
+    assert isinstance(k, torch.Tensor)
+    assert isinstance(v, torch.Tensor)
+    if type(k) is type(v) is KIND and not k.is_nested and k.shape[-2:-1] != v.shape[-2:-1]:
+        raise ValueError(f"k and v differ in length: {tuple(k.shape)} and {tuple(v.shape)}")
 
 
 def use(source: Path | str | None = None) -> dict[Key, str]:
@@ -119,17 +143,22 @@ def use(source: Path | str | None = None) -> dict[Key, str]:
 
     Raises:
         UserError: torch sees no GPU; or the table can't be read, names something that can't be called, or was made on
-            another device.
+            another device, or the one that is named under another PyTorch. Of the table for this device, a warning says
+            the last, and `attend` goes by none.
     """
     global _table
     if not torch.cuda.is_available():
         raise UserError("a dispatch table serves an NVIDIA GPU, and torch sees none here")
     device_name = torch.cuda.get_device_name()
     found = dispatch.path(device_name) if source is None else Path(source)
-    if source is None and not found.is_file():
-        chosen: dict[Key, str] = {}
-    else:
-        chosen = _chosen(dispatch.load(found, device_name, torch.__version__), found)
+    chosen: dict[Key, str] = {}
+    if source is not None or found.is_file():
+        try:
+            chosen = _chosen(dispatch.load(found, device_name, torch.__version__), found)
+        except dispatch.OtherPyTorch as error:
+            if source is not None:
+                raise
+            warnings.warn(f"attend calls SDPA: {error}", stacklevel=2)
     _table = chosen
     _prepared.clear()
     return chosen

@@ -120,15 +120,18 @@ def attempt(work: Callable[[], T]) -> T:
     with _all_warnings() as said:
         try:
             return work()
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(_one_line(error)) from None
         except torch.AcceleratorError:
             raise
         except RuntimeError as error:
             message = _one_line(error)
-            if "DefaultCPUAllocator" in message:
+            if ran_out_of_memory(error):
                 raise OutOfMemory(message) from None
             raise Unsupported(_reason(message, said())) from None
+
+
+def ran_out_of_memory(error: RuntimeError) -> bool:
+    """Whether what torch raised says that an allocation failed, on a GPU or on the host."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager
