@@ -331,12 +331,11 @@ def test_workers_that_differ_are_refused_and_the_others_measure(cluster, begin, 
     require_whole("begun", study)
     said = sorted(line.partition(" is left out: ")[2] for line in lines(capsys) if "left out" in line)
     assert len(said) == 3
-    assert said[2] == (
+    assert said[0] == (
         "No module named 'attnlab'; PYTHONPATH has to lead to lib/ there, and its packages to be installed"
     )
-    said = sorted(said[:2], reverse=True)
-    assert said[0] == "it has 2 threads, and one measures at a time: start it with --nthreads 1"
-    assert re.fullmatch(r"its environment is another \(packages: numpy is 1.99, for the others [\d.]+\)", said[1])
+    assert said[1] == "it has 2 threads, and one measures at a time: start it with --nthreads 1"
+    assert re.fullmatch(r"its environment is another \(packages: numpy is 1.99, for the others [\d.]+\)", said[2])
 
 
 @pytest.mark.usefixtures("unlocked")
