@@ -1,5 +1,6 @@
 """Saboteurs among kernels, and on streams: what the gate must catch on an NVIDIA GPU (`make test-gpu`)."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -200,7 +201,8 @@ def on_another(honest, ahead=False, behind=False, after_cycles=0):
 def test_who_does_not_wait_for_the_calling_stream_is_caught(kernel):
     subject, _ = gated(on_another(kernel("honest")), SHAPE, "cuda")
     assert subject.status == "failed"
-    assert "the stream that calle" in subject.reason, subject.reason
+    # It may read what the calling stream has not written yet: then it is caught by its output, before its stream is.
+    assert re.search("the stream that calle|are not finite", subject.reason), subject.reason
 
 
 @pytest.mark.parametrize("after_cycles", [0, 10_000_000])
