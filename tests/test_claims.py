@@ -33,6 +33,7 @@ from attnlab.infer.beside import neighbours
 from attnlab.infer.bootstrap import Interval, Scatter
 from attnlab.literature.audit import numbers
 from attnlab.measure.clocks import ours
+from attnlab.measure.cluster import start
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.instruments import devices
 from attnlab.measure.session import rounds, tune
@@ -249,6 +250,13 @@ def oldest_python() -> str:
     return re.fullmatch(r">=([\d.]+)", PROJECT["requires-python"])[1]
 
 
+def dispatched_pytorch() -> str:
+    """The version of PyTorch that all tracked dispatch tables were made under."""
+    tables = (ROOT / "data" / "dispatch").glob("*.json")
+    (version,) = {json.loads(table.read_text())["torch"] for table in tables}
+    return ".".join(version.split(".")[:2])
+
+
 def oldest_driver() -> str:
     return re.search(r"^DRIVER := (\d+)$", MAKEFILE, re.MULTILINE)[1]
 
@@ -335,6 +343,8 @@ def claims() -> tuple[Claim, ...]:
     return (
         # Commands
         claim("With Python {} or newer", oldest_python()),
+        claim("no scheduler answers within {} s", str(start.CONNECT_S)),
+        claim("The tables here are of {}; a run under yours", dispatched_pytorch()),
         claim(
             "at least {}, by default {} on a GPU and {} on a CPU",
             word(least("tokens")),
