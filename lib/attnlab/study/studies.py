@@ -17,6 +17,8 @@ from attnlab.study.shapes import Shape
 
 Block = dict[str, Any]
 Line = Annotated[str, Field(pattern=r"^[^\r\n]+$")]
+Titled = Annotated[str, Field(pattern=r"^[^\r\n]*\S[^\r\n]*$")]
+"""A line that isn't blank."""
 MOST_SHAPES = 10_000
 """The most shapes that the sweeps of a study may state; multiplying out many more takes longer than anyone waits."""
 MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
@@ -74,7 +76,7 @@ class Study(BaseModel):
     longest_call_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1000.0
     panel: bool = True
     stream: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
-    sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
+    sweeps: Annotated[dict[Titled, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")
     @classmethod
