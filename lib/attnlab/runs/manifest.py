@@ -14,8 +14,11 @@ FILES = tuple(f"{table}.parquet" for table in TABLES)
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Words = Annotated[str, Field(min_length=1)]
+Named = Annotated[str, Field(pattern=r"^(copy|l2|exponentials|(matmul|wgmma)\.\w+)$")]
+"""The name of a ceiling; those of matrix products end with their dtype."""
 
 
 class Part(BaseModel):
@@ -29,9 +32,18 @@ class Device(Part):
 
     kind: Literal["cuda", "cpu"]
     name: Words
-    multiprocessors: Annotated[int, Field(ge=1)] | None = None
-    l2_bytes: Annotated[int, Field(ge=1)]
+    multiprocessors: Size | None = None
+    compute_capability: Words | None = None
+    threads: Size | None = None
+    l2_bytes: Size
     memory_bytes: Count
+
+    @model_validator(mode="after")
+    def _says_what_its_kind_has(self) -> "Device":
+        for field in ("threads",) if self.kind == "cpu" else ("multiprocessors", "compute_capability"):
+            if getattr(self, field) is None:
+                raise UserError(f"device.{field} is missing, and the device is of the kind {self.kind}")
+        return self
 
 
 class Environment(Part):
@@ -83,9 +95,9 @@ class Surveyed(Part):
 class Closed(Part):
     """What a run holds that was closed early."""
 
-    replicates: Annotated[int, Field(ge=1)]
-    shapes: Annotated[int, Field(ge=1)]
-    planned: Annotated[int, Field(ge=1)]
+    replicates: Size
+    shapes: Size
+    planned: Size
 
 
 class Profile(Part):
@@ -94,6 +106,29 @@ class Profile(Part):
     tool: str
     why: str
     command: str
+
+
+class Tile(Part):
+    """What a tile serves, and the queries of its work item."""
+
+    head_dim: Size
+    rows: Size
+    shortest: Size = 1
+    longest: Count = 0
+    masks: list[str] = []
+    devices: list[str] = []
+
+
+class Rung(Part):
+    """A rung of the ladder as it was stated."""
+
+    name: Words
+    title: str
+    source: Words
+    after: str
+    hypothesis: str
+    expected_speedup: Positive
+    tiles: Annotated[list[Tile], Field(min_length=1)]
 
 
 class Fields(Part):
@@ -111,7 +146,7 @@ class Fields(Part):
     telemetry: Words
     device: Device
     environment: Environment
-    ceilings: dict[str, Ceiling]
+    ceilings: dict[Named, Ceiling]
     clocks: Clocks
     surveyed: Surveyed
     study: dict[str, Any]
@@ -119,7 +154,7 @@ class Fields(Part):
     rules: Annotated[dict[str, Positive], Field(min_length=1)]
     sources: dict[str, Hash]
     kernels: dict[str, Words]
-    ladder: list[dict[str, Any]]
+    ladder: list[Rung]
     dispatch: dict[str, str]
     profile: Profile | None = None
     closed_early: Closed | None = None
@@ -129,6 +164,10 @@ class Fields(Part):
     def _agrees(self) -> "Fields":
         for field in ("created", "finished") if self.complete else ("created",):
             _require_time(field, getattr(self, field))
+        if "gate_factor" not in self.rules:
+            raise UserError("rules: 'gate_factor' is missing")
+        if self.complete and self.profile is None:
+            raise UserError("the field 'profile' is missing")
         self._require_files()
         self._require_study()
         return self

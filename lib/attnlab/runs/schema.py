@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,8 @@ class Run:
 
 
 MODELS = "models"
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""The names that runs may have. Programs that are handed paths take other characters for their own."""
 TAKEN = (paths.REFERENCE.name, "dispatch", MODELS)
 """Folders beside the runs: what others published, dispatch tables, and records of models that generate."""
 
@@ -167,6 +170,10 @@ def folder(name: str) -> Path:
     """
     if not name or name != Path(name).name or name.startswith("."):
         raise UserError(f"{name!r} can't be the name of a run: it is a folder in {paths.shown(paths.data())}/")
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} can't be the name of a run: use letters, digits and '_', from the second on also '-' and '.'"
+        )
     if name in TAKEN:
         raise UserError(f"{name!r} can't be the name of a run: data/{name}/ holds no run; choose another name")
     return paths.data() / name

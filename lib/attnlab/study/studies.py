@@ -114,6 +114,9 @@ class Study(BaseModel):
         stated = sum(_amount(block) for blocks in self.sweeps.values() for block in blocks)
         if stated > MOST_SHAPES:
             raise UserError(f"sweeps: {stated} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
+        for name in self.sweeps:
+            if not name.strip():
+                raise UserError(f"sweeps: {name!r} is no name")
         if self.target_shape not in self.shapes:
             raise UserError(f"no sweep holds the target {self.target_shape}")
         if lacking := [shape for shape in self.counted_shapes if shape not in self.shapes]:
@@ -184,10 +187,8 @@ def load(name: str | Path) -> Study:
 
 
 def _misnamed(name: str, shapes: list[Shape]) -> str:
-    """How a sweep's name, by which the pages show it, contradicts its shapes; or ""."""
-    axis = name.split()[-1] if name.strip() else ""
-    if not axis:
-        return f"{name!r} is no name"
+    """How a sweep's name, by which the pages show it, contradicts its shapes; "" if it does not."""
+    axis = name.split()[-1]
     if axis in Shape.AXES and len({getattr(shape, axis) for shape in shapes}) == 1 < len(set(shapes)):
         return f"{name!r} does not vary {axis!r}"
     masks = {shape.causal for shape in shapes}
