@@ -219,6 +219,7 @@ COMMANDS = [
     (exported(""), EXPORT, "/exports/there is no folder of an export: move it away"),
     (nowhere, EXPORT, "/exports; what was recorded is kept"),
     (nothing, ("readme", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
+    (nothing, ("notebook", "report"), "the report is put together from all notebooks: `make report` renders it"),
     (nothing, ("close", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
     (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),

@@ -95,7 +95,7 @@ def test_holm_over_all_at_once_is_statsmodels():
     kept = (multipletests(alone, method="holm")[1] < 0.05) & np.array(differing)
     told = plain(every.counted(of))
     assert f"{kept.sum()} of the {sum(differing)} that are faster or slower keep p < 0.05" in told
-    assert "The candidates at one shape under one timing are a family; there are 16 families" in told
+    assert "The candidates at one shape under one timing are a family, 16 in all" in told
 
 
 def test_every_comparison_has_a_row():

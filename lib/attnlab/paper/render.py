@@ -102,6 +102,8 @@ def render_notebook(part: str, values: Mapping[str, object]) -> Path:
     """
     if part not in parts():
         raise UserError(f"there is no notebook {part!r}; there are {', '.join(parts())}")
+    if part == PAPER:
+        raise UserError("the report is put together from all notebooks: `make report` renders it")
     execute.check(_source(part), values)
     run = str(values.get("run") or "latest")
     if stated := execute.shown_run(_source(part), values):

@@ -72,7 +72,8 @@ def _above(found: dict[Timing, Leads]) -> str:
     shapes = [len(leads) for leads in found.values()]
     if counts == shapes:
         return "all shapes"
-    return f"{formats.listing([f'{count} of {of}' for count, of in zip(counts, shapes, strict=True)])} shapes"
+    before = [f"{count} of {of}" for count, of in zip(counts[:-1], shapes, strict=False)]
+    return formats.listing([*before, f"{counts[-1]} of {formats.count(shapes[-1], 'shape')}"])
 
 
 def _claimable(results: Results, found: dict[Timing, Leads]) -> str:

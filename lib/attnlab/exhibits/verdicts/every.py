@@ -45,9 +45,9 @@ def counted(results: Results) -> Prose:
     parts = [f"{counts[decision]:,} {decision}" for decision in COUNTED]
     kept = sum(p < ALPHA for p in differing)
     return Prose(
-        f"{formats.count(len(tested), 'comparison')} with `{results.study.baseline}` were tested. The candidates at "
-        f"one shape under one timing are a family; there are {len(families):,} families, and Holm adjusts p-values "
-        f"within each. The verdicts: {formats.listing(parts)}; {counts[CLAIMABLE]:,} are claimable. With an adjustment "
+        f"Tested: {formats.count(len(tested), 'comparison')} with `{results.study.baseline}`. The candidates at one "
+        f"shape under one timing are a family, {len(families):,} in all, and Holm adjusts p-values within each. The "
+        f"verdicts: {formats.listing(parts)}; {counts[CLAIMABLE]:,} are claimable. With an adjustment "
         f"over all {len(tested):,} at once, {kept:,} of the {len(differing):,} that are faster or slower keep "
         f"p < {ALPHA:g}."
     )
