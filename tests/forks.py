@@ -13,10 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import small
 
 from attnlab import __main__
 from attnlab.base import files
-from attnlab.exhibits.explore import page
 from attnlab.measure.instruments import environment
 from attnlab.measure.session import record
 from attnlab.paper import assemble, execute, latex, pages, printed
@@ -194,8 +192,7 @@ def render(name: str) -> int:
         page.write_text("whole")
 
     execute.execute, assemble.assemble, pages.render = begin_and_end, assembled, whole
-    render_module._infer = lambda run: None
-    render_module._apart, page.render = partial(ThreadPoolExecutor, 1), lambda run: None
+    render_module._apart = lambda work, run: ""
     latex.files, latex.pack, printed.tool = lambda notebook: {}, lambda *_: None, lambda: ""
     return command("report", "--run", name)
 

@@ -157,7 +157,7 @@ def test_the_run_that_shares_most_is_taken_and_of_two_the_newer(folder):
 
 def test_what_is_no_other_run_of_the_device_is_not_compared(folder):
     record("here", SMALL)
-    record("other device", Recipe(device="NVIDIA L4", study=TWO, fates={}))
+    record("other-device", Recipe(device="NVIDIA L4", study=TWO, fates={}))
     record("cut", Recipe(study=TWO, fates={}, shapes=1))
     record("eager", Recipe(study=TWO | {"timings": synthetic.STUDY["timings"][1:]}, fates={}))
     record("changed", SMALL)

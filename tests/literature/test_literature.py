@@ -61,8 +61,8 @@ def plain(shown) -> str:
     return shown._repr_mimebundle_()["text/plain"]
 
 
-def numbered(text: str) -> BeautifulSoup:
-    soup = BeautifulSoup(markdown.block(text), "html.parser")
+def numbered(html: str) -> BeautifulSoup:
+    soup = BeautifulSoup(html, "html.parser")
     numbering.number(soup)
     return soup
 
@@ -334,10 +334,9 @@ def test_references_that_cannot_be_read_are_told_in_one_line(tmp_path, text, sai
 
 
 def test_a_page_keeps_the_references_that_it_cites_in_the_order_of_first_citation():
-    soup = numbered(
-        "## One\n\n[](#ref-holm1979) [](#ref-dao2023) [](#ref-holm1979)\n\n"
-        "## References\n\n## Appendix: More\n\n[](#ref-cliff1993)\n"
-    )
+    text = "## One\n\n[](#ref-holm1979) [](#ref-dao2023) [](#ref-holm1979)\n\n"
+    text += "## References\n\n## Appendix: More\n\n[](#ref-cliff1993)\n"
+    soup = numbered(markdown.block(text))
     assert [item["id"] for item in soup.select("ol li")] == ["ref-holm1979", "ref-dao2023", "ref-cliff1993"]
     assert [link.get_text() for link in soup.select('a[href^="#ref-"]')] == ["[1]", "[2]", "[1]", "[3]"]
     assert "Sture Holm. A simple sequentially rejective" in soup.select_one("ol li").get_text()
@@ -346,7 +345,7 @@ def test_a_page_keeps_the_references_that_it_cites_in_the_order_of_first_citatio
 
 def test_a_citation_without_an_entry_is_named():
     with pytest.raises(UserError, match=r"'#ref-holm1997', which it does not have; did you mean 'ref-holm1979'\?"):
-        numbered("[](#ref-holm1997) [](#ref-holm1979)\n\n## References\n")
+        numbered(markdown.block("[](#ref-holm1997) [](#ref-holm1979)\n\n## References\n"))
 
 
 def test_each_citation_of_the_notebooks_has_an_entry():

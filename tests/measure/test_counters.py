@@ -95,7 +95,7 @@ def begun(begin):
     for table, key, rows in small.blocks(study, study.subjects):
         if (table, key) == ("cases", "r01-s001"):
             rows = rows.assign(status=rows["status"].mask(rows["implementation"] == "sdpa.math", "failed"))
-        if "-s001" in key:
+        if "-s001" in key or table == "processes":
             write.add_part(name, table, key, rows)
     return name
 

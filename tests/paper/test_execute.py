@@ -1,6 +1,7 @@
 """Parameters are checked before a notebook is executed; a cell that fails is named, and what was executed is kept."""
 
 import importlib
+import signal
 from pathlib import Path
 
 import nbformat
@@ -82,8 +83,11 @@ def test_ctrl_c_ends_a_process_of_its_own_without_a_word(tmp_path, monkeypatch, 
         "def work(name):\n    return name\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    # Whoever runs the tests in the background hands them SIGINT ignored, and that is inherited.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(UserError, match="mine: a process died"):
         render._apart(importlib.import_module("interrupted").work, "mine")
+    signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err == ""
 
 

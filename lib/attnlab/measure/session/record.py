@@ -89,10 +89,11 @@ def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
         UserError: in place of what was raised inside.
     """
 
-    def cut_off(why: str, before: str = "", after: str = "") -> str:
+    def cut_off(why: str, first: str = "", after: str = "") -> str:
         if not (target / "manifest.json").is_file():
-            return f"{why}; nothing was recorded yet"
-        return f"{why}; what was recorded of {target.name!r} is kept: {before}`{again}` goes on{after}"
+            return f"{why}; nothing was recorded yet{first and f': {first}'}"
+        then = first and f"{first}, then "
+        return f"{why}; what was recorded of {target.name!r} is kept: {then}`{again}` goes on{after}"
 
     try:
         yield
@@ -111,7 +112,7 @@ def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else f"writing failed ({error.strerror or error})"
-        raise UserError(cut_off(what, before="make room, then ")) from None
+        raise UserError(cut_off(what, first="make room")) from None
 
 
 def command_for(study: str, where: str) -> str:
