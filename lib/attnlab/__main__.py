@@ -101,22 +101,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(options: argparse.Namespace) -> str:
+    stated = options.study
     if options.run and (schema.folder(options.run) / "manifest.json").is_file():
         manifest = read.read_manifest(options.run)
         study = studies.parse(manifest["study"], options.run)
-        if options.study and studies.load(options.study) != study:
+        if stated and studies.load(stated) != study:
             raise UserError(
                 f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
             )
-        if manifest["complete"]:  # whatever device is here
-            write.finish(options.run)
-            raise UserError(f"the run {options.run!r} is complete: `make report RUN={options.run}` renders it")
+        write.require_incomplete(options.run, manifest)  # whatever device is here
     else:
-        kind = obtain.kind(options.device, bool(options.gpus or options.scheduler))
-        options.study = options.study or obtain.default_study(kind)
-        study = studies.load(options.study)
+        stated = stated or obtain.default_study(obtain.kind(options.device, bool(options.gpus or options.scheduler)))
+        study = studies.load(stated)
     where = options.gpus, options.scheduler
-    name = obtain.measured(options.run, study, options.device, options.long, *where, stated=options.study)
+    name = obtain.measured(options.run, study, options.device, options.long, *where, stated=stated)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
 

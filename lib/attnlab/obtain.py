@@ -146,7 +146,7 @@ def measured(
         begun = command or record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
 
         def recorded(run: str) -> str:
-            again = command or " ".join(filter(None, [f"make measure RUN={run}", where]))
+            again = command or (where and f"make measure RUN={run} {where}")
             return str(record.record(run, study, kind, executor, long, begun, again))
 
         unfinished = "" if name else _newest(study, kind, complete=False)

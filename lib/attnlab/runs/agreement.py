@@ -13,7 +13,7 @@ import pandas as pd
 
 from attnlab.runs.columns import BEFORE
 from attnlab.runs.schema import CASE, MEASURED, NORMAL, Manifest, block_key, replicate_key, shape_key
-from attnlab.runs.table import Table
+from attnlab.runs.table import OF_SHAPE, Table
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
@@ -32,7 +32,7 @@ TYPES = {
     "strain": "Float64",
 }
 """Types under which columns of different tables are compared; an empty table has none of its own."""
-OF_STUDY = ("samples", "checks", "cases", "resources", "stream")
+OF_STUDY = (*OF_SHAPE, "stream")
 """Tables that hold nothing but what the study asks for."""
 WITH_REASONS = {"panel": "latency_us", "residency": "value", "endurance": "latency_us"}
 """Tables in which a row holds this value, or says why there is none."""

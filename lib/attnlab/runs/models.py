@@ -176,7 +176,7 @@ def add(name: str, key: str, tables: dict[str, list[dict[str, Any]]]) -> None:
     for table, columns in COLUMNS.items():
         buffer = io.BytesIO()
         pd.DataFrame(tables[table], columns=list(columns)).to_parquet(buffer, index=False)
-        path = folder(name) / "parts" / f"{table}.{key}.parquet"
+        path = folder(name) / schema.PARTS / f"{table}.{key}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, buffer.getvalue())
 
@@ -202,7 +202,7 @@ def finish(name: str) -> None:
         files[table] = hashlib.sha256(content.getvalue()).hexdigest()
     stamp = datetime.now(UTC).isoformat(timespec="seconds")
     write(read(name).model_copy(update={"files": files, "finished": stamp}))
-    shutil.rmtree(folder(name) / "parts")
+    shutil.rmtree(folder(name) / schema.PARTS)
 
 
 def _part(path: Path, table: str) -> pd.DataFrame:
@@ -211,4 +211,4 @@ def _part(path: Path, table: str) -> pd.DataFrame:
 
 
 def _parts(name: str, table: str) -> list[Path]:
-    return sorted((folder(name) / "parts").glob(f"{table}.*.parquet"))
+    return sorted((folder(name) / schema.PARTS).glob(f"{table}.*.parquet"))

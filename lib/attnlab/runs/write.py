@@ -136,6 +136,13 @@ def finish(name: str, more: Manifest | None = None) -> None:
     (target / ".lock").unlink(missing_ok=True)
 
 
+def require_incomplete(name: str, manifest: Manifest) -> None:
+    """Raise UserError if a run is complete, without the parts that a process which was killed then may have left."""
+    if manifest["complete"]:
+        finish(name)
+        raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
+
+
 def close_early(name: str) -> None:
     """Close a run that was cut off with what it holds; its manifest then says how much of the study that is.
 

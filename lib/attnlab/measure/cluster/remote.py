@@ -95,11 +95,11 @@ def _send(worker: Worker, order: Order, data: Path, sent: set[str]) -> None:
 
     They are renamed into place, so each is whole. Those by which a shape or a case counts as recorded come last.
     """
-    for path in sorted(data.glob(f"*/{schema.PARTS}/[!.]*.parquet"), key=_written):
-        name = os.fspath(path.relative_to(data))
-        if name not in sent:
-            worker.log_event(order.topic, {"order": order.number, "name": path.name, "content": path.read_bytes()})
-            sent.add(name)
+    there = {os.fspath(path.relative_to(data)): path for path in data.glob(f"*/{schema.PARTS}/[!.]*.parquet")}
+    for name in sorted(there.keys() - sent, key=lambda name: _written(there[name])):
+        content = there[name].read_bytes()
+        worker.log_event(order.topic, {"order": order.number, "name": there[name].name, "content": content})
+        sent.add(name)
 
 
 def _written(part: Path) -> tuple[int, bool, str]:

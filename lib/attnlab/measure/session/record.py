@@ -145,9 +145,7 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
     manifest = read.read_manifest(name)
     if recorded(manifest) != study:
         raise UserError(f"the run {name!r} is of another study ({manifest['study']['name']}): choose another name")
-    if manifest["complete"]:
-        write.finish(name)  # if it was killed after its last block, it may have left parts
-        raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
+    write.require_incomplete(name, manifest)
     before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
     changed = [name for name in study.implementations if before.get(name) != now.get(name)]
     if changed:
