@@ -227,13 +227,14 @@ def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, caps
             before, deadline = blocks(), time.monotonic() + 10
             while blocks() == before and time.monotonic() < deadline and not done.is_set():
                 time.sleep(0.02)
-            moments["in a shape" if blocks() != before else "before one"] += 1
+            moment = "in a shape" if blocks() != before else "before one"
             time.sleep(draw.uniform(0, 0.5))
             with suppress(Exception):
                 victim = draw.choice(two.worker_pids())
                 if not done.is_set():
                     os.kill(victim, signal.SIGKILL)
                     killed.append(victim)
+                    moments[moment] += 1
 
     while len(killed) < kills:
         thread = threading.Thread(target=kill)
