@@ -304,8 +304,8 @@ show("environment.lacking")
 # %% [markdown]
 # ## Conclusion
 #
-# "Faster" is a statement about a pair of programs and a clock. What this run supports is the following; a reader whose program is
-# timed otherwise should take the verdict of that timing.
+# "Faster" is a statement about a pair of programs and a clock. A reader whose program is timed otherwise should take the verdict of
+# that timing.
 
 # %%
 show("verdicts.statement")
