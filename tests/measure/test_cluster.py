@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -215,14 +216,13 @@ def test_a_block_is_home_as_soon_as_it_is_there(two, begin, instead, monkeypatch
 def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, capsys):
     instead(faulty.slowly)
     study = tiny_study(replicates=2 if kills == 2 else 3, **FEW)
-    draw, done, killed, runs = random.Random(kills), threading.Event(), [], 0
-    moments = dict.fromkeys(("in a shape", "before one"), 0)
+    draw, done, killed, runs = random.Random(kills), threading.Event(), Counter(), 0
 
     def blocks():
         return len(write.recorded(f"run-{runs}", "samples"))
 
     def kill():
-        while not done.is_set() and len(killed) < kills:
+        while not done.is_set() and killed.total() < kills:
             # Mostly soon after a block came home, and so in the middle of a shape; else while processes start.
             before, deadline = blocks(), time.monotonic() + 10
             while blocks() == before and time.monotonic() < deadline and not done.is_set():
@@ -233,10 +233,9 @@ def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, caps
                 victim = draw.choice(two.worker_pids())
                 if not done.is_set():
                     os.kill(victim, signal.SIGKILL)
-                    killed.append(victim)
-                    moments[moment] += 1
+                    killed[moment] += 1
 
-    while len(killed) < kills:
+    while killed.total() < kills:
         thread = threading.Thread(target=kill)
         thread.start()
         with two.fleet() as executor:
@@ -250,7 +249,7 @@ def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, caps
     assert all(line.count("\n") == 0 and "Traceback" not in line for line in said)
     if kills > 10:
         with capsys.disabled():
-            print(f"\n{len(killed)} workers killed, {moments}, in {runs} runs: every sample there, once")
+            print(f"\n{killed.total()} workers killed, {dict(killed)}, in {runs} runs: every sample there, once")
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_shape_is_done_without(cluster, begin, instead, capsys):

@@ -137,7 +137,11 @@ def finish(name: str, more: Manifest | None = None) -> None:
 
 
 def require_incomplete(name: str, manifest: Manifest) -> None:
-    """Raise UserError if a run is complete, without the parts that a process which was killed then may have left."""
+    """Refuse a run that is complete, and remove the parts that are left of it if it was killed while it was closed.
+
+    Raises:
+        UserError: the run is complete.
+    """
     if manifest["complete"]:
         finish(name)
         raise UserError(f"the run {name!r} is complete: `make report RUN={name}` renders it")
