@@ -114,10 +114,12 @@ __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_g
 #define EIGHT(c, i) \
     "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 #define OPERANDS_32(c) EIGHT(c, 0), EIGHT(c, 8), EIGHT(c, 16), EIGHT(c, 24)
+#define OPERANDS_36(c) OPERANDS_32(c), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35])
 #define OPERANDS_64(c) OPERANDS_32(c), EIGHT(c, 32), EIGHT(c, 40), EIGHT(c, 48), EIGHT(c, 56)
 #define NAMES_32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_36 NAMES_32 ", %32, %33, %34, %35"
 #define NAMES_64 \
     NAMES_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -127,6 +129,9 @@ __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_g
 // reads them moves up here.
 template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[32]) {
     asm volatile("wgmma.wait_group.sync.aligned %32;" : OPERANDS_32(c) : "n"(PENDING) : "memory");
+}
+template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[36]) {
+    asm volatile("wgmma.wait_group.sync.aligned %36;" : OPERANDS_36(c) : "n"(PENDING) : "memory");
 }
 template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[64]) {
     asm volatile("wgmma.wait_group.sync.aligned %64;" : OPERANDS_64(c) : "n"(PENDING) : "memory");
@@ -147,6 +152,15 @@ __device__ __forceinline__ void multiply(float (&c)[N], unsigned long long a, un
                      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" NAMES_32 "}, " \
                      "{%32, %33, %34, %35}, %36, add, 1, 1, %38;}" \
                      : OPERANDS_32(c) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED)); \
+    } \
+    template <> \
+    __device__ __forceinline__ void multiply<T, TRANSPOSED, 36>(float (&c)[36], const unsigned (&a)[4], unsigned long long b, \
+                                                                int add) { \
+        asm volatile("{.reg .pred add; setp.ne.s32 add, %41, 0;" \
+                     "wgmma.mma_async.sync.aligned.m64n72k16.f32." TYPE "." TYPE " {" NAMES_36 "}, " \
+                     "{%36, %37, %38, %39}, %40, add, 1, 1, %42;}" \
+                     : OPERANDS_36(c) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED)); \
     } \
     template <> \

@@ -9,10 +9,11 @@
 #include "hopper.cuh"
 
 // How one instance works: tiles of KEYS keys, PAIRS tiles of K and of V in the ring; with TURNS, consumers issue their
-// products in turns.
-template <int D_, int KEYS_, int PAIRS_, int CONSUMERS_, int TURNS_, int PER_PASS_> struct Plan {
+// products in turns. With ONES, V has a 65th column of ones, and the product with it sums the rows of P.
+template <int D_, int KEYS_, int PAIRS_, int CONSUMERS_, int TURNS_, int PER_PASS_, bool ONES_ = false> struct Plan {
     static constexpr int D = D_, KEYS = KEYS_, PAIRS = PAIRS_, CONSUMERS = CONSUMERS_, PER_PASS = PER_PASS_;
-    static constexpr bool TURNS = TURNS_;
+    static constexpr bool TURNS = TURNS_, ONES = ONES_;
+    static_assert(!ONES || D == 64, "the columns of ones follow a single tile of 64 columns");
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
     static constexpr bool SHORT_TURNS = TURNS && CONSUMERS > 3;
     static constexpr int THREADS = 128 * (1 + CONSUMERS), COLUMNS = D / 64;  // tiles of 64 columns beside each other
@@ -36,7 +37,10 @@ template <typename P> struct Shared {
     // Before whose tiles all others have come: until then, to who skips tiles, a slot's barrier may be two phases behind.
     int passes_begun;
     unsigned char numbers[128];
-    float sum[P::CONSUMERS][64];  // of the rows of a job that has ended
+    union {
+        float sum[P::CONSUMERS][64];               // of the rows of a job that has ended
+        alignas(128) unsigned short ones[16][64];  // with ONES: 16 rows, more columns than are read
+    };
     // The job whose Q is in `query`.
     struct Job {
         int head;                // and its batch, packed
@@ -334,14 +338,14 @@ template <typename P, bool CAUSAL> struct Scores {
 // A thread's two rows: exponents are relative to `shift`, probabilities add up to `sum`, O shrinks by `shrink`.
 struct Rows {
     float shift[2] = {-infinity(), -infinity()}, sum[2], shrink[2];
-    // Scores become probabilities relative to the largest score so far.
-    template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2) {
+    // Scores become probabilities, at most 2^-headroom, relative to the largest score so far.
+    template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2, float headroom = 0) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float top = -infinity();
 #pragma unroll
             for (int n = 2 * half; n < N; n += 4) top = fmaxf(top, fmaxf(s[n], s[n + 1]));
-            top = fmaxf(shift[half], quad_max(top) * scale_log2);
+            top = fmaxf(shift[half], quad_max(top) * scale_log2 + headroom);
             shrink[half] = exp2_approx(shift[half] - top);  // top is finite: key 0 came first
             shift[half] = top;
             sum[half] *= shrink[half];
@@ -360,7 +364,7 @@ struct Rows {
 // has to shrink; `begin` is true for the first job's first tile, and `again()` computes the scores once more.
 template <typename T, typename P, bool CAUSAL, typename Softmax>
 __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, const Problem& problem, const Softmax& softmax) {
-    constexpr int D = P::D, KEYS = P::KEYS;
+    constexpr int D = P::D, KEYS = P::KEYS, WIDTH = P::ONES ? D / 2 + 4 : D / 2;
     take_registers<P::TAKEN>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
     const unsigned full = shared_address(shared.full), empty = shared_address(shared.empty);
@@ -373,7 +377,7 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
     Rows rows;
     Scores<P, CAUSAL> scores;
     scores.tile = 0, scores.keys = problem.keys;
-    float out[D / 2];
+    float out[WIDTH];  // with ONES, sums of the two rows in WIDTH - 4 and WIDTH - 2
     unsigned p[KEYS / 16][4];
 
     int tiles = (problem.keys + KEYS - 1) / KEYS;  // under the mask, those that the job sees
@@ -400,9 +404,13 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
         commit_products();
     };
     const auto multiply_probabilities_by_values = [&](int add) {
-        const auto v_tile = descriptor(tiles_begin + (value_ring.slot() * 2 + 1) * P::TILE_BYTES, KEYS * 128, 1024);
+        const unsigned values = tiles_begin + (value_ring.slot() * 2 + 1) * P::TILE_BYTES;
+        const auto v_tile = descriptor(values, P::ONES ? shared_address(shared.ones) - values : KEYS * 128, 1024);
 #pragma unroll
-        for (int j = 0; j < KEYS / 16; ++j) multiply<T, true>(out, p[j], further(v_tile, 16 * j * 128), j ? 1 : add);
+        for (int j = 0; j < KEYS / 16; ++j) {
+            const int rows = 16 * j * 128, back = P::ONES ? rows << 16 : 0;  // the same ones, for all rows of V
+            multiply<T, true>(out, p[j], further(v_tile, rows - back), j ? 1 : add);
+        }
         commit_products();
     };
     // The tile's scores once more, by this warp alone.
@@ -450,7 +458,7 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned row = 16 * warp + lane / 4 + 8 * half;
-            const float inverse = reciprocal(shared.sum[consumer][row]);
+            const float inverse = reciprocal(P::ONES ? out[WIDTH - 4 + 2 * half] : shared.sum[consumer][row]);
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
                 const unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
@@ -495,7 +503,7 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
         const int add = scores.tile > 0;
         value_ring = ring;
         if (over) {
-            keep_sums();
+            if (!P::ONES) keep_sums();
             refill();
             ++job;
             wait(query_full + 8 * (job % 2), job / 2 % 2);
@@ -540,7 +548,7 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
         }
         if (rescale) {
 #pragma unroll
-            for (int n = 0; n < D / 2; ++n) out[n] *= rows.shrink[n / 2 % 2];
+            for (int n = 0; n < WIDTH; ++n) out[n] *= rows.shrink[n / 2 % 2];
         }
         pack_probabilities();
     }

@@ -74,9 +74,10 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
 
 def _checks(where: list[dict[str, Any]]) -> pd.DataFrame:
     errors = dict.fromkeys(("max_error", "mean_error", "framework_max_error", "framework_mean_error"), 1e-6)
-    made = {"inputs": schema.NORMAL, "route": "call", "differing": 0, "passed": True}
+    made = {"route": "call", "differing": 0, "passed": True} | errors
     return _frame(
-        "checks", [case | {"moment": moment} | made | errors for moment in ("before", "after") for case in where]
+        "checks",
+        [case | {"moment": moment, "inputs": case["values"]} | made for moment in ("before", "after") for case in where],
     )
 
 

@@ -474,7 +474,7 @@ def _checks(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> list[
     moments = ["before", "after"] if fate[0] == "measured" or "after" in fate[1] else ["before"]
     failing = moments[-1] if fate[0] == "failed" else None
     return [
-        {"implementation": name, **shape.axes, **where, "moment": moment, "inputs": "normal", "route": "call"}
+        {"implementation": name, **shape.axes, **where, "moment": moment, "inputs": shape.values, "route": "call"}
         | {"max_error": 5e-3 if moment == failing else 1e-3, "mean_error": 1e-4}
         | {"framework_max_error": 1e-3, "framework_mean_error": 1e-4, "differing": 0, "passed": moment != failing}
         for moment in moments

@@ -21,8 +21,10 @@ from attnlab.measure.subjects.oracle import of_each_head
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.runs import schema
 from attnlab.study.shapes import Shape
+from attnlab.study.values import NORMAL
 
 CPU = torch.device("cpu")
+KINDS = (NORMAL, *schema.EXTREMES)
 GROUPED = Shape(2, 6, 65, 32, dtype="float32", kv_heads=2)
 DECODE = Shape(3, 4, 1, 32, dtype="float32", kv_len=129)
 SPREAD = Shape(3, 4, 50, 32, dtype="float32", lengths="spread")
@@ -46,7 +48,7 @@ SHAPES = [
     DECODE.resized(seq_len=5, layout="tokens first", scale=0.4, causal=True),
     TRAINING.resized(layout="tokens first", scale=0.3),
 ]
-ALL_KINDS = [["before", kind, "call"] for kind in schema.KINDS] + [["after", "normal", "call"]]
+ALL_KINDS = [["before", kind, "call"] for kind in KINDS] + [["after", "normal", "call"]]
 BEFORE_AND_AFTER = [["before", "normal", "call"], ["after", "normal", "call"]]
 
 
@@ -59,7 +61,7 @@ def locked(unlocked):
 # Inputs
 
 
-@pytest.mark.parametrize("kind", schema.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("shape", "queries", "keys"),
     [

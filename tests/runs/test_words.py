@@ -9,6 +9,7 @@ import pytest
 
 from attnlab.base import paths
 from attnlab.runs import methods, metrics, rules, schema
+from attnlab.study.values import NORMAL
 
 LIB = paths.ROOT / "lib" / "attnlab"
 SOURCES = sorted(path for path in LIB.rglob("*.py") if path.parent != LIB / "runs")
@@ -36,9 +37,9 @@ def spelled(path: Path) -> list[str]:
         if (
             value in names
             or re.search(r"\b(gpu|sm|smsp|l1tex|lts|dram|launch)__\w", value)
-            or value in (schema.OUT_OF_MEMORY, schema.LARGE_LOGITS, schema.CONSTANT_ROWS)
+            or value in (schema.OUT_OF_MEMORY, *schema.EXTREMES)
             or (value in schema.STATUSES and "status" in line)
-            or (value == schema.NORMAL and "inputs" in line)
+            or (value == NORMAL and "inputs" in line)
         ):
             found.append(f"{path.relative_to(LIB)}:{number}: {value}")
     return found

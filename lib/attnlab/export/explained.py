@@ -102,7 +102,7 @@ CONFIG = {
     "samples_withheld": "samples that the run holds and this export doesn't: the case failed a check, or was cut off",
     "peak_memory_bytes": "most memory allocated at once during a call",
     "made, passed, max_error, framework_max_error": "checks of the case; largest absolute error against the float64 "
-    "oracle on standard normal inputs, its own and the framework's",
+    "oracle on the values that are timed, its own and the framework's",
     "differing_most": "most elements in which two runs on the same inputs differed",
     "outcomes": "what became of it in each replicate",
     "replicate, process": "number of the replicate, random name of the process",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attnlab.base.errors import UserError
-from attnlab.infer import rungs
+from attnlab.infer import kinds, rungs
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.dispatch import Choice, Dispatch
@@ -23,7 +23,9 @@ REQUESTS = 2000
 def table(results: Results, clock: str = "eager") -> Dispatch:
     """At each shape of a run, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
 
-    Shapes with an axis that a table doesn't have, and peers, are left out.
+    Where the run timed several kinds of values, the verdict is that on the worst of them, and the fastest is the one of
+    the highest speedup there. Left out are shapes with an axis that a table doesn't have, peers, and what has no
+    latency on some kind.
 
     Args:
         clock: one of `CLOCKS`.
@@ -79,14 +81,14 @@ def _served(results: Results, timing: Timing) -> list[Shape]:
 
 
 def _choice(results: Results, shape: Shape, timing: Timing, stale: list[str]) -> Choice:
-    rows, device = results.at(shape, timing), results.run.manifest["device"]["name"]
+    device = results.run.manifest["device"]["name"]
     faster: dict[str, Verdict] = {}
-    for name in rows.index:
+    for name in results.at(shape, timing).index:
         if name != FALLBACK and name.startswith(CALLABLE) and name not in stale:
-            verdict = results.compare(str(name), shape, timing)
-            if verdict.decision == "faster":
-                faster[str(name)] = verdict
-    best = str(rows.loc[list(faster), "median_us"].idxmin()) if faster else FALLBACK
+            found = kinds.over(results, str(name), shape, timing)
+            if not found.lacking and found.verdict.decision == "faster":
+                faster[str(name)] = found.verdict
+    best = max(faster, key=lambda name: faster[name].speedup.estimate, default=FALLBACK)
     speedup = faster[best].speedup if faster else Interval(1.0, 1.0, 1.0)
     return Choice(
         **_chosen_by(shape),

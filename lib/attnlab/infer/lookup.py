@@ -12,7 +12,7 @@ from attnlab.infer import stats
 from attnlab.infer.cases import AXES, CASE, TIMING, by_card, cards_of, enough, independent, passed_samples
 from attnlab.infer.ceilings import Ceilings
 from attnlab.runs import schema
-from attnlab.runs.schema import MEASURED, NORMAL
+from attnlab.runs.schema import MEASURED
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
@@ -214,6 +214,6 @@ def axis_of(sweep: str) -> str:
     return sweep.split()[-1]
 
 
-def on_normal(checks: pd.DataFrame) -> pd.DataFrame:
-    """The checks that were made on standard normal inputs, as is timed."""
-    return checks[checks["inputs"] == NORMAL]
+def on_values(checks: pd.DataFrame) -> pd.DataFrame:
+    """The checks that were made on the values that are timed."""
+    return checks[checks["inputs"] == checks["values"]]

@@ -12,11 +12,12 @@ from dataclasses import replace
 import pandas as pd
 
 from attnlab.runs.columns import BEFORE
-from attnlab.runs.schema import CASE, MEASURED, NORMAL, Manifest, block_key, replicate_key, shape_key
+from attnlab.runs.schema import CASE, EXTREMES, MEASURED, Manifest, block_key, replicate_key, shape_key
 from attnlab.runs.table import OF_SHAPE, Table
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
+from attnlab.study.values import NORMAL
 
 FATE = [*CASE, "replicate"]
 BLOCK = [*Shape.AXES, "replicate"]
@@ -27,7 +28,8 @@ TYPES = {
     **dict.fromkeys(("causal", "passed"), "bool"),
     **dict.fromkeys(("max_error", "mean_error", "framework_max_error", "framework_mean_error", "scale"), "float64"),
     **dict.fromkeys(
-        ("implementation", "dtype", "lengths", "direction", "layout", "process", "clock", "cache", "status"), "str"
+        ("implementation", "dtype", "lengths", "direction", "layout", "values", "process", "clock", "cache", "status"),
+        "str",
     ),
     "strain": "Float64",
 }
@@ -192,6 +194,10 @@ def _require_checks(checks: Table, cases: Table, manifest: Manifest) -> None:
     """Raise UserError where a check says that it passed and its errors don't, or disagrees with its case's status."""
     frame, passed = checks.frame, checks.frame["passed"]
     factor = manifest["rules"]["gate_factor"]
+    other = frame[(frame["inputs"] != frame["values"]) & ~frame["inputs"].isin(EXTREMES)]
+    if not other.empty:
+        known = ", ".join([other["values"].iloc[0], *EXTREMES])
+        raise checks.refusal(f"inputs is {other['inputs'].iloc[0]!r} and has to be one of {known}", _row(other))
     for error in ("max_error", "mean_error"):
         # On other inputs than normal ones, the rounding of large scores may allow more than the framework's error does.
         allowed = (factor * frame[f"framework_{error}"]).where(frame["inputs"] == NORMAL, math.inf)

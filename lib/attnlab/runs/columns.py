@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.runs import methods, metrics
-from attnlab.runs.schema import CASE, COLUMNS, KINDS, STATUSES
+from attnlab.runs.schema import CASE, COLUMNS, STATUSES
 from attnlab.runs.table import Table, shown
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -82,7 +82,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("batch", "heads", "seq_len", "head_dim", "kv_heads", "kv_len"), SIZE),
     "causal": FLAG,
     "scale": AT_LEAST_0,
-    **dict.fromkeys(("dtype", "lengths", "direction", "layout"), NAME),
+    **dict.fromkeys(("dtype", "lengths", "direction", "layout", "values"), NAME),
     "clock": _one_of(get_args(Timing.model_fields["clock"].annotation)),
     "cache": _one_of(get_args(Timing.model_fields["cache"].annotation)),
     **dict.fromkeys(("replicate", "round", "position"), COUNT),
@@ -96,7 +96,7 @@ RULES: dict[str, Rule] = {
     "throttle_reasons": COUNT,
     "throttled": FLAG,
     "moment": _one_of(MOMENTS),
-    "inputs": _one_of(KINDS),
+    "inputs": NAME,
     "route": Rule("`call` or `graph of N`", lambda values: _matches(values, r"call|graph of [1-9][0-9]*")),
     **dict.fromkeys(("max_error", "mean_error", "framework_max_error", "framework_mean_error"), ERROR),
     "differing": COUNT,
@@ -105,6 +105,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("reason", "kernels", "card", "cpu", "governor", "host"), TEXT),
     **dict.fromkeys(("peak_memory_bytes", "warmup_calls"), COUNT),
     "steady": FLAG,
+    "alone_differing": COUNT,
     "strain": ERROR,
     "setup_seconds": AT_LEAST_0,
     "power_limit_w": POSITIVE,
@@ -125,6 +126,7 @@ READINGS = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "thr
 EMPTY = {
     "samples": (*READINGS, "strain"),
     "checks": ("differing",),
+    "cases": ("alone_differing",),
     "processes": ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor", "host"),
     "panel": ("round", "latency_us", "why", *READINGS),
     "residency": ("round", "unit", "value", "why"),

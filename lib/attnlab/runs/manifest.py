@@ -156,6 +156,7 @@ class Fields(Part):
     kernels: dict[str, Words]
     ladder: list[Rung]
     dispatch: dict[str, str]
+    captured: dict[str, Hash] = {}
     profile: Profile | None = None
     closed_early: Closed | None = None
     files: dict[str, Hash] = {}

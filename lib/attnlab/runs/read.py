@@ -16,7 +16,10 @@ from attnlab.runs import agreement, columns
 from attnlab.runs.manifest import require as require_manifest
 from attnlab.runs.schema import COLUMNS, PARTS, SCHEMA, TABLES, Manifest, Run, digest, folder, short_hash
 from attnlab.runs.table import Table, refusal
+from attnlab.study.values import NORMAL
 
+BEFORE_VALUES = 6
+"""The schema of complete runs that are still read: they timed standard normal values, and no sequence alone."""
 JUDGED = "ATTNLAB_JUDGED"
 """The seals of runs that this process or one that started it has held to what they say. A seal covers every table."""
 
@@ -92,7 +95,7 @@ def read_manifest(name: str) -> Manifest:
         schema = manifest["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
-    if schema != SCHEMA:
+    if schema != SCHEMA and not (schema == BEFORE_VALUES and manifest.get("complete")):
         older = isinstance(schema, int) and schema < SCHEMA
         advice = "measure again" if older else "update attnlab"
         raise UserError(f"{where} has schema {schema}, this attnlab reads {SCHEMA}: {advice}")
@@ -117,6 +120,11 @@ def _whole_table(name: str, manifest: Manifest, table: str) -> Table:
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
         raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
     frame = _frame(content, path)
+    if manifest["schema"] == BEFORE_VALUES:
+        if "scale" in frame:
+            frame.insert(frame.columns.get_loc("scale") + 1, "values", NORMAL)
+        if table == "cases":
+            frame["alone_differing"] = pd.array([pd.NA] * len(frame), dtype="Int64")
     return Table(table, path.parent, frame, ((path, len(frame)),))
 
 

@@ -16,15 +16,15 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA = 6
-"""Version of the layout, the only one that is read."""
+SCHEMA = 7
+"""Version of the layout."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
 """What became of a case."""
 TOO_LONG = "one call takes"
 """How the reason begins why a case was skipped whose call takes longer than the study allows."""
-NORMAL, LARGE_LOGITS, CONSTANT_ROWS = KINDS = ("normal", "large logits", "constant rows")
-"""Kinds of inputs that an implementation is checked on, and timed on the first of them."""
+LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
+"""Kinds of inputs that an implementation is checked on at each shape, besides the values that it is timed on."""
 _SAMPLE = (
     "clock",
     "cache",
@@ -39,7 +39,7 @@ _SAMPLE = (
 )
 _CARD = ("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "throttled")
 _ERRORS = ("max_error", "mean_error", "framework_max_error", "framework_mean_error", "differing", "passed")
-_FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady")
+_FATE = ("status", "reason", "kernels", "peak_memory_bytes", "warmup_calls", "steady", "alone_differing")
 _MACHINE = ("card", "ecc", "power_limit_w", "persistence", "mig", "cpu", "governor", "host")
 _COMPILED = ("function", "architecture", "registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes")
 _LAUNCHED = ("threads", "ctas", "ctas_per_sm")
@@ -113,10 +113,11 @@ class Run:
         manifest: schema, rules, environment and its hash, device, ceilings, clocks, study, ladder, hashes of the files.
         samples: a row per sample; latencies in us, clocks in MHz, power in W, ``started_s`` since its process began.
             ``strain`` is the error of what was computed, in units of what is allowed; at most 1.
-        checks: a row per correctness check; errors are absolute, against the float64 oracle. ``inputs`` is one of
-            `KINDS`; errors on different kinds can't be compared with each other. ``differing`` counts the elements in
-            which two runs on the same inputs differ.
-        cases: a row per case and replicate: its status, the kernels that ran, its peak memory in bytes.
+        checks: a row per correctness check; errors are absolute, against the float64 oracle. ``inputs`` are the shape's
+            values or one of `EXTREMES`; errors on different kinds can't be compared with each other. ``differing``
+            counts the elements in which two runs on the same inputs differ.
+        cases: a row per case and replicate: its status, the kernels that ran, its peak memory in bytes, and in how many
+            elements a sequence alone differs from the same one in the batch.
         processes: a row per process that measured, with its seconds, its card (the start of a hash of its UUID) and how
             that is set, its CPU and governor, and its host (likewise a hash).
         resources: a row per replicate and measured case of a kernel of the ladder: what was compiled, what it needs,

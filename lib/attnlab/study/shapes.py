@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
+from attnlab.study import values as kinds
+
 BYTES_PER_ELEMENT = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 LENGTHS = ("equal", "spread")
 DIRECTIONS = ("forward", "training")
@@ -26,6 +28,7 @@ class Shape:
         layout: ``heads first``, contiguous tensors; or ``tokens first``: the heads of a token lie beside each other, as
             a model's projections leave them, and the tensors are transposed views of that.
         scale: the factor of the scores; 0, the default, for 1/√D.
+        values: the kind of numbers in Q, K and V (`attnlab.study.values`).
 
     Raises:
         ValueError: a size that is not a positive integer, a word that is not known, or axes that don't go together.
@@ -43,10 +46,11 @@ class Shape:
     direction: str = "forward"
     layout: str = "heads first"
     scale: float = 0.0
+    values: str = kinds.NORMAL
 
     AXES: ClassVar[tuple[str, ...]] = (
         *("batch", "heads", "seq_len", "head_dim", "causal", "dtype"),
-        *("kv_heads", "kv_len", "lengths", "direction", "layout", "scale"),
+        *("kv_heads", "kv_len", "lengths", "direction", "layout", "scale", "values"),
     )
 
     def __post_init__(self) -> None:
@@ -65,6 +69,9 @@ class Shape:
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float) or not 0 <= self.scale < math.inf:
             raise ValueError(f"scale must be a number above 0, or 0 for 1/√D, not {self.scale!r}")
         object.__setattr__(self, "scale", float(self.scale))
+        if not isinstance(self.values, str):
+            raise ValueError(f"values must be the name of a kind, not {self.values!r}")
+        kinds.split(self.values)
         self._require_axes_that_go_together()
 
     def _require_axes_that_go_together(self) -> None:
@@ -74,6 +81,10 @@ class Shape:
             for axis, plain in (("direction", "forward"), ("layout", "heads first"), ("scale", 0.0)):
                 if getattr(self, axis) != plain:
                     raise ValueError(f"lengths: spread is for {axis}: {plain}")
+            if kinds.placed(self.values):
+                raise ValueError(f"values: {self.values} is for lengths: equal")
+        if self.direction == "training" and self.values != kinds.NORMAL:
+            raise ValueError(f"direction: training is for values: {kinds.NORMAL}")
         if self.kv_len == self.seq_len:
             return
         for axis, plain in (("lengths", "equal"), ("direction", "forward")):
@@ -104,6 +115,7 @@ class Shape:
             self.direction: self.direction != "forward",
             self.layout: self.layout != "heads first",
             f"scale {self.scale:g}": self.scale != 0,
+            f"{self.values} values": self.values != kinds.NORMAL,
         }
         return [word for word, there in words.items() if there]
 

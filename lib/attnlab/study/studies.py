@@ -14,6 +14,7 @@ from yaml.constructor import ConstructorError
 from attnlab.base import paths
 from attnlab.base.errors import UserError, first_problem, suggestion
 from attnlab.study import implementations
+from attnlab.study import values as kinds
 from attnlab.study.shapes import Shape
 
 Block = dict[str, Any]
@@ -71,9 +72,10 @@ class Study(BaseModel):
 
     Nsight Compute counts one call of each implementation at the target, and at the shapes `counted`, of those that are
     not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
-    multiplied out. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. With
-    `panel`, a run on a GPU ends with a panel that times the same calls with every available clock, and with loads
-    without pause; this takes about a minute. After its shapes, a replicate answers `stream` requests of random shapes.
+    multiplied out, and ``values: all`` stands for every kind that is timed by default. If one call of a case takes
+    longer than `longest_call_ms`, it is neither checked nor timed. With `panel`, a run on a GPU ends with a panel that
+    times the same calls with every available clock, and with loads without pause; this takes about a minute. After its
+    shapes, a replicate answers `stream` requests of random shapes. Captured values come from the file `captured`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -91,6 +93,7 @@ class Study(BaseModel):
     longest_call_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1000.0
     panel: bool = True
     stream: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
+    captured: Line = "data/captured/small.safetensors"
     sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")
@@ -223,15 +226,21 @@ def _validated(stated: dict[str, Any], where: str, known: Collection[str] = ()) 
 
 
 def _multiply_out(block: Block, where: str) -> list[Shape]:
-    axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
+    axes = _stated(block)
     if empty := [axis for axis, values in axes.items() if not values]:
         raise UserError(f"{where}: the axis {empty[0]!r} has no values")
     return [_shape(dict(zip(axes, values, strict=True)), where) for values in product(*axes.values())]
 
 
+def _stated(block: Block) -> dict[str, list[Any]]:
+    """The values of each axis that a block of a sweep states; ``values: all`` are those of `kinds.STANDARD`."""
+    axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
+    return axes | ({"values": list(kinds.STANDARD)} if axes.get("values") == [kinds.ALL] else {})
+
+
 def _amount(block: Block) -> int:
     """How many shapes a block of a sweep states."""
-    return math.prod(len(value) for value in block.values() if isinstance(value, list))
+    return math.prod(map(len, _stated(block).values()))
 
 
 def _shape(axes: Block, where: str) -> Shape:

@@ -32,8 +32,12 @@ def support(results: Results) -> Table:
         for name in results.study.implementations
     ]
     reasons = dict.fromkeys(_reasons(results))
-    note = "All go through the same gate; where a case failed, it has no latency. " + " ".join(reasons)
+    note = (
+        "All go through the same gate; where a case failed, it has no latency. The last column: whether a sequence has "
+        f"the same bits alone and in a batch, each called as a program would. {' '.join(reasons)}"
+    )
     frame = pd.DataFrame(rows).rename(columns=_plain)
+    frame["same bits alone"] = [_alone(results, name) for name in results.study.implementations]
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
@@ -105,6 +109,17 @@ def _require_peers(results: Results) -> None:
 
 def _plain(title: str) -> str:
     return title.rsplit(" ", 1)[0] if " " in title else "plain" if title == "seq_len" else title
+
+
+def _alone(results: Results, name: str) -> str | None:
+    """At how many shapes a sequence alone has the bits that it has in a batch; None where that was not asked."""
+    cases = results.run.cases
+    found = cases[(cases["implementation"] == name) & cases["alone_differing"].notna()]
+    worst = found.groupby(AXES, sort=False)["alone_differing"].max()
+    same = int((worst == 0).sum())
+    if worst.empty:
+        return None
+    return "yes" if same == len(worst) else f"at {same} of {formats.count(len(worst), 'shape')}"
 
 
 def _over(shapes: list[Shape], name: str, fates: dict[Any, str]) -> str:

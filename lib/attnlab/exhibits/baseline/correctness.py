@@ -9,7 +9,7 @@ from attnlab.exhibits.cells import shape_of
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.style import AXIS_TITLES, before_others, few_powers_of_two, look, plain_logarithm
 from attnlab.infer.cases import AXES
-from attnlab.infer.lookup import NotMeasured, axis_of, on_normal
+from attnlab.infer.lookup import NotMeasured, axis_of, on_values
 from attnlab.infer.results import Results
 from attnlab.runs.rules import GATE_FACTOR
 from attnlab.study import implementations
@@ -19,7 +19,7 @@ from attnlab.study.shapes import Shape
 @exhibit("baseline.errors")
 def errors(results: Results, sweep: str = "seq_len") -> Figure:
     """The largest error against the float64 oracle, beside what the gate allows."""
-    checks, axis, shapes = on_normal(results.run.checks), axis_of(sweep), results.sweep(sweep)
+    checks, axis, shapes = on_values(results.run.checks), axis_of(sweep), results.sweep(sweep)
     allowed = [(size, GATE_FACTOR * error) for size, error in _worst(checks, shapes, axis, "framework_max_error")]
     if not allowed:
         raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
@@ -44,7 +44,7 @@ def errors(results: Results, sweep: str = "seq_len") -> Figure:
     odd = [error for name, points in worst.items() for size, error in points if (size, error) not in usual[name]]
     caption = [
         f"{_nearest_to_limit(worst, dict(allowed))} The largest error against the float64 oracle over all checks of a "
-        f"shape on standard normal inputs, along the sweep “{sweep}”, each implementation before all others in grey; "
+        f"shape on its own values, along the sweep “{sweep}”, each implementation before all others in grey; "
         f"the dashed line is the gate's limit, {formats.multiple(GATE_FACTOR)} the framework's own."
     ]
     caption += ["Markers on the upper edge are errors that are not finite."] if any(e > 0 for e in odd) else []
@@ -85,9 +85,9 @@ def correctness(results: Results) -> Prose:
         raise NotMeasured("The gate has made no checks yet")
     failed = checks[~checks["passed"].astype(bool)]
     verdict = "all passed" if failed.empty else f"{len(failed)} failed, and their cases are reported without a latency"
-    normal = on_normal(checks)
+    normal = on_values(checks)
     sentences = [
-        f"The gate made {formats.count(len(checks), 'check')} and {verdict}. On standard normal inputs, the largest "
+        f"The gate made {formats.count(len(checks), 'check')} and {verdict}. On the values that are timed, the largest "
         f"error of any implementation is {formats.number(normal['max_error'].max())}, that of the framework's own "
         f"composition in the same dtype {formats.number(normal['framework_max_error'].max())}.",
         timed_outputs(results),
@@ -155,12 +155,12 @@ def checks(results: Results) -> Table:
         }
         | ({"not reproducible": marks.get(name)} if marks else {})
         for name, group in results.run.checks.groupby("implementation", sort=False)
-        for normal in [on_normal(group)]
+        for normal in [on_values(group)]
     ]
     note = (
-        "Absolute errors against the float64 oracle, on standard normal inputs that were not used before, before and "
-        "after timing, with outputs in memory filled with NaN. Checks on large logits and on constant rows are counted "
-        "without their errors, which have another scale."
+        "Absolute errors against the float64 oracle, on inputs of the timed values that were not used before, before "
+        "and after timing, with outputs in memory filled with NaN. Checks on large logits and on constant rows are "
+        "counted without their errors, which have another scale."
     )
     return Table(pd.DataFrame(rows), "The correctness gate.", note)
 

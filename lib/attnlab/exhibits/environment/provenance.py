@@ -52,7 +52,7 @@ def checklist(results: Results) -> Table:
             f"PyTorch {environment['packages']['torch']}, CUDA {environment['cuda']}, cuDNN {environment['cudnn']}",
         ),
         ("settings locked and asserted", f"{len(environment['settings'])} settings, hash {environment['hash'][:16]}"),
-        ("inputs", "standard normal where timed, seeded by shape, replicate and purpose"),
+        ("inputs", "of the shape's values, seeded by shape, replicate and purpose"),
         ("samples a case and timing", f"{each} in each of {formats.count(taken, 'replicate')}"),
         ("order", "rounds interleaved, random within each"),
         ("correctness gate", f"{int(checks['passed'].sum()):,} of {len(checks):,} checks passed"),

@@ -1,5 +1,5 @@
 """The page 06_verdicts."""
 
-from attnlab.exhibits.verdicts import abstract, accuracy, every, findings, power, target
+from attnlab.exhibits.verdicts import abstract, accuracy, every, findings, power, target, values
 
-__all__ = ["abstract", "accuracy", "every", "findings", "power", "target"]
+__all__ = ["abstract", "accuracy", "every", "findings", "power", "target", "values"]

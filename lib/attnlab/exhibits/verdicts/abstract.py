@@ -9,8 +9,10 @@ from attnlab.exhibits.display import Prose
 from attnlab.exhibits.environment.machine import device_words, effort_words
 from attnlab.exhibits.kernels import lead
 from attnlab.exhibits.kernels.climb import standing_sentence
+from attnlab.exhibits.verdicts import values
 from attnlab.exhibits.verdicts.findings import counted
 from attnlab.exhibits.verdicts.target import interval_us
+from attnlab.infer import kinds
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results, absence
 
@@ -72,4 +74,7 @@ def _fastest_statement(results: Results) -> str:
     if fastest == results.study.baseline:
         return "No implementation has a smaller median there."
     judged = decisions.against(f"`{results.study.baseline}`", cells.under_each(results, fastest, shape))
-    return f"`{fastest}` has the smallest median there. {judged} {counted(results)}"
+    over = kinds.over(results, fastest, shape)
+    on_values = f" Over the values: {values.worst(over)}." if len(over.verdicts) > 1 else ""
+    first = " ".join([*values.turned(results, shape), f"`{fastest}` has the smallest median there."])
+    return f"{first} {judged}{on_values} {counted(results)}"

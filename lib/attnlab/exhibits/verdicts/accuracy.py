@@ -14,7 +14,7 @@ from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import look, plain_logarithm
-from attnlab.infer.lookup import NotMeasured, on_normal
+from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs.rules import GATE_FACTOR
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 @exhibit("verdicts.accuracy", shape=target)
 def plane(results: Results, shape: Shape) -> Figure:
     """Latency against mean error at one shape, with the gate's limit."""
-    checks = on_normal(results.run.checks)
+    checks = on_values(results.run.checks)
     checks = checks[is_of(checks, shape)] if len(checks) else checks
     points = _points(results, checks, shape)
     if not points:
@@ -58,7 +58,7 @@ def plane(results: Results, shape: Shape) -> Figure:
     caption = (
         f"The largest mean error, of `{worst.name}`, is {formats.percent(100 * worst.error.high / allowed)} of the "
         f"gate's limit. Speed and accuracy at {shape.label}, {results.headline.words}: the median latency with its "
-        f"{CI} interval against the mean absolute error over all checks on standard normal inputs, with its range. "
+        f"{CI} interval against the mean absolute error over all checks on these values, with its range. "
         f"Further left is faster, further down more accurate. The dashed line is {formats.multiple(GATE_FACTOR)} the "
         f"mean error of the framework's own composition, the smallest of all checks. {lost}"
     )

@@ -16,6 +16,7 @@ from attnlab.exhibits.formats import CI
 from attnlab.exhibits.kernels import lead
 from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.style import TIMINGS, ratio_rows
+from attnlab.exhibits.verdicts import values
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
@@ -126,7 +127,12 @@ def _ladder(results: Results) -> str:
     return f"**The ladder.** {sentence}" if sentence else ""
 
 
+def _values(results: Results) -> str:
+    return f"**Values.** {values.sentence(results, results.study.target_shape)}"
+
+
 FINDINGS: tuple[Callable[[Results], str], ...] = (
+    _values,
     _sign,
     lambda results: f"**Lengths.** {costliest(results)}",
     lambda results: f"**Power.** {slowest(results)}",

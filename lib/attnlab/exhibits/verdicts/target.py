@@ -13,7 +13,9 @@ from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.environment.cards import held_for, scope
 from attnlab.exhibits.environment.machine import replicate_words
 from attnlab.exhibits.formats import CI, MARGIN
-from attnlab.infer import regimes
+from attnlab.exhibits.verdicts import values
+from attnlab.infer import kinds, regimes
+from attnlab.infer.kinds import OverKinds
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import NO_CONTROL, Pair, Results
 from attnlab.infer.stats import Interval, Verdict, magnitude, mann_whitney
@@ -210,15 +212,21 @@ def _brief(verdict: Verdict) -> str:
 
 @exhibit("verdicts.statement", shape=target)
 def statement(results: Results, shape: Shape) -> Prose:
-    """A statement on a shape's best candidate, positive or negative: title, abstract, results, power and limits."""
+    """A statement on a shape's best candidate, positive or negative: title, abstract, results, power and limits.
+
+    Where several kinds of values were timed, it is made on the one on which that candidate gains least.
+    """
     best = _best(results, shape)
-    verdict, family = results.compare(best, shape), results.family(shape)
+    over = kinds.over(results, best, shape)
+    shape = over.worst
+    verdict, family = over.verdict, results.family(shape)
     parts = [
+        *values.turned(results, shape),
         f"**{_title(results, best, shape, verdict)}**",
         f"> {_abstract(results, best, shape, verdict)}",
         "\n".join(f"- {line}" for line in _findings(results, best, shape, verdict)),
         power_sentence(results, shape, results.headline, verdict),
-        f"*Limits.* {held_for(results)}, one shape, {results.headline.words}, "
+        f"*Limits.* {held_for(results)}, one shape, {_kinds(over)}, {results.headline.words}, "
         f"{formats.count(len(family.verdicts), 'candidate')}: other devices, shapes and implementations may "
         "differ.",
     ]
@@ -226,13 +234,22 @@ def statement(results: Results, shape: Shape) -> Prose:
 
 
 def _best(results: Results, shape: Shape) -> str:
-    """The best candidate: a claimable one before a faster one before the one with the highest speedup."""
+    """The best candidate, each on its worst kind of values: a claimable one before a faster one before the one with the
+    highest speedup. What has no latency on some kind comes last."""
 
-    def rank(name: str) -> tuple[bool, bool, float]:
-        verdict = results.compare(name, shape)
-        return verdict.claimable, verdict.decision == decisions.FASTER, verdict.speedup.estimate
+    def rank(name: str) -> tuple[bool, bool, bool, float]:
+        over = kinds.over(results, name, shape)
+        verdict = over.verdict
+        return not over.lacking, verdict.claimable, verdict.decision == decisions.FASTER, verdict.speedup.estimate
 
     return max(results.candidates(shape), key=rank)
+
+
+def _kinds(over: OverKinds) -> str:
+    """On which values a statement was made."""
+    if len(over.verdicts) == 1:
+        return f"{over.worst.values} values alone (others are timed with `values: all` in the study)"
+    return f"{formats.count(len(over.verdicts), 'kind')} of values ({values.worst(over)})"
 
 
 def _title(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:

@@ -35,7 +35,7 @@ from attnlab.measure.subjects.case import Call, Replay
 from attnlab.measure.subjects.implementation import Attention, Tensors, by_sequence, with_gradients
 from attnlab.measure.subjects.inputs import Inputs
 from attnlab.measure.subjects.oracle import composed, of_each_head
-from attnlab.runs.schema import NORMAL
+from attnlab.study.values import NORMAL
 
 # The number of elements at the start of an output that serve as its fingerprint.
 FINGERPRINT = 4096
@@ -56,7 +56,7 @@ class Gate:
 
     Args:
         given: Q, K and V, in training also the gradient of O; only the gate may change them.
-        kind: which of `schema.KINDS` they are; in training always normal.
+        kind: the shape's values, or one of `schema.EXTREMES`.
         heads: in a forward pass, the heads whose values are compared, numbered over all batches; None for all. All
             other checks cover every head.
         sequences: the lengths of sequences that lie end to end; empty if a batch has one length.

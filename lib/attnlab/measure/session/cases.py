@@ -18,7 +18,7 @@ from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read, rules, write
-from attnlab.runs.schema import FAILED, TOO_LONG, block_key, typed
+from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, block_key, typed
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -39,6 +39,9 @@ def measure_shape(session: Session, shape: Shape) -> None:
         windows = attempt(lambda: Windows(shape, session.device, calls))
     except OutOfMemory as error:
         drop_all(subjects, "Q, K and V", error)
+    except Unsupported as error:
+        for subject in subjects:
+            subject.drop(SKIPPED, str(error))
     else:
         checks = _measure_subjects(session, shape, subjects, windows)
     write.add_part(session.job.run, "checks", key, pd.DataFrame(checks))

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from functools import partial
 
+from attnlab.measure.gate import alone
 from attnlab.measure.gate.check import Check
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.gate.witness import Witness
@@ -13,8 +14,10 @@ from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive, drop_all
 from attnlab.measure.subjects.implementation import OutOfMemory, attempt
 from attnlab.measure.subjects.inputs import Inputs, Windows
-from attnlab.runs.schema import FAILED, KINDS, NORMAL
+from attnlab.runs.schema import EXTREMES, FAILED
 from attnlab.study.shapes import Shape
+from attnlab.study.studies import Study
+from attnlab.study.values import NORMAL
 
 # On inputs that are not normal, the gate compares this many scores' worth of heads: 16 of 512 keys, or one of 2048.
 COMPARED_SCORES = 2**22
@@ -32,19 +35,21 @@ def check_all(
 
     Args:
         moment: ``before`` or ``after`` timing.
-        witness: one to be appointed at the gate for normal inputs.
+        witness: one to be appointed at the gate for the shape's values.
     """
     checked: list[Row] = []
-    for kind in _kinds(shape, moment):
+    for kind in _kinds(session.job.study, shape, moment):
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         try:
             gate = attempt(partial(gate_of, shape, windows[0], kind))
-            if witness is not None and kind == NORMAL:
+            if witness is not None and kind == shape.values:
                 witness.appoint(gate)
         except OutOfMemory as error:
             drop_all(subjects, "the oracle's scores", error)
             return checked
         for subject in alive(subjects):
+            if moment == "before" and kind == shape.values:
+                subject.details["alone_differing"] = alone.differing(subject.implementation, windows[0], shape)
             for route, check in _by_route(session, subject, gate, kind):
                 checked.append(rows.check(session, shape, subject, check, moment, kind, route))
                 if not check.passed:
@@ -54,20 +59,24 @@ def check_all(
     return checked
 
 
-def _kinds(shape: Shape, moment: str) -> tuple[str, ...]:
-    """The kinds of inputs to check on: all of them before timing, normal ones after it.
+def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
+    """The kinds of inputs to check on: the shape's values, and before timing the extremes.
 
-    In training they are always normal, since the gradients of a saturated softmax are zero.
+    Of shapes that differ in their values alone, the study's first has the extremes. In training there are none, since
+    the gradients of a saturated softmax are zero.
     """
-    return KINDS if moment == "before" and shape.direction == "forward" else (NORMAL,)
+    first = next(other for other in study.shapes if other.resized(values=shape.values) == shape)
+    extremes = moment == "before" and shape.direction == "forward" and shape == first
+    return (shape.values, *(EXTREMES if extremes else ()))
 
 
 def _end_to_end(shape: Shape) -> tuple[int, ...]:
     return shape.sequences if shape.lengths == "spread" else ()
 
 
-def gate_of(shape: Shape, given: Inputs, kind: str = NORMAL) -> Gate:
-    """The gate for inputs of a shape."""
+def gate_of(shape: Shape, given: Inputs, kind: str = "") -> Gate:
+    """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`."""
+    kind = kind or shape.values
     heads = None if kind == NORMAL else few_heads(shape)
     return Gate(given, shape.causal, kind, heads, _end_to_end(shape), shape.scale or None)
 
@@ -87,8 +96,8 @@ def few_heads(shape: Shape) -> list[int] | None:
 def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iterator[tuple[str, Check]]:
     """Check what a subject computes from the current inputs, by each route that is timed.
 
-    On a GPU, as long as no graphs have been captured for timing, a graph of a single call is captured for normal inputs
-    and thrown away.
+    On a GPU, as long as no graphs have been captured for timing, a graph of a single call is captured for the
+    shape's values and thrown away.
     """
     call, repeats = subject.case.call, subject.implementation.repeats
     called = subject.attempt(lambda: gate.examine(call, subject.earlier, repeats))
@@ -99,11 +108,11 @@ def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iter
     timed = list(filter(None, dict.fromkeys((subject.case.one, subject.case.many))))
     for replay in timed:
         yield f"graph of {replay.calls}", gate.examine_replay(replay, repeats)
-    if not timed and session.device.type == "cuda" and kind == NORMAL:
+    if not timed and session.device.type == "cuda" and kind not in EXTREMES:
         captured = subject.attempt(lambda: gate.examine_captured(call, repeats))
         if captured is not None:
             yield "graph of 1", captured
 
 
 def _named(kind: str, route: str) -> str:
-    return route if kind == NORMAL else f"{route}, {kind}"
+    return route if kind not in EXTREMES else f"{route}, {kind}"

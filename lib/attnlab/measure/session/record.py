@@ -28,6 +28,7 @@ from attnlab.base.version import VERSION
 from attnlab.measure.instruments import counters, devices
 from attnlab.measure.session import once, worker
 from attnlab.measure.session.subject import Job
+from attnlab.measure.subjects import captured
 from attnlab.runs import dispatch, read, rules, schema, write
 from attnlab.study import implementations, ladder, tuning
 from attnlab.study.studies import Study, recorded
@@ -152,6 +153,8 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
         raise Outdated(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
     if manifest["dispatch"] != _dispatched(study, manifest["device"]["name"]):
         raise Outdated(f"the dispatch table changed since the run {name!r} began: start a new run")
+    if manifest.get("captured", {}) != captured.digests(study):
+        raise Outdated(f"what was captured ({study.captured}) changed since the run {name!r} began: start a new run")
     read.load(name)  # which refuses blocks that were lost or changed, before others are measured
     return str(manifest["environment"]["hash"])
 

@@ -81,6 +81,7 @@ def case(session: Session, shape: Shape, subject: Subject) -> Row:
         "peak_memory_bytes": details.get("peak_memory_bytes", 0),
         "warmup_calls": details.get("warmup_calls", 0),
         "steady": details.get("steady", False),
+        "alone_differing": details.get("alone_differing"),
     }
 
 

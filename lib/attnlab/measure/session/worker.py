@@ -19,6 +19,7 @@ from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import ceilings, estimate, requests
 from attnlab.measure.session.cases import measure_shape
 from attnlab.measure.session.subject import Job, Session
+from attnlab.measure.subjects import captured
 from attnlab.runs import write
 from attnlab.runs.schema import replicate_key
 from attnlab.study.studies import Study
@@ -34,6 +35,8 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     if len(missing) == len(study.timings):
         lacks = f"{device.type} lacks the clocks of the study ({', '.join(missing)})"
         raise UserError(f"nothing can be timed here, {lacks}: state one with the clock eager")
+    found_in = captured.digests(study)
+    captured.use(study)
     planned = estimate.planned(study, device)
     dtypes = sorted({shape.dtype for shape in study.shapes})
     if device.type == "cuda":
@@ -46,6 +49,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         "missing_clocks": missing,
         "telemetry": Telemetry(device).unavailable or "NVML",
         "planned_s": planned.shapes_s,
+        "captured": found_in,
         "surveyed": {"card": telemetry.card(device), **devices.host()},
     }
     return found, planned.total_s
@@ -62,6 +66,7 @@ def measure(job: Job) -> None:
     started = time.monotonic()
     device = torch.device(job.device)
     environment.lock_as_begun(job.run, job.environment, device)
+    captured.use(job.study)
     session = Session(job, device, Telemetry(device), started)
     _record_process(session)
     for shape in job.shapes:

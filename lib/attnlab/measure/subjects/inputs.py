@@ -1,9 +1,8 @@
 """Inputs: seeded, the same for every implementation at a shape, and new to it whenever it is timed.
 
+They are of the shape's values (`attnlab.study.values`); besides these, each implementation is checked on
+
 =============  =========================================================================================================
-kind           what it is, and what it asks of an implementation
-=============  =========================================================================================================
-normal         standard normal Q, K and V: what is timed, and where errors are compared most strictly
 large logits   Q times 50: scores with a standard deviation of 50. In most rows some of them overflow exp in float32
                (beyond 88.7), and in nearly all rows in float16 (11.1); the softmax saturates, its running maximum jumps
 constant rows  as above, with all keys of a head equal: each weight is 1 over the number of keys, whatever the scores.
@@ -17,7 +16,9 @@ from contextlib import contextmanager
 
 import torch
 
-from attnlab.runs.schema import CONSTANT_ROWS, NORMAL
+from attnlab.measure.subjects import values
+from attnlab.measure.subjects.values import Memory
+from attnlab.runs.schema import CONSTANT_ROWS, EXTREMES
 from attnlab.study.shapes import Shape
 
 Inputs = tuple[torch.Tensor, ...]
@@ -37,11 +38,15 @@ class Windows:
 
     Args:
         count: the number of windows.
+
+    Raises:
+        Unsupported: what was captured doesn't do for this shape.
     """
 
     def __init__(self, shape: Shape, device: torch.device, count: int = 1) -> None:
         self._shape, self._count = shape, count
         self._shared = shape.heads // shape.kv_heads
+        self._step, self._kind = values.step(shape, device), shape.values
         dtype = getattr(torch, shape.dtype)
         self._memory = [torch.empty(size, dtype=dtype, device=device) for size in self._sizes()]
         longest = max(memory.shape[0] * memory.shape[2] for memory in self._memory)
@@ -55,7 +60,7 @@ class Windows:
         """Q, K and V of a window, in training also the gradient of O."""
         if not 0 <= window < self._count:
             raise IndexError(window)
-        further = (window + 1) // 2
+        further = (window + 1) // 2 * self._step
         queries, keys = (0, further) if window % 2 else (further * self._shared, 0)
         shape = self._shape
         elements = (shape.query_elements, shape.key_elements, shape.key_elements, shape.query_elements)
@@ -63,25 +68,32 @@ class Windows:
         begins = (queries, keys, 0, 0)
         return tuple(map(self._view, self._memory, elements, heads, begins))
 
-    def draw(self, seed: int, kind: str = NORMAL) -> None:
-        """Overwrite all of it with values of one of `schema.KINDS`."""
+    def draw(self, seed: int, kind: str = "") -> None:
+        """Overwrite all of it with the shape's values, with other values that aren't captured, or one of
+        `schema.EXTREMES`."""
+        self._kind = kind or self._shape.values
         generator = torch.Generator(self._memory[0].device).manual_seed(seed)
         for memory in self._memory:
             memory.normal_(generator=generator)
-        queries, keys = self._memory[:2]
-        if kind != NORMAL:
-            queries *= LOGITS
-        if kind == CONSTANT_ROWS:
+        queries, keys, *_ = self._memory
+        if self._kind not in EXTREMES:
+            values.make(self._kind, self._shape, self._described(generator))
+            return
+        queries *= LOGITS
+        if self._kind == CONSTANT_ROWS:
             keys.copy_(self._constant(keys))
 
     @contextmanager
     def scrambled(self) -> Iterator[None]:
-        """Inside, other values of the same distribution; afterwards, bit for bit those of before.
+        """Inside, other values of the same kind; afterwards, bit for bit those of before.
 
         Each column of each head changes its sign, or not, at random: from what is seen inside, what will be there
-        afterwards can't be told.
+        afterwards can't be told. The columns of Q and K in which a kind lies keep theirs, so that scores stay of their
+        kind; of captured values, that is all of them.
         """
-        chosen = [self._some_signs(memory) for memory in self._memory]
+        kept = 0 if self._kind in EXTREMES else values.structured(self._kind, self._shape.head_dim)
+        each = zip(self._memory, (kept, kept, 0, 0), strict=False)
+        chosen = [self._some_signs(memory, columns) for memory, columns in each]
         for memory, signs in zip(self._memory, chosen, strict=True):
             memory *= signs
         try:
@@ -100,7 +112,7 @@ class Windows:
                 (elements // shape.head_dim, 1, shape.head_dim)
                 for elements in (shape.query_elements, shape.key_elements)
             )
-        further = (self._count - 1) // 2 * self._shared, self._count // 2
+        further = tuple(windows * self._step for windows in ((self._count - 1) // 2 * self._shared, self._count // 2))
         windowed = [(size[0] + more, *size[1:]) for size, more in zip((queries, values), further, strict=True)]
         return [*windowed, values] + ([queries] if shape.direction == "training" else [])
 
@@ -123,19 +135,40 @@ class Windows:
         """Whether the heads of a token lie beside each other."""
         return self._shape.lengths == "spread" or self._shape.layout == "tokens first"
 
-    def _some_signs(self, memory: torch.Tensor) -> torch.Tensor:
+    def _described(self, generator: torch.Generator) -> Memory:
+        shape, device = self._shape, self._memory[0].device
+        heads, places = [], []
+        queries = shape.heads, shape.seq_len, shape.kv_len - shape.seq_len
+        keys = shape.kv_heads, shape.kv_len, 0
+        for memory, (count, length, begin) in zip(self._memory, (queries, keys), strict=False):
+            index = torch.arange(memory.shape[0], device=device)
+            heads.append(index % count if self._by_token else index)
+            within = (
+                (index // count % length).unsqueeze(1) if self._by_token else torch.arange(length, device=device)[None]
+            )
+            places.append(begin + within)
+        return Memory(self._memory[:3], (heads[0], heads[1]), (places[0], places[1]), generator)
+
+    def _some_signs(self, memory: torch.Tensor, kept: int) -> torch.Tensor:
         heads, _, columns = memory.shape
         begin = random.SystemRandom().randrange(SIGNS)
-        return self._signs[begin : begin + heads * columns].view(heads, 1, columns)
+        signs = self._signs[begin : begin + heads * columns].view(heads, 1, columns)
+        if kept:
+            signs = signs.clone()
+            signs[..., :kept] = 1
+        return signs
 
 
-def draw(shape: Shape, seed: int, device: torch.device, kind: str = NORMAL) -> Inputs:
-    """Q, K and V of one of `schema.KINDS`; in training also a standard normal gradient of O.
+def draw(shape: Shape, seed: int, device: torch.device, kind: str = "") -> Inputs:
+    """Q, K and V of the shape's values, or of another kind that `Windows.draw` takes.
 
+    In training a standard normal gradient of O follows.
     Q is ``(batch, heads, seq_len, head_dim)``, K and V are ``(batch, kv_heads, kv_len, head_dim)``, contiguous or
     transposed as the shape's layout says. If lengths are spread, all are views ``(1, heads, tokens, head_dim)`` of
-    memory in which the heads of a token are adjacent. Values matter for speed as well as for errors: zeros draw less
-    power and can run faster.
+    memory in which the heads of a token are adjacent.
+
+    Raises:
+        Unsupported: what was captured doesn't do for this shape.
     """
     windows = Windows(shape, device)
     windows.draw(seed, kind)

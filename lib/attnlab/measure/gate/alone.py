@@ -1,0 +1,32 @@
+"""Whether an implementation gives a sequence the same bits alone and in a batch."""
+
+import random
+
+import torch
+
+from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.inputs import Inputs
+from attnlab.study.shapes import Shape
+
+
+def differing(implementation: Implementation, given: Inputs, shape: Shape) -> int | None:
+    """In how many elements the output for a sequence alone differs in its bits from that for the whole batch.
+
+    The sequence is drawn at random, and is called as a program would: what chooses by shape may choose otherwise.
+
+    Returns:
+        None where the question doesn't arise: a single sequence, sequences end to end, a backward pass, or a call that
+        the implementation doesn't serve.
+    """
+    if shape.batch == 1 or shape.lengths != "equal" or shape.direction != "forward":
+        return None
+    sequence = random.SystemRandom().randrange(shape.batch)
+    alone = tuple(tensor[sequence : sequence + 1] for tensor in given)
+    try:
+        with implementation.selected():
+            together = attempt(implementation.bound(given, shape))[sequence]
+            by_itself = attempt(implementation.bound(alone, shape.resized(batch=1)))[0]
+    except (Unsupported, OutOfMemory, Broken):
+        return None
+    bits = {2: torch.int16, 4: torch.int32}[together.element_size()]
+    return int((together.contiguous().view(bits) != by_itself.contiguous().view(bits)).sum())
