@@ -49,9 +49,28 @@ show("verdicts.timings")
 show("verdicts.to_beat")
 
 # %% [markdown]
+# ## Whatever the numbers are
+#
+# What a kernel takes may depend on the values of Q, K and V: on how large the scores are, and where a row's largest one
+# lies. Each kind of values is checked and timed like a shape of its own, and a verdict over all kinds is that on the worst.
+
+# %%
+show("verdicts.values.said")
+
+# %%
+show("verdicts.values")
+
+# %%
+show("verdicts.values.elsewhere")
+
+# %%
+show("verdicts.kinds")
+
+# %% [markdown]
 # ## What may be published
 #
-# These statements follow from the data, whichever way it comes out.
+# These statements follow from the data, whichever way it comes out. Where several kinds of values were timed at the
+# shape, they are made on the worst of them.
 
 # %%
 show("verdicts.statement")

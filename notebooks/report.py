@@ -31,8 +31,8 @@ show("verdicts.abstract")
 #
 # A report that one attention kernel is faster than another is easy to make and easy to get wrong. A clock may time the
 # host; a cache may be warm for one side alone; the power limit may lower the clock of whichever runs longer; samples may
-# depend on each other; a throughput may be beyond what the device can reach. Each of these decides comparisons between good
-# kernels, which are only some percent apart.
+# depend on each other; a throughput may be beyond what the device can reach; the numbers in Q, K and V may be such as one
+# kernel likes. Each of these decides comparisons between good kernels, which are only some percent apart.
 #
 # This paper asks which implementation of attention is faster, by which clock, and how far the answer can be trusted. It
 # compares the implementations that PyTorch chooses among, which any new kernel has to beat, with each other and with what
@@ -107,7 +107,12 @@ show("environment.clocks")
 
 # %% [markdown]
 # **Order.** In a round every implementation is timed once, in random order. A replicate walks the whole study in a fresh
-# process, so drift and neighbours touch all alike. Inputs are standard normal and drawn anew before each round.
+# process, so drift and neighbours touch all alike. Inputs are drawn anew before each round.
+#
+# **Values.** Each kind of numbers in Q, K and V is timed like a shape of its own: standard normal ones, larger scores,
+# a sink, positions that attract, scores that rise or fall, heads and rows of unlike scales, outliers, and what a trained
+# model's attention was called with. A verdict over all kinds is that on the worst. No benchmark of attention that is known
+# to us varies them.
 #
 # **Correctness.** Each case is compared with a float64 oracle before it is timed and again after, on inputs that it has not
 # seen, with its memory filled with NaN before. Its errors may be at most twice those of the same formula composed from
@@ -198,6 +203,19 @@ show("verdicts.timings")
 
 # %%
 show("verdicts.counted")
+
+# %% [markdown]
+# ## Values
+#
+# A kernel of this project guessed a row's largest score, and computed again where the guess failed. On standard normal
+# values, on which everything had been timed, it was the fastest of all; on others it is slower than what it led.
+# [](#verdicts.values) has every implementation on every kind.
+
+# %%
+show("verdicts.values")
+
+# %%
+show("verdicts.kinds")
 
 # %% [markdown]
 # ## Clock, cache, power
@@ -291,7 +309,8 @@ show("model.share")
 #   neighbours; [](#environment.cards) says how far cards of this run differ.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
-# - **One distribution of inputs.** Standard normal values; zeros, for one, draw less power and can run faster.
+# - **Kinds of values.** Those of [](#verdicts.kinds) and no others; where a run timed several, the rest of its shapes are
+#   timed on one of them.
 # - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
@@ -304,8 +323,8 @@ show("environment.lacking")
 # %% [markdown]
 # ## Conclusion
 #
-# "Faster" is a statement about a pair of programs and a clock. A reader whose program is timed otherwise should take the verdict of
-# that timing.
+# "Faster" is a statement about a pair of programs, a clock, and the numbers that they are given. A reader whose program is timed
+# otherwise should take the verdict of that timing, and one who knows their numbers the verdict on those.
 
 # %%
 show("verdicts.statement")

@@ -93,7 +93,8 @@ def subjected(call, shape, device, **study):
     from attnlab.measure.subjects.implementation import Implementation
     from attnlab.measure.subjects.inputs import Windows
 
-    job = Job("none", tiny_study(**study), device, 0, (shape,), "")
+    alone = {"target": shape.axes, "sweeps": {"alone": shape.axes}}
+    job = Job("none", tiny_study(**alone | study), device, 0, (shape,), "")
     session = Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
     windows = Windows(shape, session.device, ours.most_calls(shape) if device == "cuda" else 1)
     made = isinstance(call, Implementation)

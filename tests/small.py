@@ -77,7 +77,11 @@ def _checks(where: list[dict[str, Any]]) -> pd.DataFrame:
     made = {"route": "call", "differing": 0, "passed": True} | errors
     return _frame(
         "checks",
-        [case | {"moment": moment, "inputs": case["values"]} | made for moment in ("before", "after") for case in where],
+        [
+            case | {"moment": moment, "inputs": case["values"]} | made
+            for moment in ("before", "after")
+            for case in where
+        ],
     )
 
 

@@ -486,4 +486,4 @@ def _case(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> dict[st
     row = {"implementation": name, **shape.axes, **where, "status": fate[0], "reason": fate[1]}
     row |= {"kernels": f"void {name.split('.')[1]}_kernel<128>(float*)\nsecond" if measured else ""}
     row |= {"peak_memory_bytes": peak_bytes(name, shape) if measured else 0}
-    return row | {"warmup_calls": 20 if measured else 0, "steady": measured}
+    return row | {"warmup_calls": 20 if measured else 0, "steady": measured, "alone_differing": None}

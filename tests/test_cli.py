@@ -103,7 +103,9 @@ def test_measuring_into_a_complete_run(capsys, recorded):
 
 
 def test_a_study_that_is_not_there(capsys, data):
-    expected = "there is no study 'nope'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick, scaling"
+    expected = (
+        "there is no study 'nope'; notebooks/params/ has backends, cpu, gpu, ladder, peers, quick, scaling, values"
+    )
     assert said(capsys, "measure", "--study", "nope") == expected
     assert not data.exists()
 
@@ -111,7 +113,7 @@ def test_a_study_that_is_not_there(capsys, data):
 def test_a_path_to_a_study_ends_with_yaml(capsys, data, write_study):
     path = write_study()
     path.rename(path.with_suffix(""))
-    expected = "ladder, peers, quick, scaling; a path to a study ends with .yaml or .yml"
+    expected = "ladder, peers, quick, scaling, values; a path to a study ends with .yaml or .yml"
     assert said(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
 
 

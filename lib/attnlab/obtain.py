@@ -29,6 +29,7 @@ COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "choices": lambda study: "grid seq_len" in study["sweeps"],
     "peers": lambda study: PEERS[0] in study["implementations"] and "grouped kv_heads" in study["sweeps"],
     "attended": lambda study: DISPATCH in study["implementations"],
+    "valued": lambda study: any("values" in block for sweep in study["sweeps"].values() for block in sweep),
 }
 """By the name of a companion: whether a study holds what the companion is shown for."""
 

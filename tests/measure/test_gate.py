@@ -375,7 +375,7 @@ def test_a_share_of_the_heads_is_compared_and_all_else_is_looked_at_in_all(monke
 
     def leaves_out_a_head_of_large_logits(head, q, k, v, causal):
         output = outputs.like(q)
-        for number in range(6):
+        for number in range(q.shape[0] * q.shape[1]):
             if number != head or q.std() < 10:
                 at = divmod(number, 3)
                 output[at] = sdpa.sdpa(*(x[at][None, None] for x in (q, k, v)), causal)[0, 0]

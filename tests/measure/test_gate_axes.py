@@ -1,5 +1,6 @@
 """The gate beyond plain self-attention: shared heads, decoding, sequences end to end, training. Plain: test_gate.py."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from attnlab.measure.subjects.oracle import of_each_head
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.runs import schema
 from attnlab.study.shapes import Shape
-from attnlab.study.values import NORMAL
+from attnlab.study.values import NORMAL, STANDARD
 
 CPU = torch.device("cpu")
 KINDS = (NORMAL, *schema.EXTREMES)
@@ -572,6 +573,44 @@ def test_a_call_leaves_no_graph_of_autograd_behind():
     returned = REGISTRY["sdpa.auto"].bound(drawn, TRAINING)()
     assert [tensor.requires_grad for tensor in (*returned, *drawn)] == [False] * 8
     assert [tensor.grad for tensor in drawn] == [None] * 4
+
+
+# Other values than normal ones
+
+PLAIN = Shape(2, 3, 65, 64, dtype="float32")
+SYNTHETIC = [kind for kind in STANDARD if not kind.startswith("captured")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", SYNTHETIC)
+@pytest.mark.parametrize("name", ["sdpa.flash", "sdpa.math"])
+def test_whoever_torch_has_on_the_cpu_passes_on_every_kind_of_values(name, kind, dtype):
+    subject, checks = gated(REGISTRY[name], PLAIN.resized(dtype=dtype, values=kind))
+    assert subject.alive, subject.reason
+    assert checks["passed"].all()
+    assert checks[["moment", "inputs"]].values.tolist() == [
+        ["before", kind], ["before", "large logits"], ["before", "constant rows"], ["after", kind]
+    ]  # fmt: skip
+    assert set(checks["values"]) == {kind}
+
+
+def loses_a_key_that_attracts_all(q, k, v, causal):
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    attracted = scores[..., 0] - scores[..., 1:].mean(-1)
+    if attracted.std() < 2 and attracted.mean() > 4:
+        k, v = k[:, :, 1:], v[:, :, 1:]
+    return sdpa.sdpa(q, k, v, causal)
+
+
+@pytest.mark.parametrize("kind", ["sink 8", "sink 13"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_who_is_wrong_on_a_sink_alone_is_caught_where_one_is_timed(kind, dtype):
+    for other in ("normal", "rising 24", "outliers"):
+        subject, _ = gated(loses_a_key_that_attracts_all, PLAIN.resized(dtype=dtype, values=other))
+        assert subject.alive, subject.reason
+    subject, checks = gated(loses_a_key_that_attracts_all, PLAIN.resized(dtype=dtype, values=kind))
+    assert subject.reason.startswith("before timing, call: error against float64: max ")
+    assert checks[["moment", "inputs", "passed"]].values.tolist() == [["before", kind, False]]
 
 
 # Another alignment of the mask, another scale

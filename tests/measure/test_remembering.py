@@ -19,6 +19,7 @@ from attnlab.measure.subjects.implementation import Implementation
 from attnlab.measure.subjects.oracle import composed
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
+from attnlab.study.values import STANDARD
 
 SHAPE = Shape(2, 3, 65, 64, dtype="float32")
 WARM, COLD = (Timing(clock="eager", cache=cache) for cache in ("warm", "cold"))
@@ -49,7 +50,7 @@ class RemembersTensors(Counts):
         self.kept = {}
 
     def key(self, *tensors):
-        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+        return tuple((tensor.data_ptr(), tensor.shape, tensor._version) for tensor in tensors)
 
     def __call__(self, q, k, v, causal):
         key = self.key(q, k, v)
@@ -127,6 +128,22 @@ def test_who_remembers_has_nothing_to_remember_when_it_is_timed(make, cache):
     assert all(0 <= sample["strain"] <= 1 for sample in samples)
     gate = before - 2 * (2 if cache == WARM else 1)
     assert call.computed - before == gate + 20 * (2 if cache == WARM else 1)
+
+
+@pytest.mark.parametrize("cache", [WARM, COLD], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in STANDARD if not kind.startswith("captured")])
+def test_what_is_timed_on_other_values_stays_within_the_gate(kind, cache):
+    subject, samples = timed(Counts(), SHAPE.resized(values=kind), cache, samples=5)
+    assert subject.alive, subject.reason
+    assert [sample["values"] for sample in samples] == [kind] * 5
+    assert all(0 <= sample["strain"] <= 1 for sample in samples)
+
+
+@pytest.mark.parametrize("kind", ["sink 8", "positional 25", "scales"])
+def test_who_is_wrong_while_it_is_timed_on_other_values_is_caught(kind):
+    subject, samples = timed(ComputesAhead(), SHAPE.resized(values=kind), WARM, samples=5)
+    assert subject.reason.startswith("while timed, eager warm, round 0: error against ")
+    assert len(samples) == 5
 
 
 def test_who_knows_values_again_whose_signs_have_changed_is_wrong():

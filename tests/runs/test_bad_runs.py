@@ -17,6 +17,7 @@ from attnlab.base.errors import UserError
 from attnlab.runs import agreement, methods, metrics, read, schema, write
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
+from attnlab.study.values import STANDARD
 
 STUDY = small.study(
     implementations=["sdpa.auto", "sdpa.math"],
@@ -231,6 +232,18 @@ VALUES = {
     "unknown inputs": (
         cell("checks", 0, inputs="easy"),
         "checks.parquet, row 0: inputs is 'easy' and has to be one of normal, large logits, constant rows",
+    ),
+    "inputs of other values": (
+        cell("checks", 4, inputs="sink 8"),
+        "checks.parquet, row 4: inputs is 'sink 8' and has to be one of normal, large logits, constant rows",
+    ),
+    "no inputs": (
+        cell("checks", 0, inputs=""),
+        "checks.parquet, row 0: inputs is '' and has to be a text that is not empty",
+    ),
+    "values that are nonsense": (
+        cell("samples", 2, values="sink"),
+        f"samples.parquet, row 2: unknown values 'sink'; known are {', '.join(STANDARD)}, or other amounts",
     ),
     "an unknown moment": (
         cell("checks", 1, moment="never"),
@@ -495,6 +508,22 @@ def test_a_manifest_that_no_run_can_have_is_a_line_with_its_field(whole, spoil, 
     assert refused(whole) == f"manifest.json: {said}: restore it from where the run came from"
     with pytest.raises(UserError, match=r"^.*/manifest\.json: "):
         read.read_manifest(whole)
+
+
+def test_at_other_values_checks_are_on_these_or_on_an_extreme(data):
+    axes = small.AXES | {"values": "sink 8"}
+    study = small.study(target=axes, sweeps={"values": axes})
+    write.create("one", small.manifest(study))
+    for part in small.blocks(study):
+        write.add_part("one", *part)
+    write.finish("one")
+    for inputs in ("sink 8", *schema.EXTREMES):
+        sealed("one", cell("checks", 0, inputs=inputs))
+        assert set(read.load("one").checks["values"]) == {"sink 8"}
+    for inputs in ("normal", "sink 13"):
+        sealed("one", cell("checks", 0, inputs=inputs))
+        said = f"inputs is '{inputs}' and has to be one of sink 8, large logits, constant rows"
+        assert refused("one") == f"checks.parquet, row 0: {said}{RESTORE}"
 
 
 def test_what_is_no_table_is_a_line(whole):

@@ -12,7 +12,7 @@ import pytest
 import small
 import synthetic
 
-from attnlab.base import files
+from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
 from attnlab.study import studies
@@ -289,7 +289,7 @@ def test_a_manifest_laid_out_anew_is_the_same(data):
 @pytest.mark.parametrize(
     ("stated", "advice"),
     [
-        (schema.SCHEMA - 1, "measure again"),
+        (read.BEFORE_VALUES - 1, "measure again"),
         *((other, "update attnlab") for other in (schema.SCHEMA + 1, "2", None)),
     ],
 )
@@ -297,6 +297,26 @@ def test_another_schema_is_refused_with_what_to_do(data, stated, advice):
     path = data / finished() / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": stated}))
     assert refused("one") == f"{path} has schema {stated}, this attnlab reads {schema.SCHEMA}: {advice}"
+
+
+def test_a_run_from_before_values_is_refused_unless_it_is_complete(data):
+    path = data / filled() / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": read.BEFORE_VALUES}))
+    assert refused("one") == f"{path} has schema 6, this attnlab reads {schema.SCHEMA}: measure again"
+
+
+@pytest.mark.parametrize("name", ["h200-peers-2", "h200-scaling-1"])
+def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch, name):
+    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
+    run = read.load(name)
+    assert (run.manifest["schema"], run.complete) == (read.BEFORE_VALUES, True)
+    for table in ("samples", "checks", "cases", "profile", "resources"):
+        frame = getattr(run, table)
+        assert tuple(frame.columns) == schema.COLUMNS[table]
+        assert frame.empty or set(frame["values"]) == {"normal"}
+    assert run.cases["alone_differing"].isna().all()
+    axes = run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")
+    assert {Shape(**one) for one in axes} == set(studies.recorded(run.manifest).shapes)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b"\xff\xfe"])

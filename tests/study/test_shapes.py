@@ -99,7 +99,7 @@ def test_axes_are_those_of_the_tables_in_their_order():
     assert list(shape.axes.items()) == [
         ("batch", 2), ("heads", 3), ("seq_len", 5), ("head_dim", 7), ("causal", True), ("dtype", "float32"),
         ("kv_heads", 3), ("kv_len", 5), ("lengths", "equal"), ("direction", "forward"),
-        ("layout", "heads first"), ("scale", 0.0),
+        ("layout", "heads first"), ("scale", 0.0), ("values", "normal"),
     ]  # fmt: skip
     assert tuple(shape.axes) == Shape.AXES
     assert Shape(**shape.axes) == shape

@@ -19,6 +19,7 @@ SHAPE = {
     "direction": "`forward`, or `training`: forward and backward",
     "layout": "`heads first`: contiguous; `tokens first`: transposed views of (B, S, H, D)",
     "scale": "factor of the scores; 0 for 1/√D",
+    "values": "the kind of numbers in Q, K and V",
 }
 RUN = {
     "name": "the folder in `data/` that all of this was inferred from",

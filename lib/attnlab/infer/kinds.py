@@ -10,7 +10,7 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
-from attnlab.study.values import NORMAL, ZEROS
+from attnlab.study.values import ZEROS
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class OverKinds:
 
 def shapes(results: Results, shape: Shape, timing: Timing | None = None) -> list[Shape]:
     """The study's shapes that differ from one in their values alone, without zeros, at which the baseline was timed."""
-    alike = [other for other in results.study.shapes if other.resized(values=shape.values) == shape]
+    alike = [other for other in results.study.shapes if other.plain == shape.plain]
     timed = [other for other in alike if results.study.baseline in results.at(other, timing).index]
     return [other for other in timed if other.values != ZEROS]
 
@@ -76,5 +76,5 @@ def several(results: Results) -> list[Shape]:
     """The shapes that were timed on several kinds of values, each once, with the first of its kinds in the study."""
     first: dict[Shape, Shape] = {}
     for shape in results.study.shapes:
-        first.setdefault(shape.resized(values=NORMAL), shape)
+        first.setdefault(shape.plain, shape)
     return [shape for shape in first.values() if len(shapes(results, shape)) > 1]

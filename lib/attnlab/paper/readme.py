@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnlab import obtain
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
@@ -71,7 +72,8 @@ class Block:
 
 
 def _throughput(results: Results, picture: str) -> str:
-    return picture
+    said = obtain.showing(results)("verdicts.values.said")
+    return "\n\n".join(filter(None, [picture, said.markdown]))
 
 
 def _ladder(results: Results, picture: str) -> str:

@@ -166,7 +166,8 @@ def close_early(name: str) -> None:
                 f"delete {paths.shown(folder(name))}/"
             )
         closed = {"replicates": whole, "shapes": held.total(), "planned": len(study.shapes) * study.replicates}
-        finish(name, {"closed_early": closed})
+        uncounted = {"tool": "", "why": "the run was closed before its counters were taken", "command": ""}
+        finish(name, {"profile": uncounted} | manifest | {"closed_early": closed})
 
 
 def _close(name: str, target: Path, more: Manifest) -> None:

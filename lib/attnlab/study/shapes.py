@@ -83,6 +83,8 @@ class Shape:
                     raise ValueError(f"lengths: spread is for {axis}: {plain}")
             if kinds.placed(self.values):
                 raise ValueError(f"values: {self.values} is for lengths: equal")
+        if self.head_dim < 8 and kinds.split(self.values)[0] == "positional":
+            raise ValueError(f"values: {self.values} is for a head_dim of at least 8, not {self.head_dim}")
         if self.direction == "training" and self.values != kinds.NORMAL:
             raise ValueError(f"direction: training is for values: {kinds.NORMAL}")
         if self.kv_len == self.seq_len:
@@ -123,6 +125,11 @@ class Shape:
     def axes(self) -> dict[str, int | bool | str | float]:
         """The axes by name, in the order of the columns of a run's tables."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def plain(self) -> "Shape":
+        """The same shape with standard normal values: shapes that differ in their values alone have it in common."""
+        return replace(self, values=kinds.NORMAL)
 
     def resized(self, **axes: int | bool | str | float) -> "Shape":
         """The shape with other axes. If there were as many keys as queries, there still are; likewise for heads."""

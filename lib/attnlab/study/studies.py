@@ -93,7 +93,7 @@ class Study(BaseModel):
     longest_call_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1000.0
     panel: bool = True
     stream: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
-    captured: Line = "data/captured/small.safetensors"
+    captured: Line = kinds.CAPTURED_FILE
     sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 
 CAPTURED = "captured"
+CAPTURED_FILE = "data/captured/small.safetensors"
+"""The file, from the project's root, that captured values come from where a study names none."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ NORMAL, ZEROS = "normal", "zeros"
 STANDARD = tuple(" ".join(filter(None, (name, word))) for name, kind in KINDS.items() for word in kind.stated)
 """The values that ``values: all`` in a study stands for."""
 ALL = "all"
-_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?")
+_AMOUNT = re.compile(r"[0-9]{1,4}(\.[0-9]+)?")
 _LAYER = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -86,7 +88,7 @@ def split(values: str) -> tuple[str, str]:
     if name in KINDS:
         takes = KINDS[name].stated != ("",)
         pattern = _LAYER if name == CAPTURED else _AMOUNT
-        if bool(word) == takes and (not word or pattern.fullmatch(word)):
+        if values == f"{name} {word}".strip() and bool(word) == takes and (not word or pattern.fullmatch(word)):
             return name, word
     raise ValueError(f"unknown values {values!r}; known are {', '.join(STANDARD)}, or other amounts")
 

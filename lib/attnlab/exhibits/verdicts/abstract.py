@@ -18,7 +18,7 @@ from attnlab.infer.results import Results, absence
 
 
 @exhibit("verdicts.abstract")
-def abstract(results: Results) -> Prose:
+def abstract(results: Results, valued: Results | None = None) -> Prose:
     """The paper in one paragraph."""
     study = results.study
     if results.table.empty:
@@ -26,7 +26,8 @@ def abstract(results: Results) -> Prose:
     return Prose(
         f"We measure {formats.count(len(study.implementations), 'implementation')} of scaled dot-product attention on "
         f"{device_words(results)} at {formats.count(len(study.shapes), 'shape')}, {effort_words(results)}. "
-        f"{_at_target(results)} {_standing(results)}Every timed case was checked against a float64 oracle before and "
+        f"{values.in_short(results, valued)} {_at_target(results)} "
+        f"{_standing(results)}Every timed case was checked against a float64 oracle before and "
         f"after it was timed. {timed_outputs(results)} The samples are in the run's folder; their hashes, and those of "
         "the code that took them, are in [](#environment.hashes)."
     )
@@ -76,5 +77,4 @@ def _fastest_statement(results: Results) -> str:
     judged = decisions.against(f"`{results.study.baseline}`", cells.under_each(results, fastest, shape))
     over = kinds.over(results, fastest, shape)
     on_values = f" Over the values: {values.worst(over)}." if len(over.verdicts) > 1 else ""
-    first = " ".join([*values.turned(results, shape), f"`{fastest}` has the smallest median there."])
-    return f"{first} {judged}{on_values} {counted(results)}"
+    return f"`{fastest}` has the smallest median there. {judged}{on_values} {counted(results)}"

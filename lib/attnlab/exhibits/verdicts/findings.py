@@ -88,9 +88,10 @@ def _verdicts(results: Results, name: str) -> Found:
 
 
 @exhibit("verdicts.findings")
-def findings(results: Results) -> Box:
-    """The findings of the run, a line for each kind that it has."""
-    lines = [line for find in FINDINGS if (line := _unless_missing(find, results))]
+def findings(results: Results, valued: Results | None = None) -> Box:
+    """The findings of the run, a line for each kind that it has; what the values change, first."""
+    first = f"**Values.** {values.in_short(results, valued)}"
+    lines = [first, *(line for find in FINDINGS if (line := _unless_missing(find, results)))]
     return Box("Findings", "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)))
 
 
@@ -127,12 +128,7 @@ def _ladder(results: Results) -> str:
     return f"**The ladder.** {sentence}" if sentence else ""
 
 
-def _values(results: Results) -> str:
-    return f"**Values.** {values.sentence(results, results.study.target_shape)}"
-
-
 FINDINGS: tuple[Callable[[Results], str], ...] = (
-    _values,
     _sign,
     lambda results: f"**Lengths.** {costliest(results)}",
     lambda results: f"**Power.** {slowest(results)}",

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from attnlab.exhibits import formats
+from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.decisions import FASTER, SLOWER
 from attnlab.exhibits.display import Figure, Group, Prose, Table
@@ -19,11 +19,13 @@ from attnlab.study.shapes import Shape
 
 STEADY_PCT = 5
 """An implementation whose medians on all kinds lie within so many percent of each other takes the same time on all."""
+MOST_NAMED = 4
+"""So many implementations are named in a sentence; of more, their number is."""
 STRETCH = 1.6
 """The ratio to the first kind at which a cell has its full colour."""
 
 
-@exhibit("verdicts.kinds")
+@exhibit("verdicts.kinds", of="valued")
 def described(results: Results) -> Table:
     """The kinds of values that the run timed, in words."""
     names = dict.fromkeys(shape.values for shape in results.study.shapes)
@@ -35,27 +37,35 @@ def described(results: Results) -> Table:
     return Table(pd.DataFrame(rows), "The kinds of values that were timed.", note)
 
 
-@exhibit("verdicts.values", shape=target)
+@exhibit("verdicts.values", of="valued", shape=target)
 def at_target(results: Results, shape: Shape) -> Figure:
     """The latency of every implementation on every kind of values at one shape."""
     return _map(results, shape)
 
 
-@exhibit("verdicts.values.elsewhere")
+@exhibit("verdicts.values.elsewhere", of="valued")
 def elsewhere(results: Results) -> Group:
     """The same at every other shape that was timed on several kinds."""
-    others = [
-        shape for shape in kinds.several(results) if shape.resized(values=values.NORMAL) != _plain_target(results)
-    ]
+    others = [shape for shape in kinds.several(results) if shape.plain != results.study.target_shape.plain]
     if not others:
         raise NotMeasured("No other shape was timed on several kinds of values")
     return Group({f"shape_{number}": _map(results, shape) for number, shape in enumerate(others, 1)})
 
 
-@exhibit("verdicts.values.said", shape=target)
+@exhibit("verdicts.values.said", of="valued", shape=target)
 def said(results: Results, shape: Shape) -> Prose:
     """What the values change at one shape, in a paragraph."""
     return Prose(sentence(results, shape))
+
+
+def in_short(results: Results, valued: Results | None) -> str:
+    """What the values change at the target of a run, or of another on the same device that timed several kinds."""
+    found = valued or results
+    try:
+        said = sentence(found, found.study.target_shape)
+    except NotMeasured:
+        return f"All of this is of {results.study.target_shape.values} values alone."
+    return said if found.run.name == results.run.name else f"{said} (Run `{found.run.name}`.)"
 
 
 def sentence(results: Results, shape: Shape) -> str:
@@ -65,12 +75,7 @@ def sentence(results: Results, shape: Shape) -> str:
         NotMeasured: the shape was timed on a single kind of values.
     """
     alike = _kinds(results, shape)
-    parts = [
-        *turned(results, shape),
-        _steady(results, shape, alike),
-        f"A verdict over {formats.count(len(alike), 'kind')} of values is that on the worst of them.",
-    ]
-    return " ".join(parts)
+    return " ".join([*turned(results, shape), _safest(results, shape, alike), _steady(results, shape, alike)])
 
 
 def turned(results: Results, shape: Shape) -> list[str]:
@@ -96,6 +101,18 @@ def _turned(results: Results, one: OverKinds) -> str:
     )
 
 
+def _safest(results: Results, shape: Shape, alike: list[Shape]) -> str:
+    """The candidate that gains most on the worst of its kinds, and how much."""
+    found = [kinds.over(results, name, shape) for name in _candidates(results, alike)]
+    best = max((one for one in found if not one.lacking), key=lambda one: one.verdict.speedup.estimate, default=None)
+    if best is None:
+        return ""
+    return (
+        f"Over all {len(best.verdicts)} kinds at {shape.label}, `{best.candidate}` gains most over "
+        f"`{results.study.baseline}`: it is {decisions.relation(best.verdict)} it even on its worst ({worst(best)})."
+    )
+
+
 def _steady(results: Results, shape: Shape, alike: list[Shape]) -> str:
     """Which implementations take the same time on all kinds, and which take how much longer on which."""
     steady, others = [], []
@@ -109,15 +126,20 @@ def _steady(results: Results, shape: Shape, alike: list[Shape]) -> str:
             steady.append(f"`{name}`")
         elif 100 * (timed[slowest].low / timed[fastest].high - 1) > STEADY_PCT:
             others.append((stretch, f"`{name}` {formats.times(stretch)} ({slowest})"))
-    same = f"{formats.listing(steady)} take the same time on all kinds within {STEADY_PCT} %" if steady else ""
+    known = len(steady) + len(others)
+    if not known:
+        return "Whether the values matter can't be told from so few samples."
+    which = formats.listing(steady) if len(steady) <= MOST_NAMED else f"{len(steady)} of {known} implementations"
+    same = f"{which} take the same time on all kinds within {STEADY_PCT} %" if steady else ""
     longer = formats.listing([words for _, words in sorted(others, reverse=True)])
-    more = f"on the slowest kind, others take longer than on the fastest: {longer}" if others else ""
-    unknown = "whether the values matter can't be told from so few samples"
-    return f"At {shape.label}, {'; '.join(filter(None, (same, more))) or unknown}."
+    more = f"from the fastest kind to the slowest, the time grows by a factor for {longer}" if others else ""
+    said = "; ".join(filter(None, (same, more)))
+    return f"{said[0].upper()}{said[1:]}."
 
 
 def _map(results: Results, shape: Shape) -> Figure:
-    alike = _kinds(results, shape, with_zeros=True)
+    without_zeros = _kinds(results, shape)
+    said, alike = _steady(results, shape, without_zeros), _kinds(results, shape, with_zeros=True)
     names = [name for name in results.study.implementations if any(name in results.at(one).index for one in alike)]
     medians = np.array([[_median(results, name, one) for one in alike] for name in names])
     ratios = medians / medians[:, :1]
@@ -137,10 +159,11 @@ def _map(results: Results, shape: Shape) -> Figure:
     first = alike[0].values
     return Figure(
         drawing,
-        f"{sentence(results, shape)} Median latency in µs, {results.headline.words}: a column for each kind of values. "
+        f"{said} Median latency in µs at {shape.label}, {results.headline.words}: a column "
+        "for each kind of values. "
         f"Red takes longer than the same implementation on {first} values, blue is faster; the colour is full at "
         f"{formats.times(STRETCH)}.",
-        f"Grid of latencies in microseconds, implementations by kinds of values. {sentence(results, shape)}",
+        f"Grid of latencies in microseconds, implementations by kinds of values. {said}",
     )
 
 
@@ -165,7 +188,3 @@ def _kinds(results: Results, shape: Shape, with_zeros: bool = False) -> list[Sha
 def _candidates(results: Results, alike: Sequence[Shape]) -> list[str]:
     timed = {str(name) for shape in alike for name in results.at(shape).index}
     return [name for name in results.study.implementations if name in timed and name != results.study.baseline]
-
-
-def _plain_target(results: Results) -> Shape:
-    return results.study.target_shape.resized(values=values.NORMAL)

@@ -28,5 +28,5 @@ def differing(implementation: Implementation, given: Inputs, shape: Shape) -> in
             by_itself = attempt(implementation.bound(alone, shape.resized(batch=1)))[0]
     except (Unsupported, OutOfMemory, Broken):
         return None
-    bits = {2: torch.int16, 4: torch.int32}[together.element_size()]
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[together.element_size()]
     return int((together.contiguous().view(bits) != by_itself.contiguous().view(bits)).sum())

@@ -17,9 +17,9 @@ from attnlab.measure.subjects.inputs import Inputs, Windows
 from attnlab.runs.schema import EXTREMES, FAILED
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
-from attnlab.study.values import NORMAL
 
-# On inputs that are not normal, the gate compares this many scores' worth of heads: 16 of 512 keys, or one of 2048.
+# On the extremes, the gate compares this many scores' worth of heads: 16 of 512 keys, or one of 2048. On the values
+# that are timed it compares all, since timed outputs are held to the errors that it finds, and heads may be unlike.
 COMPARED_SCORES = 2**22
 
 
@@ -48,13 +48,13 @@ def check_all(
             drop_all(subjects, "the oracle's scores", error)
             return checked
         for subject in alive(subjects):
-            if moment == "before" and kind == shape.values:
-                subject.details["alone_differing"] = alone.differing(subject.implementation, windows[0], shape)
             for route, check in _by_route(session, subject, gate, kind):
                 checked.append(rows.check(session, shape, subject, check, moment, kind, route))
                 if not check.passed:
                     subject.drop(FAILED, f"{moment} timing, {_named(kind, route)}: {check.reason}")
                     break
+            if moment == "before" and kind == shape.values and subject.alive:
+                subject.details["alone_differing"] = alone.differing(subject.implementation, windows[0], shape)
             devices.release(session.device)
     return checked
 
@@ -65,7 +65,7 @@ def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
     Of shapes that differ in their values alone, the study's first has the extremes. In training there are none, since
     the gradients of a saturated softmax are zero.
     """
-    first = next(other for other in study.shapes if other.resized(values=shape.values) == shape)
+    first = next(other for other in study.shapes if other.plain == shape.plain)
     extremes = moment == "before" and shape.direction == "forward" and shape == first
     return (shape.values, *(EXTREMES if extremes else ()))
 
@@ -77,7 +77,7 @@ def _end_to_end(shape: Shape) -> tuple[int, ...]:
 def gate_of(shape: Shape, given: Inputs, kind: str = "") -> Gate:
     """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`."""
     kind = kind or shape.values
-    heads = None if kind == NORMAL else few_heads(shape)
+    heads = few_heads(shape) if kind in EXTREMES else None
     return Gate(given, shape.causal, kind, heads, _end_to_end(shape), shape.scale or None)
 
 

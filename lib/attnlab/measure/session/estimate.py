@@ -121,7 +121,7 @@ def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[st
     works: dict[str, Work] = {name: partial(_attend, registry.find(name)) for name in names}
     works |= {DRAW: lambda windows, shape: windows.draw(0), SCRAMBLE: _scramble}
     costs = {name: Cost() for name in works}
-    for shape in _called(study.target_shape, shapes):
+    for shape in _called(study.target_shape.plain, shapes):
         if costs[DRAW].flops and all(cost.too_long(shape) for cost in costs.values() if cost.flops):
             break
         try:

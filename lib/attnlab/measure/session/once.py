@@ -9,6 +9,7 @@ import torch
 
 from attnlab.measure.instruments import counters, environment
 from attnlab.measure.session import load, panel, worker
+from attnlab.measure.values import captured
 from attnlab.study.studies import Study
 
 PARTS = ("panel", "loads", "counters")
@@ -37,6 +38,7 @@ def take(part: Part) -> dict[str, str]:
         Outdated: the environment isn't the one that the run began in.
     """
     worker.die_quietly()
+    captured.use(part.study)
     if part.name == "counters":
         return counters.take(part.run, part.study, part.device)
     device = torch.device(part.device)

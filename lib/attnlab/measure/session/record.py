@@ -28,7 +28,7 @@ from attnlab.base.version import VERSION
 from attnlab.measure.instruments import counters, devices
 from attnlab.measure.session import once, worker
 from attnlab.measure.session.subject import Job
-from attnlab.measure.subjects import captured
+from attnlab.measure.values import captured
 from attnlab.runs import dispatch, read, rules, schema, write
 from attnlab.study import implementations, ladder, tuning
 from attnlab.study.studies import Study, recorded

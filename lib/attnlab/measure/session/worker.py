@@ -19,7 +19,7 @@ from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import ceilings, estimate, requests
 from attnlab.measure.session.cases import measure_shape
 from attnlab.measure.session.subject import Job, Session
-from attnlab.measure.subjects import captured
+from attnlab.measure.values import captured
 from attnlab.runs import write
 from attnlab.runs.schema import replicate_key
 from attnlab.study.studies import Study

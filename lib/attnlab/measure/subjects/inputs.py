@@ -16,8 +16,8 @@ from contextlib import contextmanager
 
 import torch
 
-from attnlab.measure.subjects import values
-from attnlab.measure.subjects.values import Memory
+from attnlab.measure.values import drawn
+from attnlab.measure.values.drawn import Memory
 from attnlab.runs.schema import CONSTANT_ROWS, EXTREMES
 from attnlab.study.shapes import Shape
 
@@ -46,7 +46,7 @@ class Windows:
     def __init__(self, shape: Shape, device: torch.device, count: int = 1) -> None:
         self._shape, self._count = shape, count
         self._shared = shape.heads // shape.kv_heads
-        self._step, self._kind = values.step(shape, device), shape.values
+        self._step, self._kind = drawn.step(shape, device), shape.values
         dtype = getattr(torch, shape.dtype)
         self._memory = [torch.empty(size, dtype=dtype, device=device) for size in self._sizes()]
         longest = max(memory.shape[0] * memory.shape[2] for memory in self._memory)
@@ -77,7 +77,7 @@ class Windows:
             memory.normal_(generator=generator)
         queries, keys, *_ = self._memory
         if self._kind not in EXTREMES:
-            values.make(self._kind, self._shape, self._described(generator))
+            drawn.make(self._kind, self._shape, self._described(generator))
             return
         queries *= LOGITS
         if self._kind == CONSTANT_ROWS:
@@ -91,7 +91,7 @@ class Windows:
         afterwards can't be told. The columns of Q and K in which a kind lies keep theirs, so that scores stay of their
         kind; of captured values, that is all of them.
         """
-        kept = 0 if self._kind in EXTREMES else values.structured(self._kind, self._shape.head_dim)
+        kept = 0 if self._kind in EXTREMES else drawn.structured(self._kind, self._shape.head_dim)
         each = zip(self._memory, (kept, kept, 0, 0), strict=False)
         chosen = [self._some_signs(memory, columns) for memory, columns in each]
         for memory, signs in zip(self._memory, chosen, strict=True):

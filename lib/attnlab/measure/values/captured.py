@@ -6,6 +6,7 @@ belongs to the KV head i · kv_heads / heads, rounded down.
 """
 
 import hashlib
+import os
 from functools import cache
 from pathlib import Path
 
@@ -16,55 +17,65 @@ from attnlab.base.errors import UserError
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
-from attnlab.study.values import CAPTURED, split
+from attnlab.study.values import CAPTURED, CAPTURED_FILE, split
 
 Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-_used: list[Path] = []
+FILE = "ATTNLAB_CAPTURED"
+"""The variable that tells this process, and those that it starts, which file its study names."""
 
 
 def use(study: Study) -> None:
-    """Take what this process draws as captured from the file that a study names."""
-    _used[:] = [path(study)]
+    """Take what is drawn as captured, here and in processes that this one starts, from the file that a study names."""
+    os.environ[FILE] = str(path(study.captured))
 
 
-def path(study: Study) -> Path:
-    """The file that a study names; a relative path is one in the project."""
-    return paths.ROOT / study.captured
+def path(stated: str) -> Path:
+    """The file that a study states; a relative path is one in the project."""
+    return paths.ROOT / stated
 
 
 def digests(study: Study) -> dict[str, str]:
     """The SHA-256 of the file by its name; empty for a study without captured values.
 
     Raises:
-        UserError: the file can't be read, or lacks a layer that the study states.
+        UserError: the file can't be read, or lacks a layer that the study states, or a layer is not one.
     """
     layers = {word for name, word in (split(shape.values) for shape in study.shapes) if name == CAPTURED}
     if not layers:
         return {}
-    file = path(study)
+    file = path(study.captured)
+    where = f"captured: {paths.shown(file)}"
     try:
-        there, content = set(names(file)), file.read_bytes()
+        there, content = sizes(file), file.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"captured: {paths.shown(file)} can't be read ({error.strerror or error}): name another"
-        ) from None
+        raise UserError(f"{where} can't be read ({error.strerror or error}): name another") from None
     except Exception as error:  # safetensors' own error has no public base
-        raise UserError(f"captured: {paths.shown(file)} is no file of safetensors: {error}") from None
+        raise UserError(f"{where} is no file of safetensors: {error}") from None
     for layer in sorted(layers):
-        for tensor in "qkv":
-            if f"{layer}.{tensor}" not in there:
-                raise UserError(
-                    f"captured: {paths.shown(file)} lacks {layer}.{tensor}; it has {', '.join(sorted(there))}"
-                )
+        if wrong := _wrong(layer, there):
+            raise UserError(f"{where}: {wrong}")
     return {file.name: hashlib.sha256(content).hexdigest()}
 
 
-def names(file: Path) -> list[str]:
-    """The names of the tensors in a file."""
+def _wrong(layer: str, there: dict[str, tuple[int, ...]]) -> str:
+    """Why a layer of a file with tensors of these sizes can't be taken; empty if it can."""
+    for name in (f"{layer}.{tensor}" for tensor in "qkv"):
+        if name not in there:
+            return f"{name} is missing; it has {', '.join(sorted(there))}"
+        if len(there[name]) != 3:
+            return f"{name} has to be (heads, tokens, head_dim), not {there[name]}"
+    q, k, v = (there[f"{layer}.{tensor}"] for tensor in "qkv")
+    if k != v or q[1:] != k[1:] or q[0] % k[0]:
+        return f"{layer}: Q {q}, K {k} and V {v} don't go together: K and V alike, and a multiple of their heads in Q"
+    return ""
+
+
+def sizes(file: Path) -> dict[str, tuple[int, ...]]:
+    """The sizes of the tensors in a file, by name."""
     from safetensors import safe_open
 
     with safe_open(file, "pt") as content:
-        return list(content.keys())
+        return {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
 
 
 def layer(name: str, shape: Shape, device: torch.device) -> Layer:
@@ -75,11 +86,13 @@ def layer(name: str, shape: Shape, device: torch.device) -> Layer:
     Raises:
         Unsupported: the file holds fewer tokens, or heads of another width.
     """
-    q, k, v = _read(_used[0], name, device)
+    q, k, v = _read(Path(os.environ.get(FILE, path(CAPTURED_FILE))), name, device)
     if q.shape[2] != shape.head_dim:
         raise Unsupported(f"the captured heads have {q.shape[2]} columns, not {shape.head_dim}")
     if k.shape[1] < shape.kv_len:
         raise Unsupported(f"{k.shape[1]} tokens were captured, and the shape has {shape.kv_len} keys")
+    if shape.kv_len < shape.seq_len:
+        raise Unsupported(f"captured queries are the last of {shape.kv_len} keys, and there are {shape.seq_len}")
     return q[:, shape.kv_len - shape.seq_len : shape.kv_len], k[:, : shape.kv_len], v[:, : shape.kv_len]
 
 

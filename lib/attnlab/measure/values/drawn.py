@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnlab.measure.subjects import captured
+from attnlab.measure.values import captured
 from attnlab.study.shapes import Shape
 from attnlab.study.values import CAPTURED, placed, split
 

@@ -1,0 +1,443 @@
+"""Kinds of values, as they lie in memory: each is what it is said to be, in every window and on scrambled inputs."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, Quickly, quick_survey, tiny_study
+from safetensors.torch import save_file
+
+from attnlab.base.errors import Outdated, UserError
+from attnlab.measure.session import checks, record
+from attnlab.measure.subjects import inputs
+from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.measure.subjects.inputs import Inputs, Windows
+from attnlab.measure.subjects.oracle import of_each_head
+from attnlab.measure.values import captured
+from attnlab.runs import read
+from attnlab.study.shapes import Shape
+from attnlab.study.values import STANDARD, placed
+
+CPU = torch.device("cpu")
+PLAIN = Shape(2, 8, 48, 64, dtype="float32")
+# Two heads to each KV head, and twice as many keys as queries.
+GROUPED = Shape(2, 8, 48, 64, dtype="float32", kv_heads=4, kv_len=96)
+SHAPES = [
+    PLAIN,
+    GROUPED,
+    GROUPED.resized(layout="tokens first"),
+    GROUPED.resized(scale=0.3, dtype="bfloat16"),
+    PLAIN.resized(causal=True, dtype="float16", head_dim=128),
+]
+SPREAD = Shape(3, 8, 50, 32, dtype="float32", lengths="spread")
+KINDS = [kind for kind in STANDARD if not kind.startswith("captured")]
+EVERY = [shape.resized(values=kind) for shape in SHAPES for kind in KINDS]
+EVERY += [SPREAD.resized(values=kind) for kind in KINDS if not placed(kind)]
+COUNT = 7
+
+
+def drawn(shape: Shape, seed: int = 0) -> Windows:
+    windows = Windows(shape, CPU, COUNT)
+    windows.draw(seed)
+    return windows
+
+
+def everywhere(windows: Windows) -> Iterator[Inputs]:
+    """Q, K and V of each window, first as they were drawn, then scrambled."""
+    yield from windows
+    with windows.scrambled():
+        yield from windows
+
+
+def logits(given: Inputs, shape: Shape) -> torch.Tensor:
+    """What softmax takes to the power of e: ``(batch, heads, seq_len, kv_len)``."""
+    q, k, _ = of_each_head(*given)
+    return q.double() @ k.double().transpose(-1, -2) * (shape.scale or 1 / math.sqrt(shape.head_dim))
+
+
+def all_logits(shape: Shape, kind: str) -> Iterator[torch.Tensor]:
+    shape = shape.resized(values=kind)
+    found = [logits(given, shape) for given in everywhere(drawn(shape))]
+    assert len(found) == 2 * COUNT
+    yield from found
+
+
+def deviation(shape: Shape) -> float:
+    """The standard deviation of logits of normal values: 1, unless the factor of the scores is another than 1/√D."""
+    return shape.scale * math.sqrt(shape.head_dim) if shape.scale else 1.0
+
+
+def by_distance(scores: torch.Tensor, distance: int) -> float:
+    """The mean logit of queries and the keys so many places before them; the last query is at the last key."""
+    further = scores.shape[3] - scores.shape[2]
+    return scores.diagonal(further - distance, dim1=2, dim2=3).mean().item()
+
+
+# What is said of each kind
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, SPREAD], ids=str)
+@pytest.mark.parametrize("amount", [1, 2, 4, 6, 0.5])
+def test_logits_have_the_deviation_that_is_stated(shape, amount):
+    kind = "normal" if amount == 1 else f"sd {amount}"
+    expected = amount * deviation(shape)
+    for scores in all_logits(shape, kind):
+        assert scores.std().item() == pytest.approx(expected, rel=0.05)
+        assert abs(scores.mean().item()) < 0.05 * expected
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("amount", [8, 13])
+def test_the_sink_attracts_every_query_by_so_many_nats(shape, amount):
+    unit = deviation(shape)
+    for scores in all_logits(shape, f"sink {amount}"):
+        further = scores[..., 0] - scores[..., 1:].mean(-1)
+        assert further.mean().item() == pytest.approx(amount, abs=0.3 * unit)
+        assert further.mean((0, 1)).min() > amount - 2.5 * unit  # each query, by its heads
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("kind", "amount"), [("rising 24", 24), ("falling 24", -24), ("rising 6", 6)])
+def test_scores_rise_or_fall_evenly_from_the_first_key_to_the_last(shape, kind, amount):
+    unit = deviation(shape)
+    for scores in all_logits(shape, kind):
+        means = scores.mean((0, 1, 2))
+        assert (means[-1] - means[0]).item() == pytest.approx(amount, abs=0.5 * unit)
+        assert (means[shape.kv_len // 2] - means[0]).item() == pytest.approx(amount / 2, abs=0.7 * unit)
+        assert abs(means.mean().item()) < 0.1 * unit
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_like_positions_attract_and_those_further_apart_less(shape):
+    unit = deviation(shape)
+    for scores in all_logits(shape, "positional 25"):
+        near, next_to, three, far = (by_distance(scores, distance) for distance in (0, 1, 3, 40))
+        assert near == pytest.approx(25, abs=0.3 * unit)
+        assert near > next_to > three > far
+        assert far < 20
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, SPREAD], ids=str)
+def test_the_deviation_of_logits_differs_between_heads(shape):
+    for scores in all_logits(shape, "scales"):
+        deviations = scores.std((2, 3))
+        assert deviations.max() > 4 * deviations.min()
+        rows = scores.std(3)
+        assert (rows.amax(2) > 2 * rows.amin(2)).all()  # and between the queries of a head
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 8, 128, 64), GROUPED.resized(seq_len=128), SPREAD], ids=str)
+def test_a_thousandth_of_the_elements_is_drawn_from_farther_off(shape):
+    shape = shape.resized(values="outliers")
+    for given in everywhere(drawn(shape)):
+        elements = torch.cat([tensor.flatten() for tensor in given]).float()
+        # Of N(0, 101), 55 % lie beyond 6; of N(0, 1), two in a billion do.
+        expected = 0.55e-3 * len(elements)
+        assert (elements.abs() > 6).sum().item() == pytest.approx(expected, abs=4 * math.sqrt(expected))
+        assert elements.abs().max() > 15
+        assert elements.abs().median().item() == pytest.approx(0.674, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, SPREAD], ids=str)
+def test_of_zeros_values_hold_one_number_a_column(shape):
+    windows = drawn(shape.resized(values="zeros"))
+    for q, k, v in everywhere(windows):
+        assert not q.any()
+        assert not k.any()
+        assert (v.abs() == v[:1, :1, :1].abs()).all()
+    _, _, v = windows[0]
+    assert (v == v[:1, :1, :1]).all()
+    assert 0.5 < v.float().std() < 1.5
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zeros"])
+def test_what_a_kind_does_not_speak_of_is_standard_normal(shape, kind):
+    for _, k, v in everywhere(drawn(shape.resized(values=kind))):
+        for tensor in (v, k[..., shape.head_dim // 4 :]):
+            assert tensor.float().std().item() == pytest.approx(1, abs=0.1 if kind == "outliers" else 0.03)
+
+
+# Whatever the kind
+
+
+@pytest.mark.parametrize("shape", EVERY, ids=str)
+def test_a_seed_says_what_is_drawn(shape):
+    one, again, other = drawn(shape, 3), drawn(shape, 4), drawn(shape, 4)
+    assert not torch.equal(one[0][2], again[0][2])
+    assert torch.equal(one[0][0], again[0][0]) == (shape.values == "zeros")
+    again.draw(3)
+    for window in range(COUNT):
+        assert all(tensor.isfinite().all() for tensor in one[window])
+        assert all(map(torch.equal, one[window], again[window]))
+    if shape.layout == "heads first":
+        tuned = drawn(shape.resized(values="normal"))
+        tuned.draw(4, shape.values)  # other values than the shape's
+        assert all(map(torch.equal, tuned[0], other[0]))
+
+
+@pytest.mark.parametrize("shape", EVERY, ids=str)
+def test_scrambled_inputs_have_other_logits_and_are_the_same_again_bit_for_bit(shape):
+    windows = drawn(shape)
+    before = [[bits(tensor).clone() for tensor in given] for given in windows]
+    scores = [logits(given, shape) for given in windows]
+    with windows.scrambled():
+        for window, given in enumerate(windows):
+            changed = (logits(given, shape) - scores[window]).abs() > 1e-3
+            assert changed.double().mean() > 0.5 or (shape.values == "zeros" and not changed.any())
+            assert 0.2 < (bits(given[2]) != before[window][2]).double().mean() < 0.8
+    for window, given in enumerate(windows):
+        assert all(torch.equal(bits(tensor), was) for tensor, was in zip(given, before[window], strict=True))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_head_meets_the_same_keys_in_two_windows_unless_places_lie_in_the_way(kind):
+    for shape in (PLAIN.resized(values=kind), GROUPED.resized(values=kind, layout="tokens first")):
+        places = [(q.data_ptr(), k.data_ptr()) for q, k, _ in drawn(shape)]
+        alone = placed(kind) and shape.layout == "tokens first"  # a head further on may be a token further on
+        assert len(set(places)) == (1 if alone else COUNT)
+
+
+# Captured
+
+
+LAYER = "early"
+CAPTURED = Shape(2, 6, 40, 64, dtype="float32", kv_heads=2, kv_len=72, values=f"captured {LAYER}")
+CAPTURED_SHAPES = [
+    CAPTURED,
+    CAPTURED.resized(layout="tokens first"),
+    CAPTURED.resized(dtype="float16", scale=0.2),
+    CAPTURED.resized(kv_heads=6),
+    Shape(3, 5, 80, 64, causal=True, dtype="bfloat16", values=CAPTURED.values),
+    Shape(1, 1, 1, 64, dtype="float32", kv_len=80, values=CAPTURED.values),
+]
+
+
+def layer(name: str, heads: int = 10, kv_heads: int = 5, tokens: int = 80, head_dim: int = 64) -> dict[str, Any]:
+    """A layer as a file holds it: two query heads to each KV head, and numbers that no two heads share."""
+    generator = torch.Generator().manual_seed(len(name) + heads)
+    sizes = {"q": (heads, tokens, head_dim), "k": (kv_heads, tokens, head_dim), "v": (kv_heads, tokens, head_dim)}
+    # In steps of an eighth, so that products are exact in any order.
+    return {
+        f"{name}.{tensor}": (torch.randint(1, 40, size, generator=generator) / 8 + 1).half()
+        for tensor, size in sizes.items()
+    }
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Writes a file of captured tensors and has it used; returns its path."""
+    monkeypatch.setattr(captured, "_used", [])
+
+    def write(tensors: dict[str, Any]):
+        path = tmp_path / f"model-{len(list(tmp_path.iterdir()))}.safetensors"
+        save_file(tensors, path)
+        captured.use(tiny_study(captured=str(path)))
+        return path
+
+    return write
+
+
+def captured_heads(given: Inputs, shape: Shape, held: dict[str, Any]) -> list[int]:
+    """The number of the captured query head that each query head is, over all batches, by its logits."""
+    queries = held[f"{LAYER}.q"][:, shape.kv_len - shape.seq_len : shape.kv_len].double()
+    keys = held[f"{LAYER}.k"][:, : shape.kv_len].double().repeat_interleave(2, 0)
+    known = queries @ keys.transpose(1, 2) * (shape.scale or 1 / math.sqrt(shape.head_dim))
+    found = []
+    for scores in logits(given, shape).flatten(0, 1):
+        (head,) = [number for number, one in enumerate(known) if torch.equal(scores, one)]
+        found.append(head)
+    return found
+
+
+@pytest.mark.parametrize("shape", CAPTURED_SHAPES, ids=str)
+def test_each_head_of_every_window_is_a_captured_one_with_the_keys_of_its_own(file, shape):
+    held = layer(LAYER) | layer("late", heads=12, kv_heads=6)
+    file(held)
+    shared = shape.heads // shape.kv_heads
+    for given in everywhere(drawn(shape)):
+        heads = captured_heads(given, shape, held)
+        # Query heads that share keys here shared keys there.
+        groups = [{head // 2 for head in heads[first : first + shared]} for first in range(0, len(heads), shared)]
+        assert [len(group) for group in groups] == [1] * shape.batch * shape.kv_heads
+
+
+@pytest.mark.parametrize("shape", CAPTURED_SHAPES, ids=str)
+def test_columns_of_captured_queries_and_keys_change_their_signs_alike(file, shape):
+    file(layer(LAYER))  # where all is above 0
+    for given in everywhere(drawn(shape)):
+        q, k, _ = (tensor.sign() for tensor in of_each_head(*given))
+        assert torch.equal(q, k[:, :, :1].expand_as(q))
+        assert torch.equal(k, k[:, :, :1].expand_as(k))
+        assert 0.2 < (q < 0).double().mean() < 0.8
+
+
+@pytest.mark.parametrize("shape", CAPTURED_SHAPES, ids=str)
+def test_values_are_those_of_captured_heads_and_where_windows_begin_those_of_their_keys(file, shape):
+    held = layer(LAYER)
+    file(held)
+    kept = held[f"{LAYER}.v"][:, : shape.kv_len]
+    windows = drawn(shape)
+    heads = captured_heads(windows[0], shape, held)
+    _, _, v = of_each_head(*windows[0])
+    for head, own in zip(heads, v.flatten(0, 1), strict=True):
+        assert torch.equal(own.abs().double(), kept[head // 2].double())
+
+
+@pytest.mark.parametrize("shape", CAPTURED_SHAPES, ids=str)
+def test_scrambled_a_captured_head_keeps_its_logits_and_has_other_values(file, shape):
+    file(layer(LAYER))
+    windows = drawn(shape)
+    before = [[bits(tensor).clone() for tensor in given] for given in windows]
+    with windows.scrambled():
+        for given, (q, k, v) in zip(windows, before, strict=True):
+            assert torch.equal(bits(given[0]), q)
+            assert torch.equal(bits(given[1]), k)
+            assert 0.2 < (bits(given[2]) != v).double().mean() < 0.8
+    for given, was in zip(windows, before, strict=True):
+        assert all(torch.equal(bits(tensor), held) for tensor, held in zip(given, was, strict=True))
+
+
+def test_a_seed_says_which_captured_heads_and_signs_are_drawn(file):
+    file(layer(LAYER))
+    one, again = drawn(CAPTURED, 3), drawn(CAPTURED, 3)
+    for window in range(COUNT):
+        assert all(map(torch.equal, one[window], again[window]))
+    again.draw(4)
+    assert not torch.equal(one[0][0], again[0][0])
+    assert not torch.equal(one[0][2], again[0][2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (CAPTURED.resized(kv_len=81), "80 tokens were captured, and the shape has 81 keys"),
+        (CAPTURED.resized(head_dim=128), "the captured heads have 64 columns, not 128"),
+    ],
+)
+def test_a_shape_that_what_was_captured_does_not_do_for_is_not_supported(file, shape, reason):
+    file(layer(LAYER))
+    with pytest.raises(Unsupported, match=f"^{re.escape(reason)}$"):
+        Windows(shape, CPU, COUNT)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [CAPTURED.resized(seq_len=72, kv_len=40), PLAIN.resized(head_dim=4, values="positional 25")],
+    ids=["fewer keys than queries", "few columns"],
+)
+def test_any_other_shape_is_drawn_or_not_supported(file, shape):
+    file(layer(LAYER))
+    with suppress(Unsupported):
+        q, k, _ = inputs.draw(shape, 0, CPU)
+        assert (q.shape[2], k.shape[2]) == (shape.seq_len, shape.kv_len)
+        assert logits(inputs.draw(shape, 0, CPU), shape).isfinite().all()
+
+
+# Recorded
+
+
+def study_of(path, **axes):
+    """The tiny study with another sweep, of what was captured in a file."""
+    return tiny_study(
+        captured=str(path), replicates=1, samples=3, implementations=["sdpa.auto", "sdpa.math"],
+        sweeps=TINY["sweeps"] | {"values": TINY["target"] | {"values": f"captured {LAYER}"} | axes},
+    )  # fmt: skip
+
+
+def test_a_run_measures_what_was_captured_and_skips_with_a_reason_what_was_not(file, data, unlocked):
+    path = file(layer(LAYER, tokens=40))
+    study = study_of(path, seq_len=[32, 64], head_dim=[64, 32])
+    run = read.load(record.record("one", study, "cpu", Quickly(ThreadPoolExecutor(1))))
+    assert run.manifest["captured"] == {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+    cases = run.cases[run.cases["values"] == f"captured {LAYER}"]
+    assert (run.cases.drop(cases.index)["status"] == "measured").all()
+    found = {(case.seq_len, case.head_dim): (case.status, case.reason) for case in cases.itertuples()}
+    width = "the captured heads have 64 columns, not 32"
+    assert found == {
+        (32, 64): ("measured", ""),
+        (64, 64): ("skipped", "40 tokens were captured, and the shape has 64 keys"),
+        (32, 32): ("skipped", width),
+        (64, 32): ("skipped", width),
+    }
+    of_kind = run.checks[run.checks["values"] == f"captured {LAYER}"]
+    assert set(of_kind["seq_len"]) == {32}
+    assert {f"captured {LAYER}"} <= set(of_kind["inputs"]) <= {f"captured {LAYER}", "large logits", "constant rows"}
+
+
+def test_a_run_without_captured_values_names_no_file(recorded):
+    assert read.load(recorded).manifest["captured"] == {}
+    assert captured.digests(tiny_study(captured="/no/such/file")) == {}
+
+
+def test_a_run_of_another_file_is_not_gone_on_with(file, begin, one_thread, unlocked):
+    path = file(layer(LAYER))
+    name = begin(study_of(path), captured={path.name: 64 * "0"})
+    said = f"what was captured ({path}) changed since the run 'begun' began: start a new run"
+    with pytest.raises(Outdated, match=f"^{re.escape(said)}$"):
+        record.record(name, study_of(path), "cpu", one_thread)
+    assert read.load(name).cases.empty
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, r"captured: {} can't be read \(No such file or directory.*\): name another"),
+        (b"", r"captured: {} is no file of safetensors: .+"),
+        (b"no such file", r"captured: {} is no file of safetensors: .+"),
+        (b"\x08\0\0\0\0\0\0\0{}      ", rf"captured: {{}} lacks {LAYER}\.q; it has "),
+        (layer("middle"), rf"captured: {{}} lacks {LAYER}\.q; it has middle\.k, middle\.q, middle\.v"),
+        (
+            layer("middle") | {f"{LAYER}.q": torch.ones(1)},
+            rf"captured: {{}} lacks {LAYER}\.k; it has {LAYER}\.q, middle.*",
+        ),
+    ],
+    ids=["missing", "empty", "a text", "no tensors", "another layer", "no keys"],
+)
+def test_a_file_that_does_not_do_is_told_in_one_line_before_a_run_begins(tmp_path, data, content, said):
+    path = tmp_path / "held.safetensors"
+    if isinstance(content, dict):
+        save_file(content, path)
+    elif content is not None:
+        path.write_bytes(content)
+    study = study_of(path)
+    for begins in (captured.digests, lambda study: record.record("one", study, "cpu", Quickly(ThreadPoolExecutor(1)))):
+        with pytest.raises(UserError) as caught:
+            begins(study)
+        assert re.fullmatch(said.format(re.escape(str(path))), str(caught.value)), str(caught.value)
+    assert not (data / "one").exists()
+
+
+def test_a_study_whose_target_is_captured_is_planned_beyond_what_was_captured(file, unlocked):
+    path = file(layer(LAYER, tokens=40))
+    target = TINY["target"] | {"values": f"captured {LAYER}"}
+    study = tiny_study(captured=str(path), target=target, sweeps=TINY["sweeps"] | {"values": target})
+    found, seconds = quick_survey("cpu", study)
+    assert seconds > 0
+    assert len(found["planned_s"]) == 4
+
+
+# Which of a study's shapes are checked on extremes
+
+
+def test_of_shapes_that_differ_in_their_values_the_first_is_checked_on_extremes():
+    plain = TINY["target"]
+    for others in ({"lengths": "spread"}, {"direction": "training"}):
+        study = tiny_study(
+            target=plain, sweeps={"others": plain | others, "values": plain | {"values": ["sink 8", "normal"]}}
+        )
+        first, sink, normal = study.shapes
+        assert checks._kinds(study, sink, "before") == ("sink 8", "large logits", "constant rows")
+        assert checks._kinds(study, sink, "after") == ("sink 8",)
+        assert checks._kinds(study, normal, "before") == ("normal",)
+        assert checks._kinds(study, first, "after") == ("normal",)

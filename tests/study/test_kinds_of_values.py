@@ -1,0 +1,146 @@
+"""Kinds of values: how they are stated, what is said of those that aren't known, and which shapes have them."""
+
+import re
+
+import pytest
+from conftest import TINY, tiny_study
+
+from attnlab.base.errors import UserError
+from attnlab.study import studies, values
+from attnlab.study.shapes import Shape
+
+KNOWN = (
+    "known are normal, sd 2, sd 4, sd 6, sink 8, sink 13, positional 25, rising 24, falling 24, scales, outliers, "
+    "captured early, captured middle, captured late, zeros, or other amounts"
+)
+PLACED = [
+    *("sink 8", "sink 13", "positional 25", "rising 24", "falling 24"),
+    *("captured early", "captured middle", "captured late"),
+]
+AXES = {"batch": 1, "heads": 4, "seq_len": 16, "head_dim": 64, "dtype": "float32"}
+
+
+@pytest.mark.parametrize("kind", values.STANDARD)
+def test_a_kind_that_is_timed_by_default_is_split_and_told_in_words(kind):
+    name, word = values.split(kind)
+    assert f"{name} {word}".strip() == kind
+    told = values.about(kind)
+    assert told
+    assert word in told
+    assert not re.search(r"[{}\n]", told)
+    assert Shape(**AXES, values=kind).values == kind
+
+
+def test_normal_comes_first_and_no_kind_twice():
+    assert values.STANDARD[0] == values.NORMAL == Shape(**AXES).values
+    assert len(set(values.STANDARD)) == len(values.STANDARD)
+    assert {values.split(kind)[0] for kind in values.STANDARD} == set(values.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("sd 0.5", ("sd", "0.5")),
+        ("sink 100", ("sink", "100")),
+        ("rising 0", ("rising", "0")),
+        ("captured layer_3.attn-2", ("captured", "layer_3.attn-2")),
+    ],
+)
+def test_other_amounts_and_layers_may_be_stated(kind, expected):
+    assert values.split(kind) == expected
+    assert expected[1] in values.about(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("", " ", "Normal", "nromal", "large logits", "constant rows", "all", " normal", "normal "),
+        *("sd", "sink", "positional", "rising", "falling", "captured"),  # how much, and which layer?
+        *("normal 1", "scales 2", "outliers 6", "zeros 0"),
+        *("sink ", "sink  8", "sink eight", "sink -8", "sink 8 9", "sink 8\n", "sink 1e3", "sink .5", "sink inf"),
+        *("captured early late", "captured ../early", "captured\tearly"),
+    ],
+)
+def test_what_is_no_kind_is_told_in_one_line_with_those_that_are(kind):
+    said = f"unknown values {kind!r}; {KNOWN}"
+    for state in (values.split, values.about, values.placed, lambda kind: Shape(**AXES, values=kind)):
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$") as caught:
+            state(kind)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [8, None, True, ["normal"], {"sink": 8}])
+def test_what_is_no_text_is_no_kind(kind):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'values must be the name of a kind, not {kind!r}')}$"):
+        Shape(**AXES, values=kind)
+
+
+# In a study
+
+
+@pytest.mark.parametrize("every", ["all", ["all"]])
+def test_all_stands_for_each_kind_that_is_timed_by_default(every):
+    study = tiny_study(sweeps=TINY["sweeps"] | {"values": AXES | {"seq_len": [16, 48], "values": every}})
+    assert study.sweep("values") == [
+        Shape(**AXES | {"seq_len": seq_len}, values=kind) for seq_len in (16, 48) for kind in values.STANDARD
+    ]
+    assert len(study.shapes) == 3 + 2 * len(values.STANDARD) - 1  # normal at 16 is in the other sweep too
+    assert studies.parse(study.model_dump(mode="json"), "manifest") == study
+
+
+def test_kinds_are_multiplied_out_like_any_other_axis():
+    study = tiny_study(sweeps=TINY["sweeps"] | {"values": AXES | {"values": ["sink 8", "zeros"], "batch": [1, 2]}})
+    assert [(shape.batch, shape.values) for shape in study.sweep("values")] == [
+        (1, "sink 8"), (1, "zeros"), (2, "sink 8"), (2, "zeros")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("axes", "problem"),
+    [
+        ({"values": "sink"}, f"sweeps.values: unknown values 'sink'; {KNOWN}"),
+        ({"values": ["normal", "sd 2 4"]}, f"sweeps.values: unknown values 'sd 2 4'; {KNOWN}"),
+        ({"values": ["all", "sink 9"]}, f"sweeps.values: unknown values 'all'; {KNOWN}"),
+        ({"values": 8}, "sweeps.values: values must be the name of a kind, not 8"),
+        ({"values": []}, "sweeps.values: the axis 'values' has no values"),
+        ({"values": "all", "direction": "training"}, "sweeps.values: direction: training is for values: normal"),
+        ({"values": "all", "lengths": "spread"}, "sweeps.values: values: sink 8 is for lengths: equal"),
+        (
+            {"values": "all", "seq_len": list(range(1, 1001))},
+            f"sweeps: {3 + 1000 * len(values.STANDARD)} shapes, and a run can hold 10000: state fewer values",
+        ),
+    ],
+)
+def test_a_mistake_in_a_study_is_one_line(axes, problem):
+    with pytest.raises(UserError, match=f"^{re.escape(f'tiny.yaml: {problem}')}$"):
+        tiny_study(sweeps=TINY["sweeps"] | {"values": AXES | axes})
+
+
+# At a shape
+
+
+@pytest.mark.parametrize("kind", values.STANDARD)
+def test_spread_lengths_go_with_what_is_the_same_at_every_place(kind):
+    assert values.placed(kind) == (kind in PLACED)
+    if kind in PLACED:
+        with pytest.raises(ValueError, match=f"^values: {kind} is for lengths: equal$"):
+            Shape(**AXES, lengths="spread", values=kind)
+    else:
+        assert Shape(**AXES, lengths="spread", values=kind).values == kind
+
+
+@pytest.mark.parametrize("kind", values.STANDARD[1:])
+def test_training_is_on_normal_values(kind):
+    with pytest.raises(ValueError, match=r"^direction: training is for values: normal$"):
+        Shape(**AXES, direction="training", values=kind)
+
+
+def test_a_shape_names_its_values_unless_they_are_normal():
+    plain, sink = Shape(**AXES), Shape(**AXES, causal=True, kv_heads=2, values="sink 8")
+    assert sink.special == ["2 KV heads", "sink 8 values"]
+    assert sink.label == "(1, 4, 16, 64) float32, causal, 2 KV heads, sink 8 values"
+    assert str(sink) == "B=1 H=4 S=16 D=64 causal float32 2 KV heads sink 8 values"
+    assert "values" not in plain.label + str(plain)
+    assert Shape(**sink.axes) == sink != sink.resized(values="sink 13")
+    assert sink.resized(seq_len=32).values == "sink 8"
+    assert (sink.flops, sink.bytes) == (sink.resized(values="normal").flops, sink.resized(values="normal").bytes)
