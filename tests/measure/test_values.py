@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from safetensors.torch import save_file
 
 from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.session import checks, record
-from attnlab.measure.subjects import inputs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.subjects.inputs import Inputs, Windows
 from attnlab.measure.subjects.oracle import of_each_head
@@ -237,7 +235,7 @@ def layer(name: str, heads: int = 10, kv_heads: int = 5, tokens: int = 80, head_
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     """Writes a file of captured tensors and has it used; returns its path."""
-    monkeypatch.setattr(captured, "_used", [])
+    monkeypatch.setenv(captured.FILE, "")
 
     def write(tensors: dict[str, Any]):
         path = tmp_path / f"model-{len(list(tmp_path.iterdir()))}.safetensors"
@@ -322,6 +320,7 @@ def test_a_seed_says_which_captured_heads_and_signs_are_drawn(file):
     ("shape", "reason"),
     [
         (CAPTURED.resized(kv_len=81), "80 tokens were captured, and the shape has 81 keys"),
+        (CAPTURED.resized(seq_len=72, kv_len=40), "captured queries are the last of 40 keys, and there are 72"),
         (CAPTURED.resized(head_dim=128), "the captured heads have 64 columns, not 128"),
     ],
 )
@@ -331,17 +330,9 @@ def test_a_shape_that_what_was_captured_does_not_do_for_is_not_supported(file, s
         Windows(shape, CPU, COUNT)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [CAPTURED.resized(seq_len=72, kv_len=40), PLAIN.resized(head_dim=4, values="positional 25")],
-    ids=["fewer keys than queries", "few columns"],
-)
-def test_any_other_shape_is_drawn_or_not_supported(file, shape):
-    file(layer(LAYER))
-    with suppress(Unsupported):
-        q, k, _ = inputs.draw(shape, 0, CPU)
-        assert (q.shape[2], k.shape[2]) == (shape.seq_len, shape.kv_len)
-        assert logits(inputs.draw(shape, 0, CPU), shape).isfinite().all()
+def test_narrow_heads_have_no_positions():
+    with pytest.raises(ValueError, match="positional 25 is for a head_dim of at least 8, not 4"):
+        PLAIN.resized(head_dim=4, values="positional 25")
 
 
 # Recorded
@@ -396,13 +387,21 @@ def test_a_run_of_another_file_is_not_gone_on_with(file, begin, one_thread, unlo
         (b"", r"captured: {} is no file of safetensors: .+"),
         (b"no such file", r"captured: {} is no file of safetensors: .+"),
         (b"\x08\0\0\0\0\0\0\0{}      ", rf"captured: {{}} lacks {LAYER}\.q; it has "),
+        (
+            layer(LAYER) | {f"{LAYER}.v": torch.zeros(2, 80)},
+            rf"captured: {{}} holds {LAYER}\.v as \(2, 80\), which has to be \(heads, tokens, head_dim\)",
+        ),
+        (
+            layer(LAYER) | {f"{LAYER}.q": torch.zeros(3, 80, 64)},
+            rf"captured: {{}} holds {LAYER}\.q as \(3, 80, 64\), {LAYER}\.k as .*: K and V have to be alike, .*",
+        ),
         (layer("middle"), rf"captured: {{}} lacks {LAYER}\.q; it has middle\.k, middle\.q, middle\.v"),
         (
             layer("middle") | {f"{LAYER}.q": torch.ones(1)},
             rf"captured: {{}} lacks {LAYER}\.k; it has {LAYER}\.q, middle.*",
         ),
     ],
-    ids=["missing", "empty", "a text", "no tensors", "another layer", "no keys"],
+    ids=["missing", "empty", "a text", "no tensors", "flat", "too few heads", "another layer", "no keys"],
 )
 def test_a_file_that_does_not_do_is_told_in_one_line_before_a_run_begins(tmp_path, data, content, said):
     path = tmp_path / "held.safetensors"

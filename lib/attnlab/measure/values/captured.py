@@ -53,20 +53,23 @@ def digests(study: Study) -> dict[str, str]:
         raise UserError(f"{where} is no file of safetensors: {error}") from None
     for layer in sorted(layers):
         if wrong := _wrong(layer, there):
-            raise UserError(f"{where}: {wrong}")
+            raise UserError(f"{where} {wrong}")
     return {file.name: hashlib.sha256(content).hexdigest()}
 
 
 def _wrong(layer: str, there: dict[str, tuple[int, ...]]) -> str:
     """Why a layer of a file with tensors of these sizes can't be taken; empty if it can."""
-    for name in (f"{layer}.{tensor}" for tensor in "qkv"):
+    named = [f"{layer}.{tensor}" for tensor in "qkv"]
+    for name in named:
         if name not in there:
-            return f"{name} is missing; it has {', '.join(sorted(there))}"
+            return f"lacks {name}; it has {', '.join(sorted(there))}"
+    for name in named:
         if len(there[name]) != 3:
-            return f"{name} has to be (heads, tokens, head_dim), not {there[name]}"
-    q, k, v = (there[f"{layer}.{tensor}"] for tensor in "qkv")
+            return f"holds {name} as {there[name]}, which has to be (heads, tokens, head_dim)"
+    q, k, v = (there[name] for name in named)
     if k != v or q[1:] != k[1:] or q[0] % k[0]:
-        return f"{layer}: Q {q}, K {k} and V {v} don't go together: K and V alike, and a multiple of their heads in Q"
+        alike = "K and V have to be alike, and Q have a multiple of their heads"
+        return f"holds {layer}.q as {q}, {layer}.k as {k} and {layer}.v as {v}: {alike}"
     return ""
 
 
