@@ -68,6 +68,14 @@ show("profile.schedulers")
 show("profile.traffic")
 
 # %% [markdown]
+# ## What the values change
+#
+# Where a kernel goes by the scores, it executes other instructions on other values.
+
+# %%
+show("profile.values")
+
+# %% [markdown]
 # ## The first three bottlenecks
 #
 # The rule uses the counters alone: first units that were used at 60 % of their peak or more, the busiest first, then the

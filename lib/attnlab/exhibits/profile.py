@@ -36,6 +36,7 @@ from attnlab.infer.counters import (
     has_counters,
     of,
 )
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs import metrics
 from attnlab.runs.metrics import CYCLES
@@ -117,6 +118,32 @@ def traffic(results: Results) -> Table:
         "matrix products that bypass the load and store unit."
     )
     return Table(pd.DataFrame(rows), "The traffic of each call, by the counters.", note)
+
+
+@exhibit("profile.values", where=has_counters)
+def instructions(results: Results) -> Table:
+    """Instructions of a call on each kind of values at the target: who computes again because of them."""
+    target = results.study.target_shape
+    shapes = [shape for shape in counted_shapes(results) if shape.plain == target.plain]
+    if len(shapes) < 2:
+        raise NotMeasured("Calls were counted on a single kind of values")
+    counted = {
+        shape.values: {each.implementation: each.total(metrics.INSTRUCTIONS) / 1e6 for each in of(results, shape)}
+        for shape in shapes
+    }
+    first = counted[target.values]
+    rows = [
+        {"implementation": name}
+        | {kind: formats.number(found.get(name, np.nan)) for kind, found in counted.items()}
+        | {"at most": formats.times(max(found.get(name, 0.0) for found in counted.values()) / count)}
+        for name, count in first.items()
+    ]
+    note = (
+        f"Millions of instructions of a call at {target.label}, a column for each kind of values that was counted; at "
+        f"most: over those on {target.values} values. A kernel that computes a tile again, or corrects what it has, "
+        "executes more where it does so."
+    )
+    return Table(pd.DataFrame(rows), "Instructions of a call, by the values.", note)
 
 
 @exhibit("profile.bottlenecks", where=has_counters)
