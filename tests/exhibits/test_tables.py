@@ -197,6 +197,7 @@ def test_errors_of_zero_and_errors_without_end():
         implementation="sdpa.auto",
         passed=True,
         inputs="normal",
+        values="normal",
         differing=None,
     )
     for rows, share in (([0], "0.0 %"), ([0, 1], "not finite"), ([2], "not finite")):

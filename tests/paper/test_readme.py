@@ -67,8 +67,10 @@ def empty(block: readme.Block) -> str:
 
 
 def text(block: readme.Block, of: Results) -> str:
-    """The block as `update` writes it."""
-    return block.text(of, block.drawing(of))
+    """The block as `update` writes it, beside the tracked runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ATTNLAB_DATA", raising=False)
+        return block.text(of, block.drawing(of))
 
 
 @EVERY
@@ -82,12 +84,13 @@ def test_there_are_two_blocks():
 
 
 def test_the_readmes_block_is_a_picture_and_its_caption(published):
-    begin, picture, caption, end = text(THROUGHPUT, published).split("\n\n")
+    begin, picture, caption, values, end = text(THROUGHPUT, published).split("\n\n")
     assert (begin, end) == THROUGHPUT.markers
     assert picture == f"![{THROUGHPUT.alt}](figures/{PUBLISHED}.svg)"
     assert caption.startswith(f"*NVIDIA H200, PyTorch {published.run.manifest['environment']['packages']['torch']}")
     assert f"run `{PUBLISHED}`. " in caption
     assert caption.endswith(f"{THROUGHPUT.drawing(published).caption}*")
+    assert values.startswith("**Whether `kernel.bounded` is faster than `sdpa.auto` depends on the values**")
 
 
 @EVERY

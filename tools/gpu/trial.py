@@ -1,8 +1,8 @@
 """Time kernels that are being written, on every kind of values, beside SDPA's backends and peers: minutes, and no run.
 
-``PYTHONPATH=lib ATTNLAB_KERNELS=<folder> python tools/gpu/trial.py lazy,mine sdpa.cudnn,peer.flash4 32,8,512,64 ...``
-times rungs of that folder's ladder.toml. A shape is batch,heads,seq_len,head_dim, followed by `c` for causal and `b` for
-bf16. Graphs take turns in random order; the median in µs is printed, and below it the mean and the largest error against
+``ATTNLAB_KERNELS=<folder> python tools/gpu/trial.py lazy,mine sdpa.cudnn,peer.flash4 32,8,512,64 32,8,2048,64c`` times
+rungs of that folder. A shape is batch,heads,seq_len,head_dim, followed by `c` for causal and `b` for bf16. Graphs take
+turns in random order; the median in µs is printed, and below it the mean and the largest error against
 float64, over those of the first implementation that isn't one of the rungs.
 """
 

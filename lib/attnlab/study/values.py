@@ -52,16 +52,17 @@ KINDS = {
     ),
     "falling": Kind("scores fall evenly over the keys, by {} nats; else normal", "", ("24",), True),
     "scales": Kind(
-        "standard normal, and Q is multiplied by a factor for each head, 2^-2 to 2^3, evenly in its exponent, and by "
-        "one for each row, log-normal with a deviation of 0.5"
+        "standard normal, and Q is multiplied by a factor for each head, from 1/4 to 8, evenly in its logarithm, and "
+        "by one for each row, log-normal with a deviation of 0.5"
     ),
     "outliers": Kind(
         "each element of Q, K and V is N(0, 1) + N(0, 100) · Bernoulli(0.001)",
         "Shah et al. 2024 (FlashAttention-3), section 4.3",
     ),
     CAPTURED: Kind(
-        "Q, K and V of the layer `{}` of a model, from a file; columns change their signs at random, in Q and K alike",
-        "`tools/capture.py`, or a file of one's own",
+        "Q, K and V of the layer “{}” of a trained model, from a file; columns change their signs at random, those of Q "
+        "and K alike",
+        "tools/capture.py, or a file of one's own",
         ("early", "middle", "late"),
         placed=True,
     ),

@@ -22,6 +22,7 @@ from attnlab.infer.rungs import has_kernels, resources, rungs
 from attnlab.infer.stats import Interval
 from attnlab.runs.schema import is_of
 from attnlab.study.shapes import Shape
+from attnlab.study.values import NORMAL
 
 REPORT = "the kernel benchmark report of 13 October 2025 (document 002)"
 DEVICE = "an NVIDIA L4"
@@ -43,6 +44,7 @@ def l4_numbers() -> pd.DataFrame:
         direction="forward",
         layout="heads first",
         scale=0.0,
+        values=NORMAL,
     )
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from attnlab.infer.results import Results
 from attnlab.literature.throughputs import Published
 from attnlab.study.shapes import Shape
+from attnlab.study.values import NORMAL
 
 COUNTERPARTS = {
     "FlashAttention-2": "sdpa.flash",
@@ -58,7 +59,7 @@ class Cases:
         """Forward passes with as many keys as queries and sequences of equal lengths."""
         rows = self.results.under(self.results.headline)
         same = rows["kv_len"] == rows["seq_len"]
-        plain = {"lengths": "equal", "direction": "forward", "layout": "heads first", "scale": 0.0}
+        plain = {"lengths": "equal", "direction": "forward", "layout": "heads first", "scale": 0.0, "values": NORMAL}
         return rows[same & (rows[list(plain)] == pd.Series(plain)).all(axis=1)]
 
     def nearest(self, number: Published) -> Nearest | None:
