@@ -192,6 +192,12 @@ def chosen() -> results.Results:
 
 
 @cache
+def valued() -> results.Results:
+    """A run of several kinds of values: one candidate's verdict turns with them, and one's does not."""
+    return infer(VALUED)
+
+
+@cache
 def lonely() -> results.Results:
     """A run on a CPU of which the datasheets know nothing: one implementation, one clock, no telemetry."""
     return infer(LONELY)
@@ -252,6 +258,43 @@ CHOICES = Recipe(
         ("sdpa.auto", PACKED): GONE,
     },
 )
+# By implementation, on each kind of values at the target; None where it failed.
+VALUED_US: dict[str, dict[str, float | None]] = {
+    "sdpa.auto": {"normal": 40.0, "sd 4": 40.0, "sink 8": 40.0, "rising 24": 40.0, "zeros": 30.0},
+    "sdpa.flash": {"normal": 25.0, "sd 4": 32.0, "sink 8": 40.0, "rising 24": 50.0, "zeros": 12.0},
+    "sdpa.cudnn": {"normal": 32.0, "sd 4": 33.0, "sink 8": 32.0, "rising 24": 32.0, "zeros": 24.0},
+    "sdpa.efficient": {"normal": 20.0, "sd 4": 20.0, "sink 8": None, "rising 24": 20.0, "zeros": 10.0},
+    "sdpa.math": {"normal": None, "sd 4": None, "sink 8": None, "rising 24": None, "zeros": 10.0},
+}
+
+
+def of_kinds(us: dict[str, dict[str, float | None]], **study: Any) -> Recipe:
+    """A run of these latencies on these kinds of values at the target, and nowhere else."""
+    kinds = [kind for by_kind in us.values() for kind in by_kind]
+    stated = {
+        "implementations": list(us),
+        "timings": STUDY["timings"][:1],
+        "sweeps": {"values": [AXES | {"seq_len": 128, "values": list(dict.fromkeys(kinds))}]},
+    }
+    cases = {(name, TARGET.resized(values=kind)): us[name][kind] for name in us for kind in us[name]}
+    return Recipe(
+        control_pace=1.0,
+        study=stated | study,
+        latencies_us={case: us for case, us in cases.items() if us is not None},
+        fates={case: GONE for case, us in cases.items() if us is None},
+    )
+
+
+VALUED = of_kinds(
+    VALUED_US,
+    sweeps={
+        "values": [AXES | {"seq_len": 128, "values": list(VALUED_US["sdpa.auto"])}],
+        "long values": [AXES | {"seq_len": 256, "values": ["sd 4", "normal"]}],
+        "seq_len": [AXES | {"seq_len": [64, 128]}],
+        "training seq_len": [AXES | {"seq_len": 128, "direction": "training"}],
+        "end to end seq_len": [AXES | {"seq_len": 128, "lengths": "spread"}],
+    },
+)
 LONELY = Recipe(
     device="Imaginary X1",
     study=CPU | {"implementations": ["sdpa.auto"], "sweeps": {"seq_len": STUDY["sweeps"]["seq_len"]}},
@@ -279,7 +322,9 @@ def write(name: str, recipe: Recipe = ORDINARY) -> None:
     """Write the folder of a run."""
     study = _study(recipe)
     fates = FATES if recipe.fates is None else recipe.fates
-    runs_write.create(name, manifest(recipe, study))
+    stated = manifest(recipe, study)
+    told_last = {"profile": stated.pop("profile")}
+    runs_write.create(name, stated)
     complete = recipe.shapes is None
     shapes = list(enumerate(study.shapes))[: recipe.shapes]
     places = [(replicate, *shape) for replicate in range(study.replicates if complete else 1) for shape in shapes]
@@ -295,7 +340,7 @@ def write(name: str, recipe: Recipe = ORDINARY) -> None:
     for table, key, rows in parts:
         runs_write.add_part(name, table, key, rows)
     if complete:
-        runs_write.finish(name)
+        runs_write.finish(name, told_last)
 
 
 def _whole(parts: list[Part]) -> list[Part]:

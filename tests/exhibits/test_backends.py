@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from reading import column, first_number, plain
+from reading import column, first_number, html, plain
 from synthetic import AXES, DOUBLE, TARGET, Recipe, chosen, climbed, inferred, lonely
 
 from attnlab.base.errors import UserError
@@ -18,6 +18,7 @@ from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.infer import settings
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
+from attnlab.runs import schema
 
 SHOWN = [
     id for id, shown in catalogue.every().items() if shown.make.__module__.startswith("attnlab.exhibits.backends.")
@@ -489,7 +490,10 @@ def test_training_without_the_baseline_keeps_the_others():
 
 def test_what_each_supports_in_a_word():
     frame = peers.support(chosen()).frame.set_index("implementation")
-    assert list(frame.columns) == ["plain", *["batch", "grid", "grouped", "decode"], "end to end", "padded", "training"]
+    assert list(frame.columns) == [
+        *("plain", "batch", "grid", "grouped", "decode", "end to end", "padded", "training", "same bits alone")
+    ]
+    frame = frame.drop(columns="same bits alone")
     assert frame.loc["sdpa.flash"].drop("end to end").tolist() == ["yes"] * 7
     assert frame.loc["sdpa.flash", "end to end"] == "yes, failed"
     assert frame.loc["sdpa.auto", "end to end"] == "failed"
@@ -523,6 +527,57 @@ def test_what_took_too_long_is_supported():
     failed = cases.assign(status=cases["status"].mask(late & cases["replicate"].eq(1), "failed"))
     frame = peers.support(Results(replace(run, cases=failed), chosen().table)).frame.set_index("implementation")
     assert frame.loc["peer.flash4", "training"] == "failed"
+
+
+def alone(differing: dict[str, list[int | None]]) -> list[str | None]:
+    """The last column, where a sequence alone differed in so many elements, in either replicate at each of `ASKED`.
+
+    Args:
+        differing: by implementation; of others nothing was asked.
+    """
+    cases = chosen().run.cases
+    asked = pd.Series(pd.NA, cases.index, "Int64")
+    for name, counts in differing.items():
+        places = [(shape, replicate) for shape in ASKED for replicate in (0, 1)]
+        for (shape, replicate), count in zip(places, counts, strict=True):
+            mine = schema.is_of(cases, shape) & cases["implementation"].eq(name) & cases["replicate"].eq(replicate)
+            assert mine.sum() == 1
+            asked[mine] = pd.NA if count is None else count
+    run = replace(chosen().run, cases=cases.assign(alone_differing=asked))
+    return column(peers.support(Results(run, chosen().table)), "same bits alone")
+
+
+ASKED = (TARGET, DOUBLE)
+NOTHING = dict.fromkeys(synthetic.BACKENDS[1:])
+"""Of whom nothing is known but for the baseline."""
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([0, 0, 0, 0], "yes"),
+        ([0, 0, None, None], "yes"),
+        ([0, 0, 0, 7], "at 1 of 2 shapes"),
+        ([0, 0, 7, None], "at 1 of 2 shapes"),
+        ([3, 7, 1, 1], "at 0 of 2 shapes"),
+        ([0, 7, None, None], "at 0 of 1 shape"),
+        ([None, None, None, None], None),
+    ],
+    ids=["everywhere", "asked at one", "one differs", "asked once", "nowhere", "nowhere asked", "not asked"],
+)
+def test_the_last_column_says_at_how_many_shapes_a_sequence_alone_has_the_same_bits(counts, said):
+    assert alone({"sdpa.auto": counts}) == [said, *NOTHING.values()]
+
+
+def test_each_has_a_word_of_its_own_on_a_sequence_alone():
+    told = alone({"sdpa.auto": [0, 0, 0, 0], "sdpa.flash": [0, 0, 2, 0], "peer.flex": [5, 5, 5, 5]})
+    assert told == ["yes", "at 1 of 2 shapes", None, "at 0 of 2 shapes", None]
+
+
+def test_where_nothing_was_asked_of_a_sequence_alone_there_are_dashes():
+    assert column(peers.support(chosen()), "same bits alone") == [None] * len(synthetic.BACKENDS)
+    rows = html(peers.support(chosen())).tbody("tr")
+    assert [row("td")[-1].get_text() for row in rows] == ["—"] * len(synthetic.BACKENDS)
 
 
 def test_peers_stand_beside_the_baseline():

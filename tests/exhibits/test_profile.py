@@ -11,9 +11,11 @@ from synthetic import Recipe
 
 from attnlab.exhibits import profile
 from attnlab.infer import counters as inferred
+from attnlab.infer import results as taken
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.measure.instruments import counters
+from attnlab.runs import read, write
 from attnlab.runs.metrics import CYCLES, DURATION
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
@@ -275,3 +277,11 @@ def test_a_run_without_counters_says_why_once(recipe):
     assert re.fullmatch(r"\*No counters were recorded, so [^.]+\.\*", profile.how(results).markdown)
     for show in (profile.launches, profile.units, profile.schedulers, profile.bottlenecks, profile.steps):
         assert show(results) is None
+
+
+def test_a_run_that_was_closed_early_says_that_its_counters_were_not_taken(data):
+    study = synthetic.AT_TARGET | {"implementations": ["sdpa.auto"]}
+    synthetic.write("cut", Recipe(study=study, fates={}, shapes=1))
+    write.close_early("cut")
+    told = profile.how(taken.of(read.load("cut"))).markdown
+    assert told.endswith(": the run was closed before its counters were taken.*")

@@ -6,7 +6,7 @@ import pytest
 import synthetic
 import yaml
 from conftest import tiny_study
-from synthetic import AXES, LONG, SHORT, TARGET, Recipe
+from synthetic import AXES, GAP_US, LONG, SHORT, TARGET, Recipe, of_kinds
 
 from attnlab import __main__
 from attnlab.base import paths
@@ -168,6 +168,83 @@ def test_a_kernel_that_changed_since_the_table_is_not_called(with_kernel):
     assert made.chosen() == []
     hashes.clear()
     assert made.chosen() == []
+
+
+# Over several kinds of values
+
+
+def valued(us) -> Dispatch:
+    """The table by these latencies at the target: of each implementation, by the kind of values."""
+    return choices.table(synthetic.infer(of_kinds(us, timings=[EAGER.model_dump()])))
+
+
+STEADY = {"normal": 40.0, "sd 4": 40.0, "rising 24": 40.0}
+
+
+@pytest.fixture
+def known_kernels(monkeypatch):
+    monkeypatch.setattr(ladder, "hashes", lambda rungs=None: {"kernel.wgmma": "7" * 64})
+
+
+def test_a_shape_has_one_choice_however_many_kinds(known_kernels):
+    made = valued({"sdpa.auto": STEADY, "kernel.wgmma": dict.fromkeys(STEADY, 20.0)})
+    assert chosen(made) == {TARGET: "kernel.wgmma"}
+    assert made.choices[0].source == "7" * 64
+
+
+def test_a_kernel_that_is_slower_on_one_kind_is_not_chosen(known_kernels):
+    assert chosen(valued({"sdpa.auto": STEADY, "kernel.wgmma": STEADY | {"normal": 20.0, "rising 24": 60.0}})) == {
+        TARGET: "sdpa.auto"
+    }
+
+
+def test_a_kernel_that_is_as_fast_on_one_kind_is_not_chosen(known_kernels):
+    made = valued({"sdpa.auto": STEADY, "kernel.wgmma": STEADY | {"normal": 20.0, "sd 4": 20.0}})
+    assert chosen(made) == {TARGET: "sdpa.auto"}
+    assert (made.choices[0].speedup, made.choices[0].low, made.choices[0].high) == (1.0, 1.0, 1.0)
+
+
+def test_a_kernel_that_failed_on_one_kind_is_not_chosen(known_kernels):
+    fast = dict.fromkeys(STEADY, 20.0)
+    made = valued(
+        {"sdpa.auto": STEADY, "sdpa.flash": dict.fromkeys(STEADY, 30.0), "kernel.wgmma": fast | {"sd 4": None}}
+    )
+    assert chosen(made) == {TARGET: "sdpa.flash"}
+
+
+def test_a_kernel_that_failed_on_normal_values_is_not_chosen(known_kernels):
+    fast = dict.fromkeys(STEADY, 20.0)
+    assert chosen(valued({"sdpa.auto": STEADY, "kernel.wgmma": fast | {"normal": None}})) == {TARGET: "sdpa.auto"}
+
+
+def test_the_fastest_is_the_one_with_the_best_worst_kind(known_kernels):
+    made = valued(
+        {
+            "sdpa.auto": STEADY,
+            "sdpa.flash": {"normal": 30.0, "sd 4": 31.0, "rising 24": 30.0},
+            "kernel.wgmma": {"normal": 10.0, "sd 4": 10.0, "rising 24": 35.0},
+        }
+    )
+    assert chosen(made) == {TARGET: "sdpa.flash"}
+
+
+def test_the_speedup_is_that_on_the_worst_kind():
+    made = valued({"sdpa.auto": STEADY, "sdpa.flash": {"normal": 20.0, "sd 4": 32.0, "rising 24": 25.0}})
+    (choice,) = made.choices
+    assert choice.implementation == "sdpa.flash"
+    assert choice.speedup == pytest.approx((40 + GAP_US) / (32 + GAP_US), rel=1e-3)
+    assert 1 < choice.low <= choice.speedup <= choice.high < (40 + GAP_US) / (25 + GAP_US)
+
+
+@pytest.mark.parametrize("on_zeros", [90.0, None], ids=["slower", "failed"])
+def test_zeros_have_no_say(on_zeros):
+    us = {"sdpa.auto": STEADY | {"zeros": 30.0}, "sdpa.flash": dict.fromkeys(STEADY, 20.0) | {"zeros": on_zeros}}
+    assert chosen(valued(us)) == {TARGET: "sdpa.flash"}
+
+
+def test_a_kind_without_a_latency_of_the_fallback_has_no_say():
+    us = {"sdpa.auto": STEADY | {"sd 4": None}, "sdpa.flash": dict.fromkeys(STEADY, 20.0) | {"sd 4": 90.0}}
+    assert chosen(valued(us)) == {TARGET: "sdpa.flash"}
 
 
 # What is no table

@@ -12,6 +12,7 @@ import pytest
 import small
 import synthetic
 
+from attnlab import __main__
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
@@ -386,12 +387,69 @@ def test_a_run_that_was_cut_off_is_closed_with_the_replicates_that_are_whole(dat
     write.close_early("cut")
     closed = read.load("cut")
     assert closed.complete
+    assert closed.manifest["profile"] == NO_COUNTERS
     assert closed.manifest["closed_early"] == {
         "replicates": 1, "shapes": len(study.shapes), "planned": len(study.shapes) * study.replicates
     }  # fmt: skip
     pd.testing.assert_frame_equal(closed.samples, held)
     with pytest.raises(UserError, match="is complete: there is nothing to close"):
         write.close_early("cut")
+
+
+NO_COUNTERS = {"tool": "", "why": "the run was closed before its counters were taken", "command": ""}
+
+
+def cut_off(name: str = "cut", **changes) -> str:
+    """A run of two replicates, of which one is whole, as the measuring half leaves it: counters are taken last."""
+    of = TWO.model_copy(update={"replicates": 2})
+    stated = {key: value for key, value in small.manifest(of).items() if key != "profile"}
+    write.create(name, stated | changes)
+    for part in small.blocks(of):
+        if part[1].startswith(schema.replicate_key(0)):
+            write.add_part(name, *part)
+    return name
+
+
+def test_a_run_that_was_closed_is_loaded_and_says_why_it_has_no_counters(data):
+    assert "profile" not in read.read_manifest(cut_off())
+    write.close_early("cut")
+    closed = read.load("cut")
+    assert closed.manifest["profile"] == NO_COUNTERS
+    assert closed.manifest["closed_early"] == {"replicates": 1, "shapes": 2, "planned": 4}
+    assert closed.profile.empty
+    assert read.names() == ["cut"]
+
+
+def test_how_counters_were_taken_is_kept_where_it_is_known(data):
+    told = {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
+    write.close_early(cut_off(profile=told))
+    assert read.load("cut").manifest["profile"] == told
+
+
+def test_a_run_that_is_closed_keeps_the_rest_of_its_manifest(data):
+    before = read.read_manifest(cut_off())
+    write.close_early("cut")
+    after = read.read_manifest("cut")
+    changed = {"complete", "seal"}
+    assert {key: after[key] for key in before.keys() - changed} == {key: before[key] for key in before.keys() - changed}
+    assert after.keys() - before.keys() == {"profile", "closed_early", "finished", "files"}
+
+
+def test_a_run_is_closed_with_what_it_holds_of_a_second_replicate(data):
+    cut_off()
+    for part in small.blocks(TWO.model_copy(update={"replicates": 2})):
+        if part[1].startswith(f"{schema.replicate_key(1)}-s000") or part[1].startswith(f"{schema.replicate_key(1)}-p"):
+            write.add_part("cut", *part)
+    write.close_early("cut")
+    closed = read.load("cut")
+    assert closed.manifest["closed_early"] == {"replicates": 1, "shapes": 3, "planned": 4}
+    assert closed.cases["replicate"].tolist() == [0, 0, 1]
+
+
+def test_a_run_is_closed_from_the_command_line(data, capsys):
+    assert __main__.main(["close", "--run", cut_off()]) == 0
+    assert "cut" in capsys.readouterr().out
+    assert read.load("cut").manifest["profile"] == NO_COUNTERS
 
 
 def test_a_run_without_a_whole_replicate_is_not_closed(data):

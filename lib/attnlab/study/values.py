@@ -60,8 +60,8 @@ KINDS = {
         "Shah et al. 2024 (FlashAttention-3), section 4.3",
     ),
     CAPTURED: Kind(
-        "Q, K and V of the layer “{}” of a trained model, from a file; columns change their signs at random, those of Q "
-        "and K alike",
+        "Q, K and V of the layer “{}” of a trained model, from a file; columns change their signs at random, those of "
+        "Q and K alike",
         "tools/capture.py, or a file of one's own",
         ("early", "middle", "late"),
         placed=True,

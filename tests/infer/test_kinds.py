@@ -1,0 +1,175 @@
+"""What is said of a candidate over all kinds of values, from latencies that were chosen."""
+
+import pytest
+import synthetic
+from synthetic import AXES, LONG, TARGET, VALUED_US, of_kinds, valued
+
+from attnlab.infer import kinds
+from attnlab.infer.lookup import NotMeasured
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+SD, SINK, RISING, ZEROS = (TARGET.resized(values=kind) for kind in ("sd 4", "sink 8", "rising 24", "zeros"))
+ALIKE = [TARGET, SD, SINK, RISING]
+EAGER = Timing(clock="eager", cache="warm")
+
+
+def test_a_shape_is_alike_on_every_kind_but_zeros():
+    assert ZEROS in valued().study.shapes
+    assert kinds.shapes(valued(), TARGET) == ALIKE
+
+
+@pytest.mark.parametrize("shape", [SINK, ZEROS], ids=["sink 8", "zeros"])
+def test_whichever_kind_is_asked_for_the_kinds_are_the_same(shape):
+    assert kinds.shapes(valued(), shape) == ALIKE
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(2, 4, 64, 64), TARGET.resized(direction="training"), TARGET.resized(lengths="spread")],
+    ids=["plain", "training", "spread"],
+)
+def test_a_shape_that_differs_in_more_than_its_values_stands_alone(shape):
+    assert shape in valued().study.shapes
+    assert kinds.shapes(valued(), shape) == [shape]
+
+
+def test_a_kind_on_which_the_baseline_was_not_timed_is_left_out():
+    us = {"sdpa.auto": VALUED_US["sdpa.auto"] | {"sd 4": None}, "sdpa.flash": VALUED_US["sdpa.flash"]}
+    of = synthetic.infer(of_kinds(us))
+    assert kinds.shapes(of, TARGET) == [TARGET, SINK, RISING]
+    assert kinds.over(of, "sdpa.flash", TARGET).lacking == []
+
+
+def test_a_shape_that_is_not_in_the_study_has_no_kinds():
+    assert kinds.shapes(valued(), Shape(1, 1, 16, 64)) == []
+
+
+def test_several_kinds_are_told_by_the_first_of_each_shape():
+    assert kinds.several(valued()) == [TARGET, LONG.resized(values="sd 4")]
+
+
+def test_a_run_of_one_kind_has_no_shape_with_several():
+    assert kinds.several(synthetic.inferred()) == []
+
+
+def test_zeros_beside_one_kind_are_not_several():
+    of = synthetic.infer(of_kinds({"sdpa.auto": {"normal": 40.0, "zeros": 30.0}}))
+    assert kinds.several(of) == []
+
+
+def test_a_candidate_is_judged_by_its_worst_kind():
+    over = kinds.over(valued(), "sdpa.flash", TARGET)
+    assert over.candidate == "sdpa.flash"
+    assert list(over.verdicts) == ALIKE
+    assert (over.worst, over.best) == (RISING, TARGET)
+    assert over.verdict == valued().compare("sdpa.flash", RISING)
+    assert over.verdict.decision == "slower"
+    assert over.verdict.speedup.estimate == pytest.approx(40 / 50)
+
+
+def test_each_kind_has_the_verdict_on_its_own_shape():
+    over = kinds.over(valued(), "sdpa.flash", TARGET)
+    assert over.verdicts == {shape: valued().compare("sdpa.flash", shape) for shape in ALIKE}
+    assert [verdict.speedup.estimate for verdict in over.verdicts.values()] == pytest.approx([1.6, 1.25, 1, 0.8])
+
+
+def test_what_is_faster_on_some_and_slower_on_others_disagrees():
+    over = kinds.over(valued(), "sdpa.flash", TARGET)
+    assert over.where("faster") == [TARGET, SD]
+    assert over.where("equivalent") == [SINK]
+    assert over.where("slower") == [RISING]
+    assert over.where("inconclusive") == []
+    assert over.disagree
+
+
+def test_what_is_faster_on_all_does_not():
+    over = kinds.over(valued(), "sdpa.cudnn", TARGET)
+    assert over.where("faster") == ALIKE
+    assert not over.disagree
+    assert over.worst == SD
+    assert over.verdict.speedup.estimate == pytest.approx(40 / 33)
+
+
+def test_faster_on_some_and_equivalent_on_others_is_no_disagreement():
+    of = synthetic.infer(of_kinds({"sdpa.auto": _us(40.0, 40.0), "sdpa.flash": _us(25.0, 40.0)}))
+    over = kinds.over(of, "sdpa.flash", TARGET)
+    assert [verdict.decision for verdict in over.verdicts.values()] == ["faster", "equivalent"]
+    assert not over.disagree
+    assert over.verdict.decision == "equivalent"
+
+
+def test_slower_on_some_and_faster_on_none_is_no_disagreement():
+    of = synthetic.infer(of_kinds({"sdpa.auto": _us(40.0, 40.0), "sdpa.flash": _us(40.0, 50.0)}))
+    over = kinds.over(of, "sdpa.flash", TARGET)
+    assert over.verdict.decision == "slower"
+    assert not over.disagree
+
+
+def _us(normal: float, sd: float) -> dict[str, float | None]:
+    return {"normal": normal, "sd 4": sd}
+
+
+def test_zeros_are_in_no_verdict_though_they_are_slowest():
+    us = {"sdpa.auto": {"normal": 40.0, "zeros": 10.0}, "sdpa.flash": {"normal": 20.0, "zeros": 80.0}}
+    over = kinds.over(synthetic.infer(of_kinds(us)), "sdpa.flash", TARGET)
+    assert list(over.verdicts) == [TARGET]
+    assert over.verdict.decision == "faster"
+
+
+def test_a_kind_on_which_a_candidate_has_no_latency_is_lacking():
+    over = kinds.over(valued(), "sdpa.efficient", TARGET)
+    assert over.lacking == [SINK]
+    assert list(over.verdicts) == [TARGET, SD, RISING]
+    assert kinds.over(valued(), "sdpa.cudnn", TARGET).lacking == []
+
+
+def test_a_candidate_may_lack_the_kind_that_is_asked_for():
+    over = kinds.over(valued(), "sdpa.efficient", SINK)
+    assert over == kinds.over(valued(), "sdpa.efficient", TARGET)
+
+
+def test_a_candidate_with_a_latency_on_zeros_alone_was_not_measured():
+    assert "sdpa.math" in valued().at(ZEROS).index
+    with pytest.raises(NotMeasured, match=r"^`sdpa\.math` has no latency at \(2, 4, 128, 64\) float16, device clock"):
+        kinds.over(valued(), "sdpa.math", TARGET)
+
+
+def test_a_candidate_that_is_not_in_the_study_was_not_measured():
+    with pytest.raises(NotMeasured, match=r"^`peer\.flex` has no latency"):
+        kinds.over(valued(), "peer.flex", TARGET)
+
+
+def test_at_a_shape_of_one_kind_the_verdict_is_the_one_there_is():
+    shape = Shape(2, 4, 64, 64)
+    over = kinds.over(valued(), "sdpa.flash", shape)
+    assert over.verdicts == {shape: valued().compare("sdpa.flash", shape)}
+    assert over.worst == over.best == shape
+
+
+def test_another_timing_has_a_worst_kind_of_its_own(monkeypatch):
+    read = synthetic._read
+
+    def slow_to_launch(name, shape, clock, recipe):
+        late = name == "sdpa.flash" and clock == "eager" and shape.values == "normal"
+        return read(name, shape, clock, recipe) + 100 * late
+
+    monkeypatch.setattr(synthetic, "_read", slow_to_launch)
+    us = {"sdpa.auto": _us(40.0, 40.0), "sdpa.flash": _us(20.0, 30.0)}
+    of = synthetic.infer(of_kinds(us, timings=synthetic.STUDY["timings"]))
+    assert kinds.over(of, "sdpa.flash", TARGET).worst == SD
+    assert kinds.over(of, "sdpa.flash", TARGET, EAGER).worst == TARGET
+
+
+def test_under_a_timing_that_was_not_recorded_there_are_no_kinds():
+    assert kinds.shapes(valued(), TARGET, EAGER) == []
+    with pytest.raises(NotMeasured, match=r"has no latency at .* eager clock"):
+        kinds.over(valued(), "sdpa.flash", TARGET, EAGER)
+
+
+def test_values_are_told_apart_where_the_target_is_not_on_normal_ones():
+    target = AXES | {"seq_len": 128, "values": "sink 8"}
+    us = {"sdpa.auto": {"sink 8": 40.0, "sd 4": 40.0}, "sdpa.flash": {"sink 8": 20.0, "sd 4": 50.0}}
+    of = synthetic.infer(of_kinds(us, target=target))
+    over = kinds.over(of, "sdpa.flash", of.study.target_shape)
+    assert (over.worst, over.best) == (SD, SINK)
