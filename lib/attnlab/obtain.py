@@ -20,6 +20,7 @@ from attnlab.study import models as stated_models
 from attnlab.study import studies
 from attnlab.study.implementations import DISPATCH, PEERS
 from attnlab.study.studies import Study
+from attnlab.study.values import NORMAL
 
 if TYPE_CHECKING:
     from attnlab.exhibits.catalogue import Show
@@ -29,7 +30,9 @@ COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "choices": lambda study: "grid seq_len" in study["sweeps"],
     "peers": lambda study: PEERS[0] in study["implementations"] and "grouped kv_heads" in study["sweeps"],
     "attended": lambda study: DISPATCH in study["implementations"],
-    "valued": lambda study: any("values" in block for sweep in study["sweeps"].values() for block in sweep),
+    "valued": lambda study: any(
+        block.get("values", NORMAL) != NORMAL for sweep in study["sweeps"].values() for block in sweep
+    ),
 }
 """By the name of a companion: whether a study holds what the companion is shown for."""
 

@@ -71,7 +71,7 @@ def test_findings_are_those_that_a_run_has():
 def test_a_run_without_a_candidate_has_findings_and_no_signs():
     show = Show(lonely())
     assert isinstance(show("verdicts.signs").content, Missing)
-    alone = "1. **Values.** All of this is of normal values alone.\n"
+    alone = "1. **Values.** At the target, all of this is of normal values alone.\n"
     assert show("verdicts.findings").content.text.startswith(f"{alone}2. **Published numbers.**")
 
 

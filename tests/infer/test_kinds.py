@@ -173,3 +173,9 @@ def test_values_are_told_apart_where_the_target_is_not_on_normal_ones():
     of = synthetic.infer(of_kinds(us, target=target))
     over = kinds.over(of, "sdpa.flash", of.study.target_shape)
     assert (over.worst, over.best) == (SD, SINK)
+
+
+def test_zeros_count_where_there_is_nothing_else():
+    target = AXES | {"seq_len": 128, "values": "zeros"}
+    of = synthetic.infer(of_kinds({"sdpa.auto": {"zeros": 40.0}, "sdpa.flash": {"zeros": 20.0}}, target=target))
+    assert kinds.over(of, "sdpa.flash", of.study.target_shape).worst == of.study.target_shape

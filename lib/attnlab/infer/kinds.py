@@ -18,7 +18,7 @@ class OverKinds:
     """The verdicts on a candidate at one shape under one timing, by the shape with each kind of values.
 
     Attributes:
-        verdicts: in the order of the study, without zeros; at least one.
+        verdicts: in the order of the study; at least one.
         lacking: the shapes with the values on which it has no latency, and the baseline has one.
     """
 
@@ -52,10 +52,13 @@ class OverKinds:
 
 
 def shapes(results: Results, shape: Shape, timing: Timing | None = None) -> list[Shape]:
-    """The study's shapes that differ from one in their values alone, without zeros, at which the baseline was timed."""
+    """The study's shapes that differ from one in their values alone, at which the baseline was timed.
+
+    Zeros are left out, unless there is nothing else.
+    """
     alike = [other for other in results.study.shapes if other.plain == shape.plain]
     timed = [other for other in alike if results.study.baseline in results.at(other, timing).index]
-    return [other for other in timed if other.values != ZEROS]
+    return [other for other in timed if other.values != ZEROS] or timed
 
 
 def over(results: Results, candidate: str, shape: Shape, timing: Timing | None = None) -> OverKinds:

@@ -22,6 +22,7 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
+from attnlab.study.values import ZEROS
 
 Found = Mapping[Timing, Mapping[Shape, Verdict]]
 
@@ -80,7 +81,7 @@ def _verdicts(results: Results, name: str) -> Found:
         timing: {
             shape: family.verdicts[name]
             for shape, family in results.families_under(timing).items()
-            if name in family.verdicts
+            if name in family.verdicts and shape.values != ZEROS
         }
         for timing in results.timings
     }

@@ -246,10 +246,13 @@ def _best(results: Results, shape: Shape) -> str:
 
 
 def _kinds(over: OverKinds) -> str:
-    """On which values a statement was made."""
+    """On which values a statement was made, and on which its candidate has no latency."""
+    lacks = formats.listing([shape.values for shape in over.lacking])
+    without = f", without a latency on {lacks}" if over.lacking else ""
     if len(over.verdicts) == 1:
-        return f"{over.worst.values} values alone (others are timed with `values: all` in the study)"
-    return f"{formats.count(len(over.verdicts), 'kind')} of values ({values.worst(over)})"
+        others = "" if over.lacking else " (others are timed with `values: all` in the study)"
+        return f"{over.worst.values} values alone{others}{without}"
+    return f"{len(over.verdicts)} kinds of values ({values.worst(over)}){without}"
 
 
 def _title(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
@@ -259,8 +262,12 @@ def _title(results: Results, best: str, shape: Shape, verdict: Verdict) -> str:
         gain = f"`{best}` is {formats.number(verdict.speedup.estimate)} times as fast as `{baseline}` {where}"
         claim = "" if verdict.claimable else decisions.claim(verdict)
         return f"{gain}{claim}, {results.headline.words}{_contradicted(results, best, shape)}"
-    ending = f"the nearest, `{best}`, is {decisions.relation(verdict)} it"
-    return f"No candidate was found to be faster than `{baseline}` {where}: {ending}"
+    several = len(kinds.shapes(results, shape)) > 1
+    everywhere = f"on every kind of values at {shape.plain.label} {scope(results)}" if several else where
+    ending = (
+        f"the nearest, `{best}`, is {decisions.relation(verdict)} it{f' on {shape.values} values' if several else ''}"
+    )
+    return f"No candidate was found to be faster than `{baseline}` {everywhere}: {ending}"
 
 
 def _contradicted(results: Results, best: str, shape: Shape) -> str:

@@ -64,7 +64,7 @@ def in_short(results: Results, valued: Results | None) -> str:
     try:
         said = sentence(found, found.study.target_shape)
     except NotMeasured:
-        return f"All of this is of {results.study.target_shape.values} values alone."
+        return f"At the target, all of this is of {results.study.target_shape.values} values alone."
     return said if found.run.name == results.run.name else f"{said} (Run `{found.run.name}`.)"
 
 
@@ -75,7 +75,8 @@ def sentence(results: Results, shape: Shape) -> str:
         NotMeasured: the shape was timed on a single kind of values.
     """
     alike = _kinds(results, shape)
-    return " ".join([*turned(results, shape), _safest(results, shape, alike), _steady(results, shape, alike)])
+    parts = [*turned(results, shape), _safest(results, shape, alike), _steady(results, shape, alike)]
+    return " ".join(filter(None, parts))
 
 
 def turned(results: Results, shape: Shape) -> list[str]:
@@ -93,11 +94,10 @@ def worst(one: OverKinds) -> str:
 
 
 def _turned(results: Results, one: OverKinds) -> str:
-    slower = one.where(SLOWER)
+    faster, slower = formats.count(len(one.where(FASTER)), "kind"), [shape.values for shape in one.where(SLOWER)]
     return (
         f"**Whether `{one.candidate}` is faster than `{results.study.baseline}` depends on the values**: it is faster "
-        f"on {len(one.where(FASTER))} kinds and slower on {formats.listing([shape.values for shape in slower])} "
-        f"({worst(one)})."
+        f"on {faster} and slower on {formats.listing(slower)} ({worst(one)})."
     )
 
 
@@ -109,7 +109,7 @@ def _safest(results: Results, shape: Shape, alike: list[Shape]) -> str:
         return ""
     return (
         f"Over all {len(best.verdicts)} kinds at {shape.label}, `{best.candidate}` gains most over "
-        f"`{results.study.baseline}`: it is {decisions.relation(best.verdict)} it even on its worst ({worst(best)})."
+        f"`{results.study.baseline}`: on its worst it is {decisions.relation(best.verdict)} it ({worst(best)})."
     )
 
 
@@ -130,7 +130,8 @@ def _steady(results: Results, shape: Shape, alike: list[Shape]) -> str:
     if not known:
         return "Whether the values matter can't be told from so few samples."
     which = formats.listing(steady) if len(steady) <= MOST_NAMED else f"{len(steady)} of {known} implementations"
-    same = f"{which} take the same time on all kinds within {STEADY_PCT} %" if steady else ""
+    take = "takes" if len(steady) == 1 else "take"
+    same = f"{which} {take} the same time on all kinds within {STEADY_PCT} %" if steady else ""
     longer = formats.listing([words for _, words in sorted(others, reverse=True)])
     more = f"from the fastest kind to the slowest, the time grows by a factor for {longer}" if others else ""
     said = "; ".join(filter(None, (same, more)))
