@@ -209,13 +209,10 @@ show("verdicts.counted")
 #
 # A kernel of this project guessed a row's largest score, and computed again where the guess failed. On standard normal
 # values, on which everything had been timed, it was the fastest of all; on others it is slower than what it led.
-# [](#verdicts.values) has every implementation on every kind.
+# [](#verdicts.values) has every implementation on every kind; what each kind is, [06_verdicts](06_verdicts.html) says.
 
 # %%
 show("verdicts.values")
-
-# %%
-show("verdicts.kinds")
 
 # %% [markdown]
 # ## Clock, cache, power
@@ -309,7 +306,7 @@ show("model.share")
 #   neighbours; [](#environment.cards) says how far cards of this run differ.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
-# - **Kinds of values.** Those of [](#verdicts.kinds) and no others; where a run timed several, the rest of its shapes are
+# - **Kinds of values.** Those of [](#verdicts.values) and no others; where a run timed several, the rest of its shapes are
 #   timed on one of them.
 # - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a

@@ -22,7 +22,6 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
-from attnlab.study.values import ZEROS
 
 Found = Mapping[Timing, Mapping[Shape, Verdict]]
 
@@ -77,11 +76,12 @@ def counted(results: Results) -> str:
 
 
 def _verdicts(results: Results, name: str) -> Found:
+    """The verdicts on a candidate at the shapes that have the target's values."""
     found = {
         timing: {
             shape: family.verdicts[name]
             for shape, family in results.families_under(timing).items()
-            if name in family.verdicts and shape.values != ZEROS
+            if name in family.verdicts and shape.values == results.study.target_shape.values
         }
         for timing in results.timings
     }

@@ -61,10 +61,11 @@ def said(results: Results, shape: Shape) -> Prose:
 def in_short(results: Results, valued: Results | None) -> str:
     """What the values change at the target of a run, or of another on the same device that timed several kinds."""
     found = valued or results
-    try:
-        said = sentence(found, found.study.target_shape)
-    except NotMeasured:
+    shape = found.study.target_shape
+    alike = kinds.shapes(found, shape)
+    if len(alike) < 2:
         return f"At the target, all of this is of {results.study.target_shape.values} values alone."
+    said = " ".join(filter(None, [*turned(found, shape), _safest(found, shape, alike)]))
     return said if found.run.name == results.run.name else f"{said} (Run `{found.run.name}`.)"
 
 
@@ -90,7 +91,7 @@ def worst(one: OverKinds) -> str:
     """The speedup on the worst kind of several, and on the best."""
     low, high = one.worst, one.best
     least, most = (formats.interval(one.verdicts[shape].speedup) for shape in (low, high))
-    return f"{least} on {low.values} values, the worst of {len(one.verdicts)} kinds, and {most} on {high.values}"
+    return f"{least} on {low.values} values, {most} on {high.values} ones"
 
 
 def _turned(results: Results, one: OverKinds) -> str:
@@ -108,7 +109,7 @@ def _safest(results: Results, shape: Shape, alike: list[Shape]) -> str:
     if best is None:
         return ""
     return (
-        f"Over all {len(best.verdicts)} kinds at {shape.label}, `{best.candidate}` gains most over "
+        f"Over all {len(best.verdicts)} kinds at {shape.plain.label}, `{best.candidate}` gains most over "
         f"`{results.study.baseline}`: on its worst it is {decisions.relation(best.verdict)} it ({worst(best)})."
     )
 
