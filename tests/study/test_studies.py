@@ -80,9 +80,9 @@ def test_gpu_holds_short_long_and_causal_ones():
 
 def test_counters_are_of_the_target_and_of_what_is_named_besides():
     study = studies.load("gpu")
-    assert study.counted_shapes == [
-        study.target_shape, Shape(32, 8, 8192, 64), Shape(32, 8, 2048, 64, causal=True)
-    ]  # fmt: skip
+    on_others = [study.target_shape.resized(values=kind) for kind in ("captured early", "rising 24")]
+    longer = [Shape(32, 8, 8192, 64), Shape(32, 8, 2048, 64, causal=True)]
+    assert study.counted_shapes == [study.target_shape, *on_others, *longer]
 
 
 def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
