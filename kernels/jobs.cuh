@@ -151,7 +151,7 @@ template <typename P, bool CAUSAL> struct Deal {
         return (head & ~0xFFFF) | problem.sharing.quotient(head & 0xFFFF);
     }
     // The CTA's pass number `turn`, or -1 behind the end. Under the mask to and fro: the longest first, the shortest next.
-    // Without it some steps further each time, so that nobody always has the passes with fewer jobs.
+    // Without it some steps further each time, so that nobody always has the passes with fewer jobs, or the same heads.
     __device__ __forceinline__ int pass(int turn) const {
         const int fro = turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
         const int at = turn * gridDim.x + (CAUSAL ? fro : problem.ctas.remainder(blockIdx.x + turn * problem.step));

@@ -62,7 +62,7 @@ class Plan:
     def passes(self) -> Iterator[tuple[int, int, int]]:
         """Head, first and last block of each pass of the CTA, or of its share of one, which may have no block."""
         count = self.whole + (self.groups * self.heads - self.whole) * self.shares
-        step = problem.step(self.blocks, self.per_pass, self.grid)
+        step = problem.step(self.groups * self.heads, self.grid)
         for turn in range(count):
             fro = self.grid - 1 - self.cta if turn % 2 else self.cta
             at = turn * self.grid + (fro if self.causal else (self.cta + turn * step) % self.grid)

@@ -1,7 +1,6 @@
 """What a kernel that takes views is asked to compute, as kernels/hopper.cuh declares it, and how its items are dealt.
 
-CTAs take items in turn. Without the mask all take equally long, but for the last one of a head, and the last round is
-shared out. Under the mask they are dealt in sections of heads, the longest items of each first, and to and fro from
+CTAs take items in turn. Without the mask all take about equally long, and the last round is shared out. Under the mask they are dealt in sections of heads, the longest items of each first, and to and fro from
 round to round.
 """
 
@@ -76,7 +75,7 @@ class Problem(ctypes.Structure):
             *map(Divisor.of, (together, together * items, everywhere % together or together)),
             *map(Divisor.of, (shares(everywhere * items, ctas, most), ctas)),
             everywhere * items // ctas * ctas,
-            step(math.ceil(queries / tile.box), most, ctas),
+            step(items * heads, ctas),
         )
 
 
@@ -86,15 +85,10 @@ def shares(items: int, ctas: int, most: int) -> int:
     return min(most, ctas // left) if left else 1
 
 
-def step(boxes: int, most: int, ctas: int) -> int:
-    """By how much each CTA moves on from round to round, so that it has all items of a head equally often.
-
-    Args:
-        boxes: of queries, of a head.
-        most: boxes of an item; if the last item has as many, no CTA has to move.
-        ctas: how many there are.
-    """
-    return next(step for step in count() if math.gcd(ctas + step, -(-boxes // most)) == 1) if boxes % most else 0
+def step(items: int, ctas: int) -> int:
+    """By how much each of the `ctas` CTAs moves on from round to round, so that it has all `items` of a sequence equally
+    often: some take longer, as a head's last one does, or a head whose values cost more."""
+    return next(step for step in count() if math.gcd(ctas + step, items) == 1)
 
 
 @lru_cache(maxsize=4096)
