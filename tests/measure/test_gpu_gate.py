@@ -79,7 +79,8 @@ CAUGHT = {
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("name", "reason"), CAUGHT.items())
 def test_a_saboteur_is_caught_and_the_reason_says_at_what(kernel, name, reason, dtype):
-    subject, checks = gated(kernel(name), Shape(2, 3, 300, 64, dtype=dtype), "cuda")
+    # One sequence, since in between a batch is computed as a sequence alone, which may be what is remembered.
+    subject, checks = gated(kernel(name), Shape(1, 6, 300, 64, dtype=dtype), "cuda")
     assert subject.status == "failed"
     assert subject.reason.startswith(reason), subject.reason
     assert checks["passed"].tolist() == [True] * (len(checks) - 1) + [False]

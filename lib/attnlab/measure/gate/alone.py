@@ -2,8 +2,7 @@
 
 import random
 
-import torch
-
+from attnlab.measure.gate.gate import unlike
 from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Inputs
 from attnlab.study.shapes import Shape
@@ -28,5 +27,4 @@ def differing(implementation: Implementation, given: Inputs, shape: Shape) -> in
             by_itself = attempt(implementation.bound(alone, shape.resized(batch=1)))[0]
     except (Unsupported, OutOfMemory, Broken):
         return None
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[together.element_size()]
-    return int((together.contiguous().view(bits) != by_itself.contiguous().view(bits)).sum())
+    return unlike((together,), (by_itself,))

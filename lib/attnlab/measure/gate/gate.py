@@ -127,10 +127,10 @@ class Gate:
             return self.check(first, faults)
         second, more = self._run(call, 1, ordering.before_inputs)
         faults += more
-        differing = _unlike(first, second)
+        differing = unlike(first, second)
         if differing and self._exact(repeats):
             again, _ = self._run(call, 1)
-            faults.append(_why_different(differing, _elements(first), only_before_inputs=not _unlike(first, again)))
+            faults.append(_why_different(differing, _elements(first), only_before_inputs=not unlike(first, again)))
         elif differing:
             faults += self._growing(call, first)
         if earlier is not None:
@@ -158,7 +158,7 @@ class Gate:
         first, faults = self._run(lambda: _replayed(replay), 0, guards=guards)
         second, more = self._run(lambda: _replayed(replay), 1, guards=guards)
         faults += more
-        differing = _unlike(first, second)
+        differing = unlike(first, second)
         if differing and self._exact(repeats):
             faults.append(_why_different(differing, _elements(first), only_before_inputs=False))
         return self._worst([first, second], faults, differing, repeats)
@@ -187,7 +187,7 @@ class Gate:
 
     def _growing(self, call: Call, first: Tensors) -> list[str]:
         """What is wrong with an implementation that differs from its first run more and more."""
-        found = [_unlike(first, self._run(call, 1)[0]) for _ in range(RUNS)]
+        found = [unlike(first, self._run(call, 1)[0]) for _ in range(RUNS)]
         if all(before < after for before, after in pairwise(found)) and found[-1] >= GROWTH * max(1, found[0]):
             counts = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
             return [f"differs more with every run on the same inputs: in {counts} of {_elements(first)} elements"]
@@ -303,7 +303,7 @@ def _differing(a: torch.Tensor, b: torch.Tensor) -> int:
     return int((_bits(a) != _bits(b)).sum())
 
 
-def _unlike(first: Tensors, second: Tensors) -> int:
+def unlike(first: Tensors, second: Tensors) -> int:
     """The number of elements in which two runs differ in any bit, without those that are NaN in both."""
     return sum(
         int(((_bits(one) != _bits(other)) & ~(one.isnan() & other.isnan())).sum())

@@ -1,7 +1,7 @@
 """What a kernel that takes views is asked to compute, as kernels/hopper.cuh declares it, and how its items are dealt.
 
-CTAs take items in turn. Without the mask all take about equally long, and the last round is shared out. Under the mask they are dealt in sections of heads, the longest items of each first, and to and fro from
-round to round.
+CTAs take items in turn. Without the mask all take about equally long, and the last round is shared out. Under the mask
+they are dealt in sections of heads, the longest items of each first, and to and fro from round to round.
 """
 
 import ctypes
@@ -86,8 +86,10 @@ def shares(items: int, ctas: int, most: int) -> int:
 
 
 def step(items: int, ctas: int) -> int:
-    """By how much each of the `ctas` CTAs moves on from round to round, so that it has all `items` of a sequence equally
-    often: some take longer, as a head's last one does, or a head whose values cost more."""
+    """How far each of the `ctas` CTAs moves on from round to round: it has a sequence's `items` equally often.
+
+    Some take longer than others: a head's last one is shorter, and heads whose values rise cost more.
+    """
     return next(step for step in count() if math.gcd(ctas + step, items) == 1)
 
 
