@@ -6,22 +6,25 @@ of an exhibit, for "Figure 3".
 
 import base64
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import matplotlib.figure
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from attnlab.exhibits import drawing, markdown, tex
+from attnlab.exhibits import drawing, formats, markdown, tex
+from attnlab.exhibits.quantities import QUANTITIES, Marked
 from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.stats import Interval
 
 FILES = "application/vnd.attnlab.files+json"
 """The type of the files that an output's LaTeX includes: a PDF in base64 for each name."""
@@ -31,9 +34,13 @@ MISSING = "—"
 LONG = 36
 FEW_ROWS = 2
 """In a table of so few rows, a column may have one value by chance."""
+ALIGNED = {True: ' class="num"', False: ""}
+NUMBERS = (Real, Interval, Marked)
 
-_NUMBER = r"[<>≤≥≈~]?\s?[+\-−±]?\d[\d,\u2009\u202f]*(?:\.\d+)?(?:[eE][+\-−]?\d+)?\s?[%×]?"
-_NUMERIC = re.compile(rf"{_NUMBER}(?:\s?[†‡]+)?(?:\s*[±–]\s*{_NUMBER})?(?:\s*[\[(]{_NUMBER}\s*[,–]\s*{_NUMBER}[\])])?")
+WIDE = 6
+"""In a table of more columns, the ends of an interval stand below its estimate."""
+Shows: TypeAlias = Mapping[str, Callable[[Any], str]]
+"""How the values of some columns are printed, by the columns' names."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +95,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """A frame as its caller formatted it, without its index. Missing values are dashes, numbers are aligned right.
+    """A frame without its index. Its cells are numbers, intervals, marked numbers and texts.
 
-    A column that has one value in all rows is not shown; the note names it with its value.
+    A column that is named like one of `QUANTITIES` has that quantity's head, and its values are printed as it says.
+    Missing values are dashes, numbers are aligned right, and marks are explained in the note. A column that has one
+    value in all rows is not shown; the note names it with its value.
 
     Args:
         highlight: position of the row that is emphasized.
+        shows: how the numbers of columns are printed that are none of the quantities; by default to three digits.
 
     Raises:
         NotMeasured: the frame has no rows.
@@ -103,6 +113,7 @@ class Table:
     caption: str
     note: str = ""
     highlight: int | None = None
+    shows: Shows = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.frame.empty:
@@ -114,7 +125,7 @@ class Table:
         table = f'<div class="scroll" tabindex="0"><table>{rows}</table></div>'
         note = f'<p class="note">{markdown.inline(self.legend)}</p>' if self.legend else ""
         html = _float(anchor, "table", _caption(self.caption), table, note)
-        return _bundle(html, self._shown.map(_text).to_string(index=False), self._latex(anchor))
+        return _bundle(html, self._shown.to_string(index=False), self._latex(anchor))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return self.bundle()
@@ -123,7 +134,7 @@ class Table:
         return tex.table(
             ["\n".join(map(tex.breakable, str(title).split("\n"))) for title in self._shown.columns],
             [[_cell_in_latex(cell) for cell in row] for row in self._shown.itertuples(index=False, name=None)],
-            list(map(bool, self._alignments)),
+            self._numeric,
             caption=tex.inline(self.caption),
             note=tex.inline(self.legend),
             anchor=anchor,
@@ -133,8 +144,8 @@ class Table:
     @cached_property
     def grid(self) -> str:
         """Titles and rows as a table in GitHub's Markdown."""
-        columns = [self._shown.columns, ["---:" if align else "---" for align in self._alignments]]
-        rows = [[_text(cell) for cell in row] for row in self._shown.itertuples(index=False, name=None)]
+        columns = [self._shown.columns, ["---:" if numeric else "---" for numeric in self._numeric]]
+        rows = self._shown.itertuples(index=False, name=None)
         return "\n".join(f"| {' | '.join(map(_in_line, row))} |" for row in [*columns, *rows])
 
     @property
@@ -143,31 +154,50 @@ class Table:
         return "\n\n".join(filter(None, [f"**{self.caption}**", self.grid, self.legend]))
 
     @cached_property
+    def _printed(self) -> pd.DataFrame:
+        """The whole frame in print: heads, and cells as texts or `Inline`."""
+        is_wide = self.frame.shape[1] > WIDE
+        columns = {}
+        for place, name in enumerate(self.frame.columns):
+            show = self.shows.get(name) or (QUANTITIES[name].show if name in QUANTITIES else printed)
+            columns[place] = [_text(cell, show, is_wide) for cell in self.frame.iloc[:, place]]
+        heads = [QUANTITIES[name].head if name in QUANTITIES else str(name) for name in self.frame.columns]
+        return pd.DataFrame(columns, dtype=object).set_axis(heads, axis=1)
+
+    @cached_property
     def _constants(self) -> dict[int, str]:
         """The columns that have one value in all rows, by position, each with that value; never the first column."""
         if len(self.frame) <= FEW_ROWS:
             return {}
-        texts = {place: set(self.frame.iloc[:, place].map(_text)) for place in range(1, self.frame.shape[1])}
+        texts = {place: set(map(str, self._printed.iloc[:, place])) for place in range(1, self.frame.shape[1])}
         return {place: found.pop() for place, found in texts.items() if len(found) == 1 and found != {MISSING}}
 
     @cached_property
+    def _kept(self) -> list[int]:
+        """The positions of the columns that are shown."""
+        return [place for place in range(self.frame.shape[1]) if place not in self._constants]
+
+    @cached_property
     def _shown(self) -> pd.DataFrame:
-        return self.frame.iloc[:, [place for place in range(self.frame.shape[1]) if place not in self._constants]]
+        return self._printed.iloc[:, self._kept]
 
     @cached_property
     def legend(self) -> str:
-        """The note, and the columns that are left out with their values."""
-        named = [f"{_flat(self.frame.columns[place])} {_flat(value)}" for place, value in self._constants.items()]
-        return " ".join(filter(None, [self.note, f"The same in every row: {'; '.join(named)}." if named else ""]))
+        """The note, the marks of numbers, and the columns that are left out with their values."""
+        marks = dict.fromkeys(f"{cell.mark}." for cell in self.frame.to_numpy().flat if isinstance(cell, Marked))
+        left_out = "; ".join(
+            f"{_flat(self._printed.columns[place])} {_flat(value)}" for place, value in self._constants.items()
+        )
+        return " ".join(filter(None, [self.note, *marks, f"The same in every row: {left_out}." if left_out else ""]))
 
     @cached_property
-    def _alignments(self) -> list[str]:
-        columns = (self._shown.iloc[:, position] for position in range(self._shown.shape[1]))
-        return [' class="num"' if _is_numeric(column) else "" for column in columns]
+    def _numeric(self) -> list[bool]:
+        """Of each column that is shown, whether it holds numbers, which are aligned right."""
+        return [_is_numeric(self.frame.iloc[:, place]) for place in self._kept]
 
     def _head(self) -> str:
-        columns = zip(self._shown.columns, self._alignments, strict=True)
-        titles = (f'<th scope="col"{align}>{_breakable(str(title))}</th>' for title, align in columns)
+        columns = zip(self._shown.columns, self._numeric, strict=True)
+        titles = (f'<th scope="col"{ALIGNED[numeric]}>{_breakable(title)}</th>' for title, numeric in columns)
         return f"<tr>{''.join(titles)}</tr>"
 
     def _body(self) -> str:
@@ -175,7 +205,7 @@ class Table:
 
     def _row(self, position: int, cells: Iterable[object]) -> str:
         emphasis = ' class="target"' if position == self.highlight else ""
-        texts = (_cell(cell, align) for cell, align in zip(cells, self._alignments, strict=True))
+        texts = (_cell(cell, ALIGNED[numeric]) for cell, numeric in zip(cells, self._numeric, strict=True))
         return f"<tr{emphasis}>{''.join(texts)}</tr>"
 
 
@@ -303,14 +333,14 @@ def _caption(text: str) -> str:
 
 
 def _cell(cell: object, align: str) -> str:
-    text = _text(cell)
+    text = str(cell)
     # Short cells keep their lines as they are; only those that read like text may be broken.
     kind = align or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
     return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
 
 
 def _cell_in_latex(cell: object) -> str:
-    lines = _text(cell).split("\n")
+    lines = str(cell).split("\n")
     return "\n".join(map(tex.inline if isinstance(cell, Inline) else tex.breakable, lines))
 
 
@@ -330,14 +360,22 @@ def _flat(text: object) -> str:
 
 def _is_numeric(column: pd.Series) -> bool:
     present = column.dropna()
-    return not present.empty and all(map(_looks_numeric, present))
+    return not present.empty and all(isinstance(cell, NUMBERS) and not isinstance(cell, bool) for cell in present)
 
 
-def _looks_numeric(cell: object) -> bool:
-    if isinstance(cell, Real):
-        return not isinstance(cell, bool)
-    return _NUMERIC.fullmatch(str(cell).strip()) is not None
+def printed(value: Any) -> str:
+    """A value of a column that says nothing else: fractions to three digits, other values as they are."""
+    is_fraction = isinstance(value, Real) and not isinstance(value, Integral | np.bool_)
+    return formats.number(float(value)) if is_fraction else str(value)
 
 
-def _text(cell: Any) -> str:
-    return MISSING if pd.isna(cell) else str(cell)
+def _text(cell: Any, show: Callable[[Any], str], is_wide: bool) -> "str | Inline":
+    """A cell in print; an interval or a marked number stands for itself, whatever its column says."""
+    if isinstance(cell, Inline):
+        return cell
+    if isinstance(cell, Marked):
+        return f"{_text(cell.value, show, is_wide)} {cell.mark[0]}"
+    if isinstance(cell, Interval):
+        shown = (formats.interval if show in (formats.number, printed) else show)(cell)
+        return shown.replace(" [", "\n[") if is_wide else shown
+    return MISSING if pd.isna(cell) else cell if isinstance(cell, str) else show(cell)

@@ -26,6 +26,11 @@ def number(value: float, digits: int = 3) -> str:
     return _with_minus(text)
 
 
+def whole(value: float) -> str:
+    """A count in full, with a thousands separator."""
+    return number(value) if not math.isfinite(value) else f"{value:,.0f}"
+
+
 def signed(value: float) -> str:
     """Two decimals, always with a sign."""
     return _with_minus(f"{value:+.2f}")

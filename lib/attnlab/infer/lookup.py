@@ -23,6 +23,16 @@ class NotMeasured(Exception):
 
 
 @dataclass(frozen=True)
+class Extremes:
+    """Rows of the table of cases: where an implementation is fastest and slowest, and where its rates are highest."""
+
+    fastest: pd.Series
+    slowest: pd.Series
+    busiest: pd.Series
+    widest: pd.Series
+
+
+@dataclass(frozen=True)
 class Lookup:
     """A run, and what was inferred from the samples of each case.
 
@@ -113,6 +123,20 @@ class Lookup:
             words = self.headline.words
             raise NotMeasured(f"`{implementation}` has no latency in the sweep “{sweep}”, {words}")
         return found
+
+    def extremes(self, implementation: str) -> Extremes:
+        """The extremes of an implementation over all shapes, under the headline's timing.
+
+        Raises:
+            NotMeasured: it has no latency.
+        """
+        rows = self.under(self.headline)
+        rows = rows[rows["implementation"] == implementation]
+        if rows.empty:
+            raise NotMeasured(f"`{implementation}` has no latency in this run, {self.headline.words}")
+        fastest, slowest = rows["median_us"].idxmin(), rows["median_us"].idxmax()
+        busiest, widest = rows["throughput_tflops"].idxmax(), rows["bandwidth_gbs"].idxmax()
+        return Extremes(*(rows.loc[place] for place in (fastest, slowest, busiest, widest)))
 
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
         """The latencies of one case that passed in us, in the order of the rounds, as `cases.independent` gives

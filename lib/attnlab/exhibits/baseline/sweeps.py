@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnlab.exhibits import cells, formats
+from attnlab.exhibits import cells, formats, quantities
 from attnlab.exhibits.catalogue import baseline, exhibit, target
-from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, explanations, interval_cell, light, sign, stacked_cell
+from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, interval_cell, stacked_cell
 from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.environment.clocks import cold_note
 from attnlab.exhibits.formats import CI
@@ -26,6 +26,7 @@ from attnlab.exhibits.style import (
     plain_logarithm,
     sweep_title,
 )
+from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import ratio_ci
@@ -142,25 +143,12 @@ def _peaks(results: Results, name: str, shapes: list[Shape], axis: str) -> list[
 @exhibit("baseline.span")
 def span(results: Results) -> Prose:
     """The extremes of the baseline's latency and rates over all shapes."""
-    name, rows = results.study.baseline, results.under(results.headline)
-    rows = rows[rows["implementation"] == name]
-    if rows.empty:
-        raise NotMeasured(f"`{name}` has no latency in this run, {results.headline.words}")
+    name = results.study.baseline
 
-    def at(row: Any) -> str:
+    def at(row: pd.Series) -> str:
         return formats.shapes([cells.shape_of(row)], results.study.shapes)
 
-    fastest, slowest = rows.loc[rows["median_us"].idxmin()], rows.loc[rows["median_us"].idxmax()]
-    busiest, widest = rows.loc[rows["throughput_tflops"].idxmax()], rows.loc[rows["bandwidth_gbs"].idxmax()]
-    return Prose(
-        f"Over all shapes `{name}` spans {formats.number(fastest['median_us'])} µs at {at(fastest)} to "
-        f"{formats.number(slowest['median_us'])} µs at {at(slowest)}, a factor of "
-        f"{formats.number(slowest['median_us'] / fastest['median_us'])} for "
-        f"{formats.number(slowest['flops'] / fastest['flops'])} times the FLOPs. Its highest throughput is "
-        f"{formats.number(busiest['throughput_tflops'])} TFLOP/s at {at(busiest)}"
-        f"{cells.explained(busiest['throughput_mark'])}, its highest bandwidth "
-        f"{formats.number(widest['bandwidth_gbs'])} GB/s at {at(widest)}{cells.explained(widest['bandwidth_mark'])}."
-    )
+    return Prose(say("baseline.span", name=name, e=results.extremes(name), at=at))
 
 
 @exhibit("baseline.kernels")
@@ -209,24 +197,14 @@ def sweep(results: Results, name: str, implementation: str) -> Table:
     """One implementation along one sweep: latency, throughput, bandwidth, memory."""
     axis, shapes, along = axis_of(name), results.sweep(name), results.along(name, implementation)
     rows = [
-        {
-            LETTERS[axis]: getattr(shape, axis),
-            f"median (µs) [{CI}]": interval_cell(row),
-            "TFLOP/s": formats.number(row["throughput_tflops"]) + sign(row["throughput_mark"]),
-            "GB/s": formats.number(row["bandwidth_gbs"]) + sign(row["bandwidth_mark"]),
-            "memory (MiB)": formats.mebibytes(results.peak_bytes(implementation, shape)),
-            "samples": int(row["samples"]),
-        }
+        {LETTERS[axis]: getattr(shape, axis)}
+        | quantities.cells(row, "median_us", "throughput_tflops", "bandwidth_gbs")
+        | {"peak_memory_bytes": results.peak_bytes(implementation, shape), "samples": row["samples"]}
         for shape, row in along
     ]
     caption = f"{SWEEP_TITLES[axis]} sweep, `{implementation}`, {_fixed(shapes, axis)}; {results.headline.words}."
-    parts = [
-        "Throughput and bandwidth are FLOPs and compulsory bytes over the median.",
-        CAUSAL_NOTE if shapes[0].causal else "",
-        explanations([row for _, row in along]),
-    ]
-    note, highlight = " ".join(filter(None, parts)), place(results, [shape for shape, _ in along])
-    return Table(pd.DataFrame(rows), caption, note, highlight)
+    note = CAUSAL_NOTE if shapes[0].causal else ""
+    return Table(pd.DataFrame(rows), caption, note, place(results, [shape for shape, _ in along]))
 
 
 @exhibit("baseline.backends.seq_len", name="seq_len")
@@ -340,14 +318,11 @@ def every_case(results: Results) -> Table:
             "mask": "causal" if row["causal"] else "full",
             "timing": f"{row['clock']} {row['cache']}",
             "k": _launches(row),
-            f"median (µs) [{CI}]": interval_cell(row),
-            "TFLOP/s": formats.number(row["throughput_tflops"]) + sign(row["throughput_mark"]),
-            "light": light(row),
         }
+        | quantities.cells(row, "median_us", "throughput_tflops", "bandwidth_gbs", "speed_of_light_pct")
         for row in results.table.to_dict("records")
     ]
-    legend = "k: launches per sample, which each replicate chooses for itself; light: floor over median."
-    note = " ".join(filter(None, [legend, explanations(results.table.to_dict("records"))]))
+    note = "k: launches per sample, which each replicate chooses for itself; speed of light: floor over median."
     return Table(pd.DataFrame(rows), "Every case under every timing.", note)
 
 

@@ -1,0 +1,63 @@
+"""Sentences from templates: `templates/<page>.md.j2` has a macro for each, which prints facts as tables do.
+
+A macro's lines are joined within a paragraph and within an item of a list; an empty line separates paragraphs.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from attnlab.exhibits import cells, formats
+from attnlab.runs import rules
+
+FOLDER = Path(__file__).with_name("templates")
+FILTERS = (
+    cells.explained,
+    formats.change,
+    formats.clause,
+    formats.count,
+    formats.ended,
+    formats.interval,
+    formats.kibibytes,
+    formats.listing,
+    formats.mebibytes,
+    formats.multiple,
+    formats.number,
+    formats.percent,
+    formats.pvalue,
+    formats.shapes,
+    formats.signed,
+    formats.times,
+)
+"""Filters are the functions that print numbers, by their own names."""
+
+
+def say(id: str, **facts: Any) -> str:
+    """The text of a macro, such as ``baseline.span`` in ``templates/baseline.md.j2``, with these facts.
+
+    Raises:
+        jinja2.UndefinedError: the macro names a fact that wasn't given.
+    """
+    page, name = id.split(".")
+    return _joined(getattr(_template(page).module, name)(**facts))
+
+
+@cache
+def _template(page: str) -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {function.__name__: function for function in FILTERS}
+    environment.globals |= {"CI": formats.CI, "MARGIN": formats.MARGIN, "rules": rules}
+    return environment.get_template(f"{page}.md.j2")
+
+
+def _joined(text: str) -> str:
+    """A text with each paragraph and each item of a list on one line."""
+    paragraphs = []
+    for paragraph in filter(None, map(str.strip, text.split("\n\n"))):
+        items = paragraph.replace("\n- ", "\n\n- ").split("\n\n")
+        paragraphs.append("\n".join(" ".join(item.split()) for item in items))
+    return "\n\n".join(paragraphs)
