@@ -1,6 +1,6 @@
 """Times the README's two commands on a fresh clone of the last commit, installation included.
 
-    python benchmarks/commands.py    # writes benchmarks/commands.toml, against which the README's sentence is checked
+    python benchmarks/commands.py    # writes benchmarks/commands.toml, which the README names
 
 Run it on an otherwise idle machine. It keeps no run and no page.
 """
