@@ -46,7 +46,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PUBLISHED = re.search(r"^PUBLISHED := (\S+)$", MAKEFILE, re.MULTILINE)[1]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "kernels/README.md", "data/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "data/README.md")),
     *(ROOT / name for name in ("figures/README.md", "reports/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(paths.NOTEBOOKS.glob("*.ipynb")),
