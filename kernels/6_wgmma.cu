@@ -14,57 +14,57 @@
 
 constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS;
 
-template <int D, int KEYS, int SLOTS> struct Shared {
-    static constexpr int COLUMNS = D / 64;                // tiles of 64 columns beside each other
-    static constexpr int QUERY_BYTES = 64 * D * 2;        // of one consumer
-    static constexpr int SLOT_BYTES = KEYS * D * 2;
-    unsigned char query[2][CONSUMERS][QUERY_BYTES];  // of this work item and of the next
+template <int D, int KEYS, int STAGES> struct SharedStorage {
+    static constexpr int COLUMNS = D / 64;  // tiles of 64 columns beside each other
+    static constexpr int QUERY_BYTES = 64 * D * 2;  // of one consumer
+    static constexpr int TILE_BYTES = KEYS * D * 2;
+    unsigned char query[2][CONSUMERS][QUERY_BYTES];  // of this work tile and of the next
     unsigned char out[CONSUMERS][QUERY_BYTES];
-    unsigned char ring[SLOTS][SLOT_BYTES];                // K and V of a tile follow one another
-    unsigned long long query_full[2], query_empty[2], full[SLOTS], empty[SLOTS];
+    unsigned char ring[STAGES][TILE_BYTES];  // K and V of a tile follow one another
+    unsigned long long query_full[2], query_empty[2], full[STAGES], empty[STAGES];
 };
 
-// Where a ring of SLOTS stands: the slot, and the parity of the phase in which it is filled.
-template <int SLOTS> struct Place {
-    int slot = 0;
-    unsigned parity = 0;
+// The stage of a ring, and the parity of the phase in which it is filled.
+template <int STAGES> struct PipelineState {
+    int stage = 0;
+    unsigned phase = 0;
     __device__ __forceinline__ void advance() {
-        if (++slot == SLOTS) slot = 0, parity ^= 1;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
 
-// A work item: ROWS queries of one head, and the tiles of keys that they see.
-template <bool CAUSAL, int KEYS> struct Item {
-    int head, first, tiles;
-    __device__ __forceinline__ Item(int index, int heads, int seq_len) {
+// A work tile: ROWS queries of one head, and the tiles of keys that they see.
+template <bool CAUSAL, int KEYS> struct WorkTile {
+    int head, first_row, tiles;
+    __device__ __forceinline__ WorkTile(int index, int heads, int seq_len) {
         const int blocks = (seq_len + ROWS - 1) / ROWS;
         // Under the mask the last queries have most to do: begin with those of all heads.
         head = CAUSAL ? index % heads : index / blocks;
-        first = (CAUSAL ? blocks - 1 - index / heads : index % blocks) * ROWS;
-        tiles = ((CAUSAL ? min(seq_len, first + ROWS) : seq_len) + KEYS - 1) / KEYS;
+        first_row = (CAUSAL ? blocks - 1 - index / heads : index % blocks) * ROWS;
+        tiles = ((CAUSAL ? min(seq_len, first_row + ROWS) : seq_len) + KEYS - 1) / KEYS;
     }
 };
 
 // q, k, v, o: maps of (heads, seq_len, D)
-template <typename T, int D, bool CAUSAL, int KEYS, int SLOTS>
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
       const __grid_constant__ TensorMap o, int heads, int seq_len, float scale) {
-    using Memory = Shared<D, KEYS, SLOTS>;
+    using Storage = SharedStorage<D, KEYS, STAGES>;
     extern __shared__ __align__(1024) unsigned char memory[];
-    auto& shared = *reinterpret_cast<Memory*>(memory);
-    const unsigned query_full = shared_address(shared.query_full), query_empty = shared_address(shared.query_empty);
-    const unsigned full = shared_address(shared.full), empty = shared_address(shared.empty);
-    const int items = (seq_len + ROWS - 1) / ROWS * heads;
+    auto& smem = *reinterpret_cast<Storage*>(memory);
+    const unsigned query_full = shared_address(smem.query_full), query_empty = shared_address(smem.query_empty);
+    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
+    const int work_tiles = (seq_len + ROWS - 1) / ROWS * heads;
 
     if (threadIdx.x == 0) {
         for (int half = 0; half < 2; ++half) {
             init_barrier(query_full + 8 * half, 1);
             init_barrier(query_empty + 8 * half, 4 * CONSUMERS);
         }
-        for (int slot = 0; slot < SLOTS; ++slot) {
-            init_barrier(full + 8 * slot, 1);
-            init_barrier(empty + 8 * slot, 4 * CONSUMERS);
+        for (int stage = 0; stage < STAGES; ++stage) {
+            init_barrier(full + 8 * stage, 1);
+            init_barrier(empty + 8 * stage, 4 * CONSUMERS);
         }
         publish_barriers();
     }
@@ -73,25 +73,25 @@ wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, 
     if (threadIdx.x < 128) {
         give_registers<24>();
         if (threadIdx.x != 0) return;
-        Place<SLOTS> ring;
-        Place<2> query;
-        for (int index = blockIdx.x; index < items; index += gridDim.x) {
-            const Item<CAUSAL, KEYS> item(index, heads, seq_len);
-            wait(query_empty + 8 * query.slot, query.parity ^ 1);
-            arrive_expecting(query_full + 8 * query.slot, CONSUMERS * Memory::QUERY_BYTES);
+        PipelineState<STAGES> state;
+        PipelineState<2> query_state;
+        for (int index = blockIdx.x; index < work_tiles; index += gridDim.x) {
+            const WorkTile<CAUSAL, KEYS> work_tile(index, heads, seq_len);
+            wait(query_empty + 8 * query_state.stage, query_state.phase ^ 1);
+            arrive_expecting(query_full + 8 * query_state.stage, CONSUMERS * Storage::QUERY_BYTES);
             for (int w = 0; w < CONSUMERS; ++w)
-                for (int c = 0; c < Memory::COLUMNS; ++c)
-                    load_box(shared_address(shared.query[query.slot][w]) + c * 64 * 128, q, 64 * c, item.first + 64 * w, item.head,
-                             query_full + 8 * query.slot);
-            query.advance();
-            for (int tile = 0; tile < item.tiles; ++tile) {
+                for (int c = 0; c < Storage::COLUMNS; ++c)
+                    load_box(shared_address(smem.query[query_state.stage][w]) + c * 64 * 128, q, 64 * c,
+                             work_tile.first_row + 64 * w, work_tile.head, query_full + 8 * query_state.stage);
+            query_state.advance();
+            for (int tile = 0; tile < work_tile.tiles; ++tile) {
                 for (const TensorMap* map : {&k, &v}) {
-                    wait(empty + 8 * ring.slot, ring.parity ^ 1);
-                    arrive_expecting(full + 8 * ring.slot, Memory::SLOT_BYTES);
-                    for (int c = 0; c < Memory::COLUMNS; ++c)
-                        load_box(shared_address(shared.ring[ring.slot]) + c * KEYS * 128, *map, 64 * c, KEYS * tile, item.head,
-                                 full + 8 * ring.slot);
-                    ring.advance();
+                    wait(empty + 8 * state.stage, state.phase ^ 1);
+                    arrive_expecting(full + 8 * state.stage, Storage::TILE_BYTES);
+                    for (int c = 0; c < Storage::COLUMNS; ++c)
+                        load_box(shared_address(smem.ring[state.stage]) + c * KEYS * 128, *map, 64 * c, KEYS * tile,
+                                 work_tile.head, full + 8 * state.stage);
+                    state.advance();
                 }
             }
         }
@@ -100,23 +100,23 @@ wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, 
 
     take_registers<240>();
     const int consumer = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const unsigned out_tile = shared_address(shared.out[consumer]);
+    const unsigned out_tile = shared_address(smem.out[consumer]);
     const float scale_log2 = scale * LOG2_E;
-    Place<SLOTS> ring;
-    Place<2> query;
+    PipelineState<STAGES> state;
+    PipelineState<2> query_state;
 
-    for (int index = blockIdx.x; index < items; index += gridDim.x) {
-        const Item<CAUSAL, KEYS> item(index, heads, seq_len);
-        const int first = item.first + 64 * consumer;
-        const int unmasked = CAUSAL ? min(seq_len, first + 1) : seq_len;  // keys before this one are seen by every query
+    for (int index = blockIdx.x; index < work_tiles; index += gridDim.x) {
+        const WorkTile<CAUSAL, KEYS> work_tile(index, heads, seq_len);
+        const int first_row = work_tile.first_row + 64 * consumer;
+        const int unmasked = CAUSAL ? min(seq_len, first_row + 1) : seq_len;  // keys before this one are seen by every query
 
-        wait(query_full + 8 * query.slot, query.parity);
-        const unsigned q_tile = shared_address(shared.query[query.slot][consumer]);
-        float out[D / 2] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
-        for (int tile = 0; tile < item.tiles; ++tile) {
+        wait(query_full + 8 * query_state.stage, query_state.phase);
+        const unsigned q_tile = shared_address(smem.query[query_state.stage][consumer]);
+        float out[D / 2] = {}, row_max[2] = {-infinity(), -infinity()}, row_sum[2] = {};
+        for (int tile = 0; tile < work_tile.tiles; ++tile) {
             float s[KEYS / 2];
-            wait(full + 8 * ring.slot, ring.parity);
-            const unsigned k_tile = shared_address(shared.ring[ring.slot]);
+            wait(full + 8 * state.stage, state.phase);
+            const unsigned k_tile = shared_address(smem.ring[state.stage]);
             begin_products();
 #pragma unroll
             for (int d = 0; d < D / 16; ++d)
@@ -124,72 +124,72 @@ wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, 
                                    descriptor(k_tile + d / 4 * KEYS * 128 + d % 4 * 32, 16, 1024), d);
             commit_products();
             finish_products<0>(s);
-            if (lane == 0) arrive(empty + 8 * ring.slot);
-            ring.advance();
+            if (lane == 0) arrive(empty + 8 * state.stage);
+            state.advance();
 
             if (KEYS * (tile + 1) > unmasked) {
 #pragma unroll
                 for (int n = 0; n < KEYS / 2; ++n) {
                     const int key = KEYS * tile + n / 4 * 8 + lane % 4 * 2 + n % 2;
-                    const int row = first + 16 * warp + lane / 4 + n / 2 % 2 * 8;
+                    const int row = first_row + 16 * warp + lane / 4 + n / 2 % 2 * 8;
                     if (key >= seq_len || (CAUSAL && key > row)) s[n] = -infinity();
                 }
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float top = largest[half];
+                float new_max = row_max[half];
 #pragma unroll
-                for (int n = 2 * half; n < KEYS / 2; n += 4) top = fmaxf(top, fmaxf(s[n], s[n + 1]));
-                top = quad_max(top);
-                const float shrink = exp2_approx((largest[half] - top) * scale_log2);  // top is finite: key 0 came first
-                const float shift = top * scale_log2;
-                largest[half] = top;
-                sum[half] *= shrink;
+                for (int n = 2 * half; n < KEYS / 2; n += 4) new_max = fmaxf(new_max, fmaxf(s[n], s[n + 1]));
+                new_max = quad_max(new_max);
+                const float rescale = exp2_approx((row_max[half] - new_max) * scale_log2);  // finite: key 0 came first
+                const float offset = new_max * scale_log2;
+                row_max[half] = new_max;
+                row_sum[half] *= rescale;
 #pragma unroll
-                for (int n = 2 * half; n < D / 2; n += 4) out[n] *= shrink, out[n + 1] *= shrink;
+                for (int n = 2 * half; n < D / 2; n += 4) out[n] *= rescale, out[n + 1] *= rescale;
 #pragma unroll
                 for (int n = 2 * half; n < KEYS / 2; n += 4) {
-                    s[n] = exp2_approx(s[n] * scale_log2 - shift);
-                    s[n + 1] = exp2_approx(s[n + 1] * scale_log2 - shift);
-                    sum[half] += s[n] + s[n + 1];
+                    s[n] = exp2_approx(s[n] * scale_log2 - offset);
+                    s[n + 1] = exp2_approx(s[n + 1] * scale_log2 - offset);
+                    row_sum[half] += s[n] + s[n + 1];
                 }
             }
             unsigned p[KEYS / 16][4];
 #pragma unroll
             for (int n = 0; n < KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
 
-            wait(full + 8 * ring.slot, ring.parity);
-            const unsigned v_tile = shared_address(shared.ring[ring.slot]);
+            wait(full + 8 * state.stage, state.phase);
+            const unsigned v_tile = shared_address(smem.ring[state.stage]);
             begin_products();
 #pragma unroll
             for (int j = 0; j < KEYS / 16; ++j)
                 multiply<T, true>(out, p[j], descriptor(v_tile + 16 * j * 128, KEYS * 128, 1024), 1);
             commit_products();
             finish_products<0>(out);
-            if (lane == 0) arrive(empty + 8 * ring.slot);
-            ring.advance();
+            if (lane == 0) arrive(empty + 8 * state.stage);
+            state.advance();
         }
 
-        if (lane == 0) arrive(query_empty + 8 * query.slot);
-        query.advance();
+        if (lane == 0) arrive(query_empty + 8 * query_state.stage);
+        query_state.advance();
 
-        if (threadIdx.x % 128 == 0) wait_for_stores();  // of the item before, out of the same memory
+        if (threadIdx.x % 128 == 0) wait_for_stores();  // of the work tile before, out of the same memory
         synchronize(1 + consumer, 128);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float inverse = 1.f / quad_sum(sum[half]);
+            const float inverse = 1.f / quad_sum(row_sum[half]);
             const int row = 16 * warp + lane / 4 + 8 * half;
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
                 const unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
-                const unsigned to = out_tile + d / 8 * 64 * 128 + place(row, d % 8) + lane % 4 * 4;
+                const unsigned to = out_tile + d / 8 * 64 * 128 + swizzled_offset(row, d % 8) + lane % 4 * 4;
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");
             }
         }
         publish_to_tma();
         synchronize(1 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
-            for (int c = 0; c < Memory::COLUMNS; ++c) store_box(o, 64 * c, first, item.head, out_tile + c * 64 * 128);
+            for (int c = 0; c < Storage::COLUMNS; ++c) store_box(o, 64 * c, first_row, work_tile.head, out_tile + c * 64 * 128);
             commit_stores();
         }
     }

@@ -24,14 +24,14 @@ struct Problem {
     Divisor heads, sharing, items;
     int queries, keys, earlier;
     float scale;
-    // How a persistent kernel deals its items: under the mask, in sections of so many heads, with `rest` in the last one;
-    // without it, each item after the first `whole` ones in `shares`, and in each round a CTA moves on by `step`.
+    // The schedule of a persistent kernel: under the mask, in sections of so many heads, with `rest` in the last one;
+    // without it, each item after the first `whole` is split into `shares`, and in each round a CTA moves on by `step`.
     Divisor section, section_items, rest, shares, ctas;
     int whole, step;
 };
 
 // Byte offset of a 16-byte chunk in a tile.
-__device__ __forceinline__ int place(int row, int chunk) { return row * 128 + ((chunk ^ row % 8) * 16); }
+__device__ __forceinline__ int swizzled_offset(int row, int chunk) { return row * 128 + ((chunk ^ row % 8) * 16); }
 
 // mbarriers, by their address in shared memory ------------------------------------------------------------------------
 

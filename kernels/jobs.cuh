@@ -1,70 +1,73 @@
-// Jobs for the consumer warpgroups of a persistent CTA: how work is dealt, how tiles are shared, and a pipeline that runs
-// on from job to job. What a kernel adds is its softmax.
+// Jobs for the consumer warpgroups of a persistent CTA: a tile scheduler, a ring of K and V tiles, and a pipeline that
+// runs on from job to job. What a kernel adds is its softmax.
 //
-// A job is 64 queries of one head, the work of one consumer. A pass is PER_PASS consecutive jobs of one head, which share
-// the tiles of K and V in a ring: a tile's memory is free again when every job of the pass has used it. Of the producer's
-// warps one brings the tiles; the others deal one or two consumers each their jobs, with their Q. O leaves through the
-// memory of Q. tests/measure/pipeline.py is a model of all this, in which tiles come late and out of order.
+// A job is 64 queries of one head, the work of one consumer. A pass is JOBS_PER_PASS consecutive jobs of one head, which
+// share the tiles of K and V in the ring: a stage is free again when every job of the pass has used it. Of the producer's
+// warps one loads the tiles; the others schedule the jobs of one or two consumers each, and load their Q. O leaves through
+// the memory of Q. tests/measure/pipeline.py is a model of all this, in which tiles come late and out of order.
 #pragma once
 #include "hopper.cuh"
 
-// How one instance works: tiles of KEYS keys, PAIRS tiles of K and of V in the ring; with TURNS, consumers issue their
+// How one instance works: tiles of KEYS keys, STAGES tiles of K and of V in the ring; with PING_PONG, consumers issue their
 // products in turns. With ONES, V has a 65th column of ones, and the product with it sums the rows of P.
-template <int D_, int KEYS_, int PAIRS_, int CONSUMERS_, int TURNS_, int PER_PASS_, bool ONES_ = false> struct Plan {
-    static constexpr int D = D_, KEYS = KEYS_, PAIRS = PAIRS_, CONSUMERS = CONSUMERS_, PER_PASS = PER_PASS_;
-    static constexpr bool TURNS = TURNS_, ONES = ONES_;
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int JOBS_PER_PASS_, bool ONES_ = false> struct Plan {
+    static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = JOBS_PER_PASS_;
+    static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_;
     static_assert(!ONES || D == 64, "the columns of ones follow a single tile of 64 columns");
     // A consumer waits for its tiles before its turn: with four of them 2 % faster at 1,024 keys, with three 2 % slower.
-    static constexpr bool SHORT_TURNS = TURNS && CONSUMERS > 3;
+    static constexpr bool WAIT_BEFORE_TURN = PING_PONG && CONSUMERS > 3;
     static constexpr int THREADS = 128 * (1 + CONSUMERS), COLUMNS = D / 64;  // tiles of 64 columns beside each other
     static constexpr int QUERY_BYTES = 64 * D * 2, TILE_BYTES = KEYS * D * 2;
     // setmaxnreg: a warpgroup that asks for more than the others left of the CTA's registers waits for good.
-    static constexpr int LAUNCHED = 65536 / THREADS / 8 * 8;
-    static constexpr int GIVEN = CONSUMERS == 2 ? 40 : 32, TAKEN = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112;
-    static_assert(GIVEN + CONSUMERS * TAKEN <= (1 + CONSUMERS) * LAUNCHED, "more registers than the CTA has");
-    static_assert(!TURNS || PER_PASS == CONSUMERS, "consumers that take turns need one job each of every pass");
+    static constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112;
+    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (1 + CONSUMERS) * LAUNCH_REGISTERS,
+                  "more registers than the CTA has");
+    static_assert(!PING_PONG || JOBS_PER_PASS == CONSUMERS, "consumers that take turns need one job each of every pass");
     // A consumer with two jobs of a pass needs its first tile again: all have to be in the ring at once. At other lengths
-    // nothing is dealt, since all would wait for good, and the gate finds O unwritten.
+    // nothing is scheduled, since all would wait for good, and the gate finds O unwritten.
     __device__ __forceinline__ static bool serves(int keys) {
-        return PER_PASS <= CONSUMERS || (keys + KEYS - 1) / KEYS < PAIRS;
+        return JOBS_PER_PASS <= CONSUMERS || (keys + KEYS - 1) / KEYS < STAGES;
     }
 };
 
-template <typename P> struct Shared {
+template <typename P> struct SharedStorage {
     unsigned char query[P::CONSUMERS][2][P::QUERY_BYTES];  // of a job and of the next; then their O
-    unsigned char ring[P::PAIRS][2][P::TILE_BYTES];        // K and V of a tile
-    unsigned long long query_full[P::CONSUMERS][2], query_empty[P::CONSUMERS][2], full[P::PAIRS][2], empty[P::PAIRS][2];
-    // Before whose tiles all others have come: until then, to who skips tiles, a slot's barrier may be two phases behind.
+    unsigned char ring[P::STAGES][2][P::TILE_BYTES];       // K and V of a tile
+    unsigned long long query_full[P::CONSUMERS][2], query_empty[P::CONSUMERS][2], full[P::STAGES][2], empty[P::STAGES][2];
+    // The passes before whose tiles all earlier ones have come: until then, to a consumer that skips tiles, a stage's barrier
+    // may be two phases behind.
     int passes_begun;
-    unsigned char numbers[128];
+    unsigned char thread_ids[128];
     union {
-        float sum[P::CONSUMERS][64];               // of the rows of a job that has ended
+        float row_sum[P::CONSUMERS][64];           // of a job that has ended
         alignas(128) unsigned short ones[16][64];  // with ONES: 16 rows, more columns than are read
     };
     // The job whose Q is in `query`.
     struct Job {
-        int head;                // and its batch, packed
-        int first;               // the last key that its first query may see
-        int tiles;               // that it sees; none: the end
-        int place;               // of its first tile in the ring
-        int turns;               // to be passed on before it
-        int pass;                // counted from 0
-        int apart;               // whether the job before has to be over first, so that it holds no slot meanwhile
+        int head;            // and its batch, packed
+        int diagonal;        // the last key that its first query may see
+        int tiles;           // that it sees; none: the end
+        int pipeline_state;  // of its first tile in the ring, packed
+        int idle_turns;      // to be passed on before it
+        int round;           // of its pass, counted from 0
+        int drains;          // whether the job before has to be over first, so that it holds no stage meanwhile
     } jobs[P::CONSUMERS][2];
 };
 
-// Where a ring of SLOTS stands, in one register: the slot, and the parity of the phase in which it is filled.
-template <int SLOTS> struct Place {
-    int at = 0;
-    __device__ __forceinline__ int slot() const { return at >> 1; }
-    __device__ __forceinline__ unsigned parity() const { return at & 1; }
+// The stage of a ring, and the parity of the phase in which it is filled, in one register.
+template <int STAGES> struct PipelineState {
+    int packed = 0;
+    __device__ __forceinline__ int index() const { return packed >> 1; }
+    __device__ __forceinline__ unsigned phase() const { return packed & 1; }
     __device__ __forceinline__ void advance() {
-        at += 2;
-        if (at >= 2 * SLOTS) at = (at ^ 1) - 2 * SLOTS;
+        packed += 2;
+        if (packed >= 2 * STAGES) packed = (packed ^ 1) - 2 * STAGES;
     }
     __device__ __forceinline__ void advance(int count) {
-        const int further = slot() + count;
-        at = further % SLOTS * 2 | (parity() ^ further / SLOTS & 1);
+        const int end = index() + count;
+        packed = end % STAGES * 2 | (phase() ^ end / STAGES & 1);
     }
 };
 
@@ -72,7 +75,7 @@ __device__ __forceinline__ void arrive_times(unsigned barrier, int count) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// One thread of the warp arrives; which, nobody has to keep in a register.
+// One elected thread of the warp arrives.
 __device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
     asm volatile("{\n"
                  ".reg .pred one;\n"
@@ -81,10 +84,10 @@ __device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
                  "}" ::"r"(barrier) : "memory");
 }
 
-// Returns once the number in shared memory is above `least`. Who writes and who reads it do so by atomics, since no barrier
-// orders them. In one piece: a loop in C++ would make the compiler expect the lanes of a warp to part, and give up uniform
-// registers.
-__device__ __forceinline__ void wait_for_number(unsigned address, int least) {
+// Returns once the number in shared memory is above `least`. It is written and read by atomics, since no barrier orders
+// them. The loop is in assembly: one in C++ would make the compiler expect the lanes of a warp to diverge, and give up
+// uniform registers.
+__device__ __forceinline__ void wait_until_above(unsigned address, int least) {
     asm volatile("{\n"
                  ".reg .pred one, done;\n"
                  ".reg .b32 number;\n"
@@ -100,14 +103,14 @@ __device__ __forceinline__ void wait_for_number(unsigned address, int least) {
 
 // The thread's number in its warpgroup, from shared memory: where it is seldom needed, nothing made of it stays in a
 // register meanwhile.
-__device__ __forceinline__ unsigned thread_again(unsigned numbers) {
+__device__ __forceinline__ unsigned reload_thread(unsigned thread_ids) {
     unsigned thread;
-    asm volatile("ld.volatile.shared.u8 %0, [%1];" : "=r"(thread) : "r"(numbers + threadIdx.x % 128));
+    asm volatile("ld.volatile.shared.u8 %0, [%1];" : "=r"(thread) : "r"(thread_ids + threadIdx.x % 128));
     return thread;
 }
 
 // The descriptor of what lies `bytes` further: one addition, where descriptor() takes five dependent instructions.
-__device__ __forceinline__ unsigned long long further(unsigned long long descriptor, int bytes) {
+__device__ __forceinline__ unsigned long long advanced(unsigned long long descriptor, int bytes) {
     unsigned low, high;
     unsigned long long sum;
     asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
@@ -121,260 +124,269 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-__device__ __forceinline__ void take_turn(int consumer) { synchronize(5 + consumer, 256); }
-template <int CONSUMERS> __device__ __forceinline__ void pass_turn(int consumer) {
+__device__ __forceinline__ void ping_pong_wait(int consumer) { synchronize(5 + consumer, 256); }
+template <int CONSUMERS> __device__ __forceinline__ void ping_pong_signal(int consumer) {
     const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
     asm volatile("bar.arrive %0, 256;" ::"r"(5 + next) : "memory");
 }
 
-// How the work is dealt: CTAs take passes in turn. Without the mask, the passes of the last round are dealt in shares, as far
-// as there are CTAs. Under the mask heads are dealt in sections, the longest passes of each first.
-template <typename P, bool CAUSAL> struct Deal {
+// Which passes a CTA takes: CTAs take one each, round by round. Without the mask, the passes of the last round are split into
+// shares, as far as there are CTAs. Under the mask heads are scheduled in sections, the longest passes of each first.
+template <typename P, bool CAUSAL> struct TileScheduler {
     Problem problem;
-    int heads, blocks, groups, passes;
-    __device__ __forceinline__ Deal(const Problem& problem)
+    int heads, blocks, passes_per_head, passes;
+    __device__ __forceinline__ TileScheduler(const Problem& problem)
         : problem(problem), heads(problem.batch * problem.heads.by), blocks((problem.queries + 63) / 64),
-          groups(problem.items.by), passes(groups * heads) {
+          passes_per_head(problem.items.by), passes(passes_per_head * heads) {
         if (!CAUSAL) passes = problem.whole + (passes - problem.whole) * problem.shares.by;
         if (!P::serves(problem.keys)) passes = 0;
     }
     // Whether a consumer may have less to do in a pass than another.
     __device__ __forceinline__ static bool skips(const Problem& problem) {
-        return CAUSAL || P::PER_PASS < P::CONSUMERS || (problem.queries + 63) / 64 % P::PER_PASS;
+        return CAUSAL || P::JOBS_PER_PASS < P::CONSUMERS || (problem.queries + 63) / 64 % P::JOBS_PER_PASS;
     }
     // A head of all batches as one of its batch, with the batch above it: one register instead of two.
     __device__ __forceinline__ int packed(int head) const {
         return problem.heads.quotient(head) << 16 | problem.heads.remainder(head);
     }
     // The head of K and V for a packed one.
-    __device__ __forceinline__ int packed_values(int head) const {
+    __device__ __forceinline__ int packed_kv(int head) const {
         return (head & ~0xFFFF) | problem.sharing.quotient(head & 0xFFFF);
     }
-    // The CTA's pass number `turn`, or -1 behind the end. Under the mask to and fro: the longest first, the shortest next.
+    // The CTA's pass in a round, or -1 behind the end. Under the mask to and fro: the longest first, the shortest next.
     // Without it some steps further each time, so that nobody always has the passes with fewer jobs, or the same heads.
-    __device__ __forceinline__ int pass(int turn) const {
-        const int fro = turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-        const int at = turn * gridDim.x + (CAUSAL ? fro : problem.ctas.remainder(blockIdx.x + turn * problem.step));
-        return at < passes ? at : -1;
+    __device__ __forceinline__ int pass(int round) const {
+        const int fro = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+        const int index = round * gridDim.x + (CAUSAL ? fro : problem.ctas.remainder(blockIdx.x + round * problem.step));
+        return index < passes ? index : -1;
     }
     // The head of a pass, packed, and its first and last block of 64 queries. Under the mask, within a section of heads, the
     // longest first: groups of blocks end with the last one, and the shortest begins below 0 where they don't come out even.
-    __device__ __forceinline__ void place(int pass, int& head, int& first, int& last) const {
+    __device__ __forceinline__ void work_tile(int pass, int& head, int& first_block, int& last_block) const {
         if (CAUSAL) {
             const int section = problem.section_items.quotient(pass), index = problem.section_items.remainder(pass);
             const int begin = section * problem.section.by;
-            int group = problem.section.quotient(index), there = problem.section.by;
-            if (begin + there > heads) group = problem.rest.quotient(index), there = problem.rest.by;
-            head = packed(begin + index - group * there);
+            int group = problem.section.quotient(index), section_heads = problem.section.by;
+            if (begin + section_heads > heads) group = problem.rest.quotient(index), section_heads = problem.rest.by;
+            head = packed(begin + index - group * section_heads);
             // Written otherwise, the same makes the compiler spill, where four consumers have no register to spare.
-            first = blocks - (group + 1) * P::PER_PASS;
-            last = min(first + P::PER_PASS, blocks) - 1;
+            first_block = blocks - (group + 1) * P::JOBS_PER_PASS;
+            last_block = min(first_block + P::JOBS_PER_PASS, blocks) - 1;
         } else {
-            int begin = 0, end = P::PER_PASS;
+            int begin = 0, end = P::JOBS_PER_PASS;
             if (pass >= problem.whole) {
                 const int share = problem.shares.remainder(pass - problem.whole);
-                begin = problem.shares.quotient(P::PER_PASS * share), end = problem.shares.quotient(P::PER_PASS * (share + 1));
+                begin = problem.shares.quotient(P::JOBS_PER_PASS * share);
+                end = problem.shares.quotient(P::JOBS_PER_PASS * (share + 1));
                 pass = problem.whole + problem.shares.quotient(pass - problem.whole);
             }
             head = packed(problem.items.quotient(pass));
-            first = problem.items.remainder(pass) * P::PER_PASS;
-            last = min(first + end, blocks) - 1;
-            first += begin;
+            first_block = problem.items.remainder(pass) * P::JOBS_PER_PASS;
+            last_block = min(first_block + end, blocks) - 1;
+            first_block += begin;
         }
     }
     // The tiles that a pass needs: those of its last block, if it has one.
-    __device__ __forceinline__ int rounds(int first, int last) const { return first > last ? 0 : tiles(last); }
-    __device__ __forceinline__ int tiles(int block) const {  // that a block sees
+    __device__ __forceinline__ int pass_tiles(int first_block, int last_block) const {
+        return first_block > last_block ? 0 : block_tiles(last_block);
+    }
+    // The tiles that a block sees.
+    __device__ __forceinline__ int block_tiles(int block) const {
         const int keys = problem.keys;
         return ((CAUSAL ? min(keys, problem.earlier + 64 * (block + 1)) : keys) + P::KEYS - 1) / P::KEYS;
     }
-    // Of the blocks from `first` on, the first that sees a tile.
-    __device__ __forceinline__ int first_of(int tile, int first) const {
-        return CAUSAL ? max(max(first, 0), (P::KEYS * tile - problem.earlier) >> 6) : first;
+    // Of the blocks from `first_block` on, the first that sees a tile.
+    __device__ __forceinline__ int first_user(int tile, int first_block) const {
+        return CAUSAL ? max(max(first_block, 0), (P::KEYS * tile - problem.earlier) >> 6) : first_block;
     }
-    // Which of a pass's jobs, from the longest on, is dealt as number `index`: round by round to and fro.
-    __device__ __forceinline__ static int order(int index) {
-        const int round = index / P::CONSUMERS;
-        return round % 2 ? (2 * round + 1) * P::CONSUMERS - 1 - index : index;
+    // Which of a pass's jobs, from the longest on, is scheduled as number `index`: row by row of consumers, to and fro.
+    __device__ __forceinline__ static int job_order(int index) {
+        const int row = index / P::CONSUMERS;
+        return row % 2 ? (2 * row + 1) * P::CONSUMERS - 1 - index : index;
     }
 };
 
-// Sets barriers up.
 template <typename P, bool CAUSAL>
-__device__ __forceinline__ void prepare(Shared<P>& shared, const Problem& problem) {
-    if (threadIdx.x < 128) shared.numbers[threadIdx.x] = threadIdx.x;
+__device__ __forceinline__ void init_barriers(SharedStorage<P>& smem, const Problem& problem) {
+    if (threadIdx.x < 128) smem.thread_ids[threadIdx.x] = threadIdx.x;
     if (threadIdx.x == 0) {
-        shared.passes_begun = Deal<P, CAUSAL>::skips(problem) ? 0 : 0x7fffffff;
-        for (int i = 0; i < 4 * P::CONSUMERS; ++i) init_barrier(shared_address(shared.query_full) + 8 * i, 1);
-        for (int i = 0; i < 2 * P::PAIRS; ++i) {
-            init_barrier(shared_address(shared.full) + 8 * i, 1);
-            init_barrier(shared_address(shared.empty) + 8 * i, 4 * P::PER_PASS);
+        smem.passes_begun = TileScheduler<P, CAUSAL>::skips(problem) ? 0 : 0x7fffffff;
+        for (int i = 0; i < 4 * P::CONSUMERS; ++i) init_barrier(shared_address(smem.query_full) + 8 * i, 1);
+        for (int i = 0; i < 2 * P::STAGES; ++i) {
+            init_barrier(shared_address(smem.full) + 8 * i, 1);
+            init_barrier(shared_address(smem.empty) + 8 * i, 4 * P::JOBS_PER_PASS);
         }
         publish_barriers();
     }
     __syncthreads();
 }
 
-// Lets the consumers begin a pass whose first K is on its way, once all tiles before it have come: to who skipped them, the
-// barrier of a slot that still waits for one of them would say that the tile after it is there.
-template <typename P> __device__ __forceinline__ void begin_pass(Shared<P>& shared, const Place<P::PAIRS>& ring, int turn) {
+// Lets the consumers begin a pass whose first K is on its way, once all tiles before it have come: to a consumer that skipped
+// them, the barrier of a stage that still waits for one of them would say that the tile after it is there.
+template <typename P>
+__device__ __forceinline__ void begin_pass(SharedStorage<P>& smem, const PipelineState<P::STAGES>& state, int round) {
 #pragma unroll 1
-    for (int slot = 0; slot < P::PAIRS; ++slot) {
-        const unsigned full = shared_address(shared.full[slot]), parity = ring.parity() ^ (slot >= ring.slot());
-        if (slot != ring.slot()) wait(full, parity);  // there the K under way may have come already
-        wait(full + 8, parity);
+    for (int stage = 0; stage < P::STAGES; ++stage) {
+        const unsigned full = shared_address(smem.full[stage]), phase = state.phase() ^ (stage >= state.index());
+        if (stage != state.index()) wait(full, phase);  // there the K under way may have come already
+        wait(full + 8, phase);
     }
-    atomicExch(&shared.passes_begun, turn + 1);
+    atomicExch(&smem.passes_begun, round + 1);
 }
 
-// What one thread of the producer does: K and V of all passes, tile after tile.
+// One thread of the producer loads K and V of all passes, tile after tile.
 template <typename P, bool CAUSAL>
-__device__ __forceinline__ void bring_tiles(Shared<P>& shared, const Deal<P, CAUSAL>& deal, const TensorMap& k,
-                                            const TensorMap& v) {
-    const unsigned full = shared_address(shared.full), empty = shared_address(shared.empty);
-    const bool skips = deal.skips(deal.problem);
-    Place<P::PAIRS> ring;
-    for (int turn = 0, pass; (pass = deal.pass(turn)) >= 0; ++turn) {
-        int head, first, last;
-        deal.place(pass, head, first, last);
-        const int tiles = deal.rounds(first, last), from = deal.packed_values(head);
+__device__ __forceinline__ void load_tiles(SharedStorage<P>& smem, const TileScheduler<P, CAUSAL>& scheduler,
+                                           const TensorMap& k, const TensorMap& v) {
+    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
+    const bool skips = scheduler.skips(scheduler.problem);
+    PipelineState<P::STAGES> state;
+    for (int round = 0, pass; (pass = scheduler.pass(round)) >= 0; ++round) {
+        int head, first_block, last_block;
+        scheduler.work_tile(pass, head, first_block, last_block);
+        const int tiles = scheduler.pass_tiles(first_block, last_block), kv_head = scheduler.packed_kv(head);
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
-            const int users = last + 1 - deal.first_of(tile, first);
+            const int users = last_block + 1 - scheduler.first_user(tile, first_block);
 #pragma unroll(CAUSAL ? 1 : 2)  // under the mask, registers don't last
             for (int i = 0; i < 2; ++i) {
                 const TensorMap& map = i ? v : k;
-                const unsigned barrier = 8 * (2 * ring.slot() + i);
-                wait(empty + barrier, ring.parity() ^ 1);
+                const unsigned barrier = 8 * (2 * state.index() + i);
+                wait(empty + barrier, state.phase() ^ 1);
                 arrive_expecting(full + barrier, P::TILE_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)
-                    load_box(shared_address(shared.ring[ring.slot()][i]) + c * P::KEYS * 128, map, 64 * c, P::KEYS * tile,
-                             from & 0xFFFF, from >> 16, full + barrier);
-                if (users < P::PER_PASS) arrive_times(empty + barrier, 4 * (P::PER_PASS - users));  // for who won't come
-                if (skips && tile + i == 0) begin_pass<P>(shared, ring, turn);
+                    load_box(shared_address(smem.ring[state.index()][i]) + c * P::KEYS * 128, map, 64 * c, P::KEYS * tile,
+                             kv_head & 0xFFFF, kv_head >> 16, full + barrier);
+                // In place of those that won't come.
+                if (users < P::JOBS_PER_PASS) arrive_times(empty + barrier, 4 * (P::JOBS_PER_PASS - users));
+                if (skips && tile + i == 0) begin_pass<P>(smem, state, round);
             }
-            ring.advance();
+            state.advance();
         }
     }
 }
 
-// What another does for the consumer `dealt`: its jobs one by one, with their Q.
+// Another thread schedules the jobs of one consumer, one by one, and loads their Q.
 template <typename P, bool CAUSAL>
-__device__ __forceinline__ void deal_jobs(Shared<P>& shared, const Deal<P, CAUSAL>& deal, const TensorMap& q, int dealt) {
-    const unsigned query_full = shared_address(shared.query_full[dealt]);
-    const unsigned query_empty = shared_address(shared.query_empty[dealt]);
-    Place<P::PAIRS> start;
-    int index = dealt, turns = 0, jobs = 0, turn = 0;
-    int since = 0;  // tiles from the end of the job before to the beginning of this pass
-    for (int pass; (pass = deal.pass(turn)) >= 0; ++turn) {
-        int head, first, last;
-        deal.place(pass, head, first, last);
-        const int rounds = deal.rounds(first, last);
-        for (; index < P::PER_PASS; index += P::CONSUMERS) {
-            const int block = first + (CAUSAL ? P::PER_PASS - 1 - deal.order(index) : index);
-            const int tiles = (CAUSAL ? block >= 0 : block <= last) ? deal.tiles(block) : 0;
+__device__ __forceinline__ void schedule_jobs(SharedStorage<P>& smem, const TileScheduler<P, CAUSAL>& scheduler,
+                                              const TensorMap& q, int consumer) {
+    const unsigned query_full = shared_address(smem.query_full[consumer]);
+    const unsigned query_empty = shared_address(smem.query_empty[consumer]);
+    PipelineState<P::STAGES> state;  // of the pass's first tile
+    int index = consumer, idle_turns = 0, jobs = 0, round = 0;
+    int tiles_since = 0;  // from the end of the job before to the beginning of this pass
+    for (int pass; (pass = scheduler.pass(round)) >= 0; ++round) {
+        int head, first_block, last_block;
+        scheduler.work_tile(pass, head, first_block, last_block);
+        const int pass_tiles = scheduler.pass_tiles(first_block, last_block);
+        for (; index < P::JOBS_PER_PASS; index += P::CONSUMERS) {
+            const int block = first_block + (CAUSAL ? P::JOBS_PER_PASS - 1 - scheduler.job_order(index) : index);
+            const int tiles = (CAUSAL ? block >= 0 : block <= last_block) ? scheduler.block_tiles(block) : 0;
             if (tiles) {
-                const int half = jobs % 2;
-                const unsigned barrier = query_full + 8 * half;
-                wait(query_empty + 8 * half, jobs / 2 % 2 ^ 1);
-                shared.jobs[dealt][half] = {head,  deal.problem.earlier + 64 * block, tiles, start.at,
-                                            turns, turn, since >= P::PAIRS || turns + 2 > P::PAIRS};
-                since = 1 - tiles;
-                turns = 0;
+                const int buffer = jobs % 2;
+                const unsigned barrier = query_full + 8 * buffer;
+                wait(query_empty + 8 * buffer, jobs / 2 % 2 ^ 1);
+                const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
+                smem.jobs[consumer][buffer] = {
+                    head, scheduler.problem.earlier + 64 * block, tiles, state.packed, idle_turns, round, drains};
+                tiles_since = 1 - tiles;
+                idle_turns = 0;
                 arrive_expecting(barrier, P::QUERY_BYTES);
                 for (int c = 0; c < P::COLUMNS; ++c)
-                    load_box(shared_address(shared.query[dealt][half]) + c * 64 * 128, q, 64 * c, 64 * block,
+                    load_box(shared_address(smem.query[consumer][buffer]) + c * 64 * 128, q, 64 * c, 64 * block,
                              head & 0xFFFF, head >> 16, barrier);
                 ++jobs;
             }
-            turns += rounds - tiles;
+            idle_turns += pass_tiles - tiles;
         }
-        // From pass to pass too, where each has one round.
-        index = CAUSAL && P::PER_PASS == P::CONSUMERS ? 2 * P::CONSUMERS - 1 - index : index - P::PER_PASS;
-        since += rounds;
-        start.advance(rounds);
+        // To and fro from pass to pass too, where a consumer has one job of each.
+        index = CAUSAL && P::JOBS_PER_PASS == P::CONSUMERS ? 2 * P::CONSUMERS - 1 - index : index - P::JOBS_PER_PASS;
+        tiles_since += pass_tiles;
+        state.advance(pass_tiles);
     }
-    // Everybody takes as many turns as the one with most jobs.
-    const int most = (turn * P::PER_PASS + P::CONSUMERS - 1) / P::CONSUMERS;
-    const int own = (turn * P::PER_PASS - dealt + P::CONSUMERS - 1) / P::CONSUMERS;
-    turns += (most - own) * deal.tiles(deal.blocks - 1);
-    const int half = jobs % 2;
-    wait(query_empty + 8 * half, jobs / 2 % 2 ^ 1);
-    shared.jobs[dealt][half].tiles = 0;
-    shared.jobs[dealt][half].turns = turns;
-    shared.jobs[dealt][half].apart = 1;
-    arrive(query_full + 8 * half);
+    // Each consumer takes as many turns as the one with most jobs.
+    const int most = (round * P::JOBS_PER_PASS + P::CONSUMERS - 1) / P::CONSUMERS;
+    const int own = (round * P::JOBS_PER_PASS - consumer + P::CONSUMERS - 1) / P::CONSUMERS;
+    idle_turns += (most - own) * scheduler.block_tiles(scheduler.blocks - 1);
+    const int buffer = jobs % 2;
+    wait(query_empty + 8 * buffer, jobs / 2 % 2 ^ 1);
+    smem.jobs[consumer][buffer].tiles = 0;
+    smem.jobs[consumer][buffer].idle_turns = idle_turns;
+    smem.jobs[consumer][buffer].drains = 1;
+    arrive(query_full + 8 * buffer);
 }
 
-// What the producer warpgroup does.
+// The producer warpgroup.
 template <typename P, bool CAUSAL>
-__device__ __forceinline__ void produce(Shared<P>& shared, const TensorMap& q, const TensorMap& k, const TensorMap& v,
+__device__ __forceinline__ void produce(SharedStorage<P>& smem, const TensorMap& q, const TensorMap& k, const TensorMap& v,
                                         const Problem& problem) {
-    give_registers<P::GIVEN>();
-    const Deal<P, CAUSAL> deal(problem);
+    give_registers<P::PRODUCER_REGISTERS>();
+    const TileScheduler<P, CAUSAL> scheduler(problem);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (threadIdx.x == 0) return bring_tiles(shared, deal, k, v);
-    const int dealt = warp - 1 + 3 * lane;  // three warps, and a second lane for a fourth consumer
-    if (warp && lane < 2 && dealt < P::CONSUMERS) deal_jobs(shared, deal, q, dealt);
+    if (threadIdx.x == 0) return load_tiles(smem, scheduler, k, v);
+    const int consumer = warp - 1 + 3 * lane;  // three warps, and a second lane for a fourth consumer
+    if (warp && lane < 2 && consumer < P::CONSUMERS) schedule_jobs(smem, scheduler, q, consumer);
 }
 
-// Scores in a warpgroup's registers, those of one tile, and where they lie.
+// The scores of one tile in a warpgroup's registers, and which keys they belong to.
 template <typename P, bool CAUSAL> struct Scores {
     float s[P::KEYS / 2];
     int tile, keys;
-    // Keys from `unmasked` on are not seen by every query of the job, the first of which sees keys up to `first`.
-    __device__ __forceinline__ int unmasked(int first) const { return CAUSAL ? min(keys, first + 1) : keys; }
-    __device__ __forceinline__ void mask(int first, unsigned thread) {
+    // Keys from `unmasked` on are not seen by every query of the job, the first of which sees keys up to `diagonal`.
+    __device__ __forceinline__ int unmasked(int diagonal) const { return CAUSAL ? min(keys, diagonal + 1) : keys; }
+    __device__ __forceinline__ void mask(int diagonal, unsigned thread) {
         const unsigned lane = thread % 32, warp = thread / 32;
 #pragma unroll
         for (int n = 0; n < P::KEYS / 2; ++n) {
             const int key = P::KEYS * tile + n / 4 * 8 + lane % 4 * 2 + n % 2;
-            const int row = first + 16 * warp + lane / 4 + n / 2 % 2 * 8;
-            if (key >= keys || (CAUSAL && key > row)) s[n] = -infinity();
+            const int last_key = diagonal + 16 * warp + lane / 4 + n / 2 % 2 * 8;
+            if (key >= keys || (CAUSAL && key > last_key)) s[n] = -infinity();
         }
     }
 };
 
-// A thread's two rows: exponents are relative to `shift`, probabilities add up to `sum`, O shrinks by `shrink`.
-struct Rows {
-    float shift[2] = {-infinity(), -infinity()}, sum[2], shrink[2];
+// A thread's two rows: exponents are relative to `offset`, which is `row_max` or an earlier one; probabilities add up to
+// `row_sum`; O is multiplied by `rescale`.
+struct RowState {
+    float offset[2] = {-infinity(), -infinity()}, row_sum[2], rescale[2];
     // Scores become probabilities, at most 2^-headroom, relative to the largest score so far.
     template <int N> __device__ __forceinline__ void exponentiate(float (&s)[N], float scale_log2, float headroom = 0) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float top = -infinity();
+            float row_max = -infinity();
 #pragma unroll
-            for (int n = 2 * half; n < N; n += 4) top = fmaxf(top, fmaxf(s[n], s[n + 1]));
-            top = fmaxf(shift[half], quad_max(top) * scale_log2 + headroom);
-            shrink[half] = exp2_approx(shift[half] - top);  // top is finite: key 0 came first
-            shift[half] = top;
-            sum[half] *= shrink[half];
+            for (int n = 2 * half; n < N; n += 4) row_max = fmaxf(row_max, fmaxf(s[n], s[n + 1]));
+            row_max = fmaxf(offset[half], quad_max(row_max) * scale_log2 + headroom);
+            rescale[half] = exp2_approx(offset[half] - row_max);  // row_max is finite: key 0 came first
+            offset[half] = row_max;
+            row_sum[half] *= rescale[half];
 #pragma unroll
             for (int n = 2 * half; n < N; n += 4) {
-                s[n] = exp2_approx(s[n] * scale_log2 - top);
-                s[n + 1] = exp2_approx(s[n + 1] * scale_log2 - top);
-                sum[half] += s[n] + s[n + 1];
+                s[n] = exp2_approx(s[n] * scale_log2 - row_max);
+                s[n + 1] = exp2_approx(s[n + 1] * scale_log2 - row_max);
+                row_sum[half] += s[n] + s[n + 1];
             }
         }
     }
 };
 
-// What a consumer warpgroup does: while a tile's scores are computed, the tile before is multiplied by V, also where the
-// two are of different jobs. `softmax(rows, scores, first, begin, again)` makes probabilities of scores and says whether O
-// has to shrink; `begin` is true for the first job's first tile, and `again()` computes the scores once more.
+// A consumer warpgroup: while a tile's scores are computed, the tile before is multiplied by V, also where the two are of
+// different jobs. `softmax(rows, scores, diagonal, begin, recompute)` makes probabilities of scores and says whether O has
+// to be rescaled; `begin` is true for the first job's first tile, and `recompute()` computes the scores once more.
 template <typename T, typename P, bool CAUSAL, typename Softmax>
-__device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, const Problem& problem, const Softmax& softmax) {
+__device__ __forceinline__ void consume(SharedStorage<P>& smem, const TensorMap& o, const Problem& problem,
+                                        const Softmax& softmax) {
     constexpr int D = P::D, KEYS = P::KEYS, WIDTH = P::ONES ? D / 2 + 4 : D / 2;
-    take_registers<P::TAKEN>();
+    take_registers<P::CONSUMER_REGISTERS>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
-    const unsigned full = shared_address(shared.full), empty = shared_address(shared.empty);
-    const unsigned query_full = shared_address(shared.query_full[consumer]);
-    const unsigned queries = shared_address(shared.query[consumer][0]), tiles_begin = shared_address(shared.ring);
-    if (P::TURNS && consumer == P::CONSUMERS - 1) pass_turn<P::CONSUMERS>(consumer);
+    const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
+    const unsigned query_full = shared_address(smem.query_full[consumer]);
+    const unsigned queries = shared_address(smem.query[consumer][0]), ring = shared_address(smem.ring);
+    if (P::PING_PONG && consumer == P::CONSUMERS - 1) ping_pong_signal<P::CONSUMERS>(consumer);
 
-    Place<P::PAIRS> ring, value_ring;
-    unsigned job = 0;  // counted from 0: its Q is in half `job % 2`
-    Rows rows;
+    PipelineState<P::STAGES> k_state, v_state;
+    unsigned job = 0;  // counted from 0: its Q is in buffer `job % 2`
+    RowState rows;
     Scores<P, CAUSAL> scores;
     scores.tile = 0, scores.keys = problem.keys;
     float out[WIDTH];  // with ONES, sums of the two rows in WIDTH - 4 and WIDTH - 2
@@ -382,44 +394,45 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
 
     int tiles = (problem.keys + KEYS - 1) / KEYS;  // under the mask, those that the job sees
     const auto begin_job = [&] {
-        const auto& dealt = shared.jobs[consumer][job % 2];
-        if (P::TURNS)
+        const auto& scheduled = smem.jobs[consumer][job % 2];
+        if (P::PING_PONG)
 #pragma unroll 1
-            for (int turns = dealt.turns; turns > 0; --turns) take_turn(consumer), pass_turn<P::CONSUMERS>(consumer);
+            for (int turns = scheduled.idle_turns; turns > 0; --turns)
+                ping_pong_wait(consumer), ping_pong_signal<P::CONSUMERS>(consumer);
         scores.tile = 0;
-        rows.sum[0] = rows.sum[1] = 0;
-        ring.at = __shfl_sync(~0u, dealt.place, 0);
-        if (CAUSAL) tiles = __shfl_sync(~0u, dealt.tiles, 0);
-        const bool begins = dealt.tiles;
-        if (begins) wait_for_number(shared_address(&shared.passes_begun), dealt.pass);
+        rows.row_sum[0] = rows.row_sum[1] = 0;
+        k_state.packed = __shfl_sync(~0u, scheduled.pipeline_state, 0);
+        if (CAUSAL) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
+        const bool begins = scheduled.tiles;
+        if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round);
         return begins;
     };
     const auto multiply_query_by_keys = [&] {
         const auto q_tile = descriptor(queries + job % 2 * P::QUERY_BYTES, 16, 1024);
-        const auto k_tile = descriptor(tiles_begin + ring.slot() * 2 * P::TILE_BYTES, 16, 1024);
+        const auto k_tile = descriptor(ring + k_state.index() * 2 * P::TILE_BYTES, 16, 1024);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
-            multiply<T, false>(scores.s, further(q_tile, d / 4 * 64 * 128 + d % 4 * 32),
-                               further(k_tile, d / 4 * KEYS * 128 + d % 4 * 32), d);
+            multiply<T, false>(scores.s, advanced(q_tile, d / 4 * 64 * 128 + d % 4 * 32),
+                               advanced(k_tile, d / 4 * KEYS * 128 + d % 4 * 32), d);
         commit_products();
     };
     const auto multiply_probabilities_by_values = [&](int add) {
-        const unsigned values = tiles_begin + (value_ring.slot() * 2 + 1) * P::TILE_BYTES;
-        const auto v_tile = descriptor(values, P::ONES ? shared_address(shared.ones) - values : KEYS * 128, 1024);
+        const unsigned values = ring + (v_state.index() * 2 + 1) * P::TILE_BYTES;
+        const auto v_tile = descriptor(values, P::ONES ? shared_address(smem.ones) - values : KEYS * 128, 1024);
 #pragma unroll
         for (int j = 0; j < KEYS / 16; ++j) {
-            const int rows = 16 * j * 128, back = P::ONES ? rows << 16 : 0;  // the same ones, for all rows of V
-            multiply<T, true>(out, p[j], further(v_tile, rows - back), j ? 1 : add);
+            const int bytes = 16 * j * 128, back = P::ONES ? bytes << 16 : 0;  // the same ones, for all rows of V
+            multiply<T, true>(out, p[j], advanced(v_tile, bytes - back), j ? 1 : add);
         }
         commit_products();
     };
     // The tile's scores once more, by this warp alone.
-    const auto again = [&] {
-        const unsigned thread = thread_again(shared_address(shared.numbers)), lane = thread % 32, warp = thread / 32;
+    const auto recompute = [&] {
+        const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
 #pragma unroll
         for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = 0;
         const unsigned q_row = queries + job % 2 * P::QUERY_BYTES + (16 * warp + lane % 16) * 128;
-        const unsigned k_row = tiles_begin + ring.slot() * 2 * P::TILE_BYTES + (lane / 16 * 8 + lane % 8) * 128;
+        const unsigned k_row = ring + k_state.index() * 2 * P::TILE_BYTES + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll 1
         for (unsigned d = 0; d < D / 16; ++d) {
             unsigned a[4];
@@ -435,120 +448,120 @@ __device__ __forceinline__ void consume(Shared<P>& shared, const TensorMap& o, c
         }
     };
     const auto exponentiate = [&](bool begin) {
-        const int first = CAUSAL ? shared.jobs[consumer][job % 2].first : 0;
-        return softmax(rows, scores, first, begin, again);
+        const int diagonal = CAUSAL ? smem.jobs[consumer][job % 2].diagonal : 0;
+        return softmax(rows, scores, diagonal, begin, recompute);
     };
     const auto pack_probabilities = [&] {
 #pragma unroll
         for (int n = 0; n < KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(scores.s[2 * n], scores.s[2 * n + 1]);
     };
-    const auto keep_sums = [&] {
-        const unsigned thread = thread_again(shared_address(shared.numbers)), lane = thread % 32, warp = thread / 32;
+    const auto store_row_sums = [&] {
+        const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float whole = quad_sum(rows.sum[half]);
-            if (lane % 4 == 0) shared.sum[consumer][16 * warp + lane / 4 + 8 * half] = whole;
+            const float row_sum = quad_sum(rows.row_sum[half]);
+            if (lane % 4 == 0) smem.row_sum[consumer][16 * warp + lane / 4 + 8 * half] = row_sum;
         }
         __syncwarp();
     };
     // O of a job goes where its Q was, and out.
-    const auto finalise = [&](int of) {
-        const unsigned thread = thread_again(shared_address(shared.numbers)), lane = thread % 32, warp = thread / 32;
-        const unsigned out_tile = queries + of * P::QUERY_BYTES;
+    const auto store_out = [&](int buffer) {
+        const unsigned thread = reload_thread(shared_address(smem.thread_ids)), lane = thread % 32, warp = thread / 32;
+        const unsigned out_tile = queries + buffer * P::QUERY_BYTES;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned row = 16 * warp + lane / 4 + 8 * half;
-            const float inverse = reciprocal(P::ONES ? out[WIDTH - 4 + 2 * half] : shared.sum[consumer][row]);
+            const float inverse = reciprocal(P::ONES ? out[WIDTH - 4 + 2 * half] : smem.row_sum[consumer][row]);
 #pragma unroll
             for (int d = 0; d < D / 8; ++d) {
                 const unsigned both = pack<T>(out[4 * d + 2 * half] * inverse, out[4 * d + 2 * half + 1] * inverse);
-                const unsigned to = out_tile + d / 8 * 64 * 128 + place(row, d % 8) + lane % 4 * 4;
+                const unsigned to = out_tile + d / 8 * 64 * 128 + swizzled_offset(row, d % 8) + lane % 4 * 4;
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");
             }
         }
         publish_to_tma();
         synchronize(1 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
-            const auto& ended = shared.jobs[consumer][of];
+            const auto& ended = smem.jobs[consumer][buffer];
             for (int c = 0; c < P::COLUMNS; ++c)
-                store_box(o, 64 * c, ended.first - problem.earlier, ended.head & 0xFFFF, ended.head >> 16,
+                store_box(o, 64 * c, ended.diagonal - problem.earlier, ended.head & 0xFFFF, ended.head >> 16,
                           out_tile + c * 64 * 128);
             commit_stores();
         }
     };
-    bool stored = false;  // O of the job before is on its way: its memory waits for the next job's Q
-    const auto refill = [&] {
-        if (stored && threadIdx.x % 128 == 0) {
+    bool storing = false;  // O of the job before is on its way: its memory waits for the next job's Q
+    const auto release_query = [&] {
+        if (storing && threadIdx.x % 128 == 0) {
             wait_for_stores();
-            arrive(shared_address(shared.query_empty[consumer]) + 8 * (job % 2 ^ 1));
+            arrive(shared_address(smem.query_empty[consumer]) + 8 * (job % 2 ^ 1));
         }
-        stored = false;
+        storing = false;
     };
-    const auto apart = [&] { return shared.jobs[consumer][job % 2].apart; };
+    const auto drains = [&] { return smem.jobs[consumer][job % 2].drains; };
 
     wait(query_full, 0);
     if (!begin_job()) return;
-    if (P::TURNS) take_turn(consumer);
-    wait(full + 16 * ring.slot(), ring.parity());
+    if (P::PING_PONG) ping_pong_wait(consumer);
+    wait(full + 16 * k_state.index(), k_state.phase());
     begin_products();
     multiply_query_by_keys();
     finish_products<0>(scores.s);
-    if (P::TURNS) pass_turn<P::CONSUMERS>(consumer);
+    if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
     exponentiate(true);
-    arrive_for_warp(empty + 16 * ring.slot());
+    arrive_for_warp(empty + 16 * k_state.index());
     pack_probabilities();
 
     for (;;) {
-        const bool over = scores.tile + 1 == tiles;  // the job of the probabilities at hand ends with them
+        const bool ends = scores.tile + 1 == tiles;  // the job of the probabilities at hand ends with them
         const int add = scores.tile > 0;
-        value_ring = ring;
-        if (over) {
-            if (!P::ONES) keep_sums();
-            refill();
+        v_state = k_state;
+        if (ends) {
+            if (!P::ONES) store_row_sums();
+            release_query();
             ++job;
             wait(query_full + 8 * (job % 2), job / 2 % 2);
-            if (apart()) {
-                wait(full + 16 * value_ring.slot() + 8, value_ring.parity());
+            if (drains()) {
+                wait(full + 16 * v_state.index() + 8, v_state.phase());
                 begin_products();
                 multiply_probabilities_by_values(add);
                 finish_products<0>(out);
-                arrive_for_warp(empty + 16 * value_ring.slot() + 8);
-                finalise(job % 2 ^ 1);
-                stored = true;
+                arrive_for_warp(empty + 16 * v_state.index() + 8);
+                store_out(job % 2 ^ 1);
+                storing = true;
             }
             if (!begin_job()) break;
         } else {
             ++scores.tile;
-            ring.advance();
+            k_state.advance();
         }
         const auto wait_for_values = [&] {
-            if (!over || !apart()) wait(full + 16 * value_ring.slot() + 8, value_ring.parity());
+            if (!ends || !drains()) wait(full + 16 * v_state.index() + 8, v_state.phase());
         };
-        if (P::SHORT_TURNS) wait_for_values();
-        if (P::TURNS && !P::SHORT_TURNS) take_turn(consumer);
-        wait(full + 16 * ring.slot(), ring.parity());
-        if (P::SHORT_TURNS) take_turn(consumer);
+        if (P::WAIT_BEFORE_TURN) wait_for_values();
+        if (P::PING_PONG && !P::WAIT_BEFORE_TURN) ping_pong_wait(consumer);
+        wait(full + 16 * k_state.index(), k_state.phase());
+        if (P::WAIT_BEFORE_TURN) ping_pong_wait(consumer);
         begin_products();
         multiply_query_by_keys();
-        if (!P::SHORT_TURNS) wait_for_values();
+        if (!P::WAIT_BEFORE_TURN) wait_for_values();
         begin_products();
-        multiply_probabilities_by_values(add);  // if that is done already, for nothing: no product may depend on a condition
-        if (P::TURNS) pass_turn<P::CONSUMERS>(consumer);
-        refill();
+        multiply_probabilities_by_values(add);  // after a drain for nothing: no product may depend on a condition
+        if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
+        release_query();
         finish_products<1>(scores.s);
         const bool rescale = exponentiate(false);
-        arrive_for_warp(empty + 16 * ring.slot());
+        arrive_for_warp(empty + 16 * k_state.index());
         finish_products<0>(out);
-        if (!over) {
-            arrive_for_warp(empty + 16 * value_ring.slot() + 8);
-        } else if (!apart()) {
-            arrive_for_warp(empty + 16 * value_ring.slot() + 8);
-            finalise(job % 2 ^ 1);
-            stored = true;
+        if (!ends) {
+            arrive_for_warp(empty + 16 * v_state.index() + 8);
+        } else if (!drains()) {
+            arrive_for_warp(empty + 16 * v_state.index() + 8);
+            store_out(job % 2 ^ 1);
+            storing = true;
         }
         if (rescale) {
 #pragma unroll
-            for (int n = 0; n < WIDTH; ++n) out[n] *= rows.shrink[n / 2 % 2];
+            for (int n = 0; n < WIDTH; ++n) out[n] *= rows.rescale[n / 2 % 2];
         }
         pack_probabilities();
     }

@@ -34,7 +34,7 @@ __global__ void plain(const T* q, const T* k, const T* v, T* o, int heads, int s
     }
 }
 """
-TILE: dict[str, Any] = {"head_dim": 64, "rows": 64, "keys": 1, "threads": 64, "shared_bytes": 0, "template": []}
+TILE: dict[str, Any] = {"head_dim": 64, "rows": 64, "keys": 1, "threads": 64, "shared_bytes": 0, "template": {}}
 RUNG: dict[str, Any] = {
     "name": "plain",
     "title": "a thread for each query",
@@ -77,4 +77,6 @@ def _value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_value(item)}' for key, item in value.items())}}}"
     return f'"{value}"' if isinstance(value, str) else repr(value)

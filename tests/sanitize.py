@@ -35,11 +35,11 @@ LIMIT_S = 180
 LENGTHS = (65, 127, 300)
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 EACH_ARRIVES = {
-    "init_barrier(shared_address(shared.query_full) + 8 * i, 1);": (
-        "init_barrier(shared_address(shared.query_full) + 8 * i, i < 2 * P::CONSUMERS ? 1 : 128);"
+    "init_barrier(shared_address(smem.query_full) + 8 * i, 1);": (
+        "init_barrier(shared_address(smem.query_full) + 8 * i, i < 2 * P::CONSUMERS ? 1 : 128);"
     ),
-    "if (stored && threadIdx.x % 128 == 0) {\n            wait_for_stores();": (
-        "if (stored) {\n            if (threadIdx.x % 128 == 0) wait_for_stores();"
+    "if (storing && threadIdx.x % 128 == 0) {\n            wait_for_stores();": (
+        "if (storing) {\n            if (threadIdx.x % 128 == 0) wait_for_stores();"
     ),
 }
 """What `jobs.cuh` says, and what it says for racecheck."""

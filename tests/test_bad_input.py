@@ -360,7 +360,7 @@ LADDERS = [
     (entry(TILE | {"keys": -1}), "tile 1: keys: input should be greater than or equal to 1, not -1"),
     (entry(TILE | {"threads": 100}), "tile 1: threads: input should be a multiple of 32, not 100"),
     (entry(TILE | {"shared_bytes": 10**6}), "tile 1: shared_bytes: input should be less than or equal to 232448"),
-    (entry(TILE | {"template": ["x"]}), "tile 1: template.0: input should be a valid integer"),
+    (entry(TILE | {"template": {"n": "x"}}), "tile 1: template.n: input should be a valid integer"),
     (entry(TILE | {"box_rows": 0}), "tile 1: box_rows: input should be greater than or equal to 1, not 0"),
     (entry(TILE | {"thread": 1}), "tile 1: unknown field 'thread'; fields are head_dim, "),
     (entry(TILE, TILE), "rung 'plain': 2 tiles serve head_dim 64: give each a `name`, or leave one"),
@@ -375,7 +375,7 @@ SOURCES = [
     (entry(function="plane", architectures=["sm_80"]), 'error: identifier "plane" is undefined'),
     (entry(architectures=["sm_30"]), "error: invalid value for --gpu-architecture (-arch)"),
     (
-        entry(TILE | {"template": [1]}, architectures=["sm_80"]),
+        entry(TILE | {"template": {"n": 1}}, architectures=["sm_80"]),
         'cannot determine which instance of function template "',
     ),
     (source(('#include "widen.cuh"', '#include "wide.cuh"')), 'cannot open source file "wide.cuh"'),

@@ -24,7 +24,7 @@ ROOT = paths.ROOT
 MAKEFILE = (ROOT / "Makefile").read_text()
 PUBLISHED = re.search(r"^PUBLISHED := (\S+)$", MAKEFILE, re.MULTILINE)[1]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "kernels/README.md", "data/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "data/README.md")),
     *(ROOT / name for name in ("figures/README.md", "reports/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(paths.NOTEBOOKS.glob("*.ipynb")),

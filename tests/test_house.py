@@ -26,7 +26,7 @@ REQUIREMENTS = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for
 PINS = environment_yml.locked((ROOT / "requirements.lock").read_text())
 PACKAGE = ROOT / "lib" / "attnlab"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "kernels/README.md", "data/README.md", "figures/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "data/README.md", "figures/README.md")),
     ROOT / "reports" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
@@ -53,7 +53,7 @@ def tracked() -> list[Path]:
     if listed.returncode == 0 and listed.stdout:
         return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
     made = re.compile(
-        r"\.(?!ci/|gitignore)|.*(__pycache__|\.egg-info|ipynb_checkpoints)"
+        r"\.(?!ci/|gitignore|pre-commit)|.*(__pycache__|\.egg-info|ipynb_checkpoints)"
         r"|(data|reports)/(?!h200-2026-11|reference)|reports/.*/notebooks/|exports/"
     )
     return [path for path in ROOT.rglob("*") if path.is_file() and not made.match(str(path.relative_to(ROOT)))]
@@ -232,7 +232,7 @@ def test_the_pages_commands_are_targets():
     assert {page: sorted(words - set(TARGETS)) for page, words in named.items() if words - set(TARGETS)} == {}
     assert {"report", "lab", "notebook", "export"} <= named["README.md"]
     # `help` lists these, and the others say nothing that the list doesn't.
-    assert set(TARGETS) - set.union(*named.values()) == {"help", "format", "clean"}
+    assert set(TARGETS) - set.union(*named.values()) == {"help", "clean"}
 
 
 def test_the_pages_commands_take_their_variables():

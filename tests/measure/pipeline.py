@@ -1,7 +1,7 @@
-"""A model of kernels/jobs.cuh: its ring of tiles, barriers and dealing, run by agents that take steps in random order.
+"""A model of kernels/jobs.cuh: its pipeline, barriers and tile scheduler, run by agents in random order.
 
 What TMA brings comes late and out of order, within a delay that is drawn at random. Each agent is a generator that
-yields wherever a thread may be held up. The model knows which tile every slot holds, which the GPU does not say.
+yields wherever a thread may be held up. The model knows which tile every stage holds, which the GPU does not say.
 """
 
 import random
@@ -23,13 +23,13 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """An instance and its problem, as `Plan`, `Problem` and `Deal` hold them; the CTA is one of `grid`."""
+    """An instance and its problem, as `Plan`, `Problem` and `TileScheduler` hold them; the CTA is one of `grid`."""
 
-    keys_of_a_tile: int
-    slots: int
+    keys: int
+    stages: int
     consumers: int
-    turns: bool
-    per_pass: int
+    ping_pong: bool
+    jobs_per_pass: int
     causal: bool = False
     blocks: int = 1
     heads: int = 1
@@ -39,36 +39,36 @@ class Plan:
     cta: int = 0
 
     @property
-    def groups(self) -> int:
+    def passes_per_head(self) -> int:
         """Passes of a head."""
-        return ceil(self.blocks / self.per_pass)
+        return ceil(self.blocks / self.jobs_per_pass)
 
     @property
     def skips(self) -> bool:
         """Whether a consumer may have less to do in a pass than another."""
-        return self.causal or self.per_pass < self.consumers or bool(self.blocks % self.per_pass)
+        return self.causal or self.jobs_per_pass < self.consumers or bool(self.blocks % self.jobs_per_pass)
 
     @property
     def whole(self) -> int:
         """Passes that a CTA takes whole: those of the last round may be shared out."""
-        passes = self.groups * self.heads
+        passes = self.passes_per_head * self.heads
         return passes if self.causal else passes - passes % self.grid
 
     @property
     def shares(self) -> int:
         """Shares of each pass of the last round."""
-        return 1 if self.causal else problem.shares(self.groups * self.heads, self.grid, self.per_pass)
+        return 1 if self.causal else problem.shares(self.passes_per_head * self.heads, self.grid, self.jobs_per_pass)
 
     def passes(self) -> Iterator[tuple[int, int, int]]:
         """Head, first and last block of each pass of the CTA, or of its share of one, which may have no block."""
-        count = self.whole + (self.groups * self.heads - self.whole) * self.shares
-        step = problem.step(self.groups * self.heads, self.grid)
-        for turn in range(count):
-            fro = self.grid - 1 - self.cta if turn % 2 else self.cta
-            at = turn * self.grid + (fro if self.causal else (self.cta + turn * step) % self.grid)
-            if at >= count:
+        count = self.whole + (self.passes_per_head * self.heads - self.whole) * self.shares
+        step = problem.step(self.passes_per_head * self.heads, self.grid)
+        for round_ in range(count):
+            fro = self.grid - 1 - self.cta if round_ % 2 else self.cta
+            index = round_ * self.grid + (fro if self.causal else (self.cta + round_ * step) % self.grid)
+            if index >= count:
                 return
-            yield self._place(at)
+            yield self._work_tile(index)
 
     def jobs(self) -> Iterator[tuple[int, int]]:
         """Head and block of each job of the CTA, pass by pass."""
@@ -78,42 +78,44 @@ class Plan:
     def tiles(self, block: int) -> int:
         """The tiles that a block sees."""
         keys = self.earlier + 64 * (block + 1 if self.causal else self.blocks)
-        return ceil(keys / self.keys_of_a_tile)
+        return ceil(keys / self.keys)
 
-    def rounds(self, first: int, last: int) -> int:
+    def pass_tiles(self, first: int, last: int) -> int:
         """The tiles that a pass needs."""
         return 0 if first > last else self.tiles(last)
 
     def users(self, tile: int, first: int, last: int) -> int:
         """How many blocks of a pass see a tile."""
-        begin = max(first, 0, self.keys_of_a_tile * tile - self.earlier >> 6) if self.causal else first
+        begin = max(first, 0, self.keys * tile - self.earlier >> 6) if self.causal else first
         return last + 1 - begin
 
     def block(self, first: int, last: int, index: int) -> int | None:
         """The block of a job of a pass; None if there is no such job."""
         around = index // self.consumers
         order = (2 * around + 1) * self.consumers - 1 - index if around % 2 else index
-        block = first + (self.per_pass - 1 - order if self.causal else index)
+        block = first + (self.jobs_per_pass - 1 - order if self.causal else index)
         return block if 0 <= block <= last else None
 
     def following(self, index: int) -> int:
         """The first job of a consumer in a pass, from the one after its last in the pass before."""
-        to_and_fro = self.causal and self.per_pass == self.consumers
-        return 2 * self.consumers - 1 - index if to_and_fro else index - self.per_pass
+        to_and_fro = self.causal and self.jobs_per_pass == self.consumers
+        return 2 * self.consumers - 1 - index if to_and_fro else index - self.jobs_per_pass
 
-    def _place(self, at: int) -> tuple[int, int, int]:
+    def _work_tile(self, index: int) -> tuple[int, int, int]:
         if not self.causal:
             share, of = 0, 1
-            if at >= self.whole:
-                passes, share = divmod(at - self.whole, self.shares)
-                at, of = self.whole + passes, self.shares
-            first = at % self.groups * self.per_pass
-            begin, end = (first + self.per_pass * number // of for number in (share, share + 1))
-            return at // self.groups, begin, min(end, self.blocks) - 1
-        begin, index = at // (self.section * self.groups) * self.section, at % (self.section * self.groups)
-        there = min(self.section, self.heads - begin)
-        first = (self.groups - 1 - index // there) * self.per_pass + self.blocks - self.groups * self.per_pass
-        return begin + index % there, first, first + self.per_pass - 1
+            if index >= self.whole:
+                passes, share = divmod(index - self.whole, self.shares)
+                index, of = self.whole + passes, self.shares
+            head, group = divmod(index, self.passes_per_head)
+            first = group * self.jobs_per_pass
+            begin, end = (first + self.jobs_per_pass * number // of for number in (share, share + 1))
+            return head, begin, min(end, self.blocks) - 1
+        section, index = divmod(index, self.section * self.passes_per_head)
+        begin = section * self.section
+        group, head = divmod(index, min(self.section, self.heads - begin))
+        first = self.blocks - (group + 1) * self.jobs_per_pass
+        return begin + head, first, first + self.jobs_per_pass - 1
 
 
 @dataclass
@@ -150,14 +152,14 @@ class Barrier:
 
 @dataclass
 class Job:
-    """What a dealer writes for a consumer; without tiles, the end."""
+    """A job as it is scheduled for a consumer; without tiles, the end."""
 
     tiles: int
-    turns: int
-    apart: bool
+    idle_turns: int
+    drains: bool
     head: int = 0
     block: int = 0
-    place: int = 0
+    position: int = 0
     number: int = 0
 
 
@@ -178,13 +180,13 @@ class Cta:
 
     def __post_init__(self) -> None:
         plan, two = self.plan, range(2)
-        self.full = [[Barrier(1) for _ in two] for _ in range(plan.slots)]
-        self.empty = [[Barrier(plan.per_pass) for _ in two] for _ in range(plan.slots)]
+        self.full = [[Barrier(1) for _ in two] for _ in range(plan.stages)]
+        self.empty = [[Barrier(plan.jobs_per_pass) for _ in two] for _ in range(plan.stages)]
         self.query_full = [[Barrier(1) for _ in two] for _ in range(plan.consumers)]
         self.query_empty = [[Barrier(1) for _ in two] for _ in range(plan.consumers)]
-        self.held: list[list[Any]] = [[None, None] for _ in range(plan.slots)]
+        self.held: list[list[Any]] = [[None, None] for _ in range(plan.stages)]
         self.jobs: list[list[Job | None]] = [[None, None] for _ in range(plan.consumers)]
-        self.may_turn = [0] * plan.consumers
+        self.may_issue = [0] * plan.consumers
         self.passes_begun = 0 if plan.skips else MOST_STEPS
         self.coming: list[tuple[int, Callable[[], None]]] = []
         self.step = 0
@@ -195,7 +197,7 @@ class Cta:
         Raises:
             Wrong: a consumer took another tile for its own, or nobody gets on.
         """
-        roles = [self._produce(), *map(self._deal, self._all()), *map(self._consume, self._all())]
+        roles = [self._produce(), *map(self._schedule, self._all()), *map(self._consume, self._all())]
         pace = {id(agent): self.random.choice((1, 1, 1, 3)) for agent in roles}
         while roles:
             agent = self.random.choice(roles)
@@ -219,134 +221,135 @@ class Cta:
         self.coming.append((self.step + self.random.randint(1, self.delay), lambda: (kept(), barrier.come())))
 
     def _produce(self) -> Agent:
-        plan, at = self.plan, 0
-        for turn, (head, first, last) in enumerate(plan.passes()):
-            for tile in range(plan.rounds(first, last)):
-                slot, parity = at % plan.slots, at // plan.slots % 2
+        plan, position = self.plan, 0
+        for number, (head, first, last) in enumerate(plan.passes()):
+            for tile in range(plan.pass_tiles(first, last)):
+                stage, parity = position % plan.stages, position // plan.stages % 2
                 for i in range(2):
-                    yield from self.empty[slot][i].wait(1 - parity)
-                    self._load(self.full[slot][i], partial(self.held[slot].__setitem__, i, (head, tile)))
-                    if away := plan.per_pass - plan.users(tile, first, last):
-                        self.empty[slot][i].arrive(away)
+                    yield from self.empty[stage][i].wait(1 - parity)
+                    self._load(self.full[stage][i], partial(self.held[stage].__setitem__, i, (head, tile)))
+                    if away := plan.jobs_per_pass - plan.users(tile, first, last):
+                        self.empty[stage][i].arrive(away)
                     if plan.skips and tile + i == 0:
-                        yield from self._begin(slot, parity)
-                        self.passes_begun = turn + 1
+                        yield from self._begin(stage, parity)
+                        self.passes_begun = number + 1
                     yield
-                at += 1
+                position += 1
 
     def _begin(self, own: int, parity: int) -> Agent:
-        for slot in range(self.plan.slots) if self.begin_pass else ():
-            before = parity ^ (slot >= own)
-            if slot != own:
-                yield from self.full[slot][0].wait(before)
-            yield from self.full[slot][1].wait(before)
+        for stage in range(self.plan.stages) if self.begin_pass else ():
+            before = parity ^ (stage >= own)
+            if stage != own:
+                yield from self.full[stage][0].wait(before)
+            yield from self.full[stage][1].wait(before)
 
-    def _deal(self, consumer: int) -> Agent:
-        plan, index, turns, count, since, at = self.plan, consumer, 0, 0, 0, 0
+    def _schedule(self, consumer: int) -> Agent:
+        plan, index, idle_turns, count, tiles_since, position = self.plan, consumer, 0, 0, 0, 0
         for number, (head, first, last) in enumerate(plan.passes()):
-            rounds = plan.rounds(first, last)
-            while index < plan.per_pass:
+            pass_tiles = plan.pass_tiles(first, last)
+            while index < plan.jobs_per_pass:
                 block = plan.block(first, last, index)
                 tiles = 0 if block is None else plan.tiles(block)
                 if block is not None:
-                    apart = since >= plan.slots or turns + 2 > plan.slots
-                    job = Job(tiles, turns, apart, head, block, at, number)
+                    drains = tiles_since >= plan.stages or idle_turns + 2 > plan.stages
+                    job = Job(tiles, idle_turns, drains, head, block, position, number)
                     yield from self.query_empty[consumer][count % 2].wait(1 - count // 2 % 2)
                     self.jobs[consumer][count % 2] = job
                     self._load(self.query_full[consumer][count % 2], lambda: None)
-                    since, turns, count = 1 - tiles, 0, count + 1
+                    tiles_since, idle_turns, count = 1 - tiles, 0, count + 1
                     yield
-                turns += rounds - tiles
+                idle_turns += pass_tiles - tiles
                 index += plan.consumers
-            index, since, at = plan.following(index), since + rounds, at + rounds
+            index = plan.following(index)
+            tiles_since, position = tiles_since + pass_tiles, position + pass_tiles
         yield from self.query_empty[consumer][count % 2].wait(1 - count // 2 % 2)
-        self.jobs[consumer][count % 2] = Job(0, turns, True)
+        self.jobs[consumer][count % 2] = Job(0, idle_turns, True)
         self.query_full[consumer][count % 2].arrive()
 
     def _consume(self, consumer: int) -> Agent:
-        count, stored = 0, None
-        if self.plan.turns and consumer == self.plan.consumers - 1:
-            self._pass_turn(consumer)
+        count, storing = 0, None
+        if self.plan.ping_pong and consumer == self.plan.consumers - 1:
+            self._ping_pong_signal(consumer)
         yield from self.query_full[consumer][0].wait(0)
         job = yield from self._begin_job(consumer, count)
         if not job.tiles:
             return
         tile = 0
-        yield from self._take_turn(consumer)
+        yield from self._ping_pong_wait(consumer)
         yield from self._wait_for(job, 0, 0)
-        self._pass_turn(consumer)
+        self._ping_pong_signal(consumer)
         yield
         self._release(job, 0, 0)
         while True:
-            before, last, over = job, tile, tile + 1 == job.tiles
-            apart = False
-            if over:
-                stored = self._refill(consumer, stored)
+            before, last, ends = job, tile, tile + 1 == job.tiles
+            drains = False
+            if ends:
+                storing = self._release_query(consumer, storing)
                 count += 1
                 yield from self.query_full[consumer][count % 2].wait(count // 2 % 2)
                 found = self.jobs[consumer][count % 2]
                 assert found is not None
-                apart = found.apart
-                if apart:
+                drains = found.drains
+                if drains:
                     yield from self._wait_for(before, last, 1)
                     yield
                     self._release(before, last, 1)
-                    stored = self._finalise(before, count)
+                    storing = self._store_out(before, count)
                 job = yield from self._begin_job(consumer, count)
                 if not job.tiles:
                     return
                 tile = 0
             else:
                 tile += 1
-            yield from self._take_turn(consumer)
+            yield from self._ping_pong_wait(consumer)
             yield from self._wait_for(job, tile, 0)
-            if not apart:
+            if not drains:
                 yield from self._wait_for(before, last, 1)
-            self._pass_turn(consumer)
-            stored = self._refill(consumer, stored)
+            self._ping_pong_signal(consumer)
+            storing = self._release_query(consumer, storing)
             for _ in range(self.random.randrange(3)):
                 yield
             self._release(job, tile, 0)
-            if not apart:
+            if not drains:
                 self._release(before, last, 1)
-            if over and not apart:
-                stored = self._finalise(before, count)
+            if ends and not drains:
+                storing = self._store_out(before, count)
             yield
 
     def _begin_job(self, consumer: int, count: int) -> Any:
         job = self.jobs[consumer][count % 2]
         assert job is not None
-        for _ in range(job.turns if self.plan.turns else 0):
-            yield from self._take_turn(consumer)
-            self._pass_turn(consumer)
+        for _ in range(job.idle_turns if self.plan.ping_pong else 0):
+            yield from self._ping_pong_wait(consumer)
+            self._ping_pong_signal(consumer)
         while job.tiles and self.passes_begun <= job.number:
             yield
         return job
 
-    def _refill(self, consumer: int, stored: int | None) -> None:
-        if stored is not None:
-            self.query_empty[consumer][stored].arrive()
+    def _release_query(self, consumer: int, storing: int | None) -> None:
+        if storing is not None:
+            self.query_empty[consumer][storing].arrive()
 
-    def _finalise(self, job: Job, count: int) -> int:
+    def _store_out(self, job: Job, count: int) -> int:
         self.computed.append((job.head, job.block))
         return (count - 1) % 2
 
     def _wait_for(self, job: Job, tile: int, i: int) -> Agent:
-        at = job.place + tile
-        slot = at % self.plan.slots
-        yield from self.full[slot][i].wait(at // self.plan.slots % 2)
-        if self.held[slot][i] != (job.head, tile):
-            raise Wrong(f"tile {tile} of head {job.head} was taken to be there, and {self.held[slot][i]} was")
+        position = job.position + tile
+        stage = position % self.plan.stages
+        yield from self.full[stage][i].wait(position // self.plan.stages % 2)
+        if self.held[stage][i] != (job.head, tile):
+            raise Wrong(f"tile {tile} of head {job.head} was taken to be there, and {self.held[stage][i]} was")
 
     def _release(self, job: Job, tile: int, i: int) -> None:
-        self.empty[(job.place + tile) % self.plan.slots][i].arrive()
+        self.empty[(job.position + tile) % self.plan.stages][i].arrive()
 
-    def _take_turn(self, consumer: int) -> Agent:
-        if self.plan.turns:
-            while not self.may_turn[consumer]:
+    def _ping_pong_wait(self, consumer: int) -> Agent:
+        if self.plan.ping_pong:
+            while not self.may_issue[consumer]:
                 yield
-            self.may_turn[consumer] -= 1
+            self.may_issue[consumer] -= 1
 
-    def _pass_turn(self, consumer: int) -> None:
-        if self.plan.turns:
-            self.may_turn[(consumer + 1) % self.plan.consumers] += 1
+    def _ping_pong_signal(self, consumer: int) -> None:
+        if self.plan.ping_pong:
+            self.may_issue[(consumer + 1) % self.plan.consumers] += 1

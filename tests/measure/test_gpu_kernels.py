@@ -315,7 +315,7 @@ def test_a_run_records_resources_and_what_failed(folder, data, one_thread, monke
 
 TWO = SOURCE.replace("template <typename T, int D, bool CAUSAL>", "template <typename T, int D, bool CAUSAL, int N>")
 SHORT, LONG = (
-    TILE | {"name": name, "template": [number]} | lengths
+    TILE | {"name": name, "template": {"n": number}} | lengths
     for number, (name, lengths) in enumerate({"short": {"longest": 100}, "long": {}}.items())
 )
 

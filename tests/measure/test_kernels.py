@@ -1,6 +1,7 @@
 """Kernels without a GPU: what NVRTC makes of them, how many fit a multiprocessor, what they refuse to serve."""
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from conftest import Quickly, tiny_study
 from ladders import SOURCE, TILE, rung
 
 from attnlab import __main__
+from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.build import check, nvrtc, occupancy
 from attnlab.build.nvrtc import Build, Instance
@@ -89,8 +91,11 @@ def test_a_tile_is_compiled_for_the_masks_that_it_serves_and_named_in_the_table(
 
 
 def test_only_what_is_served_is_compiled(folder, monkeypatch):
-    tiles = (TILE | {"name": "short", "masks": ["causal"], "template": [1]}, TILE | {"name": "long", "template": [2]})
-    ladders.write(folder, rung(*tiles, TILE | {"name": "longest", "template": [2]}, dtypes=["float16"]))
+    tiles = (
+        TILE | {"name": "short", "masks": ["causal"], "template": {"n": 1}},
+        TILE | {"name": "long", "template": {"n": 2}},
+    )
+    ladders.write(folder, rung(*tiles, TILE | {"name": "longest", "template": {"n": 2}}, dtypes=["float16"]))
     (one,) = ladder.load()
     asked = []
     monkeypatch.setattr(nvrtc, "build", lambda rung, architecture, expressions: asked.extend(expressions))
@@ -109,6 +114,30 @@ def test_registers_and_shared_memory_are_the_compilers(folder, compiler):
     assert 64 < instance.registers <= 255
     assert instance.spill_bytes == 0
     assert instance.static_shared_bytes >= 400
+
+
+STORAGE = {
+    "tiled": "Shared<__half, {D}, {template}>",
+    "wgmma": "SharedStorage<{D}, {template}>",
+    "overlap": "SharedStorage<{D}, {template}>",
+    "jobs": "SharedStorage<Plan<{D}, {template}>>",
+    "bounded": "SharedStorage<Plan<{D}, {template}>>",
+    "short": "SharedStorage<{D}, {template}>",
+    "lazy": "SharedStorage<Plan<{D}, {template}, {D} == 64>>",
+}
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_the_shared_memory_of_a_tile_is_what_the_kernel_declares(name, compiler, tmp_path, monkeypatch):
+    one = ladder.rung(f"kernel.{name}")
+    folder = tmp_path / "kernels"
+    shutil.copytree(paths.kernels(), folder)
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
+    with open(folder / one.source, "a") as source:
+        for tile in one.tiles:
+            storage = STORAGE[name].format(D=tile.head_dim, template=", ".join(map(str, tile.template.values())))
+            source.write(f'static_assert(sizeof({storage}) == {tile.shared_bytes}, "{tile.title}");\n')
+    assert not nvrtc.build(one, one.architectures[-1], []).error
 
 
 def test_an_error_shows_file_line_flags_and_the_compilers_words(folder, compiler, command):
@@ -133,7 +162,7 @@ def test_an_error_in_a_header_names_the_header(folder, compiler):
 
 
 def test_an_instance_that_the_source_does_not_have_is_an_error(folder, compiler):
-    ladders.write(folder, rung(TILE | {"template": [7]}))
+    ladders.write(folder, rung(TILE | {"template": {"n": 7}}))
     (one,) = ladder.load()
     build = nvrtc.build(one, "sm_80", [one.expression("float16", one.tiles[0], False)])
     assert build.error.startswith(f"{folder}/plain.cu does not compile as plain<...> with ")

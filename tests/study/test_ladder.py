@@ -1,5 +1,7 @@
 """The ladder: what an entry means, what is said of one that is wrong, and what makes a kernel another."""
 
+import re
+
 import ladders
 import pytest
 from ladders import TILE, rung
@@ -39,6 +41,17 @@ def test_every_rung_of_the_project_loads():
 def test_every_kernel_of_the_project_is_of_a_rung():
     named = {rung.source for rung in ladder.load(paths.ROOT / "kernels")}
     assert {path.name for path in (paths.ROOT / "kernels").glob("*.cu")} == named
+
+
+def test_template_arguments_are_named_as_the_kernel_names_them():
+    for one in ladder.load(paths.ROOT / "kernels"):
+        source = (paths.ROOT / "kernels" / one.source).read_text()
+        declared = re.search(
+            rf"template <typename T, int D, bool CAUSAL([^>]*)>\s__global__[^;{{]*\b{one.function}\(", source
+        )
+        assert declared, one.name
+        names = [name.lower() for name in re.findall(r"int (\w+)", declared[1])]
+        assert all(list(tile.template) == names for tile in one.tiles)
 
 
 # An entry
@@ -90,8 +103,31 @@ def test_a_tile_is_called_by_its_name_and_head_dim(kernels):
     ]
 
 
+def test_sizes_follow_from_the_head_dim_and_the_template_arguments(kernels):
+    sizes = {"rows": "16 * warps", "threads": "32 * warps", "shared_bytes": "(2 * head_dim + 7) // 8 * (warps - 1)"}
+    stated = {"head_dim": 64, "keys": 1, "template": {"warps": 4}}
+    ladders.write(kernels, rung(stated, stated | {"head_dim": 32, "threads": 64}, sizes=sizes))
+    (one,) = ladder.load()
+    assert [(tile.rows, tile.threads, tile.shared_bytes) for tile in one.tiles] == [(64, 128, 48), (64, 64, 24)]
+    # As if they had been stated.
+    before = ladder.hashes()
+    tiles = [tile.model_dump(exclude_unset=True) | {"template": stated["template"]} for tile in one.tiles]
+    ladders.write(kernels, rung(*tiles))
+    assert ladder.hashes() == before
+
+
+def test_a_rung_takes_over_how_an_earlier_one_is_launched(kernels):
+    tile = {name: value for name, value in TILE.items() if name != "threads"}
+    first = rung(tile, sizes={"threads": 96}, dtypes=["float16"], persistent=True)
+    second = rung(name="second", launched_like="plain", architectures=["sm_90a"], tiles=..., dtypes=..., arguments=...)
+    ladders.write(kernels, first, second)
+    plain, other = ladder.load()
+    assert (other.tiles, other.dtypes, other.arguments) == (plain.tiles, ["float16"], "pointers")
+    assert (other.persistent, other.architectures) == (True, ["sm_90a"])
+
+
 def test_instances_are_named_as_the_compiler_takes_them(kernels):
-    ladders.write(kernels, rung(TILE | {"template": [4, -1]}))
+    ladders.write(kernels, rung(TILE | {"template": {"n": 4, "m": -1}}))
     (one,) = ladder.load()
     assert one.expression("float16", one.tiles[0], True) == "plain<__half, 64, true, 4, -1>"
     assert one.expression("bfloat16", one.tiles[0], False) == "plain<__nv_bfloat16, 64, false, 4, -1>"
@@ -178,8 +214,19 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(kernels):
         (rung(TILE | {"devices": ["X", "X"]}), "rung 'plain', tile 1: X is listed twice"),
         (rung(longest=100), "rung 'plain': unknown field 'longest'; fields are name, *"),
         (rung(name="best"), "rung 'best': `kernel.best` is what `make tune` chose: choose another name"),
-        (rung(TILE | {"template": [1, "x"]}), "rung 'plain', tile 1: template.1: input should be a valid integer*'x'"),
-        (rung(TILE | {"template": [True]}), "rung 'plain', tile 1: template.0: input should be a valid integer*"),
+        (
+            rung(TILE | {"template": {"n": 1, "m": "x"}}),
+            "rung 'plain', tile 1: template.m: input should be a valid integer*'x'",
+        ),
+        (rung(TILE | {"template": {"n": True}}), "rung 'plain', tile 1: template.n: input should be a valid integer*"),
+        (rung(launched_like="x"), "rung 'plain': launched_like: no earlier rung is called 'x'; earlier are none"),
+        (rung(sizes={"depth": 1}), "rung 'plain', tile 1: unknown field 'depth'; fields are head_dim, *"),
+        (rung(sizes={"box_rows": "2 *"}), "rung 'plain': sizes: '2 [*]' is no formula of whole numbers and *"),
+        (
+            rung(TILE | {"template": {"n": 1}}, sizes={"box_rows": "n + m"}),
+            "rung 'plain': sizes: 'n + m' is no formula of whole numbers and head_dim, n with +, -, [*] and //",
+        ),
+        (rung(sizes={"box_rows": "4 // 0"}), "rung 'plain': sizes: '4 // 0' is no formula *"),
         (rung(TILE, TILE | {"thread": 1}), "rung 'plain', tile 2: unknown field 'thread'*; did you mean 'threads'?"),
         (rung(TILE | {"threads": 100}), "rung 'plain', tile 1: threads: input should be a multiple of 32, not 100"),
         (rung(TILE | {"threads": 2048}), "rung 'plain', tile 1: threads: input should be less than or equal to 1024*"),

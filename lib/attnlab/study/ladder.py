@@ -3,16 +3,26 @@
 Nothing here needs a GPU or a compiler. `attnlab.build` compiles a rung, and the half that measures launches it.
 """
 
+import ast
 import hashlib
 import json
 import math
+import operator
 import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, first_problem, suggestion
@@ -32,7 +42,12 @@ MOST_SHARED_BYTES = 227 * 1024
 # The most rows that a box of a tensor map can have.
 MOST_BOX_ROWS = 256
 
+LAUNCH = ("dtypes", "architectures", "arguments", "persistent", "sizes", "tiles")
+"""The fields that a rung takes over from the one that `launched_like` names, unless it states them."""
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+
 Positive = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
 Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
 
@@ -44,7 +59,7 @@ class Tile(BaseModel):
         keys: keys that are held at once.
         threads: threads per CTA.
         shared_bytes: dynamic shared memory per CTA.
-        template: template arguments after element, head_dim and causal.
+        template: template arguments after element, head_dim and causal, by name, in the kernel's order.
         box_rows: rows of the boxes of Q and O if the arguments are tensor maps; by default `rows`.
         name: what distinguishes it from the rung's other tiles for this head_dim; may be empty if there are none.
         shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
@@ -58,9 +73,9 @@ class Tile(BaseModel):
     keys: Positive
     threads: Annotated[int, Field(ge=32, le=MOST_THREADS, multiple_of=32)]
     shared_bytes: Annotated[int, Field(ge=0, le=MOST_SHARED_BYTES)]
-    template: list[int] = []
+    template: dict[Name, int] = {}
     box_rows: Positive | None = None
-    name: Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")] = ""
+    name: Name = ""
     shortest: Positive = 1
     longest: Annotated[int, Field(ge=0)] = 0
     masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
@@ -70,6 +85,11 @@ class Tile(BaseModel):
     @classmethod
     def _none_twice(cls, values: list[str]) -> list[str]:
         return _without_repeats(values)
+
+    @field_serializer("template")
+    def _values(self, template: dict[str, int]) -> list[int]:
+        # As runs have recorded them since before they had names.
+        return list(template.values())
 
     @model_validator(mode="after")
     def _serves_a_length(self) -> "Tile":
@@ -114,11 +134,13 @@ class Rung(BaseModel):
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
         reproducible: whether two runs on the same inputs have to be bitwise the same.
+        launched_like: the earlier rung whose `LAUNCH` fields this one takes over; empty for none.
+        sizes: fields of its tiles that follow from their head_dim and template arguments, as numbers or formulas.
         tiles: how it is instantiated; of several that serve a shape, the first is what runs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    name: Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
+    name: Name
     title: str
     source: Annotated[str, Field(pattern=r"^[\w.-]+\.cu$")]
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
@@ -131,6 +153,8 @@ class Rung(BaseModel):
     persistent: bool = False
     spill_bytes: Annotated[int, Field(ge=0)] = 0
     reproducible: bool = True
+    launched_like: str = Field("", exclude=True)
+    sizes: dict[str, int | str] = Field({}, exclude=True)
     tiles: Annotated[list[Tile], Field(min_length=1)]
 
     @field_validator("dtypes", "architectures")
@@ -170,7 +194,7 @@ class Rung(BaseModel):
 
     def expression(self, dtype: str, tile: Tile, causal: bool) -> str:
         """The name expression of one instance, as NVRTC takes it."""
-        arguments = [ELEMENTS[dtype], str(tile.head_dim), str(causal).lower(), *map(str, tile.template)]
+        arguments = [ELEMENTS[dtype], str(tile.head_dim), str(causal).lower(), *map(str, tile.template.values())]
         return f"{self.function}<{', '.join(arguments)}>"
 
 
@@ -199,11 +223,17 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{where}: each rung begins with [[rungs]], in double brackets")
     rungs: list[Rung] = []
+    launches: dict[Any, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
         name = entry.get("name")
         place = f"{where}: rung {name!r}" if isinstance(name, str) else f"{where}: rung {number}"
+        launched_like = entry.get("launched_like")
+        if isinstance(launched_like, str):
+            _require_earlier(launched_like, list(launches), f"{place}: launched_like")
+            entry = launches[launched_like] | entry
         rungs.append(_rung(entry, place))
         _require_place(rungs, folder, place)
+        launches[name] = {field: entry[field] for field in LAUNCH if field in entry}
     return tuple(rungs)
 
 
@@ -279,8 +309,10 @@ def _hash(rung: Rung) -> str:
 def _rung(entry: dict[str, Any], place: str) -> Rung:
     model: type[BaseModel] = Rung
     try:
-        tiles = entry.get("tiles")
-        if isinstance(tiles, list):
+        tiles, sizes = entry.get("tiles"), entry.get("sizes", {})
+        if isinstance(tiles, list) and isinstance(sizes, dict):
+            tiles = [_sized(tile, sizes) for tile in tiles]
+            entry = entry | {"tiles": tiles}
             model, whole = Tile, place
             for number, tile in enumerate(tiles, 1):
                 place = f"{whole}, tile {number}"
@@ -293,6 +325,40 @@ def _rung(entry: dict[str, Any], place: str) -> Rung:
         raise UserError(f"{place}: {first_problem(error, model.model_fields)}") from None
 
 
+def _sized(tile: Any, sizes: dict[str, Any]) -> Any:
+    """A stated tile with the sizes that follow from its head_dim and template arguments.
+
+    Raises:
+        UserError: a formula is not one, or uses another name.
+    """
+    if not isinstance(tile, dict) or not isinstance(tile.get("template", {}), dict):
+        return tile  # which is refused by its type
+    names = {"head_dim": tile.get("head_dim"), **tile.get("template", {})}
+    known = {name: value for name, value in names.items() if isinstance(value, int)}
+    return {field: _computed(str(formula), known) for field, formula in sizes.items()} | tile
+
+
+def _computed(formula: str, known: dict[str, int]) -> int:
+    """The value of a formula in which the known names stand for numbers; raises UserError if it isn't one."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(int(number)):
+                return number
+            case ast.Name(name) if name in known:
+                return known[name]
+            case ast.BinOp(left, operation, right) if type(operation) in _OPERATIONS:
+                return int(_OPERATIONS[type(operation)](value(left), value(right)))
+        raise SyntaxError
+
+    try:
+        return value(ast.parse(formula, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        raise UserError(
+            f"sizes: {formula!r} is no formula of whole numbers and {', '.join(known)} with +, -, * and //"
+        ) from None
+
+
 def _require_place(rungs: list[Rung], folder: Path, place: str) -> None:
     """Raise UserError unless the last rung has a new name, a source, and comes after the rung that it names."""
     *before, last = rungs
@@ -301,18 +367,21 @@ def _require_place(rungs: list[Rung], folder: Path, place: str) -> None:
         raise UserError(f"{place}: `{BEST}` is what `make tune` chose: choose another name")
     if last.name in earlier:
         raise UserError(f"{place}: an earlier rung has this name: choose another")
-    if last.after and last.after not in earlier:
-        known = ", ".join(earlier) or "none"
-        raise UserError(
-            f"{place}: after: no earlier rung is called {last.after!r}; earlier are {known}"
-            f"{suggestion(last.after, earlier)}"
-        )
+    if last.after:
+        _require_earlier(last.after, earlier, f"{place}: after")
     if not (folder / last.source).is_file():
         there = [path.name for path in sorted(folder.glob("*.cu"))]
         raise UserError(
             f"{place}: {paths.shown(folder / last.source)} is missing: add it, or correct `source`"
             f"{suggestion(last.source, there)}"
         )
+
+
+def _require_earlier(name: str, earlier: list[str], place: str) -> None:
+    """Raise UserError unless an earlier rung has this name."""
+    if name not in earlier:
+        known = ", ".join(earlier) or "none"
+        raise UserError(f"{place}: no earlier rung is called {name!r}; earlier are {known}{suggestion(name, earlier)}")
 
 
 def _require_names(head_dim: int, names: list[str]) -> None:

@@ -1,7 +1,8 @@
-"""What a kernel that takes views is asked to compute, as kernels/hopper.cuh declares it, and how its items are dealt.
+"""The problem of a kernel that takes views, as kernels/hopper.cuh declares it, and the schedule of its work items.
 
-CTAs take items in turn. Without the mask all take about equally long, and the last round is shared out. Under the mask
-they are dealt in sections of heads, the longest items of each first, and to and fro from round to round.
+CTAs take an item each, round by round. Without the mask all take about equally long, and the last round is split into
+shares. Under the mask heads are scheduled in sections, the longest items of each first, and to and fro from round to
+round. `TileScheduler` in kernels/jobs.cuh carries it out.
 """
 
 import ctypes
@@ -39,11 +40,11 @@ class Divisor(ctypes.Structure):
 
 
 class Problem(ctypes.Structure):
-    """Batch, heads and lengths, and how a persistent kernel deals its work items.
+    """Batch, heads and lengths, and the schedule of a persistent kernel's work items.
 
-    `sharing` heads have the same K and V, and a head has `items` work items. Under the mask, items are dealt in
-    sections of `section` heads, `rest` in the last one. Without it, each after the first `whole` is dealt in `shares`,
-    and from round to round each of the `ctas` CTAs moves on by `step`.
+    `sharing` heads have the same K and V, and a head has `items` work items. Under the mask, items are scheduled in
+    sections of `section` heads, `rest` in the last one. Without it, each after the first `whole` is split into
+    `shares`, and from round to round each of the `ctas` CTAs moves on by `step`.
     """
 
     _fields_ = (
@@ -62,9 +63,9 @@ class Problem(ctypes.Structure):
         """The problem of these queries and keys, for so many CTAs that work with `tile`."""
         batch, heads, queries, head_dim = q.shape
         kv_heads, keys = k.shape[1:3]
-        everywhere, items, most = batch * heads, tile.items(queries, 1), tile.rows // tile.box
+        all_heads, items, jobs_per_item = batch * heads, tile.items(queries, 1), tile.rows // tile.box
         cached = 2 * k.element_size() * keys * head_dim * kv_heads / heads / l2_bytes
-        together = section(everywhere, queries, keys, tile.rows, tile.keys, ctas, cached) if causal else everywhere
+        section_heads = section(all_heads, queries, keys, tile.rows, tile.keys, ctas, cached) if causal else all_heads
         return cls(
             batch,
             *map(Divisor.of, (heads, heads // kv_heads, items)),
@@ -72,15 +73,15 @@ class Problem(ctypes.Structure):
             keys,
             keys - queries,
             scale,
-            *map(Divisor.of, (together, together * items, everywhere % together or together)),
-            *map(Divisor.of, (shares(everywhere * items, ctas, most), ctas)),
-            everywhere * items // ctas * ctas,
+            *map(Divisor.of, (section_heads, section_heads * items, all_heads % section_heads or section_heads)),
+            *map(Divisor.of, (shares(all_heads * items, ctas, jobs_per_item), ctas)),
+            all_heads * items // ctas * ctas,
             step(items * heads, ctas),
         )
 
 
 def shares(items: int, ctas: int, most: int) -> int:
-    """In how many shares, of at most `most`, each item of the last round is dealt, so that they are one round."""
+    """The shares, at most `most`, into which each item of the last round is split, so that they are one round."""
     left = items % ctas
     return min(most, ctas // left) if left else 1
 
@@ -95,13 +96,13 @@ def step(items: int, ctas: int) -> int:
 
 @lru_cache(maxsize=4096)
 def section(heads: int, queries: int, keys: int, rows: int, tile: int, ctas: int, cached: float) -> int:
-    """Of how many heads a section is best: the CTA with the longest items ends soonest.
+    """The heads of the best section: the one with which the CTA that ends last ends soonest.
 
     Args:
         heads: over all batches.
         rows: queries of an item.
         tile: keys of a tile.
-        cached: which part of the L2 K and V of one head take.
+        cached: the part of the L2 that K and V of one head take.
     """
     if queries <= rows:
         return heads
