@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from attnlab.base.errors import UserError, first_problem
-from attnlab.runs.schema import TABLES, Manifest
+from attnlab.runs.schema import Manifest
+from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 
 FILES = tuple(f"{table}.parquet" for table in TABLES)
