@@ -101,8 +101,9 @@ notebook: $(call ready,$(HARDWARE))  ## execute and render one notebook: NAME=02
 export: $(rendering)  ## write a recorded run as JSON, NumPy arrays and a report in Markdown: RUN=<name>
 	$(python) -m attnlab export --run="$$RUN"
 
-readme: $(rendering)  ## write the pictures and tables of README.md and kernels/README.md from the published run
+readme: $(rendering)  ## write the pictures and tables of README.md and kernels/README.md from the published run, and the columns of data/README.md
 	$(python) -m attnlab readme --run="$${RUN:-$(PUBLISHED)}"
+	$(python) tools/data_readme.py
 
 lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
 	$(python) -m jupyterlab --notebook-dir=notebooks

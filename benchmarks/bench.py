@@ -31,6 +31,7 @@ from attnlab.infer import results
 from attnlab.paper import render as paper_render
 from attnlab.runs import read as runs_read
 from attnlab.runs import schema
+from attnlab.runs.tables import TABLES
 from attnlab.study import implementations, studies
 
 RUN = "h200-2026-11-23"
@@ -195,7 +196,7 @@ def made_up(count: int) -> schema.Run:
     noise += noise[:, :1] + np.roll(noise, 1, axis=1)
     samples = rows.assign(latency_us=50 * np.exp(0.01 * noise.ravel()))
     measured = samples[samples["round"] == 0].assign(status=schema.MEASURED)
-    tables = dict.fromkeys(schema.TABLES, pd.DataFrame())
+    tables = dict.fromkeys(TABLES, pd.DataFrame())
     tables |= {"samples": samples, "cases": measured[[*schema.CASE, "replicate", "status"]]}
     return schema.Run("made up", manifest | {"study": study, "complete": False}, **tables)
 

@@ -7,6 +7,7 @@ import synthetic
 from synthetic import Part
 
 from attnlab.runs import schema
+from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
@@ -46,7 +47,7 @@ def blocks(of: studies.Study, names: list[str] | None = None) -> list[Part]:
     for replicate in range(of.replicates):
         process = f"p{replicate}"
         spent = {"process": process, "replicate": replicate, "setup_seconds": 0.25}
-        found.append(("processes", f"{schema.replicate_key(replicate)}-{process}", _frame("processes", [spent])))
+        found.append(("processes", f"{schema.replicate_key(replicate)}-{process}", TABLES["processes"].frame([spent])))
         for shape in of.shapes:
             key = schema.shape_key(of, shape, replicate)
             where = [_case(name, shape, replicate) for name in names or of.implementations]
@@ -69,14 +70,13 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
         for position, case in enumerate(where)
     ]
     numbered = [row | {"latency_us": float(number), "strain": 0.5} for number, row in enumerate(rows, 1)]
-    return schema.typed(_frame("samples", numbered))
+    return TABLES["samples"].frame(numbered)
 
 
 def _checks(where: list[dict[str, Any]]) -> pd.DataFrame:
     errors = dict.fromkeys(("max_error", "mean_error", "framework_max_error", "framework_mean_error"), 1e-6)
     made = {"route": "call", "differing": 0, "passed": True} | errors
-    return _frame(
-        "checks",
+    return TABLES["checks"].frame(
         [
             case | {"moment": moment, "inputs": case["values"]} | made
             for moment in ("before", "after")
@@ -88,8 +88,4 @@ def _checks(where: list[dict[str, Any]]) -> pd.DataFrame:
 def _cases(where: list[dict[str, Any]]) -> pd.DataFrame:
     fate = {"status": schema.MEASURED, "reason": "", "kernels": "attention", "peak_memory_bytes": 4096}
     fate |= {"warmup_calls": 20, "steady": True}
-    return _frame("cases", [case | fate for case in where])
-
-
-def _frame(table: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(rows).reindex(columns=list(schema.COLUMNS[table]))
+    return TABLES["cases"].frame([case | fate for case in where])

@@ -139,13 +139,6 @@ def test_the_run_that_pages_speak_of_is_the_one_that_make_shows():
     assert f"`{PUBLISHED}` is the published run" in one_line((ROOT / "data" / "README.md").read_text())
 
 
-def test_every_column_of_a_run_is_explained():
-    explained = (ROOT / "data" / "README.md").read_text()
-    columns = {column for table in schema.COLUMNS.values() for column in table}
-    assert {column for column in columns if f"`{column}`" not in explained} == set()
-    assert [table for table in schema.TABLES if f"{table}.parquet" not in explained] == []
-
-
 def test_every_field_of_a_manifest_is_explained():
     explained = (ROOT / "data" / "README.md").read_text()
     fields = {field for path in (ROOT / "data").glob("*/manifest.json") for field in json.loads(path.read_text())}

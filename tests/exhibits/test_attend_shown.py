@@ -17,6 +17,7 @@ from attnlab.infer import cases, results
 from attnlab.infer.results import Results
 from attnlab.runs import dispatch, read, schema
 from attnlab.runs.dispatch import Choice, Dispatch
+from attnlab.runs.tables import TABLES
 from attnlab.study.implementations import DISPATCH, FALLBACK
 
 SHAPES = [HALF, TARGET, DOUBLE]
@@ -52,7 +53,7 @@ def requests(count: int = 100) -> pd.DataFrame:
         for position in range(count)
         for shape in [TARGET if position % 4 == 0 else HALF]
     ]
-    return pd.DataFrame(rows, columns=schema.COLUMNS["stream"])
+    return pd.DataFrame(rows, columns=TABLES["stream"].names)
 
 
 def chosen(**calls: str) -> Dispatch:

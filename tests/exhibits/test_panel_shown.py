@@ -16,8 +16,8 @@ from attnlab.exhibits.environment import panel as shown
 from attnlab.infer import panel, regimes
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
-from attnlab.runs import schema
 from attnlab.runs.schema import is_of
+from attnlab.runs.tables import TABLES
 from attnlab.study.shapes import Shape
 
 ROUNDS = range(9)
@@ -53,7 +53,7 @@ def timed(adds=ADDS, apart=APART, drift=0.01) -> pd.DataFrame:
                     rows.append({"method": method, "round": number, "latency_us": us + more[shape is LONG]})
                     rows[-1] |= {"implementation": name, **shape.axes, "why": ""}
             rows.append({"implementation": name, **shape.axes, "method": "nvbench.batch", "why": "not installed: it"})
-    frame = pd.DataFrame(rows, columns=schema.COLUMNS["panel"])
+    frame = pd.DataFrame(rows, columns=TABLES["panel"].names)
     return frame.astype({"round": "Int64", "latency_us": "Float64", "sm_clock_mhz": "Int32"})
 
 
@@ -277,7 +277,7 @@ def seen(cold_pct=100.0, warm_pct=1.0, cold_hits=0.5, warm_hits=99.5, shapes=(TA
             for clock in ("device", "eager"):
                 for metric, value in ((".hits", hits), (".hit", 290.0), (".miss", 677.0)):
                     rows.append(where | {"clock": clock, "metric": f"canary.q{metric}", "value": value})
-    return pd.DataFrame(rows, columns=schema.COLUMNS["residency"]).astype({"value": "Float64"})
+    return pd.DataFrame(rows, columns=TABLES["residency"].names).astype({"value": "Float64"})
 
 
 def test_a_cold_call_reads_everything_and_a_warm_one_nothing():
@@ -384,7 +384,7 @@ def test_a_load_that_failed_leaves_the_others_and_alone_says_why():
     failed = pd.DataFrame([{"implementation": "sdpa.math", **LONG.axes, "why": "too long"}])
     rows = pd.concat([loads(sdpa_auto=100.0), failed], ignore_index=True)
     assert list(load.endurance_table(of(endurance=rows)).frame["implementation"]) == ["sdpa.auto"]
-    rows = failed.reindex(columns=list(schema.COLUMNS["endurance"]))
+    rows = failed.reindex(columns=TABLES["endurance"].names)
     assert plain(load.bursts(of(endurance=rows))) == "*No load without pause was recorded: too long.*"
 
 

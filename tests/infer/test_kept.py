@@ -11,6 +11,7 @@ import synthetic
 from attnlab.base import sources
 from attnlab.infer import kept, results
 from attnlab.runs import read, schema
+from attnlab.runs.tables import TABLES
 
 STUDY = {
     "implementations": ["sdpa.auto", "sdpa.flash"],
@@ -57,7 +58,7 @@ def forbidden(*_: object) -> None:
 
 def changed(run: schema.Run) -> schema.Run:
     """The same samples under another manifest."""
-    tables = {table: getattr(run, table) for table in schema.TABLES}
+    tables = {table: getattr(run, table) for table in TABLES}
     return schema.Run(run.name, run.manifest | {"seal": "another"}, **tables)
 
 

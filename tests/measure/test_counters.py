@@ -12,7 +12,8 @@ from conftest import tiny_study
 
 from attnlab.infer import counters as inferred
 from attnlab.measure.instruments import counters
-from attnlab.runs import metrics, read, schema, write
+from attnlab.runs import metrics, read, write
+from attnlab.runs.tables import TABLES
 from attnlab.study.shapes import Shape
 
 SHAPE = Shape(1, 4, 32, 64, dtype="float32")
@@ -153,7 +154,7 @@ def test_what_every_replicate_measured_is_profiled_once(begun, ncu, tmp_path):
     told = counters.take(begun, tiny_study(), "cuda")
     assert (told["tool"], told["why"]) == ("ncu 2025.3.1.0", "")
     rows = read.load(begun).profile
-    assert list(rows.columns) == list(schema.COLUMNS["profile"])
+    assert list(rows.columns) == TABLES["profile"].names
     assert rows["implementation"].unique().tolist() == ["sdpa.auto", "sdpa.flash"]
     assert set(rows["seq_len"]) == {32}
     asked = (tmp_path / "asked").read_text().splitlines()

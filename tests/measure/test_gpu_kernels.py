@@ -17,7 +17,8 @@ from attnlab.measure.session import record, tune
 from attnlab.measure.subjects import inputs, maps, registry, rungs
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, Unsupported
-from attnlab.runs import read, schema
+from attnlab.runs import read
+from attnlab.runs.tables import TABLES
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
 
@@ -302,7 +303,7 @@ def test_a_run_records_resources_and_what_failed(folder, data, one_thread, monke
     assert set(run.cases.loc[run.cases["implementation"] == "kernel.broken", "status"]) == {"failed"}
     assert {"sdpa.auto", "kernel.plain"} <= set(run.samples["implementation"])
     assert "kernel.broken" not in set(run.samples["implementation"])
-    assert tuple(run.resources.columns) == schema.COLUMNS["resources"]
+    assert list(run.resources.columns) == TABLES["resources"].names
     assert len(run.resources) == 2 * 2
     assert set(run.resources["implementation"]) == {"kernel.plain"}
     assert run.manifest["kernels"] == ladder.hashes()

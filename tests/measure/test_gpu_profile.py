@@ -10,7 +10,8 @@ import torch
 
 from attnlab.infer import counters as infer_counters
 from attnlab.measure.instruments import counters as instruments_counters
-from attnlab.runs import metrics, schema
+from attnlab.runs import metrics
+from attnlab.runs.tables import TABLES
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
@@ -48,7 +49,7 @@ def counters(name: str) -> infer_counters.Profile:
 
 def test_every_counter_is_there():
     rows = counted("sdpa.flash")
-    assert list(rows.columns) == list(schema.COLUMNS["profile"])
+    assert list(rows.columns) == TABLES["profile"].names
     lacking = set(metrics.COUNTERS) - set(rows["metric"])
     assert {name for name in lacking if "gmma" not in name} == set()
     assert rows["launch"].nunique() == 1

@@ -26,6 +26,7 @@ from attnlab.measure.subjects import registry, rungs
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measure.subjects.sdpa import sdpa
 from attnlab.runs import read, schema
+from attnlab.runs.tables import TABLES
 from attnlab.study import ladder, tuning
 from attnlab.study.tuning import Choice
 
@@ -723,7 +724,7 @@ def test_what_a_kernel_needs_is_recorded(measured):
     run = measured(sdpa, resources)
     assert asked == [((1, 2, 16, 64),) * 3 + (False, None)]
     (row,) = run.resources.to_dict("records")
-    assert tuple(run.resources.columns) == schema.COLUMNS["resources"]
+    assert list(run.resources.columns) == TABLES["resources"].names
     assert {name: row[name] for name in needs} == needs
     assert (row["implementation"], row["seq_len"], row["replicate"]) == ("kernel.plain", 16, 0)
     assert row["process"] == run.processes["process"].item()

@@ -17,6 +17,7 @@ from attnlab.measure.session import load, once, panel, record
 from attnlab.measure.subjects.case import Case, Replay
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.runs import methods, read, schema, write
+from attnlab.runs.tables import TABLES
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -172,7 +173,7 @@ def test_panel_and_loads_are_recorded_a_piece_at_a_time_and_go_on_where_they_sto
     run = read.load("begun")
     assert len(run.panel) == len(panel.cases(STUDY)) + len(methods.TOOLS)
     for table in ("panel", "residency", "endurance"):
-        assert tuple(getattr(run, table).columns) == schema.COLUMNS[table]
+        assert list(getattr(run, table).columns) == TABLES[table].names
 
 
 def test_panel_and_loads_are_not_taken_in_another_environment(parts):

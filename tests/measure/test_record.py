@@ -25,6 +25,7 @@ from attnlab.infer.cases import infer
 from attnlab.measure.session import estimate, record
 from attnlab.measure.session.subject import Job
 from attnlab.runs import read, rules, schema, write
+from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -95,7 +96,7 @@ def test_the_manifest_tells_how_to_do_it_again(recorded):
     assert manifest["ceilings"]["matmul.float32"]["unit"] == "TFLOP/s"
     assert manifest["ceilings"]["copy"]["unit"] == "GB/s"
     assert manifest["clocks"]["tick_us"] > 0
-    assert set(manifest["files"]) == {f"{table}.parquet" for table in schema.TABLES}
+    assert set(manifest["files"]) == {f"{table}.parquet" for table in TABLES}
     assert manifest["rules"] == rules.recorded()
     assert manifest["sources"] == sources.digests("attnlab.measure.session.record")
     assert all(re.fullmatch("[0-9a-f]{64}", value) for value in (manifest["sources"] | manifest["kernels"]).values())

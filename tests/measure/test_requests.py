@@ -12,6 +12,7 @@ from attnlab.base.errors import UserError
 from attnlab.measure.session import record, requests
 from attnlab.measure.subjects import implementation, registry, sdpa
 from attnlab.runs import read, schema, write
+from attnlab.runs.tables import TABLES
 from attnlab.study.shapes import Shape
 
 AXES = {"batch": 1, "heads": 4, "head_dim": 32, "dtype": "float32"}
@@ -51,7 +52,7 @@ def run(machine, tmp_path_factory):
 def test_a_stream_is_recorded_and_read_back(run):
     assert run.complete
     assert run.manifest["schema"] == schema.SCHEMA
-    assert set(run.stream.columns) == set(schema.COLUMNS["stream"])
+    assert set(run.stream.columns) == set(TABLES["stream"].names)
     assert set(run.cases["status"]) == {"measured"}, run.cases[["implementation", "reason"]].values.tolist()
     assert len(run.stream) == 2 * REQUESTS * len(NAMES)
     for replicate, rows in run.stream.groupby("replicate"):
@@ -88,7 +89,7 @@ def test_a_study_without_a_stream_has_none(recorded, session_data, monkeypatch):
     run = read.load(recorded)
     assert run.manifest["study"]["stream"] == 0
     assert run.stream.empty
-    assert tuple(run.stream.columns) == schema.COLUMNS["stream"]
+    assert list(run.stream.columns) == TABLES["stream"].names
 
 
 # Cut off
@@ -212,7 +213,7 @@ def test_a_stream_that_nothing_can_answer_is_empty_and_the_run_complete(begin, o
     run = measure(begin, one_thread, study)
     assert run.complete
     assert run.stream.empty
-    assert set(run.stream.columns) == set(schema.COLUMNS["stream"])
+    assert set(run.stream.columns) == set(TABLES["stream"].names)
 
 
 def test_memory_that_does_not_hold_all_inputs_is_told_in_a_line(begin, one_thread, unlocked, monkeypatch):

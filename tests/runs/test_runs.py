@@ -16,6 +16,7 @@ from attnlab import __main__
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
+from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
@@ -65,7 +66,7 @@ def test_what_was_recorded_is_read_back(data):
     assert run.samples["seq_len"].tolist() == [16, 16, 32, 32]
     assert run.manifest["schema"] == schema.SCHEMA
     assert run.manifest["study"] == TWO.model_dump(mode="json")
-    assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(schema.TABLES)]
+    assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(TABLES)]
     assert set(os.listdir(data / "one")) == {"manifest.json", *run.manifest["files"]}
 
 
@@ -74,14 +75,14 @@ def test_a_run_that_was_cut_off_is_read_from_its_parts(data):
     assert not before.complete
     write.finish("one")
     after = read.load("one")
-    for table in schema.TABLES:
+    for table in TABLES:
         pd.testing.assert_frame_equal(getattr(before, table), getattr(after, table))
 
 
 def test_a_run_with_no_parts_yet_is_empty(data):
     run = read.load(begun())
     assert not run.complete
-    assert all(getattr(run, table).empty for table in schema.TABLES)
+    assert all(getattr(run, table).empty for table in TABLES)
 
 
 def test_types_survive_what_nothing_was_read_of(data):
@@ -191,7 +192,7 @@ def test_finish_killed_among_the_parts_can_be_run_again_and_loses_nothing(data, 
     assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("written", range(len(schema.TABLES) + 1))
+@pytest.mark.parametrize("written", range(len(TABLES) + 1))
 def test_finish_killed_between_tables_can_be_run_again(data, monkeypatch, written):
     filled()
     replace, done = os.replace, []
@@ -229,7 +230,7 @@ def test_create_killed_before_the_manifest_can_be_run_again(data, monkeypatch):
     assert not read.load("one").complete
 
 
-@pytest.mark.parametrize("table", schema.TABLES)
+@pytest.mark.parametrize("table", TABLES)
 def test_a_changed_table_is_refused(data, table):
     finished()
     path = data / "one" / f"{table}.parquet"
@@ -247,7 +248,7 @@ def test_a_single_changed_byte_is_refused(data):
     assert "samples.parquet doesn't match its manifest" in refused("one")
 
 
-@pytest.mark.parametrize("table", schema.TABLES)
+@pytest.mark.parametrize("table", TABLES)
 def test_a_table_that_is_gone_is_refused(data, table):
     finished()
     (data / "one" / f"{table}.parquet").unlink()
@@ -290,7 +291,7 @@ def test_a_manifest_laid_out_anew_is_the_same(data):
 @pytest.mark.parametrize(
     ("stated", "advice"),
     [
-        (read.BEFORE_VALUES - 1, "measure again"),
+        (schema.OLDEST - 1, "measure again"),
         *((other, "update attnlab") for other in (schema.SCHEMA + 1, "2", None)),
     ],
 )
@@ -302,7 +303,7 @@ def test_another_schema_is_refused_with_what_to_do(data, stated, advice):
 
 def test_a_run_from_before_values_is_refused_unless_it_is_complete(data):
     path = data / filled() / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": read.BEFORE_VALUES}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": schema.OLDEST}))
     assert refused("one") == f"{path} has schema 6, this attnlab reads {schema.SCHEMA}: measure again"
 
 
@@ -310,10 +311,10 @@ def test_a_run_from_before_values_is_refused_unless_it_is_complete(data):
 def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch, name):
     monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
     run = read.load(name)
-    assert (run.manifest["schema"], run.complete) == (read.BEFORE_VALUES, True)
+    assert (run.manifest["schema"], run.complete) == (schema.OLDEST, True)
     for table in ("samples", "checks", "cases", "profile", "resources"):
         frame = getattr(run, table)
-        assert tuple(frame.columns) == schema.COLUMNS[table]
+        assert list(frame.columns) == TABLES[table].names
         assert frame.empty or set(frame["values"]) == {"normal"}
     assert run.cases["alone_differing"].isna().all()
     axes = run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")
@@ -497,7 +498,7 @@ def test_a_run_of_this_schema_with_a_stream_is_read_back(data):
     run = read.load("one")
     assert run.manifest["schema"] == schema.SCHEMA
     pd.testing.assert_frame_equal(run.stream, cut.stream)
-    assert tuple(run.stream.columns) == schema.COLUMNS["stream"]
+    assert list(run.stream.columns) == TABLES["stream"].names
     assert run.stream["replicate"].tolist() == [0] * 4 + [1] * 4
     assert run.stream["latency_us"].tolist() == [10.5, 11.5, 12.5, 13.5] * 2
     for frame in (run.cases.head(4), run.stream.head(4)):

@@ -3,24 +3,11 @@
 from attnlab.export.records import LATENCIES
 from attnlab.infer.results import Results
 from attnlab.runs.rules import CONFIDENCE, STEADY
+from attnlab.runs.tables import AXES, CACHE, CASES, CLOCK
 
 INTERVAL = f"{100 * CONFIDENCE:g} % interval"
 
-SHAPE = {
-    "batch": "B",
-    "heads": "H, heads of queries",
-    "seq_len": "S, tokens of queries",
-    "head_dim": "D",
-    "causal": "whether a causal mask hides later keys",
-    "dtype": "of Q, K, V and O",
-    "kv_heads": "heads of keys and values",
-    "kv_len": "S_kv, tokens of keys and values",
-    "lengths": "`equal`, or `spread`: sequences of different lengths, end to end without padding",
-    "direction": "`forward`, or `training`: forward and backward",
-    "layout": "`heads first`: contiguous; `tokens first`: transposed views of (B, S, H, D)",
-    "scale": "factor of the scores; 0 for 1/√D",
-    "values": "the kind of numbers in Q, K and V",
-}
+SHAPE = {column.name: column.means for column in AXES}
 RUN = {
     "name": "the folder in `data/` that all of this was inferred from",
     "schema": "layout of that folder",
@@ -31,9 +18,7 @@ RUN = {
     "attnlab, commit, command": "what measured",
 }
 CASE = {
-    "clock": "`device`: launch gap removed; `eager`: one call as a program makes it; `cupti`: the durations of its "
-    "kernels, added up",
-    "cache": "`warm` or `cold` L2 where a sample begins",
+    **{column.name: column.means for column in (CLOCK, CACHE)},
     "samples": "how many, over all replicates; none dropped",
     "replicates": "fresh processes that measured this case",
     "launches_least, launches_most": "calls that one sample spans, at fewest and at most over the replicates",
@@ -101,14 +86,14 @@ CONFIG = {
     "implementation": "its name",
     "why_no_latency": "null where it has one",
     "samples_withheld": "samples that the run holds and this export doesn't: the case failed a check, or was cut off",
-    "peak_memory_bytes": "most memory allocated at once during a call",
+    "peak_memory_bytes": CASES["peak_memory_bytes"].means,
     "made, passed, max_error, framework_max_error": "checks of the case; largest absolute error against the float64 "
     "oracle on the values that are timed, its own and the framework's",
     "differing_most": "most elements in which two runs on the same inputs differed",
     "outcomes": "what became of it in each replicate",
     "replicate, process": "number of the replicate, random name of the process",
     "status, reason": "`measured`, or what happened instead and why",
-    "kernels": "what ran, as the profiler named it, the longest first",
+    "kernels": CASES["kernels"].means,
     "warmup_calls, steady": f"calls before timing, and whether two windows of them agreed within {100 * STEADY:g} %",
     "verdict": "on the candidate; null for the baseline",
     "arrays": "the samples, a file for each replicate",

@@ -10,7 +10,7 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.schema import CASE, Run, is_of
 from attnlab.study import ladder, tuning
-from attnlab.study.ladder import BEST, PREFIX, Tile
+from attnlab.study.ladder import BEST, PREFIX, Served
 from attnlab.study.shapes import Shape
 
 
@@ -62,8 +62,7 @@ class Rung:
         Args:
             device: the name of the device.
         """
-        # Not validated: what a run recorded was valid in its time, and fields that were added since have defaults.
-        tiles = [Tile.model_construct(**tile) for tile in self.stated["tiles"]]
+        tiles = [Served.model_validate(tile) for tile in self.stated["tiles"]]
         serving = [tile for tile in tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal, device)]
         return serving[0].items(shape.seq_len, shape.batch * shape.heads) if serving else None
 

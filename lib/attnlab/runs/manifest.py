@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from attnlab.base.errors import UserError, first_problem
-from attnlab.runs.schema import TABLES, Manifest
+from attnlab.runs.schema import Manifest
+from attnlab.runs.tables import TABLES
 from attnlab.study import studies
+from attnlab.study.ladder import Recorded
 
 FILES = tuple(f"{table}.parquet" for table in TABLES)
 
@@ -108,29 +110,6 @@ class Profile(Part):
     command: str
 
 
-class Tile(Part):
-    """What a tile serves, and the queries of its work item."""
-
-    head_dim: Size
-    rows: Size
-    shortest: Size = 1
-    longest: Count = 0
-    masks: list[str] = []
-    devices: list[str] = []
-
-
-class Rung(Part):
-    """A rung of the ladder as it was stated."""
-
-    name: Words
-    title: str
-    source: Words
-    after: str
-    hypothesis: str
-    expected_speedup: Positive
-    tiles: Annotated[list[Tile], Field(min_length=1)]
-
-
 class Fields(Part):
     """All of a manifest."""
 
@@ -154,7 +133,7 @@ class Fields(Part):
     rules: Annotated[dict[str, Positive], Field(min_length=1)]
     sources: dict[str, Hash]
     kernels: dict[str, Words]
-    ladder: list[Rung]
+    ladder: list[Recorded]
     dispatch: dict[str, str]
     captured: dict[str, Hash] = {}
     profile: Profile | None = None

@@ -83,3 +83,11 @@ HITS, LATENCY, HIT, MISS = "hits", "latency", "hit", "miss"
 def of_canary(tensor: str, what: str) -> str:
     """What the canary records of Q, K or V."""
     return f"{CANARY}.{tensor}.{what}"
+
+
+RECORDED = (
+    *COUNTERS,
+    CANARY,
+    *(of_canary(tensor, what) for tensor in "qkv" for what in (HITS, LATENCY, HIT, MISS)),
+)
+"""All that a run may record of a metric."""

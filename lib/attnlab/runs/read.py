@@ -12,14 +12,12 @@ import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.runs import agreement, columns
+from attnlab.runs import consistency
+from attnlab.runs.held import Rows, refusal
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.schema import COLUMNS, PARTS, SCHEMA, TABLES, Manifest, Run, digest, folder, short_hash
-from attnlab.runs.table import Table, refusal
-from attnlab.study.values import NORMAL
+from attnlab.runs.schema import OLDEST, PARTS, SCHEMA, Manifest, Run, digest, folder, short_hash
+from attnlab.runs.tables import TABLES, Table
 
-BEFORE_VALUES = 6
-"""The schema of complete runs that are still read: they timed standard normal values, and no sequence alone."""
 JUDGED = "ATTNLAB_JUDGED"
 """The seals of runs that this process or one that started it has held to what they say. A seal covers every table."""
 
@@ -51,32 +49,32 @@ def load(name: str) -> Run:
             no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
     manifest = read_manifest(name)
-    tables: dict[str, Table] = {}
+    tables: dict[str, Rows] = {}
     if not manifest["complete"]:
         with suppress(FileNotFoundError):
             tables = tables_of_parts(name)
         # The process that measures it may have closed it in the meantime and removed parts that were not read yet.
         manifest = read_manifest(name)
     if manifest["complete"]:
-        tables = {table: _whole_table(name, manifest, table) for table in TABLES}
+        tables = {table.name: _whole_table(name, manifest, table) for table in TABLES.values()}
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
     if manifest["seal"] not in os.environ.get(JUDGED, "").split():
         judge(tables, manifest)
         if manifest["complete"]:
             os.environ[JUDGED] = f"{os.environ.get(JUDGED, '')} {manifest['seal']}".strip()
-    return Run(name, manifest, **{table: held.frame for table, held in tables.items()})
+    return Run(name, manifest, **{table: held.typed().frame for table, held in tables.items()})
 
 
-def judge(tables: dict[str, Table], manifest: Manifest) -> None:
+def judge(tables: dict[str, Rows], manifest: Manifest) -> None:
     """Raise UserError at the first thing in tables that no run can hold, or that something else of the run contradicts.
 
     Args:
-        tables: all of `schema.TABLES`.
+        tables: all of `tables.TABLES`.
     """
     for held in tables.values():
-        columns.require(held)
-    agreement.require(tables, manifest)
+        held.require_valid()
+    consistency.require({table: held.typed() for table, held in tables.items()}, manifest)
 
 
 def read_manifest(name: str) -> Manifest:
@@ -95,7 +93,7 @@ def read_manifest(name: str) -> Manifest:
         schema = manifest["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
-    if schema != SCHEMA and not (schema == BEFORE_VALUES and manifest.get("complete")):
+    if schema != SCHEMA and not (schema in range(OLDEST, SCHEMA) and manifest.get("complete")):
         older = isinstance(schema, int) and schema < SCHEMA
         advice = "measure again" if older else "update attnlab"
         raise UserError(f"{where} has schema {schema}, this attnlab reads {SCHEMA}: {advice}")
@@ -111,8 +109,8 @@ def sources_changed(one: Manifest, other: Manifest) -> list[str]:
     return sorted(path for path in here | there if here.get(path) != there.get(path))
 
 
-def _whole_table(name: str, manifest: Manifest, table: str) -> Table:
-    path = folder(name) / f"{table}.parquet"
+def _whole_table(name: str, manifest: Manifest, table: Table) -> Rows:
+    path = folder(name) / f"{table.name}.parquet"
     where = paths.shown(path)
     if not path.is_file():
         raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
@@ -120,15 +118,11 @@ def _whole_table(name: str, manifest: Manifest, table: str) -> Table:
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
         raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
     frame = _frame(content, path)
-    if manifest["schema"] == BEFORE_VALUES:
-        if "scale" in frame:
-            frame.insert(frame.columns.get_loc("scale") + 1, "values", NORMAL)
-        if table == "cases":
-            frame["alone_differing"] = pd.array([pd.NA] * len(frame), dtype="Int64")
-    return Table(table, path.parent, frame, ((path, len(frame)),))
+    later = {column.name: column.before for column in table.columns if column.since > manifest["schema"]}
+    return Rows(table, path.parent, frame.assign(**later), ((path, len(frame)),))
 
 
-def tables_of_parts(name: str) -> dict[str, Table]:
+def tables_of_parts(name: str) -> dict[str, Rows]:
     """The tables of a run that is not complete, each put together from its parts.
 
     Raises:
@@ -138,11 +132,11 @@ def tables_of_parts(name: str) -> dict[str, Table]:
     parts = folder(name) / PARTS
     there = sorted(parts.glob("*.parquet"))  # listed once: blocks of one shape that come later are all left out
 
-    def joined(table: str) -> Table:
-        mine = [part for part in there if part.name.startswith(f"{table}.")]
-        return Table.joined(table, parts, COLUMNS[table], [(part, _frame(_verified(part), part)) for part in mine])
+    def joined(table: Table) -> Rows:
+        mine = [part for part in there if part.name.startswith(f"{table.name}.")]
+        return Rows.joined(table, parts, [(part, _frame(_verified(part), part)) for part in mine])
 
-    return {table: joined(table) for table in TABLES}
+    return {table.name: joined(table) for table in TABLES.values()}
 
 
 def part(name: str, table: str, key: str) -> pd.DataFrame:

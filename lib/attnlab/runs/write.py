@@ -23,7 +23,8 @@ from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
 from attnlab.runs.read import all_begun, judge, place, read_manifest, tables_of_parts
-from attnlab.runs.schema import PARTS, SCHEMA, TABLES, Manifest, digest, folder, short_hash
+from attnlab.runs.schema import PARTS, SCHEMA, Manifest, digest, folder, short_hash
+from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 
 LAST = ("cases", "panel")

@@ -51,35 +51,57 @@ Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
 Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
 
-class Tile(BaseModel):
-    """How a rung serves one head_dim, at all shapes or at some.
+class Served(BaseModel):
+    """What a tile serves, and how much of it is a work item: what a run that recorded the tile is shown by.
 
     Attributes:
         rows: queries that one work item covers.
+        shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
+        masks: the masks that it serves.
+        devices: the devices that it serves, by the names that torch gives them; empty for all.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    head_dim: Positive
+    rows: Positive
+    shortest: Positive = 1
+    longest: Annotated[int, Field(ge=0)] = 0
+    masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
+    devices: list[str] = []
+
+    def items(self, seq_len: int, heads: int) -> int:
+        """The work items of a call with so many queries a head, and heads over all batches."""
+        return math.ceil(seq_len / self.rows) * heads
+
+    def serves_length(self, kv_len: int) -> bool:
+        """Whether it serves this number of keys."""
+        return self.shortest <= kv_len <= (self.longest or kv_len)
+
+    def serves(self, head_dim: int, kv_len: int, causal: bool, device: str) -> bool:
+        """Whether it serves such shapes on the device of this name."""
+        here = not self.devices or device in self.devices
+        return self.head_dim == head_dim and self.serves_length(kv_len) and MASKS[causal] in self.masks and here
+
+
+class Tile(Served):
+    """How a rung serves one head_dim, at all shapes or at some.
+
+    Attributes:
         keys: keys that are held at once.
         threads: threads per CTA.
         shared_bytes: dynamic shared memory per CTA.
         template: template arguments after element, head_dim and causal, by name, in the kernel's order.
         box_rows: rows of the boxes of Q and O if the arguments are tensor maps; by default `rows`.
         name: what distinguishes it from the rung's other tiles for this head_dim; may be empty if there are none.
-        shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
-        masks: the masks that it serves.
-        devices: the devices that it serves, by the names that torch gives them; empty for all.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    head_dim: Positive
-    rows: Positive
+    model_config = ConfigDict(extra="forbid")
     keys: Positive
     threads: Annotated[int, Field(ge=32, le=MOST_THREADS, multiple_of=32)]
     shared_bytes: Annotated[int, Field(ge=0, le=MOST_SHARED_BYTES)]
     template: dict[Name, int] = {}
     box_rows: Positive | None = None
     name: Name = ""
-    shortest: Positive = 1
-    longest: Annotated[int, Field(ge=0)] = 0
-    masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
-    devices: list[str] = []
 
     @field_validator("masks", "devices")
     @classmethod
@@ -107,27 +129,35 @@ class Tile(BaseModel):
         """Rows of the boxes of Q and O."""
         return self.box_rows or self.rows
 
-    def items(self, seq_len: int, heads: int) -> int:
-        """The work items of a call with so many queries a head, and heads over all batches."""
-        return math.ceil(seq_len / self.rows) * heads
 
-    def serves_length(self, kv_len: int) -> bool:
-        """Whether it serves this number of keys."""
-        return self.shortest <= kv_len <= (self.longest or kv_len)
-
-    def serves(self, head_dim: int, kv_len: int, causal: bool, device: str) -> bool:
-        """Whether it serves such shapes on the device of this name."""
-        here = not self.devices or device in self.devices
-        return self.head_dim == head_dim and self.serves_length(kv_len) and MASKS[causal] in self.masks and here
-
-
-class Rung(BaseModel):
-    """One kernel: where its source is, how it is instantiated and launched, what it serves, and what it should gain.
+class Step(BaseModel):
+    """What a rung is to gain over an earlier one.
 
     Attributes:
         after: the rung that it is compared with; empty if there is none.
         hypothesis: what it changes, and what that should gain.
         expected_speedup: the speedup over `after` at the target.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+    name: Name
+    title: str
+    source: Annotated[str, Field(pattern=r"^[\w.-]+\.cu$")]
+    after: str
+    hypothesis: str
+    expected_speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Recorded(Step):
+    """A rung as a run recorded it; how kernels are built may have changed since."""
+
+    tiles: Annotated[list[Served], Field(min_length=1)]
+
+
+class Rung(Step):
+    """One kernel: where its source is, how it is instantiated and launched, what it serves, and what it should gain.
+
+    Attributes:
         arguments: how Q, K, V and O are passed: ``pointers`` to contiguous tensors; ``tensor maps`` of contiguous
             tensors, with all heads in one dimension; or ``views``, tensor maps of four dimensions with any strides.
             Scalars follow: the heads over all batches, seq_len and the scale, or for views a `Problem`.
@@ -139,14 +169,8 @@ class Rung(BaseModel):
         tiles: how it is instantiated; of several that serve a shape, the first is what runs.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    name: Name
-    title: str
-    source: Annotated[str, Field(pattern=r"^[\w.-]+\.cu$")]
+    model_config = ConfigDict(extra="forbid")
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-    after: str
-    hypothesis: str
-    expected_speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     dtypes: Annotated[list[Literal["float16", "bfloat16"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
     arguments: Literal["pointers", "tensor maps", "views"]

@@ -21,6 +21,7 @@ from attnlab.measure.instruments import devices, environment, tool
 from attnlab.measure.instruments.tool import Refused
 from attnlab.measure.subjects import inputs, registry
 from attnlab.runs import metrics, read, rules, schema, write
+from attnlab.runs.tables import PROFILE
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
@@ -100,7 +101,7 @@ def counters(ncu: str, wanted: Shapes) -> pd.DataFrame:
     if len(calls) != len(cases):
         raise Refused(f"{len(calls)} of {len(cases)} calls were counted")
     rows = [call.assign(implementation=one, **shape.axes) for call, (one, shape) in zip(calls, cases, strict=True)]
-    return pd.concat(rows, ignore_index=True)[list(schema.COLUMNS["profile"])]
+    return pd.concat(rows, ignore_index=True)[PROFILE.names]
 
 
 def command(wanted: Shapes) -> list[str]:

@@ -18,7 +18,8 @@ from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read, rules, write
-from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, block_key, typed
+from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, block_key
+from attnlab.runs.tables import CASES, CHECKS, RESOURCES, SAMPLES
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -44,10 +45,10 @@ def measure_shape(session: Session, shape: Shape) -> None:
             subject.drop(SKIPPED, str(error))
     else:
         checks = _measure_subjects(session, shape, subjects, windows)
-    write.add_part(session.job.run, "checks", key, pd.DataFrame(checks))
+    write.add_part(session.job.run, "checks", key, CHECKS.frame(checks))
     if resources := [rows.resources(session, shape, s) for s in alive(subjects) if "resources" in s.details]:
-        write.add_part(session.job.run, "resources", key, pd.DataFrame(resources))
-    write.add_part(session.job.run, "cases", key, pd.DataFrame([rows.case(session, shape, s) for s in subjects]))
+        write.add_part(session.job.run, "resources", key, RESOURCES.frame(resources))
+    write.add_part(session.job.run, "cases", key, CASES.frame([rows.case(session, shape, s) for s in subjects]))
     subjects.clear()
     devices.release(session.device)
 
@@ -128,13 +129,12 @@ def _record_block(
         _recall(subjects, read.part(job.run, "samples", key), timing)
     elif alive(subjects):
         samples = Rounds(session, shape, timing, windows, witness).take(subjects)
-        write.add_part(job.run, "samples", key, typed(pd.DataFrame(samples)))
+        write.add_part(job.run, "samples", key, SAMPLES.frame(samples))
 
 
 def _recall(subjects: list[Subject], samples: pd.DataFrame, timing: Timing) -> None:
-    strains = samples.groupby("implementation")["strain"].max()
+    strains = samples[samples["strain"] > 1].groupby("implementation")["strain"].max()
     for subject in alive(subjects):
-        strain = strains.get(subject.implementation.name, 0.0)
-        if strain > 1:
+        if strain := strains.get(subject.implementation.name):
             wrong = f"an output's error was {strain:.3g} times what is allowed, before the run was interrupted"
             subject.drop(FAILED, f"while timed, {timing}: {wrong}")

@@ -14,7 +14,7 @@ from attnlab.measure.session.panel import reason
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import attempt
 from attnlab.runs import write
-from attnlab.runs.schema import frame
+from attnlab.runs.tables import ENDURANCE
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
@@ -39,7 +39,7 @@ def take(run: str, study: Study, device: torch.device) -> None:
     for implementation, shape in cases(study):
         key = implementation.replace(".", "-")  # a key ends at the first dot, so it holds none
         if key not in write.recorded(run, "endurance"):
-            write.add_part(run, "endurance", key, frame("endurance", _rows(implementation, shape, device)))
+            write.add_part(run, "endurance", key, ENDURANCE.frame(_rows(implementation, shape, device)))
             devices.release(device)
 
 

@@ -18,6 +18,7 @@ from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, attempt
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read, schema
+from attnlab.runs.tables import STREAM
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
@@ -51,7 +52,7 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
         for name, case in answers:
             row: schema.Row = {"implementation": name, **shape.axes, "replicate": replicate, "position": position}
             rows.append(row | _answered(case, device))
-    return pd.DataFrame(rows, columns=[c for c in schema.COLUMNS["stream"] if c != "process"])
+    return STREAM.frame(rows)
 
 
 def _answered(case: Case, device: torch.device) -> dict[str, float]:

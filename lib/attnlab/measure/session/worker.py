@@ -9,7 +9,6 @@ import zlib
 from contextlib import suppress
 from typing import Any
 
-import pandas as pd
 import torch
 
 from attnlab.base.errors import UserError
@@ -22,6 +21,7 @@ from attnlab.measure.session.subject import Job, Session
 from attnlab.measure.values import captured
 from attnlab.runs import write
 from attnlab.runs.schema import replicate_key
+from attnlab.runs.tables import PROCESSES
 from attnlab.study.studies import Study
 
 
@@ -86,7 +86,7 @@ def _record_process(session: Session) -> None:
         **session.telemetry.modes(),
         **devices.host(),
     }
-    write.add_part(job.run, "processes", f"{replicate_key(job.replicate)}-{session.process}", pd.DataFrame([row]))
+    write.add_part(job.run, "processes", f"{replicate_key(job.replicate)}-{session.process}", PROCESSES.frame([row]))
 
 
 def _record_stream(session: Session) -> None:

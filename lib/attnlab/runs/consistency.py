@@ -1,0 +1,353 @@
+"""What no run may hold: rules over its tables, its study and its manifest.
+
+They find the bugs of what writes runs, and clumsy edits. Whoever scales every latency and seals the run again passes.
+
+A run that is complete holds every shape of its study in every replicate. One that was closed early, or that is still
+being measured, may lack shapes, and may hold blocks of samples of a shape whose cases were not recorded any more; what
+it holds of a case and timing is whole.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pandas as pd
+
+from attnlab.base.errors import UserError
+from attnlab.runs.held import Rows
+from attnlab.runs.schema import (
+    BEFORE,
+    CASE,
+    EXTREMES,
+    MEASURED,
+    Manifest,
+    Row,
+    block_key,
+    replicate_key,
+    shape_key,
+)
+from attnlab.study import studies
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+from attnlab.study.values import NORMAL
+
+AXES, TIMING = list(Shape.AXES), ["clock", "cache"]
+BLOCK, FATE = [*AXES, "replicate"], [*CASE, "replicate"]
+TIMED = [*FATE, *TIMING]
+BLOCKS = "blocks"
+"""The samples, a row for each case, timing and process: what holds for all samples of a block is looked at there."""
+OF_STUDY = (BLOCKS, "checks", "cases", "resources", "stream")
+"""Tables that hold nothing but what the study asks for."""
+
+
+class Facts:
+    """The tables of a run, and what its manifest says that they hold.
+
+    Attributes:
+        whole: whether every shape of the study has to be there.
+    """
+
+    def __init__(self, tables: Mapping[str, Rows], manifest: Manifest) -> None:
+        samples = tables["samples"]
+        blocks = replace(samples, frame=samples.frame.drop_duplicates([*TIMED, "process"]))
+        self.tables = {**tables, BLOCKS: blocks}
+        self.manifest, self.study = manifest, studies.recorded(manifest)
+        self.closed = manifest.get("closed_early")
+        self.whole = bool(manifest["complete"] and not self.closed)
+
+    def __getitem__(self, table: str) -> pd.DataFrame:
+        return self.tables[table].frame
+
+    @cached_property
+    def shapes(self) -> pd.DataFrame:
+        """The shapes of the study."""
+        return pd.DataFrame([shape.axes for shape in self.study.shapes])
+
+    @cached_property
+    def replicates(self) -> pd.DataFrame:
+        """The replicates that have to be here."""
+        return pd.DataFrame({"replicate": range(self.study.replicates if self.whole else 0)}, dtype="int64")
+
+    @cached_property
+    def implementations(self) -> pd.DataFrame:
+        """The implementations of the study."""
+        return pd.DataFrame({"implementation": self.study.implementations})
+
+    @cached_property
+    def timings(self) -> pd.DataFrame:
+        """The timings for which there was a clock, with the rounds that each was asked for."""
+        there = [timing for timing in self.study.timings if str(timing) not in self.manifest["missing_clocks"]]
+        rows = [timing.model_dump() | {"asked": self.study.rounds(timing)} for timing in there]
+        return pd.DataFrame(rows, columns=[*TIMING, "asked"])
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """The cases that count as measured."""
+        return self["cases"][self["cases"]["status"] == MEASURED]
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """How many rounds each case has under each timing, how many were asked for, and the number of the last."""
+        held = self["samples"].groupby(TIMED, sort=False)["round"].agg(["size", "max"]).reset_index()
+        due = self.measured[FATE].assign(measured=True).merge(self.timings[TIMING], how="cross")
+        counted = due.merge(held, how="outer", on=TIMED).merge(self.timings, on=TIMING)
+        return counted.assign(size=counted["size"].fillna(0).astype(int), last=counted["max"].fillna(-1).astype(int))
+
+    @cached_property
+    def processes(self) -> pd.DataFrame:
+        """The processes that are named anywhere, the first time with the replicate that each is of."""
+        named = [self[table][["process", "replicate"]].drop_duplicates() for table in ("processes", *OF_STUDY)]
+        return pd.concat(named, ignore_index=True)
+
+    def key(self, row: Row) -> str:
+        """The key of the block that a row is of; empty where it is of none."""
+        if "clock" in row:
+            timing = Timing(clock=row["clock"], cache=row["cache"])
+            return block_key(self.study, _shape(row), row["replicate"], timing)
+        if "seq_len" in row:
+            return shape_key(self.study, _shape(row), row["replicate"])
+        return replicate_key(row["replicate"]) if "replicate" in row else ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Something that no run may hold.
+
+    Attributes:
+        tables: where it is seen.
+        words: what is said of it, filled in from the columns of the first row.
+        broken: the rows of a table that it holds of.
+        missing: whether these are no rows of the table, but say what it lacks.
+    """
+
+    tables: tuple[str, ...]
+    words: str
+    broken: Callable[[Facts, pd.DataFrame], pd.DataFrame]
+    missing: bool = False
+
+    def require(self, facts: Facts) -> None:
+        """Raise UserError at the first row that a run may not hold, or that it lacks."""
+        for table in self.tables:
+            broken = self.broken(facts, facts[table])
+            if not broken.empty:
+                raise self._refusal(facts, facts.tables[table], broken)
+
+    def _refusal(self, facts: Facts, rows: Rows, broken: pd.DataFrame) -> UserError:
+        first = broken.head(1).to_dict("records")[0]
+        said = f"{_named(first)} {self.words.format(**first)}".lstrip()
+        if self.missing:
+            return rows.refusal(said, key=facts.key(first))
+        return rows.refusal(said, int(broken.index[0]))
+
+
+def require(tables: Mapping[str, Rows], manifest: Manifest) -> None:
+    """Raise UserError at the first rule that a run breaks."""
+    facts = Facts(tables, manifest)
+    for rule in RULES:
+        rule.require(facts)
+
+
+def semi_join(rows: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> pd.DataFrame:
+    """The rows whose columns are those of a row of `others`."""
+    return rows[_found(rows, others, on)]
+
+
+def anti_join(rows: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> pd.DataFrame:
+    """The rows whose columns are those of no row of `others`."""
+    return rows[~_found(rows, others, on)]
+
+
+def _found(rows: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> pd.Series:
+    known = rows[on].merge(others[on].drop_duplicates().assign(found=True), how="left", on=on)
+    return known["found"].notna().set_axis(rows.index)
+
+
+def _named(row: Row) -> str:
+    """The case, replicate and timing of a row, in words, as far as it has them."""
+    shape = f"at {_shape(row)}" if "seq_len" in row else ""
+    replicate = f"in replicate {row['replicate']}" if "replicate" in row else ""
+    timing = f"under {row['clock']} {row['cache']}" if "clock" in row else ""
+    said = " ".join(filter(None, [row.get("implementation"), shape, replicate, timing]))
+    return said.removeprefix("at ").removeprefix("in ")
+
+
+def _shape(row: Row) -> Shape:
+    return Shape(**{axis: row[axis] for axis in AXES})
+
+
+# What rules look for
+
+
+def _beyond(column: str, count: Callable[[Facts], int]) -> Callable[[Facts, pd.DataFrame], pd.DataFrame]:
+    """Rows with a number that is not below as many as the study has."""
+    return lambda run, rows: rows[rows[column] >= count(run)]
+
+
+def _with_or_without(column: str) -> Callable[[Facts, pd.DataFrame], pd.DataFrame]:
+    """Rows that hold both a value and a reason why there is none, or neither."""
+    return lambda run, rows: rows[rows[column].isna() != (rows["why"].fillna("") != "")]
+
+
+def _without_case(run: Facts, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a case that isn't there; its shape may have been cut off as a whole."""
+    lacking = anti_join(rows, run["cases"], FATE)
+    return lacking if run.whole else semi_join(lacking, run["cases"], BLOCK)
+
+
+def _other_than_closed(run: Facts, cases: pd.DataFrame) -> pd.DataFrame:
+    each = cases[BLOCK].drop_duplicates().groupby("replicate").size()
+    held = {"replicates": int((each == len(run.shapes)).sum()), "shapes": int(each.sum())}
+    rows = [{"what": what, "held": count, "stated": run.closed[what]} for what, count in held.items() if run.closed]
+    return pd.DataFrame([row for row in rows if row["held"] != row["stated"]])
+
+
+def _failed_before(run: Facts) -> pd.DataFrame:
+    return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == BEFORE)]
+
+
+def _torn(run: Facts, _: pd.DataFrame) -> pd.DataFrame:
+    """Blocks that lack rounds, of shapes that have no cases yet."""
+    blocks = run.rounds.groupby([*BLOCK, *TIMING, "asked"], sort=False)["size"].max().reset_index()
+    return anti_join(blocks[blocks["size"] < blocks["asked"]], run["cases"], BLOCK)
+
+
+def _too_far_off(run: Facts, checks: pd.DataFrame) -> pd.DataFrame:
+    wrong = pd.Series(False, index=checks.index)
+    for error in ("max_error", "mean_error"):
+        allowed = run.manifest["rules"]["gate_factor"] * checks[f"framework_{error}"]
+        # On other inputs than normal ones, the rounding of large scores may allow more than the framework's error does.
+        wrong |= checks[error] > allowed.where(checks["inputs"] == NORMAL, math.inf)
+        wrong |= checks[error] == math.inf
+    return checks[checks["passed"] & wrong]
+
+
+def _unanswered(run: Facts, stream: pd.DataFrame) -> pd.DataFrame:
+    requests = pd.DataFrame({"position": range(run.study.stream)})
+    due = stream[["replicate"]].drop_duplicates().merge(requests, how="cross").merge(run.implementations, how="cross")
+    return anti_join(due, stream, ["replicate", "position", "implementation"])
+
+
+def _of_another_shape(run: Facts, stream: pd.DataFrame) -> pd.DataFrame:
+    first = stream.drop_duplicates(["replicate", "position"])
+    return anti_join(stream, first, [*BLOCK, "position"])
+
+
+def _of_another_replicate(run: Facts, rows: pd.DataFrame) -> pd.DataFrame:
+    return anti_join(rows, run.processes.drop_duplicates("process"), ["process", "replicate"])
+
+
+RULES = (
+    Rule(
+        OF_STUDY,
+        "is of no implementation of the study",
+        lambda run, rows: rows[~rows["implementation"].isin(run.study.subjects)],
+    ),
+    Rule(
+        (*OF_STUDY, "processes"),
+        "is beyond the replicates of the study",
+        _beyond("replicate", lambda run: run.study.replicates),
+    ),
+    Rule(OF_STUDY, "is at no shape of the study", lambda run, rows: anti_join(rows, run.shapes, AXES)),
+    Rule(
+        ("samples",),
+        "is at position {position}, beyond the turns of a round",
+        _beyond("position", lambda run: len(run.study.subjects)),
+    ),
+    Rule(
+        ("stream",),
+        "answers request {position}, beyond those of the study",
+        _beyond("position", lambda run: run.study.stream),
+    ),
+    Rule(("panel", "endurance"), "has a latency_us and a why, or neither", _with_or_without("latency_us")),
+    Rule(("residency",), "has a value and a why, or neither", _with_or_without("value")),
+    Rule((BLOCKS,), "is under no timing of this run", lambda run, rows: anti_join(rows, run.timings, TIMING)),
+    Rule(
+        ("cases",),
+        "is missing",
+        lambda run, cases: anti_join(
+            cases[BLOCK].drop_duplicates().merge(run.implementations, how="cross"), cases, FATE
+        ),
+        missing=True,
+    ),
+    Rule(
+        ("cases",),
+        "is missing",
+        lambda run, cases: anti_join(run.replicates.merge(run.shapes, how="cross"), cases, BLOCK),
+        missing=True,
+    ),
+    Rule(
+        ("cases",),
+        "{held} {what} are here, and closed_early in the manifest says {stated}",
+        _other_than_closed,
+        missing=True,
+    ),
+    Rule(OF_STUDY, "is not among the cases", _without_case),
+    Rule(("stream",), "is not among the cases", lambda run, stream: anti_join(stream, run["cases"], FATE)),
+    Rule(
+        (BLOCKS,),
+        "was timed after it failed a check",
+        lambda run, rows: semi_join(rows, _failed_before(run), [*FATE, "process"]),
+    ),
+    Rule(
+        ("samples",),
+        "has {size} of {asked} rounds",
+        lambda run, _: run.rounds[
+            (run.rounds["measured"].notna() & (run.rounds["size"] < run.rounds["asked"]))
+            | (run.rounds["size"] > run.rounds["asked"])
+        ],
+        missing=True,
+    ),
+    Rule(
+        ("samples",),
+        "has {size} of {asked} rounds, and not the first ones",
+        lambda run, _: run.rounds[run.rounds["last"] + 1 != run.rounds["size"]],
+        missing=True,
+    ),
+    Rule(("samples",), "has {size} of {asked} rounds", _torn, missing=True),
+    Rule(
+        ("checks",),
+        "was checked on {inputs!r}, which are neither its values nor an extreme",
+        lambda run, checks: checks[(checks["inputs"] != checks["values"]) & ~checks["inputs"].isin(EXTREMES)],
+    ),
+    Rule(
+        ("checks",),
+        "passed a check with errors of {max_error:.3g} and {mean_error:.3g}, which are too large",
+        _too_far_off,
+    ),
+    Rule(
+        ("checks",),
+        "failed a check and counts as measured",
+        lambda run, checks: semi_join(checks[~checks["passed"]], run.measured, FATE),
+    ),
+    Rule(
+        ("cases",),
+        "counts as measured, and no check of it is recorded",
+        lambda run, _: anti_join(run.measured, run["checks"], FATE),
+    ),
+    Rule(
+        ("samples",),
+        "counts as measured, and its strain is {strain:.3g}, above 1",
+        lambda run, samples: semi_join(samples[(samples["strain"] > 1).fillna(False)], run.measured, FATE),
+    ),
+    Rule(("stream",), "didn't answer request {position}", _unanswered, missing=True),
+    Rule(("stream",), "answers request {position}, which is of another shape", _of_another_shape),
+    Rule(
+        ("processes", *OF_STUDY),
+        "was measured by the process {process!r}, which is of another replicate",
+        _of_another_replicate,
+    ),
+    Rule(
+        ("processes",),
+        "has no process",
+        lambda run, processes: anti_join(run.replicates, processes, ["replicate"]),
+        missing=True,
+    ),
+    Rule(
+        ("processes",),
+        "was measured by the process {process!r}, which is missing",
+        lambda run, processes: anti_join(run.processes, processes, ["process"]),
+        missing=True,
+    ),
+)
+"""What no run may hold."""

@@ -1,0 +1,40 @@
+"""The tables of data/README.md as `attnlab.runs` declares them; as a program, writes them between their markers."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from attnlab.base import paths
+from attnlab.runs.tables import SHARED, TABLES, Column
+
+README = paths.ROOT / "data" / "README.md"
+
+
+def current(text: str) -> str:
+    """The text of the README with each table between its markers as it is declared now."""
+    declared = {"shared": SHARED}
+    declared |= {table.name: [each for each in table.columns if each not in SHARED] for table in TABLES.values()}
+    for name, columns in declared.items():
+        begin, end = f"<!-- {name}: written by `make readme` -->", f"<!-- /{name} -->"
+        block = f"{begin}\n\n{_table(columns)}\n\n{end}"
+        text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, block=block: block, text, flags=re.DOTALL)
+    return text
+
+
+def _table(columns: Iterable[Column]) -> str:
+    rows = [f"| `{each.name}` | {each.means} | {_values(each)} |" for each in columns]
+    return "\n".join(["| column | holds | values |", "|---|---|---|", *rows])
+
+
+def _values(column: Column) -> str:
+    unit = f", in {column.unit}" if column.unit else ""
+    return f"{column.kind.words}{unit}{'; may be empty' if column.empty else ''}"
+
+
+def write(readme: Path = README) -> None:
+    """Write the tables into the README."""
+    readme.write_text(current(readme.read_text()))
+
+
+if __name__ == "__main__":
+    write()
