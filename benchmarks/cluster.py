@@ -3,16 +3,16 @@
     python benchmarks/cluster.py        # 2, 4, 8 and 16 workers of this host, a minute or two
     python benchmarks/cluster.py 2 4    # these numbers of workers
 
-Workers are Dask's own, one process each, behind a scheduler over TCP. Each task sends blocks home as Dask events, as a
-replicate does (`attnlab.measure.cluster.remote`), of the size that they have in the published run, and the client
-writes them as it does in a run. Nothing is timed on a device: what a worker does between two blocks is a pause.
+Workers are Dask's own, one process each, behind a scheduler over TCP. Each task's result holds blocks, as that of a
+piece of a replicate does (`attnlab.measure.cluster.remote`), of the size that they have in the published run, and the
+client writes them as it does in a run. Nothing is timed on a device.
 """
 
 import logging
-import queue
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ import pandas as pd
 
 from attnlab.base import files
 from attnlab.infer.beside import neighbours
-from attnlab.measure.cluster.deal import deal
+from attnlab.measure.cluster import scheduling
 from attnlab.measure.session.estimate import PROCESS_S
 from attnlab.measure.session.subject import Job
 from attnlab.runs import read, schema
@@ -35,9 +35,8 @@ REPLICATES = 5
 GPUS = (1, 2, 4, 8, 32, 256)
 WORKERS = (2, 4, 8, 16)
 EMPTY_TASKS = 500
-BLOCKS = 40
-"""Blocks that each worker sends, without a pause: the most that a client can take."""
-TOPIC = "blocks"
+TASKS, BLOCKS = 4, 10
+"""Tasks of each worker, without a pause, and the blocks of each: the most that a client can take."""
 
 
 class Measured(NamedTuple):
@@ -98,11 +97,24 @@ def _plan() -> None:
     print(f"{'GPUs':>8} {'s':>10} {'times as fast':>14} {'processes a GPU':>16}")
     alone_s = 0.0
     for gpus in GPUS:
-        dealt = deal(jobs, took_s.__getitem__, {str(gpu): 0.0 for gpu in range(gpus)}, lambda card, shape: 0)
-        needs_s = max(sum(PROCESS_S + sum(took_s[s] for s in job.shapes) for job in mine) for mine in dealt.values())
-        alone_s = alone_s or needs_s
-        processes = max(map(len, dealt.values()))
-        print(f"{gpus:>8} {needs_s:>10.0f} {alone_s / needs_s:>14.2f} {processes:>16}")
+        ends_s, processes = _dealt(jobs, took_s, gpus)
+        alone_s = alone_s or max(ends_s)
+        print(f"{gpus:>8} {max(ends_s):>10.0f} {alone_s / max(ends_s):>14.2f} {max(processes):>16}")
+
+
+def _dealt(jobs: list[Job], took_s: dict[Shape, float], gpus: int) -> tuple[list[float], list[int]]:
+    """When each GPU ends, in seconds, and how many processes it starts, if each takes a piece whenever it is free."""
+    waiting = scheduling.pieces(jobs, took_s, gpus)
+    taken: dict[str, Counter[int]] = {str(gpu): Counter() for gpu in range(gpus)}
+    ends_s, now_s = dict.fromkeys(taken, 0.0), 0.0
+    while waiting:
+        for gpu in [gpu for gpu, end_s in ends_s.items() if end_s <= now_s]:
+            if (chosen := scheduling.choose(waiting, gpu, taken)) is not None:
+                piece = waiting.pop(chosen)
+                taken[gpu][piece.number] += 1
+                ends_s[gpu] = now_s + PROCESS_S + sum(took_s[shape] for shape in piece.job.shapes)
+        now_s = min((end_s for end_s in ends_s.values() if end_s > now_s), default=now_s)
+    return list(ends_s.values()), [pieces.total() for pieces in taken.values()]
 
 
 def _shape_seconds() -> dict[Shape, float]:
@@ -151,20 +163,16 @@ def _nothing(number: int) -> int:
 
 def _home_s(client: distributed.Client, count: int, block: bytes, folder: Path) -> float:
     """Seconds of a block, from a worker that sends to the client's disk."""
-    arrived: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    client.subscribe_topic(TOPIC, lambda event: arrived.put(event[1]["content"]))
     began = time.perf_counter()
-    sending = client.map(_send, [block] * count, [BLOCKS] * count, workers=list(client.nthreads()), pure=False)
-    for number in range(count * BLOCKS):
-        files.write_atomically(folder / f"{number}.parquet", arrived.get(timeout=120))
-    took_s = time.perf_counter() - began
-    client.gather(sending)
-    return took_s / (count * BLOCKS)
+    tasks = client.map(_recorded, [block] * count * TASKS, pure=False)
+    for number, (_, blocks) in enumerate(distributed.as_completed(tasks, with_results=True)):
+        for index, content in enumerate(blocks):
+            files.write_atomically(folder / f"{number}-{index}.parquet", content)
+    return (time.perf_counter() - began) / (count * TASKS * BLOCKS)
 
 
-def _send(block: bytes, times: int) -> None:
-    for _ in range(times):
-        distributed.get_worker().log_event(TOPIC, {"content": block})
+def _recorded(block: bytes) -> list[bytes]:
+    return [bytes(bytearray(block)) for _ in range(BLOCKS)]  # each its own, as those of a run are
 
 
 if __name__ == "__main__":

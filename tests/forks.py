@@ -6,6 +6,7 @@ with their arguments, does them one after the other, and exits with what the las
 """
 
 import errno
+import importlib
 import json
 import os
 import signal
@@ -24,8 +25,8 @@ import small
 
 from attnlab import __main__
 from attnlab.base import files
+from attnlab.measure import processes
 from attnlab.measure.instruments import environment
-from attnlab.measure.session import record
 from attnlab.paper import assemble, execute, latex, pages, printed
 from attnlab.paper import render as render_module
 from attnlab.runs import read, write
@@ -128,8 +129,13 @@ def command(*arguments: str) -> int:
     """A command of attnlab that forks its measuring processes instead of starting new ones."""
     from conftest import Quickly
 
-    record.fresh_processes = lambda: Quickly(ProcessPoolExecutor(1, mp_context=_forking()))
+    processes.fresh_processes = lambda: Quickly(ProcessPoolExecutor(1, mp_context=_forking()))
     return __main__.main(list(arguments))
+
+
+def call(module: str, name: str, *arguments: Any) -> Any:
+    """A function of another module."""
+    return getattr(importlib.import_module(module), name)(*arguments)
 
 
 def ignore_interrupts() -> None:

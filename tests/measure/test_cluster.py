@@ -19,6 +19,7 @@ import faulty
 import pandas as pd
 import pytest
 from conftest import TINY, tiny_study
+from forks import Fork, Forks
 
 from attnlab import __main__ as command_line
 from attnlab.base.errors import Outdated, UserError
@@ -27,77 +28,94 @@ from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
 
 distributed = pytest.importorskip("distributed")
-from attnlab.measure.cluster import credentials, fleet  # noqa: E402
+from attnlab.measure.cluster import admission, fleet, run_sync, start  # noqa: E402
 
 SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
-HERE = Path(__file__).parent
 FEW = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2}
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Of a worker: no run folder that it could share with the client, and this folder's modules."""
-    modules = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)])
-    return os.environ | {"ATTNLAB_DATA": "/nowhere", "OMP_NUM_THREADS": "1", "PYTHONPATH": modules} | more
 
 
 class Cluster:
     """A scheduler and workers, each a process of its own, as on several hosts; they end with the context."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.processes = folder, []
+    def __init__(self, forks: Forks, folder: Path) -> None:
+        self._forks, self._folder = forks, folder
+        self.flags = folder / "flags"
+        self.flags.mkdir()
+        self.workers: list[Fork] = []
+        file = folder / "scheduler.json"
+        self.scheduler = forks.start(("call", "hosts", "scheduler", str(file)))
+        self.scheduler.wait_for(file.is_file)
+        self.client = distributed.Client(scheduler_file=str(file), set_as_default=False)
+        self.address = self.client.scheduler.address
 
     def __enter__(self) -> "Cluster":
-        file = self._folder / "scheduler.json"
-        file.unlink(missing_ok=True)
-        words = ["scheduler", "--port", "0", "--dashboard-address", ":0", "--scheduler-file", str(file)]
-        self.scheduler = self._start(*words, "--host", "127.0.0.1")
-        wait_until(file.is_file)
-        self.address = distributed.Client(scheduler_file=str(file), set_as_default=False)
-        self.client, self.address = self.address, self.address.scheduler.address
         return self
 
     def __exit__(self, *exception: object) -> None:
         with suppress(Exception):
             self.client.close()
-        for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for fork in [*self.workers, self.scheduler]:
+            fork.kill()
 
-    def add(self, count: int = 1, nanny: bool = True, threads: int = 1, **more: str) -> None:
+    def add(self, count: int = 1, path: str = "") -> list[Fork]:
         """Start workers and wait for them."""
-        before = len(self.client.nthreads())
-        for _ in range(count):
-            words = ["worker", self.address, "--nthreads", str(threads), "--no-dashboard", "--local-directory"]
-            self._start(*words, str(self._folder), "--nanny" if nanny else "--no-nanny", **more)
-        wait_until(lambda: len(self.client.nthreads()) >= before + count)
+        before = self.client.nthreads().keys()
+        step = ("call", "hosts", "worker", self.address, str(self.flags), path)
+        added = [self._forks.start(step) for _ in range(count)]
+        self.workers += added
+        wait_until(lambda: len(self.client.nthreads().keys() - before) >= count)
+        return added
 
-    def worker_pids(self) -> list[int]:
-        return list(self.client.run(os.getpid).values())
+    def lose(self, worker: Fork) -> None:
+        """Kill a worker, but not the processes that it started."""
+        os.kill(worker.pid, signal.SIGKILL)
+        self.workers.remove(worker)
 
-    def _start(self, *words: str, **more: str) -> subprocess.Popen:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dask", *words],
-            env=environment(**more),
-            cwd=self._folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.processes.append(process)
-        return process
+    @contextmanager
+    def started(self, *words: str, **environment: str):
+        """A worker as a user starts it; it ends with the context."""
+        before = self.client.nthreads().keys()
+        command = [sys.executable, "-m", "dask", "worker", self.address, "--no-dashboard", *words]
+        modules = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+        variables = os.environ | {"ATTNLAB_DATA": "/nowhere", "PYTHONPATH": modules} | environment
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, env=variables, cwd=self._folder, start_new_session=True, **quiet)
+        try:
+            wait_until(lambda: self.client.nthreads().keys() - before)
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            wait_until(lambda: not self.client.nthreads().keys() - before)
 
     @contextmanager
     def fleet(self):
         with distributed.Client(self.address, set_as_default=False) as client, fleet.Fleet(client, "cpu") as executor:
             yield executor
 
+    def measure(self, study, name: str) -> schema.Run:
+        """Measure into a run that was begun, which then is whole."""
+        with self.fleet() as executor:
+            record.record(name, study, "cpu", executor)
+        return require_whole(name, study)
 
-def wait_until(there, patience_s: float = 60) -> None:
+
+def wait_until(there, patience_s: float = 120) -> None:
     deadline = time.monotonic() + patience_s
     while not there():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@contextmanager
+def meanwhile(act):
+    """Do something in a thread while the context lasts, which ends after it."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -106,19 +124,31 @@ def quiet():
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """A cluster of two workers under nannies, which start a killed one again."""
-    folder = tmp_path_factory.mktemp("two")
-    (folder / "flags").mkdir()
-    with Cluster(folder) as cluster:
-        cluster.add(2, **{faulty.FLAGS: str(folder / "flags")})
-        cluster.flags = folder / "flags"
+def forks(tmp_path_factory):
+    with Forks(tmp_path_factory.mktemp("forks")) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def shared(forks, tmp_path_factory):
+    """A cluster of two workers."""
+    with Cluster(forks, tmp_path_factory.mktemp("shared")) as cluster:
+        cluster.add(2)
         yield cluster
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    with Cluster(tmp_path) as cluster:
+def two(shared):
+    """The shared cluster, without flags, with two workers whatever a test before did to it."""
+    for flag in shared.flags.iterdir():
+        flag.unlink()
+    shared.add(2 - len(shared.workers))
+    return shared
+
+
+@pytest.fixture
+def cluster(forks, tmp_path):
+    with Cluster(forks, tmp_path) as cluster:
         yield cluster
 
 
@@ -152,29 +182,25 @@ def lines(capsys) -> list[str]:
 
 def test_a_run_on_two_workers_is_that_of_one(two, begin, capsys):
     study = tiny_study(stream=3)
-    with two.fleet() as executor:
-        record.record(begin(study), study, "cpu", executor)
-    run = require_whole("begun", study)
+    run = two.measure(study, begin(study))
     # What is compared was measured by one process, and the replicates by different workers.
     by_shape = run.samples.groupby([*Shape.AXES, "replicate"])["process"].nunique()
     assert (by_shape == 1).all()
-    assert run.processes.groupby("replicate")["process"].nunique().tolist() == [1, 1]
+    assert run.samples.groupby("replicate")["process"].nunique().tolist() == [2, 2]
     assert len(run.stream) == 2 * 3 * 3
     said = lines(capsys)
-    begun = [line for line in said if "replicate" in line]
-    assert len({line.partition(": replicate")[0] for line in begun}) == 2
-    assert all(line.endswith(", 3 shapes") for line in begun)
+    begun = [line.split(": replicate ") for line in said if "replicate" in line]
+    assert {shapes for _, shapes in begun} == {f"{r}, {s}" for r in (0, 1) for s in ("1 shape", "2 shapes")}
+    assert len({card for card, _ in begun}) == 2
+    for shapes in ("1 shape", "2 shapes"):
+        assert len({card for card, what in begun if what.endswith(f", {shapes}")}) == 2
     assert said[-1] == "begun: 6 of 6 shapes measured"
 
 
-def test_a_replicate_alone_is_shared_out_and_its_stream_comes_last(two, begin):
-    study = tiny_study(replicates=1, stream=2)
-    with two.fleet() as executor:
-        record.record(begin(study), study, "cpu", executor)
-    run = require_whole("begun", study)
-    assert run.samples["process"].nunique() == 2
-    assert run.processes["process"].nunique() == 3
-    assert len(run.stream) == 2 * 3
+def test_a_worker_as_a_user_starts_it(cluster, begin):
+    study = tiny_study(replicates=1, **FEW)
+    with cluster.started("--nthreads", "1", "--nanny"):
+        cluster.measure(study, begin(study))
 
 
 def test_a_new_run_is_surveyed_by_a_worker(two, data, write_study, capsys):
@@ -193,57 +219,35 @@ def test_what_a_run_takes_once_is_taken_on_several_cards_at_the_same_time(two):
         assert list(executor.map(faulty.meets, ["part a", "part b"])) == ["part a of 2", "part b of 2"]
 
 
-def test_a_block_is_home_as_soon_as_it_is_there(two, begin, instead, monkeypatch):
-    instead(faulty.slowly)
-    study = tiny_study(replicates=1, **FEW)
-    take, running = write.take_part, []
-
-    def taken(*arguments):
-        take(*arguments)
-        running.append(sum(card.begun is not None for card in executor._cards.values()))
-
-    monkeypatch.setattr(write, "take_part", taken)
-    with two.fleet() as executor:
-        record.record(begin(study), study, "cpu", executor)
-    require_whole("begun", study)
-    assert running[:2] == [2, 2]
-
-
 # Workers
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.faults)])
 def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, capsys):
     instead(faulty.slowly)
-    study = tiny_study(replicates=2 if kills == 2 else 3, **FEW)
+    study = tiny_study(replicates=3, **FEW)
     draw, done, killed, runs = random.Random(kills), threading.Event(), Counter(), 0
-
-    def blocks():
-        return len(write.recorded(f"run-{runs}", "samples"))
 
     def kill():
         while not done.is_set() and killed.total() < kills:
-            # Mostly soon after a block came home, and so in the middle of a shape; else while processes start.
-            before, deadline = blocks(), time.monotonic() + 10
-            while blocks() == before and time.monotonic() < deadline and not done.is_set():
+            # Mostly soon after a piece came home, and so in the middle of a shape; else while processes start.
+            name = f"run-{runs}"
+            before, deadline = write.recorded(name, "samples"), time.monotonic() + 10
+            while write.recorded(name, "samples") == before and time.monotonic() < deadline and not done.is_set():
                 time.sleep(0.02)
-            moment = "in a shape" if blocks() != before else "before one"
+            moment = "in a shape" if write.recorded(name, "samples") != before else "before one"
             time.sleep(draw.uniform(0, 0.5))
-            with suppress(Exception):
-                victim = draw.choice(two.worker_pids())
-                if not done.is_set():
-                    os.kill(victim, signal.SIGKILL)
-                    killed[moment] += 1
+            if not done.is_set():
+                two.lose(draw.choice(two.workers))
+                two.add()
+                killed[moment] += 1
 
     while killed.total() < kills:
-        thread = threading.Thread(target=kill)
-        thread.start()
-        with two.fleet() as executor:
-            record.record(begin(study, f"run-{runs}"), study, "cpu", executor)
-        done.set()
-        thread.join()
+        name = begin(study, f"run-{runs}")
+        with meanwhile(kill):
+            two.measure(study, name)
+            done.set()
         done.clear()
-        require_whole(f"run-{runs}", study)
         runs += 1
     said = lines(capsys)
     assert all(line.count("\n") == 0 and "Traceback" not in line for line in said)
@@ -252,83 +256,54 @@ def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, caps
             print(f"\n{killed.total()} workers killed, {dict(killed)}, in {runs} runs: every sample there, once")
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_shape_is_done_without(cluster, begin, instead, capsys):
-    cluster.add(2, nanny=False)
+def test_workers_join_and_are_lost_in_the_middle_of_a_shape_until_none_is_left(
+    cluster, begin, instead, capsys, monkeypatch
+):
+    monkeypatch.setattr(fleet, "PATIENCE_S", 1.0)
+    with pytest.raises(UserError, match=r"^the scheduler has no workers after 1 s: start them with"), cluster.fleet():
+        pass
     instead(faulty.slowly)
     study = tiny_study(timings=[{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}])
-    name = begin(study)
+    (first,) = cluster.add()
 
-    def kill():
-        wait_until(lambda: write.recorded(name, "samples"))
-        os.kill(cluster.worker_pids()[0], signal.SIGKILL)
+    def replace_first():
+        wait_until(lambda: write.recorded("one", "samples"))
+        cluster.add()
+        cluster.lose(first)
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    with cluster.fleet() as executor:
-        record.record(name, study, "cpu", executor)
-    thread.join()
-    require_whole(name, study)
-    (lost,) = [line for line in lines(capsys) if "lost" in line]
-    assert re.fullmatch(r"\S+, tcp://127.0.0.1:\d+: its worker was lost; 1 left", lost)
-
-
-def test_the_last_worker_lost_ends_the_run_in_a_line(cluster, begin, instead, monkeypatch):
-    monkeypatch.setattr(fleet, "PATIENCE_S", 1.0)
-    cluster.add(1, nanny=False)
-    instead(faulty.slowly)
-    name = begin(tiny_study())
-
-    def kill():
-        wait_until(lambda: write.recorded(name, "samples"))
-        os.kill(cluster.worker_pids()[0], signal.SIGKILL)
-
-    threading.Thread(target=kill).start()
-    with pytest.raises(UserError) as caught, cluster.fleet() as executor:
-        record.record(name, tiny_study(), "cpu", executor)
-    assert str(caught.value) == (
-        "no worker is left; what was recorded of 'begun' is kept: `make measure RUN=begun` goes on"
-    )
-    assert len(read.load(name).samples) > 0
-
-
-@pytest.mark.faults
-def test_a_worker_that_joins_takes_its_part(cluster, begin, instead, capsys):
-    cluster.add(1)
-    instead(faulty.slowly)
-    study = tiny_study(replicates=4, **FEW)
-    name = begin(study)
-
-    def join():
-        wait_until(lambda: write.recorded(name, "samples"))
-        cluster.add(1)
-
-    thread = threading.Thread(target=join)
-    thread.start()
-    with cluster.fleet() as executor:
-        record.record(name, study, "cpu", executor)
-    thread.join()
-    require_whole(name, study)
+    with meanwhile(replace_first):
+        cluster.measure(study, begin(study, "one"))
     said = lines(capsys)
-    assert any(line.endswith("joined, 2 now") for line in said)
+    assert any(line.endswith(": joined, 2 now") for line in said)
+    (lost,) = [line for line in said if "lost" in line]
+    assert re.fullmatch(r"\S+, tcp://127.0.0.1:\d+: its worker was lost; 1 left", lost)
     assert len({line.partition(": replicate")[0] for line in said if ": replicate" in line}) == 2
 
+    def lose_all():
+        wait_until(lambda: write.recorded("two", "samples"))
+        cluster.lose(cluster.workers[0])
 
-def test_workers_that_differ_are_refused_and_the_others_measure(cluster, begin, tmp_path, capsys):
+    with meanwhile(lose_all), pytest.raises(UserError) as caught:
+        cluster.measure(study, begin(study, "two"))
+    assert str(caught.value) == "no worker is left; what was recorded of 'two' is kept: `make measure RUN=two` goes on"
+    assert len(read.load("two").samples) > 0
+
+
+def test_workers_that_differ_are_refused_and_the_others_measure(two, begin, tmp_path, capsys):
     study = tiny_study(replicates=1, **FEW)
     other = tmp_path / "other" / "numpy-1.99.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.99\n")
-    cluster.add(2)
-    cluster.add(1, threads=2)
-    path = os.pathsep.join([str(other.parent), environment()["PYTHONPATH"]])
-    cluster.add(1, PYTHONPATH=path)
     bare = tmp_path / "bare" / "attnlab.py"
     bare.parent.mkdir()
     bare.write_text("raise ModuleNotFoundError(\"No module named 'attnlab'\")\n")
-    cluster.add(1, PYTHONPATH=os.pathsep.join([str(bare.parent), environment()["PYTHONPATH"]]))
-    with cluster.fleet() as executor:
-        record.record(begin(study), study, "cpu", executor)
-    require_whole("begun", study)
+    (differs,) = two.add(path=str(other.parent))
+    with (
+        two.started("--nthreads", "2", "--no-nanny"),
+        two.started("--nthreads", "1", "--no-nanny", PYTHONPATH=str(bare.parent)),
+    ):
+        two.measure(study, begin(study))
+    two.lose(differs)
     said = sorted(line.partition(" is left out: ")[2] for line in lines(capsys) if "left out" in line)
     assert len(said) == 3
     assert said[0] == (
@@ -340,29 +315,27 @@ def test_workers_that_differ_are_refused_and_the_others_measure(cluster, begin, 
 
 @pytest.mark.usefixtures("unlocked")
 def test_in_what_workers_may_differ():
-    found = credentials.credentials("cpu")
-    assert credentials.other_code(found) == ""
-    assert credentials.difference(found, replace(found, card="other", host="another")) == ""
-    assert credentials.difference(found, replace(found, device=found.device | {"name": "NVIDIA L4"})) == (
+    found = admission.admission("cpu")
+    assert admission.difference(found, found) == ""
+    assert admission.difference(found, replace(found, card="other", host="another")) == ""
+    assert admission.difference(found, replace(found, device=found.device | {"name": "NVIDIA L4"})) == (
         f"it measures on NVIDIA L4, the others on {found.device['name']}"
     )
     other = replace(found, environment=found.environment | {"python": "3.0.1", "hash": "b"})
-    assert credentials.difference(found, other) == (
+    assert admission.difference(found, other) == (
         f"its environment is another (python is 3.0.1, for the others {found.environment['python']})"
     )
-    assert credentials.other_code(replace(found, sources=found.sources | {"measure/clocks/ours.py": "0"})) == (
+    assert admission.difference(found, replace(found, code=found.code | {"measure/clocks/ours.py": "0"})) == (
         "its code is not the client's (measure/clocks/ours.py)"
     )
-    assert credentials.alike(found) == credentials.alike(replace(found, card="other")) != credentials.alike(other)
+    assert admission.usual([other, found, found]) == found
 
 
 def test_workers_of_another_environment_than_the_runs_are_refused(two, begin, machine):
     name = begin(tiny_study(), environment=machine["environment"] | {"driver": "1.0", "hash": 64 * "0"})
     with pytest.raises(Outdated) as caught, two.fleet() as executor:
         record.record(name, tiny_study(), "cpu", executor)
-    assert str(caught.value) == (
-        "the environment of the workers is not the one that the run 'begun' began in (driver): start a new run"
-    )
+    assert str(caught.value) == "the environment changed since the run 'begun' began (driver): start a new run"
 
 
 def test_workers_without_the_device_are_refused(two, capsys):
@@ -379,23 +352,19 @@ def test_workers_without_the_device_are_refused(two, capsys):
 # Cards and processes
 
 
-@pytest.fixture
-def clean(two):
-    for flag in two.flags.iterdir():
-        flag.unlink()
-
-
-@pytest.mark.usefixtures("clean")
-def test_a_card_that_fails_is_done_without(two, begin, instead, capsys):
-    instead(faulty.fails_once)
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (faulty.fails_once, "CUDA error: an illegal memory access was encountered"),
+        (faulty.dies_once, "A process in the process pool was terminated abruptly while .*"),
+    ],
+)
+def test_a_card_on_which_a_process_fails_is_done_without(two, begin, instead, capsys, fault, why):
+    instead(fault)
     study = tiny_study(**FEW)
-    with two.fleet() as executor:
-        record.record(begin(study), study, "cpu", executor)
-    require_whole("begun", study)
+    two.measure(study, begin(study))
     (left_out,) = [line for line in lines(capsys) if "left out" in line]
-    assert re.search(
-        r"is left out: CUDA error: an illegal memory access was encountered, at .*32.*, replicate \d; 1 left$", left_out
-    )
+    assert re.search(rf"is left out: {why}, at .*32.*, replicate \d; 1 left$", left_out)
 
 
 def test_a_candidate_that_breaks_every_card_stops_the_run(two, begin, instead):
@@ -411,49 +380,29 @@ def test_a_candidate_that_breaks_every_card_stops_the_run(two, begin, instead):
     assert not kept.samples.empty
 
 
-@pytest.mark.faults
-@pytest.mark.usefixtures("clean")
-def test_a_process_that_dies_is_done_without(two, begin, instead, capsys):
-    instead(faulty.dies_once)
-    study = tiny_study(**FEW)
-    with two.fleet() as executor:
-        record.record(begin(study), study, "cpu", executor)
-    require_whole("begun", study)
-    assert any("is left out: the measuring process died, at" in line for line in lines(capsys))
+def test_a_block_that_arrives_damaged_is_not_taken(begin):
+    name = begin(tiny_study())
+    with pytest.raises(OSError, match=r"arrived with other content than its name says$"):
+        run_sync.take(name, {f"samples.r00-x.{64 * '0'}.parquet": b"damaged"})
+    assert write.recorded(name, "samples") == set()
 
 
 # The scheduler and the client
 
 
-def measure(cluster: Cluster, name: str) -> subprocess.Popen:
+def measuring(two: Cluster, forks: Forks, name: str) -> Fork:
     """The command as a user gives it, in a process group of its own."""
-    program = "import sys, faulty; from attnlab import __main__; from attnlab.measure.session import record; "
-    program += "record.worker.measure = faulty.slowly; sys.exit(__main__.main(sys.argv[1:]))"
-    return subprocess.Popen(
-        [sys.executable, "-c", program, "measure", "--run", name, "--scheduler", cluster.address],
-        env=environment(ATTNLAB_DATA=os.environ["ATTNLAB_DATA"]),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    slowly = ("call", "hosts", "slowly")
+    return forks.start(slowly, ("command", "measure", "--run", name, "--scheduler", two.address))
 
 
-def ended(process: subprocess.Popen) -> tuple[int, list[str]]:
-    said = process.communicate(timeout=120)[1]
-    assert "Traceback" not in said, said
-    return process.returncode, said.splitlines()
-
-
-def test_a_lost_scheduler_ends_the_run_in_a_line(cluster, begin):
+def test_a_lost_scheduler_ends_the_run_in_a_line(cluster, forks, begin):
     cluster.add(2)
-    study = tiny_study(replicates=3)
-    name = begin(study)
-    process = measure(cluster, name)
-    wait_until(lambda: write.recorded(name, "samples"))
+    name = begin(tiny_study(replicates=3))
+    client = measuring(cluster, forks, name)
+    client.wait_for(lambda: write.recorded(name, "samples"))
     cluster.scheduler.kill()
-    status, said = ended(process)
+    status, said = client.end()
     assert status == 1
     assert said[-1] == (
         f"attnlab: the scheduler is lost; what was recorded of '{name}' is kept: `make measure RUN={name} "
@@ -462,30 +411,27 @@ def test_a_lost_scheduler_ends_the_run_in_a_line(cluster, begin):
     assert len(read.load(name).samples) > 0
 
 
-def test_a_client_that_is_killed_is_resumed(two, begin):
+def test_a_client_that_is_killed_is_resumed(two, forks, begin):
     study = tiny_study(replicates=2)
     name = begin(study)
-    process = measure(two, name)
-    wait_until(lambda: len(write.recorded(name, "samples")) >= 2)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    client = measuring(two, forks, name)
+    client.wait_for(lambda: len(write.recorded(name, "samples")) >= 2)
+    client.kill()
     kept = read.load(name).samples
     # What still measured for the client that is gone stops, and nothing of it arrives any more.
-    with two.fleet() as executor:
-        record.record(name, study, "cpu", executor)
-    run = require_whole(name, study)
+    run = two.measure(study, name)
     again = run.samples.merge(kept[SAMPLE], on=SAMPLE, how="inner")
     pd.testing.assert_frame_equal(
         again.sort_values(SAMPLE, ignore_index=True), kept.sort_values(SAMPLE, ignore_index=True), check_dtype=False
     )
 
 
-def test_an_interrupted_client_says_so_and_its_workers_go_idle(two, begin):
+def test_an_interrupted_client_says_so_and_its_workers_go_idle(two, forks, begin):
     name = begin(tiny_study())
-    process = measure(two, name)
-    wait_until(lambda: write.recorded(name, "samples"))
-    os.killpg(process.pid, signal.SIGINT)
-    status, said = ended(process)
+    client = measuring(two, forks, name)
+    client.wait_for(lambda: write.recorded(name, "samples"))
+    client.kill(signal.SIGINT)
+    status, said = client.end()
     assert status == 130
     assert said[-1] == (
         f"attnlab: interrupted; what was recorded of '{name}' is kept: `make measure RUN={name} "
@@ -494,14 +440,13 @@ def test_an_interrupted_client_says_so_and_its_workers_go_idle(two, begin):
     wait_until(lambda: not any(two.client.processing().values()))
 
 
-def test_of_two_clients_on_one_run_one_is_refused(two, begin):
+def test_of_two_clients_on_one_run_one_is_refused(two, forks, begin):
     name = begin(tiny_study(replicates=1))
     with write.lock(name):
-        status, said = ended(measure(two, name))
-    assert (status, said) == (
-        1,
-        [f"attnlab: another process is measuring into the run '{name}': wait for it, or name another"],
-    )
+        assert measuring(two, forks, name).end() == (
+            1,
+            [f"attnlab: another process is measuring into the run '{name}': wait for it, or name another"],
+        )
     with two.fleet() as executor, write.lock(name), pytest.raises(UserError, match=r"^another process is measuring"):
         record.record(name, tiny_study(replicates=1), "cpu", executor)
     assert write.recorded(name, "processes") == set()
@@ -554,8 +499,6 @@ def web():
     ],
 )
 def test_a_scheduler_that_does_not_answer_is_named(two, web, data, write_study, capsys, monkeypatch, address, why):
-    from attnlab.measure.cluster import start
-
     monkeypatch.setattr(start, "CONNECT_S", 1)
     worker = next(iter(two.client.nthreads())).removeprefix("tcp://")
     address = address.format(web=web, worker=worker)
@@ -564,12 +507,6 @@ def test_a_scheduler_that_does_not_answer_is_named(two, web, data, write_study, 
     assert said.startswith(f"attnlab: no scheduler answers at {address} (")
     assert why in said
     assert said.endswith("): start one with `dask scheduler`")
-
-
-def test_a_scheduler_without_workers_is_waited_for_and_named(cluster, monkeypatch):
-    monkeypatch.setattr(fleet, "PATIENCE_S", 1.0)
-    with pytest.raises(UserError, match=r"^the scheduler has no workers after 1 s: start them with"), cluster.fleet():
-        pass
 
 
 def test_without_dask_it_says_so_and_all_else_works(data, write_study, capsys, monkeypatch):

@@ -183,9 +183,9 @@ def test_without_transformers_it_says_so(data):
 @pytest.fixture
 def recording(data, unlocked, monkeypatch):
     """Records the tiny plan in this process."""
-    from attnlab.measure.session import record
+    from attnlab.measure import processes
 
-    monkeypatch.setattr(record, "fresh_processes", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(processes, "fresh_processes", lambda: ThreadPoolExecutor(1))
     return lambda name="mine": obtain.modelled(name, "cpu", TINY)
 
 

@@ -22,6 +22,7 @@ from attnlab import obtain
 from attnlab.base import paths, sources
 from attnlab.base.errors import Outdated, UserError
 from attnlab.infer.cases import infer
+from attnlab.measure import processes
 from attnlab.measure.session import estimate, record
 from attnlab.measure.session.subject import Job
 from attnlab.runs import read, rules, schema, write
@@ -54,7 +55,7 @@ def test_a_run_holds_every_sample_once(recorded):
 
 
 def test_each_job_gets_a_process_of_its_own():
-    with record.fresh_processes() as pool:
+    with processes.fresh_processes() as pool:
         ids = [pool.submit(os.getpid).result() for _ in range(3)]
     assert len({os.getpid(), *ids}) == 4
 
@@ -279,7 +280,7 @@ class Handing(Executor):
 def test_a_process_that_dies_is_told_in_a_line(begin):
     name = begin(tiny_study())
     with pytest.raises(UserError) as caught:
-        record.record(name, tiny_study(), "cpu", Handing(record.fresh_processes(), os._exit, 9))
+        record.record(name, tiny_study(), "cpu", Handing(processes.fresh_processes(), os._exit, 9))
     assert str(caught.value) == (
         "the measuring process died (killed, or out of host memory); what was recorded of 'begun' is kept: "
         "`make measure RUN=begun` goes on"
@@ -388,7 +389,7 @@ def test_cuda_without_a_gpu_is_refused_before_anything_is_written(data, monkeypa
 @pytest.fixture
 def threaded(monkeypatch, unlocked):
     """`record` measures in this process, and surveys quickly."""
-    monkeypatch.setattr(record, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
+    monkeypatch.setattr(processes, "fresh_processes", lambda: Quickly(ThreadPoolExecutor(1)))
 
 
 def test_a_named_run_is_what_is_got(recorded):
@@ -431,7 +432,7 @@ def test_the_newest_complete_run_of_a_study_is_taken_and_nothing_measured(begin,
     path = write_study(replicates=1)
     study = studies.load(path)
     for name, created in (("b", "2026-01-01T00:00:00+00:00"), ("a", "2026-01-02T00:00:00+00:00")):
-        record.record(begin(study, name, created=created), study, "cpu", record.fresh_processes())
+        record.record(begin(study, name, created=created), study, "cpu", processes.fresh_processes())
     begin(study, "c")
     begin(tiny_study(samples=7), "d")
     (data / "broken").mkdir()

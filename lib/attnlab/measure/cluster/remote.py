@@ -1,12 +1,11 @@
-"""What a worker of a cluster does: a fresh process measures into a folder of its own, whose blocks go home at once."""
+"""The part of a worker: a fresh process does a task in a folder of its own, whose new blocks are part of the result."""
 
+import asyncio
+import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,103 +13,72 @@ from typing import Any
 
 from distributed import Status, Worker, get_worker
 
-from attnlab.measure.cluster import child
-from attnlab.runs import schema, write
+from attnlab.measure import processes
+from attnlab.runs.schema import PARTS
 
 POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a worker is asked to do.
+class Task:
+    """A call for a fresh process, and the files that it finds in its data folder, by path."""
 
-    Attributes:
-        number: by which the client knows whose block comes home.
-        topic: the topic of Dask's events under which blocks go home.
-        files: what the process finds in its data folder, by path.
-    """
-
-    number: int
-    topic: str
-    work: Callable[..., Any]
+    call: Callable[..., Any]
     arguments: tuple[Any, ...]
     files: dict[str, bytes]
 
 
-def carry_out(order: Order) -> Any:
-    """Do what an order asks for in a fresh process, and send home every block as soon as it is written.
+@dataclass(frozen=True)
+class Outcome:
+    """A task's value, or the exception that ended it; and the blocks that it recorded until then, by name."""
 
-    Raises:
-        BrokenProcessPool: the process died.
-        Exception: whatever the process raised.
-    """
+    value: Any
+    error: BaseException | None
+    blocks: dict[str, bytes]
+
+
+async def answer(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The value of a call in a fresh process, while this worker goes on telling the scheduler that it is there."""
+
+    def called() -> Any:
+        with _fresh_process({}) as pool:
+            return pool.submit(call, *arguments).result()
+
+    return await asyncio.to_thread(called)
+
+
+def carry_out(packed: bytes) -> Outcome:
+    """Do a pickled `Task` in a fresh process, which is ended when nobody waits for it any more."""
+    task: Task = pickle.loads(packed)
     worker = get_worker()
     key = worker.get_current_task()
     with TemporaryDirectory(prefix="attnlab-") as folder:
-        data, outcome = Path(folder) / "data", Path(folder) / "outcome"
-        for name, content in order.files.items():
-            (data / name).parent.mkdir(parents=True, exist_ok=True)
-            (data / name).write_bytes(content)
-        sent = set(order.files)
-        process = _start(order, data, outcome)
-        try:
-            while process.poll() is None and _is_wanted(worker, key):
-                _send(worker, order, data, sent)
-                time.sleep(POLL_S)
-        finally:
-            process.kill()
-            process.wait()
-        _send(worker, order, data, sent)
-        return _outcome(outcome)
+        for name, content in task.files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        with _fresh_process({"ATTNLAB_DATA": folder}) as pool:
+            doing = pool.submit(task.call, *task.arguments)
+            while _is_wanted(worker, key) and not wait([doing], POLL_S).done:
+                pass
+            if not doing.done():
+                processes.stop(pool)
+        error = doing.exception()
+        there = {os.fspath(part.relative_to(folder)): part for part in Path(folder).glob(f"*/{PARTS}/[!.]*.parquet")}
+        blocks = {there[name].name: there[name].read_bytes() for name in there.keys() - task.files.keys()}
+        return Outcome(None if error else doing.result(), error, blocks)
 
 
-def _start(order: Order, data: Path, outcome: Path) -> "subprocess.Popen[bytes]":
-    # Not by multiprocessing: a worker under Dask's nanny is a daemon, which may have no children there.
-    process = subprocess.Popen(
-        [sys.executable, "-m", child.__name__, os.fspath(outcome)],
-        stdin=subprocess.PIPE,
-        env=os.environ | {"ATTNLAB_DATA": os.fspath(data)} | _own_card(),
-        start_new_session=True,  # Ctrl-C reaches the client alone
-    )
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps((order.work, order.arguments)))
-    process.stdin.flush()  # and left open: when it closes, the process ends
-    return process
-
-
-def _own_card() -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES of this worker alone: dask-cuda lists its card first, and then the others."""
+def _fresh_process(environment: dict[str, str]) -> Executor:
+    """An executor whose process sees the card of this worker alone: dask-cuda lists it first, and then the others."""
+    # A worker under Dask's nanny is a daemon, which may have no children. Ours end with it by themselves.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[0]} if visible else {}
+    own = {"CUDA_VISIBLE_DEVICES": visible.split(",")[0]} if visible else {}
+    return processes.fresh_processes(environment | own)
 
 
 def _is_wanted(worker: Worker, key: Any) -> bool:
     """Whether somebody still waits for this task: the client may have given it up, or the scheduler be lost."""
     task = worker.state.tasks.get(key)
     return worker.status == Status.running and task is not None and task.state == "executing"
-
-
-def _send(worker: Worker, order: Order, data: Path, sent: set[str]) -> None:
-    """Send home the blocks that are new in the folder, in the order in which they were written.
-
-    They are renamed into place, so each is whole. Those by which a shape or a case counts as recorded come last.
-    """
-    there = {os.fspath(path.relative_to(data)): path for path in data.glob(f"*/{schema.PARTS}/[!.]*.parquet")}
-    for name in sorted(there.keys() - sent, key=lambda name: _written(there[name])):
-        content = there[name].read_bytes()
-        worker.log_event(order.topic, {"order": order.number, "name": there[name].name, "content": content})
-        sent.add(name)
-
-
-def _written(part: Path) -> tuple[int, bool, str]:
-    # Two blocks may have the same time: file systems count it in steps of milliseconds.
-    return part.stat().st_mtime_ns, part.name.split(".")[0] in write.LAST, part.name
-
-
-def _outcome(path: Path) -> Any:
-    if not path.is_file():
-        raise BrokenProcessPool("the measuring process died")
-    value, error = pickle.loads(path.read_bytes())
-    if error is not None:
-        raise error
-    return value

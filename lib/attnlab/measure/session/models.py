@@ -19,9 +19,10 @@ import torch
 from attnlab.base import files, sources
 from attnlab.base.errors import UserError
 from attnlab.base.version import VERSION
+from attnlab.measure import processes
 from attnlab.measure.clocks import ours, traced
 from attnlab.measure.instruments import devices, environment, inspection
-from attnlab.measure.session import record, worker
+from attnlab.measure.session import record
 from attnlab.measure.subjects import attend, model
 from attnlab.measure.subjects.implementation import ran_out_of_memory
 from attnlab.runs import dispatch, models, rules
@@ -57,7 +58,7 @@ def record_models(
 
     Args:
         table: the dispatch table that `attend` goes by; None for SDPA alone.
-        executor: runs the jobs in fresh processes; default `record.fresh_processes`.
+        executor: runs the jobs in fresh processes; default `processes.fresh_processes`.
 
     Raises:
         UserError: another process measures into the record; it is complete, or of another plan or environment; or
@@ -66,7 +67,7 @@ def record_models(
     path = models.folder(name) / "manifest.json"
     with (
         files.held(path.with_name(".lock"), partial(_refuse, name)),
-        executor or record.fresh_processes() as pool,
+        executor or processes.fresh_processes() as pool,
         record.explained(path.parent, pool, f"make model RUN={name}"),
     ):
         if not path.is_file():
@@ -101,7 +102,7 @@ def _begun(name: str, plan: Plan, table: Path | None, found: dict[str, Any]) -> 
 
 def survey(kind: str) -> dict[str, Any]:
     """What a manifest says of the machine: device, locked environment, and the step of the clock."""
-    worker.die_quietly()
+    processes.die_quietly()
     device = torch.device(kind)
     environment.lock()
     tick_us = ours.calibrate(torch.device("cpu"))["tick_us"]  # of the host's clock
@@ -133,7 +134,7 @@ def take(job: Job) -> None:
     Raises:
         UserError: the environment isn't the one that the record began in, or the device's memory doesn't hold a model.
     """
-    worker.die_quietly()
+    processes.die_quietly()
     device = torch.device(job.device)
     environment.lock()
     if _environment(device)["hash"] != job.environment:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from attnlab.measure import processes
 from attnlab.measure.instruments import counters, environment
-from attnlab.measure.session import load, panel, worker
+from attnlab.measure.session import load, panel
 from attnlab.measure.values import captured
 from attnlab.study.studies import Study
 
@@ -37,7 +38,7 @@ def take(part: Part) -> dict[str, str]:
     Raises:
         Outdated: the environment isn't the one that the run began in.
     """
-    worker.die_quietly()
+    processes.die_quietly()
     captured.use(part.study)
     if part.name == "counters":
         return counters.take(part.run, part.study, part.device)

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import multiprocessing
 import os
 import shlex
 import subprocess
@@ -11,9 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
@@ -25,6 +25,7 @@ from tqdm import tqdm
 from attnlab.base import paths, sources
 from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.base.version import VERSION
+from attnlab.measure import processes
 from attnlab.measure.instruments import counters, devices
 from attnlab.measure.session import once, worker
 from attnlab.measure.session.subject import Job
@@ -40,11 +41,6 @@ QUIET_S = 60.0
 """Without a terminal, it is said once that no shape was finished for so long, and again each time that doubles."""
 
 
-def fresh_processes() -> Executor:
-    """An executor that runs one process at a time, a new one for each job: one GPU, strictly serial."""
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
-
-
 def record(
     name: str,
     study: Study,
@@ -58,7 +54,7 @@ def record(
 
     Args:
         wanted: ``auto``, ``cuda`` or ``cpu``; the kind of the executor's devices, where there is one.
-        executor: runs the jobs, a replicate each, in fresh processes; default `fresh_processes`.
+        executor: runs the jobs, a replicate each, in fresh processes; default `processes.fresh_processes`.
         long: whether a new run may take longer than a day.
         command: what a user types for such a run; default that on one device of this kind.
         again: what a user types to go on with this run; default that on one device.
@@ -71,7 +67,7 @@ def record(
     """
     device = wanted if executor else devices.resolve(wanted).type
     command, again = command or command_for(study.name, f"DEVICE={device}"), again or f"make measure RUN={name}"
-    with write.lock(name), executor or fresh_processes() as pool, explained(schema.folder(name), pool, again):
+    with write.lock(name), executor or processes.fresh_processes() as pool, explained(schema.folder(name), pool, again):
         environment = _open(pool, name, study, device, long, command)
         _work_through(pool, _jobs(name, study, device, environment))
         write.finish(name, {"profile": _take_once(pool, name, study, device, environment)})
@@ -99,7 +95,7 @@ def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _stop(pool)
+        processes.stop(pool)
         raise Interrupted(cut_off("interrupted")) from None
     except BrokenProcessPool:
         raise UserError(cut_off("the measuring process died (killed, or out of host memory)")) from None
@@ -205,14 +201,17 @@ def _dispatched(study: Study, device_name: str) -> dict[str, str]:
 
 def _jobs(name: str, study: Study, device: str, environment: str) -> list[Job]:
     """A job for each replicate that still lacks shapes or its stream."""
-    done, streams = write.recorded(name, "cases"), write.recorded(name, "stream")
-    jobs = []
-    for replicate in range(study.replicates):
-        shapes = tuple(s for s in study.shapes if schema.shape_key(study, s, replicate) not in done)
-        stream = study.stream > 0 and schema.replicate_key(replicate) not in streams
-        if shapes or stream:
-            jobs.append(Job(name, study, device, replicate, shapes, environment, stream))
-    return jobs
+    shapes, stream = tuple(study.shapes), study.stream > 0
+    whole = [Job(name, study, device, number, shapes, environment, stream) for number in range(study.replicates)]
+    return [left for job in whole if (left := lacking(job))]
+
+
+def lacking(job: Job) -> Job | None:
+    """The shapes of a job of which not all blocks are recorded, and its stream; None if nothing is lacking."""
+    done, streams = write.recorded(job.run, "cases"), write.recorded(job.run, "stream")
+    shapes = tuple(s for s in job.shapes if schema.shape_key(job.study, s, job.replicate) not in done)
+    stream = job.stream and schema.replicate_key(job.replicate) not in streams
+    return replace(job, shapes=shapes, stream=stream) if shapes or stream else None
 
 
 def _work_through(pool: Executor, jobs: list[Job]) -> None:
@@ -294,12 +293,6 @@ class _Progress:
 
     def _say(self, words: str) -> None:
         print(f"{self._name}: {words}", file=sys.stderr, flush=True)
-
-
-def _stop(pool: Executor) -> None:
-    pool.shutdown(wait=False, cancel_futures=True)
-    for child in multiprocessing.active_children():
-        child.terminate()
 
 
 def commit() -> str:

@@ -1,17 +1,13 @@
 """The unit of work: one replicate of a part of the study's shapes, in a process of its own."""
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
 import zlib
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from attnlab.base.errors import UserError
+from attnlab.measure import processes
 from attnlab.measure.clocks import ours
 from attnlab.measure.instruments import devices, environment, telemetry
 from attnlab.measure.instruments.telemetry import Telemetry
@@ -28,7 +24,7 @@ from attnlab.study.studies import Study
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     """What the manifest says of the machine (device, locked environment, ceilings, clocks, what each shape will take),
     and the seconds that the whole study will take on one."""
-    die_quietly()
+    processes.die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
     missing = [str(timing) for timing in study.timings if not ours.available(device, timing)]
@@ -62,7 +58,7 @@ def measure(job: Job) -> None:
         UserError: the environment can't be locked.
         Outdated: it isn't the one that the run began in.
     """
-    die_quietly()
+    processes.die_quietly()
     started = time.monotonic()
     device = torch.device(job.device)
     environment.lock_as_begun(job.run, job.environment, device)
@@ -95,21 +91,3 @@ def _record_stream(session: Session) -> None:
         job.run, job.study, job.replicate, session.device, zlib.crc32(f"stream {job.replicate}".encode())
     )
     write.add_part(job.run, "stream", replicate_key(job.replicate), calls.assign(process=session.process))
-
-
-def die_quietly() -> None:
-    """Have this process, which a run started, end silently when the run is stopped."""
-    # Ctrl-C reaches the whole process group. The parent explains it; a traceback from here would only confuse.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        # The lock on the run ends with the parent: a process that resumes the run must not find this one measuring.
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        return  # nohup, or a shell's background job: the parent goes on after Ctrl-C and needs this process
-    with suppress(ValueError):  # not in the main thread, as where a test uses an executor of threads
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)

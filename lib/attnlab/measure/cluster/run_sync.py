@@ -1,0 +1,58 @@
+"""What the run folder, which only the client sees, holds for a worker, and the blocks that come home from one."""
+
+from collections import Counter
+from typing import Any
+
+from attnlab.base import paths
+from attnlab.measure.session.subject import Job
+from attnlab.runs import dispatch, read, schema, write
+from attnlab.study.shapes import Shape
+
+
+def files(about: Any) -> dict[str, bytes]:
+    """The files of a process's data folder: the manifest, the dispatch table, and blocks that it builds on.
+
+    Those are a replicate's own for a `Job`, and all of the run for anything else of a run; of no run, there are none.
+    """
+    if not hasattr(about, "run"):
+        return {}
+    folder = schema.folder(about.run)
+    table = dispatch.path(read.read_manifest(about.run)["device"]["name"])
+    start = f"{schema.replicate_key(about.replicate)}-" if isinstance(about, Job) else ""
+    parts = [
+        path for path in (folder / schema.PARTS).glob("[!.]*.parquet") if path.name.split(".")[1].startswith(start)
+    ]
+    found = [folder / "manifest.json", *parts, *([table] if table.is_file() else [])]
+    return {str(path.relative_to(paths.data())): path.read_bytes() for path in found}
+
+
+def take(run: str, blocks: dict[str, bytes]) -> None:
+    """Record blocks of a worker, so that a client that is killed meanwhile leaves nothing half recorded.
+
+    Raises:
+        OSError: the disk is full, or a block has other content than its name says.
+    """
+
+    def turn(name: str) -> tuple[bool, bool]:
+        table = name.partition(".")[0]
+        return table in write.LAST, table != "processes"
+
+    for name in sorted(blocks, key=turn):
+        write.take_part(run, name, blocks[name])
+
+
+def measured_by_card(run: str) -> dict[str, Counter[Shape]]:
+    """In how many replicates each card has measured each shape, by the run's blocks."""
+    processes = [read.part(run, "processes", key) for key in write.recorded(run, "processes")]
+    cards = {row["process"]: row["card"] for rows in processes for row in rows.to_dict("records")}
+    counted: dict[str, Counter[Shape]] = {card: Counter() for card in cards.values() if card}
+    for key in write.recorded(run, "cases") if counted else ():
+        axes = read.part(run, "cases", key)[["process", *Shape.AXES]].head(1).to_dict("records")[0]
+        counted[cards[axes.pop("process")]][Shape(**axes)] += 1
+    return counted
+
+
+def seconds(job: Job) -> dict[Shape, float]:
+    """About how long a replicate of each of the study's shapes takes, as it was estimated when the run began."""
+    planned_s = read.read_manifest(job.run).get("planned_s") or [1.0] * len(job.study.shapes)
+    return dict(zip(job.study.shapes, planned_s, strict=True))

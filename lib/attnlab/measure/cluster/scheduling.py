@@ -1,0 +1,67 @@
+"""Which card measures which shapes in which replicate.
+
+All replicates are cut into the same pieces, which take equally long. A card that is free takes a piece that no other
+card has measured less often, so R replicates of a shape go to min(R, W) of W cards, and none measures it more than once
+more often than another. It prefers its own: those of a replicate are one card further than those of the one before.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attnlab.measure.session.subject import Job
+from attnlab.study.shapes import Shape
+
+PIECE_S = 120.0
+"""About how long a piece takes at most, in seconds: as much is lost with a worker."""
+LEAST_S = 1e-3
+"""How long a shape counts for at least: one that no memory holds takes no time."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One of the pieces of a replicate, by its number in the replicate."""
+
+    number: int
+    job: Job
+
+
+def pieces(jobs: Sequence[Job], seconds: Mapping[Shape, float], cards: int) -> list[Piece]:
+    """The jobs cut into pieces for so many cards, which hold each shape of each job once.
+
+    Args:
+        jobs: replicates of one study.
+        seconds: about how long each shape of the study takes.
+    """
+    each_s = np.maximum(list(seconds.values()), LEAST_S)
+    count = cards * max(1, round(each_s.sum() / (cards * PIECE_S)))
+    middles = (np.cumsum(each_s) - each_s / 2) / each_s.sum()
+    numbers = dict(zip(seconds, (middles * count).astype(int).tolist(), strict=True))
+    cut = [
+        (job, number, tuple(s for s in job.shapes if numbers[s] == number)) for job in jobs for number in range(count)
+    ]
+    return [Piece(number, replace(job, shapes=shapes, stream=False)) for job, number, shapes in cut if shapes]
+
+
+def repeats(cut: Sequence[Piece], measured: Mapping[Shape, int]) -> Counter[int]:
+    """How often a card has measured each piece, by number, from how often it has measured each shape."""
+    return Counter({piece.number: max(measured.get(s, 0) for s in piece.job.shapes) for piece in cut})
+
+
+def choose(waiting: Sequence[Piece], free: str, taken: Mapping[str, Mapping[int, int]]) -> int | None:
+    """The index of the piece that a free card takes; None if others have to come first.
+
+    Args:
+        taken: how often each of the cards that are there has taken each piece, by number.
+    """
+    place = list(taken).index(free)
+    least = {number: min(own.get(number, 0) for own in taken.values()) for number in {one.number for one in waiting}}
+    mine = [index for index, piece in enumerate(waiting) if taken[free].get(piece.number, 0) == least[piece.number]]
+
+    def order(index: int) -> tuple[int, bool]:
+        piece = waiting[index]
+        return least[piece.number], (piece.number + piece.job.replicate) % len(taken) != place
+
+    return min(mine, key=order, default=None)

@@ -1,0 +1,69 @@
+"""A scheduler and workers of a cluster, as on several hosts: each is a fork of the server of forks.py.
+
+The processes that measure on a worker are forks too, of multiprocessing's fork server, which is forked before Dask
+starts its threads.
+"""
+
+import asyncio
+import multiprocessing.forkserver
+import os
+import sys
+from concurrent.futures import Executor, ProcessPoolExecutor
+from unittest import mock
+
+import distributed
+import faulty
+from conftest import small_copy
+
+from attnlab.measure import processes
+from attnlab.measure.session import ceilings, record
+
+
+def scheduler(file: str) -> None:
+    """A scheduler, whose address the file says."""
+
+    async def serve() -> None:
+        async with distributed.Scheduler(host="127.0.0.1", dashboard_address=":0", scheduler_file=file) as there:
+            await there.finished()
+
+    asyncio.run(serve())
+
+
+def worker(address: str, flags: str, path: str = "") -> None:
+    """A worker of one thread, without a run folder that it could share with the client, whose surveys are quick.
+
+    Args:
+        flags: the folder of `faulty`'s flags.
+        path: where Python looks for packages first.
+    """
+    os.environ |= {"ATTNLAB_DATA": "/nowhere", faulty.FLAGS: flags}
+    if path:
+        sys.path.insert(0, path)
+    ceilings.CPU_MATRIX, ceilings._copy = 64, small_copy
+    with mock.patch.object(multiprocessing.util, "spawnv_passfds", _fork):
+        multiprocessing.forkserver.ensure_running()
+    processes.fresh_processes = _forked
+
+    async def serve() -> None:
+        async with distributed.Worker(address, nthreads=1, dashboard=False, host="127.0.0.1") as there:
+            await there.finished()
+
+    asyncio.run(serve())
+
+
+def slowly() -> None:
+    """Have the processes of this client take a while over each block."""
+    record.worker.measure = faulty.slowly
+
+
+def _fork(path: str, arguments: list[str], descriptors: list[int]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        exec(arguments[-1])
+        os._exit(0)
+    return pid
+
+
+def _forked(environment: dict[str, str]) -> Executor:
+    context = multiprocessing.get_context("forkserver")
+    return ProcessPoolExecutor(1, context, initializer=processes.set_variables, initargs=(environment,))
