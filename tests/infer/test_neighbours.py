@@ -7,7 +7,7 @@ from scipy.stats import t
 from synthetic import Recipe
 
 from attnlab.exhibits.environment import neighbours as shown
-from attnlab.infer.beside import neighbours
+from attnlab.infer.machine import neighbours
 
 PACES = (1.0, 1.002, 1.0, 1.002)
 ALONE = tuple(("a", pace) for pace in PACES)
