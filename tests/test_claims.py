@@ -29,8 +29,8 @@ import pytest
 from attnlab.base import paths
 from attnlab.exhibits import audit
 from attnlab.infer import bootstrap, cases, counters, results
-from attnlab.infer.machine import neighbours
 from attnlab.infer.bootstrap import Interval, Scatter
+from attnlab.infer.machine import neighbours
 from attnlab.literature.audit import numbers
 from attnlab.measure.clocks import ours
 from attnlab.measure.cluster import start
