@@ -92,7 +92,7 @@ def agreeing(results: Results) -> str:
 def table(results: Results) -> Table:
     """The difference of each method from our clock, and its cause."""
     panel = of(results)
-    short, long = f"below {SHORT_US} µs (µs more)", f"from {SHORT_US} µs on (% more)"
+    short, long = f"below {SHORT_US} µs (µs more)", f"from {SHORT_US} µs on (more)"
     readings = {method: panel.readings(method) for method in TITLES}
     rows = [
         {
