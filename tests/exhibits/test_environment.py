@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from attnlab.exhibits.environment import cards, clocks, load, machine, panel, pr
 from attnlab.exhibits.words import say
 from attnlab.infer.machine.effort import Effort
 from attnlab.infer.results import Results
+from attnlab.runs import methods
 from attnlab.study import studies
 
 
@@ -32,11 +34,21 @@ def outside() -> Results:
     return of(panel=pd.concat([rows.assign(batch=batch) for batch in (3, 4, 5)]))
 
 
-def slowed() -> Results:
-    return of(endurance=loads(sdpa_auto=112.0, sdpa_flash=100.5))
+def beside(us: float) -> Results:
+    """A panel in which the target takes this long, at a lower clock than in the samples, which have 40 µs."""
+    return of(panel=at_target(ADDS, latency_us=us, sm_clock_mhz=1568))
 
 
-def one_card(count: int) -> Results:
+def slowed(us: float = 112.0) -> Results:
+    return of(endurance=loads(sdpa_auto=us, sdpa_flash=100.5))
+
+
+def cached(**seen_pct: float) -> Results:
+    return with_l2(of(residency=seen(**seen_pct)), 4 * LARGE.bytes)
+
+
+@cache
+def on_cards(count: int) -> Results:
     """A run whose replicates were measured on this many cards."""
     study = synthetic.AT_TARGET | {"replicates": 2 * count}
     return synthetic.infer(Recipe(study=study, cards=tuple((card, 1.0) for card in 2 * "abc"[:count])))
@@ -44,90 +56,91 @@ def one_card(count: int) -> Results:
 
 def closed() -> Results:
     """A run of which one replicate of two was taken."""
-    taken = {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}}
-    return with_manifest(inferred(), **taken)
+    return with_manifest(inferred(), closed_early={"replicates": 1, "shapes": 9, "planned": 18})
 
 
+@cache
 def incomplete() -> Results:
     return synthetic.infer(Recipe(shapes=3, ceilings=synthetic.CEILINGS | {"l2": (None, "GB/s")}))
 
 
-@pytest.mark.parametrize(
-    ("id", "made", "said"),
-    [
-        ("run", inferred, "was recorded on one NVIDIA H200 on 20"),
-        ("run", lonely, "was recorded on the CPU (Imaginary X1, 2 threads) on 20"),
-        ("effort", inferred, "with 40 samples a case, timing and replicate, in 2 replicates, each a fresh process."),
-        ("effort", closed, "in 1 replicate of the 2 asked for, a fresh process."),
-        ("effort", incomplete, "a case, timing and replicate, not all of them taken, in 2 replicates"),
-        ("lacking", inferred, "- 2 cases failed\n- 1 case out of memory\n- 1 case skipped"),
-        ("lacking", lonely, "- the clock “device warm” does not exist on this device\n"),
-        ("lacking", lonely, "- no telemetry: the device is no NVIDIA GPU"),
-        ("lacking", incomplete, "- L2 reads: not measured: why\n"),
-        ("lacking", incomplete, "- the run is not complete: `make measure RUN=synthetic` continues it"),
-        ("lacking", closed, "with 1 of the 2 replicates of its study, 9 of 18 passes over a shape"),
-        ("lacking", lambda: one_card(1), "This run lacks nothing that its study asks for."),
-        ("throttling", inferred, "throttled at 2.5 % of 5,920 samples; its SM clock was between 1,941 and 1,980 MHz"),
-        ("throttling", lonely, "Clock, power and throttling were not recorded: the device is no NVIDIA GPU."),
-        ("launch_gap", inferred, "float16, 200 % of the 2.50 µs that `device` reads, and 5.00"),
-        ("launch_gap", inferred, "At (2, 4, 32, 64) float16, a comparison by events around each call mostly compares"),
-        ("launch_gap", lambda: of(panel=at_target(ADDS)), "The panel of clocks, which times one implementation at a"),
-        ("residency", lambda: of(residency=seen()), "Cold was cold: in each of 3 cases, a call after our flush read"),
-        ("residency", lambda: of(residency=seen(cold_pct=64, warm_pct=20)), "Cold was not everywhere cold"),
-        ("residency", lambda: of(residency=seen()), "Warm was warm: where Q, K, V and O take at most a third of the"),
-        ("residency", lambda: of(residency=seen(cold_pct=64, warm_pct=20)), "Warm was not everywhere warm"),
-        (
-            "residency",
-            lambda: with_l2(of(residency=seen()), 4 * LARGE.bytes),
-            "small tensors in the L2, and when an `eager` one does at least 100 %. At the target",
-        ),
-        (
-            "load",
-            slowed,
-            "the burst of `sdpa.auto` was over after 0.51 s. Under sustained load, `sdpa.auto` takes 12 %",
-        ),
-        (
-            "load",
-            slowed,
-            "The burst of `sdpa.flash` lasted. By their own samples, device clock, warm cache, of 8 shapes",
-        ),
-        ("load", lambda: of(endurance=loads(sdpa_auto=101.0)), "nothing became slower by 2 % for longer than a slice."),
-        ("panel", lambda: of(panel=timed()), "is within the bracket of CUPTI's time stamps in 4 of 4 cases."),
-        ("panel.table", lambda: of(panel=timed()), "NVBench, batch was not used: not installed: it. No case of the"),
-        ("panel.table", lambda: of(panel=scattered()), "scatter too much to decide at sdpa.auto, B=2"),
-        ("panel.table", outside, "; and 3 more."),
-        (
-            "panel.table",
-            lambda: of(panel=at_target(ADDS, latency_us=50.0, sm_clock_mhz=1568)),
-            "The others differ by at most 25 %, at sdpa.auto, B=2 H=4 S=128: 50.0 [50.0, 50.0] µs in the panel at 1,5",
-        ),
-        (
-            "panel.table",
-            lambda: of(panel=at_target(ADDS, latency_us=50.0, sm_clock_mhz=1568)),
-            "so that its power limit lowers the clock less. What the panel supports",
-        ),
-        ("panel.table", lambda: of(panel=at_target(ADDS, latency_us=40.0)), "Of these, 1 agrees within 1 %. What the"),
-        ("machine", lambda: one_card(1), "All replicates ran on one card"),
-        ("machine", lambda: one_card(2), "The replicates ran on 2 cards"),
-        ("cards", lambda: one_card(1), "All replicates ran on one card: intervals and verdicts hold for this card"),
-        ("cards", lambda: of(processes=inferred().run.processes.assign(card=None)), "This run doesn't name its cards"),
-        ("cards", lambda: one_card(2), "hold for these 2 cards: fewer than 3 can't stand for others of their kind."),
-        ("cards", lambda: one_card(3), "between cards, 0.0 % between processes of a card and"),
-        (
-            "ceilings",
-            inferred,
-            "This machine reaches 0.2 % (matrix product, float16) to 2.1 % (memory copy) of what the",
-        ),
-        ("ceilings", lonely, "Nothing was measured that a datasheet states."),
-        ("clocks", inferred, "are 1.50 µs apart."),
-        (
-            "clocks",
-            lambda: with_manifest(inferred(), clocks={"tick_us": 0.032, "nothing_us": 1.5, "smallest_graph_us": 4.5}),
-            "are 1.50 µs apart, and around a graph of one smallest kernel 4.50 µs.",
-        ),
-        ("commands", inferred, "make measure STUDY=synthetic"),
+TOLD = {
+    "run": [(inferred, "recorded on one NVIDIA H200 on 20"), (lonely, "on the CPU (Imaginary X1, 2 threads) on 20")],
+    "effort": [
+        (inferred, "with 40 samples a case, timing and replicate, in 2 replicates, each a fresh process."),
+        (closed, "in 1 replicate of the 2 asked for, a fresh process."),
+        (incomplete, "a case, timing and replicate, not all of them taken, in 2 replicates"),
     ],
-)
+    "lacking": [
+        (inferred, "- 2 cases failed\n- 1 case out of memory\n- 1 case skipped"),
+        (lonely, "- the clock “device warm” does not exist on this device\n"),
+        (lonely, "- no telemetry: the device is no NVIDIA GPU"),
+        (incomplete, "- L2 reads: not measured: why\n"),
+        (incomplete, "- the run is not complete: `make measure RUN=synthetic` continues it"),
+        (closed, "with 1 of the 2 replicates of its study, 9 of 18 passes over a shape"),
+        (lambda: on_cards(1), "This run lacks nothing that its study asks for."),
+    ],
+    "throttling": [
+        (inferred, "throttled at 2.5 % of 5,920 samples; its SM clock was between 1,941 and 1,980 MHz"),
+        (lonely, "Clock, power and throttling were not recorded: the device is no NVIDIA GPU."),
+    ],
+    "launch_gap": [
+        (inferred, "float16, 200 % of the 2.50 µs that `device` reads, and 5.00"),
+        (inferred, "At (2, 4, 32, 64) float16, a comparison by events around each call mostly compares"),
+        (lambda: of(panel=at_target(ADDS)), "The panel of clocks, which times one implementation at a time, has 20.0"),
+    ],
+    "residency": [
+        (cached, "Cold was cold: in each of 3 cases, a call after our flush read at least 100 %"),
+        (cached, "Warm was warm: where Q, K, V and O take at most a third of the L2"),
+        (cached, "tensors in the L2, and when an `eager` one does at least 100 %. At the target"),
+        (lambda: cached(cold_pct=64), "Cold was not everywhere cold"),
+        (lambda: cached(warm_pct=20), "Warm was not everywhere warm"),
+    ],
+    "load": [
+        (slowed, "burst of `sdpa.auto` was over after 0.51 s. Under sustained load, `sdpa.auto` takes 12 % longer"),
+        (slowed, "The burst of `sdpa.flash` lasted. By their own samples, device clock, warm cache, of 8 shapes"),
+        (lambda: slowed(101.0), "nothing became slower by 2 % for longer than a slice."),
+    ],
+    "panel": [(lambda: of(panel=timed()), "within the bracket of CUPTI's time stamps in 4 of 4 cases.")],
+    "panel.table": [
+        (lambda: of(panel=timed()), "NVBench, batch was not used: not installed: it. No case of the panel is among"),
+        (lambda: of(panel=scattered()), "scatter too much to decide at sdpa.auto, B=2 H=4 S=4096."),
+        (outside, "It is outside at sdpa.flash, B=3 H=1 S=128; "),
+        (outside, "; and 3 more."),
+        (
+            lambda: beside(50.0),
+            "differ by at most 25 %, at sdpa.auto, B=2 H=4 S=128: 50.0 [50.0, 50.0] µs in the panel",
+        ),
+        (lambda: beside(50.0), "so that its power limit lowers the clock less. What the panel supports"),
+        (lambda: beside(40.0), "Of these, 1 agrees within 1 %. What the panel supports"),
+    ],
+    "machine": [
+        (lambda: on_cards(1), "All replicates ran on one card"),
+        (lambda: on_cards(2), "The replicates ran on 2 cards"),
+    ],
+    "cards": [
+        (lambda: of(processes=inferred().run.processes.assign(card=None)), "This run doesn't name its cards"),
+        (lambda: on_cards(1), "All replicates ran on one card: intervals and verdicts hold for this card"),
+        (lambda: on_cards(2), "hold for these 2 cards: fewer than 3 can't stand for others of their kind."),
+        (lambda: on_cards(3), "between cards, 0.0 % between processes of a card and"),
+    ],
+    "ceilings": [
+        (inferred, "This machine reaches 0.2 % (matrix product, float16) to 2.1 % (memory copy) of what the"),
+        (lonely, "Nothing was measured that a datasheet states."),
+    ],
+    "clocks": [
+        (inferred, "are 1.50 µs apart."),
+        (lambda: with_clocks(smallest_graph_us=4.5), "apart, and around a graph of one smallest kernel 4.50 µs."),
+    ],
+    "commands": [(inferred, "make measure STUDY=synthetic")],
+}
+
+
+def with_clocks(**read: float) -> Results:
+    return with_manifest(inferred(), clocks=inferred().run.manifest["clocks"] | read)
+
+
+@pytest.mark.parametrize(("id", "made", "said"), [(id, *each) for id, told in TOLD.items() for each in told])
 def test_what_is_said_holds_the_facts(id, made, said):
     text = Show(made())(f"environment.{id}").markdown
     assert said in text
@@ -156,7 +169,7 @@ def test_divided_replicates_are_counted(effort, said):
     ],
 )
 def test_words_hold_for_as_many_cards_as_the_intervals(count, scope, held_for):
-    run = one_card(count)
+    run = on_cards(count)
     assert (cards.scope(run), cards.held_for(run)) == (scope, held_for)
 
 
@@ -205,6 +218,10 @@ def test_each_timing_of_a_run_is_explained():
     table = exhibit(inferred, "environment.clocks")
     assert list(table.frame["timing"]) == [str(timing) for timing in inferred().timings]
     assert table.frame.notna().all(axis=None)
+
+
+def test_every_method_but_our_own_clocks_is_explained():
+    assert {*panel.CLOCKS, "device", "device.cold"} == {method.name for method in methods.METHODS}
 
 
 def test_every_method_has_a_row_with_its_differences_and_their_cause():

@@ -14,42 +14,42 @@ from attnlab.infer.machine.panel import NEAR_PCT, NEAR_US, SHORT_US, agreement, 
 from attnlab.infer.results import Results
 from attnlab.runs import methods
 
-TITLES = {
-    methods.CUPTI_GRAPH: "CUPTI, in the graph",
-    methods.CUPTI_SPAN: "CUPTI, with gaps",
-    methods.CUPTI: "CUPTI, called",
-    methods.NCU: "Nsight Compute",
-    methods.NVBENCH_BATCH: "NVBench, batch",
-    methods.TRITON_CUDAGRAPH: "Triton, graph",
-    methods.DEVICE_REPEATED: "device, repeated",
-    methods.EAGER: "eager",
-    methods.NCU_COLD: "Nsight Compute, flushed",
-    methods.NVBENCH_COLD: "NVBench, cold",
-    methods.TRITON_DO_BENCH: "Triton, do_bench",
+CLOCKS = {
+    methods.CUPTI_GRAPH: (
+        "CUPTI, in the graph",
+        "It times only what runs on the device; ours includes the time from the end of one kernel to the start of the "
+        "next, which a program pays for too.",
+    ),
+    methods.CUPTI_SPAN: ("CUPTI, with gaps", "It includes that time too, but tracing lengthens it."),
+    methods.CUPTI: ("CUPTI, called", "As CUPTI in the graph, with each call launched by the host."),
+    methods.NCU: (
+        "Nsight Compute",
+        "It runs each kernel alone and after a pause, in which the card rests, and leaves out what is not a kernel, "
+        "such as clearing memory.",
+    ),
+    methods.NVBENCH_BATCH: ("NVBench, batch", "The graph that ours replays, between its own events."),
+    methods.TRITON_CUDAGRAPH: ("Triton, graph", "The same calls in a graph of its own, between its own events."),
+    methods.DEVICE_REPEATED: (
+        "device, repeated",
+        "The same clock around calls that all read the same values; no sample of the run does.",
+    ),
+    methods.EAGER: ("eager", "The launch gap: the host launches into an idle stream, between the events."),
+    methods.NCU_COLD: ("Nsight Compute, flushed", "As Nsight Compute above, after our flush."),
+    methods.NVBENCH_COLD: ("NVBench, cold", "One call's graph on a held stream, as ours, after a flush of its own."),
+    methods.TRITON_DO_BENCH: (
+        "Triton, do_bench",
+        "A plain call after a write of 256 MB, so a cold number; where a call launches many kernels, the card waits "
+        "for the host between them.",
+    ),
 }
-CAUSES = {
-    methods.CUPTI_GRAPH: "It times only what runs on the device; ours includes the time from the end of one kernel "
-    "to the start of the next, which a program pays for too.",
-    methods.CUPTI_SPAN: "It includes that time too, but tracing lengthens it.",
-    methods.CUPTI: "It times only what runs on the device, with each call launched by the host instead of by a graph.",
-    methods.NCU: "It runs each kernel alone and after a pause, in which the card rests, and leaves out what is not a "
-    "kernel, such as clearing memory.",
-    methods.NVBENCH_BATCH: "The graph that ours replays, between its own events.",
-    methods.TRITON_CUDAGRAPH: "The same calls in a graph of its own, between its own events.",
-    methods.DEVICE_REPEATED: "The same clock around calls that all read the same values; no sample of the run does.",
-    methods.EAGER: "The launch gap: the host launches into an idle stream, between the events.",
-    methods.NCU_COLD: "As Nsight Compute above, after our flush.",
-    methods.NVBENCH_COLD: "One call's graph on a held stream, as ours, after a flush of its own.",
-    methods.TRITON_DO_BENCH: "A plain call after a write of 256 MB, so a cold number; where a call launches many "
-    "kernels, the card waits for the host between them.",
-}
+"""Every clock that is compared with ours: its title, and why it differs."""
 
 
 @exhibit("environment.panel")
 def gaps(results: Results) -> Figure:
     """The difference of each method from our clock: a row for each, a dot for each case, the median and the range."""
     panel = of(results)
-    shown = {method: found for method in TITLES if (found := panel.readings(method))}
+    shown = {method: found for method in CLOCKS if (found := panel.readings(method))}
     short = [[one.gap.estimate for one in found if one.short] for found in shown.values()]
     long = [[one.gap_pct for one in found if not one.short] for found in shown.values()]
     (dark, _), (light, _), *_ = TIMINGS
@@ -70,7 +70,7 @@ def gaps(results: Results) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
     grid[0].set_xlabel(f"µs more than ours, calls below {SHORT_US} µs")
     grid[1].set_xlabel("% more than ours, longer calls")
-    grid[0].set_yticks(range(len(shown)), [TITLES[method] for method in shown])
+    grid[0].set_yticks(range(len(shown)), [CLOCKS[method][0] for method in shown])
     grid[0].invert_yaxis()
     said = say("environment.agreeing", brackets=brackets(panel))
     return Figure(
@@ -93,16 +93,16 @@ def table(results: Results) -> Table:
     """The difference of each method from our clock, and its cause."""
     panel = of(results)
     short, long = f"below {SHORT_US} µs (µs more)", f"from {SHORT_US} µs on (more)"
-    readings = {method: panel.readings(method) for method in TITLES}
+    readings = {method: panel.readings(method) for method in CLOCKS}
     rows = [
         {
-            "clock": TITLES[method],
+            "clock": CLOCKS[method][0],
             "against": "device" if methods.reference(method) == methods.DEVICE else "device, cold",
             "cases": len(found),
             "near": sum(reading.near for reading in found),
             short: spread([reading.gap.estimate for reading in found if reading.short]),
             long: spread([reading.gap_pct for reading in found if not reading.short]),
-            "why": CAUSES[method],
+            "why": CLOCKS[method][1],
         }
         for method, found in readings.items()
         if found
@@ -111,7 +111,7 @@ def table(results: Results) -> Table:
         "a": agreement(results, panel),
         "brackets": brackets(panel),
         "among": [shape for _, shape in panel.cases],
-        "absent": {TITLES[method]: panel.why(method) for method, found in readings.items() if not found},
+        "absent": {CLOCKS[method][0]: panel.why(method) for method, found in readings.items() if not found},
     }
     note = say("environment.panel", **facts, near_us=NEAR_US, near_pct=NEAR_PCT, short_us=SHORT_US)
     caption = "The panel of clocks: how far each reads from ours with the same cache, and why."
