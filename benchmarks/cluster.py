@@ -22,7 +22,7 @@ import distributed
 import pandas as pd
 
 from attnlab.base import files
-from attnlab.infer.beside import neighbours
+from attnlab.infer.machine import neighbours
 from attnlab.measure.cluster import scheduling
 from attnlab.measure.session.estimate import PROCESS_S
 from attnlab.measure.session.subject import Job

@@ -52,17 +52,14 @@ show("environment.settings")
 # %% [markdown]
 # ## What are its ceilings?
 #
-# Rates of this machine, measured in the same run by the same clock. The datasheet's stand beside them; where a device
-# is not in the table, they are n/a.
+# Rates of this machine, measured in the same run by the same clock. The datasheet's stand beside them, where it states
+# them.
 
 # %%
 show("environment.ceilings")
 
 # %% [markdown]
 # ## How good is the clock?
-
-# %%
-show("environment.clock")
 
 # %%
 show("environment.clocks")
@@ -77,30 +74,15 @@ show("environment.timings")
 # ## Is the clock right?
 #
 # The same calls, from microseconds to milliseconds, by five clocks: ours, CUPTI through PyTorch's profiler, Triton's,
-# NVIDIA's NVBench, and Nsight Compute. Where they differ, the reason stands beside the difference. Samples are of values
+# NVIDIA's NVBench, and Nsight Compute. The table gives the reason for each difference. Samples are of values
 # that no implementation has seen before; where our clock also timed calls that repeat the same values, the difference is
 # what that costs an honest call, and latencies are not claimed to be more exact.
-
-# %%
-show("environment.agreement")
-
-# %%
-show("environment.claimed")
 
 # %%
 show("environment.panel")
 
 # %%
-show("environment.panel.explained")
-
-# %%
-show("environment.panel.warm")
-
-# %%
-show("environment.panel.cold")
-
-# %%
-show("environment.panel.samples")
+show("environment.panel.table")
 
 # %% [markdown]
 # ## Is cold cold, is warm warm?
@@ -110,17 +92,11 @@ show("environment.panel.samples")
 # %%
 show("environment.residency")
 
-# %%
-show("environment.residency.table")
-
 # %% [markdown]
 # ## Did the machine hold still?
 
 # %%
 show("environment.throttling")
-
-# %%
-show("environment.telemetry")
 
 # %% [markdown]
 # ## Burst and sustained
@@ -134,14 +110,8 @@ show("environment.load")
 # %%
 show("environment.endurance")
 
-# %%
-show("environment.endurance.table")
-
 # %% [markdown]
 # ## What was measured, and what was not?
-
-# %%
-show("environment.parameters")
 
 # %%
 show("environment.effort")
@@ -153,7 +123,7 @@ show("environment.lacking")
 show("environment.cases")
 
 # %% [markdown]
-# ## Can it be checked, repeated, cited?
+# ## Can it be checked and repeated?
 
 # %%
 show("environment.checklist")
@@ -166,6 +136,3 @@ show("environment.commands")
 
 # %%
 show("environment.hashes")
-
-# %%
-show("environment.bibtex")

@@ -1,6 +1,5 @@
 """What is drawn of the synthetic runs."""
 
-import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +14,7 @@ from attnlab.exhibits import style
 from attnlab.exhibits.baseline import correctness, spread, sweeps
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing, Prose
-from attnlab.exhibits.environment import clocks, machine
+from attnlab.exhibits.environment import clocks
 from attnlab.infer.results import Results
 
 LENGTHS = [32, 64, 128, 256]
@@ -28,7 +27,6 @@ DRAWN = [
     "baseline.distribution",
     "environment.timings",
     "roofline.roofline",
-    "environment.telemetry",
     "baseline.errors",
 ]
 
@@ -172,29 +170,6 @@ def test_a_distribution_is_drawn_pooled_and_by_replicate_around_the_median():
     assert "0.2 % of its median apart" in figure.caption
 
 
-def test_timings_are_ratios_to_the_first():
-    axes = panels(exhibit(inferred, "environment.timings"))["sdpa.auto"]
-    assert list(lines(axes)) == ["eager warm over device warm"]
-    ratios = [ratio for _, ratio in lines(axes)["eager warm over device warm"]]
-    assert ratios == pytest.approx([7.5 / 2.5, 15 / 10, 45 / 40, 165 / 160])
-
-
-def test_the_largest_change_by_a_timing_may_be_downwards():
-    table = inferred().table.copy()
-    eager = (table["clock"] == "eager") & (table["implementation"] == "sdpa.flash")
-    table.loc[eager, "median_us"] /= 100
-    shown = clocks.timings(Results(inferred().run, table))
-    assert re.match(
-        r"The choice of clock and cache changes a median at most to 0\.0\d+× with eager warm", shown.caption
-    )
-
-
-def test_a_run_with_one_timing_has_no_ratios():
-    assert clocks.timings(lonely()) == Missing(
-        "*No case was timed in two ways, so clocks and caches can't be compared.*"
-    )
-
-
 def test_the_roofline_draws_points_and_ceilings():
     axes = panels(exhibit(inferred, "roofline.roofline"))["sdpa.auto"]
     full, causal = (line for line in axes.get_lines() if line.get_linestyle() == "None")
@@ -215,23 +190,6 @@ def test_an_unknown_device_has_the_measured_roof_alone():
     axes = exhibit(lonely, "roofline.roofline").figure.axes[0]
     assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 200]) == 1
     assert not [line for line in axes.get_lines() if line.get_linestyle() == ":"]
-
-
-def test_telemetry_is_read_once_a_round():
-    clock, power, temperature = exhibit(inferred, "environment.telemetry").figure.axes
-    drawn = lines(clock)
-    assert list(drawn) == ["not throttled", "throttled"]
-    # 8 shapes under 2 timings in 2 replicates, of 40 rounds, of which the fourth is throttled
-    assert [len(points) for points in drawn.values()] == [32 * 39, 32]
-    assert {mhz for _, mhz in drawn["throttled"]} == {1977}
-    assert {watts for points in lines(power).values() for _, watts in points} == {500}
-    assert {celsius for points in lines(temperature).values() for _, celsius in points} == {50}
-
-
-def test_a_run_without_telemetry_has_no_such_figure():
-    assert machine.telemetry(lonely()) == Missing(
-        "*Clock, power and temperature were not recorded: the device is no NVIDIA GPU.*"
-    )
 
 
 def test_errors_stand_under_what_is_allowed():

@@ -85,17 +85,6 @@ def test_calibration_in_brief_is_that_of_runs_like_this_one():
     assert list(several.frame["median covered"]) == list(like["median covered"])
 
 
-def test_each_timing_of_a_run_is_explained():
-    table = exhibit(inferred, "environment.clocks")
-    assert list(table.frame["timing"]) == [str(timing) for timing in inferred().timings]
-    assert table.frame.notna().all(axis=None)
-
-
-def test_twelve_rules_are_answered():
-    table = Show()("environment.rules").content
-    assert list(table.frame[""]) == [str(number) for number in range(1, 13)]
-
-
 def test_the_ladder_in_short_says_what_was_expected_and_what_came_of_it():
     table = exhibit(climbed, "kernels.summary")
     whole = exhibit(climbed, "kernels.ablation").frame

@@ -7,14 +7,15 @@ from itertools import product
 import numpy as np
 import pytest
 import synthetic
-from reading import column, first_number
 
 from attnlab.base.errors import UserError
 from attnlab.exhibits import model
 from attnlab.exhibits.catalogue import Show
-from attnlab.infer.models.comparisons import comparisons
-from attnlab.infer.models.outputs import agreements, shares_pct
+from attnlab.exhibits.words import say
+from attnlab.infer.models.comparisons import comparisons, decided, tokens_per_second
+from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_pct
 from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
 from attnlab.runs import dispatch, models
 from attnlab.runs.models import FIRST, REST
 from attnlab.study import models as stated
@@ -155,20 +156,47 @@ def test_verdicts_are_those_of_the_samples(data):
 def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
     write()
     parts = model.compared(shown()).parts
-    first, rest = parts["first"], parts["rest"]
-    assert [first_number(cell) for cell in column(first, "attend (ms) [95 %]")] == pytest.approx([10, 8], rel=1e-3)
-    assert column(first, "verdict") == ["equivalent", "faster,\nclaimable"]
-    assert [round(first_number(cell), -2) for cell in column(rest, "SDPA (tokens/s) [95 %]")] == [4000.0] * 2
-    assert column(rest, "verdict") == ["equivalent"] * 2
+    first, rest = parts["first"].frame, parts["rest"].frame
+    assert [cell.estimate for cell in first["attend (ms) [95 %]"]] == pytest.approx([10, 8], rel=1e-3)
+    assert list(first["decision"]) == ["equivalent", "faster,\nclaimable"]
+    assert [cell.estimate for cell in rest["SDPA (tokens/s) [95 %]"]] == pytest.approx([4000] * 2, rel=1e-3)
+    assert list(rest["decision"]) == ["equivalent"] * 2
 
 
-def test_what_is_gained_and_what_was_called_is_said(data):
+def test_a_rate_has_no_upper_end_where_the_time_has_no_lower():
+    rate = tokens_per_second(PLAN.workloads(PLAN.models[0])[0], Interval(1000.0, -1.0, 2000.0))
+    assert rate == Interval(4000, 2000, np.inf)
+
+
+def test_what_is_gained_and_what_ran_is_said(data):
     write()
+    record = models.newest(GPU)
+    assert [kernels for _, kernels in kernels_of_prompts(record)] == [(), ("best<64>(args)",)]
+    found = {
+        phase: {decision: [one.model.name for one in workloads] for decision, workloads in by.items()}
+        for phase, by in decided(comparisons(record)).items()
+    }
+    assert found == {
+        FIRST: {"faster": ["llama-128"], "equivalent": ["gpt2"]},
+        REST: {"equivalent": ["gpt2", "llama-128"]},
+    }
     said = model.compared(shown()).parts["said"].markdown
-    assert "`attend` calls something else than `sdpa.auto` at 1 of 2 shapes of prompts; in the models, " in said
     assert "SDPA's own kernel ran for gpt2 (4 × 512); `best` ran for llama-128 (4 × 512). Each later token" in said
     assert "**First token:** a gain at llama-128 (4 × 512); no gain (equivalent within ±2 %) at gpt2 (4 × 512)." in said
-    assert said.endswith("**Later tokens:** no gain (equivalent within ±2 %) at every setting.")
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"dispatch": None}, "On a CPU `attend` is SDPA"),
+        (
+            {"dispatch": {"run": "r", "choices": [1]}, "ran": {}},
+            "1 shape of prompts; in the models, CUPTI did not show",
+        ),
+    ],
+)
+def test_what_was_called_is_said_without_a_gpu_and_without_cupti(facts, said):
+    assert said in say("model.called", **{"fallback": FALLBACK, "chosen": 0, "ran": {}} | facts)
 
 
 def test_outputs_are_compared(data):
@@ -177,8 +205,8 @@ def test_outputs_are_compared(data):
     assert (ours.max_error, ours.agreeing, ours.tokens) == (0.02, 5 * 20 * 40, 5 * 20 * 4 * 11)
     assert ours.mean_error == pytest.approx(0.003)
     table = model.outputs(shown())
-    assert column(table, "attend:\nas SDPA's") == ["4,000"] * 2
-    assert column(table, "SDPA again:\nas SDPA's") == column(table, "tokens") == ["4,400"] * 2
+    assert list(table.frame["attend:\nas SDPA's"]) == [4000] * 2
+    assert list(table.frame["SDPA again:\nas SDPA's"]) == list(table.frame["tokens"]) == [4400] * 2
     assert "against the same weights in float32" in table.note
 
 

@@ -15,8 +15,7 @@ from attnlab.exhibits import cells
 from attnlab.exhibits.baseline import correctness, spread, sweeps
 from attnlab.exhibits.baseline.lengths import odd_lengths
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Missing, Prose, Table
-from attnlab.exhibits.environment import clocks, machine, provenance
+from attnlab.exhibits.display import Missing, Table
 from attnlab.exhibits.roofline import floor
 from attnlab.exhibits.verdicts import abstract, target
 from attnlab.infer.cases import passed_samples
@@ -28,9 +27,8 @@ from attnlab.study.shapes import Shape
 TABLES = [
     "environment.machine",
     "environment.settings",
-    "environment.parameters",
     "environment.ceilings",
-    "environment.clock",
+    "environment.clocks",
     "environment.cases",
     "environment.checklist",
     "environment.hashes",
@@ -249,21 +247,6 @@ def test_the_roofline_says_what_limits_which_timing():
         assert light == {"warm": "L2", "cold": "memory"}
 
 
-def test_ceilings_beside_the_datasheet():
-    frame = machine.ceilings(inferred()).frame.set_index("ceiling")
-    product = frame.loc["matrix product, float16"]
-    assert product["measured [95 %]"] == "2.00\n[2.00, 2.00]"
-    assert (product["unit"], product["datasheet"], product["of datasheet"]) == ("TFLOP/s", "989", "0.2 %")
-    assert frame.loc["memory copy", ["datasheet", "of datasheet"]].tolist() == ["4,800", "2.1 %"]  # 100 of 4800
-    assert frame.loc["L2 reads", ["datasheet", "of datasheet"]].tolist() == ["n/a", "n/a"]
-
-
-def test_an_unknown_device_has_no_datasheet():
-    frame = machine.ceilings(lonely()).frame
-    assert set(frame["datasheet"]) == set(frame["of datasheet"]) == {"n/a"}
-    assert frame["SM clock (MHz)"].isna().all()
-
-
 def test_what_must_be_beaten():
     told = values(target.to_beat(inferred()))
     assert told["baseline"] == "sdpa.auto"
@@ -365,18 +348,6 @@ def test_hedges_g_is_the_difference_in_deviations():
     step = np.hypot(0.004, 0.0032) / np.sqrt(2)  # pooled over both sides
     g = (1 - 3 / (4 * 158 - 1)) * 8 / (step * np.sqrt(synthetic.UNIFORM * 80 / 79))
     assert first_number(flash) == pytest.approx(g, rel=5e-3)
-
-
-def test_cases_without_a_latency_have_a_reason():
-    frame = machine.cases(inferred()).frame
-    assert frame[["implementation", "shape", "status"]].to_numpy().tolist() == [
-        ["sdpa.cudnn", "(2, 4, 32, 64) float16", "skipped"],
-        ["sdpa.math", "(2, 4, 256, 64) float16", "out of memory"],
-        ["sdpa.math", "(2, 8, 128, 64) float16", "failed"],
-        ["sdpa.math", "(2, 4, 64, 64) float16, causal", "failed"],
-    ]
-    assert frame["reason"].iloc[0] == "cuDNN takes no sequence this short"
-    assert machine.cases(lonely()) == Prose("No case so far failed, was skipped or ran out of memory.")
 
 
 def test_kernels_are_named_without_their_arguments():
@@ -482,74 +453,6 @@ def test_every_case_has_a_row():
     assert medians == pytest.approx(inferred().table["median_us"], rel=1e-4)
 
 
-def test_the_checklist_and_the_hashes_come_from_the_run():
-    told = values(provenance.checklist(inferred()))
-    assert told["correctness gate"] == "147 of 150 checks passed"
-    assert told["raw samples"] == "5,920 rows, none dropped, hashed below"  # 72 cases and 2 that failed late, 80 each
-    assert told["hardware named"] == "NVIDIA H200, driver 580.65"
-    hashes = values(provenance.hashes(inferred()))
-    assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
-    assert told["samples a case and timing"] == "40 in each of 2 replicates"
-    assert hashes["measure/clocks/ours.py"] == "5" * 32 + "…"
-
-
-def test_machines():
-    told = values(machine.machine_table(inferred()))
-    assert (told["device"], told["memory"], told["power limit"]) == ("NVIDIA H200", "128 GiB", "700 W")
-    assert "threads" not in told
-    assert values(machine.machine_table(lonely()))["threads"] == 2
-    assert "highest SM clock" not in values(machine.machine_table(lonely()))
-
-
-PROCESS = {"setup_seconds": 1.0, "ecc": True, "power_limit_w": 700.0} | {
-    "persistence": True, "mig": False, "cpu": "Imaginary CPU", "governor": "", "host": "h"
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("cards", "card", "limit", "note"),
-    [
-        ("aab", "a ({0}); b ({1})", "700 W ({0}); 600 W ({1})", "The replicates ran on 2 cards, each named by"),
-        ("aaa", "a", "700 W", "All replicates ran on one card, which is named by the start of the SHA-256"),
-        (["", "", ""], None, "700 W", ""),
-        ([None] * 3, None, "700 W", ""),
-    ],
-)
-def test_replicates_on_another_card_are_told_from_those_on_the_same(cards, card, limit, note):
-    rows = [PROCESS | {"process": f"p{place}", "replicate": place, "card": name} for place, name in enumerate(cards)]
-    processes = pd.DataFrame(rows)
-    processes.loc[processes["card"] == "b", "power_limit_w"] = 600.0
-    shown = machine.machine_table(Results(replace(inferred().run, processes=processes), inferred().table))
-    told, places = values(shown), ("replicates 0 and 1", "replicate 2")
-    assert told.get("card") == (card and card.format(*places))
-    assert told["power limit"] == limit.format(*places)
-    assert (told["ECC"], told["MIG"], told["CPU"]) == ("on", "off", "Imaginary CPU")
-    assert "CPU governor" not in told
-    assert note in shown.note
-    assert bool(shown.note) == bool(note)
-
-
-def test_a_run_that_is_older_than_what_processes_record_says_nothing_of_it():
-    unknown = inferred().run.processes[["process", "replicate"]].assign(**dict.fromkeys(PROCESS | {"card": None}))
-    shown = machine.machine_table(Results(replace(inferred().run, processes=unknown), inferred().table))
-    assert values(shown)["power limit"] == "700 W"  # of the environment
-    assert not {"card", "ECC", "MIG", "CPU"} & set(values(shown))
-    assert shown.note == ""
-
-
-def test_parameters_and_settings_and_clock():
-    told = values(machine.parameters(inferred()))
-    assert (told["shapes"], told["replicates"], told["target shape"]) == (
-        "8",
-        "2 replicates, each a fresh process",
-        "(2, 4, 128, 64) float16",
-    )
-    assert values(machine.settings(inferred())) == {"tf32 matmul": "False", "seed": "42"}
-    assert values(clocks.clock_quality(inferred())) == {
-        "tick of the clock": "0.0320", "two readings with nothing between": "1.50"
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "show",
     [
@@ -591,17 +494,3 @@ def test_every_sweep_of_lengths_has_a_table():
     assert plain(sweeps.other_lengths(inferred())) == (
         "*Nothing has a latency along sweeps of lengths other than seq_len and causal seq_len.*"
     )
-
-
-def test_the_second_turn_of_the_baseline_is_named_as_such():
-    fates = {("control.sdpa.auto", TARGET): ("failed", "after timing, call: differs")}
-    recipe = synthetic.Recipe(study=synthetic.AT_TARGET, control_pace=1.0, fates=fates)
-    frame = machine.cases(synthetic.infer(recipe)).frame
-    assert frame[["implementation", "status"]].to_numpy().tolist() == [["sdpa.auto again", "failed"]]
-
-
-def test_the_checklist_counts_the_replicates_that_were_taken():
-    closed = {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}}
-    cut_off = replace(inferred(), run=replace(inferred().run, manifest=inferred().run.manifest | closed))
-    assert values(provenance.checklist(cut_off))["samples a case and timing"] == "40 in each of 1 replicate"
-    assert values(provenance.checklist(inferred()))["samples a case and timing"] == "40 in each of 2 replicates"

@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from attnlab.exhibits import formats
-from attnlab.infer import bootstrap
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import median_of
 from attnlab.infer.regimes import Regime, compared
 from attnlab.infer.results import Results, absence
-from attnlab.infer.stats import Interval, Verdict
-from attnlab.runs import rules
+from attnlab.infer.stats import Verdict
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -57,20 +54,6 @@ def under_each(results: Results, name: str, shape: Shape) -> dict[Timing, Verdic
     both = {results.study.baseline, name}
     there = [timing for timing in results.timings if both <= set(results.at(shape, timing).index)]
     return {timing: results.compare(name, shape, timing) for timing in there}
-
-
-def added_us(one: list[np.ndarray], other: list[np.ndarray]) -> Interval:
-    """How much longer one side takes, in µs: the difference of the medians within a replicate, over replicates."""
-    return over_replicates([float(np.median(mine) - np.median(its)) for mine, its in zip(one, other, strict=True)])
-
-
-def over_replicates(differences: list[float]) -> Interval:
-    """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
-    if len(differences) < 2:
-        return Interval(float(np.mean(differences)), -np.inf, np.inf)
-    found = bootstrap.scatter(np.asarray(differences))
-    reach = found.reach(rules.CONFIDENCE)
-    return Interval(found.mean, found.mean - reach, found.mean + reach)
 
 
 def without(results: Results, names: list[str], shape: Shape) -> str:

@@ -30,6 +30,7 @@ FILTERS = (
     formats.shapes,
     formats.signed,
     formats.times,
+    formats.whole,
 )
 """Filters are the functions that print numbers, by their own names."""
 

@@ -172,7 +172,7 @@ def enough(cards: Iterable[str]) -> bool:
 def by_card(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
     """The latencies of a case under one timing: for each card a 2-D array with a row per replicate."""
     card = rows["process"].map(cards)
-    return [np.stack(by_replicate(mine)) for _, mine in rows.groupby(card, sort=False)]
+    return [np.stack(by_replicate(rows[card == one])) for one in card.dropna().unique()]
 
 
 def by_replicate(rows: pd.DataFrame) -> list[np.ndarray]:

@@ -56,6 +56,11 @@ class Ceiling:
         kind, *dtype = self.name.split(".")
         return ", ".join([TITLES[kind], *dtype])
 
+    @property
+    def datasheet_pct(self) -> float | None:
+        """What was measured in percent of the datasheet's rate; None where either is missing."""
+        return 100 * self.measured.estimate / self.datasheet if self.measured and self.datasheet else None
+
 
 class Ceilings:
     """The ceilings of a run by name: ``matmul.<dtype>``, ``wgmma.<dtype>``, ``copy``, ``l2``, ``exponentials``."""
@@ -65,6 +70,11 @@ class Ceilings:
         self.l2_bytes = int(manifest["device"]["l2_bytes"])
         self.all = [_ceiling(name, found, sheet) for name, found in manifest["ceilings"].items()]
         self._rates = {c.name: c.measured.estimate * PER_US[c.unit] for c in self.all if c.measured}
+
+    @property
+    def stated(self) -> list[Ceiling]:
+        """Those that were measured and that the datasheet states, from the lowest to the highest share of it."""
+        return sorted((one for one in self.all if one.datasheet_pct), key=lambda one: one.datasheet_pct or 0.0)
 
     def terms_us(self, shape: Shape, cache: str) -> dict[str, float]:
         """Least time in us by each ceiling that applies and was measured, with a ``warm`` or a ``cold`` cache."""

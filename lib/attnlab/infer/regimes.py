@@ -1,6 +1,7 @@
 """Burst or sustained: whether the card throttled its clock while it was measured."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
 from attnlab.runs.schema import is_under
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -48,8 +50,72 @@ def _of(known: int, held_back: int) -> Regime:
     return "burst" if held_back_pct <= 100 - MOSTLY_PCT else "mixed"
 
 
-def loads_of(results: Results) -> dict[str, pd.DataFrame]:
-    """The loads without pause, by implementation.
+@dataclass(frozen=True)
+class Load:
+    """An implementation under a load without pause, from a card at rest.
+
+    Attributes:
+        rows: slices of the load in their order: latency in us, SM clock, power, and when each started, in seconds.
+    """
+
+    implementation: str
+    rows: pd.DataFrame
+
+    @property
+    def burst_us(self) -> float:
+        """Median latency of the burst."""
+        return float(self.rows["latency_us"].head(BURST_SLICES).median())
+
+    @property
+    def sustained_us(self) -> float:
+        """Median latency at the end of the load."""
+        settled = self.rows[self.rows["started_s"] >= self.rows["started_s"].max() - SETTLED_S]
+        return float(settled["latency_us"].median())
+
+    @property
+    def slower_pct(self) -> float:
+        """Slowdown of the sustained load over the burst in percent, rounded as it is printed, without a signed zero."""
+        return round(100 * (self.sustained_us / self.burst_us - 1), 1) + 0.0
+
+    @property
+    def slower_after_s(self) -> float:
+        """When the burst was over, in seconds since the load began; NaN if it never was."""
+        slower = self.rows["latency_us"] > (1 + SLOWER_PCT / 100) * self.burst_us
+        lasting = self.rows["started_s"][slower & slower.shift(-1, fill_value=False)]
+        return float(lasting.iloc[0]) if len(lasting) else np.nan
+
+    @property
+    def throttled_after_s(self) -> float:
+        """When the card first throttled, in seconds since the load began; NaN if it never did."""
+        held = self.rows[self.rows["throttled"].astype("boolean").fillna(False).astype(bool)]
+        return float(held["started_s"].min()) if len(held) else np.nan
+
+
+@dataclass(frozen=True)
+class Loads:
+    """The loads of a run, all at one shape, in the order of the study."""
+
+    shape: Shape
+    all: list[Load]
+
+    @property
+    def slowest(self) -> Load:
+        """The load that slowed its implementation the most."""
+        return max(self.all, key=lambda load: load.slower_pct)
+
+    @property
+    def ended(self) -> list[Load]:
+        """Those whose burst was over at some time."""
+        return [load for load in self.all if not np.isnan(load.slower_after_s)]
+
+    @property
+    def lasting(self) -> list[Load]:
+        """Those whose burst lasted."""
+        return [load for load in self.all if np.isnan(load.slower_after_s)]
+
+
+def loads(results: Results) -> Loads:
+    """The loads without pause.
 
     Raises:
         NotMeasured: the run has none.
@@ -58,11 +124,30 @@ def loads_of(results: Results) -> dict[str, pd.DataFrame]:
     if rows.empty:
         raise NotMeasured(f"No load without pause was recorded: {why_absent(results)}")
     taken = {str(name): load for name, load in rows.groupby("implementation", sort=False)}
-    order = [*results.study.implementations, *taken]
-    loads = {name: taken[name] for name in order if name in taken and not taken[name]["latency_us"].isna().any()}
-    if not loads:
+    order = dict.fromkeys([*results.study.implementations, *taken])
+    found = [Load(name, taken[name]) for name in order if name in taken and not taken[name]["latency_us"].isna().any()]
+    if not found:
         raise NotMeasured(f"No load without pause was recorded: {rows['why'].iloc[0]}")
-    return loads
+    axes = rows[AXES].itertuples(index=False, name=None)
+    return Loads(Shape(*next(axes)), found)
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """How many samples have a throttle state, the share of them that was throttled, and their SM clock in MHz."""
+
+    samples: int
+    pct: float
+    mhz: Interval
+
+
+def throttling(results: Results) -> Throttling | None:
+    """Whether the card throttled, over all samples; None where it isn't known. The clock is from lowest to highest."""
+    known, mhz = (results.run.samples[column].dropna().astype(float) for column in ("throttled", "sm_clock_mhz"))
+    if known.empty:
+        return None
+    clock = Interval(float(mhz.median()), float(mhz.min()), float(mhz.max()))
+    return Throttling(len(known), 100 * float(known.mean()), clock)
 
 
 def why_absent(results: Results) -> str:
@@ -74,38 +159,3 @@ def why_absent(results: Results) -> str:
         ended = "was closed early" if results.run.complete else "is not complete"
         return f"the run {ended}, and it is taken last"
     return "the study asks for none"
-
-
-def shape_of(results: Results) -> Shape:
-    """The shape of the loads."""
-    first = results.run.endurance.iloc[0]
-    return Shape(**{axis: first[axis].item() if hasattr(first[axis], "item") else first[axis] for axis in AXES})
-
-
-def burst_us(load: pd.DataFrame) -> float:
-    """Median latency of the burst."""
-    return float(load["latency_us"].head(BURST_SLICES).median())
-
-
-def slower_pct(load: pd.DataFrame) -> float:
-    """Slowdown of the sustained load over the burst in percent, rounded as a table prints it, without a signed zero."""
-    return round(100 * (sustained_us(load) / burst_us(load) - 1), 1) + 0.0
-
-
-def slower_after_s(load: pd.DataFrame) -> float:
-    """When the burst was over, in seconds since the load began; NaN if it never was."""
-    slower = load["latency_us"] > (1 + SLOWER_PCT / 100) * burst_us(load)
-    lasting = load["started_s"][slower & slower.shift(-1, fill_value=False)]
-    return float(lasting.iloc[0]) if len(lasting) else np.nan
-
-
-def sustained_us(load: pd.DataFrame) -> float:
-    """Median latency at the end of a load."""
-    settled = load[load["started_s"] >= load["started_s"].max() - SETTLED_S]
-    return float(settled["latency_us"].median())
-
-
-def throttled_after_s(load: pd.DataFrame) -> float:
-    """When the card first throttled, in seconds since the load began; NaN if it never did."""
-    held = load[load["throttled"].astype("boolean").fillna(False).astype(bool)]
-    return float(held["started_s"].min()) if len(held) else np.nan

@@ -46,6 +46,7 @@ __all__ = [
     "RankTest",
     "Samples",
     "Verdict",
+    "added_us",
     "bootstrap_ci",
     "cliffs_delta",
     "components",
@@ -58,6 +59,7 @@ __all__ = [
     "lag1",
     "magnitude",
     "mann_whitney",
+    "over_replicates",
     "quantile_ci",
     "ratio_ci",
     "samples_needed",
@@ -164,6 +166,20 @@ def bootstrap_ci(
     Raises ValueError: bad samples, confidence outside (0, 1), resamples < 1, tick < 0.
     """
     return bootstrap.of_median(replicates_of(samples), resamples, seed, tick).interval(confidence)
+
+
+def added_us(one: Sequence[Array], other: Sequence[Array]) -> Interval:
+    """How much longer one side takes, in us: the difference of the medians within a replicate, over replicates."""
+    return over_replicates([float(np.median(mine) - np.median(its)) for mine, its in zip(one, other, strict=True)])
+
+
+def over_replicates(differences: Sequence[float]) -> Interval:
+    """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
+    if len(differences) < 2:
+        return Interval(float(np.mean(differences)), -np.inf, np.inf)
+    found = bootstrap.scatter(np.asarray(differences))
+    reach = found.reach(CONFIDENCE)
+    return Interval(found.mean, found.mean - reach, found.mean + reach)
 
 
 def ratio_ci(

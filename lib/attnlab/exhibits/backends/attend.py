@@ -8,7 +8,6 @@ import pandas as pd
 from attnlab.base.errors import UserError
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.cells import added_us, over_replicates
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.infer import stats
@@ -86,7 +85,7 @@ def _within(added: stats.Interval) -> str:
 
 
 def _added_us(results: Results, shape: Shape) -> stats.Interval:
-    return added_us(*(results.samples(name, shape) for name in (DISPATCH, FALLBACK)))
+    return stats.added_us(*(results.samples(name, shape) for name in (DISPATCH, FALLBACK)))
 
 
 @exhibit("backends.attend.stream", of="attended")
@@ -123,7 +122,7 @@ def overhead(results: Results) -> Prose:
     medians = calls.groupby(["replicate", "implementation"])["host_us"].median().unstack()
     more = medians[DISPATCH].mean() >= medians[FALLBACK].mean()
     sign, word = (1, "more") if more else (-1, "less")
-    added = over_replicates(list(sign * (medians[DISPATCH] - medians[FALLBACK])))
+    added = stats.over_replicates(list(sign * (medians[DISPATCH] - medians[FALLBACK])))
     return Prose(
         f"Where `attend` makes the same call as SDPA, it takes {formats.interval(added)} µs {word} of host time than "
         f"SDPA alone (median of {len(calls) // 2:,} requests, Student's t over replicates). Within the "
@@ -136,7 +135,7 @@ def _served(calls: pd.DataFrame) -> str:
     medians = calls.groupby(["replicate", "implementation"])["latency_us"].median().unstack()
     added = medians[DISPATCH] - medians[FALLBACK]
     later, count = int((added > 0).sum()), len(added)
-    gap = formats.interval(over_replicates(list(added)))
+    gap = formats.interval(stats.over_replicates(list(added)))
     if later == count:
         verdict = f"is answered later through `attend` than by SDPA in {'the only' if count == 1 else f'all {count}'}"
     elif later == 0:

@@ -1,16 +1,5 @@
 """The page 01_environment."""
 
-from attnlab.exhibits.environment import (
-    caches,
-    cards,
-    clocks,
-    load,
-    machine,
-    neighbours,
-    panel,
-    provenance,
-    rules,
-    samples,
-)
+from attnlab.exhibits.environment import cards, clocks, load, machine, panel, provenance
 
-__all__ = ["caches", "cards", "clocks", "load", "machine", "neighbours", "panel", "provenance", "rules", "samples"]
+__all__ = ["cards", "clocks", "load", "machine", "panel", "provenance"]

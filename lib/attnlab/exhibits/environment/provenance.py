@@ -1,11 +1,12 @@
-"""Where the numbers come from: the run, the code and the commands."""
+"""Where the numbers come from: the run, the code and the commands; and the rules of benchmarking that were kept."""
 
 import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Listing, Table
+from attnlab.exhibits.display import Inline, Listing, Table
 from attnlab.exhibits.environment.machine import sample_words
+from attnlab.infer.machine.effort import effort
 from attnlab.infer.results import Results
 from attnlab.runs import rules
 
@@ -21,28 +22,11 @@ def commands(results: Results) -> Listing:
     return Listing(text, "Rendering this report again, and measuring again.", "bash")
 
 
-@exhibit("environment.bibtex")
-def bibtex(results: Results) -> Listing:
-    """How to cite the run."""
-    manifest = results.run.manifest
-    day = manifest["created"][:10]
-    text = (
-        f"@misc{{attnlab-{results.run.name},\n"
-        f"  title  = {{{results.study.title}: {results.run.name}}},\n"
-        f"  author = {{{{The attnlab authors}}}},\n"
-        f"  year   = {{{day[:4]}}},\n"
-        f"  note   = {{attnlab {manifest['attnlab']}, run {results.run.name} of {day}, seal {manifest['seal'][:16]}}}\n"
-        f"}}\n"
-    )
-    return Listing(text, "Citing this report.", "bibtex")
-
-
 @exhibit("environment.checklist")
 def checklist(results: Results) -> Table:
     """The points of a reproducibility checklist, answered from the manifest and the tables."""
     manifest, checks = results.run.manifest, results.run.checks
     environment, study = manifest["environment"], results.study
-    taken = manifest.get("closed_early", {}).get("replicates", study.replicates)
     each = sample_words(study, "").replace("`", "")
     resamples = f"{rules.RESAMPLES:,}".replace(",", " ")
     rows = [
@@ -53,8 +37,12 @@ def checklist(results: Results) -> Table:
         ),
         ("settings locked and asserted", f"{len(environment['settings'])} settings, hash {environment['hash'][:16]}"),
         ("inputs", "of the shape's values, seeded by shape, replicate and purpose"),
-        ("samples a case and timing", f"{each} in each of {formats.count(taken, 'replicate')}"),
+        ("samples a case and timing", f"{each} in each of {formats.count(effort(results).replicates, 'replicate')}"),
         ("order", "rounds interleaved, random within each"),
+        (
+            "warm-up",
+            f"at least {study.warmup_calls} calls; a call longer than {study.longest_call_ms:g} ms is not timed",
+        ),
         ("correctness gate", f"{int(checks['passed'].sum()):,} of {len(checks):,} checks passed"),
         ("clock, power and throttling", manifest["telemetry"]),
         (
@@ -71,15 +59,40 @@ def checklist(results: Results) -> Table:
 def hashes(results: Results) -> Table:
     """Hashes of everything that the numbers depend on."""
     manifest = results.run.manifest
-    rows = [
-        ("environment", manifest["environment"]["hash"]),
-        ("manifest seal", manifest["seal"]),
-        ("commit", manifest["commit"]),
-        *((name, value) for name, value in manifest.get("files", {}).items()),
-        *manifest["sources"].items(),
-        *((name, value) for name, value in manifest["kernels"].items()),
-    ]
-    frame = pd.DataFrame(
-        [(name, f"{value[:32]}{'…' if len(value) > 32 else ''}") for name, value in rows], columns=["what", "hash"]
+    every = {"environment": manifest["environment"]["hash"], "manifest seal": manifest["seal"]}
+    every |= {"commit": manifest["commit"]} | manifest.get("files", {}) | manifest["sources"] | manifest["kernels"]
+    rows = [(name, formats.shortened(value, 33)) for name, value in every.items()]
+    return Table(
+        pd.DataFrame(rows, columns=["what", "hash"]),
+        "Hashes of the run's files, its environment and the code that measured.",
     )
-    return Table(frame, "Hashes of the run's files, its environment and the code that measured.")
+
+
+RULES = (
+    ("name the base of a speedup, and its absolute time", "the study's baseline and its latency are in each table"),
+    ("give the reason for a subset", "each shape is named; a case without a latency is listed with its reason"),
+    ("means of costs are arithmetic, of rates harmonic", "latencies are medians; rates are work over that median"),
+    ("don't average ratios", "none is averaged: each ratio is of two medians at one shape; else shapes are counted"),
+    ("intervals where data scatter", "each estimate has one, from replicates where there are several"),
+    ("assume no normality unchecked", "only of medians of replicates; its cost is in [](#verdicts.calibration.brief)"),
+    (
+        "compare soundly",
+        "rank tests and intervals of paired rounds, Holm's correction, and equivalence tested by itself",
+    ),
+    ("ask whether the median is the right summary", "tails with intervals are on the page 02_baseline"),
+    ("document factors and set-up", "machine, settings, versions and hashes are read back and kept with the run"),
+    ("say how time was measured and synchronized", "[](#environment.clocks) says it, and other clocks test it"),
+    ("show upper bounds", "a floor by measured ceilings for each shape, the datasheet's beside it"),
+    ("show what is needed, join only what is a trend", "samples are drawn one by one; lines run along one swept axis"),
+)
+"""The rules of Hoefler and Belli in brief, each with what is done here."""
+
+
+@exhibit("environment.rules")
+def twelve_rules() -> Table:
+    """The twelve rules of Hoefler and Belli for benchmarking, in the order of their paper."""
+    rows = [(str(number), rule, Inline(answer)) for number, (rule, answer) in enumerate(RULES, 1)]
+    return Table(
+        pd.DataFrame(rows, columns=["", "rule, in brief", "here"]),
+        "All twelve rules for benchmarks [](#ref-hoefler2015) are answered.",
+    )

@@ -1,5 +1,6 @@
 """Verdicts on `attend` against transformers' SDPA: times to the first token, and of each later one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE, Workload
 
 Samples = list[np.ndarray]
+DECISIONS: tuple[stats.Decision, ...] = ("faster", "slower", "equivalent", "inconclusive")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,25 @@ def comparisons(record: Record) -> list[Comparison]:
         sdpa, ours = (stats.bootstrap_ci(side, tick=tick_us) for side in (baseline, candidate))
         found.append(Comparison(*place, sdpa, ours, verdict, smallest))
     return found
+
+
+def decided(found: Sequence[Comparison]) -> dict[str, dict[stats.Decision, list[Workload]]]:
+    """The workloads of each phase by what was decided on them; a phase has only decisions that it holds."""
+    phases: dict[str, dict[stats.Decision, list[Workload]]] = {}
+    for one in sorted(found, key=lambda one: DECISIONS.index(one.verdict.decision)):
+        phases.setdefault(one.phase, {}).setdefault(one.verdict.decision, []).append(one.workload)
+    return {phase: phases[phase] for phase in PHASES}
+
+
+def milliseconds(workload: Workload, us: Interval) -> Interval:
+    """A latency of a workload in ms."""
+    return Interval(us.estimate / 1e3, us.low / 1e3, us.high / 1e3)
+
+
+def tokens_per_second(workload: Workload, us: Interval) -> Interval:
+    """The rate of a whole batch that takes this time for each token."""
+    low, estimate, high = (workload.batch * 1e6 / end if end > 0 else np.inf for end in (us.high, us.estimate, us.low))
+    return Interval(estimate, low, high)
 
 
 def _sides(record: Record, workload: Workload, phase: str) -> tuple[Samples, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attnlab.runs.models import Record
-from attnlab.study.models import Workload
+from attnlab.study.models import BASELINE, CANDIDATE, Workload
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,19 @@ def agreements(record: Record) -> list[Agreement]:
             ran = tuple(sorted(set(errors["ran"])))
             found.append(Agreement(workload, str(attention), float(worst), float(mean), agreeing, tokens, ran))
     return found
+
+
+def kernels_of_prompts(record: Record) -> list[tuple[Workload, tuple[str, ...]]]:
+    """The kernels of `attend` that ran over the prompts of each workload, ``()`` where those were SDPA's own.
+
+    Empty where CUPTI didn't show some of the kernels.
+    """
+    every = agreements(record)
+    if any("" in one.ran for one in every):
+        return []
+    ran = {(one.workload.label, one.attention): one.ran for one in every}
+    sides = [(one, ran[one.label, CANDIDATE], ran[one.label, BASELINE]) for one in record.workloads]
+    return [(workload, () if ours == theirs else ours) for workload, ours, theirs in sides]
 
 
 def shares_pct(record: Record, workload: Workload, phase: str) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """A card's timings beside busy neighbours, and alone: the study `scaling` on one card and on several."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,12 +59,35 @@ def pairs(device: str) -> list[Pair]:
     return [pair for pair in found if pair.alone.manifest["study"] == pair.beside.manifest["study"]]
 
 
-def decision(ratio: Interval) -> Decision:
-    """``equivalent`` where the interval lies within the margin of equivalence, else ``faster``, ``slower`` or
-    ``inconclusive``, as in a verdict."""
-    if is_within(ratio):
-        return "equivalent"
-    return "slower" if ratio.low > 1 else "faster" if ratio.high < 1 else "inconclusive"
+@dataclass(frozen=True)
+class Compared:
+    """A pair under one timing: the `Pair.ratio`, and what it decides."""
+
+    pair: Pair
+    timing: Timing
+    ratio: Interval
+
+    @property
+    def decision(self) -> Decision:
+        """``equivalent`` where the interval lies within the margin of equivalence, else as in a verdict."""
+        if is_within(self.ratio):
+            return "equivalent"
+        return "slower" if self.ratio.low > 1 else "faster" if self.ratio.high < 1 else "inconclusive"
+
+
+def compared(device: str) -> list[Compared]:
+    """Every pair on devices of a name under each timing, timing by timing."""
+    found = pairs(device)
+    timings = dict.fromkeys(timing for pair in found for timing in pair.timings)
+    return [Compared(pair, timing, pair.ratio(timing)) for timing in timings for pair in found]
+
+
+def agreed(every: Sequence[Compared]) -> dict[Timing, Decision]:
+    """What all pairs agree on under each timing; ``inconclusive`` where they don't."""
+    found: dict[Timing, set[Decision]] = {}
+    for one in every:
+        found.setdefault(one.timing, set()).add(one.decision)
+    return {timing: decisions.pop() if len(decisions) == 1 else "inconclusive" for timing, decisions in found.items()}
 
 
 def _runs(device: str) -> Iterator[Run]:

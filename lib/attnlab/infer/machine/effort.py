@@ -1,0 +1,33 @@
+"""How long measuring took, in how many replicates and processes."""
+
+from dataclasses import dataclass
+
+from attnlab.infer.results import Results
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What was taken of a study.
+
+    Attributes:
+        replicates: how many were taken, of `asked`; fewer where the run was closed early.
+        processes: fresh processes over all replicates.
+        divided: replicates that took several processes: they were continued, or shared by two cards.
+        seconds: from the start of each process to its last sample, all together.
+    """
+
+    replicates: int
+    asked: int
+    processes: int
+    divided: int
+    seconds: float
+
+
+def effort(results: Results) -> Effort:
+    """What was taken of the study of a run."""
+    asked, samples = results.study.replicates, results.run.samples
+    closed = results.run.manifest.get("closed_early")
+    processes = samples.groupby("replicate")["process"].nunique()
+    seconds = float(samples.groupby("process")["started_s"].max().sum())
+    taken = closed["replicates"] if closed else asked
+    return Effort(taken, asked, int(processes.sum()), int((processes > 1).sum()), seconds)

@@ -1,0 +1,225 @@
+"""The panel of clocks: the same calls timed by every available clock, against ours with the same cache.
+
+Warm methods are compared with ``device``, cold ones with ``device.cold``. Methods that took turns in one process are
+compared round by round; Nsight Compute and NVBench ran in processes of their own and are compared with the median of
+ours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from attnlab.infer import stats
+from attnlab.infer.cases import CASE
+from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.regimes import why_absent
+from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
+from attnlab.runs import methods
+from attnlab.runs.methods import DEVICE
+from attnlab.runs.schema import is_under
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+Case: TypeAlias = tuple[str, Shape]
+Within: TypeAlias = Literal["in", "out", "unsure"]
+SHORT_US = 20
+"""Below this a method should be within `NEAR_US` of ours, above it within `NEAR_PCT`."""
+NEAR_US, NEAR_PCT = 0.5, 1.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One method's result for one case, in us: its median with interval, and its difference from our clock."""
+
+    median: Interval
+    gap: Interval
+    ours_us: float
+
+    @property
+    def gap_pct(self) -> float:
+        """The difference in percent of our median."""
+        return 100 * self.gap.estimate / self.ours_us
+
+    @property
+    def short(self) -> bool:
+        """Whether the tolerance is in us and not in percent."""
+        return self.ours_us < SHORT_US
+
+    @property
+    def near(self) -> bool:
+        """Whether it is within the tolerance of our clock."""
+        return _is_near(self.gap.estimate, self.ours_us)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The panel of a run: its rows, and every reading of them."""
+
+    rows: pd.DataFrame
+
+    @cached_property
+    def _samples(self) -> dict[Case, dict[str, pd.Series]]:
+        taken = self.rows.dropna(subset=["latency_us"]).set_index("round").astype({"latency_us": float})
+        found: dict[Case, dict[str, pd.Series]] = {}
+        for (name, *axes, method), latency_us in taken.groupby([*CASE, "method"], sort=False)["latency_us"]:
+            found.setdefault((name, Shape(*axes)), {})[method] = latency_us
+        return found
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """The cases that our warm clock timed, short to long."""
+        ours = {case: taken[DEVICE].median() for case, taken in self._samples.items() if DEVICE in taken}
+        return sorted(ours, key=lambda case: ours[case])
+
+    def median(self, case: Case, method: str) -> Interval:
+        """A method's median of a case with its interval."""
+        return _median(self._samples[case][method])
+
+    def reading(self, case: Case, method: str) -> Reading | None:
+        """A method's result for a case, against our clock; None where either has no samples."""
+        taken, ours = self._samples.get(case, {}), methods.reference(method)
+        if method not in taken or ours not in taken:
+            return None
+        theirs, reference = taken[method], taken[ours]
+        paired = set(theirs.index) == set(reference.index)
+        gaps = theirs - (reference if paired else reference.median())
+        return Reading(_median(theirs), _median(gaps), float(reference.median()))
+
+    def readings(self, method: str) -> list[Reading]:
+        """A method's readings, short to long."""
+        return [found for case in self.cases if (found := self.reading(case, method))]
+
+    def why(self, method: str) -> str:
+        """Why a method has no reading of some case, the first reason given; empty where it has."""
+        refused = self.rows[(self.rows["method"] == method) & self.rows["latency_us"].isna()]["why"]
+        return str(refused.iloc[0]) if len(refused) else ""
+
+
+def of(results: Results) -> Panel:
+    """The panel of a run.
+
+    Raises:
+        NotMeasured: it has none; the message says why.
+    """
+    if results.run.panel.empty:
+        raise NotMeasured(f"No panel of clocks was recorded: {why_absent(results)}")
+    panel = Panel(results.run.panel)
+    if not panel.cases:
+        raise NotMeasured(f"The panel of clocks timed nothing: {panel.why(DEVICE)}")
+    return panel
+
+
+def _is_near(gap_us: float, ours_us: float) -> bool:
+    return abs(gap_us) <= (NEAR_US if ours_us < SHORT_US else NEAR_PCT / 100 * ours_us)
+
+
+def _median(values: pd.Series) -> Interval:
+    """A median with its order-statistic interval; with too few values, from the smallest to the largest."""
+    samples = values.to_numpy()
+    found = stats.quantile_ci(samples, 0.5)
+    return found or Interval(float(np.median(samples)), float(samples.min()), float(samples.max()))
+
+
+def spread(values: Sequence[float]) -> Interval | None:
+    """The median of differences, from the smallest to the largest; None of none."""
+    return Interval(float(np.median(values)), min(values), max(values)) if values else None
+
+
+def bracketed(panel: Panel, case: Case) -> Within | None:
+    """Whether our clock is within CUPTI's bracket or near it; "unsure" if the intervals allow both; None without one.
+
+    The bracket reaches from the sum of the kernels' durations to the time from the first kernel to the last.
+    """
+    kernels, span = panel.reading(case, methods.CUPTI_GRAPH), panel.reading(case, methods.CUPTI_SPAN)
+    if kernels is None or span is None:
+        return None
+    beyond = max(kernels.gap.estimate, -span.gap.estimate)
+    surely = max(kernels.gap.low, -span.gap.high)
+    if beyond <= 0 or _is_near(beyond, kernels.ours_us):
+        return "in"
+    return "unsure" if surely <= 0 or _is_near(surely, kernels.ours_us) else "out"
+
+
+def brackets(panel: Panel) -> dict[Within, list[Case]]:
+    """The cases that CUPTI brackets, by whether our clock is within; empty where it timed nothing."""
+    found: dict[Within, list[Case]] = {}
+    for case in panel.cases:
+        if within := bracketed(panel, case):
+            found.setdefault(within, []).append(case)
+    return found
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A case in the samples and in the panel: the median of `device` warm in us, with the SM clock of both.
+
+    Attributes:
+        longer_pct: how much longer it takes in the panel, in percent of the samples; `cycles_pct`: likewise in cycles,
+            latency times SM clock.
+    """
+
+    case: Case
+    samples: Interval
+    panel: Interval
+    samples_mhz: float
+    panel_mhz: float
+    cycles_pct: float
+
+    @property
+    def longer_pct(self) -> float:
+        return 100 * (self.panel.estimate / self.samples.estimate - 1)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the panel's `device` warm and that of the samples agree.
+
+    The panel times one implementation on its own; in the rounds of the samples, all take turns. So the card's power
+    limit may set another SM clock for the same call.
+
+    Attributes:
+        cases: how many are in both.
+        differing: those that differ by more than `NEAR_PCT`, the farthest first.
+    """
+
+    cases: int
+    differing: list[Shared]
+
+    @property
+    def cycles_pct(self) -> Interval | None:
+        """Of those that differ: the median, smallest and largest difference in cycles, without its sign."""
+        return spread([abs(one.cycles_pct) for one in self.differing if not np.isnan(one.cycles_pct)])
+
+    @property
+    def is_mostly_slower(self) -> bool:
+        """Whether the SM clock was lower in the panel at most of those that differ."""
+        return sum(one.panel_mhz < one.samples_mhz for one in self.differing) > len(self.differing) / 2
+
+
+def agreement(results: Results, panel: Panel) -> Agreement:
+    """The panel of a run beside its samples."""
+    timing = Timing(clock="device", cache="warm")
+    timed = _clocks(panel.rows[(panel.rows["method"] == DEVICE) & panel.rows["latency_us"].notna()])
+    taken = _clocks(results.passed[is_under(results.passed, timing)])
+    both = []
+    for name, shape in panel.cases:
+        if name in results.at(shape, timing).index:
+            key = (name, *shape.axes.values())
+            medians = median_of(results.row(name, shape, timing)), panel.median((name, shape), DEVICE)
+            (samples_mhz, cycles), (panel_mhz, its_cycles) = taken.loc[key], timed.loc[key]
+            clocks = float(samples_mhz), float(panel_mhz)
+            both.append(Shared((name, shape), *medians, *clocks, 100 * (its_cycles / cycles - 1)))
+    differing = [one for one in both if abs(one.longer_pct) > NEAR_PCT]
+    return Agreement(len(both), sorted(differing, key=lambda one: -abs(one.longer_pct)))
+
+
+def _clocks(rows: pd.DataFrame) -> pd.DataFrame:
+    """The median SM clock of each case in MHz, and the median of latency times SM clock."""
+    mhz = rows["sm_clock_mhz"].astype(float)
+    clocked = rows.assign(mhz=mhz, cycles=rows["latency_us"].astype(float) * mhz)
+    return clocked.groupby(CASE, sort=False)[["mhz", "cycles"]].median()

@@ -1,0 +1,385 @@
+"""The page 01_environment: its tables and figures of chosen readings, and each branch of its sentences."""
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pandas as pd
+import pytest
+import synthetic
+from instruments import ADDS, BESIDE_CUPTI, LARGE, at_target, loads, of, scattered, seen, timed, with_l2
+from reading import exhibit, plain, values
+from synthetic import TARGET, Recipe, inferred, lonely
+
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.display import Missing, Prose
+from attnlab.exhibits.environment import cards, clocks, load, machine, panel, provenance
+from attnlab.exhibits.words import say
+from attnlab.infer.machine.effort import Effort
+from attnlab.infer.results import Results
+from attnlab.runs import methods
+from attnlab.study import studies
+
+
+def with_manifest(results: Results, **changes) -> Results:
+    return Results(replace(results.run, manifest=results.run.manifest | changes), results.table)
+
+
+# ------------------------------------------------------------------------------------------------------------ sentences
+
+
+def outside() -> Results:
+    """A panel of twelve cases, in six of which our clock is outside of CUPTI's bracket."""
+    rows = timed(ADDS | BESIDE_CUPTI["short"])
+    return of(panel=pd.concat([rows.assign(batch=batch) for batch in (3, 4, 5)]))
+
+
+def beside(us: float) -> Results:
+    """A panel in which the target takes this long, at a lower clock than in the samples, which have 40 µs."""
+    return of(panel=at_target(ADDS, latency_us=us, sm_clock_mhz=1568))
+
+
+def slowed(us: float = 112.0) -> Results:
+    return of(endurance=loads(sdpa_auto=us, sdpa_flash=100.5))
+
+
+def cached(**seen_pct: float) -> Results:
+    return with_l2(of(residency=seen(**seen_pct)), 4 * LARGE.bytes)
+
+
+@cache
+def on_cards(count: int) -> Results:
+    """A run whose replicates were measured on this many cards."""
+    study = synthetic.AT_TARGET | {"replicates": 2 * count}
+    return synthetic.infer(Recipe(study=study, cards=tuple((card, 1.0) for card in 2 * "abc"[:count])))
+
+
+def closed() -> Results:
+    """A run of which one replicate of two was taken."""
+    return with_manifest(inferred(), closed_early={"replicates": 1, "shapes": 9, "planned": 18})
+
+
+@cache
+def incomplete() -> Results:
+    return synthetic.infer(Recipe(shapes=3, ceilings=synthetic.CEILINGS | {"l2": (None, "GB/s")}))
+
+
+TOLD = {
+    "run": [(inferred, "recorded on one NVIDIA H200 on 20"), (lonely, "on the CPU (Imaginary X1, 2 threads) on 20")],
+    "effort": [
+        (inferred, "with 40 samples a case, timing and replicate, in 2 replicates, each a fresh process."),
+        (closed, "in 1 replicate of the 2 asked for, a fresh process."),
+        (incomplete, "a case, timing and replicate, not all of them taken, in 2 replicates"),
+    ],
+    "lacking": [
+        (inferred, "- 2 cases failed\n- 1 case out of memory\n- 1 case skipped"),
+        (lonely, "- the clock “device warm” does not exist on this device\n"),
+        (lonely, "- no telemetry: the device is no NVIDIA GPU"),
+        (incomplete, "- L2 reads: not measured: why\n"),
+        (incomplete, "- the run is not complete: `make measure RUN=synthetic` continues it"),
+        (closed, "with 1 of the 2 replicates of its study, 9 of 18 passes over a shape"),
+        (lambda: on_cards(1), "This run lacks nothing that its study asks for."),
+    ],
+    "throttling": [
+        (inferred, "throttled at 2.5 % of 5,920 samples; its SM clock was between 1,941 and 1,980 MHz"),
+        (lonely, "Clock, power and throttling were not recorded: the device is no NVIDIA GPU."),
+    ],
+    "launch_gap": [
+        (inferred, "float16, 200 % of the 2.50 µs that `device` reads, and 5.00"),
+        (inferred, "At (2, 4, 32, 64) float16, a comparison by events around each call mostly compares"),
+        (lambda: of(panel=at_target(ADDS)), "The panel of clocks, which times one implementation at a time, has 20.0"),
+    ],
+    "residency": [
+        (cached, "Cold was cold: in each of 3 cases, a call after our flush read at least 100 %"),
+        (cached, "Warm was warm: where Q, K, V and O take at most a third of the L2"),
+        (cached, "tensors in the L2, and when an `eager` one does at least 100 %. At the target"),
+        (lambda: cached(cold_pct=64), "Cold was not everywhere cold"),
+        (lambda: cached(warm_pct=20), "Warm was not everywhere warm"),
+    ],
+    "load": [
+        (slowed, "burst of `sdpa.auto` was over after 0.51 s. Under sustained load, `sdpa.auto` takes 12 % longer"),
+        (slowed, "The burst of `sdpa.flash` lasted. By their own samples, device clock, warm cache, of 8 shapes"),
+        (lambda: slowed(101.0), "nothing became slower by 2 % for longer than a slice."),
+    ],
+    "panel": [(lambda: of(panel=timed()), "within the bracket of CUPTI's time stamps in 4 of 4 cases.")],
+    "panel.table": [
+        (lambda: of(panel=timed()), "NVBench, batch was not used: not installed: it. No case of the panel is among"),
+        (lambda: of(panel=scattered()), "scatter too much to decide at sdpa.auto, B=2 H=4 S=4096."),
+        (outside, "It is outside at sdpa.flash, B=3 H=1 S=128; "),
+        (outside, "; and 3 more."),
+        (
+            lambda: beside(50.0),
+            "differ by at most 25 %, at sdpa.auto, B=2 H=4 S=128: 50.0 [50.0, 50.0] µs in the panel",
+        ),
+        (lambda: beside(50.0), "so that its power limit lowers the clock less. What the panel supports"),
+        (lambda: beside(40.0), "Of these, 1 agrees within 1 %. What the panel supports"),
+    ],
+    "machine": [
+        (lambda: on_cards(1), "All replicates ran on one card"),
+        (lambda: on_cards(2), "The replicates ran on 2 cards"),
+    ],
+    "cards": [
+        (lambda: of(processes=inferred().run.processes.assign(card=None)), "This run doesn't name its cards"),
+        (lambda: on_cards(1), "All replicates ran on one card: intervals and verdicts hold for this card"),
+        (lambda: on_cards(2), "hold for these 2 cards: fewer than 3 can't stand for others of their kind."),
+        (lambda: on_cards(3), "between cards, 0.0 % between processes of a card and"),
+    ],
+    "ceilings": [
+        (inferred, "This machine reaches 0.2 % (matrix product, float16) to 2.1 % (memory copy) of what the"),
+        (lonely, "Nothing was measured that a datasheet states."),
+    ],
+    "clocks": [
+        (inferred, "are 1.50 µs apart."),
+        (lambda: with_clocks(smallest_graph_us=4.5), "apart, and around a graph of one smallest kernel 4.50 µs."),
+    ],
+    "commands": [(inferred, "make measure STUDY=synthetic")],
+}
+
+
+def with_clocks(**read: float) -> Results:
+    return with_manifest(inferred(), clocks=inferred().run.manifest["clocks"] | read)
+
+
+@pytest.mark.parametrize(("id", "made", "said"), [(id, *each) for id, told in TOLD.items() for each in told])
+def test_what_is_said_holds_the_facts(id, made, said):
+    text = Show(made())(f"environment.{id}").markdown
+    assert said in text
+    assert not re.search(r"\b(nan|NaN|None|inf|<NA>)\b", text)
+    assert not re.search(r"\b1 (?!agrees)(?:\w+s|fresh processes)\b|[a-z]\.[A-Z]", text)
+
+
+@pytest.mark.parametrize(
+    ("effort", "said"),
+    [
+        (Effort(2, 2, 3, 1, 1.0), "2 replicates, in 3 fresh processes, since one replicate was divided"),
+        (Effort(3, 3, 5, 2, 1.0), "3 replicates, in 5 fresh processes, since 2 of them were divided"),
+        (Effort(1, 2, 2, 1, 1.0), "1 replicate of the 2 asked for, in 2 fresh processes, since it was divided"),
+    ],
+)
+def test_divided_replicates_are_counted(effort, said):
+    assert say("environment.replicates", e=effort) == said
+
+
+@pytest.mark.parametrize(
+    ("count", "scope", "held_for"),
+    [
+        (1, "on this NVIDIA H200", "One NVIDIA H200"),
+        (2, "on these 2 NVIDIA H200s", "2 NVIDIA H200s"),
+        (3, "on NVIDIA H200s", "3 cards for all NVIDIA H200s"),
+    ],
+)
+def test_words_hold_for_as_many_cards_as_the_intervals(count, scope, held_for):
+    run = on_cards(count)
+    assert (cards.scope(run), cards.held_for(run)) == (scope, held_for)
+
+
+@pytest.mark.parametrize("decision", ["equivalent", "slower", "faster", "inconclusive"])
+def test_what_is_said_of_neighbours_follows_from_the_decision(decision):
+    said = {
+        "equivalent": "a call takes as long beside busy neighbours as alone, to within ±2 %.",
+        "slower": "a call takes longer beside busy neighbours than alone.",
+        "faster": "a call takes less time beside busy neighbours than alone.",
+        "inconclusive": "it is undecided whether a call takes as long beside busy neighbours as alone.",
+    }
+    told = say("environment.neighbours", decisions={inferred().headline: decision})
+    assert told.startswith(f"By the device clock, warm cache, {said[decision]} Ratio:")
+
+
+def test_a_clock_that_takes_fewer_samples_is_named():
+    assert machine.sample_words(inferred().study) == "40 samples"
+    traced = {"timings": [*synthetic.STUDY["timings"], {"clock": "cupti", "cache": "warm"}]}
+    study = studies.parse(synthetic.STUDY | traced, "traced")
+    assert machine.sample_words(study) == "40 samples (10 by `cupti`)"
+
+
+def test_a_cold_sample_of_the_device_clock_is_not_told_from_a_warm_one_by_the_cache_alone():
+    cold = {"timings": [*synthetic.STUDY["timings"], {"clock": "device", "cache": "cold"}]}
+    note = clocks.cold_note(synthetic.infer(Recipe(study=synthetic.AT_TARGET | cold, fates={})))
+    assert note.startswith(" A cold `device` sample is one call between its events, which read 1.50 µs around nothing")
+    assert clocks.cold_note(inferred()) == ""
+
+
+def test_shapes_held_back_are_named_together():
+    samples = inferred().run.samples
+    held = of(samples=samples.assign(throttled=(samples["seq_len"] == 64).astype("boolean")))
+    told = plain(load.throttling(held))
+    assert "under sustained load: B=2 H=4 S=64, with and without the causal mask" in told
+
+
+@pytest.mark.parametrize("show", [panel.gaps, panel.table, clocks.residency, load.bursts, load.endurance])
+def test_a_run_without_says_so(show):
+    assert re.fullmatch(r"\*.* recorded: .*\.\*", plain(show(inferred())))
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_each_timing_of_a_run_is_explained():
+    table = exhibit(inferred, "environment.clocks")
+    assert list(table.frame["timing"]) == [str(timing) for timing in inferred().timings]
+    assert table.frame.notna().all(axis=None)
+
+
+def test_every_method_but_our_own_clocks_is_explained():
+    assert {*panel.CLOCKS, "device", "device.cold"} == {method.name for method in methods.METHODS}
+
+
+def test_every_method_has_a_row_with_its_differences_and_their_cause():
+    frame = panel.table(of(panel=timed())).frame.set_index("clock")
+    assert len(frame) == len(ADDS) - 2 + 2  # without our own two, with those of Nsight Compute
+    short, long = frame["below 20 µs (µs more)"], frame["from 20 µs on (more)"]
+    assert [short["eager"].estimate, long["eager"].low, long["eager"].high] == pytest.approx([20, 1.5, 3])
+    assert short["Triton, do_bench"].estimate == pytest.approx(1)
+    assert frame.loc["CUPTI, in the graph", ["against", "cases", "near"]].tolist() == ["device", 4, 4]
+    assert frame.loc["Triton, do_bench", ["against", "cases", "near"]].tolist() == ["device, cold", 4, 2]
+
+
+@pytest.mark.parametrize("kind", [["device"], ["device", "cupti"], ["device", "eager"], ["device", "device.cold"]])
+def test_a_panel_without_a_kind_of_method_is_shown(kind):
+    run = of(panel=timed({name: ADDS[name] for name in kind}, apart={}))
+    for id in ("panel", "panel.table", "launch_gap"):
+        assert Show(run)(f"environment.{id}").markdown
+
+
+def test_ceilings_beside_the_datasheet():
+    frame = machine.ceilings(inferred()).frame.set_index("ceiling")
+    assert frame.loc["matrix product, float16", "measured [95 %]"].estimate == pytest.approx(2)
+    assert frame.loc["matrix product, float16", ["unit", "datasheet"]].tolist() == ["TFLOP/s", 989]
+    assert frame.loc["memory copy", ["datasheet", "of datasheet"]].tolist() == [4800, pytest.approx(100 / 48)]
+    assert frame.loc["L2 reads", ["datasheet", "of datasheet"]].isna().all()
+
+
+def test_an_unknown_device_has_no_datasheet():
+    frame = machine.ceilings(lonely()).frame
+    assert frame[["datasheet", "of datasheet", "sm_clock_mhz"]].isna().all(axis=None)
+
+
+def test_cases_without_a_latency_have_a_reason():
+    frame = machine.cases(inferred()).frame
+    assert frame[["implementation", "shape", "status"]].to_numpy().tolist() == [
+        ["sdpa.cudnn", "(2, 4, 32, 64) float16", "skipped"],
+        ["sdpa.math", "(2, 4, 256, 64) float16", "out of memory"],
+        ["sdpa.math", "(2, 8, 128, 64) float16", "failed"],
+        ["sdpa.math", "(2, 4, 64, 64) float16, causal", "failed"],
+    ]
+    assert frame["reason"].iloc[0] == "cuDNN takes no sequence this short"
+    assert machine.cases(lonely()) == Prose("No case so far failed, was skipped or ran out of memory.")
+
+
+def test_the_second_turn_of_the_baseline_is_named_as_such():
+    fates = {("control.sdpa.auto", TARGET): ("failed", "after timing, call: differs")}
+    frame = machine.cases(synthetic.infer(Recipe(study=synthetic.AT_TARGET, control_pace=1.0, fates=fates))).frame
+    assert frame[["implementation", "status"]].to_numpy().tolist() == [["sdpa.auto again", "failed"]]
+
+
+def test_the_checklist_and_the_hashes_come_from_the_run():
+    told, hashes = values(provenance.checklist(inferred())), values(provenance.hashes(inferred()))
+    assert told["correctness gate"] == "147 of 150 checks passed"
+    assert told["raw samples"] == "5,920 rows, none dropped, hashed below"  # 72 cases and 2 that failed late, 80 each
+    assert told["hardware named"] == "NVIDIA H200, driver 580.65"
+    assert told["samples a case and timing"] == "40 in each of 2 replicates"
+    assert values(provenance.checklist(closed()))["samples a case and timing"] == "40 in each of 1 replicate"
+    assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
+    assert hashes["measure/clocks/ours.py"] == "5" * 32 + "…"
+
+
+def test_twelve_rules_are_answered():
+    assert list(Show()("environment.rules").content.frame[""]) == [str(number) for number in range(1, 13)]
+
+
+def test_machines_and_settings():
+    told, cpu = values(machine.machine_table(inferred())), values(machine.machine_table(lonely()))
+    assert (told["device"], told["memory"], told["power limit"]) == ("NVIDIA H200", "128 GiB", "700 W")
+    assert "threads" not in told
+    assert cpu["threads"] == 2
+    assert "highest SM clock" not in cpu
+    assert values(machine.settings(inferred())) == {"tf32 matmul": "False", "seed": "42"}
+
+
+PROCESS = {"setup_seconds": 1.0, "ecc": True, "power_limit_w": 700.0} | {
+    "persistence": True, "mig": False, "cpu": "Imaginary CPU", "governor": "", "host": "h"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "card", "limit", "note"),
+    [
+        ("aab", "a ({0}); b ({1})", "700 W ({0}); 600 W ({1})", "The replicates ran on 2 cards, each named by"),
+        ("aaa", "a", "700 W", "All replicates ran on one card, which is named by the start of the SHA-256"),
+        (["", "", ""], None, "700 W", ""),
+        ([None] * 3, None, "700 W", ""),
+    ],
+)
+def test_replicates_on_another_card_are_told_from_those_on_the_same(names, card, limit, note):
+    rows = [PROCESS | {"process": f"p{place}", "replicate": place, "card": name} for place, name in enumerate(names)]
+    processes = pd.DataFrame(rows)
+    processes.loc[processes["card"] == "b", "power_limit_w"] = 600.0
+    shown = machine.machine_table(of(processes=processes))
+    told, places = values(shown), ("replicates 0 and 1", "replicate 2")
+    assert told.get("card") == (card and card.format(*places))
+    assert told["power limit"] == limit.format(*places)
+    assert (told["ECC"], told["MIG"], told["CPU"]) == ("on", "off", "Imaginary CPU")
+    assert "CPU governor" not in told
+    assert note in shown.note
+    assert bool(shown.note) == bool(note)
+
+
+def test_a_run_that_is_older_than_what_processes_record_says_nothing_of_it():
+    unknown = inferred().run.processes[["process", "replicate"]].assign(**dict.fromkeys(PROCESS | {"card": None}))
+    shown = machine.machine_table(of(processes=unknown))
+    assert values(shown)["power limit"] == "700 W"  # of the environment
+    assert not {"card", "ECC", "MIG", "CPU"} & set(values(shown))
+    assert shown.note == ""
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def test_the_figure_of_the_panel_has_every_method_at_every_case():
+    short, long = panel.gaps(of(panel=timed())).figure.axes
+    titles = [label.get_text() for label in short.get_yticklabels()]
+    assert set(titles) == {
+        *("CUPTI, in the graph", "CUPTI, with gaps", "CUPTI, called"),
+        *("Nsight Compute", "Triton, graph", "eager", "Nsight Compute, flushed", "Triton, do_bench"),
+    }
+    # what each adds to our clock: to calls of 10 and 6 us in us, to those of 1000 and 2000 us in percent
+    assert dots(short)[titles.index("eager")] == pytest.approx([20, 20])
+    assert dots(long)[titles.index("eager")] == pytest.approx([3, 1.5])
+    assert dots(short)[titles.index("Triton, do_bench")] == pytest.approx([1, 1])
+    assert dots(long)[titles.index("Triton, do_bench")] == pytest.approx([100 / 1008, 100 / 2008])
+
+
+def dots(axes) -> dict[int, list[float]]:
+    """What is drawn for the cases in each row."""
+    lines = [line for line in axes.get_lines() if line.get_marker() == "o"]
+    return {int(line.get_ydata()[0]): list(line.get_xdata()) for line in lines}
+
+
+def test_the_figure_of_loads_has_latency_clock_and_power():
+    latency, clock, power = load.endurance(slowed()).figure.axes
+    drawn = [{line.get_label(): line.get_ydata() for line in axes.get_lines()} for axes in (latency, clock, power)]
+    assert [lines["sdpa.auto"][0] for lines in drawn] == [0, 1980, 600]
+    assert [lines["sdpa.auto"][-1] for lines in drawn] == pytest.approx([12, 1700, 600])
+    assert drawn[0]["sdpa.flash"][-1] == pytest.approx(0.5)
+    dotted = [
+        [line.get_xdata()[0] for line in axes.get_lines() if line.get_linestyle() == ":"] for axes in (latency, clock)
+    ]
+    # slower from 0.51 s on, and throttled from 0.71 s on; flash never became slower by 2 %
+    assert dotted == [pytest.approx([0.51]), pytest.approx([0.71, 0.71])]
+
+
+def test_timings_are_drawn_by_implementation_and_the_largest_change_may_be_downwards():
+    figure = exhibit(inferred, "environment.timings")
+    axes = next(axes for axes in figure.figure.axes if axes.get_title() == "sdpa.auto")
+    (drawn,) = [line for line in axes.get_lines() if line.get_label() == "eager warm over device warm"]
+    assert list(drawn.get_xdata()) == [32, 64, 128, 256]
+    table = inferred().table.copy()
+    eager = (table["clock"] == "eager") & (table["implementation"] == "sdpa.flash")
+    table.loc[eager, "median_us"] /= 100
+    caption = clocks.timings(Results(inferred().run, table)).caption
+    assert re.match(
+        r"The choice of clock and cache changes a median at most to 0\.0\d+× with eager warm at S=", caption
+    )
+    assert clocks.timings(lonely()) == Missing(
+        "*No case was timed in two ways, so clocks and caches can't be compared.*"
+    )
