@@ -1,5 +1,7 @@
 """The correctness gate: errors against the oracle, beside what the gate allows."""
 
+from typing import Any
+
 import pandas as pd
 
 from attnlab.exhibits import formats
@@ -26,7 +28,7 @@ def errors(results: Results) -> Figure:
     titles = "largest absolute error, logarithmic", "sequence length S, logarithmic"
     drawing, panels = before_others(list(drawn), [drawn], *titles)
     sizes = [shape.seq_len for shape in found.allowed]
-    limit = {"color": "#888888", "linestyle": "--", "linewidth": 1.2, "zorder": 5, "label": "allowed"}
+    limit: dict[str, Any] = {"color": "#888888", "linestyle": "--", "linewidth": 1.2, "zorder": 5, "label": "allowed"}
     for axes in panels.values():
         axes.plot(sizes, list(found.allowed.values()), **limit)
     for name, size, error in odd:

@@ -8,12 +8,11 @@ import pandas as pd
 
 from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.cells import shape_of
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.infer.cases import AXES, CASE
 from attnlab.infer.ceilings import Ceiling
-from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.lookup import NotMeasured, shape_of
 from attnlab.infer.results import Results
 from attnlab.runs.rules import STEADY
 from attnlab.runs.schema import MEASURED

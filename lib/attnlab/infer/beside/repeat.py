@@ -271,12 +271,11 @@ def differences(here: Results, there: Results) -> Differences:
     mine, its = here.run.manifest, there.run.manifest
     stated, other = _stated(mine), _stated(its)
     names = [name for name in {**stated, **other} if stated.get(name) != other.get(name)]
-    rows: list[tuple[str, Any, Any]] = [
-        (name, *(side.get(name, "not recorded") for side in (stated, other))) for name in names
-    ]
+    unknown = "not recorded"
+    rows: list[tuple[str, Any, Any]] = [(n, stated.get(n, unknown), other.get(n, unknown)) for n in names]
     files = read.sources_changed(mine, its)
     if files:
-        rows.append(("measuring code", *(f"commit {manifest['commit'][:7]}" for manifest in (mine, its))))
+        rows.append(("measuring code", f"commit {mine['commit'][:7]}", f"commit {its['commit'][:7]}"))
     ours, theirs = (
         {f"{ceiling.title} ({ceiling.unit})": ceiling.measured for ceiling in of.ceilings.all if ceiling.measured}
         for of in (here, there)
