@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
+from attnlab.exhibits.roofline.nearest import Cases
 from bs4 import BeautifulSoup
 from synthetic import Recipe
 
@@ -16,7 +17,6 @@ from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue, markdown
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.roofline import literature
-from attnlab.exhibits.roofline.nearest import Cases
 from attnlab.infer.results import Results
 from attnlab.literature import bibliography, datasheets, throughputs
 from attnlab.literature.throughputs import Published
