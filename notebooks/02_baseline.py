@@ -41,61 +41,32 @@ show("baseline.checks")
 show("baseline.errors")
 
 # %% [markdown]
-# ## Sequence length
+# ## Along the sweeps
+#
+# Sequence length, without and with the causal mask, batch and heads.
 
 # %%
-show("baseline.sweep.seq_len")
-
-# %%
-show("baseline.backends.seq_len")
+show("baseline.sweeps")
 
 # %%
 show("baseline.latency")
 
 # %%
-show("baseline.throughput.lengths")
+show("baseline.throughput")
 
 # %% [markdown]
-# ## Causal
+# ## Every implementation
+#
+# Along every sweep of the study: other head dimensions, dtypes and lengths too.
 
 # %%
-show("baseline.sweep.causal_seq_len")
-
-# %%
-show("baseline.backends.causal_seq_len")
-
-# %%
-show("baseline.listed")
+show("baseline.implementations")
 
 # %% [markdown]
-# ## Other lengths, head dimensions and dtypes
-
-# %%
-show("baseline.other_lengths")
+# ## Lengths that no tile divides
 
 # %%
 show("baseline.odd_lengths")
-
-# %%
-show("baseline.odd_lengths.figure")
-
-# %% [markdown]
-# ## Batch and heads
-
-# %%
-show("baseline.sweep.batch")
-
-# %%
-show("baseline.backends.batch")
-
-# %%
-show("baseline.sweep.heads")
-
-# %%
-show("baseline.backends.heads")
-
-# %%
-show("baseline.throughput.sizes")
 
 # %% [markdown]
 # ## Scaling
@@ -104,31 +75,19 @@ show("baseline.throughput.sizes")
 # for twice the batch or heads. Less means that the smaller shape left the machine idle.
 
 # %%
-show("baseline.scaling.seq_len")
-
-# %%
-show("baseline.scaling.batch")
-
-# %%
-show("baseline.scaling.heads")
+show("baseline.scaling")
 
 # %% [markdown]
-# ## Variance and tails
+# ## Spread and tails
 
 # %%
 show("baseline.distribution")
-
-# %%
-show("baseline.variance")
 
 # %%
 show("baseline.tails")
 
 # %% [markdown]
 # ## Memory
-
-# %%
-show("baseline.memory.table")
 
 # %%
 show("baseline.memory")
@@ -153,12 +112,12 @@ show("baseline.timings")
 # The bar at the target, and the verdict on each implementation, are on [06_verdicts](#verdicts.to_beat).
 
 # %% [markdown]
-# ## Measured again
+# ## Reproducibility
 #
-# What another recorded run on a device of the same name found again, and what moved.
+# What another recorded run on a device of the same name reproduced, and what moved.
 
 # %%
-show("baseline.again")
+show("baseline.reproducibility")
 
 # %% [markdown]
 # ## Appendix: Every case

@@ -51,10 +51,7 @@ show("roofline.regimes")
 # ## Along the sequence length
 
 # %%
-show("roofline.floors.seq_len")
-
-# %%
-show("roofline.floors.causal_seq_len")
+show("roofline.floors")
 
 # %% [markdown]
 # ## How near does each come?
@@ -71,16 +68,10 @@ show("roofline.speed_of_light")
 show("roofline.literature")
 
 # %%
-show("roofline.literature.highest")
-
-# %%
 show("roofline.literature.shares")
 
 # %%
 show("roofline.literature.figure")
-
-# %%
-show("roofline.literature.same")
 
 # %%
 show("roofline.literature.limits")

@@ -37,29 +37,27 @@ show("profile.how")
 show("profile.launches")
 
 # %% [markdown]
-# ## How busy each unit was
+# ## What holds each back
 #
-# Use is in percent of a unit's peak rate over the kernel's whole time. No reordering saves that share of the time; only less
-# work on that unit does. With small heads the exponential unit (XU) needs nearly as long as the tensor
+# A unit's use is in percent of its peak rate over the kernel's whole time. No reordering saves that share of the time; only
+# less work on that unit does. With small heads the exponential unit (XU) needs nearly as long as the tensor
 # cores on recent GPUs, so a fast kernel has both busy at once. A busy pipe need not be a fast one:
 # `mma.sync` holds Hopper's tensor cores longer than `wgmma` does for the same product.
-
-# %%
-show("profile.units")
-
-# %%
-show("profile.findings")
-
-# %% [markdown]
-# ## Where the cycles went
 #
 # In each cycle a scheduler issues an instruction of one of its warps, or all of them wait. What each then waits for is
 # counted: the result of a load, a barrier, a pipe in use, the fixed latency of the instruction before. The waiting is
 # divided among the reasons in proportion to the warps that each held. A warp that waits by design, such as one that only
 # loads for the others, counts as much as any.
+#
+# The rule uses the counters alone: first units that were used at 60 % of their peak or more, the busiest first, then the
+# largest losses of the schedulers' cycles. The bound is that of Nsight Compute's guided analysis: it calls a kernel bound by
+# latency if every unit is below it, and only then looks at what warps wait for.
 
 # %%
-show("profile.schedulers")
+show("profile.findings")
+
+# %%
+show("profile.bottlenecks")
 
 # %% [markdown]
 # ## What was moved
@@ -74,16 +72,6 @@ show("profile.traffic")
 
 # %%
 show("profile.values")
-
-# %% [markdown]
-# ## The first three bottlenecks
-#
-# The rule uses the counters alone: first units that were used at 60 % of their peak or more, the busiest first, then the
-# largest losses of the schedulers' cycles. The bound is that of Nsight Compute's guided analysis: it calls a kernel bound by
-# latency if every unit is below it, and only then looks at what warps wait for.
-
-# %%
-show("profile.bottlenecks")
 
 # %% [markdown]
 # ## The distance to the floor

@@ -185,12 +185,12 @@ show("roofline.regimes")
 # %% [markdown]
 # ### Lengths that no tile divides
 #
-# Kernels work on tiles of rows. [](#baseline.odd_lengths.figure) compares lengths just below a multiple of a tile with that
+# Kernels work on tiles of rows. [](#baseline.odd_lengths) compares lengths just below a multiple of a tile with that
 # multiple, by the time for each score. A program that can choose its length gains by padding wherever a mark lies far to the
 # right.
 
 # %%
-show("baseline.odd_lengths.figure")
+show("baseline.odd_lengths")
 
 # %% [markdown]
 # ### At the target

@@ -18,7 +18,7 @@ from attnlab.measure.clocks import ours
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.session import rounds
 from attnlab.measure.subjects import maps
-from attnlab.runs import rules, schema
+from attnlab.runs import rules
 
 ROOT = paths.ROOT
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -26,7 +26,10 @@ REQUIREMENTS = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for
 PINS = environment_yml.locked((ROOT / "requirements.lock").read_text())
 PACKAGE = ROOT / "lib" / "attnlab"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "data/README.md", "figures/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "data/README.md", "figures/README.md")
+    ),
     ROOT / "reports" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]

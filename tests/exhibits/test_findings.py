@@ -95,6 +95,6 @@ def test_the_ladder_in_short_says_what_was_expected_and_what_came_of_it():
         assert said == row["expected"]
 
 
-@pytest.mark.parametrize("id", ["backends.peers.dots", "baseline.odd_lengths.figure", "verdicts.signs"])
+@pytest.mark.parametrize("id", ["backends.peers.dots", "baseline.odd_lengths", "verdicts.signs"])
 def test_a_run_that_lacks_it_says_so(id):
     assert isinstance(Show(lonely())(id).content, Missing)

@@ -10,6 +10,7 @@ from reading import plain
 from synthetic import Recipe
 
 from attnlab.exhibits import profile
+from attnlab.exhibits.words import say
 from attnlab.infer import counters as inferred
 from attnlab.infer import results as taken
 from attnlab.infer.lookup import NotMeasured
@@ -178,28 +179,22 @@ def test_the_tables_have_a_row_for_each():
     results = profiled()
     launches = profile.launches(results).frame.set_index("implementation")
     assert list(launches.index) == list(COUNTERS)
-    assert launches.loc["sdpa.math", ["longest kernel", "launches", "its share"]].tolist() == ["large", 2, "75 %"]
-    assert launches.loc["sdpa.auto", ["longest kernel", "registers", "limited by"]].tolist() == [
-        "one",
-        "168",
-        "shared",
-    ]
+    assert launches.loc["sdpa.math", ["longest kernel", "launches", "its share"]].tolist() == ["large", 2, 75]
+    assert launches.loc["sdpa.auto", ["longest kernel", "registers", "limited by"]].tolist() == ["one", 168, "shared"]
     traffic = profile.traffic(results).frame.set_index("implementation")
-    assert traffic.loc["sdpa.math", ["µs in ncu", "DRAM (MB)", "bank conflicts"]].tolist() == ["1.00", "0.300", "25 %"]
+    assert traffic.loc["sdpa.math", ["µs in ncu", "DRAM (MB)", "bank conflicts"]].tolist() == [1, 0.3, 25]
     assert profile.bottlenecks(results).frame.loc[1].tolist() == [
-        "sdpa.flash",
-        "exponentials (XU): 72 % of peak",
-        "tensor cores: 61 % of peak",
-        "waiting for global memory: 45 % of cycles",
+        *("sdpa.flash", "exponentials (XU)", 72, "tensor cores", 61),
+        *("waiting for global memory", pytest.approx(45)),
     ]
 
 
-def test_the_findings_tell_busy_units_from_latency():
-    assert profile.findings(profiled()).markdown == (
-        "The busiest unit, at 60 % of its peak or more: exponentials (XU) in `sdpa.flash` (72 %). Where every unit "
-        "stays below that, the largest loss, in % of the cycles: waiting for global memory in `sdpa.auto` (45 %) and "
-        "`sdpa.math` (56 %)."
-    )
+def test_busy_units_are_told_from_latency():
+    busy, waiting = inferred.first_bottlenecks(profiled())
+    assert busy == {"exponentials (XU)": [("sdpa.flash", 72)]}
+    assert waiting == {
+        "waiting for global memory": [("sdpa.auto", pytest.approx(45)), ("sdpa.math", pytest.approx(56.25))]
+    }
 
 
 def test_what_lies_beyond_the_floor_adds_up_to_the_latency():
@@ -215,31 +210,14 @@ def test_what_lies_beyond_the_floor_adds_up_to_the_latency():
 
 def test_the_distance_to_the_floor_is_a_table_for_each_shape():
     results = profiled()
-    tables = profile.beyond(results).parts
-    (table,) = tables.values()
-    assert results.study.target_shape.label in table.caption
-    for _, row in table.frame.iterrows():
-        median, *parts = (float(cell.replace(",", "")) for cell in row.iloc[1:])
-        floor = float(re.search(r"floor of ([\d.]+) µs", table.caption)[1])
-        assert floor + sum(parts) == pytest.approx(median, rel=0.02)
-
-
-@pytest.mark.parametrize("draw", [profile.units, profile.schedulers])
-def test_the_figures_name_every_implementation(draw):
-    drawn = draw(profiled())
-    axes, *_ = drawn.figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(COUNTERS)
-
-
-def test_the_map_holds_the_shares():
-    (axes,) = profile.units(profiled()).figure.axes
-    texts = [text.get_text() for text in axes.texts]
-    assert texts[: len(inferred.UNITS)] == ["20", "10", *["—"] * 6, "5"]
-
-
-def test_the_bars_of_an_implementation_add_up_to_all_cycles():
-    widths = [[bar.get_width() for bar in axes.patches] for axes in profile.schedulers(profiled()).figure.axes]
-    assert [sum(shares) for shares in zip(*widths, strict=True)] == pytest.approx([100] * len(COUNTERS))
+    shape = results.study.target_shape
+    floor_us, found = inferred.distances(results, shape)
+    assert list(found) == ["sdpa.auto", "sdpa.flash"]  # sdpa.math takes more than four times its floor
+    for median_us, parts in found.values():
+        assert floor_us + sum(parts.values()) == pytest.approx(median_us)
+    (table,) = profile.beyond(results).parts.values()
+    assert shape.label in table.caption
+    assert list(table.frame["median"]) == [median_us for median_us, _ in found.values()]
 
 
 def test_the_steps_tell_where_cycles_went(monkeypatch):
@@ -257,16 +235,49 @@ def test_the_steps_tell_where_cycles_went(monkeypatch):
     assert row == {
         "rung": "tiled",
         "after": "naive",
-        "cycles before": "10,000",
-        "cycles": "4,000",
-        "saved most": "global memory: −3,938",
-        "then": "instruction issued: −1,750",
-        "added most": "no work on the multiprocessor: +1,000",
+        "cycles before": 10_000,
+        "cycles": 4_000,
+        "saved most": "global memory",
+        "saved most, by": -3937.5,
+        "then": "instruction issued",
+        "then, by": -1750,
+        "added most": "no work on the multiprocessor",
+        "added most, by": 1000,
     }
 
 
 def test_a_run_without_two_rungs_has_no_steps():
     assert "Nothing was measured" in profile.steps(profiled()).markdown
+
+
+TAKEN = {"tool": "ncu 2025.3.1.0", "why": ""}
+HOW = {"shape": TARGET, "profiles": [1]}
+BUSY = {"FMA": [("sdpa.auto", 72.0), ("sdpa.math", 61.0), ("kernel.mma", 60.0)]}
+WAITING = {"waiting for a branch": [("sdpa.flash", 9.0)], inferred.IDLE: [("sdpa.math", 8.0), ("a", 7.0)]}
+
+
+@pytest.mark.parametrize(
+    ("id", "facts", "said"),
+    [
+        ("how", HOW | {"taken": TAKEN}, "of 1 implementation, by ncu 2025.3.1.0. It runs"),
+        ("how", HOW | {"taken": TAKEN | {"why": "no counters of x"}}, "samples. Without counters: no counters of x."),
+        (
+            "findings",
+            {"busy": BUSY, "waiting": {}},
+            "60 % of its peak or more: FMA in `sdpa.auto` (72 %), `sdpa.math` (61 %) and `kernel.mma` (60 %).",
+        ),
+        (
+            "findings",
+            {"busy": BUSY, "waiting": WAITING},
+            "(60 %). Where every unit stays below that, the largest loss, in % of the cycles: waiting for a branch in "
+            "`sdpa.flash` (9.0 %); no work on the multiprocessor in `sdpa.math` (8.0 %) and `a` (7.0 %).",
+        ),
+        ("findings", {"busy": {}, "waiting": {}}, "*The counters show no bottleneck.*"),
+    ],
+)
+def test_every_branch_is_said(id, facts, said):
+    saturated = {"saturated_pct": inferred.SATURATED_PCT} if id == "findings" else {}
+    assert said in say(f"profile.{id}", **facts, **saturated)
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(shapes=1), synthetic.LONELY], ids=["none", "cut off", "on a CPU"])
@@ -275,7 +286,7 @@ def test_a_run_without_counters_says_why_once(recipe):
     with pytest.raises(NotMeasured, match=r"^No counters were recorded, so .*: [\w ,]+$"):
         inferred.of(results)
     assert re.fullmatch(r"\*No counters were recorded, so [^.]+\.\*", profile.how(results).markdown)
-    for show in (profile.launches, profile.units, profile.schedulers, profile.bottlenecks, profile.steps):
+    for show in (profile.launches, profile.bottlenecks, profile.beyond, profile.steps):
         assert show(results) is None
 
 

@@ -9,18 +9,14 @@ from reading import plain
 from synthetic import AT_TARGET, CPU, ONE_BATCH, TARGET, Recipe, inferred, lonely
 
 from attnlab.exhibits import formats
-from attnlab.exhibits.baseline import correctness, sweeps
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.environment import clocks
-from attnlab.exhibits.roofline import floor
 from attnlab.exhibits.verdicts import abstract, target
+from attnlab.infer.lookup import median_of
 
 TOLD = [
     "verdicts.abstract",
     "verdicts.publishable",
-    "baseline.span",
-    "baseline.correctness",
-    "roofline.regimes",
 ]
 
 
@@ -43,11 +39,10 @@ def test_a_line_says_which_run_is_shown(run):
 
 def test_the_abstract_holds_the_numbers_of_the_tables():
     told = plain(abstract.abstract(inferred()))
-    row = sweeps.sweep(inferred(), "seq_len", "sdpa.auto").frame.iloc[2]
-    assert f"`sdpa.auto` takes {row['median (µs) [95 %]']} µs (device clock, warm cache)" in told
-    assert f"{row['TFLOP/s']} TFLOP/s" in told
-    light = floor.floors(inferred(), "seq_len", "sdpa.auto").frame.iloc[2]["speed of light"]
-    assert f"{light} of what the ceilings measured in the same run allow" in told
+    row = inferred().at(TARGET).loc["sdpa.auto"]
+    assert f"`sdpa.auto` takes {formats.interval(median_of(row))} µs (device clock, warm cache)" in told
+    assert f"{formats.number(row['throughput_tflops'])} TFLOP/s" in told
+    assert f"{formats.percent(row['speed_of_light_pct'])} of what the ceilings measured in the same run allow" in told
     cells = target.timings(inferred(), TARGET).frame.set_index("implementation").loc["sdpa.flash"]
     by_device, by_eager = (cell.split("\nfaster")[0].replace("\n", " ") for cell in cells)
     assert (
@@ -150,33 +145,3 @@ def test_there_is_a_statement_for_every_candidate():
     assert [re.search(r"µs, `(.+?)`", line)[1] for line in told] == [
         "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"
     ]  # fmt: skip
-
-
-def test_the_span_of_the_baseline():
-    told = plain(sweeps.span(inferred()))
-    assert "2.50 µs at B=2 H=4 S=32 to 160 µs at B=2 H=4 S=256" in told
-    assert "a factor of 64.0 for 64.0 times the FLOPs" in told
-    assert "highest throughput is 0.852 TFLOP/s at B=2 H=4 S=64, causal" in told  # 2129920·2 FLOPs in 5 µs
-    assert "highest bandwidth 52.4 GB/s at B=2 H=4 S=32." in told  # 131072 bytes in 2.5 µs, and in 5 at S=64 causal
-
-
-def test_regimes():
-    told = plain(floor.regimes(inferred()))
-    assert "device clock, warm cache, the floor is set at S = 32, 64, 128 and 256 by matrix product" in told
-    assert "20.0 FLOP/byte in float16" in told
-    assert "64.0 FLOP/byte, is to the right of it" in told
-
-
-def test_the_gate_in_a_sentence():
-    told = plain(correctness.correctness(inferred()))
-    assert "150 checks and 3 failed" in told
-    assert "is 0.00500, that" in told
-    assert "16 checks and all passed" in plain(correctness.correctness(lonely()))
-
-
-def test_without_ceilings_there_is_neither_ridge_nor_share():
-    none = {name: (None, unit) for name, (_, unit) in synthetic.CEILINGS.items()}
-    some = none | {"copy": (100.0, "GB/s")}
-    runs = [synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, ceilings=rates)) for rates in (none, some)]
-    assert "No ceiling was measured" in plain(floor.regimes(runs[0]))
-    assert "ridge" not in plain(floor.regimes(runs[1]))

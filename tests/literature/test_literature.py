@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import synthetic
 from bs4 import BeautifulSoup
@@ -15,8 +16,12 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue, markdown
 from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.display import Missing
+from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.roofline import literature
-from attnlab.exhibits.roofline.nearest import Cases
+from attnlab.exhibits.roofline import published as drawn
+from attnlab.infer.beside import published
+from attnlab.infer.beside.published import Cases
 from attnlab.infer.results import Results
 from attnlab.literature import bibliography, datasheets, throughputs
 from attnlab.literature.throughputs import Published
@@ -107,13 +112,16 @@ def test_two_statements_of_one_measurement_agree():
 def test_what_is_above_its_device_is_kept_and_marked():
     over = [one for one in throughputs.published() if one.is_above_peak]
     assert {one.implementation for one in over} == {"FlashAttention-2", "PyTorch, composed", "xFormers"}
-    table = literature.highest(synthetic.inferred())
-    marked = table.frame[table.frame["of peak"].str.endswith("‡")]
-    assert list(marked["of peak"]) == ["121 % ‡", "288 % ‡", "318 % ‡"]
-    assert "‡ Above what the device can do" in table.note
-    assert "3 numbers are above what the device can do and can't be right" in plain(
-        literature.summary(synthetic.inferred())
-    )
+    shares = literature.every(synthetic.inferred()).frame["of peak"]
+    marked = [share for share in shares if isinstance(share, Marked)]
+    assert [round(share.value) for share in marked] == [121, 288, 318]
+    assert {share.mark for share in marked} == {literature.OVER}
+
+
+def test_the_highest_of_each_kind_are_found_in_the_order_of_devices():
+    numbers = [number(value=value) for value in (300, 500, 400)]
+    other = number(device="NVIDIA L4", value=60)
+    assert throughputs.highest([*numbers, other], "device") == [other, numbers[1]]
 
 
 # -------------------------------------------------------------------------------------------------------- normalised
@@ -197,12 +205,13 @@ def test_an_algorithm_that_another_run_has_is_shown_from_there():
 
 def test_the_run_of_peers_is_named_beside_its_cases():
     four = number(implementation="FlashAttention-4", causal="true")
-    cells = literature._beside(Cases(synthetic.inferred(), peers()), four)
-    assert cells["here"] == "peer.flash4\nin theirs\n(2, 4, 128, 64)\nfloat16, causal"
-    ours = number(causal="true")
-    assert literature._beside(Cases(synthetic.inferred(), peers()), ours)["here"].startswith("sdpa.cudnn\n(2, 4, 128")
-    for id in ("highest", "every", "same"):
-        assert catalogue.find(f"roofline.literature.{id}").beside == ["peers"]
+    rows = [
+        literature._row(one, Cases(synthetic.inferred(), peers()).nearest(one), synthetic.inferred())
+        for one in (four, number(causal="true"))
+    ]
+    assert rows[0]["here"] == "peer.flash4\nin theirs\n(2, 4, 128, 64)\nfloat16, causal"
+    assert rows[1]["here"].startswith("sdpa.cudnn\n(2, 4, 128")
+    assert catalogue.find("roofline.literature.every").beside == ["peers"]
     frame = Show(synthetic.inferred(), {"peers": peers})("roofline.literature.every").content.frame
     assert len(frame) == len(throughputs.published())
 
@@ -252,17 +261,16 @@ def test_a_device_without_a_datasheet_has_no_share():
     of = synthetic.infer(Recipe(device="NVIDIA Nobody", shapes=None))
     beside = Cases(of).nearest(number())
     assert math.isnan(beside.datasheet_pct)
-    assert "no algorithm, length, D and mask in common" in plain(literature.same(of))
-    assert "nan" not in plain(literature.highest(of))
+    assert "nan" not in plain(literature.every(of))
+    assert published.peak_at_clock(of) is None
+    for draw in (drawn.figure, drawn.shares):
+        assert isinstance(draw(of), Missing)
 
 
-def test_the_same_algorithms_at_the_same_length():
-    frame = literature.same(synthetic.inferred()).frame.set_index(["published", "device"])
-    row = frame.loc[("PyTorch SDPA, flash", "L4")]
-    assert (row["numbers"], row["S"], row["here"]) == (2, "128 to 256", "sdpa.flash")
-    assert row["of its peak"] == "15 to 36 %"
-    ours = 100 * synthetic.TARGET.flops / synthetic.latency_us("sdpa.flash", synthetic.TARGET) / 1e6 / 989
-    assert row["of this peak"] == f"{ours:.1f} %"  # the synthetic latency is in proportion to the work
+def test_a_run_is_higher_at_the_lengths_where_its_fastest_is():
+    lines = {"sdpa.flash": pd.Series({128: 40.0, 256: 60.0}), "sdpa.cudnn": pd.Series({128: 52.0, 512: 10.0})}
+    numbers = [number(), number(seq_len=256, value=700)]  # 50 % and 71 %
+    assert published.higher([published.Curves(lines, numbers)]) == (1, 2)
 
 
 def test_every_number_is_in_the_table_with_its_source():
@@ -275,9 +283,11 @@ def test_every_number_is_in_the_table_with_its_source():
 
 
 def test_the_peak_is_told_at_the_clock_that_was_seen():
-    told = plain(literature.limits(synthetic.inferred()))
-    assert "The 989 TFLOP/s of this device are 132 multiprocessors with 4,096 FLOPs a clock" in told
-    assert "at 1,829 MHz" in told  # 989e12 / (132 * 4096)
+    found = published.peak_at_clock(synthetic.inferred())
+    assert (found.peak_tflops, found.multiprocessors) == (989, 132)
+    assert found.peak_mhz == pytest.approx(989e12 / (132 * 4096) / 1e6)
+    assert found.peak_there_tflops == pytest.approx(989 * found.highest_mhz / found.peak_mhz)
+    assert "132 multiprocessors with 4,096 FLOPs a clock" in plain(literature.limits(synthetic.inferred()))
 
 
 # --------------------------------------------------------------------------------------------------------- bad input

@@ -373,7 +373,7 @@ def test_some_links_lead_to_other_pages(tiny):
 
 def test_the_sweep_on_the_page_is_the_one_inferred(tiny):
     folder, of = tiny
-    rows = body(read(folder, "02_baseline"), "baseline.sweep.seq_len")
+    rows = body(read(folder, "02_baseline"), "baseline.sweeps.seq_len")
     assert [row[0] for row in rows] == ["16", "32", "64"]
     printed = [float(row[1].split()[0].replace(",", "")) for row in rows]
     medians = [of.at(shape).loc["sdpa.auto", "median_us"] for shape in of.study.sweep("seq_len")]

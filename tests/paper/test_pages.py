@@ -287,7 +287,10 @@ def resealed() -> Results:
 def test_a_text_of_a_run_is_no_tag_on_a_page(tmp_path, resealed):
     show = Show(resealed)
     ids = [id for id in catalogue.every() if id.startswith("environment.")]
-    shown = [show, *map(show, [*ids, "verdicts.abstract", "verdicts.statement", "baseline.listed", "profile.how"])]
+    shown = [
+        show,
+        *map(show, [*ids, "verdicts.abstract", "verdicts.statement", "baseline.implementations", "profile.how"]),
+    ]
     bundles = [exhibit._repr_mimebundle_()[0] for exhibit in shown]
     soup = page(tmp_path, *(code("show", v4.new_output("display_data", bundle)) for bundle in bundles))
     assert not soup.select("script")

@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 
 from attnlab.exhibits import formats
-from attnlab.infer.cases import AXES
-from attnlab.infer.lookup import median_of
+from attnlab.infer.lookup import median_of, shape_of
 from attnlab.infer.regimes import Regime, compared
 from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import Verdict
@@ -88,10 +87,9 @@ def explanations(rows: list[Any]) -> str:
     return " ".join(f"{mark}." for mark in marks)
 
 
-def shape_of(row: Any) -> Shape:
-    """The shape of a row of a table."""
-    values = ((axis, row[axis]) for axis in AXES)
-    return Shape(**{axis: value.item() if hasattr(value, "item") else value for axis, value in values})
+def where(results: Results, row: Any) -> str:
+    """The shape of a row, as it is told from the others of its study."""
+    return formats.shapes([shape_of(row)], results.study.shapes)
 
 
 def explained(mark: str) -> str:

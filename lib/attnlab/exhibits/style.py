@@ -13,13 +13,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from attnlab.exhibits import formats
-from attnlab.infer.lookup import NotMeasured, axis_of
+from attnlab.infer.lookup import axis_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 
@@ -61,46 +59,6 @@ AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "hea
     "kv_heads": "heads of keys and values",
     "kv_len": "keys",
 }
-
-
-def panels_of(results: Results, sweeps: Sequence[str]) -> tuple[Drawing, list[tuple[Axes, str]]]:
-    """A panel for each of the sweeps that has latencies."""
-    there = [sweep for sweep in sweeps if sweep in results.study.sweeps and _is_timed(results, sweep)]
-    if not there:
-        raise NotMeasured(f"Nothing has a latency in the sweeps {formats.listing([f'“{sweep}”' for sweep in sweeps])}")
-    drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False)
-    return drawing, list(zip(grid[0], there, strict=True))
-
-
-def _is_timed(results: Results, sweep: str) -> bool:
-    return any(len(results.at(shape)) for shape in results.sweep(sweep))
-
-
-def draw_lines(axes: Axes, results: Results, sweep: str, column: str, names: Sequence[str]) -> None:
-    axis = axis_of(sweep)
-    shapes = results.study.sweep(sweep)
-    rows = pd.concat([results.at(shape) for shape in shapes])
-    for name in names:
-        line = rows[rows["implementation"] == name].sort_values(axis)
-        if line.empty:
-            continue
-        axes.plot(line[axis], line[column], **look(name))
-    axes.set_xlabel(f"{AXIS_TITLES[axis]}, logarithmic")
-    powers_of_two(axes, [getattr(shape, axis) for shape in shapes])
-
-
-def sweep_title(sweep: str) -> str:
-    if axis_of(sweep) != "seq_len":
-        return ""
-    return "causal" if is_causal(sweep) else "not causal"
-
-
-def is_causal(sweep: str) -> bool:
-    return sweep.startswith("causal")
-
-
-def axes_of(sweeps: Sequence[str]) -> str:
-    return formats.listing(list(dict.fromkeys(AXIS_TITLES[axis_of(sweep)] for sweep in sweeps)))
 
 
 def look(name: str) -> dict[str, Any]:
@@ -165,12 +123,10 @@ def multiples(results: Results, sweeps: Sequence[str], column: str, title: str) 
         column: of the table of cases, drawn upward.
         title: of the vertical axis.
     """
-    there = [sweep for sweep in sweeps if sweep in results.study.sweeps and _is_timed(results, sweep)]
-    if not there:
-        raise NotMeasured(f"Nothing has a latency in the sweeps {formats.listing([f'“{sweep}”' for sweep in sweeps])}")
+    there = results.timed(sweeps)
     drawing, panels = before_others(
         results.study.implementations,
-        [_lines(results, sweep, column) for sweep in there],
+        [lines(results, sweep, column) for sweep in there],
         title,
         f"{AXIS_TITLES[axis_of(there[0])]}, logarithmic",
     )
@@ -245,10 +201,9 @@ def few_powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
     powers_of_two(axes, some if len(some) < 5 else some[::3])
 
 
-def _lines(results: Results, sweep: str, column: str) -> dict[str, tuple[Any, Any]]:
-    """The points of each implementation along a sweep."""
-    axis = axis_of(sweep)
-    rows = pd.concat([results.at(shape) for shape in results.study.sweep(sweep)], ignore_index=True)
+def lines(results: Results, sweep: str, column: str) -> dict[str, tuple[Any, Any]]:
+    """The points of each implementation along a sweep: sizes, and the values of a column of the table of cases."""
+    axis, rows = axis_of(sweep), results.over([sweep])
     groups = {str(name): group.sort_values(axis) for name, group in rows.groupby("implementation", sort=False)}
     return {name: (group[axis], group[column]) for name, group in groups.items() if group[column].notna().any()}
 
@@ -269,6 +224,11 @@ def powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(sizes)), [f"{size}" for size in sorted(set(sizes))])
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def signed_ticks(axis: Any) -> None:
+    """Label an axis of changes with their signs."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
 
 
 def plain_logarithm(axis: Any) -> None:

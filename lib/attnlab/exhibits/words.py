@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from attnlab.exhibits import cells, formats
+from attnlab.literature import bibliography
 from attnlab.runs import rules
 
 FOLDER = Path(__file__).with_name("templates")
@@ -24,6 +25,7 @@ FILTERS = (
     formats.listing,
     formats.mebibytes,
     formats.multiple,
+    formats.names,
     formats.number,
     formats.percent,
     formats.pvalue,
@@ -51,7 +53,7 @@ def _template(page: str) -> Template:
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {function.__name__: function for function in FILTERS}
-    environment.globals |= {"CI": formats.CI, "MARGIN": formats.MARGIN, "rules": rules}
+    environment.globals |= {"CI": formats.CI, "MARGIN": formats.MARGIN, "cite": bibliography.cite, "rules": rules}
     return environment.get_template(f"{page}.md.j2")
 
 

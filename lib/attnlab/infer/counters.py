@@ -1,7 +1,9 @@
 """Nsight Compute's counters of one call, and its bottlenecks by them."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,6 +20,10 @@ SATURATED_PCT = 60
 TOP = 3
 LEAST_PCT = 1
 """Smaller losses are left out."""
+NAMED_WAITS = 5
+"""So many reasons to wait are named in a distance from the floor."""
+FAR = 4
+"""What takes more than this many times its floor has no distance from it."""
 
 UNITS = {
     "tensor cores": metrics.TENSOR_CORES_USED,
@@ -142,6 +148,27 @@ class Profile:
         return losses
 
 
+class Distances(NamedTuple):
+    """The floor at a shape in µs; and by implementation its median, and what lies between the two by what took it."""
+
+    floor_us: float
+    of: dict[str, tuple[float, dict[str, float]]]
+
+
+class Step(NamedTuple):
+    """A rung and the rung before; `changes` are cycles by what happened in them, the largest saving first."""
+
+    rung: str
+    after: str
+    cycles_before: float
+    cycles: float
+    changes: list[tuple[str, float]]
+
+
+Shares = dict[str, list[tuple[str, float]]]
+"""Implementations with a share in percent, by what it is of."""
+
+
 def of(results: Results, shape: Shape | None = None) -> list[Profile]:
     """The profiles at a shape, by default the target, in the order of the study.
 
@@ -188,6 +215,64 @@ def beyond_us(profile: Profile, latency_us: float, floor_us: float) -> dict[str,
     waits = {what: cycles for what, cycles in profile.cycles.items() if what not in (ISSUED, IDLE)}
     everything = sum(waits.values())
     return {IDLE: idle_us} | {what: (beyond - idle_us) * cycles / everything for what, cycles in waits.items()}
+
+
+def distances(results: Results, shape: Shape) -> Distances:
+    """How far each implementation is from the floor, without those that take more than `FAR` times as long.
+
+    Raises:
+        NotMeasured: the run holds no counters at the shape, or the baseline has no latency there.
+    """
+    floor_us = float(results.row(results.study.baseline, shape)["floor_us"])
+    medians = {p.implementation: float(results.row(p.implementation, shape)["median_us"]) for p in of(results, shape)}
+    found = {
+        profile.implementation: beyond_us(profile, medians[profile.implementation], floor_us)
+        for profile in of(results, shape)
+        if medians[profile.implementation] <= FAR * floor_us
+    }
+    totals: Counter[str] = Counter()
+    for parts in found.values():
+        totals.update({what: us for what, us in parts.items() if what != IDLE})
+    named = [IDLE, *(what for what, _ in totals.most_common(NAMED_WAITS))]
+    rows = {}
+    for name, parts in found.items():
+        shown = {what: parts.get(what, 0.0) for what in named}
+        rows[name] = medians[name], shown | {"other waits": sum(parts.values()) - sum(shown.values())}
+    return Distances(floor_us, rows)
+
+
+def steps(results: Results) -> list[Step]:
+    """The rungs that were counted together with the rung before."""
+    profiles = {profile.implementation: profile for profile in of(results)}
+    found = []
+    for rung in results.run.manifest["ladder"]:
+        before, after = (profiles.get(f"kernel.{name}") for name in (rung["after"], rung["name"]))
+        if before and after:
+            change = {
+                what: after.cycles.get(what, 0.0) - before.cycles.get(what, 0.0)
+                for what in {**before.cycles, **after.cycles}
+            }
+            changes = sorted(change.items(), key=lambda each: each[1])
+            found.append(Step(rung["name"], rung["after"], before.total(CYCLES), after.total(CYCLES), changes))
+    return found
+
+
+def first_bottlenecks(results: Results) -> tuple[Shares, Shares]:
+    """The first bottleneck of each implementation: the busy units, and the losses of those without a busy unit."""
+    busy: Shares = {}
+    waiting: Shares = {}
+    for profile in of(results):
+        for first in profile.bottlenecks[:1]:
+            kind = busy if first.title in UNITS else waiting
+            kind.setdefault(first.title, []).append((profile.implementation, first.share_pct))
+    return busy, waiting
+
+
+def limits(launch: pd.Series) -> list[str]:
+    """The resources that limit the CTAs on a multiprocessor, by their names in `CTA_LIMITS`; empty if not counted."""
+    ctas = {limit: count(launch, metric) for limit, metric in metrics.CTA_LIMITS.items()}
+    least = min((amount for amount in ctas.values() if not np.isnan(amount)), default=np.nan)
+    return [limit for limit, amount in ctas.items() if amount == least]
 
 
 def _cycles(launch: pd.Series) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """Rows and samples of a run, by implementation, shape and timing."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,14 @@ class Extremes:
     slowest: pd.Series
     busiest: pd.Series
     widest: pd.Series
+
+
+class Wins(NamedTuple):
+    """Whoever has the smallest median at the most shapes: at how many, of how many."""
+
+    implementation: str
+    wins: int
+    shapes: int
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,38 @@ class Lookup:
             words = self.headline.words
             raise NotMeasured(f"`{implementation}` has no latency in the sweep “{sweep}”, {words}")
         return found
+
+    def timed(self, sweeps: Sequence[str]) -> list[str]:
+        """Those of these sweeps in which the study has anything with a latency.
+
+        Raises:
+            NotMeasured: there are none.
+        """
+        there = [name for name in sweeps if name in self.study.sweeps]
+        found = [name for name in there if any(len(self.at(shape)) for shape in self.study.sweep(name))]
+        if not found:
+            named = " and ".join(f"“{name}”" for name in sweeps)
+            raise NotMeasured(f"Nothing has a latency in the sweeps {named}")
+        return found
+
+    def over(self, sweeps: Sequence[str]) -> pd.DataFrame:
+        """The rows of all shapes of these sweeps, as far as the study has them.
+
+        Raises:
+            NotMeasured: nothing in them has a latency.
+        """
+        shapes = [shape for name in self.timed(sweeps) for shape in self.study.sweep(name)]
+        return pd.concat([self.at(shape) for shape in shapes], ignore_index=True)
+
+    def most_often_fastest(self, sweeps: Sequence[str]) -> "Wins":
+        """Who has the smallest median at the most shapes of these sweeps.
+
+        Raises:
+            NotMeasured: nothing in them has a latency.
+        """
+        rows = self.over(sweeps)
+        fastest = Counter(rows.loc[rows.groupby(AXES, sort=False)["median_us"].idxmin(), "implementation"])
+        return Wins(*fastest.most_common(1)[0], fastest.total())
 
     def extremes(self, implementation: str) -> Extremes:
         """The extremes of an implementation over all shapes, under the headline's timing.
@@ -231,6 +272,12 @@ class Lookup:
 def median_of(row: Any) -> stats.Interval:
     """The median of a row of the table with its interval, in us."""
     return stats.Interval(row["median_us"], row["low_us"], row["high_us"])
+
+
+def shape_of(row: Any) -> Shape:
+    """The shape of a row of a table."""
+    values = ((axis, row[axis]) for axis in AXES)
+    return Shape(**{axis: value.item() if hasattr(value, "item") else value for axis, value in values})
 
 
 def axis_of(sweep: str) -> str:

@@ -251,6 +251,25 @@ def absence(results: Results, name: str, shape: Shape) -> str:
     return f"{status}, {reason}" if reason else str(status)
 
 
+class Absence(NamedTuple):
+    """An implementation without a latency at `missing` of some shapes, and the reason at the first of these."""
+
+    implementation: str
+    missing: int
+    of: int
+    reason: str
+
+
+def absences(results: Results, shapes: Sequence[Shape]) -> list[Absence]:
+    """The implementations that lack a latency at any of these shapes."""
+    found = []
+    for name in results.study.implementations:
+        missing = [shape for shape in shapes if name not in results.at(shape).index]
+        if missing:
+            found.append(Absence(name, len(missing), len(shapes), absence(results, name, missing[0])))
+    return found
+
+
 class Comparison(NamedTuple):
     """One candidate against the baseline; `unadjusted` is its p-value before Holm's adjustment."""
 

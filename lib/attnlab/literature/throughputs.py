@@ -150,3 +150,13 @@ def by_device(numbers: Iterable[Published]) -> list[Published]:
     """In the order of the datasheets, then of the implementations' names."""
     devices = list(_peaks())
     return sorted(numbers, key=lambda number: (devices.index(number.device), number.implementation))
+
+
+def highest(numbers: Iterable[Published], *fields: str) -> list[Published]:
+    """The number with the highest share of its peak for each combination of some fields, in the order `by_device`."""
+    best: dict[tuple[object, ...], Published] = {}
+    for number in by_device(numbers):
+        key = tuple(getattr(number, field) for field in fields)
+        if key not in best or number.share_pct > best[key].share_pct:
+            best[key] = number
+    return list(best.values())

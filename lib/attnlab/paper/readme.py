@@ -18,7 +18,7 @@ from attnlab.infer.results import Results, of
 from attnlab.runs import read
 
 SWEEP = "seq_len"
-THROUGHPUT, CLIMB, LADDER = "baseline.throughput.lengths", "kernels.climb", "kernels.ladder"
+THROUGHPUT, CLIMB, LADDER = "baseline.throughput", "kernels.climb", "kernels.ladder"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """The page 03_roofline."""
 
-from attnlab.exhibits.roofline import curves, floor, literature, shares
+from attnlab.exhibits.roofline import floor, literature, published
 
-__all__ = ["curves", "floor", "literature", "shares"]
+__all__ = ["floor", "literature", "published"]

@@ -1,58 +1,42 @@
 """The roofline, the floor of each shape, and the speed of light of each implementation."""
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnlab.exhibits import formats
-from attnlab.exhibits.baseline.sweeps import dashed, place
-from attnlab.exhibits.catalogue import baseline, exhibit
-from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS, explanations, light, shape_of
-from attnlab.exhibits.display import Figure, Prose, Table
-from attnlab.exhibits.style import (
-    AXIS_TITLES,
-    look,
-    multiples,
-    panel_each,
-    plain_logarithm,
-)
-from attnlab.infer.ceilings import Ceiling, Ceilings
-from attnlab.infer.lookup import NotMeasured, axis_of
+from attnlab.exhibits import cells, formats, quantities
+from attnlab.exhibits.baseline.figures import SWEEPS, dashed
+from attnlab.exhibits.baseline.sweeps import over, place
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import CAUSAL_NOTE
+from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.quantities import Marked
+from attnlab.exhibits.style import look, multiples, panel_each, plain_logarithm
+from attnlab.exhibits.words import say
+from attnlab.infer.ceilings import Ceiling
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.study.shapes import Shape
 
 
 @exhibit("roofline.speed_of_light")
-def speed_of_light(results: Results, sweeps: Sequence[str] = ("seq_len", "causal seq_len")) -> Figure:
-    """The speed of light of each implementation along sweeps of lengths."""
+def speed_of_light(results: Results) -> Figure:
+    """The speed of light of each implementation along the lengths."""
     if results.under(results.headline)["floor_us"].isna().all():
         raise NotMeasured("No ceiling was measured, so there is no floor to compare with")
-    drawing, panels = multiples(results, sweeps, "speed_of_light_pct", "speed of light (%)")
+    drawing, panels = multiples(results, SWEEPS, "speed_of_light_pct", "speed of light (%)")
     panels[0].set_ylim(bottom=0)
+    rows = results.over(SWEEPS)
+    row = rows.loc[rows["speed_of_light_pct"].idxmax()]
+    said = say("roofline.speed_of_light", row=row, where=cells.where(results, row))
     return Figure(
         drawing,
-        f"{_best(results, sweeps)} Floor over median latency, {results.headline.words}: each implementation before all "
-        f"others in grey{dashed(results, sweeps)}.",
+        f"{said} Floor over median latency, {results.headline.words}: each implementation before all others in grey"
+        f"{dashed(results)}.",
         "Line plots of the percentage of the speed of light over sequence length, one panel for each implementation. "
-        f"{_best(results, sweeps)}",
-    )
-
-
-def _best(results: Results, sweeps: Sequence[str]) -> str:
-    """The highest share and where it is reached, in a sentence."""
-    rows = pd.concat(
-        [results.at(shape) for sweep in sweeps if sweep in results.study.sweeps for shape in results.sweep(sweep)]
-    )
-    row = rows.iloc[int(rows["speed_of_light_pct"].argmax())]
-    where = formats.shapes([shape_of(row)], results.study.shapes)
-    share = formats.percent(row["speed_of_light_pct"])
-    return (
-        f"Along these lengths, no implementation reaches more than {share} of what the ceilings allow: "
-        f"`{row['implementation']}` at {where}."
+        f"{said}",
     )
 
 
@@ -84,26 +68,14 @@ def roofline(results: Results) -> Figure:
     plain_logarithm(first.xaxis)
     if ceilings:
         drawing.legend(handles=ceilings, loc="outside upper center", ncols=2)
-    caption = [f"{_highest(rows)} Roofline in {dtype}; {results.headline.words}."]
-    if rows["causal"].any():
-        caption.append("Open markers are causal.")
-    if not np.isnan(results.ceilings.rate("exponentials")):
-        head_dim = results.study.target_shape.head_dim
-        caption.append(f"The ceiling of exponentials is for one exponential per score, at D={head_dim}.")
+    said = say("roofline.highest", row=rows.loc[rows["throughput_tflops"].idxmax()])
+    head_dim = None if np.isnan(results.ceilings.rate("exponentials")) else results.study.target_shape.head_dim
+    facts = {"dtype": dtype, "timing": results.headline.words, "has_causal": rows["causal"].any()}
     return Figure(
         drawing,
-        " ".join(caption),
+        say("roofline.roofline", said=said, head_dim=head_dim, **facts),
         "Roofline plots, one for each implementation: throughput over operational intensity on logarithmic axes, under "
-        f"memory and compute ceilings. {_highest(rows)}",
-    )
-
-
-def _highest(rows: pd.DataFrame) -> str:
-    """The highest throughput, in a sentence."""
-    row = rows.loc[rows["throughput_tflops"].idxmax()]
-    return (
-        f"`{row['implementation']}` reaches the highest throughput, {formats.number(row['throughput_tflops'])} TFLOP/s "
-        f"at {formats.number(row['intensity'])} FLOP/byte."
+        f"memory and compute ceilings. {said}",
     )
 
 
@@ -139,106 +111,62 @@ def _rate(ceiling: Ceiling | None, source: str) -> float | None:
 
 
 @exhibit("roofline.regimes")
-def regimes(results: Results, sweep: str = "seq_len") -> Prose:
-    """The ceiling that limits each length."""
+def regimes(results: Results) -> Prose:
+    """The ceiling that limits each length, and the ridge between memory and matrix products."""
     limits: dict[str, list[Shape]] = {}
-    for shape in results.sweep(sweep):
+    for shape in results.sweep(SWEEPS[0]):
         if not results.ceilings.terms_us(shape, results.headline.cache):
             raise NotMeasured("No ceiling was measured, so what limits a shape is not known")
         limits.setdefault(results.ceilings.limit(shape, results.headline.cache), []).append(shape)
-    parts = [f"{_lengths(shapes)} by {limit}" for limit, shapes in limits.items()]
-    return Prose(
-        f"By the measured ceilings, {results.headline.words}, the floor is set at {'; '.join(parts)}.{_ridge(results)}"
-    )
-
-
-def _ridge(results: Results) -> str:
-    """The ridge between memory and matrix products in a sentence; empty if one was not measured."""
     target = results.study.target_shape
     ridge = results.ceilings.ridge(target.dtype)
-    if math.isnan(ridge):
-        return ""
-    side = "right" if target.intensity > ridge else "left"
-    return (
-        f" The ridge between memory and matrix products is at {formats.number(ridge)} FLOP/byte in {target.dtype}; "
-        f"the target's intensity, {formats.number(target.intensity)} FLOP/byte, is to the {side} of it."
-    )
+    return Prose(say("roofline.regimes", limits=limits, timing=results.headline.words, ridge=ridge, target=target))
 
 
-def _lengths(shapes: list[Shape]) -> str:
-    return "S = " + formats.listing([str(shape.seq_len) for shape in shapes])
+@exhibit("roofline.floors")
+def every_floor(results: Results) -> Group:
+    """The floors of the baseline along the lengths."""
+    return over(SWEEPS, lambda name: floors(results, name, results.study.baseline))
 
 
-@exhibit("roofline.floors.seq_len", name="seq_len", implementation=baseline)
-@exhibit("roofline.floors.causal_seq_len", name="causal seq_len", implementation=baseline)
 def floors(results: Results, name: str, implementation: str) -> Table:
-    """Intensity, the time by each ceiling, the limit and the speed of light, along a sweep."""
-    axis, rows, along = axis_of(name), [], results.along(name, implementation)
-    ceilings, cache = results.ceilings, results.headline.cache
+    """Intensity, the time by each ceiling, the limit and the speed of light, along a sweep of lengths.
+
+    Raises:
+        NotMeasured: the study has no such sweep, or the implementation no latency in it.
+    """
+    ceilings, cache, rows = results.ceilings, results.headline.cache, []
+    along = results.along(name, implementation)
     for shape, row in along:
-        terms = ceilings.terms_us(shape, cache)
-        rows.append(
-            {
-                LETTERS[axis]: getattr(shape, axis),
-                "GFLOP": formats.number(shape.flops / 1e9),
-                "MB": formats.number(shape.bytes / 1e6),
-                "FLOP/byte": formats.number(shape.intensity),
-                "matrix (µs)": formats.number(terms.get(ceilings.product(shape.dtype), np.nan)),
-                "bytes (µs)": formats.number(ceilings.bytes_us(shape, cache)),
-                "exp (µs)": formats.number(terms.get("exponentials", np.nan)),
-                "limit": row["limit"],
-                "median (µs)": formats.number(row["median_us"], 4),
-                "speed of light": light(row),
-            }
-        )
+        terms, mark = ceilings.terms_us(shape, cache), row["throughput_mark"] or row["bandwidth_mark"]
+        share = row["speed_of_light_pct"]
+        work = {"S": shape.seq_len, "GFLOP": shape.flops / 1e9, "MB": shape.bytes / 1e6, "intensity": shape.intensity}
+        least = {
+            "matrix (µs)": terms.get(ceilings.product(shape.dtype), np.nan),
+            "bytes (µs)": ceilings.bytes_us(shape, cache),
+            "exp (µs)": terms.get("exponentials", np.nan),
+        }
+        light = {"speed_of_light_pct": Marked(share, mark) if mark else share}
+        rows.append(work | least | quantities.cells(row, "limit", "median_us") | light)
     shapes = [shape for shape, _ in along]
-    parts = [
-        _terms_note(results, shapes),
-        _clock_note(results, shapes),
-        CAUSAL_NOTE if shapes[0].causal else "",
-        explanations([row for _, row in along]),
-    ]
     caption = (
-        f"Roofline along the {AXIS_TITLES[axis]}, `{implementation}`{', causal' if shapes[0].causal else ''}: the "
-        f"least time by each ceiling, and the largest of these over the median; {results.headline.words}."
+        f"Roofline along the sequence length S, `{implementation}`{', causal' if shapes[0].causal else ''}: the least "
+        f"time by each ceiling, and the largest of these over the median; {results.headline.words}."
     )
-    note = " ".join(filter(None, parts))
-    return Table(pd.DataFrame(rows), caption, note, place(results, shapes))
+    return Table(pd.DataFrame(rows), caption, _note(results, shapes), place(results, shapes))
 
 
-def _terms_note(results: Results, shapes: list[Shape]) -> str:
-    """The ceilings over which FLOPs and bytes are taken, where there is a choice."""
-    ceilings, words = results.ceilings, []
-    dtype = shapes[0].dtype
-    if ceilings.product(dtype).startswith("wgmma"):
-        alone, library = (formats.number(ceilings.rate(f"{kind}.{dtype}")) for kind in ("wgmma", "matmul"))
-        words.append(f"Matrix: over the {alone} TFLOP/s of wgmma alone; the library's product reached {library}.")
-    if results.headline.cache == "warm":
-        words.append(_bytes_note(ceilings, shapes))
-    return " ".join(words)
-
-
-def _bytes_note(ceilings: Ceilings, shapes: list[Shape]) -> str:
-    """Over which ceilings bytes are taken where the cache is warm, in a sentence."""
-    within = [shape for shape in shapes if ceilings.fits(shape)]
-    beyond = "what it can't hold over memory's"
-    if not math.isnan(ceilings.rate("l2")):
-        rest = "" if len(within) == len(shapes) else f", or {beyond}, whichever takes longer"
-        return f"Bytes: over the warm L2's {formats.number(ceilings.rate('l2'))} GB/s{rest}."
-    none = f"none at {_lengths(within)}, which fit the warm cache; its rate was not measured" if within else ""
-    return f"Bytes: {'; '.join(filter(None, (none, beyond if len(within) < len(shapes) else '')))}."
-
-
-def _clock_note(results: Results, shapes: list[Shape]) -> str:
-    """The clock at which the ceilings were measured, where it affects a speed of light."""
-    if not any(ceiling.sm_clock_mhz for ceiling in results.ceilings.all):
-        return ""
-    note = "The ceilings were measured in bursts, at the SM clock in [](#environment.ceilings)."
-    everywhere = set(results.held_back())
-    throttled = [shape for shape in shapes if shape in everywhere]
-    if not throttled:
-        return note
-    return (
-        f"{note} At {formats.shapes(throttled)} the card throttled during more than half of the samples, so the speed "
-        "of light there is relative to ceilings at a higher clock."
-    )
+def _note(results: Results, shapes: list[Shape]) -> str:
+    """Over which ceilings work is taken where there is a choice, and at which clock these were measured."""
+    ceilings, dtype = results.ceilings, shapes[0].dtype
+    within, held_back = [shape for shape in shapes if ceilings.fits(shape)], set(results.held_back())
+    facts = {
+        "wgmma": ceilings.rate(f"wgmma.{dtype}") if ceilings.product(dtype).startswith("wgmma") else None,
+        "library": ceilings.rate(f"matmul.{dtype}"),
+        "l2": ceilings.rate("l2"),
+        "has_clocks": any(ceiling.sm_clock_mhz for ceiling in ceilings.all),
+        "throttled": [shape for shape in shapes if shape in held_back],
+        "causal": CAUSAL_NOTE if shapes[0].causal else "",
+    }
+    all_within = len(within) == len(shapes)
+    return say("roofline.floors", cache=results.headline.cache, within=within, all_within=all_within, **facts)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from attnlab.infer.stats import Interval
 from attnlab.runs import read
 from attnlab.runs.rules import ALPHA
 from attnlab.runs.schema import Manifest, is_under
-from attnlab.study import studies
+from attnlab.study import ladder, studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
@@ -28,6 +29,8 @@ NEAR_PCT = 1.0
 Key = tuple[Any, ...]
 """A case: the implementation and the axes of its shape."""
 Rows = dict[Key, pd.DataFrame]
+FIELDS = ("driver", "cuda", "cudnn", "python", "system", "threads", "card", "packages", "settings")
+"""The fields of the environment that are compared."""
 OF_SIDE = ["replicate", "process", "launches", "latency_us", "sm_clock_mhz", "throttled"]
 """The columns of a case's samples that its `Side` is made from."""
 
@@ -72,9 +75,9 @@ class Case:
     ratio: Interval
 
     @property
-    def change_pct(self) -> float:
-        """Change of the median from there to here."""
-        return 100 * (self.ratio.estimate - 1)
+    def change(self) -> Interval:
+        """Change of the median from there to here, in percent."""
+        return in_percent(self.ratio)
 
     @property
     def cycles_pct(self) -> float:
@@ -84,12 +87,12 @@ class Case:
     @property
     def moved(self) -> bool:
         """Whether the medians are farther apart than `NEAR_PCT`."""
-        return abs(self.change_pct) > NEAR_PCT
+        return abs(self.change.estimate) > NEAR_PCT
 
     @property
     def moved_surely(self) -> bool:
         """Whether the whole interval of the ratio is beyond `NEAR_PCT`."""
-        return self.moved and not in_percent(self.ratio).overlaps(Interval(0, -NEAR_PCT, NEAR_PCT))
+        return self.moved and not self.change.overlaps(Interval(0, -NEAR_PCT, NEAR_PCT))
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,79 @@ class Repetition:
     @property
     def by_distance(self) -> list[Case]:
         """The cases, the largest change first."""
-        return sorted(self.cases, key=lambda case: -abs(case.change_pct))
+        return sorted(self.cases, key=lambda case: -abs(case.change.estimate))
+
+    @property
+    def moved_surely(self) -> int:
+        """How many moved with the whole interval."""
+        return sum(case.moved_surely for case in self.moved)
+
+    @property
+    def moved_in_cycles_pct(self) -> list[float] | None:
+        """The changes in cycles of those that moved, where they are not near either; None where a clock wasn't read."""
+        cycles = [abs(case.cycles_pct) for case in self.moved]
+        return None if np.isnan(cycles).any() else [change for change in cycles if change > NEAR_PCT]
+
+    @property
+    def lacks_kernels(self) -> bool:
+        """Whether this run has hand-written kernels, and none of them is compared."""
+        mine = {name for name in self.here.study.implementations if name.startswith(ladder.PREFIX)}
+        return bool(mine) and not mine & {key[0] for key in self.shared}
+
+    @property
+    def scatter(self) -> "Scatter | None":
+        """How far medians are apart within and between the runs; None where a run has one replicate."""
+        here, there = ([getattr(case, side).spread_pct for case in self.cases] for side in ("here", "there"))
+        if not self.cases or np.isnan([*here, *there]).any():
+            return None
+        between = [abs(case.change.estimate) for case in self.cases]
+        return Scatter(*(Apart(max(some), float(np.median(some))) for some in (here, there, between)))
+
+
+class Apart(NamedTuple):
+    """How far medians are apart, in percent: at most, and in half of the cases."""
+
+    most: float
+    half: float
+
+
+class Scatter(NamedTuple):
+    """How far medians are apart: those of replicates within each run, and those of the runs."""
+
+    here: Apart
+    there: Apart
+    between: Apart
+
+
+class Recording(NamedTuple):
+    """When and where a run was recorded.
+
+    Attributes:
+        ended: None for a run that isn't complete.
+        replicates: the complete ones; `has_part` where there is a part of one more.
+    """
+
+    name: str
+    device: str
+    cards: set[str]
+    began: datetime
+    ended: datetime | None
+    replicates: int
+    has_part: bool
+
+
+class Differences(NamedTuple):
+    """What differs between two runs.
+
+    Attributes:
+        rows: names with a value here and one there: of the environment, of the code, and the ceilings that both have.
+        same: the fields of the environment that are equal.
+        files: how many files of the measuring code differ.
+    """
+
+    rows: list[tuple[str, Any, Any]]
+    same: list[str]
+    files: int
 
 
 class Change(NamedTuple):
@@ -179,6 +254,47 @@ def find(results: Results) -> Repetition:
     cases = [_case(key, *both) for key, both in sides.items() if both[0].median_us > LEAST_US]
     both_ran = {key[0] for key in mine.keys() & theirs.keys()}
     return Repetition(results, other, timing, keys, cases, sorted(both_ran & other_sources(results, other)))
+
+
+def recording(results: Results) -> Recording:
+    """When and where a run was recorded."""
+    manifest, sizes = results.run.manifest, results.run.cases.groupby("replicate").size()
+    ended = datetime.fromisoformat(manifest["finished"]) if "finished" in manifest else None
+    whole = int((sizes == sizes.max()).sum())
+    began = datetime.fromisoformat(manifest["created"])
+    names = results.run.name, manifest["device"]["name"], set(results.run.cards)
+    return Recording(*names, began, ended, whole, len(sizes) > whole)
+
+
+def differences(here: Results, there: Results) -> Differences:
+    """What differs between two runs in environment and code, and their ceilings: if these moved, the machine did."""
+    mine, its = here.run.manifest, there.run.manifest
+    stated, other = _stated(mine), _stated(its)
+    names = [name for name in {**stated, **other} if stated.get(name) != other.get(name)]
+    unknown = "not recorded"
+    rows: list[tuple[str, Any, Any]] = [(n, stated.get(n, unknown), other.get(n, unknown)) for n in names]
+    files = read.sources_changed(mine, its)
+    if files:
+        rows.append(("measuring code", f"commit {mine['commit'][:7]}", f"commit {its['commit'][:7]}"))
+    ours, theirs = (
+        {f"{ceiling.title} ({ceiling.unit})": ceiling.measured for ceiling in of.ceilings.all if ceiling.measured}
+        for of in (here, there)
+    )
+    rows += [(title, ours[title], theirs[title]) for title in ours if title in theirs]
+    apart = {name.split()[0] for name in names}
+    return Differences(
+        rows, [field for field in FIELDS if field in mine["environment"] and field not in apart], len(files)
+    )
+
+
+def _stated(manifest: Manifest) -> dict[str, str]:
+    """The environment in a manifest, a line for each value."""
+    lines: dict[str, str] = {}
+    for field in FIELDS:
+        value = manifest["environment"].get(field)
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        lines |= {f"{field} {part}".strip(): str(stated) for part, stated in parts if stated is not None}
+    return lines
 
 
 def others(results: Results) -> Iterator[Results]:

@@ -1,15 +1,19 @@
-"""For each published number, the nearest case of this run."""
+"""A run beside published numbers: the nearest case to each, and the shares of both devices' peaks."""
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
+from attnlab.infer.lookup import NotMeasured, shape_of
 from attnlab.infer.results import Results
-from attnlab.literature.throughputs import Published
+from attnlab.literature.datasheets import datasheet
+from attnlab.literature.throughputs import Published, published
+from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.values import NORMAL
 
@@ -22,6 +26,10 @@ COUNTERPARTS = {
 }
 """The name of the same algorithm in a run; its version may differ."""
 Row = dict[Hashable, Any]
+Panel = tuple[int, bool]
+"""A head_dim, and whether the mask is causal."""
+HOPPER_FLOPS_PER_CLOCK = 4096
+"""Dense FP16 or BF16 FLOPs of a Hopper multiprocessor per clock (FlashAttention-4, arXiv 2603.05451, section 2.2)."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class Cases:
 
     def _nearest(self, rows: list[Row], number: Published) -> Nearest:
         row = min(rows, key=lambda row: _distance(row, number))
-        shape, tflops = Shape(*(row[axis] for axis in Shape.AXES)), float(row["throughput_tflops"])
+        shape, tflops = shape_of(row), float(row["throughput_tflops"])
         of = self if row["run"] == self.results.run.name else self._stand_in
         assert of is not None
         return Nearest(str(row["implementation"]), row["run"], shape, tflops, *of.shares_pct(shape.dtype, tflops))
@@ -110,6 +118,105 @@ class Cases:
         name, ceilings = f"matmul.{dtype}", self.results.ceilings
         stated = next((ceiling.datasheet for ceiling in ceilings.all if ceiling.name == name), None)
         return 100 * tflops / (stated or math.nan), 100 * tflops / ceilings.rate(name)
+
+
+class Curves(NamedTuple):
+    """Shares of the dense peak in percent: of this run by length for each implementation, and the published numbers."""
+
+    lines: dict[str, "pd.Series[float]"]
+    numbers: list[Published]
+
+
+class PeakAtClock(NamedTuple):
+    """The datasheet's peak of a Hopper GPU, the clock that it implies, and the peak at the highest clock of a run."""
+
+    peak_tflops: float
+    multiprocessors: int
+    flops_per_clock: int
+    peak_mhz: float
+    highest_mhz: float
+    peak_there_tflops: float
+
+
+def curves(results: Results) -> dict[Panel, Curves]:
+    """The shares at the batch and heads of the target, by head_dim and mask, where both have any.
+
+    Raises:
+        NotMeasured: there is no such panel.
+    """
+    numbers = [number for number in published() if number.shape and not number.is_above_peak]
+    found = {
+        panel: Curves(lines, [n for n in numbers if (n.head_dim, n.causal) == panel])
+        for panel, lines in sorted(_lines(Cases(results)).items())
+    }
+    if not any(curves.numbers for curves in found.values()):
+        raise NotMeasured(
+            "No case of this run has a share of a datasheet's peak, and the D and mask of published numbers"
+        )
+    return {panel: curves for panel, curves in found.items() if curves.numbers}
+
+
+def higher(panels: Iterable[Curves]) -> tuple[int, int]:
+    """At how many lengths this run's highest share is above every published one, and how many lengths both have."""
+    above = of = 0
+    for lines, numbers in panels:
+        ours = pd.concat(list(lines.values())).groupby(level=0).max()
+        theirs = pd.Series([n.share_pct for n in numbers], [n.seq_len for n in numbers]).groupby(level=0).max()
+        shared = ours.index.intersection(theirs.index)
+        of += len(shared)
+        above += int((ours[shared] > theirs[shared]).sum())
+    return above, of
+
+
+def highest_here(results: Results) -> Nearest | None:
+    """The case of a run with the highest throughput in FP16 or BF16; None where neither share of it is known."""
+    cases = Cases(results)
+    rows = cases.rows[cases.rows["dtype"].isin(["float16", "bfloat16"])]
+    if rows.empty:
+        return None
+    row = rows.loc[rows["throughput_tflops"].idxmax()]
+    tflops = float(row["throughput_tflops"])
+    shares = cases.shares_pct(row["dtype"], tflops)
+    return (
+        None
+        if np.isnan(shares).all()
+        else Nearest(row["implementation"], results.run.name, shape_of(row), tflops, *shares)
+    )
+
+
+def peak_at_clock(results: Results) -> PeakAtClock | None:
+    """The peak of a run's card at its highest clock; None where it is no Hopper GPU with a datasheet."""
+    device, clocks = results.run.manifest["device"], results.run.samples["sm_clock_mhz"].dropna()
+    sheet = datasheet(device["name"])
+    if sheet is None or device.get("compute_capability") != "9.0" or clocks.empty:
+        return None
+    per_mhz, peak = device["multiprocessors"] * HOPPER_FLOPS_PER_CLOCK / 1e6, float(sheet["matmul_float16_tflops"])
+    mhz = float(clocks.max())
+    return PeakAtClock(peak, device["multiprocessors"], HOPPER_FLOPS_PER_CLOCK, peak / per_mhz, mhz, mhz * per_mhz)
+
+
+def _lines(cases: Cases) -> dict[Panel, dict[str, "pd.Series[float]"]]:
+    """This run's shares in percent by length, at the batch and heads of its target, of the implementations shown."""
+    target = cases.results.study.target_shape
+    fixed = {"batch": target.batch, "heads": target.heads, "kv_heads": target.heads, "dtype": target.dtype}
+    rows = cases.rows
+    rows = rows[np.logical_and.reduce([rows[axis] == value for axis, value in fixed.items()])]
+    rows = rows[np.log2(rows["seq_len"].astype(float)) % 1 == 0]  # ragged lengths would notch the line
+    rows = rows.assign(share=[cases.shares_pct(target.dtype, tflops)[0] for tflops in rows["throughput_tflops"]])
+    rows = rows[rows["implementation"].isin(_shown(cases.results))].dropna(subset=["share"])
+    found: dict[Panel, dict[str, pd.Series[float]]] = {}
+    for (head_dim, causal, name), line in rows.groupby(["head_dim", "causal", "implementation"], sort=False):
+        shares = line.set_index("seq_len")["share"].sort_index()
+        found.setdefault((int(head_dim), bool(causal)), {})[str(name)] = shares
+    return found
+
+
+def _shown(results: Results) -> list[str]:
+    """The implementations that have lines: counterparts of published ones, and the fastest rung."""
+    names = [name for name in dict.fromkeys(COUNTERPARTS.values()) if name in results.study.implementations]
+    rungs = results.at(results.study.target_shape)
+    rungs = rungs[rungs.index.str.startswith(PREFIX)]
+    return [name for name in names if name != "sdpa.efficient"] + ([] if rungs.empty else [rungs["median_us"].idxmin()])
 
 
 def _distance(row: Row, number: Published) -> tuple[float, ...]:

@@ -1,0 +1,103 @@
+"""Latency, throughput and memory against sequence length."""
+
+import matplotlib.pyplot as plt
+
+from attnlab.exhibits import cells
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.display import Figure
+from attnlab.exhibits.style import (
+    before_others,
+    few_powers_of_two,
+    label_ends,
+    lines,
+    look,
+    multiples,
+    plain_logarithm,
+    powers_of_two,
+)
+from attnlab.exhibits.words import say
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.study.ladder import BEST, PREFIX
+
+SWEEPS = ("seq_len", "causal seq_len")
+LENGTH = "sequence length S, logarithmic"
+MIB = 2**20
+
+
+@exhibit("baseline.latency")
+def latency(results: Results) -> Figure:
+    """Latency against sequence length, a panel for each implementation."""
+    drawing, panels = multiples(results, SWEEPS, "median_us", "latency (µs), logarithmic")
+    panels[0].set_yscale("log")
+    plain_logarithm(panels[0].yaxis)
+    said = say("baseline.fastest", best=results.most_often_fastest(SWEEPS))
+    return Figure(
+        drawing,
+        f"{said} Median latency, {results.headline.words}: each implementation before all others in grey"
+        f"{dashed(results)}.",
+        "Line plots of latency over sequence length on logarithmic axes, one panel for each implementation. " + said,
+    )
+
+
+def dashed(results: Results) -> str:
+    """What dashed lines are, for a caption; empty where there are none."""
+    return ", dashed under the causal mask" if results.timed(SWEEPS) == list(SWEEPS) else ""
+
+
+@exhibit("baseline.throughput")
+def throughput(results: Results) -> Figure:
+    """Throughput without and with the causal mask. Of a ladder with `kernel.best`, only that is drawn."""
+    named, there = results.study.implementations, results.timed(SWEEPS)
+    names = [name for name in named if name == BEST or BEST not in named or not name.startswith(PREFIX)]
+    drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False)
+    for axes, sweep in zip(grid[0], there, strict=True):
+        points = lines(results, sweep, "throughput_tflops")
+        for name in filter(points.__contains__, names):
+            axes.plot(*points[name], **look(name))
+        shapes = results.study.sweep(sweep)
+        axes.set(title="causal" if shapes[0].causal else "not causal", xlabel=LENGTH)
+        powers_of_two(axes, [shape.seq_len for shape in shapes])
+    grid[0][0].set(ylabel="throughput (TFLOP/s)")
+    grid[0][0].set_ylim(bottom=0)
+    label_ends(grid[0][-1])
+    rows = results.over(there)
+    rows = rows[rows["implementation"].isin(names)]
+    row = rows.loc[rows["throughput_tflops"].idxmax()]
+    where, causal = cells.where(results, row), SWEEPS[1] in there
+    return Figure(
+        drawing,
+        say("baseline.throughput", row=row, where=where, timing=results.headline.words, causal=causal),
+        "Line plots of throughput in TFLOP/s over sequence length S, a line for each implementation.",
+    )
+
+
+@exhibit("baseline.memory")
+def memory(results: Results) -> Figure:
+    """Peak memory against sequence length, beside what the tensors need."""
+    shapes, names = results.sweep(SWEEPS[0]), results.study.implementations
+    peaks = {name: {shape: results.peak_bytes(name, shape) for shape in shapes} for name in names}
+    there = {name: {shape: peak for shape, peak in of.items() if peak > 0} for name, of in peaks.items()}
+    ratios = [(peak / s.bytes, name, s.seq_len) for name, of in there.items() for s, peak in of.items()]
+    if not ratios:
+        raise NotMeasured(f"No case of the sweep “{SWEEPS[0]}” was measured, so its memory is not known")
+    drawn = {
+        name: ([shape.seq_len for shape in of], [peak / MIB for peak in of.values()])
+        for name, of in there.items()
+        if of
+    }
+    drawing, panels = before_others(list(drawn), [drawn], "peak memory (MiB), logarithmic", LENGTH)
+    sizes, needed = [shape.seq_len for shape in shapes], [shape.bytes / MIB for shape in shapes]
+    for axes in panels.values():
+        # On top, or an implementation that needs only the tensors would hide it.
+        axes.plot(sizes, needed, ":", color="#222222", linewidth=1.6, zorder=5, label="Q, K, V and O")
+    first = next(iter(panels.values()))
+    first.set_yscale("log")
+    few_powers_of_two(first, sizes)
+    plain_logarithm(first.yaxis)
+    ratio, name, size = max(ratios)
+    return Figure(
+        drawing,
+        say("baseline.memory", ratio=ratio, name=name, size=size),
+        "Line plots of peak memory over sequence length S on logarithmic axes, one panel for each implementation.",
+    )

@@ -1,0 +1,1 @@
+"""Facts that the pages say in words."""

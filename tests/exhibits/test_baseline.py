@@ -1,0 +1,289 @@
+"""What 02_baseline shows of the synthetic runs, worked by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import synthetic
+from synthetic import ONE_BATCH, TARGET, inferred, lonely
+
+from attnlab.exhibits import cells
+from attnlab.exhibits.baseline import correctness, spread, sweeps
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.display import Missing
+from attnlab.exhibits.quantities import Marked
+from attnlab.exhibits.words import say
+from attnlab.infer.facts.gate import Differing, Gate, Outputs
+from attnlab.infer.facts.lengths import Costliest, Pair
+from attnlab.infer.lookup import NotMeasured, Wins
+from attnlab.infer.results import Absence, Results
+from attnlab.infer.stats import Interval
+from attnlab.runs.schema import is_of
+
+
+def shown(id, run=inferred):
+    return Show(run())(f"baseline.{id}").content
+
+
+def estimates(column) -> list[float | None]:
+    return [cell.estimate if isinstance(cell, Interval) else cell for cell in column]
+
+
+# -------------------------------------------------------------------------------------------------------- along sweeps
+
+
+def test_a_sweep():
+    table = sweeps.sweep(inferred(), "seq_len", "sdpa.auto")
+    frame = table.frame
+    assert list(frame["S"]) == [32, 64, 128, 256]
+    assert estimates(frame["median_us"]) == pytest.approx([2.5, 10, 40, 160])
+    assert list(frame["throughput_tflops"]) == pytest.approx([0.8388608] * 4)  # 33554432 FLOPs in 40 µs
+    assert list(frame["bandwidth_gbs"]) == pytest.approx([52.4288, 26.2144, 13.1072, 6.5536])
+    assert list(frame["peak_memory_bytes"]) == [2**17, 2**18, 2**19, 2**20]
+    assert list(frame["samples"]) == [80] * 4
+    assert table.highlight == 2
+    assert "B=2, H=4, D=64, float16; device clock, warm cache" in table.caption
+    row = inferred().at(TARGET).loc["sdpa.auto"]
+    assert frame["median_us"][2] == Interval(row["median_us"], row["low_us"], row["high_us"])
+
+
+def test_a_bandwidth_above_the_ceiling_is_marked():
+    first, *others = sweeps.sweep(inferred(), "seq_len", "sdpa.flash").frame["bandwidth_gbs"]
+    assert first.value == pytest.approx(131072 / 1.2e3)
+    assert first.mark.startswith("† above the copy ceiling")
+    assert not [cell for cell in others if isinstance(cell, Marked)]
+
+
+def test_a_throughput_above_the_ceiling_is_marked_beside_itself():
+    slow = synthetic.CEILINGS | {"matmul.float16": (0.5, "TFLOP/s")}
+    study = {"implementations": ["sdpa.auto"], "timings": synthetic.STUDY["timings"][:1]}
+    of = synthetic.infer(synthetic.Recipe(study=study, ceilings=slow, fates={}))
+    frame = sweeps.sweep(of, "seq_len", "sdpa.auto").frame
+    assert {cell.mark[:40] for cell in frame["throughput_tflops"]} == {"‡ above the measured ceiling of matrix p"}
+    assert not [cell for cell in frame["bandwidth_gbs"] if isinstance(cell, Marked)]
+
+
+def test_a_causal_sweep_names_its_convention():
+    table = sweeps.sweep(inferred(), "causal seq_len", "sdpa.auto")
+    # 2·2·4·64·65·64 FLOPs in 5 µs, 2·2·4·128·129·64 in 20
+    assert list(table.frame["throughput_tflops"]) == pytest.approx([0.851968, 0.8454144])
+    assert cells.CAUSAL_NOTE in table.note
+    assert cells.CAUSAL_NOTE not in sweeps.sweep(inferred(), "seq_len", "sdpa.auto").note
+
+
+def test_every_implementation_along_a_sweep():
+    frame = sweeps.backends(inferred(), "seq_len").frame
+    medians = {name: estimates(cells) for name, *cells in frame.itertuples(index=False, name=None)}
+    assert list(frame.columns[1:]) == ["S=32", "S=64", "S=128", "S=256"]
+    assert medians == {
+        "sdpa.auto": [2.5, 10, 40, 160],
+        "sdpa.flash": pytest.approx([1.2, 8, 32, 128]),
+        "sdpa.cudnn": [None, *map(pytest.approx, (10.05, 40.2, 160.8))],
+        "sdpa.efficient": [3.75, 15, 60, 240],
+        "sdpa.math": [10, 40, 160, None],
+    }
+
+
+def with_lengths(**sweeps_of) -> Results:
+    study = {"sweeps": sweeps_of, "timings": synthetic.STUDY["timings"][:1], "implementations": ["sdpa.auto"]}
+    return synthetic.infer(synthetic.Recipe(study=study, fates={}))
+
+
+def test_shapes_that_no_single_axis_tells_apart_are_named_whole_and_go_down_the_page_where_they_are_more():
+    two = [synthetic.AXES | {"batch": batch, "seq_len": 128} for batch in (1, 2)]
+    frame = sweeps.backends(with_lengths(**{"grid seq_len": two}), "grid seq_len").frame
+    assert list(frame["shape"]) == ["B=1 H=4 S=128", "B=2 H=4 S=128"]
+    assert estimates(frame["sdpa.auto"]) == [20, 40]
+
+
+def test_there_is_a_table_for_each_sweep_that_has_latencies():
+    assert list(shown("sweeps").parts) == ["seq_len", "causal_seq_len", "batch", "heads"]
+    assert list(shown("sweeps", lonely).parts) == ["seq_len"]
+    assert list(shown("implementations").parts) == ["seq_len", "batch", "heads", "causal_seq_len"]
+    with pytest.raises(NotMeasured, match=r"^Nothing has a latency along a sweep$"):
+        sweeps.over(["batch"], lambda name: sweeps.backends(lonely(), name))
+
+
+def test_scaling_counts_the_scores_under_the_mask():
+    frame = shown("scaling").frame.set_index("step")
+    steps = {"S=32 → 64": 4, "S=64 → 128": 4, "S=128 → 256": 4, "B=1 → 2": 2, "H=4 → 8": 2}
+    assert [cell.estimate for cell in frame.loc[list(steps), "latency ×"]] == pytest.approx(list(steps.values()))
+    assert list(frame.loc[list(steps), "FLOPs ×"]) == list(steps.values())
+    assert list(frame.loc[list(steps), "latency over FLOPs"]) == pytest.approx([1] * len(steps))
+    assert set(frame["bytes ×"]) == {2}
+    causal = frame.loc["S=64 → 128, causal"]
+    assert causal["FLOPs ×"] == pytest.approx(128 * 129 / (64 * 65))
+    assert causal["latency over FLOPs"] == pytest.approx(4 * 64 * 65 / (128 * 129))
+
+
+def test_every_timing_of_the_target():
+    frame = shown("timings").frame.set_index("implementation")
+    assert estimates(frame.loc["sdpa.flash"]) == pytest.approx([32, 37])
+    assert list(frame.columns) == ["device warm", "eager warm"]
+    assert list(shown("timings", lonely).frame.columns) == ["implementation", "eager warm"]
+
+
+def test_every_case_has_a_row():
+    frame = shown("every_case").frame
+    assert len(frame) == len(inferred().table) == 72
+    assert frame.iloc[0][["implementation", "B, H, S, D", "mask", "timing", "k"]].tolist() == [
+        "sdpa.auto", "2, 4, 32, 64", "full", "device warm", "10"
+    ]  # fmt: skip
+    assert estimates(frame["median_us"]) == list(inferred().table["median_us"])
+
+
+def test_a_kernel_is_placed_by_what_distinguishes_its_shapes():
+    run = inferred().run
+    frame = shown("kernels").frame
+    assert dict(zip(frame["implementation"], frame["longest kernel"], strict=True))["sdpa.flash"] == "flash_kernel"
+    assert set(frame["at"]) == {"all"}
+    long = (run.cases["seq_len"] == 256) & (run.cases["implementation"] == "sdpa.auto")
+    odd = (run.cases["implementation"] == "sdpa.flash") & is_of(run.cases, ONE_BATCH)
+    masked = (run.cases["implementation"] == "sdpa.efficient") & run.cases["causal"]
+    some = (run.cases["implementation"] == "sdpa.math") & run.cases["seq_len"].isin([32, 128])
+    named = run.cases["kernels"].mask(long | odd | masked | some, "other(int)")
+    frame = sweeps.kernels(Results(replace(run, cases=run.cases.assign(kernels=named)), inferred().table)).frame
+    others = frame[frame["longest kernel"] == "other"].set_index("implementation")["at"]
+    assert others.to_dict() == {
+        "sdpa.auto": "S=256",
+        "sdpa.flash": "B=1",
+        "sdpa.efficient": "causal",
+        "sdpa.math": "B=2 H=4 S=32; B=2 H=4 S=128, with and without the causal mask; B=1 H=4 S=128; B=2 H=8 S=128",
+    }
+
+
+def throttled_from(length: int) -> Results:
+    """The ordinary run, but that the card held itself back from a length on."""
+    run = inferred().run
+    held = run.samples["throttled"] | (run.samples["seq_len"] >= length)
+    return Results(replace(run, samples=run.samples.assign(throttled=held)), inferred().table)
+
+
+def test_tables_say_in_which_regime_and_who_is_absent():
+    note = sweeps.backends(inferred(), "seq_len").note
+    assert note.startswith(
+        "All shapes were timed in bursts. `sdpa.cudnn` has no latency at 1 of 4: skipped, cuDNN takes"
+    )
+    assert sweeps.backends(lonely(), "seq_len").note == "All shapes were timed in a regime that was not recorded."
+    bursts = "Shapes timed in bursts: B=2 H=4 S=32 and 64; under sustained load: B=2 H=4 S=128 and 256."
+    assert sweeps.backends(throttled_from(128), "seq_len").note.startswith(bursts)
+
+
+# ------------------------------------------------------------------------------------------------------ spread, errors
+
+
+def test_tails_are_given_where_there_are_samples_enough():
+    frame = shown("tails").frame
+    assert estimates(frame["p95_us"]) == pytest.approx([2.5044, 10.0175, 40.07, 160.281], rel=1e-4)
+    assert np.isnan(estimates(frame["p99_us"])).all()
+    row = frame.iloc[2]
+    step = synthetic.STEP * np.sqrt(synthetic.UNIFORM)
+    assert row["cv_pct"] == pytest.approx(100 * step, rel=1e-2)
+    assert (row["S"], row["outliers_pct"], row["throttled_pct"], row["samples"]) == (128, 0, 2.5, 80)
+    assert row["effective_n"] == pytest.approx(80 * (1 - row["lag1"]) / (1 + row["lag1"]))
+
+
+def test_the_gate_by_implementation():
+    frame = shown("checks").frame.set_index("implementation")
+    # 8 shapes, 2 replicates, 2 moments; math: one shape too large, one failed before timing, one after, once
+    assert frame.loc["sdpa.auto", ["checks", "passed"]].tolist() == [32, 32]
+    assert frame.loc["sdpa.math", ["checks", "passed", "largest error"]].tolist() == [26, 23, 0.005]
+    shares = frame["largest share of the allowed"].to_dict()
+    assert shares.pop("sdpa.math") == pytest.approx(250)
+    assert set(shares.values()) == {50}
+    assert "elements that differ between runs" not in frame
+
+
+def test_what_differs_between_two_runs_is_marked_and_not_failed():
+    run = inferred().run
+    flash = (run.checks["implementation"] == "sdpa.flash") & is_of(run.checks, TARGET)
+    of = Results(replace(run, checks=run.checks.assign(differing=np.where(flash, 3, 0))), inferred().table)
+    marks = correctness.checks(of).frame.set_index("implementation")["elements that differ between runs"]
+    assert marks.dropna().to_dict() == {"sdpa.flash": 3}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sweeps.sweep(lonely(), "batch", "sdpa.auto"),
+        lambda: sweeps.backends(lonely(), "batch"),
+        lambda: spread.tails(without_lengths()),
+        lambda: correctness.errors(without_lengths()),
+    ],
+)
+def test_a_sweep_that_the_study_lacks_is_told(make):
+    try:
+        told = make().markdown
+    except NotMeasured as missing:
+        told = f"{missing}"
+    assert "The study “synthetic” has no sweep “" in told
+
+
+def without_lengths() -> Results:
+    return with_lengths(batch=[synthetic.AXES | {"batch": [1, 2], "seq_len": 128}])
+
+
+def test_without_lengths_there_is_no_figure_of_them():
+    for id in ("latency", "throughput", "memory", "errors"):
+        assert isinstance(shown(id, without_lengths), Missing)
+
+
+# ----------------------------------------------------------------------------------------------------------- sentences
+
+OUTPUTS = Outputs(1200, 67.2, [(["sdpa.math", "kernel.naive"], TARGET), (["sdpa.flash"], ONE_BATCH)])
+GATE = Gate(150, 3, 0.005, 0.001, OUTPUTS, [Differing("sdpa.flash", 3, 65536, 1)])
+ROW = {"throughput_tflops": 590.0, "throughput_mark": "‡ above it", "implementation": "sdpa.flash"}
+SPREAD = {"name": "sdpa.math", "quartiles_pct": 0.7, "shape": TARGET, "timing": "device clock"}
+
+
+@pytest.mark.parametrize(
+    ("id", "facts", "said"),
+    [
+        ("fastest", {"best": Wins("sdpa.auto", 1, 1)}, "`sdpa.auto` has the smallest median at 1 of 1 shape."),
+        ("throughput", {"row": ROW, "where": "S=4096", "timing": "warm", "causal": True}, "590 TFLOP/s (above it), of"),
+        ("throughput", {"row": ROW, "where": "S=4096", "timing": "warm", "causal": False}, "at S=4096. Throughput,"),
+        ("errors", {"nearest": (24, "a"), "sweep": "b", "infinite": True, "zero": True}, "upper edge are errors that"),
+        ("errors", {"nearest": None, "sweep": "b", "infinite": False, "zero": False}, "The largest error against"),
+        ("correctness", {"gate": GATE}, "150 checks and 3 failed, and their"),
+        (
+            "correctness",
+            {"gate": GATE},
+            "of `sdpa.math` and `kernel.naive` at (2, 4, 128, 64) float16; `sdpa.flash` at",
+        ),
+        ("correctness", {"gate": GATE}, "differ in up to 3 of 65,536 elements, at 1 shape."),
+        ("correctness", {"gate": replace(GATE, failed=0, outputs=None, differing=[])}, "150 checks and all passed. On"),
+        ("timed_outputs", {"outputs": OUTPUTS}, "1,200 timed outputs were compared"),
+        ("timed_outputs", {"outputs": OUTPUTS._replace(compared=1)}, "1 timed output was compared"),
+        ("timed_outputs", {"outputs": None}, "no timed output itself was."),
+        (
+            "distribution",
+            SPREAD | {"linear_pct": 2, "several": True},
+            "linear within ±2 % and logarithmic beyond, each",
+        ),
+        ("distribution", SPREAD | {"linear_pct": None, "several": False}, "of each implementation. The dot"),
+        ("absent", {"all": [Absence("sdpa.math", 1, 4, "skipped, too long")]}, "at 1 of 4: skipped, too long."),
+        (
+            "costliest",
+            {"c": Costliest("a", Pair(TARGET, TARGET), Interval(18.6, 18.3, 19.1)), "tile": 64},
+            "`a` takes longer for a score at S=128 than at S=128, which tiles of 64 rows divide: +18.6 % [",
+        ),
+        ("by_clock", {"moved": 3, "in_cycles_pct": None, "near_pct": 1.0}, ""),
+        ("by_clock", {"moved": 3, "in_cycles_pct": [2.0, 2.0, 2.0], "near_pct": 1.0}, "explains none of these"),
+        ("by_clock", {"moved": 3, "in_cycles_pct": [], "near_pct": 1.0}, "3 of 3 are within 1 %: they moved with"),
+        ("by_clock", {"moved": 2, "in_cycles_pct": [2.5], "near_pct": 1.0}, "1 of 2 is within 1 %: it moved with"),
+        ("by_clock", {"moved": 2, "in_cycles_pct": [2.5], "near_pct": 1.0}, "in cycles by at most 2.50 %."),
+        ("cards", {"here": {"a"}, "there": {"a"}}, ", on the same card"),
+        ("cards", {"here": {"a", "b"}, "there": {"a", "b"}}, ", on the same cards"),
+        ("cards", {"here": {"a", "b"}, "there": {"b"}}, ", with 1 of 2 cards in common"),
+        ("cards", {"here": {"a"}, "there": {"c"}}, ", on different cards"),
+        ("cards", {"here": set(), "there": {"c"}}, ""),
+        ("differences", {"same": ["cuda", "driver"], "files": 1}, "Equal in both: cuda and driver. Files of the"),
+        ("differences", {"same": [], "files": 0}, ""),
+    ],
+)
+def test_every_branch_is_said(id, facts, said):
+    told = say(f"baseline.{id}", **facts)
+    assert said in told
+    assert bool(told) == bool(said)
+    assert "\n" not in told
+    assert "  " not in told

@@ -1,0 +1,138 @@
+"""What 03_roofline shows of the synthetic runs, worked by hand."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import synthetic
+from synthetic import LONG, SHORT, TARGET, inferred, lonely
+
+from attnlab.exhibits.quantities import Marked
+from attnlab.exhibits.roofline import floor
+from attnlab.exhibits.words import say
+from attnlab.infer.beside.published import Nearest
+from attnlab.infer.results import Results
+from attnlab.literature.throughputs import published
+
+
+def test_the_floors_along_a_sweep():
+    frame = floor.floors(inferred(), "seq_len", "sdpa.auto").frame
+    assert list(frame["intensity"]) == [16, 32, 64, 128]
+    assert list(frame["matrix (µs)"]) == pytest.approx([1.048576, 4.194304, 16.777216, 67.108864])
+    # 4·2·4·S·64·2 bytes over 400 GB/s, or, of the longer two, what 200 kB can't hold over 100 GB/s
+    assert list(frame["bytes (µs)"]) == pytest.approx([0.32768, 0.65536, (262144 * 2 - 2e5) / 1e5, 8.48576])
+    assert list(frame["exp (µs)"]) == pytest.approx([0.08192, 0.32768, 1.31072, 5.24288])
+    assert list(frame["limit"]) == ["matrix product"] * 4
+    assert list(frame["speed_of_light_pct"]) == pytest.approx([41.94304] * 4)
+    without = floor.floors(lonely(), "seq_len", "sdpa.auto").frame
+    assert without["exp (µs)"].isna().all()
+    assert np.isnan(without["bytes (µs)"][0])
+
+
+def test_a_rate_above_a_ceiling_marks_the_speed_of_light():
+    first, *others = floor.floors(inferred(), "seq_len", "sdpa.flash").frame["speed_of_light_pct"]
+    assert isinstance(first, Marked)
+    assert first.mark.startswith("† above the copy ceiling")
+    assert not [cell for cell in others if isinstance(cell, Marked)]
+
+
+def test_the_lengths_at_which_the_card_throttled_are_named():
+    held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
+    note = floor.floors(Results(inferred().run, held), "seq_len", "sdpa.auto").note
+    assert "At B=2 H=4 S=256 D=64 float16 the card throttled during more than half of the samples" in note
+    assert "clock" not in floor.floors(lonely(), "seq_len", "sdpa.auto").note
+
+
+def test_the_roofline_says_what_limits_which_timing():
+    slow = synthetic.CEILINGS | {"l2": (50.0, "GB/s"), "wgmma.float16": (4.0, "TFLOP/s")}
+    timings = [{"clock": "device", "cache": cache} for cache in ("warm", "cold")]
+    short = synthetic.AXES | {"seq_len": 32}
+    at = {"target": short, "sweeps": {"seq_len": [short]}}
+    for first, limit, bytes_us in ((0, "L2", 2.62144), (1, "memory", 1.31072)):
+        study = at | {"timings": [timings[first], timings[1 - first]]}
+        of = synthetic.infer(synthetic.Recipe(study=study, ceilings=slow, fates={}))
+        table = floor.floors(of, "seq_len", "sdpa.auto")
+        assert table.frame[["limit", "bytes (µs)", "matrix (µs)"]].iloc[0].tolist() == [
+            limit, pytest.approx(bytes_us), pytest.approx(0.524288)
+        ]  # fmt: skip
+        assert "over the 4.00 TFLOP/s of wgmma alone; the library's product reached 2.00." in table.note
+        assert f"S = 32 by {limit}" in floor.regimes(of).markdown
+
+
+def test_without_ceilings_there_is_neither_ridge_nor_share():
+    none = {name: (None, unit) for name, (_, unit) in synthetic.CEILINGS.items()}
+    some = none | {"copy": (100.0, "GB/s")}
+    runs = [synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, ceilings=rates)) for rates in (none, some)]
+    assert "No ceiling was measured" in floor.regimes(runs[0]).markdown
+    assert "No ceiling was measured" in floor.speed_of_light(runs[0]).markdown
+    assert "ridge" not in floor.regimes(runs[1]).markdown
+
+
+NOTE = {"wgmma": None, "library": 2.0, "cache": "warm", "l2": 400.0, "within": [SHORT], "all_within": False} | {
+    "has_clocks": True, "throttled": [LONG], "causal": ""
+}  # fmt: skip
+FOUND = {"numbers": published(), "read": {"table": 1, "text": 2, "label on figure": 3, "plot": 0}} | {
+    "best": published()[:2], "above": [], "here": None
+}  # fmt: skip
+HERE = Nearest("sdpa.flash", "here", TARGET, 700.0, 75.0, 98.0)
+LIMITS = {"numbers": 258, "whole": 200, "grouped": 9, "untyped": 3, "at_once": 256}
+
+
+@pytest.mark.parametrize(
+    ("id", "facts", "said"),
+    [
+        (
+            "regimes",
+            {"limits": {"L2": [SHORT, LONG]}, "timing": "warm", "ridge": 20.0, "target": TARGET},
+            "right of it",
+        ),
+        ("regimes", {"limits": {"L2": [SHORT]}, "timing": "warm", "ridge": 200.0, "target": TARGET}, "left of it."),
+        (
+            "regimes",
+            {"limits": {"a": [SHORT], "b": [LONG]}, "timing": "", "ridge": math.nan, "target": TARGET},
+            "by b",
+        ),
+        ("roofline", {"said": "", "dtype": "a", "timing": "b", "has_causal": True, "head_dim": 64}, "score, at D=64."),
+        ("roofline", {"said": "", "dtype": "a", "timing": "b", "has_causal": False, "head_dim": None}, "a; b."),
+        (
+            "floors",
+            NOTE | {"wgmma": 4.0},
+            "Matrix: over the 4.00 TFLOP/s of wgmma alone; the library's product",
+        ),
+        ("floors", NOTE, "Bytes: over the warm L2's 400 GB/s, or what it can't hold over memory's, whichever takes"),
+        ("floors", NOTE | {"all_within": True}, "Bytes: over the warm L2's 400 GB/s. The ceilings"),
+        (
+            "floors",
+            NOTE | {"l2": math.nan},
+            "Bytes: none at S = 32, which fit the warm cache; its rate was not me",
+        ),
+        ("floors", NOTE | {"l2": math.nan, "within": []}, "Bytes: what it can't hold over memory's. The"),
+        ("floors", NOTE | {"l2": math.nan, "all_within": True}, "its rate was not measured. The"),
+        (
+            "floors",
+            NOTE | {"cache": "cold", "throttled": []},
+            "The ceilings were measured in bursts, at the SM clock",
+        ),
+        ("floors", NOTE | {"cache": "cold", "has_clocks": False}, ""),
+        ("literature", FOUND, "figures and 2 from text; none from the axis of a plot. The highest"),
+        ("literature", FOUND | {"here": HERE}, "75 % of the dense peak and 98 % of the matrix product measured here ("),
+        ("literature", FOUND | {"here": replace(HERE, datasheet_pct=math.nan)}, "highest is 98 % of the matrix"),
+        ("literature", FOUND | {"here": replace(HERE, measured_pct=math.nan)}, "75 % of the dense peak (`sdpa.flash`,"),
+        ("literature", FOUND, "No number is above the dense peak of its device."),
+        (
+            "literature",
+            FOUND | {"above": published()[:1]},
+            "1 number is above what the device can do and can't be ",
+        ),
+        ("compared", {"higher": 1, "of": 1}, "At 1 of 1 length of the same D and mask"),
+        ("compared", {"higher": 0, "of": 0}, "No length, D and mask of this run is among"),
+        ("higher", {"higher": 1, "of": 2}, "In 1 of 2 rows that have a case"),
+        ("limits", LIMITS | {"clock": None}, "at one clock.\n- **Clocks and power.** No source"),
+    ],
+)
+def test_every_branch_is_said(id, facts, said):
+    told = say(f"roofline.{id}", **facts)
+    assert said in told
+    assert bool(told) == bool(said)
+    assert "  " not in told
