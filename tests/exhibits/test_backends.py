@@ -15,7 +15,7 @@ from attnlab.exhibits import catalogue
 from attnlab.exhibits.backends import advice, calls, choosing, cost, peers
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Prose, Table
-from attnlab.infer import settings
+from attnlab.infer.backends import settings
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import schema

@@ -132,6 +132,11 @@ def listing(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
 
 
+def code(names: Sequence[str]) -> list[str]:
+    """Names as code, for `listing`."""
+    return [f"`{name}`" for name in names]
+
+
 def count(amount: int, one: str) -> str:
     """``1 case``, ``2 cases``."""
     return f"{amount:,} {one if amount == 1 else one + 's'}"

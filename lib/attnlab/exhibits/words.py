@@ -17,6 +17,7 @@ FILTERS = (
     cells.explained,
     formats.change,
     formats.clause,
+    formats.code,
     formats.count,
     formats.ended,
     formats.interval,

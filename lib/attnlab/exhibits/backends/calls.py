@@ -7,9 +7,9 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import explanations, sign
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
+from attnlab.infer.backends.settings import best
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
-from attnlab.infer.settings import best
 from attnlab.infer.stats import ratio_ci
 from attnlab.runs.rules import GATE_FACTOR
 from attnlab.study.shapes import Shape

@@ -17,10 +17,18 @@ from attnlab.exhibits.cells import LETTERS, explanations, light, sign, without
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import AXIS_TITLES, label_ends, look, plain_logarithm, powers_of_two
-from attnlab.infer import settings
+from attnlab.infer.backends import settings
+from attnlab.infer.backends.settings import (
+    GRID,
+    Setting,
+    best,
+    cheapest_of,
+    equal_per_token,
+    holds_one,
+    per_token_ratio,
+)
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of
 from attnlab.infer.results import Results
-from attnlab.infer.settings import GRID, Setting, best, cheapest_of, equal_per_token, holds_one, per_token_ratio
 from attnlab.infer.stats import Interval
 from attnlab.study.shapes import Shape
 

@@ -11,10 +11,10 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
+from attnlab.infer.backends.settings import Setting, best
 from attnlab.infer.cases import CASE
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of
 from attnlab.infer.results import Results
-from attnlab.infer.settings import Setting, best
 from attnlab.study.shapes import Shape
 
 US_PER_HOUR = 3_600_000_000
