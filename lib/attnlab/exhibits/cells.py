@@ -63,16 +63,8 @@ def under_each(results: Results, name: str, shape: Shape) -> dict[Timing, Verdic
 
 def added_us(one: list[np.ndarray], other: list[np.ndarray]) -> Interval:
     """How much longer one side takes, in µs: the difference of the medians within a replicate, over replicates."""
-    return over_replicates([float(np.median(mine) - np.median(its)) for mine, its in zip(one, other, strict=True)])
-
-
-def over_replicates(differences: list[float]) -> Interval:
-    """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
-    if len(differences) < 2:
-        return Interval(float(np.mean(differences)), -np.inf, np.inf)
-    found = bootstrap.scatter(np.asarray(differences))
-    reach = found.reach(rules.CONFIDENCE)
-    return Interval(found.mean, found.mean - reach, found.mean + reach)
+    differences = [float(np.median(mine) - np.median(its)) for mine, its in zip(one, other, strict=True)]
+    return bootstrap.over_replicates(differences, rules.CONFIDENCE)
 
 
 def without(results: Results, names: list[str], shape: Shape) -> str:

@@ -1,0 +1,22 @@
+"""The runs that this page shows, and exhibits of other pages made from them."""
+
+from attnlab.exhibits.catalogue import exhibit, find, target
+from attnlab.exhibits.display import Group
+from attnlab.infer.results import Results
+
+exhibit("backends.verdicts", of="choices", shape=target)(find("verdicts.target").make)
+
+
+@exhibit("backends.run")
+def run(
+    results: Results,
+    choices: Results | None = None,
+    attended: Results | None = None,
+    peers: Results | None = None,
+) -> Group:
+    """The runs that this page shows, each once: what each is, what it lacks, and which cases have no latency."""
+    shown = {each.run.name: each for each in (choices, attended, peers) if each} or {results.run.name: results}
+    asked = ("run", "lacking", "cases")
+    return Group(
+        {f"{name}.{what}": find(f"environment.{what}").make(each) for name, each in shown.items() for what in asked}
+    )
