@@ -16,7 +16,6 @@ def run(
 ) -> Group:
     """The runs that this page shows, each once: what each is, what it lacks, and which cases have no latency."""
     shown = {each.run.name: each for each in (choices, attended, peers) if each} or {results.run.name: results}
-    asked = ("run", "lacking", "cases")
-    return Group(
-        {f"{name}.{what}": find(f"environment.{what}").make(each) for name, each in shown.items() for what in asked}
-    )
+    makes = {what: find(f"environment.{what}").make for what in ("run", "lacking", "cases")}
+    parts = {f"{name}.{what}": make(each) for name, each in shown.items() for what, make in makes.items()}
+    return Group({name: part for name, part in parts.items() if part})

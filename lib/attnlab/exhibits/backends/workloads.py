@@ -44,7 +44,8 @@ def grouped(results: Results) -> Table:
 
 def _ratio(results: Results, baseline: Setting, candidate: Setting) -> Interval:
     """The ratio of the medians of two settings, which share no rounds."""
-    return ratio_ci(*(results.samples(setting.name, setting.shape) for setting in (baseline, candidate)))
+    sides = [results.samples(setting.name, setting.shape) for setting in (baseline, candidate)]
+    return ratio_ci(sides[0], sides[1])
 
 
 @exhibit("backends.decode", of="choices")
