@@ -27,97 +27,38 @@ show = obtain.exhibits(run, study, device)
 show
 
 # %%
-show("backends.run")
-
-# %%
 show("backends.summary")
 
 # %% [markdown]
-# ## One dimension at a time
-#
-# ### Backend
+# ## What to use, and what to avoid
+
+# %%
+show("backends.rules")
 
 # %%
 show("backends.verdicts")
 
 # %% [markdown]
-# ### Sequence length
-
-# %%
-show("backends.choice.seq_len")
-
-# %%
-show("backends.tokens")
-
-# %%
-show("backends.length")
-
-# %%
-show("backends.chunking")
-
-# %% [markdown]
-# ### Batch and heads
+# ## Batches, lengths and heads
 #
 # A model with other heads is another model; a batch can be chosen.
 
 # %%
-show("backends.choice.batch")
-
-# %%
-show("backends.choice.heads")
-
-# %% [markdown]
-# ### Causal masks, head dimensions, dtypes
-
-# %%
-show("backends.choice.causal_seq_len")
-
-# %%
-show("backends.choice.head_dim_128")
-
-# %%
-show("backends.choice.bfloat16")
-
-# %%
-show("backends.choice.float32")
-
-# %% [markdown]
-# ## The full grid
-
-# %%
-show("backends.settled")
-
-# %%
-show("backends.choice.grid")
-
-# %%
-show("backends.grid")
+show("backends.choice")
 
 # %% [markdown]
 # ## What models call
 #
-# ### Prompts, and heads that share keys and values
-
-# %%
-show("backends.choice.prefill")
+# ### Heads that share keys and values
 
 # %%
 show("backends.grouped")
-
-# %%
-show("backends.grouped.table")
 
 # %% [markdown]
 # ### Decoding
 
 # %%
 show("backends.decode")
-
-# %%
-show("backends.decode.table")
-
-# %%
-show("backends.decode.alone")
 
 # %% [markdown]
 # ### Sequences of many lengths
@@ -135,22 +76,10 @@ show("backends.on_the_host")
 show("backends.training")
 
 # %% [markdown]
-# ## What to use, and what to avoid
-
-# %%
-show("backends.rules")
-
-# %% [markdown]
 # ## What it costs
 
 # %%
 show("backends.cost", price_per_hour=price_per_hour)
-
-# %%
-show("backends.unpriced")
-
-# %%
-show("backends.energy")
 
 # %% [markdown]
 # ## Letting a table choose
@@ -158,27 +87,15 @@ show("backends.energy")
 # `attnlab.attend` calls at each shape what a run found to be faster than SDPA's own choice, and SDPA everywhere else.
 
 # %%
-show("backends.attend.run")
-
-# %%
 show("backends.attend.chosen")
 
 # %%
 show("backends.attend.overhead")
 
-# %%
-show("backends.attend.held")
-
-# %%
-show("backends.attend.stream")
-
 # %% [markdown]
 # ## Peers
 #
 # Attention of other packages passes the same gate, in the same rounds and on the same clocks.
-
-# %%
-show("backends.peers.run")
 
 # %%
 show("backends.peers.support")
@@ -190,10 +107,7 @@ show("backends.peers.beside")
 show("backends.peers.dots")
 
 # %% [markdown]
-# ## What has no latency, and why
+# ## The runs that are shown, and what has no latency
 
 # %%
-show("backends.lacking")
-
-# %%
-show("backends.cases")
+show("backends.run")

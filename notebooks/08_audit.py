@@ -33,31 +33,10 @@ show("audit.summary")
 # printed number stands for the range of all numbers that round to it, half a unit of its last digit to each side, and these
 # ranges are carried through the arithmetic. So whether numbers differ by rounding is computed, and no tolerance is chosen.
 
-# %%
-show("audit.meanings")
-
-# %%
-show("audit.counts")
-
-# %%
-show("audit.counted")
-
-# %% [markdown]
-# ## The most telling claims
-
-# %%
-show("audit.telling")
-
-# %%
-show("audit.furthest")
-
 # %% [markdown]
 # ## The same configuration, measured again
 #
 # The reports measured many configurations more than once on the same model of card, an unplanned replication.
-
-# %%
-show("audit.across_told")
 
 # %%
 show("audit.across")
@@ -69,13 +48,7 @@ show("audit.across")
 # once. The ceilings are those of the datasheet: dense float16 on the tensor cores, and memory.
 
 # %%
-show("audit.roofline_told")
-
-# %%
 show("audit.roofline")
-
-# %%
-show("audit.standing")
 
 # %% [markdown]
 # ## What is left of the advice
@@ -85,6 +58,8 @@ show("audit.survives")
 
 # %% [markdown]
 # ## Every claim
+#
+# First, what each finding means and how often it was made, and the most informative claims, chosen by hand.
 
 # %%
 show("audit.documents")

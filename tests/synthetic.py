@@ -186,6 +186,14 @@ def climbed() -> results.Results:
 
 
 @cache
+def led() -> results.Results:
+    """A run in which `kernel.best` is beside SDPA's backends and a peer, and `sdpa.flash` failed at the target."""
+    named = ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "peer.flash4", "kernel.wgmma", "kernel.best"]
+    study = LADDER.study | {"implementations": named, "sweeps": {"seq_len": STUDY["sweeps"]["seq_len"]}}
+    return infer(Recipe(study=study, fates={("sdpa.flash", TARGET): ("failed", "before timing")}))
+
+
+@cache
 def chosen() -> results.Results:
     """A run to choose a backend by: a grid, grouped heads, decoding, many lengths, training, and peers."""
     return infer(CHOICES)

@@ -85,16 +85,6 @@ def test_calibration_in_brief_is_that_of_runs_like_this_one():
     assert list(several.frame["median covered"]) == list(like["median covered"])
 
 
-def test_the_ladder_in_short_says_what_was_expected_and_what_came_of_it():
-    table = exhibit(climbed, "kernels.summary")
-    whole = exhibit(climbed, "kernels.ablation").frame
-    rows = table.frame.dropna(subset=["expected"])
-    assert len(rows)
-    for _, row in rows.iterrows():
-        (said,) = whole["expected"][whole["rung"].str.startswith(f"{row['rung']}\n")]
-        assert said == row["expected"]
-
-
 @pytest.mark.parametrize("id", ["backends.peers.dots", "baseline.odd_lengths", "verdicts.signs"])
 def test_a_run_that_lacks_it_says_so(id):
     assert isinstance(Show(lonely())(id).content, Missing)

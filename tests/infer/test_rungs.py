@@ -6,7 +6,8 @@ import pytest
 import synthetic
 from synthetic import LONG, TARGET, climbed, inferred
 
-from attnlab.infer import results, rungs
+from attnlab.infer import results
+from attnlab.infer.kernels import rungs
 from attnlab.infer.lookup import NotMeasured
 from attnlab.study.shapes import Shape
 
@@ -17,9 +18,9 @@ def rung(name: str) -> rungs.Rung:
 
 def used(**stated) -> rungs.Resources:
     row = {"registers": 64, "local_bytes": 0, "static_shared_bytes": 0, "dynamic_shared_bytes": 0, "threads": 128}
-    row |= {"ctas": 1000, "ctas_per_sm": 8, "architecture": "sm_90a"}
-    items = stated.pop("items", None)
-    return rungs.Resources(row | stated, {"multiprocessors": 132, "compute_capability": "9.0"} | synthetic.GPU, items)
+    row |= {"ctas": 1000, "ctas_per_sm": 8, "architecture": "sm_90a", "compute_capability": "9.0"}
+    row |= {"multiprocessors": 132, "threads_per_sm": 2048} | stated
+    return rungs.Resources(**{"items": row["ctas"]} | row)
 
 
 def test_rungs_are_those_of_the_study_in_the_order_of_the_climb():
@@ -63,7 +64,7 @@ def test_what_limits_the_ctas_of_a_multiprocessor(stated, limits):
 
 
 def test_limits_of_an_architecture_that_nobody_knows():
-    unknown = rungs.Resources(used().row, {"multiprocessors": 10, "compute_capability": "99.0"})
+    unknown = used(compute_capability="99.0", threads_per_sm=None)
     assert unknown.limits == []
     assert math.isnan(unknown.occupancy_pct)
 

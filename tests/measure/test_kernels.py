@@ -20,7 +20,7 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.build import check, nvrtc, occupancy
 from attnlab.build.nvrtc import Build, Instance
-from attnlab.infer import rungs as recorded_rungs
+from attnlab.infer.kernels import rungs as recorded_rungs
 from attnlab.measure.session import record
 from attnlab.measure.subjects import registry, rungs
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported

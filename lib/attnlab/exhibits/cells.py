@@ -28,8 +28,10 @@ REGIMES = {
 
 def whole(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A frame of rows, with columns in the order of the longest row."""
-    columns = max(rows, key=len)
-    return pd.DataFrame(rows, columns=[*columns, *(c for row in rows for c in row if c not in columns)]).astype(object)
+    longest = max(rows, key=len)
+    columns = list(longest)
+    columns += dict.fromkeys(column for row in rows for column in row if column not in columns)
+    return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
 def at_shapes(results: Results, shapes: Sequence[Shape]) -> str:

@@ -132,9 +132,14 @@ def listing(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
 
 
-def names(words: list[str]) -> str:
+def names(words: Sequence[str]) -> str:
     """``a, b and c``, each set as code."""
-    return listing([f"`{word}`" for word in words])
+    return listing(code(words))
+
+
+def code(names: Sequence[str]) -> list[str]:
+    """Names as code, for `listing`."""
+    return [f"`{name}`" for name in names]
 
 
 def count(amount: int, one: str) -> str:

@@ -18,6 +18,7 @@ FILTERS = (
     cells.explained,
     formats.change,
     formats.clause,
+    formats.code,
     formats.count,
     formats.ended,
     formats.interval,

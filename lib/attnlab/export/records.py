@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnlab.infer import bootstrap, regimes, rungs, stats
+from attnlab.infer import bootstrap, regimes, stats
 from attnlab.infer.cases import CASE, TIMING
+from attnlab.infer.kernels import rungs
 from attnlab.infer.lookup import median_of, on_values
 from attnlab.infer.results import NO_CONTROL, Results, absence
 from attnlab.runs import rules

@@ -233,6 +233,15 @@ def scatter(values: Array) -> Scatter:
     return Scatter(float(values[0] + offsets.mean()), error, values.size - 1)
 
 
+def over_replicates(differences: Sequence[float], confidence: float) -> Interval:
+    """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
+    if len(differences) < 2:
+        return Interval(float(np.mean(differences)), -math.inf, math.inf)
+    found = scatter(np.asarray(differences))
+    reach = found.reach(confidence)
+    return Interval(found.mean, found.mean - reach, found.mean + reach)
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that the bootstrap's draws depend on. The samples are no part of it: sides of the same sizes share draws."""

@@ -3,7 +3,8 @@
 from typing import Any
 
 from attnlab.base.errors import UserError
-from attnlab.infer import kinds, rungs
+from attnlab.infer import kinds
+from attnlab.infer.kernels import rungs
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.dispatch import Choice, Dispatch

@@ -1,5 +1,5 @@
 """The page 04_backends."""
 
-from attnlab.exhibits.backends import advice, attend, calls, choosing, cost, peers, tables
+from attnlab.exhibits.backends import advice, attend, choosing, cost, peers, runs, workloads
 
-__all__ = ["advice", "attend", "calls", "choosing", "cost", "peers", "tables"]
+__all__ = ["advice", "attend", "choosing", "cost", "peers", "runs", "workloads"]

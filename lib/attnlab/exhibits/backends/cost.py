@@ -6,15 +6,16 @@ from typing import Any
 import pandas as pd
 
 from attnlab.base.errors import UserError
-from attnlab.exhibits import formats
+from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS
-from attnlab.exhibits.display import Prose, Table
-from attnlab.exhibits.formats import CI
+from attnlab.exhibits.display import Group, Prose, Table
+from attnlab.infer.backends import settings
+from attnlab.infer.backends.settings import Setting
 from attnlab.infer.cases import CASE
-from attnlab.infer.lookup import NotMeasured, axis_of, median_of
+from attnlab.infer.lookup import axis_of, median_of
 from attnlab.infer.results import Results
-from attnlab.infer.settings import Setting, best
+from attnlab.infer.stats import Interval
 from attnlab.study.shapes import Shape
 
 US_PER_HOUR = 3_600_000_000
@@ -22,9 +23,9 @@ SETTLED = 0.5
 """The card has settled after this share of a load without pause."""
 
 
-@exhibit("backends.cost", of="choices")
-def table(results: Results, price_per_hour: float, sweep: str = "seq_len") -> Table:
-    """The cost of a million sequences and of a billion tokens at each shape of a sweep, by the fastest backend there.
+@exhibit("backends.cost")
+def cost(results: Results, price_per_hour: float, choices: Results | None = None) -> Group:
+    """The cost of tokens by the fastest backend at each length, and the energy of a call.
 
     Args:
         price_per_hour: price of the device in dollars.
@@ -33,25 +34,25 @@ def table(results: Results, price_per_hour: float, sweep: str = "seq_len") -> Ta
         UserError: the price is not a positive number.
     """
     price = require_price(price_per_hour)
+    return Group({"price": _priced(choices or results, price), "energy": _energy(results)})
+
+
+def _priced(results: Results, price: float, sweep: str = "seq_len") -> Table:
     axis = axis_of(sweep)
-    settings = [best(results, shape) for shape in results.sweep(sweep) if not results.at(shape).empty]
-    if not settings:
-        raise NotMeasured(f"Nothing has a latency in the sweep “{sweep}”")
     rows = [
-        {
-            LETTERS[axis]: getattr(setting.shape, axis),
-            "fastest": setting.name,
-            f"call (µs) [{CI}]": formats.stacked(median_of(setting.row)),
-            "$ a million sequences": _dollars(setting, price, 1e6 / setting.shape.batch),
-            "$ a billion tokens": _dollars(setting, price, 1e9 / setting.shape.tokens),
-        }
-        for setting in settings
+        {LETTERS[axis]: getattr(setting.shape, axis), "fastest": setting.name}
+        | quantities.cells(setting.row, "median_us")
+        | {"$ a million sequences": _dollars(setting, price, 1e6 / setting.shape.batch)}
+        | {"$ a billion tokens": _dollars(setting, price, 1e9 / setting.shape.tokens)}
+        for setting in settings.along(results, sweep)
     ]
     note = (
         f"At {price:g} $ an hour, a parameter of this page. This is one attention call over the whole batch; a model "
-        "makes one per layer, and has other work. Calls are assumed to be back to back; an idle device costs as much."
+        "makes one per layer, and has other work. Calls are assumed to be back to back; an idle device costs as much. "
+        "Cost is the latency times a constant, so every verdict on cost is that on latency."
     )
-    return Table(pd.DataFrame(rows), f"The cost of attention; {results.headline.words}.", note)
+    shows = dict.fromkeys(("$ a million sequences", "$ a billion tokens"), _print_dollars)
+    return Table(pd.DataFrame(rows), f"The cost of attention; {results.headline.words}.", note, shows=shows)
 
 
 def require_price(price_per_hour: Any) -> float:
@@ -66,34 +67,36 @@ def require_price(price_per_hour: Any) -> float:
     return float(price_per_hour)
 
 
-def _dollars(setting: Setting, price: float, calls: float) -> str:
-    """The cost of a number of calls, with its interval."""
+def _dollars(setting: Setting, price: float, calls: float) -> Interval:
+    """The cost of a number of calls."""
     median, scale = median_of(setting.row), price * calls / US_PER_HOUR
-    estimate, low, high = (formats.number(scale * us, 4) for us in (median.estimate, median.low, median.high))
-    return f"{estimate}\n[{low}, {high}]"
+    return Interval(*(scale * us for us in (median.estimate, median.low, median.high)))
 
 
-@exhibit("backends.energy")
-def energy(results: Results) -> Table:
+def _print_dollars(cost: Interval) -> str:
+    estimate, low, high = (formats.number(dollars, 4) for dollars in (cost.estimate, cost.low, cost.high))
+    return f"{estimate} [{low}, {high}]"
+
+
+def _energy(results: Results) -> Table | Prose:
     """The energy of a call under a load without pause, once the card has settled."""
     slices = results.run.endurance
     slices = slices[slices["latency_us"].notna() & slices["power_w"].notna()] if not slices.empty else slices
     if slices.empty:
-        raise NotMeasured("No load without pause was recorded with its power, so a call's energy is not known")
+        return Prose("No load without pause was recorded with its power, so a call's energy is not known.")
     rows = []
     for (name, *axes), load in slices.groupby(CASE, sort=False):
-        settled = load[load["started_s"] >= SETTLED * load["started_s"].max()]
-        shape = Shape(*axes)
+        settled, shape = load[load["started_s"] >= SETTLED * load["started_s"].max()], Shape(*axes)
         joules = float((settled["power_w"].astype(float) * settled["latency_us"]).median() / 1e6)
         rows.append(
             {
                 "implementation": name,
                 "shape": shape.label,
-                "call (µs)": formats.number(settled["latency_us"].median(), 4),
-                "power (W)": f"{settled['power_w'].astype(float).median():.0f}",
-                "J a call": formats.number(joules),
-                "µJ a token": formats.number(1e6 * joules / shape.tokens),
-                "pJ a FLOP": formats.number(1e12 * joules / shape.flops),
+                "call (µs)": float(settled["latency_us"].median()),
+                "power (W)": float(settled["power_w"].astype(float).median()),
+                "J a call": joules,
+                "µJ a token": 1e6 * joules / shape.tokens,
+                "pJ a FLOP": 1e12 * joules / shape.flops,
             }
         )
     note = (
@@ -102,12 +105,3 @@ def energy(results: Results) -> Table:
         "where implementations take turns."
     )
     return Table(pd.DataFrame(rows), "Energy of a call, by NVML.", note)
-
-
-@exhibit("backends.unpriced", of="choices")
-def unpriced(results: Results) -> Prose:
-    """That verdicts on cost are those on latency."""
-    return Prose(
-        "Cost is the latency times a constant, so every verdict on cost is that on latency: what is not distinguished "
-        "there is not distinguished here."
-    )

@@ -4,16 +4,16 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import formats
+from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import whole
 from attnlab.exhibits.decisions import FASTER
 from attnlab.exhibits.display import Figure, Table
-from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import look, ratio_rows
+from attnlab.exhibits.words import say
 from attnlab.infer.cases import AXES, CASE
-from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Verdict
 from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, TOO_LONG
 from attnlab.study.implementations import PEERS
 from attnlab.study.shapes import Shape
@@ -31,13 +31,9 @@ def support(results: Results) -> Table:
         {"implementation": name} | {sweep: _over(results.sweep(sweep), name, fates) for sweep in results.study.sweeps}
         for name in results.study.implementations
     ]
-    reasons = dict.fromkeys(_reasons(results))
-    note = (
-        "All go through the same gate; where a case failed, it has no latency. The last column: whether a sequence has "
-        f"the same bits alone and in a batch, each called as a program would. {' '.join(reasons)}"
-    )
     frame = pd.DataFrame(rows).rename(columns=_plain)
     frame["same bits alone"] = [_alone(results, name) for name in results.study.implementations]
+    note = say("backends.support", reasons=_reasons(results))
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
@@ -45,25 +41,19 @@ def support(results: Results) -> Table:
 def beside(results: Results) -> Table:
     """Every implementation at every shape of the study, with its speedup over the baseline."""
     _require_peers(results)
-    rows = []
-    for shape in results.study.shapes:
-        for name in results.at(shape).index:
-            row = results.row(str(name), shape)
-            compared = name != results.study.baseline and results.study.baseline in results.at(shape).index
-            verdict = results.compare(str(name), shape) if compared else None
-            rows.append(
-                {
-                    "shape": shape.label,
-                    "implementation": name,
-                    f"median (µs) [{CI}]": formats.stacked(median_of(row)),
-                    "TFLOP/s": formats.number(row["throughput_tflops"]),
-                    f"speedup [{CI}]": formats.stacked(verdict.speedup) if verdict else None,
-                    "verdict": verdict.decision if verdict else None,
-                }
-            )
+    rows = [_beside(results, shape, str(name)) for shape in results.study.shapes for name in results.at(shape).index]
     caption = f"Peers beside SDPA's backends and the ladder's best; {results.headline.words}."
     note = f"Speedup over `{results.study.baseline}`; a dash where that has no latency."
-    return Table(pd.DataFrame(rows), caption, note)
+    return Table(whole(rows), caption, note)
+
+
+def _beside(results: Results, shape: Shape, name: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"shape": shape.label, "implementation": name}
+    row |= quantities.cells(results.row(name, shape), "median_us", "throughput_tflops")
+    if name == results.study.baseline or results.study.baseline not in results.at(shape).index:
+        return row
+    verdict = results.compare(name, shape)
+    return row | {"speedup": verdict.speedup, "decision": verdict.decision}
 
 
 @exhibit("backends.peers.dots", of="peers")
@@ -85,21 +75,16 @@ def dots(results: Results) -> Figure:
         for other, verdicts in found.items()
     }
     drawing = ratio_rows(series, list(titles.values()), f"speedup over {name}")
-    said = _faster(found)
+    counts = {
+        other: (sum(verdict.decision == FASTER for verdict in verdicts.values()), len(verdicts))
+        for other, verdicts in found.items()
+    }
+    said = say("backends.faster", counts=counts)
     return Figure(
         drawing,
         f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}.",
         f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each implementation: {said}.",
     )
-
-
-def _faster(found: dict[str, dict[str, Verdict]]) -> str:
-    """At how many shapes each is faster, in words."""
-    counts = {
-        name: (sum(verdict.decision == FASTER for verdict in verdicts.values()), len(verdicts))
-        for name, verdicts in found.items()
-    }
-    return formats.listing([f"`{name}` is faster at {faster} of {of}" for name, (faster, of) in counts.items()])
 
 
 def _require_peers(results: Results) -> None:
@@ -138,8 +123,9 @@ def _fates(results: Results) -> dict[Any, str]:
     return {case: "too slow to time" if case in slow else FATES[status] for case, status in worst.items()}
 
 
-def _reasons(results: Results) -> list[str]:
+def _reasons(results: Results) -> list[tuple[str, str]]:
+    """Why implementations have no latency at some shapes, each reason once."""
     cases = results.run.cases
     lost = cases[cases["implementation"].isin(results.study.implementations) & (cases["status"] != MEASURED)]
     lost = lost.drop_duplicates(["implementation", "reason"]).drop_duplicates(["implementation", *AXES])
-    return [f"`{row.implementation}`: {formats.ended(row.reason, 140)}" for row in lost.itertuples()]
+    return list(dict.fromkeys(lost[["implementation", "reason"]].itertuples(index=False, name=None)))

@@ -1,5 +1,5 @@
 """The page 05_kernels."""
 
-from attnlab.exhibits.kernels import ablation, carried, climb, l4, lead, summary
+from attnlab.exhibits.kernels import ablation, climb, compiled, l4, lead
 
-__all__ = ["ablation", "carried", "climb", "l4", "lead", "summary"]
+__all__ = ["ablation", "climb", "compiled", "l4", "lead"]

@@ -113,7 +113,7 @@ def _premises_first(claims: list[tuple[Claim, str]]) -> list[Claim]:
 def _judged(claim: Claim, reference: Reference) -> dict[str, object]:
     rule, stated = _rule(claim), reference.row(claim.stated, claim.document)
     inputs = _inputs(claim, rule, reference)
-    outcome = rule.apply(stated, inputs)
+    outcome = rule.apply(stated, *inputs)
     finding = _finding(outcome, rule, stated, inputs)
     number = outcome.recomputed if isinstance(outcome.recomputed, Number) else None
     return {

@@ -7,32 +7,28 @@ from attnlab.literature.audit.rules.terms import gigaflop, megabytes, number, ro
 from attnlab.study.shapes import Shape
 
 
-@rule("regime", 3)
-def _regime(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("regime")
+def _regime(stated: Row, intensity: Term, rate: Term, bandwidth: Term) -> Outcome:
     """Which side of the ridge an intensity is on: inputs are intensity, peak rate, peak bandwidth."""
-    intensity, rate, bandwidth = inputs
     return _side(stated, number(intensity), rate, bandwidth)
 
 
-@rule("regime of the shape", 2)
-def _regime_of_shape(stated: Row, inputs: list[Term]) -> Outcome:
-    rate, bandwidth = inputs
+@rule("regime of the shape")
+def _regime_of_shape(stated: Row, rate: Term, bandwidth: Term) -> Outcome:
     return _side(stated, Number.exact(shape_of(stated).intensity), rate, bandwidth)
 
 
 @rule("ceiling", otherwise="exceeds the hardware")
-def _ceiling(stated: Row, inputs: list[Term]) -> Outcome:
+def _ceiling(stated: Row, ceiling: Term) -> Outcome:
     """A rate is no more than a ceiling, whatever a cache holds."""
-    (ceiling,) = inputs
     return Outcome(
         number(ceiling), f"the ceiling is {ceiling.shown}", stated_number(stated).low <= number(ceiling).high
     )
 
 
-@rule("ceiling or cache", 2, otherwise="exceeds the hardware")
-def _ceiling_or_cache(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("ceiling or cache", otherwise="exceeds the hardware")
+def _ceiling_or_cache(stated: Row, ceiling: Term, cache: Term) -> Outcome:
     """A rate of memory is no more than its ceiling, unless Q, K, V and O fit the cache."""
-    ceiling, cache = inputs
     size = shape_of(stated).bytes
     if stated_number(stated).low <= number(ceiling).high:
         return Outcome(number(ceiling), f"no more than {ceiling.shown}", True)
@@ -41,36 +37,33 @@ def _ceiling_or_cache(stated: Row, inputs: list[Term]) -> Outcome:
     return Outcome(number(ceiling), how, fits)
 
 
-@rule("floor", 2, otherwise="exceeds the hardware")
-def _floor(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("floor", otherwise="exceeds the hardware")
+def _floor(stated: Row, rate: Term, bandwidth: Term) -> Outcome:
     """A latency is no less than its FLOPs and its bytes take at the ceilings given: rate, then bandwidth."""
-    least, why = _least(shape_of(stated), *inputs)
+    least, why = _least(shape_of(stated), rate, bandwidth)
     return Outcome(least, why, stated_number(stated).high >= least.low)
 
 
-@rule("headroom", 3, otherwise="exceeds the hardware")
-def _headroom(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("headroom", otherwise="exceeds the hardware")
+def _headroom(stated: Row, latency: Term, rate: Term, bandwidth: Term) -> Outcome:
     """A speedup over a latency is no more than the ceilings leave: inputs are latency, rate, bandwidth."""
-    latency, rate, bandwidth = inputs
     least, why = _least(shape_of(row_of(latency)), rate, bandwidth)
     most = number(latency) / least
     return Outcome(most, f"{latency.shown} over the floor: {why}", stated_number(stated).low <= most.high)
 
 
-@rule("no headroom", 4, otherwise="unsupported")
-def _no_headroom(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("no headroom", otherwise="unsupported")
+def _no_headroom(stated: Row, latency: Term, rate: Term, bandwidth: Term, bar: Term) -> Outcome:
     """The ceilings leave less than a speedup worth claiming: latency, rate, bandwidth, and what is worth it."""
-    latency, rate, bandwidth, bar = inputs
     least, why = _least(shape_of(row_of(latency)), rate, bandwidth)
     most = number(latency) / least
     how = f"{latency.shown} is {most.value:.2f}× the floor: {why}; {bar.shown} would be worth claiming"
     return Outcome(f"up to {most.value:.2f}×", how, most.high < number(bar).value)
 
 
-@rule("fits", 1)
-def _fits(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("fits")
+def _fits(stated: Row, cache: Term) -> Outcome:
     """Q, K and V fit a cache."""
-    (cache,) = inputs
     size = shape_of(stated).bytes * 3 / 4
     agrees = size <= number(cache).value
     return Outcome(

@@ -1,6 +1,7 @@
 """Intervals and samples: widths, overlaps, and whether a statement has evidence."""
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 
 from attnlab.base.errors import UserError
@@ -11,40 +12,36 @@ from attnlab.literature.audit.rules.terms import brief, number, place, row_of, s
 from attnlab.study.shapes import Shape
 
 
-@rule("half-width", 2)
-def _half_width(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("half-width")
+def _half_width(stated: Row, low: Term, high: Term) -> Outcome:
     """Half an interval's width as a share of its middle."""
-    low, high = inputs
     both = number(high) + number(low)
     return Outcome((number(high) - number(low)) / both, f"half of {low.shown} to {high.shown}, over the middle")
 
 
-@rule("standard error", 2)
-def _standard_error(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("standard error")
+def _standard_error(stated: Row, deviation: Term, size: Term) -> Outcome:
     """Half-width of a mean's 95 % interval: 1.96 standard deviations over the root of the sample size."""
-    deviation, size = inputs
     found = number(deviation) * Number.exact(1.96 / math.sqrt(number(size).value))
     return Outcome(found, f"1.96 × {deviation.shown} / √{size.shown}")
 
 
-@rule("lower bound", 3)
-def _lower_bound(stated: Row, inputs: list[Term]) -> Outcome:
-    mean, *rest = inputs
-    half = _standard_error(stated, rest)
+@rule("lower bound")
+def _lower_bound(stated: Row, mean: Term, deviation: Term, size: Term) -> Outcome:
+    half = _standard_error(stated, deviation, size)
     assert isinstance(half.recomputed, Number)
     return Outcome(number(mean) - half.recomputed, f"{mean.shown} − {half.how}")
 
 
-@rule("upper bound", 3)
-def _upper_bound(stated: Row, inputs: list[Term]) -> Outcome:
-    mean, *rest = inputs
-    half = _standard_error(stated, rest)
+@rule("upper bound")
+def _upper_bound(stated: Row, mean: Term, deviation: Term, size: Term) -> Outcome:
+    half = _standard_error(stated, deviation, size)
     assert isinstance(half.recomputed, Number)
     return Outcome(number(mean) + half.recomputed, f"{mean.shown} + {half.how}")
 
 
-@rule("apart", 4, math.inf)
-def _apart(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("apart", least=4)
+def _apart(stated: Row, *inputs: Term) -> Outcome:
     """No two intervals share a value. The inputs are lower and upper bounds in turn; one shape counts once."""
     intervals = _intervals(inputs)
     pairs = list(combinations(intervals, 2))
@@ -55,17 +52,16 @@ def _apart(stated: Row, inputs: list[Term]) -> Outcome:
     return Outcome(f"{len(over)} of {len(pairs)} overlap", told, False)
 
 
-@rule("overlapping", 4)
-def _overlapping(stated: Row, inputs: list[Term]) -> Outcome:
-    one, other = ((low, high) for low, high in zip(inputs[::2], inputs[1::2], strict=True))
-    there = _overlap(*one, *other)
-    return Outcome("overlapping" if there else "apart", f"{_ends(*one)} and {_ends(*other)}", there)
+@rule("overlapping")
+def _overlapping(stated: Row, low: Term, high: Term, other_low: Term, other_high: Term) -> Outcome:
+    there = _overlap(low, high, other_low, other_high)
+    told = f"{_ends(low, high)} and {_ends(other_low, other_high)}"
+    return Outcome("overlapping" if there else "apart", told, there)
 
 
-@rule("measured again", 2)
-def _measured_again(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("measured again")
+def _measured_again(stated: Row, low: Term, high: Term) -> Outcome:
     """A latency lies in the interval that another measurement of the same configuration gives."""
-    low, high = inputs
     within = Number(number(low).value, number(low).low, number(high).high)
     agrees = within.meets(stated_number(stated))
     return Outcome(
@@ -73,8 +69,8 @@ def _measured_again(stated: Row, inputs: list[Term]) -> Outcome:
     )
 
 
-@rule("two samples", 2, math.inf, otherwise="unsupported")
-def _two_samples(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("two samples", least=2, otherwise="unsupported")
+def _two_samples(stated: Row, *inputs: Term) -> Outcome:
     """Two things were measured: of the pairs given, baseline and candidate in turn, some digit differs."""
     pairs = list(zip(inputs[::2], inputs[1::2], strict=True))
     if any(one.shown != other.shown for one, other in pairs):
@@ -82,10 +78,9 @@ def _two_samples(stated: Row, inputs: list[Term]) -> Outcome:
     return Outcome("one sample", f"all {len(pairs)} numbers of both are the same to the last digit", False)
 
 
-@rule("evidence", 1, math.inf, otherwise="unsupported", counts=True)
-def _evidence(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("evidence", otherwise="unsupported", counts=True)
+def _evidence(stated: Row, quantity: Term, needed: Term, *there: Term) -> Outcome:
     """The document gives what a statement rests on as often as it takes: the inputs are both, then the rows."""
-    quantity, needed, *there = inputs
     found, least = len(there), int(number(needed).value)
     told = f"{found} of {least} given" if found else "not given"
     return Outcome(told, f"{quantity.shown}: {told}", found >= least)
@@ -98,7 +93,7 @@ def _overlap(low: Term, high: Term, other_low: Term, other_high: Term) -> bool:
     ) == _ends(other_low, other_high)
 
 
-def _intervals(inputs: list[Term]) -> list[tuple[Shape, Term, Term]]:
+def _intervals(inputs: Sequence[Term]) -> list[tuple[Shape, Term, Term]]:
     if len(inputs) % 2:
         raise UserError("the inputs should be lower and upper bounds in turn, and one is left over")
     found: dict[Shape, tuple[Shape, Term, Term]] = {}

@@ -1,11 +1,12 @@
 """What a rule is, and all rules by name."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Literal, TypeAlias
 
 from attnlab.literature.audit.numbers import Number
-from attnlab.literature.audit.reference import Row, Term
 
 Finding = Literal[
     "holds",
@@ -34,7 +35,8 @@ class Outcome:
     agrees: bool | None = None
 
 
-Apply: TypeAlias = Callable[[Row, list[Term]], Outcome]
+Apply: TypeAlias = Callable[..., Outcome]
+"""Takes the row that states something, and the inputs that the claim names."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,18 @@ class Rule:
 RULES: dict[str, Rule] = {}
 
 
-def rule(
-    name: str, least: int = 1, most: float | None = None, otherwise: Finding | None = None, counts: bool = False
-) -> Callable[[Apply], Apply]:
-    """Register a rule under a name; the other arguments are the attributes of `Rule`, `most` as many as `least`."""
+def rule(name: str, least: int = 1, otherwise: Finding | None = None, counts: bool = False) -> Callable[[Apply], Apply]:
+    """Register a rule under a name; it takes as many inputs as its function has arguments after the row.
+
+    Args:
+        least: the fewest inputs of a rule that takes any number.
+        otherwise, counts: see `Rule`.
+    """
 
     def keep(apply: Apply) -> Apply:
-        RULES[name] = Rule(apply, least, least if most is None else most, otherwise, counts)
+        _, *inputs = signature(apply).parameters.values()
+        many = any(each.kind is Parameter.VAR_POSITIONAL for each in inputs)
+        RULES[name] = Rule(apply, *((least, math.inf) if many else (len(inputs), len(inputs))), otherwise, counts)
         return apply
 
     return keep

@@ -1,6 +1,5 @@
 """Work and speed: FLOPs, bytes, rates, and which configuration is best."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,32 +10,32 @@ from attnlab.literature.audit.rules.terms import brief, gigaflop, megabytes, num
 from attnlab.study.shapes import Shape
 
 
-@rule("best throughput", 2, math.inf)
-def _best_throughput(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("best throughput", least=2)
+def _best_throughput(stated: Row, *inputs: Term) -> Outcome:
     return _best(stated, max(inputs, key=lambda term: _rate(term).value), f"the highest throughput of {len(inputs)}")
 
 
-@rule("best samples per second", 2, math.inf)
-def _best_samples(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("best samples per second", least=2)
+def _best_samples(stated: Row, *inputs: Term) -> Outcome:
     best = max(inputs, key=lambda term: shape_of(row_of(term)).batch / number(term).value)
     return _best(stated, best, f"the most samples a second of {len(inputs)}")
 
 
-@rule("best latency per head", 2, math.inf)
-def _best_per_head(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("best latency per head", least=2)
+def _best_per_head(stated: Row, *inputs: Term) -> Outcome:
     best = min(inputs, key=lambda term: number(term).value / shape_of(row_of(term)).heads)
     return _best(stated, best, f"the lowest latency a head of {len(inputs)}")
 
 
-@rule("least latency", 2, math.inf)
-def _least_latency(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("least latency", least=2)
+def _least_latency(stated: Row, *inputs: Term) -> Outcome:
     best = min(inputs, key=lambda term: number(term).value)
     agrees = row_of(best).subject == stated.subject
     return Outcome(row_of(best).subject, f"{best.shown} is the least of {len(inputs)}", agrees)
 
 
-@rule("throughput drops", 2, math.inf)
-def _throughput_drops(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("throughput drops", least=2)
+def _throughput_drops(stated: Row, *inputs: Term) -> Outcome:
     """Throughput after is below throughput before; what each is follows from shape and latency."""
     before, *after = (_rate(term) for term in inputs)
     agrees = all(rate.high < before.low for rate in after)
@@ -44,8 +43,8 @@ def _throughput_drops(stated: Row, inputs: list[Term]) -> Outcome:
     return Outcome("drops" if agrees else "does not drop", f"{rates} TFLOP/s at {_sizes(inputs)}", agrees)
 
 
-@rule("scaling", 2, math.inf)
-def _scaling(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("scaling", least=2)
+def _scaling(stated: Row, *inputs: Term) -> Outcome:
     """Latency against work, step by step: ``linear`` where their ratios agree within what was printed."""
     kinds = [_step(one, other) for one, other in pairwise(inputs)]
     told = stated.value.casefold()
@@ -61,84 +60,77 @@ def _scaling(stated: Row, inputs: list[Term]) -> Outcome:
 
 
 @rule("throughput")
-def _throughput(stated: Row, inputs: list[Term]) -> Outcome:
+def _throughput(stated: Row, latency: Term) -> Outcome:
     """4·B·H·S²·D FLOPs over a latency, whatever the mask hides: the documents' own convention."""
-    (latency,) = inputs
     work = _square(shape_of(row_of(latency)))
     return Outcome(Number.exact(work) / number(latency), f"{gigaflop(work)} in {latency.shown}")
 
 
 @rule("throughput under the mask", otherwise="wrong work")
-def _masked_throughput(stated: Row, inputs: list[Term]) -> Outcome:
-    (latency,) = inputs
+def _masked_throughput(stated: Row, latency: Term) -> Outcome:
     shape = shape_of(row_of(latency))
     how = f"{gigaflop(shape.flops)} under the mask in {latency.shown}, not {gigaflop(_square(shape))}"
     return Outcome(Number.exact(shape.flops) / number(latency), how)
 
 
 @rule("bandwidth")
-def _bandwidth(stated: Row, inputs: list[Term]) -> Outcome:
-    (latency,) = inputs
+def _bandwidth(stated: Row, latency: Term) -> Outcome:
     moved = shape_of(row_of(latency)).bytes
     return Outcome(Number.exact(moved) / number(latency), f"Q, K, V and O, {megabytes(moved)}, in {latency.shown}")
 
 
 @rule("samples per second")
-def _samples_per_second(stated: Row, inputs: list[Term]) -> Outcome:
-    (latency,) = inputs
+def _samples_per_second(stated: Row, latency: Term) -> Outcome:
     batch = shape_of(row_of(latency)).batch
     return Outcome(Number.exact(batch) / number(latency), f"{batch} in {latency.shown}")
 
 
 @rule("latency per head and batch element")
-def _per_unit(stated: Row, inputs: list[Term]) -> Outcome:
-    (latency,) = inputs
+def _per_unit(stated: Row, latency: Term) -> Outcome:
     shape = shape_of(row_of(latency))
     found = number(latency) / Number.exact(shape.batch * shape.heads)
     return Outcome(found, f"{latency.shown} over {shape.batch} × {shape.heads}")
 
 
-@rule("flops", 0)
-def _flops(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("flops")
+def _flops(stated: Row) -> Outcome:
     shape = shape_of(stated)
     return Outcome(Number.exact(_square(shape)), f"4·B·H·S²·D at {brief(shape)}")
 
 
-@rule("bytes", 0, otherwise="wrong work")
-def _bytes(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("bytes", otherwise="wrong work")
+def _bytes(stated: Row) -> Outcome:
     shape = shape_of(stated)
     return Outcome(Number.exact(shape.bytes), f"Q, K, V and O once each, 8·B·H·S·D, at {brief(shape)}")
 
 
-@rule("intensity", 0, otherwise="wrong work")
-def _intensity(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("intensity", otherwise="wrong work")
+def _intensity(stated: Row) -> Outcome:
     shape = shape_of(stated)
     return Outcome(
         Number.exact(shape.intensity), f"{gigaflop(shape.flops)} over {megabytes(shape.bytes)} of Q, K, V and O"
     )
 
 
-@rule("room for the tensors", 0, otherwise="wrong work")
-def _room(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("room for the tensors", otherwise="wrong work")
+def _room(stated: Row) -> Outcome:
     """Memory stated holds at least Q, K, V and O."""
     needed = Number.exact(shape_of(stated).bytes)
     return Outcome(needed, f"Q, K, V and O are {megabytes(needed.value)}", stated_number(stated).high >= needed.value)
 
 
-@rule("speedup at equal work", 2, otherwise="wrong work")
-def _equal_work(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("speedup at equal work", otherwise="wrong work")
+def _equal_work(stated: Row, before: Term, after: Term) -> Outcome:
     """A ratio of latencies times the ratio of FLOPs that were done in them."""
-    before, after = inputs
     work = Number.exact(_work(before, after))
     found = number(before) / number(after) * work
     compared = f"{work.value:g} times the work" if work.value > 1 else f"1/{1 / work.value:g} of the work"
     return Outcome(found, f"{before.shown} over {after.shown}, for {compared}")
 
 
-@rule("speedup at equal tokens", 2, otherwise="wrong work")
-def _equal_tokens(stated: Row, inputs: list[Term]) -> Outcome:
+@rule("speedup at equal tokens", otherwise="wrong work")
+def _equal_tokens(stated: Row, before: Term, after: Term) -> Outcome:
     """A ratio of latencies times the ratio of tokens that were attended from: chunks that don't see one another."""
-    before, after = inputs
     one, other = shape_of(row_of(before)), shape_of(row_of(after))
     tokens = other.batch * other.seq_len / (one.batch * one.seq_len)
     found = number(before) / number(after) * Number.exact(tokens)

@@ -3,34 +3,21 @@
 from dataclasses import dataclass
 
 from attnlab.infer import stats
+from attnlab.infer.beside.repeat import other_sources
+from attnlab.infer.kernels.leads import Lead
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval
 from attnlab.runs import read
 from attnlab.runs.schema import is_of, is_under
 from attnlab.study import implementations
-from attnlab.study.ladder import PREFIX
+from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 
 SAME, DIFFERENT, OPEN = "the same", "different", "open"
 
 
 @dataclass(frozen=True)
-class Lead:
-    """The fastest hand-written kernel at a shape, the fastest of all else, and the ratio: above 1 the kernel leads."""
-
-    kernel: str
-    over: str
-    ratio: Interval
-
-    @property
-    def sign(self) -> int:
-        """1 if the kernel leads, -1 if it lags, 0 if the interval holds 1."""
-        return (self.ratio.low > 1) - (self.ratio.high < 1)
-
-
-@dataclass(frozen=True)
-class Carried:
+class CrossDevice:
     """Two runs on devices of different names, and the leads on both at each shape that both measured."""
 
     here: Results
@@ -44,20 +31,29 @@ class Carried:
             return OPEN
         return SAME if here == there else DIFFERENT
 
+    def where(self, sign: str) -> list[Shape]:
+        """The shapes of this sign."""
+        return [shape for shape in self.leads if self.sign(shape) == sign]
 
-def find(results: Results) -> Carried:
+    @property
+    def changed(self) -> list[str]:
+        """The kernels whose source differs; `kernel.best` is each device's own tuning, and always differs."""
+        return sorted(other_sources(self.here, self.there) - {BEST})
+
+
+def find(results: Results) -> CrossDevice:
     """The run on a device of another name that shares the most shapes with this one; of several, the newest.
 
     Raises:
         NotMeasured: there is none.
     """
     mine = {shape: found for shape in results.study.shapes if (found := lead(results, shape))}
-    best: Carried | None = None
+    best: CrossDevice | None = None
     for name in elsewhere(results):
         other = Results(read.load(name), results.table.head(0))  # with nothing inferred
         theirs = {shape: found for shape in mine if (found := lead(other, shape))}
         if theirs and (best is None or len(theirs) > len(best.leads)):
-            best = Carried(results, other, {shape: (mine[shape], found) for shape, found in theirs.items()})
+            best = CrossDevice(results, other, {shape: (mine[shape], found) for shape, found in theirs.items()})
     if best is None:
         raise NotMeasured("No complete run on another device shares a shape at which a hand-written kernel was timed")
     return best

@@ -1,4 +1,9 @@
-"""The fastest backend at a shape, the cost of a token, and the error of attention within chunks."""
+"""The fastest backend at a shape, and the time of a token by it.
+
+A setting is judged by its time per token, not per call: a call over a quarter of the tokens is not faster for being
+shorter. Settings that share no rounds are compared by the ratio of their medians per token with its own interval;
+backends at one shape are compared by paired rounds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +12,9 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
-from attnlab.infer.lookup import median_of
+from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
-from attnlab.runs.rules import SEED
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -49,6 +53,18 @@ def best(results: Results, shape: Shape, timing: Timing | None = None) -> Settin
     return Setting(shape, rows.loc[fastest], same)
 
 
+def along(results: Results, sweep: str) -> list[Setting]:
+    """The fastest backend at each shape of a sweep at which anything has a latency.
+
+    Raises:
+        NotMeasured: the study has no such sweep, or nothing has a latency in it.
+    """
+    found = [best(results, shape) for shape in results.sweep(sweep) if not results.at(shape).empty]
+    if not found:
+        raise NotMeasured(f"Nothing has a latency in the sweep “{sweep}”")
+    return found
+
+
 def holds_one(ratio: Interval) -> bool:
     """Whether an interval of a ratio includes 1."""
     return ratio.low <= 1 <= ratio.high
@@ -71,28 +87,32 @@ def per_token_ratio(results: Results, one: tuple[str, Shape], other: tuple[str, 
     return stats.ratio_ci(sides[0], sides[1], tick=max(ticks))
 
 
-HEADS = 16
-"""Heads over which the error is taken."""
+@dataclass(frozen=True)
+class Cheapest:
+    """Of the settings of one number of heads, the one with the least time a token.
 
-
-def error(seq_len: int, chunk: int, head_dim: int) -> tuple[float, float]:
-    """Root mean square of the error of attention within chunks, and of attention over all keys.
-
-    In float64, over `HEADS` heads of standard normal Q, K and V; `chunk` divides `seq_len`.
+    Attributes:
+        among: how many settings there are.
+        same: those whose ratio to it has an interval that holds 1.
     """
-    random = np.random.default_rng(SEED)
-    heads = random.standard_normal((3, HEADS, seq_len, head_dim)).swapaxes(0, 1)
-    errors, scales = [], []
-    # A chunk of queries at a time: all scores at once would not fit the memory at long lengths.
-    for q, k, v in heads:
-        for own in (slice(start, start + chunk) for start in range(0, seq_len, chunk)):
-            whole, part = _attention(q[own], k, v), _attention(q[own], k[own], v[own])
-            errors.append(np.mean((part - whole) ** 2))
-            scales.append(np.mean(whole**2))
-    return float(np.sqrt(np.mean(errors))), float(np.sqrt(np.mean(scales)))
+
+    among: int
+    least: Setting
+    same: list[Setting]
 
 
-def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    scores = q @ k.T / np.sqrt(q.shape[-1])
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return (weights / weights.sum(-1, keepdims=True)) @ v
+def cheapest(results: Results, sweep: str) -> list[Cheapest]:
+    """The cheapest setting of a sweep for each number of heads: other heads are another model, and another task.
+
+    Raises:
+        NotMeasured: nothing has a latency in it.
+    """
+    by_heads: dict[int, list[Setting]] = {}
+    for setting in along(results, sweep):
+        by_heads.setdefault(setting.shape.heads, []).append(setting)
+    found = []
+    for settings in by_heads.values():
+        least = settings[cheapest_of(settings)]
+        same = [other for other in settings if other is not least and equal_per_token(results, least, other)]
+        found.append(Cheapest(len(settings), least, same))
+    return found

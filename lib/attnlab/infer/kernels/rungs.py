@@ -23,6 +23,8 @@ def has_kernels(results: Results) -> bool:
 
 
 NO_RUNGS = "This run measured no hand-written kernel"
+COUNTS = ("registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes", "threads", "ctas", "ctas_per_sm")
+"""The numbers that a run records of a launch, attributes of `Resources`."""
 
 
 @dataclass(frozen=True)
@@ -82,56 +84,34 @@ def rungs(results: Results) -> list[Rung]:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel needs of a multiprocessor, as the driver reported it for a launch at one shape."""
+    """What one kernel needs of a multiprocessor, as the driver reported it for a launch at one shape.
 
-    row: dict[str, Any]
-    device: dict[str, Any]
-    work_items: int | None = None
+    Attributes:
+        registers: of a thread; `local_bytes` its local memory: spills, and arrays that aren't kept in registers.
+        static_shared_bytes, dynamic_shared_bytes: shared memory of a CTA that its source declares, and that its launch
+            requests.
+        threads: of a CTA; `ctas` those of the grid, `ctas_per_sm` those resident on a multiprocessor at once.
+        items: work items; a CTA has one, in a persistent kernel several.
+        threads_per_sm: the most that a multiprocessor holds; None where that isn't recorded.
+    """
 
-    @property
-    def registers(self) -> int:
-        """Registers of a thread."""
-        return int(self.row["registers"])
-
-    @property
-    def local_bytes(self) -> int:
-        """Local memory of a thread in bytes: spills, and arrays that aren't kept in registers."""
-        return int(self.row["local_bytes"])
-
-    @property
-    def static_shared_bytes(self) -> int:
-        """Shared memory of a CTA in bytes that its source declares."""
-        return int(self.row["static_shared_bytes"])
-
-    @property
-    def dynamic_shared_bytes(self) -> int:
-        """Shared memory of a CTA in bytes that its launch requests."""
-        return int(self.row["dynamic_shared_bytes"])
+    architecture: str
+    registers: int
+    local_bytes: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    threads: int
+    ctas: int
+    ctas_per_sm: int
+    items: int
+    compute_capability: str
+    multiprocessors: int
+    threads_per_sm: int | None
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA in bytes."""
         return self.static_shared_bytes + self.dynamic_shared_bytes
-
-    @property
-    def threads(self) -> int:
-        """Threads of a CTA."""
-        return int(self.row["threads"])
-
-    @property
-    def ctas(self) -> int:
-        """CTAs of the grid."""
-        return int(self.row["ctas"])
-
-    @property
-    def ctas_per_sm(self) -> int:
-        """CTAs resident on a multiprocessor at once."""
-        return int(self.row["ctas_per_sm"])
-
-    @property
-    def items(self) -> int:
-        """Work items; a CTA has one, in a persistent kernel several."""
-        return self.work_items or self.ctas
 
     @property
     def persistent(self) -> bool:
@@ -141,22 +121,17 @@ class Resources:
     @property
     def occupancy_pct(self) -> float:
         """Theoretical occupancy: resident warps over the most a multiprocessor holds; NaN where that isn't recorded."""
-        most = self.device.get("threads_per_multiprocessor")
+        most = self.threads_per_sm
         return 100 * self.ctas_per_sm * self.threads / most if most else math.nan
 
     @property
     def limits(self) -> list[str]:
         """The resources that admit no further CTA; empty where the architecture's limits aren't known."""
-        limits = occupancy.LIMITS.get(str(self.device["compute_capability"]).replace(".", ""))
+        limits = occupancy.LIMITS.get(self.compute_capability.replace(".", ""))
         if limits is None:
             return []
         allowed = occupancy.allowed(limits, self.threads, self.registers, self.shared_bytes)
         return [kind for kind, ctas in allowed.items() if ctas <= self.ctas_per_sm]
-
-    @property
-    def multiprocessors(self) -> int:
-        """Multiprocessors of the device."""
-        return int(self.device["multiprocessors"])
 
     @property
     def slots(self) -> int:
@@ -186,8 +161,16 @@ def resources(results: Results, rung: Rung, shape: Shape) -> Resources | None:
     rows = rows[is_of(rows, shape)] if len(rows) else rows
     if rows.empty:
         return None
-    device = results.run.manifest["device"]
-    return Resources(rows.iloc[0].to_dict(), device, rung.work_items(shape, device["name"]))
+    row, device = rows.iloc[0], results.run.manifest["device"]
+    items = rung.work_items(shape, device["name"]) or int(row["ctas"])
+    return Resources(
+        architecture=str(row["architecture"]),
+        **{column: int(row[column]) for column in COUNTS},
+        items=items,
+        compute_capability=str(device["compute_capability"]),
+        multiprocessors=int(device["multiprocessors"]),
+        threads_per_sm=device.get("threads_per_multiprocessor"),
+    )
 
 
 def instances(results: Results) -> dict[str, dict[str, list[Shape]]]:

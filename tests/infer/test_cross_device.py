@@ -5,9 +5,8 @@ import pytest
 import synthetic
 from synthetic import LADDER, LONG, ORDINARY, SHORT, TARGET, Recipe
 
-from attnlab.exhibits.kernels import carried as shown
 from attnlab.infer import cases
-from attnlab.infer.beside import carried
+from attnlab.infer.kernels import cross_device
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs import read
@@ -41,28 +40,18 @@ def bare(name: str) -> Results:
 def test_a_lead_has_one_sign_another_or_none_on_another_device():
     record("here", {TARGET: 0.8, LONG: 0.8, SHORT: 1.0})
     record("there", {TARGET: 0.9, LONG: 1.25, SHORT: 0.8}, H100)
-    found = carried.find(bare("here"))
+    found = cross_device.find(bare("here"))
     assert found.there.run.name == "there"
     here, there = found.leads[TARGET]
     assert (here.kernel, here.over, there.over) == ("kernel.wgmma", "sdpa.flash", "sdpa.flash")
     assert here.ratio.estimate == pytest.approx(1.25, rel=0.01)
     assert there.ratio.estimate == pytest.approx(1 / 0.9, rel=0.01)
-    assert [found.sign(shape) for shape in (TARGET, LONG, SHORT)] == [carried.SAME, carried.DIFFERENT, carried.OPEN]
+    assert [found.sign(shape) for shape in (TARGET, LONG, SHORT)] == [
+        cross_device.SAME,
+        cross_device.DIFFERENT,
+        cross_device.OPEN,
+    ]
     assert len(found.leads) == len(bare("here").study.shapes)
-
-
-def test_where_the_devices_disagree_is_said():
-    record("here", {TARGET: 0.8, LONG: 0.8})
-    record("there", {TARGET: 0.9, LONG: 1.25}, H100)
-    words, table = shown.shown(bare("here")).parts.values()
-    assert words.markdown.endswith(f"**The two runs disagree at {LONG.label}.**")
-    found = bare("there").study.replicates
-    assert f"on H100 80GB HBM3, in {found} replicates, each a fresh process. At" in words.markdown
-    assert "At all of them" not in words.markdown
-    frame = table.frame.set_index("shape")
-    assert frame.loc[LONG.label, "H100 80GB HBM3"] == "kernel.wgmma over sdpa.flash"
-    assert frame.loc[LONG.label, "sign"] == "different"
-    assert frame.loc[TARGET.label, "ratio, H200"].startswith("1.25")
 
 
 def test_kernels_of_another_source_are_named(monkeypatch):
@@ -71,10 +60,7 @@ def test_kernels_of_another_source_are_named(monkeypatch):
     other = {"kernels": {"kernel.wgmma": "8" * 64, "kernel.best": "8" * 64}}
     monkeypatch.setattr(synthetic, "manifest", lambda *arguments: manifest(*arguments) | other)
     record("there", {TARGET: 0.8}, H100)
-    words, _ = shown.shown(bare("here")).parts.values()
-    assert "At all of them the sign is that on H200: the fastest hand-written kernel leads on both" in words.markdown
-    assert "an interval holds 1" not in words.markdown
-    assert "Between the two, the source of `kernel.wgmma` changed: what differs may be" in words.markdown
+    assert cross_device.find(bare("here")).changed == ["kernel.wgmma"]
 
 
 def test_a_device_of_the_same_name_or_without_kernels_is_no_other():
@@ -82,4 +68,4 @@ def test_a_device_of_the_same_name_or_without_kernels_is_no_other():
     record("again", {TARGET: 0.8})
     synthetic.write("peers", Recipe(H100, ORDINARY.study))
     with pytest.raises(NotMeasured, match=r"^No complete run on another device shares a shape at which"):
-        carried.find(bare("here"))
+        cross_device.find(bare("here"))

@@ -1,0 +1,21 @@
+"""The runs that this page shows, and exhibits of other pages made from them."""
+
+from attnlab.exhibits.catalogue import exhibit, find, target
+from attnlab.exhibits.display import Group
+from attnlab.infer.results import Results
+
+exhibit("backends.verdicts", of="choices", shape=target)(find("verdicts.target").make)
+
+
+@exhibit("backends.run")
+def run(
+    results: Results,
+    choices: Results | None = None,
+    attended: Results | None = None,
+    peers: Results | None = None,
+) -> Group:
+    """The runs that this page shows, each once: what each is, what it lacks, and which cases have no latency."""
+    shown = {each.run.name: each for each in (choices, attended, peers) if each} or {results.run.name: results}
+    makes = {what: find(f"environment.{what}").make for what in ("run", "lacking", "cases")}
+    parts = {f"{name}.{what}": make(each) for name, each in shown.items() for what, make in makes.items()}
+    return Group({name: part for name, part in parts.items() if part})

@@ -1,0 +1,130 @@
+"""Calls other than plain attention: heads that share keys, decoding, sequences of many lengths, training."""
+
+from typing import Any
+
+import pandas as pd
+
+from attnlab.exhibits import formats, quantities
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.display import Table
+from attnlab.exhibits.formats import CI
+from attnlab.exhibits.words import say
+from attnlab.infer.backends import settings
+from attnlab.infer.backends.settings import Setting, best
+from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval, ratio_ci
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+GROUPED, TRAINING, RAGGED = "grouped kv_heads", "training seq_len", "end to end seq_len"
+DECODE = ("decode kv_len", "decode alone kv_len")
+
+
+@exhibit("backends.grouped", of="choices")
+def grouped(results: Results) -> Table:
+    """The speedup from sharing keys and values among heads."""
+    own, *shared = settings.along(results, GROUPED)
+    if not shared:
+        raise NotMeasured(f"Heads that share keys and values have a latency only at {own.shape.label}")
+    over = f"over KV heads={own.shape.kv_heads} [{CI}]"
+    rows = [
+        {"KV heads": setting.shape.kv_heads, "fastest": setting.name}
+        | quantities.cells(setting.row, "median_us", "throughput_tflops")
+        | {over: None if setting is own else _ratio(results, own, setting)}
+        | {"elements of K": setting.shape.key_elements}
+        for setting in (own, *shared)
+    ]
+    caption = f"Heads that share keys and values, {own.shape.heads} heads of queries; {results.headline.words}."
+    note = (
+        "Scores and FLOPs stay the same; keys and values take less memory, which matters where every token reads them."
+    )
+    return Table(pd.DataFrame(rows).astype(object), caption, note, shows={"elements of K": formats.whole})
+
+
+def _ratio(results: Results, baseline: Setting, candidate: Setting) -> Interval:
+    """The ratio of the medians of two settings, which share no rounds."""
+    sides = [results.samples(setting.name, setting.shape) for setting in (baseline, candidate)]
+    return ratio_ci(sides[0], sides[1])
+
+
+@exhibit("backends.decode", of="choices")
+def decode(results: Results) -> Table:
+    """The bandwidth of decoding, beside the measured memory copy."""
+    sweeps = [sweep for sweep in DECODE if sweep in results.study.sweeps] or DECODE[:1]
+    found, copy_gbs = [setting for sweep in sweeps for setting in settings.along(results, sweep)], _copy_gbs(results)
+    rows = [
+        {"B": setting.shape.batch, "keys": setting.shape.kv_len, "fastest": setting.name}
+        | quantities.cells(setting.row, "median_us", "bandwidth_gbs")
+        | {"of the measured copy": 100 * setting.row["bandwidth_gbs"] / copy_gbs}
+        for setting in found
+    ]
+    note = say("backends.decode", intensity=found[0].shape.intensity)
+    caption = f"Decoding: a query that reads all keys and values; {results.headline.words}."
+    return Table(pd.DataFrame(rows), caption, note, shows={"of the measured copy": formats.percent})
+
+
+def _copy_gbs(results: Results) -> float:
+    return results.ceilings.rate("copy")
+
+
+@exhibit("backends.ragged", of="choices")
+def ragged(results: Results) -> Table:
+    """Sequences of many lengths end to end, and padded to the longest."""
+    rows = [row for shape in results.sweep(RAGGED) if (row := _packed(results, shape))]
+    return Table(
+        pd.DataFrame(rows), f"Many lengths, packed and padded; {results.headline.words}.", say("backends.ragged")
+    )
+
+
+def _packed(results: Results, shape: Shape) -> dict[str, Any]:
+    """The cells of sequences end to end and of the same, padded; none where one of the two has no latency."""
+    padded = shape.resized(lengths="equal")
+    if results.at(shape).empty or results.at(padded).empty:
+        return {}
+    packed, filled = best(results, shape), best(results, padded)
+    return {
+        "longest S": shape.seq_len,
+        "tokens": shape.tokens,
+        "padded to": padded.tokens,
+        "FLOPs ×": padded.flops / shape.flops,
+        f"end to end (µs) [{CI}]": median_of(packed.row),
+        "by": packed.name,
+        f"padded (µs) [{CI}]": median_of(filled.row),
+        "padded by": filled.name,
+        f"padded over end to end [{CI}]": _ratio(results, filled, packed),
+    }
+
+
+@exhibit("backends.on_the_host", of="choices")
+def on_the_host(results: Results) -> Table:
+    """The host time of PyTorch's nested tensors, which `device` leaves out."""
+    eager = Timing(clock="eager", cache="warm")
+    shapes = [shape for shape in results.sweep(RAGGED) if not results.at(shape, eager).empty]
+    if not shapes or results.headline == eager:
+        raise NotMeasured(f"No sequences end to end were timed by the {eager.words} and another clock")
+    rows = [
+        {"longest S": setting.shape.seq_len, "fastest": setting.name}
+        | {f"{timing} (µs) [{CI}]": median_of(results.row(setting.name, setting.shape, timing)) for timing in both}
+        for both in [(results.headline, eager)]
+        for setting in (best(results, shape) for shape in shapes)
+    ]
+    return Table(pd.DataFrame(rows), "Sequences end to end with the host's time.", say("backends.on_the_host"))
+
+
+@exhibit("backends.training", of="choices")
+def training(results: Results) -> Table:
+    """Forward and backward together, by each backend."""
+    found, baseline = settings.along(results, TRAINING), results.study.baseline
+    rows = []
+    for shape in (setting.shape for setting in found):
+        for name, row in results.at(shape).iterrows():
+            compared = name != baseline and baseline in results.at(shape).index
+            rows.append(
+                {"S": shape.seq_len, "implementation": name}
+                | quantities.cells(row, "median_us", "throughput_tflops")
+                | {f"over {baseline} [{CI}]": results.compare(str(name), shape).speedup if compared else None}
+            )
+    note = say("backends.training", shape=found[0].shape)
+    caption = f"Training: the forward and the backward pass; {results.headline.words}."
+    return Table(pd.DataFrame(rows).astype(object), caption, note)

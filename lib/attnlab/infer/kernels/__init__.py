@@ -1,0 +1,1 @@
+"""Numbers of the ladder: its rungs, what each gained, and who leads."""

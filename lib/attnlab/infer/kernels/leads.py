@@ -1,0 +1,78 @@
+"""By how much `kernel.best` leads over the fastest of SDPA's backends and the peers."""
+
+from dataclasses import dataclass
+
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
+from attnlab.runs.rules import CLAIM_SPEEDUP
+from attnlab.study.implementations import FALLBACK, PEERS, SDPA
+from attnlab.study.ladder import BEST
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A hand-written kernel at a shape, the fastest of the others, and the ratio: above 1 the kernel leads."""
+
+    kernel: str
+    over: str
+    ratio: Interval
+
+    @property
+    def sign(self) -> int:
+        """1 if the kernel leads, -1 if it lags, 0 if the interval holds 1."""
+        return (self.ratio.low > 1) - (self.ratio.high < 1)
+
+
+@dataclass(frozen=True)
+class Leads:
+    """The leads of `kernel.best` under one timing, by shape; at least one."""
+
+    timing: Timing
+    by_shape: dict[Shape, Lead]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest ratio."""
+        ratios = [lead.ratio.estimate for lead in self.by_shape.values()]
+        return min(ratios), max(ratios)
+
+    @property
+    def ahead(self) -> int:
+        """At how many shapes the interval of the ratio is above 1."""
+        return sum(lead.sign > 0 for lead in self.by_shape.values())
+
+    @property
+    def large(self) -> int:
+        """At how many shapes the ratio is as large as a claim needs."""
+        return sum(lead.ratio.estimate >= CLAIM_SPEEDUP for lead in self.by_shape.values())
+
+
+def of_best(results: Results) -> list[Leads]:
+    """The leads of `kernel.best` under each timing.
+
+    Raises:
+        NotMeasured: it was measured beside no other implementation.
+    """
+    found = [Leads(timing, _under(results, timing)) for timing in results.timings]
+    if not any(leads.by_shape for leads in found):
+        raise NotMeasured(f"`{BEST}` was measured beside no other implementation")
+    return [leads for leads in found if leads.by_shape]
+
+
+def others(results: Results) -> list[str]:
+    """SDPA's backends and the peers; without `sdpa.auto`, which calls one of the backends."""
+    return [name for name in results.study.implementations if name in SDPA + PEERS and name != FALLBACK]
+
+
+def _under(results: Results, timing: Timing) -> dict[Shape, Lead]:
+    found = {}
+    for shape in results.study.shapes:
+        at = results.at(shape, timing)
+        there = [name for name in others(results) if name in at.index]
+        if there and BEST in at.index:
+            rival = min(there, key=lambda name: float(at.loc[name, "median_us"]))
+            found[shape] = Lead(BEST, rival, results.speedup(BEST, shape, timing, baseline=rival))
+    return found
