@@ -1,7 +1,7 @@
 """Numbers as tables and sentences print them: no more digits than their interval supports."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attnlab.infer.stats import Interval
 from attnlab.runs import rules
@@ -130,6 +130,11 @@ def ended(text: str, most: int = 200) -> str:
 def listing(words: list[str]) -> str:
     """``a, b and c``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
+
+
+def names(words: Iterable[str]) -> str:
+    """```a`, `b` and `c```: a listing of names of the program."""
+    return listing([f"`{word}`" for word in words])
 
 
 def count(amount: int, one: str) -> str:

@@ -9,12 +9,15 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from attnlab.exhibits import cells, formats
+from attnlab.exhibits import cells, decisions, formats
 from attnlab.runs import rules
 
 FOLDER = Path(__file__).with_name("templates")
 FILTERS = (
     cells.explained,
+    decisions.claim,
+    decisions.relation,
+    decisions.under_each,
     formats.change,
     formats.clause,
     formats.count,
@@ -24,6 +27,7 @@ FILTERS = (
     formats.listing,
     formats.mebibytes,
     formats.multiple,
+    formats.names,
     formats.number,
     formats.percent,
     formats.pvalue,
