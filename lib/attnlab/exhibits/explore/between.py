@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from attnlab.exhibits import decisions, formats
-from attnlab.exhibits.explore.recorded import of_study
+from attnlab.exhibits.explore.recorded import against
 from attnlab.infer.beside.repeat import Change, changes, in_percent, other_sources
 from attnlab.infer.families import flipping_axes, opposed
 from attnlab.infer.lookup import median_of
@@ -17,7 +17,7 @@ def flips(results: Results) -> list[dict[str, Any]]:
     """The candidates that are faster than the baseline under one timing and slower under another, by shape."""
     return [
         {"shape": str(shape), "candidate": name, "by": axes, "words": decisions.under_each(under)}
-        for (shape, name), under in of_study(results).items()
+        for (shape, name), under in against(results, results.study.baseline).items()
         if (axes := flipping_axes([under]))
     ]
 
@@ -26,10 +26,10 @@ def flips_between(here: Results, there: Results) -> list[dict[str, Any]]:
     """The candidates on which two runs of one baseline say the opposite at a shape under a timing."""
     if here.study.baseline != there.study.baseline:
         return []
-    theirs = of_study(there)
+    theirs = against(there, there.study.baseline)
     return [
         {"shape": str(shape), "candidate": name, "by": ["run"], "words": _both(timing, verdict, other, here, there)}
-        for (shape, name), under in of_study(here).items()
+        for (shape, name), under in against(here, here.study.baseline).items()
         for timing, verdict in under.items()
         if (other := theirs.get((shape, name), {}).get(timing)) and opposed(verdict, other)
     ]

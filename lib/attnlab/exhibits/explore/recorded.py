@@ -56,10 +56,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "target": study.shapes.index(study.target_shape),
         "cases": cases,
         "absent": _absent(results),
-        "verdicts": {
-            baseline: _said(results, baseline, verdicts, places)
-            for baseline, verdicts in against(results, baselines).items()
-        },
+        "verdicts": {baseline: _said(results, baseline, against(results, baseline), places) for baseline in baselines},
     }
 
 
@@ -74,18 +71,12 @@ def timings(results: Results) -> list[Timing]:
     return results.timings or results.study.timings
 
 
-def of_study(results: Results) -> Verdicts:
-    """The verdicts against the study's baseline."""
-    return against(results, [results.study.baseline])[results.study.baseline]
-
-
-def against(results: Results, baselines: Sequence[str]) -> dict[str, Verdicts]:
-    """The verdicts on every other implementation by baseline; those at one shape under one timing are a family."""
-    found: dict[str, Verdicts] = {baseline: {} for baseline in baselines}
-    for baseline, verdicts in found.items():
-        for (shape, timing), family in results.families_against(baseline).items():
-            for name, verdict in family.verdicts.items():
-                verdicts.setdefault((shape, name), {})[timing] = verdict
+def against(results: Results, baseline: str) -> Verdicts:
+    """The verdicts on every other implementation; those at one shape under one timing are a family."""
+    found: Verdicts = {}
+    for (shape, timing), family in results.families_against(baseline).items():
+        for name, verdict in family.verdicts.items():
+            found.setdefault((shape, name), {})[timing] = verdict
     return found
 
 
