@@ -102,9 +102,6 @@ show("verdicts.by_timing")
 show("verdicts.by_candidate")
 
 # %%
-show("verdicts.chart")
-
-# %%
 show("verdicts.maps")
 
 # %% [markdown]
@@ -122,13 +119,10 @@ show("verdicts.controls")
 # How often the inference itself errs was simulated, with known truth.
 
 # %%
-show("verdicts.calibration")
-
-# %%
 show("verdicts.calibration.brief")
 
 # %%
-show("verdicts.calibration.table")
+show("verdicts.calibration")
 
 # %% [markdown]
 # ## Burst or sustained?

@@ -18,6 +18,7 @@ from synthetic import TARGET, Recipe, inferred
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.explore import data, explorer, looks, page, recorded
 from attnlab.exhibits.explore.samples import STEPS, THROTTLED, pack
+from attnlab.exhibits.quantities import QUANTITIES
 from attnlab.exhibits.style import LOOKS
 from attnlab.exhibits.verdicts import every
 from attnlab.infer import cases, results
@@ -83,7 +84,7 @@ def test_the_verdicts_are_those_of_06_verdicts_in_the_same_words():
     run = told()
     frame = exhibit(controlled, "verdicts.every").frame
     columns, of_case = run["verdicts"]["sdpa.auto"], run["cases"]
-    assert columns["titles"] == list(frame.columns[-6:])
+    assert columns["titles"] == [QUANTITIES[name].head for name in frame.columns[-6:]]
     shown = set()
     for case, cells in zip(columns["case"], columns["cells"], strict=True):
         shape, timing = (run[f"{axis}s"][of_case[axis][case]] for axis in ("shape", "timing"))
@@ -91,7 +92,8 @@ def test_the_verdicts_are_those_of_06_verdicts_in_the_same_words():
         name = run["implementations"][of_case["implementation"][case]]
         mask = "causal" if shape["causal"] else "full"
         shown.add((name, sizes, mask, f"{timing['clock']} {timing['cache']}", *cells))
-    assert shown == {tuple(str(cell) for cell in row) for row in frame.itertuples(index=False, name=None)}
+    printed = [[recorded._shown(name, cell) for cell in frame[name]] for name in frame.columns[-6:]]
+    assert shown == set(zip(*(frame[name] for name in frame.columns[:-6]), *printed, strict=True))
     assert len(shown) == len(frame) > 50
 
 
@@ -121,7 +123,7 @@ def test_other_baselines_are_judged_as_a_family_with_the_same_control():
         for case, cells in zip(columns["case"], columns["cells"], strict=True)
         if (of_case["shape"][case], of_case["timing"][case]) == (run["target"], 0)
     ]
-    assert found == [[str(cell).replace("\n", " ") for cell in cells.values()] for cells in expected]
+    assert found == [[recorded._shown(*cell) for cell in cells.items()] for cells in expected]
 
 
 def test_a_case_without_a_latency_says_why():

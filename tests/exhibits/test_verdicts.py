@@ -6,24 +6,27 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.stats
 import synthetic
 from matplotlib.text import Text
-from reading import NOT_A_NUMBER, exhibit, html, plain
+from reading import NOT_A_NUMBER, exhibit, plain
 from statsmodels.stats.multitest import multipletests
-from synthetic import ONE_BATCH, ROUNDS, TARGET, climbed, inferred, lonely
+from synthetic import ONE_BATCH, TARGET, climbed, inferred, lonely, valued
 
+from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Figure, Group, Missing, Prose, Table
-from attnlab.exhibits.verdicts import accuracy, every, target
+from attnlab.exhibits.decisions import SIGNS
+from attnlab.exhibits.display import Figure, Group, Missing
+from attnlab.exhibits.verdicts import abstract, accuracy, every, target
 from attnlab.infer import kept, results, stats
 from attnlab.infer.results import Results
 from attnlab.runs import read
 
-COUNTED = {"counted": Prose, "by_timing": Table, "by_candidate": Table, "every": Table, "chart": Figure, "maps": Group}
+COUNTED = ("counted", "by_timing", "by_candidate", "every", "maps")
 """What shows comparisons."""
-SHOWN = COUNTED | {"statement": Prose, "accuracy": Figure}
-SYMBOLS = {"faster": "▲", "slower": "▼", "equivalent": "=", "inconclusive": "?"}
+ALL = [id for id in catalogue.every() if id.startswith("verdicts.")]
 
 
 @cache
@@ -37,6 +40,34 @@ def biased() -> Results:
     return synthetic.infer(synthetic.Recipe(control_pace=1.03))
 
 
+@cache
+def contradicted() -> Results:
+    """One candidate, faster by the device clock and slower with the launch."""
+    study = synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.flash"]}
+    of = synthetic.infer(synthetic.Recipe(study=study | {"timings": synthetic.STUDY["timings"]}, fates={}))
+    slow = of.run.samples["implementation"].eq("sdpa.flash") & of.run.samples["clock"].eq("eager")
+    run = replace(of.run, samples=of.run.samples.assign(latency_us=of.run.samples["latency_us"] + 20.0 * slow))
+    return Results(run, synthetic.cases.infer(run))
+
+
+@cache
+def only(name: str) -> Results:
+    """One candidate at `TARGET` and `ONE_BATCH`, under one timing."""
+    study = {
+        "implementations": ["sdpa.auto", name],
+        "timings": synthetic.STUDY["timings"][:1],
+        "sweeps": {"batch": synthetic.STUDY["sweeps"]["batch"]},
+    }
+    return synthetic.infer(synthetic.Recipe(study=study, fates={}))
+
+
+@cache
+def unclaimable() -> Results:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(synthetic.PACE, "sdpa.flash", 0.95)
+        return only.__wrapped__("sdpa.flash")
+
+
 def compared(of: Results) -> dict[tuple, stats.Verdict]:
     """Every verdict, each asked for alone."""
     there = {}
@@ -47,15 +78,13 @@ def compared(of: Results) -> dict[tuple, stats.Verdict]:
     return there
 
 
-@pytest.mark.parametrize("run", [inferred, climbed, lonely, controlled])
-@pytest.mark.parametrize("name", SHOWN)
-def test_nothing_shown_is_not_a_number(run, name):
-    shown = exhibit(run, f"verdicts.{name}")
-    lacking = {lonely: set(SHOWN) - {"accuracy"}, climbed: {"maps"}}  # one has no candidates, one no second timing
-    assert isinstance(shown, Prose if name in lacking.get(run, ()) else SHOWN[name])
-    told = html(shown).get_text()
-    assert not NOT_A_NUMBER.search(told)
-    assert not re.search(r"\b1 (comparisons|samples)\b", told)
+@pytest.mark.parametrize("run", [inferred, climbed, lonely, controlled, biased, valued, contradicted, unclaimable])
+def test_every_branch_of_the_page_is_text_without_what_is_not_a_number(run):
+    for id in ALL:
+        told = exhibit(run, id).markdown
+        assert told
+        assert not NOT_A_NUMBER.search(told), id
+        assert not re.search(r"\b1 (comparison|sample|candidate|shape|place|kind)s\b|\w \)|\( | [.,;:]", told), id
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -72,7 +101,7 @@ def test_counts_are_of_every_comparison():
     decisions = Counter(verdict.decision for verdict in all_of_them.values())
     total = exhibit(controlled, "verdicts.by_timing").frame.set_index("timing").loc["all"]
     assert total["comparisons"] == len(all_of_them) == len(exhibit(controlled, "verdicts.every").frame)
-    for decision in SYMBOLS:
+    for decision in ("faster", "slower", "equivalent", "inconclusive"):
         assert total[decision] == decisions[decision]
     assert total["claimable"] == sum(verdict.claimable for verdict in all_of_them.values())
     by_candidate = exhibit(controlled, "verdicts.by_candidate").frame.set_index("candidate")
@@ -101,13 +130,8 @@ def test_holm_over_all_at_once_is_statsmodels():
 def test_every_comparison_has_a_row():
     frame = exhibit(controlled, "verdicts.every").frame
     row = frame[(frame["B, H, S, D"] == "2, 4, 128, 64") & (frame["candidate"] == "sdpa.flash")].iloc[0]
-    assert row[["mask", "timing", "verdict", "regime"]].tolist() == [
-        "full",
-        "device warm",
-        "faster, claimable",
-        "burst",
-    ]
-    assert float(row["speedup [95 %]"].split()[0]) == pytest.approx(1.25, abs=1e-3)
+    assert list(row[["mask", "timing", "decision", "regime"]]) == ["full", "device warm", "faster, claimable", "burst"]
+    assert row["speedup"] == controlled().compare("sdpa.flash", TARGET).speedup
     assert set(frame["mask"]) == {"full", "causal"}
 
 
@@ -130,80 +154,136 @@ def test_families_with_controls_come_back_as_they_were():
     assert kept.from_table(kept.as_table(lonely().families)) == lonely().families
 
 
-# ---------------------------------------------------------------------------------------------------------- statement
+# ---------------------------------------------------------------------------------------------------------- at a shape
 
 
-def test_a_claim_is_stated():
-    told = plain(target.statement(controlled(), TARGET)).split("\n\n")
-    where = "at (2, 4, 128, 64) float16 on this NVIDIA H200, device clock, warm cache"
-    assert told[0] == f"**`sdpa.flash` is 1.25 times as fast as `sdpa.auto` {where}**"
-    assert told[1].startswith("> `sdpa.auto` achieved 40.000 [")
-    effort = f"{2 * ROUNDS} samples each in 2 replicates, each a fresh process, in interleaved rounds"
-    assert f"{effort}; device clock, warm" in told[1]
-    assert "a speedup of 1.2500 [" in told[1]
-    assert "The effect is large (Cliff's delta +1.00" in told[1]
-    assert "the difference is significant (p <0.0001) after Holm's adjustment over 4 comparisons" in told[1]
+def test_verdicts_at_the_target():
+    table = target.verdicts(inferred(), TARGET)
+    frame = table.frame.set_index("implementation")
+    assert list(frame.index) == ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"]
+    assert table.highlight == 0
+    assert [median.estimate for median in frame["median_us"]] == pytest.approx([40, 32, 40.2, 60, 160])
+    assert list(frame["decision"]) == ["the baseline", "faster, claimable", "equivalent", "slower", "slower"]
+    frame = frame.drop("sdpa.auto")
+    assert [one.estimate for one in frame["speedup"]] == pytest.approx([1.25, 0.995, 0.6667, 0.25], abs=1e-3)
+    assert list(frame["cliffs_delta"]) == [1, -1, -1, -1]
+    step = np.hypot(0.004, 0.0032) / np.sqrt(2)  # pooled over both sides
+    g = (1 - 3 / (4 * 158 - 1)) * 8 / (step * np.sqrt(synthetic.UNIFORM * 80 / 79))
+    assert frame["hedges_g"]["sdpa.flash"] == pytest.approx(g, rel=5e-3)
+
+
+def test_verdicts_where_the_noise_is_too_large():
+    row = target.verdicts(inferred(), ONE_BATCH).frame.set_index("implementation").loc["sdpa.efficient"]
+    assert (row["decision"], row["intervals_of_medians"]) == ("inconclusive", "overlap")
+    assert row["p_holm"] > 0.05
+    sides = [np.concatenate(inferred().samples(name, ONE_BATCH)) for name in ("sdpa.auto", "sdpa.efficient")]
+    assert row["p (Mann-Whitney)"] == pytest.approx(scipy.stats.mannwhitneyu(*sides).pvalue)
+
+
+def test_the_baseline_against_itself_comes_last():
+    of = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, control_pace=1.3))
+    table = target.verdicts(of, TARGET)
+    row = table.frame.iloc[-1]
+    assert row["implementation"] == "sdpa.auto again"
+    assert row["median_us"].estimate == pytest.approx(52)
+    assert row["speedup"].estimate == pytest.approx(1 / 1.3, abs=1e-3)
+    assert row[["decision", "intervals_of_medians", "regime"]].tolist() == ["slower", "apart", "burst"]
+    assert pd.isna(row["p_holm"])
+    assert "The minimum detectable effect is 30 %." in table.note
+    assert list(table.frame["decision"][1:5]) == ["inconclusive", "inconclusive", "slower", "slower"]
+
+
+def test_a_candidate_that_failed_has_its_reason_under_the_verdicts():
+    table = target.verdicts(inferred(), synthetic.EIGHT_HEADS)
+    assert "sdpa.math" not in list(table.frame["implementation"])
+    assert "`sdpa.math` has no latency here: failed, after timing, graph: error against float64" in table.note
+    fates = {("sdpa.auto", TARGET): ("failed", "before timing")}
+    alone = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, fates=fates))
+    assert "`sdpa.auto` has no latency at" in target.verdicts(alone, TARGET).markdown
+    assert "Nothing but `sdpa.auto` has a latency" in target.verdicts(lonely(), TARGET).markdown
+
+
+def test_a_regime_is_of_both_sides():
+    run = inferred().run
+    flash = run.samples["throttled"] | (run.samples["implementation"] == "sdpa.flash")
+    mixed = Results(replace(run, samples=run.samples.assign(throttled=flash)), inferred().table)
+    frame = target.verdicts(mixed, TARGET).frame
+    assert list(frame["regime"]) == ["burst", "mixed", "burst", "burst", "burst"]
+
+
+def test_the_verdict_under_each_timing_is_a_speedup_with_a_sign():
+    of = contradicted()
+    table = target.timings(of, TARGET)
+    (row,) = table.frame.to_dict("records")
+    for timing, sign in zip(of.timings, "★▼", strict=True):
+        assert row[str(timing)].value == of.compare("sdpa.flash", TARGET, timing).speedup
+        assert row[str(timing)].mark[0] == sign
+    assert table.caption.startswith("For 1 of 1 candidate, the verdict depends on the timing")
+    assert "★ faster, claimable. ▼ slower." in table.legend
+    assert "The minimum detectable effect is 3.0 % by `device` warm, 3." in target.timings(biased(), TARGET).note
+
+
+def test_what_must_be_beaten():
+    table = target.to_beat(inferred())
+    frame = table.frame.set_index("implementation")
+    assert list(frame.index) == ["sdpa.auto", "sdpa.flash"]
+    row = inferred().row("sdpa.auto", TARGET)
+    for name in ("mean_us", "std_us", "throughput_tflops", "bandwidth_gbs", "floor_us"):
+        assert frame[name]["sdpa.auto"] == row[name]
+    assert frame["peak_memory_bytes"]["sdpa.auto"] == 2**19
+    assert "a median below 36.36 µs" in table.note  # 40 / 1.1
+    wide = inferred().table.assign(low_us=np.minimum(inferred().table["low_us"], 0.8 * inferred().table["median_us"]))
+    assert "a median below 32.00 µs" in target.to_beat(Results(inferred().run, wide)).note
+
+
+def test_there_is_a_statement_for_every_candidate_that_ends_with_its_verdict():
+    told = plain(target.publishable(contradicted(), TARGET))
     assert re.search(
-        r"\*\*`sdpa.flash` is faster than `sdpa.auto`, and claimable\. Under other timings: faster by", told[1]
+        r"^- `sdpa.auto` takes 40\.000 \[[^]]*\] µs, `sdpa.flash` 32\.000 \[.*\*\*Faster\*\*, and claimable\. Under "
+        r"other timings: slower by `eager` warm \(0\.78",
+        told,
     )
-    assert "- regime: burst\n- verdict: faster, claimable" in told[2]
-    assert "this one is 25 %" in told[3]
-
-
-NOTHING_SHOWN = "Neither a difference nor equivalence was shown."
-
-
-def only(*names: str, **recipe) -> Results:
-    """Few candidates at `TARGET` and `ONE_BATCH`, under one timing."""
-    study = {
-        "implementations": ["sdpa.auto", *names],
-        "timings": synthetic.STUDY["timings"][:1],
-        "sweeps": {"batch": synthetic.STUDY["sweeps"]["batch"]},
-    }
-    return synthetic.infer(synthetic.Recipe(study=study, fates={}, **recipe))
+    assert len(plain(target.publishable(inferred(), TARGET)).splitlines()) == 4
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "pace", "relation", "conclusion"),
+    ("run", "shape", "said"),
     [
         (
-            "sdpa.cudnn",
+            lambda: contradicted(),
             TARGET,
-            None,
-            "equivalent within ±2 % to",
-            "`sdpa.cudnn` is equivalent within ±2 % to `sdpa.auto`.",
+            "`sdpa.flash` is 1.25 times as fast as `sdpa.auto` at (2, 4, 128, 64) float16 on",
         ),
-        ("sdpa.efficient", ONE_BATCH, None, "not distinguished from", NOTHING_SHOWN),
-        ("sdpa.efficient", TARGET, None, "slower than", "`sdpa.efficient` is slower than `sdpa.auto`."),
-        ("sdpa.cudnn", TARGET, 1.03, "not distinguished from", NOTHING_SHOWN),
+        (lambda: contradicted(), TARGET, "warm cache; slower by `eager` warm (0.78"),
+        (lambda: contradicted(), TARGET, "faster than `sdpa.auto`, and claimable. Under other timings: slower by"),
+        (lambda: controlled(), TARGET, "this one is 25 %."),
+        (lambda: unclaimable(), TARGET, "on this NVIDIA H200, but not claimable, device clock"),
+        (lambda: unclaimable(), TARGET, "faster than `sdpa.auto`, but not claimable: the speedup is below 1.10."),
+        (lambda: only("sdpa.cudnn"), TARGET, "the nearest, `sdpa.cudnn`, is equivalent within ±2 % to it**"),
+        (lambda: only("sdpa.cudnn"), TARGET, "`sdpa.cudnn` is equivalent within ±2 % to `sdpa.auto`."),
+        (lambda: only("sdpa.efficient"), ONE_BATCH, "Neither a difference nor equivalence was shown."),
+        (lambda: only("sdpa.efficient"), TARGET, "**`sdpa.efficient` is slower than `sdpa.auto`.**"),
+        (lambda: only("sdpa.efficient"), TARGET, "This run did not measure its baseline against itself"),
+        (
+            lambda: valued(),
+            TARGET,
+            "`sdpa.cudnn` is 1.21 times as fast as `sdpa.auto` at (2, 4, 128, 64) float16, sd 4",
+        ),
+        (lambda: valued(), TARGET, "4 kinds of values (1.2121 ["),
+        (lambda: inferred(), TARGET, "normal values alone (others are timed with `values: all` in the study), device"),
     ],
 )
-def test_a_negative_result_is_stated_as_plainly(name, shape, pace, relation, conclusion):
-    told = plain(target.statement(only(name, control_pace=pace), shape))
-    assert told.startswith("**No candidate was found to be faster than `sdpa.auto` at ")
-    assert f"the nearest, `{name}`, is {relation} it**" in told
-    assert f"**{conclusion}**" in told
-    assert "optimal" not in told
-    if pace is None:
-        assert "did not measure its baseline against itself" in told
-    else:
-        detected = r"an effect of 3\.[0-9] % or more would have been detected with a power of 80 %"
-        assert re.search(f"{detected}; a smaller one can't be excluded", told)
+def test_a_statement_says_what_was_found_whichever_way_it_came_out(run, shape, said):
+    assert said in plain(target.statement(run(), shape))
 
 
-def test_faster_by_too_little_says_what_a_claim_lacks(monkeypatch):
-    monkeypatch.setitem(synthetic.PACE, "sdpa.flash", 0.95)
-    told = plain(target.statement(only("sdpa.flash"), TARGET))
-    assert "is 1.05 times as fast as `sdpa.auto`" in told
-    assert "on this NVIDIA H200, but not claimable, device clock, warm cache**" in told
-    assert "faster than `sdpa.auto`, but not claimable: the speedup is below 1.10." in told
-
-
-def test_the_best_is_not_the_one_with_the_largest_noise(monkeypatch):
-    monkeypatch.setitem(synthetic.PACE, "sdpa.flash", 0.8)
-    of = only("sdpa.flash", "sdpa.efficient")
-    assert of.compare("sdpa.efficient", ONE_BATCH).decision == "inconclusive"
-    assert target._best(of, ONE_BATCH) == "sdpa.flash"
+def test_the_abstract_says_what_the_tables_do():
+    told = plain(abstract.abstract(contradicted()))
+    assert "the verdict depends on the timing: faster by `device` warm (1.25" in told
+    assert "0.839 TFLOP/s, 42 % of what the ceilings measured in the same run allow" in told
+    alone = plain(abstract.abstract(lonely()))
+    assert "the CPU (Imaginary X1, 2 threads)" in alone
+    assert "faster" not in alone
 
 
 # ---------------------------------------------------------------------------------------------------------------- map
@@ -223,7 +303,7 @@ def cells(figure: Figure) -> dict[str, list[str]]:
 
 
 def test_the_map_has_a_cell_for_each_candidate_and_shape():
-    figure = exhibit(controlled, "verdicts.chart")
+    figure = exhibit(controlled, "verdicts.maps").parts["device_warm"]
     drawn = cells(figure)
     assert [label.split(" ", 1)[1] for label in drawn] == [
         "S=32", "S=64", "S=128", "S=256", "B=1", "H=8", "S=64", "S=128"
@@ -240,30 +320,27 @@ def test_the_map_has_a_cell_for_each_candidate_and_shape():
     assert frame.get_y() == 2.5
 
 
-def test_symbols_follow_verdicts_and_the_legend_names_them():
-    figure = exhibit(controlled, "verdicts.chart")
-    drawn = [text.split()[0] for row in cells(figure).values() for text in row]
-    headline = [v for (_, timing, _), v in compared(controlled()).items() if timing == controlled().headline]
-    expected = Counter("★" if v.claimable else SYMBOLS[v.decision] for v in headline)
-    assert Counter(symbol for symbol in drawn if symbol != "×") == expected
-    (legend,) = figure.figure.legends
-    assert {text.get_text().split()[0] for text in legend.get_texts()} == set(drawn)
-    assert figure.svg == every.chart(controlled()).svg
-
-
-def test_there_is_a_map_for_every_timing():
-    assert "at every shape, device clock, warm cache." in exhibit(controlled, "verdicts.chart").caption
+def test_signs_follow_verdicts_and_the_legend_names_them():
     maps = exhibit(controlled, "verdicts.maps")
     assert isinstance(maps, Group)
-    assert list(maps.parts) == ["eager_warm"]
-    assert "at every shape, eager clock, warm cache." in maps.parts["eager_warm"].caption
+    assert list(maps.parts) == ["device_warm", "eager_warm"]
+    for timing, figure in zip(controlled().timings, maps.parts.values(), strict=True):
+        drawn = [text.split()[0] for row in cells(figure).values() for text in row]
+        found = [verdict for (_, under, _), verdict in compared(controlled()).items() if under == timing]
+        expected = Counter("★" if verdict.claimable else SIGNS[verdict.decision] for verdict in found)
+        assert Counter(sign for sign in drawn if sign != "×") == expected
+        (legend,) = figure.figure.legends
+        assert {text.get_text().split()[0] for text in legend.get_texts()} == set(drawn)
+    assert figure.svg == every.maps(controlled()).parts["eager_warm"].svg
 
 
 def test_shapes_that_are_no_burst_say_so():
     run = controlled().run
     held = run.samples["throttled"] | (run.samples["seq_len"] == 256)
     of = Results(replace(run, samples=run.samples.assign(throttled=held)), controlled().table)
-    assert [label for label in cells(every.chart(of)) if "sustained" in label] == ["4 S=256, sustained"]
+    assert [label for label in cells(every.maps(of).parts["device_warm"]) if "sustained" in label] == [
+        "4 S=256, sustained"
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------------- plane

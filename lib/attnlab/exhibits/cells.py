@@ -9,9 +9,7 @@ from attnlab.exhibits import formats
 from attnlab.infer.lookup import median_of, shape_of
 from attnlab.infer.regimes import Regime, compared
 from attnlab.infer.results import Results, absence
-from attnlab.infer.stats import Verdict
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
 CAUSAL_NOTE = (
     "Causal FLOPs count the scores under the mask, 2·B·H·S·(S+1)·D; half of 4·B·H·S²·D would be S/(S+1) of it."
@@ -48,13 +46,6 @@ def at_shapes(results: Results, shapes: Sequence[Shape]) -> str:
     among = results.study.shapes
     parts = "; ".join(f"{REGIMES[name]}: {formats.shapes(some, among)}" for name, some in groups.items())
     return f"Shapes timed {parts}."
-
-
-def under_each(results: Results, name: str, shape: Shape) -> dict[Timing, Verdict]:
-    """The verdict on a candidate at a shape under each timing that has both sides."""
-    both = {results.study.baseline, name}
-    there = [timing for timing in results.timings if both <= set(results.at(shape, timing).index)]
-    return {timing: results.compare(name, shape, timing) for timing in there}
 
 
 def without(results: Results, names: list[str], shape: Shape) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.formats import MARGIN
+from attnlab.exhibits.quantities import Marked
+from attnlab.infer.families import disagree
 from attnlab.infer.stats import Decision, Verdict
 from attnlab.study.studies import Timing
 
@@ -12,6 +14,8 @@ SLOWER: Decision = "slower"
 EQUIVALENT: Decision = "equivalent"
 INCONCLUSIVE: Decision = "inconclusive"
 CLAIMABLE = f"{FASTER}, claimable"
+SIGNS = {CLAIMABLE: "★", FASTER: "▲", EQUIVALENT: "=", INCONCLUSIVE: "?", SLOWER: "▼"}
+"""The sign of each kind of verdict, which distinguishes them in grey."""
 _RELATIONS = {
     FASTER: "faster than",
     SLOWER: "slower than",
@@ -25,6 +29,11 @@ _ALONE |= {INCONCLUSIVE: "not distinguished"}
 def kind(verdict: Verdict) -> str:
     """The decision, and whether it is claimable: ``faster, claimable``."""
     return CLAIMABLE if verdict.claimable else verdict.decision
+
+
+def marked(verdict: Verdict) -> Marked:
+    """The speedup with the sign of its verdict, as the cell of a table that has no column for the verdict."""
+    return Marked(verdict.speedup, f"{SIGNS[kind(verdict)]} {kind(verdict)}")
 
 
 def cell(verdict: Verdict) -> str:
@@ -46,8 +55,7 @@ def claim(verdict: Verdict) -> str:
 
 def against(other: str, verdicts: Mapping[Timing, Verdict]) -> str:
     """A sentence on how a candidate compares with another implementation under each timing."""
-    same = len({verdict.decision for verdict in verdicts.values()}) == 1
-    relation = "it is" if same else "the verdict depends on the timing:"
+    relation = "the verdict depends on the timing:" if disagree(verdicts) else "it is"
     return f"Compared with {other}, {relation} {under_each(verdicts)}."
 
 

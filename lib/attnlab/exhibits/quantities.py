@@ -19,7 +19,7 @@ INTERVAL = f"{100 * CONFIDENCE:g} % interval"
 class Marked:
     """A number with a mark that explains it, such as that it is above a ceiling; the mark begins with its sign."""
 
-    value: float
+    value: float | Interval
     mark: str
 
 
@@ -52,6 +52,11 @@ class Quantity:
         """The head of a column: as on an axis, with the confidence of intervals; percentages have theirs in cells."""
         name = self.title if self.show is formats.percent else self.axis
         return f"{name} [{formats.CI}]" if self.ends else name
+
+    @property
+    def suffix(self) -> str:
+        """The unit after a printed value, with a space; empty where the print has it."""
+        return f" {self.unit}" if self.unit and self.show is not formats.percent else ""
 
     def of(self, name: str, row: Mapping[str, Any]) -> Any:
         """The value in a row of results as a table takes it: an interval or with its mark where it has one."""
@@ -105,6 +110,9 @@ QUANTITIES = {
     "p_unadjusted": Quantity("p", "before Holm's adjustment", show=formats.pvalue),
     "p_holm": Quantity("p (Holm)", "after Holm's adjustment, which decides", show=formats.pvalue),
     "decision": Quantity("verdict", "`faster`, `slower`, `equivalent` or `inconclusive`", show=str),
+    "claimable": Quantity("claimable", "whether it is also past the bar of `conventions.claimable`", show=str),
+    "intervals_of_medians": Quantity("intervals", "`apart` or `overlap`", show=str),
+    "regime": Quantity("regime", "`burst`, `sustained`, `mixed` or `not recorded`: of all samples compared", show=str),
     "smallest_effect_pct": Quantity(
         "minimum detectable effect",
         "smallest effect that could have been seen, from the baseline against itself",

@@ -60,6 +60,9 @@ _SPECIAL = {
     "∞": r"$\infty$",
     "√": r"$\surd$",
     "→": r"$\to$",
+    "★": r"$\star$",
+    "▲": r"$\bigtriangleup$",
+    "▼": r"$\bigtriangledown$",
 } | {character: rf"\{character}" for character in "#$%&_{}"}
 
 

@@ -9,13 +9,16 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from attnlab.exhibits import cells, formats
+from attnlab.exhibits import cells, decisions, formats
 from attnlab.literature import bibliography
 from attnlab.runs import rules
 
 FOLDER = Path(__file__).with_name("templates")
 FILTERS = (
     cells.explained,
+    decisions.claim,
+    decisions.relation,
+    decisions.under_each,
     formats.change,
     formats.clause,
     formats.code,

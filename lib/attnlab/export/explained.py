@@ -1,11 +1,11 @@
 """The README of an export, which explains every field of its JSON."""
 
-from attnlab.export.records import LATENCIES
+from attnlab.exhibits.quantities import INTERVAL, QUANTITIES
+from attnlab.export.records import LATENCIES, RENAMED
+from attnlab.infer import cases
 from attnlab.infer.results import Results
-from attnlab.runs.rules import CONFIDENCE, STEADY
-from attnlab.runs.tables import AXES, CACHE, CASES, CLOCK
-
-INTERVAL = f"{100 * CONFIDENCE:g} % interval"
+from attnlab.runs.rules import STEADY
+from attnlab.runs.tables import AXES, CACHE, CLOCK
 
 SHAPE = {column.name: column.means for column in AXES}
 RUN = {
@@ -17,41 +17,32 @@ RUN = {
     "seal": "SHA-256 of its manifest without the seal",
     "attnlab, commit, command": "what measured",
 }
+
+
+def _of_quantities(*names: str) -> dict[str, str]:
+    """The meanings of quantities, each by its fields: the value, the ends of its interval, and its mark."""
+    explained = {}
+    for name in names:
+        quantity = QUANTITIES[name]
+        fields = [name, *(quantity.ends or ()), *filter(None, [quantity.mark])]
+        explained[", ".join(RENAMED.get(field, field) for field in fields)] = quantity.meaning
+    return explained
+
+
 CASE = {
     **{column.name: column.means for column in (CLOCK, CACHE)},
-    "samples": "how many, over all replicates; none dropped",
-    "replicates": "fresh processes that measured this case",
     "launches_least, launches_most": "calls that one sample spans, at fewest and at most over the replicates",
     "tick_us": "step of the clock over `launches_least`",
-    "sm_clock_median_mhz": "SM clock beside the samples",
-    "throttled_pct": "share of the samples while the card held its clock back",
-    "median_us, median_low_us, median_high_us": f"median over all samples, and its {INTERVAL}",
     "median_interval, speedup_interval": "method of the interval; `conventions.interval` says what each is",
-    "mean_us, std_us, cv_pct": "mean, standard deviation, and their ratio; no verdict rests on them",
-    "min_us, max_us": "extremes",
-    "outliers_pct": "share beyond Tukey's fences; labelled, not dropped",
-    "lag1, effective_n": "lag-1 autocorrelation, and how many independent samples tell as much",
-    "p95_us, p95_low_us, p95_high_us": "95th percentile, and its interval from order statistics",
-    "p99_us, p99_low_us, p99_high_us": "99th percentile, likewise",
-    "flops, bytes, intensity_flop_per_byte": "work of one call, and their ratio; see `conventions`",
-    "throughput_tflops, bandwidth_gbs": "FLOPs in TFLOP/s and compulsory bytes in GB/s, over the median",
-    "throughput_note, bandwidth_note": "which measured ceiling it is above, and whether a cache explains that",
-    "floor_us, limit": "least time by the measured ceilings, and the ceiling that sets it",
-    "speed_of_light_pct": "floor over median",
-    "regime": "`burst`, `sustained`, `mixed` or `not recorded`: of all samples compared; of the case's own, where "
-    "it is compared with nothing",
+    **_of_quantities(*(name for name in cases.COLUMNS if name in QUANTITIES)),
+    "regime": f"{QUANTITIES['regime'].meaning}; of the case's own, where it is compared with nothing",
 }
 VERDICT = {
     "against": "the baseline",
-    "decision": "`faster`, `slower`, `equivalent` or `inconclusive`",
-    "claimable": "whether it is also past the bar of `conventions.claimable`",
-    "speedup, speedup_low, speedup_high": f"ratio of medians over the baseline, and its {INTERVAL}",
-    "cliffs_delta, cliffs_delta_magnitude": "effect size, and the word for it",
-    "hedges_g": "difference of means in pooled standard deviations",
-    "p_unadjusted, p_holm": "p-value before and after Holm's adjustment; the adjusted one decides",
+    **_of_quantities("decision", "claimable", "speedup", "cliffs_delta", "hedges_g", "p_unadjusted", "p_holm"),
+    "cliffs_delta_magnitude": "the word for it",
     "compared_in_family": "candidates that Holm adjusts over",
-    "intervals_of_medians": "`apart` or `overlap`",
-    "smallest_effect_pct": "smallest effect that could have been seen, from the baseline against itself",
+    **_of_quantities("intervals_of_medians", "smallest_effect_pct"),
 }
 SUMMARY = {
     "format": "of this layout",
@@ -86,7 +77,7 @@ CONFIG = {
     "implementation": "its name",
     "why_no_latency": "null where it has one",
     "samples_withheld": "samples that the run holds and this export doesn't: the case failed a check, or was cut off",
-    "peak_memory_bytes": CASES["peak_memory_bytes"].means,
+    **_of_quantities("peak_memory_bytes"),
     "made, passed, max_error, framework_max_error": "checks of the case; largest absolute error against the float64 "
     "oracle on the values that are timed, its own and the framework's",
     "differing_most": "most elements in which two runs on the same inputs differed",

@@ -14,7 +14,7 @@ import pandas as pd
 from attnlab.infer import bootstrap, regimes, stats
 from attnlab.infer.cases import CASE, TIMING
 from attnlab.infer.kernels import rungs
-from attnlab.infer.lookup import median_of, on_values
+from attnlab.infer.lookup import on_values
 from attnlab.infer.results import NO_CONTROL, Results, absence
 from attnlab.runs import rules
 from attnlab.study import implementations
@@ -112,11 +112,6 @@ class Records:
         return {shape: f"config_{number:0{width}}" for number, shape in enumerate(shapes, 1)}
 
     @cached_property
-    def timings(self) -> list[Timing]:
-        """The timings that were recorded, in the order of the study."""
-        return self.results.timings
-
-    @cached_property
     def latencies(self) -> list[Latencies]:
         """The samples of all cases that passed, and of the controls, in the order of the shapes."""
         return [found for key in self._keys(self.results.study.subjects) for found in self._latencies[key]]
@@ -124,10 +119,6 @@ class Records:
     @cached_property
     def _latencies(self) -> dict[Key, list[Latencies]]:
         return {key: self._read(*key) for key in self._keys(self.results.study.subjects)}
-
-    @property
-    def _caches(self) -> list[str]:
-        return list(dict.fromkeys(timing.cache for timing in self.timings))
 
     def _read(self, shape: Shape, name: str, timing: Timing) -> list[Latencies]:
         case = self._passed.get(_flat(shape, name, timing))
@@ -229,24 +220,27 @@ class Records:
             "flops_formula": f"{4 if shape.direction == 'forward' else 14}·scores·D",
             "bytes": shape.bytes,
             "intensity_flop_per_byte": shape.intensity,
-            "least_us_by_ceiling": {cache: results.ceilings.terms_us(shape, cache) for cache in self._caches},
+            "least_us_by_ceiling": {
+                cache: results.ceilings.terms_us(shape, cache)
+                for cache in dict.fromkeys(timing.cache for timing in results.timings)
+            },
             "baseline": results.study.baseline,
             "implementations": [self._implementation(shape, name) for name in results.study.implementations],
             "control": self._control(shape),
         }
 
     def _implementation(self, shape: Shape, name: str) -> Record:
-        there = (name, shape) in self._there
+        case = (name, *shape.axes.values())
         return {
             "implementation": name,
-            "why_no_latency": None if there else absence(self.results, name, shape),
-            "samples_withheld": self._withheld(shape, name),
+            "why_no_latency": None if (name, shape) in self._there else absence(self.results, name, shape),
+            "samples_withheld": self._withheld.get(case, 0),
             "peak_memory_bytes": self._peak_bytes(shape, name),
             "checks": self._checks(shape, name),
-            "outcomes": self._outcomes(shape, name),
+            "outcomes": self._outcomes.get(case, []),
             "timings": [
                 timing.model_dump() | self._cases[shape, name, timing]
-                for timing in self.timings
+                for timing in self.results.timings
                 if (shape, name, timing) in self._cases
             ],
         }
@@ -275,13 +269,12 @@ class Records:
         family = self.results.families.get((shape, timing))
         if family is None or name not in family.verdicts:
             return None
-        baseline, verdict = self.results.study.baseline, family.verdicts[name]
-        medians = [median_of(self._rows[_flat(shape, each, timing)]) for each in (baseline, name)]
+        verdict = family.verdicts[name]
         return self._judged(shape, name, timing, verdict) | {
             "p_unadjusted": family.unadjusted[name],
             "p_holm": verdict.pvalue,
             "compared_in_family": len(family.verdicts),
-            "intervals_of_medians": "overlap" if medians[0].overlaps(medians[1]) else "apart",
+            "intervals_of_medians": "apart" if self.results.are_apart(name, shape, timing) else "overlap",
             "smallest_effect_pct": 100 * family.smallest_effect if family.control else None,
         }
 
@@ -305,7 +298,7 @@ class Records:
     def _control(self, shape: Shape) -> Record | None:
         """The baseline against itself, where the run measured that."""
         name = implementations.control(self.results.study.baseline)
-        timed = [timing for timing in self.timings if self._latencies[shape, name, timing]]
+        timed = [timing for timing in self.results.timings if self._latencies[shape, name, timing]]
         timings = [timing.model_dump() | self._against_itself(shape, name, timing) for timing in timed]
         return {"implementation": name, "timings": timings} if timings else None
 
@@ -328,22 +321,9 @@ class Records:
             for found in self._latencies[shape, name, timing]
         ]
 
-    def _withheld(self, shape: Shape, name: str) -> int:
-        """Number of samples that are left out, because the case failed a check or was cut off."""
-        key = (name, *shape.axes.values())
-        return int(self._taken.get(key, 0)) - int(self._kept.get(key, 0))
-
     def _peak_bytes(self, shape: Shape, name: str) -> int | None:
         peak = self.results.peak_bytes(name, shape)
         return None if np.isnan(peak) else int(peak)
-
-    def _outcomes(self, shape: Shape, name: str) -> list[Record]:
-        fields = ("replicate", "process", "status", "reason", "warmup_calls", "steady")
-        rows = self._outcome.get((name, *shape.axes.values()), [])
-        return [
-            {key: row[key] for key in fields} | {"kernels": [kernel for kernel in row["kernels"].split("\n") if kernel]}
-            for row in rows
-        ]
 
     def _checks(self, shape: Shape, name: str) -> Record:
         """Absolute errors against the float64 oracle, on the values that are timed."""
@@ -380,7 +360,7 @@ class Records:
     # ------------------------------------------------------------------------------------------------------- look-ups
 
     def _keys(self, names: Sequence[str]) -> list[Key]:
-        return [(shape, name, timing) for shape in self.configs for name in names for timing in self.timings]
+        return [(shape, name, timing) for shape in self.configs for name in names for timing in self.results.timings]
 
     @cached_property
     def _measured(self) -> list[Key]:
@@ -402,17 +382,22 @@ class Records:
         return dict(iter(self.results.passed.groupby([*CASE, *TIMING], sort=False)))
 
     @cached_property
-    def _taken(self) -> dict[Any, int]:
-        return self.results.run.samples.groupby(CASE, sort=False).size().to_dict()
+    def _withheld(self) -> dict[Any, int]:
+        """By case, how many samples are left out, because it failed a check or was cut off."""
+        taken, kept = (of.groupby(CASE, sort=False).size() for of in (self.results.run.samples, self.results.passed))
+        return taken.sub(kept, fill_value=0).astype(int).to_dict()
 
     @cached_property
-    def _kept(self) -> dict[Any, int]:
-        return self.results.passed.groupby(CASE, sort=False).size().to_dict()
-
-    @cached_property
-    def _outcome(self) -> dict[Any, list[Record]]:
-        grouped = self.results.run.cases.groupby(CASE, sort=False)
-        return {key: rows.sort_values("replicate").to_dict("records") for key, rows in grouped}
+    def _outcomes(self) -> dict[Any, list[Record]]:
+        """By case, what became of it in each replicate."""
+        fields = ["replicate", "process", "status", "reason", "warmup_calls", "steady", "kernels"]
+        return {
+            key: [
+                row | {"kernels": [kernel for kernel in row["kernels"].split("\n") if kernel]}
+                for row in rows.sort_values("replicate")[fields].to_dict("records")
+            ]
+            for key, rows in self.results.run.cases.groupby(CASE, sort=False)
+        }
 
     @cached_property
     def _checked(self) -> dict[Any, pd.DataFrame]:

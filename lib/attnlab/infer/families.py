@@ -1,7 +1,9 @@
 """Verdicts on the candidates at one shape under one timing: one family of tests."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -83,3 +85,37 @@ def judge(family: Sequence[Sides], smallest_effect: float) -> tuple[list[stats.V
         for sides, pvalue in zip(family, stats.holm(alone), strict=True)
     ]
     return verdicts, alone
+
+
+def tally(verdicts: Iterable[stats.Verdict]) -> Counter[str]:
+    """How many verdicts there are of each decision, and how many are ``claimable``."""
+    counts: Counter[str] = Counter()
+    for verdict in verdicts:
+        counts.update([verdict.decision, *(["claimable"] if verdict.claimable else [])])
+    return counts
+
+
+def opposed(one: stats.Verdict, other: stats.Verdict) -> bool:
+    """Whether one of two verdicts says faster and the other slower."""
+    return {one.decision, other.decision} == {"faster", "slower"}
+
+
+def disagree(under: Mapping[Timing, stats.Verdict]) -> bool:
+    """Whether the decision depends on the timing."""
+    return len({verdict.decision for verdict in under.values()}) > 1
+
+
+def flipping_axes(judged: Iterable[Mapping[Timing, stats.Verdict]]) -> list[str]:
+    """The timing axes (clock, cache) that flip a verdict; both where neither does so alone.
+
+    Args:
+        judged: the verdicts on one candidate at one shape by timing, for each of several shapes.
+    """
+    flips = [
+        {axis for axis in Timing.model_fields if getattr(one, axis) != getattr(other, axis)}
+        for under in judged
+        for (one, first), (other, second) in combinations(under.items(), 2)
+        if opposed(first, second)
+    ]
+    fewest = min(map(len, flips), default=0)
+    return [axis for axis in Timing.model_fields if any(axis in axes for axes in flips if len(axes) == fewest)]

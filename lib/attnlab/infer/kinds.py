@@ -1,16 +1,22 @@
-"""What is said of a candidate at a shape over all kinds of values that the run timed there.
+"""Verdicts on candidates at a shape over all kinds of values that the run timed there.
 
 A claim is as good as on the worst kind. Zeros are left out: no program computes attention over them, and they show only
 what power does.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from attnlab.infer.families import opposed
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
+from attnlab.runs.rules import CLAIM_DELTA, CLAIM_SPEEDUP
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 from attnlab.study.values import ZEROS
+
+STEADY_PCT = 5
+"""An implementation whose medians on all kinds lie within so many percent of each other takes the same time on all."""
 
 
 @dataclass(frozen=True)
@@ -81,3 +87,133 @@ def several(results: Results) -> list[Shape]:
     for shape in results.study.shapes:
         first.setdefault(shape.plain, shape)
     return [shape for shape in first.values() if len(shapes(results, shape)) > 1]
+
+
+def candidates(results: Results, shape: Shape) -> list[OverKinds]:
+    """Every candidate that has a latency on some kind at a shape, in the order of the study."""
+    timed = {str(name) for other in shapes(results, shape) for name in results.at(other).index}
+    names = [name for name in results.study.implementations if name in timed - {results.study.baseline}]
+    return [over(results, name, shape) for name in names]
+
+
+def turned(results: Results, shape: Shape) -> list[OverKinds]:
+    """The candidates at a shape that are faster on some kinds of values and slower on others."""
+    return [one for one in candidates(results, shape) if one.disagree]
+
+
+def safest(results: Results, shape: Shape) -> OverKinds | None:
+    """The candidate with a latency on every kind at a shape that gains most on its worst; None where there is none."""
+    complete = [one for one in candidates(results, shape) if not one.lacking]
+    return max(complete, key=lambda one: one.verdict.speedup.estimate, default=None)
+
+
+def best(results: Results, shape: Shape) -> OverKinds:
+    """The best of the candidates that have a latency at a shape, each judged on its worst kind of values.
+
+    A claimable one comes before a faster one before the one with the highest speedup; what has no latency on some kind
+    comes last.
+
+    Raises:
+        NotMeasured: there is no candidate or no baseline there.
+    """
+
+    def rank(one: OverKinds) -> tuple[bool, bool, bool, float]:
+        verdict = one.verdict
+        return not one.lacking, verdict.claimable, verdict.decision == "faster", verdict.speedup.estimate
+
+    return max((over(results, name, shape) for name in results.candidates(shape)), key=rank)
+
+
+class Stretch(NamedTuple):
+    """By how much an implementation takes longer on its slowest kind of values than on its fastest."""
+
+    implementation: str
+    ratio: float
+    slowest: str
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """How much the time that implementations take depends on the values; those that can't be told are in neither list.
+
+    Attributes:
+        steady: those that take the same time on all kinds within `STEADY_PCT`.
+        stretched: those that certainly don't, the worst first.
+    """
+
+    steady: list[str]
+    stretched: list[Stretch]
+    within_pct: int = STEADY_PCT
+
+    @property
+    def known(self) -> int:
+        """How many implementations it is known of."""
+        return len(self.steady) + len(self.stretched)
+
+
+def steadiness(results: Results, shape: Shape) -> Steadiness:
+    """How much the time of each implementation at a shape depends on the values."""
+    alike = shapes(results, shape)
+    steady, stretched = [], []
+    for name in results.study.implementations:
+        timed = {other.values: results.median(name, other) for other in alike if name in results.at(other).index}
+        if len(timed) < 2:
+            continue
+        slowest, fastest = (end(timed, key=lambda kind: timed[kind].estimate) for end in (max, min))
+        ratio = timed[slowest].estimate / timed[fastest].estimate
+        if 100 * (ratio - 1) <= STEADY_PCT:
+            steady.append(name)
+        elif 100 * (timed[slowest].low / timed[fastest].high - 1) > STEADY_PCT:
+            stretched.append(Stretch(name, ratio, slowest))
+    return Steadiness(steady, sorted(stretched, key=lambda one: one.ratio, reverse=True))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What the comparison of a run's best candidate with its baseline at one shape supports.
+
+    Attributes:
+        over: the candidate over all kinds of values; the statement is made on its worst.
+        under: the verdict there under each timing.
+        are_apart: whether the intervals of the medians are.
+    """
+
+    over: OverKinds
+    under: dict[Timing, Verdict]
+    are_apart: bool
+
+    @property
+    def shape(self) -> Shape:
+        """The shape with the values on which the statement is made."""
+        return self.over.worst
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict under the headline's timing."""
+        return self.over.verdict
+
+    @property
+    def contradicting(self) -> dict[Timing, Verdict]:
+        """The timings that say slower where the headline's says faster, or the other way round."""
+        return {timing: found for timing, found in self.under.items() if opposed(found, self.verdict)}
+
+    @property
+    def lacks(self) -> list[str]:
+        """The conditions of a claim that are not met: of ``speedup``, ``delta`` and ``intervals``."""
+        lacking = {
+            "speedup": self.verdict.speedup.estimate < CLAIM_SPEEDUP,
+            "delta": abs(self.verdict.delta) < CLAIM_DELTA,
+            "intervals": not self.are_apart,
+        }
+        return [condition for condition, is_lacking in lacking.items() if is_lacking]
+
+
+def statement(results: Results, shape: Shape) -> Statement:
+    """What may be said of the best candidate at a shape.
+
+    Raises:
+        NotMeasured: there is no candidate or no baseline there.
+    """
+    found = best(results, shape)
+    under = results.under_each(found.candidate, found.worst)
+    return Statement(found, under, results.are_apart(found.candidate, found.worst))

@@ -219,13 +219,15 @@ class Lookup:
         """Resolution of a sample of a case: the clock's tick over the fewest launches that a sample spans."""
         return float(self.run.manifest["clocks"]["tick_us"]) / float(row["launches"])
 
-    def fastest(self, shape: Shape, timing: Timing | None = None) -> str:
-        """The implementation with the smallest median at a shape.
+    def fastest(self, shape: Shape, timing: Timing | None = None, among: Sequence[str] | None = None) -> str:
+        """The implementation, of all or of some, with the smallest median at a shape.
 
         Raises:
-            NotMeasured: nothing has a latency there.
+            NotMeasured: none of them has a latency there.
         """
         rows = self.at(shape, timing)
+        if among is not None:
+            rows = rows[rows.index.isin(among)]
         if rows.empty:
             raise NotMeasured(f"Nothing has a latency at {shape.label}")
         return str(rows["median_us"].idxmin())

@@ -71,6 +71,38 @@ class Results(Lookup):
         self.row(candidate, shape, timing)
         return self.family(shape, timing).verdicts[candidate]
 
+    def under_each(self, candidate: str, shape: Shape) -> dict[Timing, Verdict]:
+        """The verdict on a candidate at one shape under each timing that has both sides."""
+        both = {self.study.baseline, candidate}
+        there = [timing for timing in self.timings if both <= set(self.at(shape, timing).index)]
+        return {timing: self.compare(candidate, shape, timing) for timing in there}
+
+    def are_apart(self, candidate: str, shape: Shape, timing: Timing | None = None) -> bool:
+        """Whether the intervals of the medians of a candidate and the baseline are apart at one shape."""
+        sides = [self.median(name, shape, timing) for name in (self.study.baseline, candidate)]
+        return not sides[0].overlaps(sides[1])
+
+    def leader(self) -> str:
+        """The candidate with the smallest median at the target.
+
+        Raises:
+            NotMeasured: there is no candidate or no baseline there.
+        """
+        shape = self.study.target_shape
+        return self.fastest(shape, among=self.candidates(shape))
+
+    def leads(self) -> dict[Shape, dict[Timing, Verdict]]:
+        """The verdicts on the leader at each shape that has the target's values, under each timing.
+
+        Raises:
+            NotMeasured: there is no leader.
+        """
+        name, found = self.leader(), dict[Shape, dict[Timing, Verdict]]()
+        for shape in self.study.shapes:
+            if shape.values == self.study.target_shape.values and (under := self.under_each(name, shape)):
+                found[shape] = under
+        return found
+
     def family(self, shape: Shape, timing: Timing | None = None) -> Family:
         """The verdicts on the candidates at one shape under one timing.
 

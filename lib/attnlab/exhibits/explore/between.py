@@ -1,55 +1,38 @@
 """Verdicts that change sign with the clock, the cache or the run, and one run beside another in benchstat's manner."""
 
 import math
-from collections.abc import Mapping
-from itertools import combinations
 from typing import Any
 
-from attnlab.exhibits import cells, decisions, formats
-from attnlab.exhibits.explore.recorded import of_study
+from attnlab.exhibits import decisions, formats
+from attnlab.exhibits.explore.recorded import against
 from attnlab.infer.beside.repeat import Change, changes, in_percent, other_sources
+from attnlab.infer.families import flipping_axes, opposed
+from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.study.studies import Timing
-
-SIGNS = {decisions.FASTER: 1, decisions.SLOWER: -1}
 
 
 def flips(results: Results) -> list[dict[str, Any]]:
     """The candidates that are faster than the baseline under one timing and slower under another, by shape."""
     return [
-        {"shape": str(shape), "candidate": name, "by": sorted(_causes(under)), "words": decisions.under_each(under)}
-        for (shape, name), under in of_study(results).items()
-        if _causes(under)
+        {"shape": str(shape), "candidate": name, "by": axes, "words": decisions.under_each(under)}
+        for (shape, name), under in against(results, results.study.baseline).items()
+        if (axes := flipping_axes([under]))
     ]
-
-
-def _causes(under: Mapping[Timing, Verdict]) -> set[str]:
-    """Of clock and cache, those that change the sign while the other stays; both where only both together do."""
-    opposed = [
-        {axis for axis in ("clock", "cache") if getattr(one, axis) != getattr(other, axis)}
-        for (one, first), (other, second) in combinations(under.items(), 2)
-        if _opposed(first, second)
-    ]
-    alone = [axes for axes in opposed if len(axes) == 1]
-    return set().union(*(alone or opposed))
 
 
 def flips_between(here: Results, there: Results) -> list[dict[str, Any]]:
     """The candidates on which two runs of one baseline say the opposite at a shape under a timing."""
     if here.study.baseline != there.study.baseline:
         return []
-    theirs = of_study(there)
+    theirs = against(there, there.study.baseline)
     return [
         {"shape": str(shape), "candidate": name, "by": ["run"], "words": _both(timing, verdict, other, here, there)}
-        for (shape, name), under in of_study(here).items()
+        for (shape, name), under in against(here, here.study.baseline).items()
         for timing, verdict in under.items()
-        if (other := theirs.get((shape, name), {}).get(timing)) and _opposed(verdict, other)
+        if (other := theirs.get((shape, name), {}).get(timing)) and opposed(verdict, other)
     ]
-
-
-def _opposed(one: Verdict, other: Verdict) -> bool:
-    return SIGNS.get(one.decision, 0) * SIGNS.get(other.decision, 0) < 0
 
 
 def _both(timing: Timing, mine: Verdict, other: Verdict, here: Results, there: Results) -> str:
@@ -78,7 +61,7 @@ def _delta(here: Results, there: Results, change: Change, is_other: bool) -> lis
     p = formats.pvalue(change.pvalue)
     return [
         *(str(timing), str(shape), name),
-        *(cells.interval_cell(row) for row in rows),
+        *(formats.interval(median_of(row)) for row in rows),
         *(int(row["samples"]) for row in rows),
         *said,
         f"p{p}" if p.startswith("<") else f"p={p}",

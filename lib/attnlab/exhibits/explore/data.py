@@ -11,6 +11,7 @@ from attnlab.base.version import VERSION
 from attnlab.exhibits import formats
 from attnlab.exhibits.explore import between, looks, recorded
 from attnlab.exhibits.explore.samples import Packed, pack, planes
+from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.infer import results
 from attnlab.infer.beside import repeat
 from attnlab.infer.results import Results
@@ -49,15 +50,24 @@ def _said(there: list[Results]) -> dict[str, Any]:
         {"other": place, "deltas": between.deltas(shown, other), "flips": between.flips_between(shown, other)}
         for place, other in enumerate(others, start=1)
     ]
+    metrics = {"speedup": "speedup", **recorded.METRICS}
     return {
         "attnlab": VERSION,
         "confidence": formats.CI,
         "runs": [run | {"flips": between.flips(of)} for run, of in zip(runs, there, strict=True)],
         "pairs": pairs,
-        "units": {name: unit for name, (_, unit) in recorded.METRICS.items()},
+        "metrics": {name: _named(QUANTITIES[quantity]) for name, quantity in metrics.items()},
+        "sides": [
+            *([QUANTITIES[quantity].head, field] for field, quantity in recorded.SIDES.items()),
+            *([QUANTITIES[quantity].title, field] for field, quantity in recorded.READ.items()),
+        ],
         "colours": looks.of_implementations(names),
         "verdicts": looks.of_verdicts(),
     }
+
+
+def _named(quantity: Quantity) -> dict[str, str]:
+    return {"title": quantity.title, "axis": quantity.axis, "suffix": quantity.suffix}
 
 
 def _thinned(there: list[Results]) -> Iterator[list[int]]:

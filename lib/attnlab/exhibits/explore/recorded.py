@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.exhibits import cells, decisions, formats
+from attnlab.exhibits import decisions, formats
+from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.verdicts.every import short
-from attnlab.exhibits.verdicts.target import judged, power_sentence, statement_on
+from attnlab.exhibits.verdicts.target import judged, power, supported
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results, absence
-from attnlab.infer.stats import Verdict
+from attnlab.infer.stats import Interval, Verdict
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -20,12 +21,20 @@ Verdicts = dict[tuple[Shape, str], dict[Timing, Verdict]]
 """By shape and candidate: the verdict under each timing that has both sides."""
 Columns = dict[str, list[Any]]
 METRICS = {
-    "latency": ("median_us", "µs"),
-    "throughput": ("throughput_tflops", "TFLOP/s"),
-    "bandwidth": ("bandwidth_gbs", "GB/s"),
-    "light": ("speed_of_light_pct", "%"),
+    "latency": "median_us",
+    "throughput": "throughput_tflops",
+    "bandwidth": "bandwidth_gbs",
+    "light": "speed_of_light_pct",
 }
-"""Column and unit of each metric of a case."""
+"""The quantity of each metric of a case."""
+SIDES = {
+    "interval": "median_us",
+    "samples": "samples",
+    **{f"{name} text": quantity for name, quantity in METRICS.items() if name != "latency"},
+}
+"""The quantities that are shown of both sides of a verdict, by the fields of a case that print them."""
+READ = {"clock": "sm_clock_mhz", "throttled": "throttled_pct"}
+"""The same of those that not every device tells; their fields have the unit too."""
 OTHERS = ("sdpa.flash",)
 """Baselines beside the study's; each takes as long to judge against as the study's own."""
 
@@ -47,10 +56,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "target": study.shapes.index(study.target_shape),
         "cases": cases,
         "absent": _absent(results),
-        "verdicts": {
-            baseline: _said(results, baseline, verdicts, places)
-            for baseline, verdicts in against(results, baselines).items()
-        },
+        "verdicts": {baseline: _said(results, baseline, against(results, baseline), places) for baseline in baselines},
     }
 
 
@@ -65,18 +71,12 @@ def timings(results: Results) -> list[Timing]:
     return results.timings or results.study.timings
 
 
-def of_study(results: Results) -> Verdicts:
-    """The verdicts against the study's baseline."""
-    return against(results, [results.study.baseline])[results.study.baseline]
-
-
-def against(results: Results, baselines: Sequence[str]) -> dict[str, Verdicts]:
-    """The verdicts on every other implementation by baseline; those at one shape under one timing are a family."""
-    found: dict[str, Verdicts] = {baseline: {} for baseline in baselines}
-    for baseline, verdicts in found.items():
-        for (shape, timing), family in results.families_against(baseline).items():
-            for name, verdict in family.verdicts.items():
-                verdicts.setdefault((shape, name), {})[timing] = verdict
+def against(results: Results, baseline: str) -> Verdicts:
+    """The verdicts on every other implementation; those at one shape under one timing are a family."""
+    found: Verdicts = {}
+    for (shape, timing), family in results.families_against(baseline).items():
+        for name, verdict in family.verdicts.items():
+            found.setdefault((shape, name), {})[timing] = verdict
     return found
 
 
@@ -98,18 +98,17 @@ def _cases(results: Results) -> tuple[Columns, dict[tuple[Timing, Shape, str], i
 def _case(results: Results, row: Any, timing: Timing, shape: Shape) -> dict[str, Any]:
     median = median_of(row)
     medians = [float(np.median(samples)) for samples in results.samples(str(row.name), shape, timing)]
-    clock = row["sm_clock_mhz"]
+    marks = dict.fromkeys(f"{row[mark]}." for mark in ("bandwidth_mark", "throughput_mark") if row[mark])
     return {
         "samples": int(row["samples"]),
         "low_us": _number(median.low),
         "high_us": _number(median.high),
         "interval": formats.interval(median),
         "replicates_us": [_number(value) for value in medians],
-        "clock": "not read" if math.isnan(clock) else f"{clock:,.0f} MHz",
-        "throttled": "not read" if math.isnan(row["throttled_pct"]) else formats.percent(row["throttled_pct"]),
-        **{name: _number(row[column]) for name, (column, _) in METRICS.items()},
-        **{f"{name} text": formats.number(row[column]) for name, (column, _) in METRICS.items()},
-        "marks": cells.explanations([row]),
+        **{field: _read(row[quantity], QUANTITIES[quantity]) for field, quantity in READ.items()},
+        **{name: _number(row[quantity]) for name, quantity in METRICS.items()},
+        **{f"{name} text": QUANTITIES[quantity].show(row[quantity]) for name, quantity in METRICS.items()},
+        "marks": " ".join(marks),
     }
 
 
@@ -123,8 +122,8 @@ def _said(
         for timing, verdict in under.items():
             its, ours = (results.samples(each, shape, timing) for each in pair)
             ratios = [float(np.median(one) / np.median(other)) for one, other in zip(its, ours, strict=True)]
-            said = judged(results, pair, shape, timing, verdict)
-            titles = list(said)
+            cells = judged(results, pair, shape, timing, verdict)
+            titles = [QUANTITIES[name].head for name in cells]
             rows.append(
                 {
                     "case": places[timing, shape, name],
@@ -134,9 +133,9 @@ def _said(
                     "high": _number(verdict.speedup.high),
                     "short": short(verdict.speedup.estimate),
                     "replicates": [_number(ratio) for ratio in ratios],
-                    "cells": [str(cell).replace("\n", " ") for cell in said.values()],
-                    "statement": statement_on(results, pair, shape, timing, under),
-                    "power": power_sentence(results, shape, timing, verdict),
+                    "cells": [_shown(name, cell) for name, cell in cells.items()],
+                    "statement": supported(results, pair, shape, timing, under),
+                    "power": power(results, shape, timing, verdict),
                 }
             )
     return _columns(rows) | {"titles": titles}
@@ -151,6 +150,15 @@ def _absent(results: Results) -> list[list[Any]]:
         for number, name in enumerate(results.study.implementations)
         if (name, *shape.axes.values()) not in there
     ]
+
+
+def _shown(name: str, cell: Any) -> str:
+    """A cell as a table prints it."""
+    return formats.interval(cell) if isinstance(cell, Interval) else QUANTITIES[name].show(cell)
+
+
+def _read(value: float, quantity: Quantity) -> str:
+    return "not read" if math.isnan(value) else f"{quantity.show(value)}{quantity.suffix}"
 
 
 def _columns(rows: list[dict[str, Any]]) -> Columns:

@@ -12,8 +12,8 @@ from matplotlib.text import Text
 from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure
-from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import look, plain_logarithm
+from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
@@ -52,19 +52,18 @@ def plane(results: Results, shape: Shape) -> Figure:
     limit = _draw_limit(axes, allowed)
     _span(axes, points, allowed)
     _label(axes, points, limit, allowed)
-    shown = {point.name for point in points}
-    lost = cells.without(results, [name for name in results.study.implementations if name not in shown], shape)
     worst = max(points, key=lambda point: point.error.high)
-    caption = (
-        f"The largest mean error, of `{worst.name}`, is {formats.percent(100 * worst.error.high / allowed)} of the "
-        f"gate's limit. Speed and accuracy at {shape.label}, {results.headline.words}: the median latency with its "
-        f"{CI} interval against the mean absolute error over all checks on these values, with its range. "
-        f"Further left is faster, further down more accurate. The dashed line is {formats.multiple(GATE_FACTOR)} the "
-        f"mean error of the framework's own composition, the smallest of all checks. {lost}"
-    )
+    lost = [name for name in results.study.implementations if name not in {point.name for point in points}]
     return Figure(
         drawing,
-        caption.strip(),
+        say(
+            "verdicts.plane",
+            worst=worst.name,
+            share_pct=100 * worst.error.high / allowed,
+            label=shape.label,
+            timing=results.headline,
+            absent=cells.without(results, lost, shape),
+        ),
         "Scatter plot of mean error over latency on logarithmic axes, a labelled point for each implementation, and "
         "the limit of the correctness gate.",
     )

@@ -1,6 +1,6 @@
 """Every comparison of a run with its baseline: counted, mapped and listed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -9,10 +9,12 @@ from matplotlib.patches import Patch, Rectangle
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.decisions import CLAIMABLE, EQUIVALENT, FASTER, INCONCLUSIVE, SLOWER, kind
+from attnlab.exhibits.decisions import CLAIMABLE, EQUIVALENT, FASTER, INCONCLUSIVE, SIGNS, SLOWER, kind
 from attnlab.exhibits.display import Figure, Group, Prose, Table
-from attnlab.exhibits.verdicts.target import REGIME_NOTE, judged, pvalue_note
+from attnlab.exhibits.verdicts.target import judged
+from attnlab.exhibits.words import say
 from attnlab.infer import regimes
+from attnlab.infer.families import tally
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Comparison, Results, comparisons
 from attnlab.infer.stats import Verdict, holm
@@ -22,15 +24,14 @@ from attnlab.study.studies import Timing
 
 NO_LATENCY = "no latency"
 LOOKS = {
-    CLAIMABLE: ("★", "#08519c", "white"),
-    FASTER: ("▲", "#c6dbef", "black"),
-    EQUIVALENT: ("=", "#e3e3e3", "black"),
-    INCONCLUSIVE: ("?", "#ffffff", "black"),
-    SLOWER: ("▼", "#fdd0a2", "black"),
+    CLAIMABLE: (SIGNS[CLAIMABLE], "#08519c", "white"),
+    FASTER: (SIGNS[FASTER], "#c6dbef", "black"),
+    EQUIVALENT: (SIGNS[EQUIVALENT], "#e3e3e3", "black"),
+    INCONCLUSIVE: (SIGNS[INCONCLUSIVE], "#ffffff", "black"),
+    SLOWER: (SIGNS[SLOWER], "#fdd0a2", "black"),
     NO_LATENCY: ("×", "#ffffff", "#777777"),
 }
-"""Symbol, fill and ink of a cell; the symbol distinguishes cells in grey."""
-COUNTED = (FASTER, SLOWER, EQUIVALENT, INCONCLUSIVE)
+"""Sign, fill and ink of a cell."""
 LETTERS = {"batch": "B", "heads": "H", "seq_len": "S", "head_dim": "D"}
 
 
@@ -38,18 +39,16 @@ LETTERS = {"batch": "B", "heads": "H", "seq_len": "S", "head_dim": "D"}
 def counted(results: Results) -> Prose:
     """How many comparisons were made, how they were corrected, and how they were decided."""
     tested = comparisons(results)
-    families = {(one.shape, one.timing) for one in tested}
-    adjusted = holm([one.unadjusted for one in tested])
-    differing = [p for one, p in zip(tested, adjusted, strict=True) if one.verdict.decision in (FASTER, SLOWER)]
-    counts = _counts(tested)
-    parts = [f"{counts[decision]:,} {decision}" for decision in COUNTED]
-    kept = sum(p < ALPHA for p in differing)
+    adjusted = zip(tested, holm([one.unadjusted for one in tested]), strict=True)
     return Prose(
-        f"Tested: {formats.count(len(tested), 'comparison')} with `{results.study.baseline}`. The candidates at one "
-        f"shape under one timing are a family, {len(families):,} in all, and Holm adjusts p-values within each. The "
-        f"verdicts: {formats.listing(parts)}; {counts[CLAIMABLE]:,} are claimable. With an adjustment "
-        f"over all {len(tested):,} at once, {kept:,} of the {len(differing):,} that are faster or slower keep "
-        f"p < {ALPHA:g}."
+        say(
+            "verdicts.comparisons",
+            baseline=results.study.baseline,
+            families=len({(one.shape, one.timing) for one in tested}),
+            total=len(tested),
+            tally=_tally(tested),
+            kept=sum(p < ALPHA for one, p in adjusted if one.verdict.decision in (FASTER, SLOWER)),
+        )
     )
 
 
@@ -71,43 +70,34 @@ def by_candidate(results: Results) -> Table:
 
 
 def _counted(title: str, groups: dict[str, list[Comparison]], caption: str) -> Table:
-    columns = [FASTER, CLAIMABLE, SLOWER, EQUIVALENT, INCONCLUSIVE]
-    rows = []
-    for key, some in groups.items():
-        counts = _counts(some)
-        row = {"comparisons": len(some)} | {column: counts[column] for column in columns}
-        rows.append({title: key} | {("claimable" if k == CLAIMABLE else k): v for k, v in row.items()})
+    columns = [FASTER, "claimable", SLOWER, EQUIVALENT, INCONCLUSIVE]
+    rows = [
+        {title: key, "comparisons": len(some)} | {column: _tally(some)[column] for column in columns}
+        for key, some in groups.items()
+    ]
     return Table(pd.DataFrame(rows), caption, "Claimable verdicts are among the faster ones.")
 
 
-def _counts(some: Sequence[Comparison]) -> dict[str, int]:
-    found = [one.verdict.decision for one in some]
-    counts = {decision: found.count(decision) for decision in COUNTED}
-    return counts | {CLAIMABLE: sum(one.verdict.claimable for one in some)}
+def _tally(some: Iterable[Comparison]) -> dict[str, int]:
+    return tally(one.verdict for one in some)
 
 
 @exhibit("verdicts.every")
 def every(results: Results) -> Table:
     """Every comparison, a row each."""
+    baseline, target = results.study.baseline, results.study.target_shape
     rows = [
         {
             "candidate": one.candidate,
             "B, H, S, D": ", ".join(str(getattr(one.shape, axis)) for axis in LETTERS),
-            "mask": _mask(one.shape, results.study.target_shape),
+            "mask": _mask(one.shape, target),
             "timing": str(one.timing),
         }
-        | {
-            title: cell.replace("\n", " ") if isinstance(cell, str) else cell
-            for title, cell in judged(
-                results, (results.study.baseline, one.candidate), one.shape, one.timing, one.verdict
-            ).items()
-        }
+        | judged(results, (baseline, one.candidate), one.shape, one.timing, one.verdict)
         for one in comparisons(results)
     ]
-    dtype = results.study.target_shape.dtype
-    note = f"{pvalue_note('at the same shape and timing')} {REGIME_NOTE}"
-    caption = f"Every comparison with `{results.study.baseline}`; {dtype} where no other dtype is given."
-    return Table(pd.DataFrame(rows), caption, note)
+    caption = f"Every comparison with `{baseline}`; {target.dtype} where no other dtype is given."
+    return Table(pd.DataFrame(rows), caption, say("verdicts.every_note", mostly=regimes.MOSTLY_PCT))
 
 
 def _mask(shape: Shape, target: Shape) -> str:
@@ -117,19 +107,9 @@ def _mask(shape: Shape, target: Shape) -> str:
 
 @exhibit("verdicts.maps")
 def maps(results: Results) -> Group:
-    """A map for every timing but the headline's."""
-    others = [
-        timing for timing in dict.fromkeys(one.timing for one in comparisons(results)) if timing != results.headline
-    ]
-    if not others:
-        raise NotMeasured("There is no other timing")
-    return Group({str(timing).replace(" ", "_"): _chart(results, timing) for timing in others})
-
-
-@exhibit("verdicts.chart")
-def chart(results: Results) -> Figure:
-    """The verdict on every candidate at every shape, by sweep, under the headline's timing."""
-    return _chart(results, results.headline)
+    """The verdict on every candidate at every shape, by sweep: a map for each timing, the headline's first."""
+    timings = dict.fromkeys(one.timing for one in comparisons(results))
+    return Group({str(timing).replace(" ", "_"): _chart(results, timing) for timing in timings})
 
 
 def _chart(results: Results, timing: Timing) -> Figure:
@@ -160,18 +140,16 @@ def _chart(results: Results, timing: Timing) -> Figure:
     looks = {kind: look for kind, look in LOOKS.items() if kind in shown}
     drawing.legend(
         handles=[
-            Patch(facecolor=fill, edgecolor="#999999", label=f"{symbol}  {kind}")
-            for kind, (symbol, fill, _) in looks.items()
+            Patch(facecolor=fill, edgecolor="#999999", label=f"{sign}  {kind}")
+            for kind, (sign, fill, _) in looks.items()
         ],
         loc="outside lower center",
         ncols=3,
     )
     return Figure(
         drawing,
-        f"The verdict on every candidate at every shape, {timing.words}. The number is the speedup over "
-        f"`{results.study.baseline}`. A shape that is in several sweeps is shown in the first. The target is framed; a "
-        "regime other than burst is named.",
-        "Grid of coloured cells, candidates by shapes, each with a symbol for its verdict and the speedup: "
+        say("verdicts.map", baseline=results.study.baseline, timing=timing),
+        "Grid of coloured cells, candidates by shapes, each with a sign for its verdict and the speedup: "
         f"{_summary(list(found.values()))}.",
     )
 
@@ -211,10 +189,10 @@ def _kind(verdict: Verdict | None) -> str:
 
 
 def _cell(axes: Axes, column: int, row: int, verdict: Verdict | None) -> None:
-    symbol, fill, ink = LOOKS[_kind(verdict)]
+    sign, fill, ink = LOOKS[_kind(verdict)]
     box = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=fill, edgecolor="#999999", linewidth=0.5)
     axes.add_artist(box)  # unlike a patch, it isn't measured for the limits, which are set
-    words = symbol if verdict is None else f"{symbol} {short(verdict.speedup.estimate)}"
+    words = sign if verdict is None else f"{sign} {short(verdict.speedup.estimate)}"
     weight = "bold" if _kind(verdict) == CLAIMABLE else "normal"
     text = axes.text(column, row, words, fontsize=6.5, color=ink, fontweight=weight, ha="center", va="center_baseline")
     for artist in (box, text):

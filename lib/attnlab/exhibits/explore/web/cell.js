@@ -35,20 +35,11 @@ function makeCell(explorer, part) {
   const rows = [state.baseline, state.candidate]
     .map((name) => [name, caseAt(state, state.place, name)])
     .filter(([name, row]) => name && row !== undefined);
-  const fields = [
-    [`median (µs) [${data.confidence}]`, "interval"],
-    ["samples", "samples"],
-    ["throughput (TFLOP/s)", "throughput text"],
-    ["bandwidth (GB/s)", "bandwidth text"],
-    ["speed of light (%)", "light text"],
-    ["SM clock", "clock"],
-    ["throttled", "throttled"],
-  ];
   const cases = rows.length
     ? [
         table(
           ["", ...rows.map(([name]) => h("code", {}, name))],
-          fields.map(([title, column]) => [title, ...rows.map(([, row]) => String(run.cases[column][row]))]),
+          data.sides.map(([title, column]) => [title, ...rows.map(([, row]) => String(run.cases[column][row]))]),
           "both sides",
         ),
       ]

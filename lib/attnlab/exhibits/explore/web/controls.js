@@ -65,10 +65,7 @@ function controls(explorer) {
       dtype: of("dtype").map((value) => [value, value]),
       dim: of("dim").map((value) => [value, value]),
       axis: run.axes.map((axis) => [axis, AXES[axis]]),
-      metric: Object.entries(METRICS).map(([metric, words]) => [
-        metric,
-        data.units[metric] ? `${words} (${data.units[metric]})` : words,
-      ]),
+      metric: Object.entries(data.metrics).map(([metric, { axis }]) => [metric, axis]),
       by: [
         ["pooled", "pooled"],
         ["replicate", "by replicate"],

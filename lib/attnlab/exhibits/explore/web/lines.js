@@ -12,15 +12,15 @@ function makeLines(explorer, part) {
       places.some((place) => verdictAt(state, place, name)?.kind === "faster, claimable"),
   );
   const lines = names
-    .map((name) => ({ name, points: places.map((place) => pointAt(state, place, name, data.units)).filter(Boolean) }))
+    .map((name) => ({ name, points: places.map((place) => pointAt(state, place, name, data.metrics)).filter(Boolean) }))
     .filter(({ points }) => points.length);
-  const title = `${METRICS[state.metric]}${data.units[state.metric] ? ` (${data.units[state.metric]})` : ""}`;
+  const title = data.metrics[state.metric].axis;
   const start = [h("h2", {}, `Along ${AXES[axis]}`)];
   const where = run.shapes[state.place].label;
   if (!lines.length) {
     part.replaceChildren(
       ...start,
-      h("p", { class: "notice" }, `Nothing has a ${METRICS[state.metric]} here, ${run.timings[state.timing].words}.`),
+      h("p", { class: "notice" }, `Nothing has a ${data.metrics[state.metric].title} here, ${run.timings[state.timing].words}.`),
     );
     return;
   }
@@ -84,7 +84,7 @@ function makeLines(explorer, part) {
   );
 }
 
-function pointAt(state, place, name, units) {
+function pointAt(state, place, name, metrics) {
   const run = state.shown,
     row = caseAt(state, place, name);
   if (row === undefined) return undefined;
@@ -112,7 +112,7 @@ function pointAt(state, place, name, units) {
   if (value === null) return undefined;
   const median = cases.latency[row],
     of = (us) => (us > 0 ? (state.metric === "latency" ? us : (value * median) / us) : undefined);
-  const words = `${state.metric === "latency" ? cases.interval[row] : cases[`${state.metric} text`][row]} ${units[state.metric]}`;
+  const words = `${state.metric === "latency" ? cases.interval[row] : cases[`${state.metric} text`][row]}${metrics[state.metric].suffix}`;
   return {
     ...common,
     value,

@@ -66,7 +66,7 @@ function makeMatrix(explorer, part) {
       ? state.by === "pooled"
         ? `the speedup over ${state.baseline}`
         : `in how many replicates the candidate's median is the smaller`
-      : `${METRICS[state.metric]}, ${data.units[state.metric]}`;
+      : `${data.metrics[state.metric].axis}`;
   const none = !shapes.length
     ? "No shape is left: choose another mask, dtype or D."
     : !state.candidates.length

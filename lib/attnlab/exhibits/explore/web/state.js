@@ -1,12 +1,5 @@
 // What is chosen, in full: each setting falls back to what the run has.
 
-const METRICS = {
-  speedup: "speedup",
-  latency: "latency",
-  throughput: "throughput",
-  bandwidth: "bandwidth",
-  light: "speed of light",
-};
 const AXES = {
   seq_len: "sequence length S",
   batch: "batch B",
@@ -76,7 +69,7 @@ function resolve(data, raw) {
   state.timing = run.timings.findIndex((timing) => timing.clock === state.clock && timing.cache === state.cache);
   for (const [name, of] of Object.entries(FILTERS)) pick(name, ["all", ...distinct(run.shapes.map(of))], "all");
   pick("axis", run.axes, run.axes[0]);
-  pick("metric", Object.keys(METRICS), Object.keys(run.verdicts[run.baseline]).length > 1 ? "speedup" : "latency");
+  pick("metric", Object.keys(data.metrics), Object.keys(run.verdicts[run.baseline]).length > 1 ? "speedup" : "latency");
   pick("by", ["pooled", "replicate"], "pooled");
   pick("claim", ["all", "claimable"], "all");
   const others = run.implementations.filter((name) => name !== state.baseline);
