@@ -1,22 +1,13 @@
 """Sentences say what the tables hold."""
 
-import re
-from dataclasses import replace
-
 import pytest
 import synthetic
 from reading import plain
 from synthetic import AT_TARGET, CPU, TARGET, Recipe, inferred, lonely
 
-]
-
-
-@pytest.mark.parametrize("run", [inferred, lonely])
-@pytest.mark.parametrize("id", TOLD)
-def test_no_sentence_holds_what_is_not_a_number_or_is_misspelt_by_counting(run, id):
-    told = plain(Show(run())(id).content)
-    assert not re.search(r"\b(nan|NaN|None|inf|<NA>)\b|—", told)
-    assert not re.search(r"\b1 (?:\w+s|fresh processes)\b|processs\b", told)
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.environment import clocks
+from attnlab.exhibits.verdicts import abstract
 
 
 @pytest.mark.parametrize("run", [inferred, lonely])
@@ -41,5 +32,3 @@ def test_a_run_without_samples_says_why_and_its_links_lead_somewhere(stated, fat
     assert len(run.run.samples) == 0
     assert f"Nothing was timed on the CPU (Imaginary X1, 2 threads): {why}" == plain(abstract.abstract(run))
     assert len(clocks.clocks(run).frame) == len(run.study.timings)
-
-

@@ -5,7 +5,7 @@ from attnlab.export.records import LATENCIES, RENAMED
 from attnlab.infer import cases
 from attnlab.infer.results import Results
 from attnlab.runs.rules import STEADY
-from attnlab.runs.tables import AXES, CACHE, CLOCK
+from attnlab.runs.tables import AXES, CACHE, CASES, CLOCK
 
 SHAPE = {column.name: column.means for column in AXES}
 RUN = {

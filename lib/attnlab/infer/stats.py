@@ -59,7 +59,6 @@ __all__ = [
     "lag1",
     "magnitude",
     "mann_whitney",
-    "over_replicates",
     "quantile_ci",
     "ratio_ci",
     "samples_needed",
@@ -170,16 +169,8 @@ def bootstrap_ci(
 
 def added_us(one: Sequence[Array], other: Sequence[Array]) -> Interval:
     """How much longer one side takes, in us: the difference of the medians within a replicate, over replicates."""
-    return over_replicates([float(np.median(mine) - np.median(its)) for mine, its in zip(one, other, strict=True)])
-
-
-def over_replicates(differences: Sequence[float]) -> Interval:
-    """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
-    if len(differences) < 2:
-        return Interval(float(np.mean(differences)), -np.inf, np.inf)
-    found = bootstrap.scatter(np.asarray(differences))
-    reach = found.reach(CONFIDENCE)
-    return Interval(found.mean, found.mean - reach, found.mean + reach)
+    differences = [float(np.median(mine) - np.median(its)) for mine, its in zip(one, other, strict=True)]
+    return bootstrap.over_replicates(differences, CONFIDENCE)
 
 
 def ratio_ci(

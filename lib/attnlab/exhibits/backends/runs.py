@@ -18,4 +18,4 @@ def run(
     shown = {each.run.name: each for each in (choices, attended, peers) if each} or {results.run.name: results}
     makes = {what: find(f"environment.{what}").make for what in ("run", "lacking", "cases")}
     parts = {f"{name}.{what}": make(each) for name, each in shown.items() for what, make in makes.items()}
-    return Group({name: part for name, part in parts.items() if part})
+    return Group({name: part for name, part in parts.items() if part and not isinstance(part, Group)})

@@ -4,13 +4,13 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import cells, formats
+from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer.cases import CASE
-from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.lookup import NotMeasured, shape_of
 from attnlab.infer.machine.effort import effort as of_effort
 from attnlab.infer.results import Results
 from attnlab.runs.schema import MEASURED
@@ -61,7 +61,7 @@ def cases(results: Results) -> Table | Prose:
     frame = pd.DataFrame(
         {
             "implementation": [_turn(name) for name in rows["implementation"]],
-            "shape": [cells.shape_of(row).label for row in rows.to_dict("records")],
+            "shape": [shape_of(row).label for row in rows.to_dict("records")],
             "status": rows["status"],
             "reason": [formats.shortened(reason) for reason in rows["reason"]],
         }
