@@ -32,7 +32,7 @@ from attnlab.infer import bootstrap, cases, counters, results
 from attnlab.infer.beside import neighbours
 from attnlab.infer.bootstrap import Interval, Scatter
 from attnlab.literature.audit import numbers
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.cluster import start
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.instruments import devices
@@ -235,7 +235,7 @@ def more_work(axis: str, factor: int) -> float:
 def flushed() -> float:
     """What a cold sample has overwritten, over the last level of cache."""
     device = devices.resolve("cpu")
-    return ours.Flush(device)._buffer.nbytes / devices.last_level_cache_bytes(device)
+    return cuda_events.Flush(device)._buffer.nbytes / devices.last_level_cache_bytes(device)
 
 
 def shortest_over_blocks() -> float:
@@ -407,7 +407,11 @@ def claims() -> tuple[Claim, ...]:
             f"{100 * (speedup('overlap', 'wgmma') - 1):.1f}",
         ),
         # Clocks and caches
-        claim("a replay takes about {} ms, at most {} calls", plain(ours.GRAPH_US / 1e3), plain(ours.GRAPH_CALLS)),
+        claim(
+            "a replay takes about {} ms, at most {} calls",
+            plain(cuda_events.GRAPH_US / 1e3),
+            plain(cuda_events.GRAPH_CALLS),
+        ),
         claim("takes one sample for every {} of the other clocks", word(studies.TRACED)),
         claim("under `cupti` one for every {} of these", word(studies.TRACED)),
         claim("After about one round in {} of", plain(rounds.CUT_SHORT)),
@@ -533,7 +537,7 @@ def test_a_number_that_nothing_holds_is_found():
     [
         (rules, "RESAMPLES", 9_999, "docs/method.md", "bootstrap with 10 000 resamples"),
         (rules, "CLAIM_SPEEDUP", 1.05, "notebooks/report.ipynb", "a speedup of at least 1.10"),
-        (ours, "GRAPH_CALLS", 32, "notebooks/report.ipynb", "at most 64 calls"),
+        (cuda_events, "GRAPH_CALLS", 32, "notebooks/report.ipynb", "at most 64 calls"),
         (rules, "GATE_FACTOR", 3.0, "data/README.md", "twice these are allowed"),
         (counters, "SATURATED_PCT", 50, "notebooks/07_profile.ipynb", "used at 60 % of their peak"),
     ],

@@ -490,7 +490,7 @@ def test_the_checklist_and_the_hashes_come_from_the_run():
     hashes = values(provenance.hashes(inferred()))
     assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
     assert told["samples a case and timing"] == "40 in each of 2 replicates"
-    assert hashes["measure/clocks/ours.py"] == "5" * 32 + "…"
+    assert hashes["measure/clocks/cuda_events.py"] == "5" * 32 + "…"
 
 
 def test_machines():
