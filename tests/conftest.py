@@ -69,24 +69,24 @@ def timed(call, shape, timing, device="cpu", samples=100):
     """
     import torch
 
-    from attnlab.measure.clocks import ours
-    from attnlab.measure.gate.witness import Witness
+    from attnlab.measure.clocks import cuda_events
+    from attnlab.measure.gate.reference_check import ReferenceCheck
     from attnlab.measure.session.checks import check_all
     from attnlab.measure.session.rounds import Rounds
 
     session, windows, subject = subjected(call, shape, device, samples=samples)
-    witness = Witness(windows, shape)
-    check_all(session, shape, [subject], windows, "before", witness)
+    reference = ReferenceCheck(windows, shape)
+    check_all(session, shape, [subject], windows, "before", reference)
     if subject.alive and device == "cuda":
-        subject.attempt(lambda: ours.capture(subject.case, torch.cuda.graph_pool_handle()))
-    return subject, Rounds(session, shape, timing, windows, witness).take([subject])
+        subject.attempt(lambda: cuda_events.capture(subject.case, torch.cuda.graph_pool_handle()))
+    return subject, Rounds(session, shape, timing, windows, reference).take([subject])
 
 
 def subjected(call, shape, device, **study):
     """A session, the inputs of a shape, and an implementation, or a function as one, that is bound to them."""
     import torch
 
-    from attnlab.measure.clocks import ours
+    from attnlab.measure.clocks import cuda_events
     from attnlab.measure.instruments.telemetry import Telemetry
     from attnlab.measure.session.subject import Job, Session, Subject
     from attnlab.measure.subjects.case import Case
@@ -96,7 +96,7 @@ def subjected(call, shape, device, **study):
     alone = {"target": shape.axes, "sweeps": {"alone": shape.axes}}
     job = Job("none", tiny_study(**alone | study), device, 0, (shape,), "")
     session = Session(job, torch.device(device), Telemetry(torch.device("cpu")), 0.0)
-    windows = Windows(shape, session.device, ours.most_calls(shape) if device == "cuda" else 1)
+    windows = Windows(shape, session.device, cuda_events.most_calls(shape) if device == "cuda" else 1)
     made = isinstance(call, Implementation)
     implementation = call if made else Implementation("kernel.saboteur", call, repeats=True)
     return session, windows, Subject(implementation, Case.of(implementation, windows, shape))

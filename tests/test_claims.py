@@ -14,7 +14,7 @@ import pytest
 from attnlab.base import paths
 from attnlab.exhibits import audit
 from attnlab.infer import counters
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.session import rounds
 from attnlab.measure.subjects import maps
@@ -62,7 +62,7 @@ def claims() -> list[str]:
         f"boxes of {maps.BOX_COLUMNS} columns with a swizzle of {2 * maps.BOX_COLUMNS} bytes",
         f"the strides and the address are multiples of {maps.ALIGNMENT} bytes",
         f"an address or a stride is no multiple of {maps.ALIGNMENT} bytes",
-        f"a replay takes about {ours.GRAPH_US / 1e3:g} ms, at most {ours.GRAPH_CALLS} calls",
+        f"a replay takes about {cuda_events.GRAPH_US / 1e3:g} ms, at most {cuda_events.GRAPH_CALLS} calls",
         f"After about one round in {rounds.CUT_SHORT} of",
         f"agreed with the next within {percent(rules.STEADY)} %",
         f"Intervals are {percent(rules.CONFIDENCE)} % intervals of the median",

@@ -52,10 +52,11 @@ def test_all_that_recording_loads_is_covered():
 def test_measuring_reaches_what_it_runs_in_other_processes_and_languages():
     reached = set(sources.digests(RECORD))
     assert {
-        f"measure/clocks/{name}" for name in ("apart.py", "ours.py", "others.py", "canary.py", "canary.cu")
+        f"measure/clocks/{name}"
+        for name in ("external_tools.py", "cuda_events.py", "in_process.py", "canary.py", "canary.cu")
     } <= reached
     assert {f"measure/subjects/{name}.py" for name in ("attend", "peers", "rungs", "sdpa", "oracle")} <= reached
-    assert {"measure/instruments/counters.py", "measure/gate/scrub.cu", "measure/session/ceilings.cu"} <= reached
+    assert {"measure/instruments/counters.py", "measure/gate/poison.cu", "measure/session/ceilings.cu"} <= reached
     assert {"runs/rules.py", "runs/write.py", "study/shapes.py", "build/nvrtc.py", "base/sources.py"} <= reached
 
 

@@ -200,7 +200,7 @@ def test_it_is_drawn(by_clock):
 
 
 def test_what_else_differs_is_listed(folder):
-    record("there", SMALL, sources={"measure/clocks/ours.py": "6" * 64}, commit="d" * 40)
+    record("there", SMALL, sources={"measure/clocks/cuda_events.py": "6" * 64}, commit="d" * 40)
     path = schema.folder("there") / "manifest.json"
     stated = json.loads(path.read_text())
     stated["environment"]["packages"]["torch"] = "2.10.0"

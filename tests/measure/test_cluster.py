@@ -325,8 +325,8 @@ def test_in_what_workers_may_differ():
     assert admission.difference(found, other) == (
         f"its environment is another (python is 3.0.1, for the others {found.environment['python']})"
     )
-    assert admission.difference(found, replace(found, code=found.code | {"measure/clocks/ours.py": "0"})) == (
-        "its code is not the client's (measure/clocks/ours.py)"
+    assert admission.difference(found, replace(found, code=found.code | {"measure/clocks/cuda_events.py": "0"})) == (
+        "its code is not the client's (measure/clocks/cuda_events.py)"
     )
     assert admission.usual([other, found, found]) == found
 

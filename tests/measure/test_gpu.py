@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import EVERY_TIMING, torch_as_it_was
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment, inspection, telemetry
 from attnlab.measure.instruments.telemetry import Telemetry
@@ -42,7 +42,7 @@ def released():
 
 def case_of(name, shape, seed=0):
     """A case and its inputs."""
-    windows = inputs.Windows(shape, GPU, ours.most_calls(shape))
+    windows = inputs.Windows(shape, GPU, cuda_events.most_calls(shape))
     windows.draw(seed)
     return Case.of(REGISTRY[name], windows, shape), windows[0]
 
@@ -170,8 +170,8 @@ def test_a_captured_graph_computes_from_the_inputs_as_they_are(name):
     shape = Shape(2, 4, 128, 64, causal=True)
     case, _ = case_of(name, shape)
     first = called(case).clone()
-    ours.capture(case, torch.cuda.graph_pool_handle())
-    assert 1 <= case.many.calls <= ours.GRAPH_CALLS
+    cuda_events.capture(case, torch.cuda.graph_pool_handle())
+    assert 1 <= case.many.calls <= cuda_events.GRAPH_CALLS
     case.windows.draw(1)
     for replay in (case.one, case.many, case.cut):
         replay.output.fill_(torch.nan)
@@ -189,7 +189,7 @@ def test_cases_that_share_a_pool_do_not_disturb_each_other():
     for seed, name in enumerate(("sdpa.flash", "sdpa.math", "sdpa.efficient")):
         case, _ = case_of(name, shape, seed)
         called(case)
-        ours.capture(case, pool)
+        cuda_events.capture(case, pool)
         cases.append(case)
     for case in [*cases, *reversed(cases)]:
         for replay in (case.one, case.many):
@@ -203,8 +203,8 @@ def test_cases_that_share_a_pool_do_not_disturb_each_other():
 def test_every_clock_takes_samples(timing):
     case, _ = case_of("sdpa.flash", Shape(2, 4, 128, 64))
     called(case)
-    ours.capture(case, torch.cuda.graph_pool_handle())
-    take = ours.sampler(GPU, Timing(**timing))
+    cuda_events.capture(case, torch.cuda.graph_pool_handle())
+    take = cuda_events.sampler(GPU, Timing(**timing))
     samples = [take(case) for _ in range(20)]
     assert all(0 < sample.latency_us < 1e6 for sample in samples)
     expected = case.many.calls if timing in EVERY_TIMING[:2] else 1
@@ -215,20 +215,20 @@ def test_every_clock_takes_samples(timing):
 def test_the_eager_clock_sees_the_launch_gap_that_the_device_clock_leaves_out():
     case, _ = case_of("sdpa.flash", Shape(1, 1, 64, 64))
     called(case)
-    ours.capture(case, torch.cuda.graph_pool_handle())
-    takes = {clock: ours.sampler(GPU, Timing(clock=clock, cache="warm")) for clock in ("device", "eager")}
+    cuda_events.capture(case, torch.cuda.graph_pool_handle())
+    takes = {clock: cuda_events.sampler(GPU, Timing(clock=clock, cache="warm")) for clock in ("device", "eager")}
     medians = {clock: float(np.median([take(case).latency_us for _ in range(50)])) for clock, take in takes.items()}
     assert medians["device"] < medians["eager"]
 
 
 def test_the_clock_ticks_within_a_microsecond():
-    calibrated = ours.calibrate(GPU)
+    calibrated = cuda_events.calibrate(GPU)
     assert 0 < calibrated["tick_us"] <= 1
     assert 0 <= calibrated["nothing_us"] < calibrated["smallest_graph_us"]
 
 
 def test_a_flush_writes_twice_the_cache():
-    flush = ours.Flush(GPU)
+    flush = cuda_events.Flush(GPU)
     assert flush._buffer.nbytes == 2 * torch.cuda.get_device_properties(GPU).L2_cache_size
     flush._buffer.fill_(1)
     flush()
@@ -315,7 +315,7 @@ def test_wgmma_takes_time_in_proportion_to_its_rounds(hopper):
     # What ptxas drops from the loop would take no time.
     product = wgmma.Wgmma(GPU, "float16")
     once, twice = (
-        np.median([ours.timed_us(GPU, lambda rounds=rounds: product(rounds)) for _ in range(20)])
+        np.median([cuda_events.timed_us(GPU, lambda rounds=rounds: product(rounds)) for _ in range(20)])
         for rounds in (ceilings.WGMMA_ROUNDS, 2 * ceilings.WGMMA_ROUNDS)
     )
     assert 1.8 < twice / once < 2.3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import gated, timed, torch_as_it_was
 
-from attnlab.measure.gate import ordering, scrub
+from attnlab.measure.gate import ordering, poison
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment
 from attnlab.measure.subjects import inputs, outputs, rungs
@@ -170,7 +170,7 @@ def test_who_works_in_some_calls_of_a_graph_is_caught(kernel, name):
 
 @pytest.mark.parametrize("timing", TIMINGS, ids=str)
 @pytest.mark.parametrize("name", ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math"])
-def test_outputs_of_every_backend_agree_with_the_witness(name, timing):
+def test_outputs_of_every_backend_agree_with_the_reference(name, timing):
     subject, samples = timed(REGISTRY[name], SHAPE, timing, "cuda", samples=20)
     assert subject.alive, subject.reason
     assert len(samples) == (5 if timing.clock == "cupti" else 20)
@@ -272,7 +272,7 @@ def test_inputs_arrive_after_the_call_was_made():
 
 
 @pytest.mark.alone
-def test_a_scrub_leaves_its_word_in_shared_memory():
+def test_a_poisoned_card_holds_its_word_in_shared_memory():
     cupy = pytest.importorskip("cupy")
     source = """extern "C" __global__ void look(unsigned* found) {
         extern __shared__ unsigned memory[];
@@ -280,12 +280,12 @@ def test_a_scrub_leaves_its_word_in_shared_memory():
         for (int i = threadIdx.x; i < 4096; i += 128) found[blockIdx.x * 4096 + i] = shared[i];
     }"""
     look = cupy.RawModule(code=source).get_function("look")
-    # The same split between shared memory and L1 as the scrub's: a changed one moves what is held.
-    look.max_dynamic_shared_size_bytes = size = scrub._shared_bytes(GPU)
-    for word in scrub.WORDS:
+    # The same split between shared memory and L1 as the poison's: a changed one moves what is held.
+    look.max_dynamic_shared_size_bytes = size = poison._shared_bytes(GPU)
+    for word in poison.WORDS:
         found = cupy.zeros(132 * 4096, dtype=cupy.uint32)
         torch.cuda.synchronize()
-        scrub.fill(GPU, word)
+        poison.fill(GPU, word)
         torch.cuda.synchronize()
         look((132,), (128,), (found,), shared_mem=size)
         share = float((found == (word << 16 | word)).mean())

@@ -10,7 +10,7 @@ import torch
 from conftest import Quickly, tiny_study, torch_as_it_was
 from ladders import SOURCE, TILE, rung
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment
 from attnlab.measure.session import record, tune
@@ -103,9 +103,9 @@ def test_every_tile_repeats_itself_while_copies_keep_the_memory_busy(one, head_d
 def test_every_rung_is_captured_and_reads_what_its_inputs_hold_then(name):
     shape = Shape(2, 4, 256, 64)
     served(name, shape)
-    windows = inputs.Windows(shape, GPU, ours.most_calls(shape))
+    windows = inputs.Windows(shape, GPU, cuda_events.most_calls(shape))
     case = Case.of(rungs.implementation(name), windows, shape)
-    ours.capture(case, torch.cuda.graph_pool_handle())
+    cuda_events.capture(case, torch.cuda.graph_pool_handle())
     assert case.one
     assert case.many
     for seed, replay in enumerate(filter(None, (case.one, case.many, case.cut))):
@@ -399,7 +399,7 @@ def test_the_best_runs_what_the_tuning_names(two):
     ]
     case = Case.of(best, inputs.Windows(shapes[0], GPU, 4), shapes[0])
     case.windows.draw(1)
-    ours.capture(case, torch.cuda.graph_pool_handle())
+    cuda_events.capture(case, torch.cuda.graph_pool_handle())
     case.one.graph.replay()
     assert Gate(case.windows[0], False).check(case.one.output).passed
 

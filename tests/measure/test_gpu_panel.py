@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import torch_as_it_was
 
-from attnlab.measure.clocks import apart, warm
+from attnlab.measure.clocks import external_tools, warm
 from attnlab.measure.clocks.canary import Canary
 from attnlab.measure.instruments import environment
 from attnlab.measure.session import load, panel
@@ -61,7 +61,7 @@ def test_a_load_goes_on_without_pause_until_it_has_settled(monkeypatch):
 
 @pytest.mark.parametrize("tool", methods.TOOLS)
 def test_a_tool_of_its_own_process_times_a_case_or_says_why_not(tool):
-    timed, _ = apart.rows(tool, [("sdpa.flash", SHAPE)])
+    timed, _ = external_tools.rows(tool, [("sdpa.flash", SHAPE)])
     assert {row["method"] for row in timed} == set(methods.of_tool(tool).values())
     for row in timed:
         assert row["why"] or row["latency_us"] > 1

@@ -5,7 +5,7 @@ import os
 import pytest
 from conftest import EVERY_TIMING, tiny_study
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.session import record
 from attnlab.runs import read
 from attnlab.study import studies
@@ -46,7 +46,7 @@ def test_a_run_on_the_gpu_is_complete(recorded_on_gpu):
 def test_short_kernels_are_timed_many_at_a_time_where_the_cache_is_warm_and_the_launch_gap_left_out(recorded_on_gpu):
     launches = recorded_on_gpu.samples.groupby(["clock", "cache"])["launches"]
     for timing in (("device", "warm"), ("cupti", "warm")):
-        assert 1 < launches.min()[timing] <= launches.max()[timing] <= ours.GRAPH_CALLS
+        assert 1 < launches.min()[timing] <= launches.max()[timing] <= cuda_events.GRAPH_CALLS
     for timing in (("device", "cold"), ("eager", "warm"), ("eager", "cold")):
         assert launches.max()[timing] == launches.min()[timing] == 1
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from attnlab.base.errors import UserError
 from attnlab.build import check, nvrtc, occupancy
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment, inspection, telemetry
@@ -599,7 +599,7 @@ def case_of(name, shape):
 def test_a_sample_on_the_cpu_is_one_call(cache):
     calls = []
     case = Case(lambda: calls.append(1), REGISTRY["sdpa.auto"].selected)
-    taken = ours.sampler(CPU, Timing(clock="eager", cache=cache))(case)
+    taken = cuda_events.sampler(CPU, Timing(clock="eager", cache=cache))(case)
     assert taken.launches == 1
     assert 0 < taken.latency_us < math.inf
     # Warm is preceded by the same work, cold by something else.
@@ -610,15 +610,15 @@ def test_a_sample_is_taken_with_its_backend_selected():
     seen = []
     case = Case(lambda: seen.append(torch.backends.cuda.math_sdp_enabled()), REGISTRY["sdpa.flash"].selected)
     for cache in ("warm", "cold"):
-        ours.sampler(CPU, Timing(clock="eager", cache=cache))(case)
-    ours.roughly_us(case, CPU, calls=1)
+        cuda_events.sampler(CPU, Timing(clock="eager", cache=cache))(case)
+    cuda_events.roughly_us(case, CPU, calls=1)
     assert seen == [False] * 4
     assert torch.backends.cuda.math_sdp_enabled()
 
 
 def test_a_cold_sample_writes_twice_the_cache(monkeypatch):
     monkeypatch.setattr(devices, "last_level_cache_bytes", lambda device: 1000)
-    flush = ours.Flush(CPU)
+    flush = cuda_events.Flush(CPU)
     flush._buffer.fill_(1)
     assert flush._buffer.nbytes == 2000
     flush()
@@ -627,21 +627,21 @@ def test_a_cold_sample_writes_twice_the_cache(monkeypatch):
 
 def test_latency_is_in_microseconds_of_the_clock(monkeypatch):
     now = iter([1_000, 8_500, 0, 40_000])
-    monkeypatch.setattr(ours.time, "perf_counter_ns", lambda: next(now))
-    assert ours.timed_us(CPU, lambda: None) == 7.5
-    assert ours.roughly_us(Case(lambda: None, REGISTRY["sdpa.auto"].selected), CPU, calls=10) == 4.0
+    monkeypatch.setattr(cuda_events.time, "perf_counter_ns", lambda: next(now))
+    assert cuda_events.timed_us(CPU, lambda: None) == 7.5
+    assert cuda_events.roughly_us(Case(lambda: None, REGISTRY["sdpa.auto"].selected), CPU, calls=10) == 4.0
 
 
 def test_the_cpu_has_no_device_clock():
     for cache in ("warm", "cold"):
-        assert ours.available(CPU, Timing(clock="eager", cache=cache))
-        assert not ours.available(CPU, Timing(clock="device", cache=cache))
-        assert ours.available(torch.device("cuda"), Timing(clock="device", cache=cache))
+        assert cuda_events.available(CPU, Timing(clock="eager", cache=cache))
+        assert not cuda_events.available(CPU, Timing(clock="device", cache=cache))
+        assert cuda_events.available(torch.device("cuda"), Timing(clock="device", cache=cache))
 
 
 def test_the_clock_knows_its_tick():
-    calibrated = ours.calibrate(CPU)
-    assert calibrated["tick_us"] == pytest.approx(ours.time.get_clock_info("perf_counter").resolution * 1e6)
+    calibrated = cuda_events.calibrate(CPU)
+    assert calibrated["tick_us"] == pytest.approx(cuda_events.time.get_clock_info("perf_counter").resolution * 1e6)
     assert 0 < calibrated["tick_us"] <= 1
     assert 0 < calibrated["nothing_us"] < 1000
 
@@ -666,10 +666,10 @@ def test_a_graph_is_as_long_as_it_takes(monkeypatch, latency, calls):
         work()
         return (captured[0].replayed - before) * latency
 
-    monkeypatch.setattr(ours, "_captured", capture)
-    monkeypatch.setattr(ours, "_between_events", between)
+    monkeypatch.setattr(cuda_events, "_captured", capture)
+    monkeypatch.setattr(cuda_events, "_between_events", between)
     case = Case(lambda: None, REGISTRY["sdpa.auto"].selected)
-    ours.capture(case, None)
+    cuda_events.capture(case, None)
     assert case.many.calls == calls
     assert case.one.calls == 1
     assert [graph.calls for graph in captured[:2]] == ([1, calls] if calls > 1 else [1])
@@ -773,7 +773,7 @@ def test_a_ceiling_is_the_amount_over_the_time(monkeypatch):
         work()
         return 500.0
 
-    monkeypatch.setattr(ours, "timed_us", took)
+    monkeypatch.setattr(cuda_events, "timed_us", took)
     found = ceilings._ceiling(CPU, lambda: calls.append(1), 3.0, "GB/s", "three GB")
     assert found["samples"] == [pytest.approx(6000.0)] * 20
     assert len(calls) == ceilings.WARMUP + 20
@@ -792,7 +792,7 @@ def test_a_ceiling_is_the_amount_over_the_time(monkeypatch):
 def test_a_product_that_would_take_too_long_is_not_made(monkeypatch, rates, expected):
     """At rates in FLOPs per µs, by size; a size without one is too large to be made."""
     monkeypatch.setattr(ceilings, "_product", lambda device, dtype, size: lambda: size)
-    monkeypatch.setattr(ours, "timed_us", lambda device, work: 2 * work() ** 3 / rates[work()])
+    monkeypatch.setattr(cuda_events, "timed_us", lambda device, work: 2 * work() ** 3 / rates[work()])
     found = ceilings._matrix_product(CPU, "float16")
     assert found["how"].startswith(f"{expected}x{expected}x{expected} float16 product on standard normal data")
     assert ("the fastest of those that take no longer" in found["how"]) is (expected < 2048)
@@ -800,7 +800,7 @@ def test_a_product_that_would_take_too_long_is_not_made(monkeypatch, rates, expe
 
 
 def test_the_copy_counts_bytes_read_and_written(monkeypatch):
-    monkeypatch.setattr(ours, "timed_us", lambda device, work: 1e6)
+    monkeypatch.setattr(cuda_events, "timed_us", lambda device, work: 1e6)
     found = ceilings._copy(CPU)
     assert found["samples"] == [pytest.approx(2 * 2**28 / 1e9)] * 20
     assert found["how"] == "copy of 0.25 GiB, bytes read and bytes written both counted"
@@ -990,7 +990,7 @@ def test_a_warm_up_goes_on_until_it_is_steady(session_of, monkeypatch):
 
     def warmed(windows, study):
         seen = iter(windows)
-        monkeypatch.setattr(ours, "roughly_us", lambda case, device, calls: next(seen))
+        monkeypatch.setattr(cuda_events, "roughly_us", lambda case, device, calls: next(seen))
         return cases._warm_up(session_of(0, study), Case(lambda: None, REGISTRY["sdpa.auto"].selected))
 
     study = tiny_study()

@@ -11,7 +11,7 @@ import torch
 from conftest import tiny_study
 
 from attnlab.base.errors import Outdated
-from attnlab.measure.clocks import apart, canary, others, ours
+from attnlab.measure.clocks import canary, cuda_events, external_tools, in_process
 from attnlab.measure.instruments import environment, tool
 from attnlab.measure.session import load, once, panel, record
 from attnlab.measure.subjects.case import Case, Replay
@@ -59,7 +59,7 @@ def test_what_stands_for_the_timed_comes_where_the_sampler_times(clock, cache, e
     timing = Timing(clock=clock, cache=cache)
     stand_in = canary.in_place_of_timed(case, timing, lambda: done.append("canary"))
     if clock == "eager":
-        ours.sampler(CPU, timing)(stand_in)
+        cuda_events.sampler(CPU, timing)(stand_in)
     else:  # as the device's samplers do
         for graph in [stand_in.many.graph] * 2 if cache == "warm" else [stand_in.one.graph]:
             graph.replay()
@@ -116,7 +116,7 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
     monkeypatch.setattr(panel, "graphed", refuse)
     timed, seen = panel._case_rows(*CASES[0], CPU, "no canary")
     assert {row["why"] for row in timed} == {"no such shape here"}
-    assert [row["method"] for row in timed] == list(others.IN_TURN)
+    assert [row["method"] for row in timed] == list(in_process.IN_TURN)
     assert seen == []
     monkeypatch.setattr(load, "prepared", refuse)
     assert [row["why"] for row in load._rows(*CASES[0], CPU)] == ["no such shape here"]
@@ -124,7 +124,7 @@ def test_a_case_that_the_device_refuses_has_a_row_for_each_method_that_says_so(m
 
 def test_without_the_canary_each_clock_and_cache_says_why():
     rows = panel._looked(None, "not installed: CuPy", {})
-    assert {(row["clock"], row["cache"]) for row in rows} == {(t.clock, t.cache) for t in others.TIMINGS}
+    assert {(row["clock"], row["cache"]) for row in rows} == {(t.clock, t.cache) for t in in_process.TIMINGS}
     assert {row["why"] for row in rows} == {"not installed: CuPy"}
 
 
@@ -149,7 +149,7 @@ def parts(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(load, "_rows", lambda name, shape, _: [row(name, shape, started_s=1.0, latency_us=2.0)])
     monkeypatch.setattr(
-        apart,
+        external_tools,
         "rows",
         lambda tool, cases: ([row(*cases[0], method=methods.of_tool(tool)["warm"], round=0, latency_us=1.0)], []),
     )
@@ -229,7 +229,7 @@ def said(monkeypatch):
 
 
 def test_ncus_launches_are_summed_by_the_call_that_they_belong_to(said):
-    timed, seen = apart.rows("ncu", CASES)
+    timed, seen = external_tools.rows("ncu", CASES)
     assert [(row["method"], row.get("latency_us")) for row in timed] == [
         ("ncu", 6.0),
         ("ncu.cold", 7.0),
@@ -252,7 +252,7 @@ def test_ncus_launches_are_summed_by_the_call_that_they_belong_to(said):
 )
 def test_what_ncu_could_not_do_is_told_for_every_case(said, output, why):
     said["said"] = output
-    timed, seen = apart.rows("ncu", CASES)
+    timed, seen = external_tools.rows("ncu", CASES)
     assert len(timed) == 2 * len(CASES)
     assert all(row["why"].startswith(why) for row in timed)
     assert seen == []
@@ -261,9 +261,9 @@ def test_what_ncu_could_not_do_is_told_for_every_case(said, output, why):
 def test_a_tool_that_is_not_installed_is_told(monkeypatch):
     monkeypatch.delenv("ATTNLAB_NCU", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(apart.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(external_tools.util, "find_spec", lambda name: None)
     for name in methods.TOOLS:
-        timed, _ = apart.rows(name, CASES)
+        timed, _ = external_tools.rows(name, CASES)
         assert {row["method"] for row in timed} == set(methods.of_tool(name).values())
         assert all(row["why"].startswith("not installed") for row in timed)
 
@@ -277,17 +277,17 @@ def nvbench(**state):
 
 def test_nvbenchs_time_of_a_graph_is_told_by_the_call():
     plan = [{"case": 1, "cache": "warm", "calls": 64}, {"case": 1, "cache": "cold", "calls": 1}]
-    (row,) = apart._states(nvbench(), CASES, plan)
+    (row,) = external_tools._states(nvbench(), CASES, plan)
     assert (row["implementation"], row["method"], row["round"]) == ("sdpa.auto", "nvbench.batch", 2)
     assert row["latency_us"] == pytest.approx(6.25)
 
 
 def test_what_nvbench_skipped_or_left_out_is_told():
     first = [{"name": "warm", "value": "0"}, {"name": "round", "value": "0"}]
-    (row,) = apart._states(nvbench(is_skipped=True, skip_reason="too long", axis_values=first), CASES, [])
+    (row,) = external_tools._states(nvbench(is_skipped=True, skip_reason="too long", axis_values=first), CASES, [])
     assert (row["method"], row["why"]) == ("nvbench.cold", "too long")
     with pytest.raises(tool.Refused, match="nv/batch/time/gpu/mean"):
-        apart._states(nvbench(summaries=[]), CASES, [{"case": 1, "cache": "warm", "calls": 1}])
+        external_tools._states(nvbench(summaries=[]), CASES, [{"case": 1, "cache": "warm", "calls": 1}])
 
 
 def test_a_tool_that_does_not_run_or_does_not_end_is_refused(tmp_path):
@@ -298,6 +298,6 @@ def test_a_tool_that_does_not_run_or_does_not_end_is_refused(tmp_path):
 
 
 def test_the_cases_reach_the_other_process_as_they_are():
-    *_, module, program, stated = apart._command("ncu", CASES)
-    assert (module, program) == ("attnlab.measure.clocks.apart", "ncu")
+    *_, module, program, stated = external_tools._command("ncu", CASES)
+    assert (module, program) == ("attnlab.measure.clocks.external_tools", "ncu")
     assert [(name, Shape(**axes)) for name, axes in json.loads(stated)] == CASES

@@ -11,7 +11,7 @@ from conftest import gated, subjected, timed
 
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import GROWTH
-from attnlab.measure.gate.witness import Bound, Tally, Witness
+from attnlab.measure.gate.reference_check import Bound, ReferenceCheck, Tally
 from attnlab.measure.instruments import environment
 from attnlab.measure.session.checks import check_all
 from attnlab.measure.subjects import sdpa
@@ -198,13 +198,13 @@ def test_who_repeats_itself_differs_nowhere():
     assert (checks["differing"] == 0).all()
 
 
-# The witness
+# The reference
 
 
 def appointed(session, shape, windows):
-    witness = Witness(windows, shape)
-    check_all(session, shape, [], windows, "before", witness)
-    return witness
+    reference = ReferenceCheck(windows, shape)
+    check_all(session, shape, [], windows, "before", reference)
+    return reference
 
 
 @pytest.mark.parametrize(
@@ -217,18 +217,18 @@ def appointed(session, shape, windows):
     ],
     ids=str,
 )
-def test_the_witness_is_as_right_as_what_passes_the_gate(shape):
+def test_the_reference_is_as_right_as_what_passes_the_gate(shape):
     session, windows, subject = subjected(Implementation("sdpa.auto", sdpa.sdpa, ragged=sdpa.sdpa_ragged), shape, "cpu")
-    witness = appointed(session, shape, windows)
+    reference = appointed(session, shape, windows)
     windows.draw(7)
-    tally = Tally(witness, 2, session.device)
+    tally = Tally(reference, 2, session.device)
     tally.compare(subject.case.call())
     wrong = subject.case.call()
     (wrong[-1] if isinstance(wrong, tuple) else wrong)[0, -1, -1] += 1
     tally.compare(wrong)
     right, wrong = tally.read()
     assert 0 <= right.strain <= 1 < wrong.strain
-    assert str(wrong).startswith(f"error against {witness.name} on the same inputs: max ")
+    assert str(wrong).startswith(f"error against {reference.name} on the same inputs: max ")
 
 
 def test_an_output_is_poisoned_once_it_is_compared():
@@ -243,31 +243,31 @@ def test_an_output_is_poisoned_once_it_is_compared():
     assert second.strain == float("inf")
 
 
-def test_the_witness_looks_at_what_is_there_now():
+def test_the_reference_looks_at_what_is_there_now():
     session, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
-    witness = appointed(session, SHAPE, windows)
-    first = witness.look()[0][0].clone()
+    reference = appointed(session, SHAPE, windows)
+    first = reference.look()[0][0].clone()
     windows.draw(3)
-    assert torch.equal(witness.look()[0][0], first)
-    witness.forget()
-    assert not torch.equal(witness.look()[0][0], first)
+    assert torch.equal(reference.look()[0][0], first)
+    reference.forget()
+    assert not torch.equal(reference.look()[0][0], first)
     right = sdpa.sdpa(*windows[0], False)
-    bound = witness.bounds[0]
-    assert Error.between(witness.look()[0][0], right.double()).within(bound.at(bound.unit))
+    bound = reference.bounds[0]
+    assert Error.between(reference.look()[0][0], right.double()).within(bound.at(bound.unit))
 
 
 @pytest.mark.parametrize(("call", "status"), [(composed, "measured"), (ComputesAhead(), "failed")])
 def test_an_output_that_is_farther_off_than_other_values_allow_is_judged_on_its_own(monkeypatch, call, status):
-    appoint, bounds_on, asked = Witness.appoint, Witness.bounds_on, []
+    appoint, bounds_on, asked = ReferenceCheck.appoint, ReferenceCheck.bounds_on, []
 
-    def strictly(witness, gate):
+    def strictly(reference, gate):
         # As if the values of the gate had by chance been easier than all that are timed.
-        appoint(witness, gate)
+        appoint(reference, gate)
         tiny = Error(1e-15, 1e-15)
-        witness.bounds = [Bound(tiny, tiny, unit=0.0) for _ in witness.bounds]
+        reference.bounds = [Bound(tiny, tiny, unit=0.0) for _ in reference.bounds]
 
-    monkeypatch.setattr(Witness, "appoint", strictly)
-    monkeypatch.setattr(Witness, "bounds_on", lambda *given: asked.append(given[2]) or bounds_on(*given))
+    monkeypatch.setattr(ReferenceCheck, "appoint", strictly)
+    monkeypatch.setattr(ReferenceCheck, "bounds_on", lambda *given: asked.append(given[2]) or bounds_on(*given))
     subject, samples = timed(Implementation("peer.any", call), SHAPE, WARM, samples=3)
     assert subject.status == status, subject.reason
     assert asked == [0] * (3 if subject.alive else 1)
@@ -291,9 +291,9 @@ def test_two_right_outputs_may_be_a_unit_apart_on_other_values():
     tally = Tally(appointed(session, shape, windows), 2, session.device)
     for memory in windows[0]:
         memory.mul_(16)
-    tally._witness.forget()
+    tally._reference.forget()
     for units in (1, 8):
-        output = tally._witness.look()[0][0].clone()
+        output = tally._reference.look()[0][0].clone()
         largest = output.abs().argmax()
         output.view(-1)[largest] += units * torch.finfo(torch.float16).eps * 2.0 ** output.abs().max().log2().floor()
         tally.compare(output)

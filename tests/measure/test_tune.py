@@ -7,7 +7,7 @@ from ladders import TILE, rung
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.session import tune
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.case import Replay
@@ -54,13 +54,13 @@ def tuned(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(tune, "SHAPES", SMALL)
-    monkeypatch.setattr(ours.time, "perf_counter_ns", lambda: Clock.ns)
+    monkeypatch.setattr(cuda_events.time, "perf_counter_ns", lambda: Clock.ns)
     monkeypatch.setattr(tune.devices, "describe", lambda _: {"multiprocessors": 4})
 
     def captured(case, pool):
         case.many = Replay(None, 1, case.call())
 
-    monkeypatch.setattr(ours, "capture", captured)
+    monkeypatch.setattr(cuda_events, "capture", captured)
 
     def run(calls, **limits) -> list[tuning.Choice]:
         tiles = [TILE | {"name": name} | limits.get(name, {}) for name in calls]

@@ -12,8 +12,8 @@ from statistics import median
 
 import torch
 
-from attnlab.measure.clocks import ours
-from attnlab.measure.clocks.others import WARM
+from attnlab.measure.clocks import cuda_events
+from attnlab.measure.clocks.in_process import WARM
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, Unsupported
@@ -54,7 +54,7 @@ def _shape(stated: str, kind: str) -> Shape:
 def _time(shape: Shape, names: list[str], first: str, rounds: int) -> None:
     """Print a line of medians and a line of errors at a shape; a dash for what doesn't serve it."""
     try:
-        windows = Windows(shape, DEVICE, ours.most_calls(shape))
+        windows = Windows(shape, DEVICE, cuda_events.most_calls(shape))
     except Unsupported as error:
         print(f"{shape.values:>28}  {error}")
         return
@@ -67,14 +67,14 @@ def _time(shape: Shape, names: list[str], first: str, rounds: int) -> None:
         try:
             with case.selected():
                 output = case.call()
-            ours.capture(case, torch.cuda.graph_pool_handle())
+            cuda_events.capture(case, torch.cuda.graph_pool_handle())
         except (Unsupported, Broken) as error:
             print(f"  {name}: {error}")
             continue
         distance = (output[:1, :COMPARED_HEADS].double() - exact).abs()  # type: ignore[call-overload]
         cases[name], errors[name] = case, (distance.mean().item(), distance.max().item())
     latencies: dict[str, list[float]] = {name: [] for name in cases}
-    with ours.sampling(DEVICE, WARM) as sampler:
+    with cuda_events.sampling(DEVICE, WARM) as sampler:
         for number in range(rounds):
             windows.draw(number)
             for name in random.sample(list(cases), len(cases)):

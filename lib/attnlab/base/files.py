@@ -15,14 +15,25 @@ def held(path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[N
         path: the file that is locked; created if it doesn't exist.
         waiting: called once, before waiting, if another process holds the lock.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if _is_at(path, handle.fileno()):
+                yield
+                return
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    # Who held the lock until now may have removed the file, and another may hold a new one.
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -5,17 +5,17 @@ flushed and renamed, so a run that is killed at any moment holds whole blocks on
 of its SHA-256. Once nothing is missing, the parts become one Parquet file per table, whose hashes the manifest holds.
 """
 
-import fcntl
 import hashlib
 import io
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pandas as pd
 
@@ -57,22 +57,17 @@ def lock(name: str) -> Iterator[None]:
     target = folder(name)
     if target.exists() and not target.is_dir():
         raise UserError(f"{paths.shown(target)} is a file: move it away, or name another run")
-    target.mkdir(parents=True, exist_ok=True)
-    with open(target / ".lock", "w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The process that held it until now may have removed the file, and a third may hold a new one.
-            mine = os.path.samestat(os.fstat(handle.fileno()), os.stat(target / ".lock"))
-        except (BlockingIOError, FileNotFoundError):
-            mine = False
-        if not mine:
-            raise UserError(f"another process is measuring into the run {name!r}: wait for it, or name another")
+    with files.held(target / ".lock", partial(_refuse, name)):
         try:
             _require_run_or_nothing(target)
             yield
         finally:
             if not (target / "manifest.json").is_file():
                 _remove_unbegun(target)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise UserError(f"another process is measuring into the run {name!r}: wait for it, or name another")
 
 
 def _require_run_or_nothing(target: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects.case import Case, Replay
 from attnlab.study.studies import Timing
@@ -52,7 +52,7 @@ class Canary:
     def look(self, case: Case, timing: Timing, sets: list[torch.Tensor]) -> list[Sighting]:
         """Take one sample of a case with the clock's own sampler, reading lines of `sets` instead of the timed call."""
         read, cycles = self._prepared(sets)
-        ours.sampler(self._device, timing)(in_place_of_timed(case, timing, read))
+        cuda_events.sampler(self._device, timing)(in_place_of_timed(case, timing, read))
         return [Sighting(row, self.hit_cycles, self.miss_cycles) for row in cycles.cpu().numpy()]
 
     def _known(self) -> tuple[float, float]:

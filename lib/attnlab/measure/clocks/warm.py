@@ -2,7 +2,7 @@
 
 import torch
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import inspection
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
@@ -24,15 +24,15 @@ def prepared(implementation: str, shape: Shape, device: torch.device) -> Case:
         Broken: the implementation can't be called.
     """
     chosen = registry.find(implementation)
-    windows = attempt(lambda: Windows(shape, device, ours.most_calls(shape)))
+    windows = attempt(lambda: Windows(shape, device, cuda_events.most_calls(shape)))
     windows.draw(rules.SEED)
     case = Case.of(chosen, windows, shape)
     with chosen.selected():
         attempt(case.call)
-    call_ms = min(ours.roughly_us(case, device, 1) for _ in range(2)) / 1e3
+    call_ms = min(cuda_events.roughly_us(case, device, 1) for _ in range(2)) / 1e3
     if call_ms > LONGEST_MS:
         raise Unsupported(f"one call takes {call_ms:.3g} ms, longer than the {LONGEST_MS:g} ms that the panel times")
-    ours.roughly_us(case, device, WARMUP_CALLS)
+    cuda_events.roughly_us(case, device, WARMUP_CALLS)
     return case
 
 
@@ -42,5 +42,5 @@ def graphed(implementation: str, shape: Shape, device: torch.device) -> Case:
     with case.selected():
         # As in a run: CUPTI has to be active before the graphs are captured that it is to trace later.
         inspection.kernels(case.call, device)
-        attempt(lambda: ours.capture(case, torch.cuda.graph_pool_handle()))
+        attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
     return case

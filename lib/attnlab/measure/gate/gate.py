@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from attnlab.measure.gate import ordering, rounding, scrub
+from attnlab.measure.gate import ordering, poison, rounding
 from attnlab.measure.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Error
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import outputs
@@ -216,7 +216,7 @@ class Gate:
             guards: the guards of outputs that were allocated before; by default those of this run.
         """
         device = self._inputs[0].device
-        scrub.fill(device, scrub.WORDS[turn])
+        poison.fill(device, poison.WORDS[turn])
         devices.synchronize(device)
         try:
             with outputs.guarded(outputs.POISONS[turn]) as fresh:

@@ -6,8 +6,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from attnlab.measure.clocks import ours
-from attnlab.measure.gate.witness import Witness
+from attnlab.measure.clocks import cuda_events
+from attnlab.measure.gate.reference_check import ReferenceCheck
 from attnlab.measure.instruments import devices, inspection
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import check_all
@@ -36,7 +36,7 @@ def measure_shape(session: Session, shape: Shape) -> None:
     subjects = [Subject.named(name) for name in session.job.study.subjects]
     checks: list[Row] = []
     try:
-        calls = ours.most_calls(shape) if session.device.type == "cuda" else 1
+        calls = cuda_events.most_calls(shape) if session.device.type == "cuda" else 1
         windows = attempt(lambda: Windows(shape, session.device, calls))
     except OutOfMemory as error:
         drop_all(subjects, "Q, K and V", error)
@@ -60,12 +60,12 @@ def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], w
     for subject in subjects:  # before the gate, which calls each a dozen times
         subject.attempt(partial(_require_short, session, subject.case))
         devices.release(session.device)
-    witness = Witness(windows, shape)
-    checks = check_all(session, shape, subjects, windows, "before", witness)
+    reference = ReferenceCheck(windows, shape)
+    checks = check_all(session, shape, subjects, windows, "before", reference)
     windows.draw(session.seed(shape, "timed"))
     _prepare(session, shape, subjects, sum(tensor.nbytes for tensor in windows[0]))
     for timing in session.timings:
-        _record_block(session, shape, subjects, timing, windows, witness)
+        _record_block(session, shape, subjects, timing, windows, reference)
     return checks + check_all(session, shape, subjects, windows, "after")
 
 
@@ -94,7 +94,7 @@ def _require_short(session: Session, case: Case) -> None:
     longest_ms = session.job.study.longest_call_ms
     case.call()  # what the first call compiles is not counted
     for _ in range(2):  # one call may have been held up
-        call_ms = ours.roughly_us(case, session.device, 1) / 1e3
+        call_ms = cuda_events.roughly_us(case, session.device, 1) / 1e3
         if call_ms <= longest_ms:
             return
     raise Unsupported(f"{TOO_LONG} {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
@@ -103,24 +103,24 @@ def _require_short(session: Session, case: Case) -> None:
 def _capture(session: Session, subjects: list[Subject]) -> None:
     pool = torch.cuda.graph_pool_handle()
     for subject in alive(subjects):
-        subject.attempt(partial(ours.capture, subject.case, pool))
+        subject.attempt(partial(cuda_events.capture, subject.case, pool))
         devices.release(session.device)
 
 
 def _warm_up(session: Session, case: Case) -> dict[str, Any]:
     """Call until two windows in a row agree; returns how many calls that took, and whether they ever agreed."""
     least = -(-session.job.study.warmup_calls // WARMUP_WINDOW)
-    last, steady = ours.roughly_us(case, session.device, WARMUP_WINDOW), False
+    last, steady = cuda_events.roughly_us(case, session.device, WARMUP_WINDOW), False
     windows = 1
     while windows < least or (not steady and windows < WARMUP_WINDOWS):
-        now = ours.roughly_us(case, session.device, WARMUP_WINDOW)
+        now = cuda_events.roughly_us(case, session.device, WARMUP_WINDOW)
         steady = abs(now - last) <= rules.STEADY * last
         last, windows = now, windows + 1
     return {"warmup_calls": windows * WARMUP_WINDOW, "steady": steady}
 
 
 def _record_block(
-    session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, witness: Witness
+    session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, reference: ReferenceCheck
 ) -> None:
     """Record the samples of one timing as one part. If it is there already, drop who was wrong in it."""
     job = session.job
@@ -128,7 +128,7 @@ def _record_block(
     if key in write.recorded(job.run, "samples"):
         _recall(subjects, read.part(job.run, "samples", key), timing)
     elif alive(subjects):
-        samples = Rounds(session, shape, timing, windows, witness).take(subjects)
+        samples = Rounds(session, shape, timing, windows, reference).take(subjects)
         write.add_part(job.run, "samples", key, SAMPLES.frame(samples))
 
 

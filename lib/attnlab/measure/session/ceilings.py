@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import wgmma
@@ -51,7 +51,7 @@ def _matrix_size(device: torch.device, dtype: str, largest: int) -> int:
     rates: dict[int, float] = {}
     for size in (largest // 8, largest // 4, largest // 2):
         work = _product(device, dtype, size)
-        took_us = min(ours.timed_us(device, work) for _ in range(WARMUP))
+        took_us = min(cuda_events.timed_us(device, work) for _ in range(WARMUP))
         rates[size] = size**3 / took_us
         if 8 * took_us > LONGEST_US:
             return max(rates, key=lambda size: rates[size])
@@ -150,10 +150,10 @@ def _launcher(kernel: Any, grid: tuple[int], block: tuple[int], arguments: tuple
 def _ceiling(device: torch.device, work: Callable[[], object], amount: float, unit: str, how: str) -> Ceiling:
     telemetry = Telemetry(device)
     for _ in range(WARMUP):
-        ours.timed_us(device, work)
+        cuda_events.timed_us(device, work)
     samples, seen = [], []
     for _ in range(SAMPLES):
-        samples.append(amount / (ours.timed_us(device, work) * 1e-6))
+        samples.append(amount / (cuda_events.timed_us(device, work) * 1e-6))
         seen.append(telemetry.read().sm_clock_mhz)
     known = [clock for clock in seen if clock is not None]
     return {"unit": unit, "samples": samples, "sm_clock_mhz": median(known) if known else None, "how": how}

@@ -7,7 +7,7 @@ from functools import partial
 from attnlab.measure.gate import alone
 from attnlab.measure.gate.check import Check
 from attnlab.measure.gate.gate import Gate
-from attnlab.measure.gate.witness import Witness
+from attnlab.measure.gate.reference_check import ReferenceCheck
 from attnlab.measure.instruments import devices
 from attnlab.measure.session import rows
 from attnlab.measure.session.rows import Row
@@ -29,21 +29,21 @@ def check_all(
     subjects: list[Subject],
     windows: Windows,
     moment: str,
-    witness: Witness | None = None,
+    reference: ReferenceCheck | None = None,
 ) -> list[Row]:
     """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check.
 
     Args:
         moment: ``before`` or ``after`` timing.
-        witness: one to be appointed at the gate for the shape's values.
+        reference: one to be appointed at the gate for the shape's values.
     """
     checked: list[Row] = []
     for kind in _kinds(session.job.study, shape, moment):
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         try:
             gate = attempt(partial(gate_of, shape, windows[0], kind))
-            if witness is not None and kind == shape.values:
-                witness.appoint(gate)
+            if reference is not None and kind == shape.values:
+                reference.appoint(gate)
         except OutOfMemory as error:
             drop_all(subjects, "the oracle's scores", error)
             return checked

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
@@ -87,7 +87,7 @@ def planned(study: Study, device: torch.device) -> Planned:
 def shape_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost], device: torch.device) -> list[float]:
     """About how long each of these shapes takes in one replicate, in seconds."""
     flops = np.array([shape.flops for shape in shapes], dtype=float)
-    timings = [timing for timing in study.timings if ours.available(device, timing)]
+    timings = [timing for timing in study.timings if cuda_events.available(device, timing)]
     took = {name: cost.at(flops) for name, cost in costs.items()}
     # In each round, inputs are drawn, and the output that all others are compared with is computed.
     round_s = took[DRAW] + took[study.baseline]
@@ -109,8 +109,8 @@ def stream_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost]) ->
 def _sample_s(timing: Timing, call_s: np.ndarray, scramble_s: np.ndarray) -> np.ndarray:
     """One sample: the timed work and, if the cache is warm, the same work before it on scrambled inputs."""
     single = timing.clock == "eager" or timing.cache == "cold"
-    fill = np.ceil(ours.GRAPH_US / np.maximum(call_s * 1e6, 1e-3))
-    work_s = call_s * (1 if single else np.clip(fill, 1, ours.GRAPH_CALLS))
+    fill = np.ceil(cuda_events.GRAPH_US / np.maximum(call_s * 1e6, 1e-3))
+    work_s = call_s * (1 if single else np.clip(fill, 1, cuda_events.GRAPH_CALLS))
     # Comparing an output takes about as long as scrambling inputs, and so does writing over a cache.
     return SAMPLE_S + (2 * (work_s + scramble_s) if timing.cache == "warm" else work_s + 2 * scramble_s)
 

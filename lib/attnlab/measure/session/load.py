@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.clocks.warm import prepared
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
@@ -54,11 +54,11 @@ def _rows(implementation: str, shape: Shape, device: torch.device) -> list[dict[
 def load(case: Case, device: torch.device) -> list[dict[str, Any]]:
     """Replay a case without pause; a row per slice holds when it ended, the latency of its calls, the card's state."""
     with case.selected():
-        attempt(lambda: ours.capture(case, torch.cuda.graph_pool_handle()))
+        attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
     many = case.many
     assert many is not None
     telemetry = Telemetry(device)
-    replay_us = ours.timed_us(device, many.graph.replay)
+    replay_us = cuda_events.timed_us(device, many.graph.replay)
     replays = max(1, math.ceil(SLICE_US / replay_us))
     devices.synchronize(device)
     time.sleep(REST_S)

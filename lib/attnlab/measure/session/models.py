@@ -20,7 +20,7 @@ from attnlab.base import files, sources
 from attnlab.base.errors import UserError
 from attnlab.base.version import VERSION
 from attnlab.measure import processes
-from attnlab.measure.clocks import ours, traced
+from attnlab.measure.clocks import cuda_events, traced
 from attnlab.measure.instruments import devices, environment, inspection
 from attnlab.measure.session import record
 from attnlab.measure.subjects import attend, model
@@ -105,7 +105,7 @@ def survey(kind: str) -> dict[str, Any]:
     processes.die_quietly()
     device = torch.device(kind)
     environment.lock()
-    tick_us = ours.calibrate(torch.device("cpu"))["tick_us"]  # of the host's clock
+    tick_us = cuda_events.calibrate(torch.device("cpu"))["tick_us"]  # of the host's clock
     return {"device": devices.describe(device), "environment": _environment(device), "tick_us": tick_us}
 
 
@@ -305,7 +305,7 @@ class _Watch:
         if self._trace:
             self._trace.mark(lambda: kept.append(work()))
         else:
-            self.us.append(ours.timed_us(torch.device("cpu"), lambda: kept.append(work())))
+            self.us.append(cuda_events.timed_us(torch.device("cpu"), lambda: kept.append(work())))
         return kept[0]
 
 

@@ -19,8 +19,9 @@ ncu.cold           cold   the same after our flush
 =================  =====  ==========================================================================================
 
 The first nine run in one process and take turns. NVBench and Nsight Compute run in a process of their own
-(`attnlab.measure.clocks.apart`). For each case, the canary also looks at what the L2 holds when a sample of each of our
-clocks begins. After the cases, loads without pause show how long a burst lasts (`attnlab.measure.session.load`).
+(`attnlab.measure.clocks.external_tools`). For each case, the canary also looks at what the L2 holds when a sample of
+each of our clocks begins. After the cases, loads without pause show how long a burst lasts
+(`attnlab.measure.session.load`).
 """
 
 import random
@@ -29,9 +30,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.measure.clocks import apart
+from attnlab.measure.clocks import external_tools
 from attnlab.measure.clocks.canary import Canary
-from attnlab.measure.clocks.others import IN_TURN, TIMINGS, methods_of
+from attnlab.measure.clocks.in_process import IN_TURN, TIMINGS, methods_of
 from attnlab.measure.clocks.warm import graphed
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
@@ -82,7 +83,7 @@ def take(run: str, study: Study, device: torch.device) -> None:
     devices.release(device)
     for tool in methods.TOOLS:
         if tool not in write.recorded(run, "panel"):
-            _add(run, tool, *apart.rows(tool, cases(study)))
+            _add(run, tool, *external_tools.rows(tool, cases(study)))
 
 
 def _add(run: str, key: str, timed: list[Row], seen: list[Row]) -> None:

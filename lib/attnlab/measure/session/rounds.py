@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from attnlab.measure.clocks import others, ours
-from attnlab.measure.gate.witness import Bound, Tally, Witness
+from attnlab.measure.clocks import cuda_events, in_process
+from attnlab.measure.gate.reference_check import Bound, ReferenceCheck, Tally
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import gate_of
 from attnlab.measure.session.rows import Row
@@ -46,10 +46,10 @@ class Outputs:
     """What one subject's samples computed, as far as it has been compared, and the inputs of each."""
 
     tally: Tally
-    compared: list[tuple[Drawn, ours.Taken]]
+    compared: list[tuple[Drawn, cuda_events.Taken]]
 
-    def compare(self, drawn: Drawn, sample: ours.Taken) -> None:
-        """Compare the output of a sample with the witness's, and let go of it."""
+    def compare(self, drawn: Drawn, sample: cuda_events.Taken) -> None:
+        """Compare the output of a sample with the reference's, and let go of it."""
         self.tally.compare(sample.output, drawn.window)
         sample.output = None
         self.compared.append((drawn, sample))
@@ -58,9 +58,11 @@ class Outputs:
 class Rounds:
     """In each round, every subject takes a sample, in random order, on values that it has never seen."""
 
-    def __init__(self, session: Session, shape: Shape, timing: Timing, windows: Windows, witness: Witness) -> None:
+    def __init__(
+        self, session: Session, shape: Shape, timing: Timing, windows: Windows, reference: ReferenceCheck
+    ) -> None:
         self._session, self._shape, self._timing = session, shape, timing
-        self._windows, self._witness = windows, witness
+        self._windows, self._reference = windows, reference
         self._order = random.Random(session.seed(shape, str(timing)))
         self._count = session.job.study.rounds(timing)
 
@@ -69,12 +71,12 @@ class Rounds:
         outputs = {subject.implementation.name: self._outputs() for subject in alive(subjects)}
         # Which rounds are followed by graphs that end early, nothing can know.
         cut_short = set(random.SystemRandom().sample(range(self._count), max(1, self._count // CUT_SHORT)))
-        samples: list[tuple[Row, ours.Taken]] = []
+        samples: list[tuple[Row, cuda_events.Taken]] = []
         for first in range(0, self._count, TRACED_ROUNDS):
-            with ours.sampling(self._session.device, self._timing) as sampler:
+            with cuda_events.sampling(self._session.device, self._timing) as sampler:
                 for number in range(first, min(self._count, first + TRACED_ROUNDS)):
                     samples += self._round(alive(subjects), number, sampler, outputs)
-                    if number in cut_short and self._timing == others.WARM:
+                    if number in cut_short and self._timing == in_process.WARM:
                         self._cut_short(alive(subjects), number, outputs)
         for subject in subjects:
             if subject.implementation.name in outputs:
@@ -82,8 +84,8 @@ class Rounds:
         return [row | {"latency_us": sample.latency_us, "strain": sample.strain} for row, sample in samples]
 
     def _round(
-        self, turns: list[Subject], number: int, sampler: ours.Sampler, outputs: dict[str, Outputs]
-    ) -> list[tuple[Row, ours.Taken]]:
+        self, turns: list[Subject], number: int, sampler: cuda_events.Sampler, outputs: dict[str, Outputs]
+    ) -> list[tuple[Row, cuda_events.Taken]]:
         drawn = Drawn(number)
         self._draw(drawn)
         self._order.shuffle(turns)
@@ -108,7 +110,7 @@ class Rounds:
                 with subject.case.scrambled():
                     many.graph.replay()
                 cut.graph.replay()
-                sample = ours.Taken(math.nan, cut.calls, cut.output)
+                sample = cuda_events.Taken(math.nan, cut.calls, cut.output)
                 outputs[subject.implementation.name].compare(Drawn(number, cut_short=True, window=cut.window), sample)
 
     def _settle(self, subject: Subject, outputs: Outputs) -> None:
@@ -126,15 +128,15 @@ class Rounds:
         try:
             gate = attempt(partial(gate_of, self._shape, self._windows[drawn.window]))
         except OutOfMemory:
-            return self._witness.bounds
-        return self._witness.bounds_on(gate, drawn.window)
+            return self._reference.bounds
+        return self._reference.bounds_on(gate, drawn.window)
 
     def _outputs(self) -> Outputs:
-        return Outputs(Tally(self._witness, 2 * self._count, self._session.device), [])
+        return Outputs(Tally(self._reference, 2 * self._count, self._session.device), [])
 
     def _draw(self, drawn: Drawn) -> None:
         self._windows.draw(self._session.seed(self._shape, f"{self._timing}, {drawn.purpose}"))
-        self._witness.forget()
+        self._reference.forget()
 
     @contextmanager
     def _unless_out_of_memory(self, subject: Subject) -> Iterator[None]:

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from attnlab.measure.clocks.ours import Taken
+from attnlab.measure.clocks.cuda_events import Taken
 from attnlab.measure.gate.check import Check
 from attnlab.measure.instruments.telemetry import Reading
 from attnlab.measure.session.subject import Session, Subject

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
@@ -53,7 +53,7 @@ class Session:
     @property
     def timings(self) -> list[Timing]:
         """The study's timings that the device has a clock for."""
-        return [timing for timing in self.job.study.timings if ours.available(self.device, timing)]
+        return [timing for timing in self.job.study.timings if cuda_events.available(self.device, timing)]
 
     def key(self, shape: Shape) -> str:
         """The key of a shape's blocks; keys sort in the order of the study."""

@@ -20,8 +20,8 @@ import torch
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.clocks import ours
-from attnlab.measure.clocks.others import WARM
+from attnlab.measure.clocks import cuda_events
+from attnlab.measure.clocks.in_process import WARM
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment
 from attnlab.measure.session.checks import few_heads
@@ -174,7 +174,7 @@ def _choices(finalists: Finalists) -> Iterator[Choice]:
 
 def _fastest(finalists: Finalists, shape: Shape) -> list[tuple[Candidate, float]]:
     """The candidates at a shape that may be the fastest nearby, each with its median latency in µs, ascending."""
-    windows = Windows(shape, finalists.device, ours.most_calls(shape))
+    windows = Windows(shape, finalists.device, cuda_events.most_calls(shape))
     windows.draw(_seed(shape, "checked"))
     rough_us = _rough(finalists, finalists.at(shape, windows))
     candidates = _right(finalists, rough_us, Gate(windows[0], shape.causal, heads=few_heads(shape)))
@@ -189,7 +189,7 @@ def _rough(finalists: Finalists, candidates: list[Candidate]) -> dict[Candidate,
     rough_us = {}
     for one in candidates:
         if finalists.tried(one, one.case.call) is not None:  # what compiles now is not timed
-            rough_us[one] = ours.roughly_us(one.case, finalists.device, ROUGH_CALLS)
+            rough_us[one] = cuda_events.roughly_us(one.case, finalists.device, ROUGH_CALLS)
     return rough_us
 
 
@@ -215,7 +215,7 @@ def _captured(finalists: Finalists, candidates: list[Candidate]) -> list[Candida
     """The candidates, with their graphs."""
     pool: Any = torch.cuda.graph_pool_handle()
     for one in candidates:
-        finalists.tried(one, partial(ours.capture, one.case, pool))
+        finalists.tried(one, partial(cuda_events.capture, one.case, pool))
     return [one for one in candidates if one.case.many is not None]
 
 
@@ -235,7 +235,7 @@ def _sampled(candidates: list[Candidate], device: torch.device) -> dict[Candidat
     """The median latency of each candidate in µs, from rounds in which all take turns in random order."""
     order = random.SystemRandom()
     samples_us: dict[Candidate, list[float]] = {one: [] for one in candidates}
-    with ours.sampling(device, WARM) as sampler:
+    with cuda_events.sampling(device, WARM) as sampler:
         for _ in range(ROUNDS):
             for one in order.sample(candidates, len(candidates)):
                 samples_us[one].append(sampler(one.case).latency_us)

@@ -8,7 +8,7 @@ import torch
 
 from attnlab.base.errors import UserError
 from attnlab.measure import processes
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices, environment, telemetry
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import ceilings, estimate, requests
@@ -27,7 +27,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     processes.die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
-    missing = [str(timing) for timing in study.timings if not ours.available(device, timing)]
+    missing = [str(timing) for timing in study.timings if not cuda_events.available(device, timing)]
     if len(missing) == len(study.timings):
         lacks = f"{device.type} lacks the clocks of the study ({', '.join(missing)})"
         raise UserError(f"nothing can be timed here, {lacks}: state one with the clock eager")
@@ -41,7 +41,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         "device": devices.describe(device),
         "environment": environment.fingerprint(device),
         "ceilings": ceilings.measure(device, dtypes),
-        "clocks": ours.calibrate(device),
+        "clocks": cuda_events.calibrate(device),
         "missing_clocks": missing,
         "telemetry": Telemetry(device).unavailable or "NVML",
         "planned_s": planned.shapes_s,

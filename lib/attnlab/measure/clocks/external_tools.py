@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from attnlab.measure.clocks import canary, ours, warm
+from attnlab.measure.clocks import canary, cuda_events, warm
 from attnlab.measure.instruments import devices, environment, tool
 from attnlab.measure.instruments.tool import PLAN, Refused
 from attnlab.measure.subjects.case import Case
@@ -143,7 +143,7 @@ def _each(cases: Cases, device: torch.device) -> Iterator[tuple[int, Case | None
 def _under_ncu(cases: Cases) -> None:
     """What ncu runs: our sampler, with ncu's window around the one call that the sampler would time."""
     device, runtime = torch.device("cuda"), torch.cuda.cudart()
-    takes = {cache: ours.sampler(device, timing) for cache, timing in TIMINGS.items()}
+    takes = {cache: cuda_events.sampler(device, timing) for cache, timing in TIMINGS.items()}
 
     def window(call: Callable[[], object]) -> None:
         torch.cuda.synchronize()
@@ -181,7 +181,7 @@ def _under_nvbench(cases: Cases, target: str) -> None:
             _, case, why = next(_each([cases[number]], device))
             if case is not None:
                 with case.selected():
-                    attempt(lambda: ours.capture(case, torch.cuda.graph_pool_handle()))
+                    attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
                 for cache, replay in (("cold", case.one), ("warm", case.many)):
                     assert replay is not None
                     replay.graph.replay()

@@ -38,7 +38,7 @@ def _kernel(device: torch.device) -> Any:
     except ImportError:
         return None
     module = cupy.RawModule(code=Path(__file__).with_suffix(".cu").read_text(), options=("-std=c++17",))
-    kernel = module.get_function("scrub")
+    kernel = module.get_function("poison")
     kernel.max_dynamic_shared_size_bytes = _shared_bytes(device)
     return kernel
 

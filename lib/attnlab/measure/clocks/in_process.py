@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from attnlab.measure.clocks import ours
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.clocks.traced import Piece, Trace
 from attnlab.measure.subjects.case import Case
 from attnlab.runs import methods
@@ -30,9 +30,9 @@ def methods_of(case: Case, device: torch.device) -> dict[str, Callable[[], Taken
     """The methods that take turns, each as a function that takes a sample; a failure is recorded under its name."""
     taking: dict[str, Callable[[], Taken]] = {}
     for name, timing in OURS.items():
-        taking[name] = partial(_sampled, name, ours.sampler(device, timing), case)
+        taking[name] = partial(_sampled, name, cuda_events.sampler(device, timing), case)
     taking[methods.DEVICE_REPEATED] = partial(
-        _sampled, methods.DEVICE_REPEATED, ours.sampler(device, WARM), _repeated(case)
+        _sampled, methods.DEVICE_REPEATED, cuda_events.sampler(device, WARM), _repeated(case)
     )
     for name, take in _THEIRS.items():
         taking[name] = partial(take, case)
@@ -42,11 +42,11 @@ def methods_of(case: Case, device: torch.device) -> dict[str, Callable[[], Taken
 def _repeated(case: Case) -> Case:
     """A case whose calls all read the same values: what the device clock would read of it if it trusted it."""
     repeated = Case(case.call, case.selected)
-    ours.capture(repeated, torch.cuda.graph_pool_handle())
+    cuda_events.capture(repeated, torch.cuda.graph_pool_handle())
     return repeated
 
 
-def _sampled(name: str, sampler: ours.Sampler, case: Case) -> Taken:
+def _sampled(name: str, sampler: cuda_events.Sampler, case: Case) -> Taken:
     return {name: sampler(case).latency_us}
 
 

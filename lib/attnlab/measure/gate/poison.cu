@@ -4,7 +4,7 @@
 constexpr int HELD = 48;  // registers that hold the word at once in each of 1024 threads, of 64 that there are for each
 
 // shared: `words` words, at least 1024; `never` is not written
-extern "C" __global__ void __launch_bounds__(1024, 1) scrub(unsigned word, int words, int rounds, unsigned* never) {
+extern "C" __global__ void __launch_bounds__(1024, 1) poison(unsigned word, int words, int rounds, unsigned* never) {
     extern __shared__ unsigned memory[];
     volatile unsigned* shared = memory;
     for (int i = threadIdx.x; i < words; i += blockDim.x) shared[i] = word;

@@ -1,6 +1,6 @@
-"""The witness: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
+"""The reference: attention on the same inputs by one of SDPA's backends, with which every timed output is compared.
 
-The oracle takes too long to be asked after each sample. The witness itself is checked against it once for each shape,
+The oracle takes too long to be asked after each sample. The reference itself is checked against it once for each shape,
 and again on the inputs of an output that is farther off than what the first values allow.
 """
 
@@ -28,13 +28,13 @@ from attnlab.runs.rules import GATE_FACTOR
 from attnlab.study.shapes import Shape
 
 COMPOSED = Implementation("composed operations", composed, ragged=lambda *given: by_sequence(composed, *given))
-WITNESSES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa.math")), COMPOSED)
+REFERENCES = (*(REGISTRY[name] for name in ("sdpa.flash", "sdpa.efficient", "sdpa.math")), COMPOSED)
 """The fastest first. The last one's error is by definition what the gate calls the framework's own."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far a tensor of an output may be from the witness's: what the gate allows, plus the witness's own error.
+    """How far a tensor of an output may be from the reference's: what the gate allows, plus the reference's own error.
 
     Both may come from other values than those that are compared. By chance they may be less than half a unit in the
     last place of the largest element, which is what rounding an output may cost: they count as that at least.
@@ -55,11 +55,11 @@ class Bound:
         return Error(grown * maximum, self.gate.mean + self.own.mean)
 
 
-class Witness:
+class ReferenceCheck:
     """Attention on the inputs that are in place, by windows.
 
     Attributes:
-        bounds: how far each tensor of an output may be from the witness's.
+        bounds: how far each tensor of an output may be from the reference's.
     """
 
     def __init__(self, windows: Windows, shape: Shape) -> None:
@@ -69,12 +69,12 @@ class Witness:
         self.bounds: list[Bound] = []
 
     def appoint(self, gate: Gate) -> None:
-        """Choose the first of `WITNESSES` that passes a gate whose inputs are window 0, as it is now.
+        """Choose the first of `REFERENCES` that passes a gate whose inputs are window 0, as it is now.
 
         Raises:
             OutOfMemory: the device's memory holds none of them.
         """
-        for self._implementation in WITNESSES:
+        for self._implementation in REFERENCES:
             try:
                 returned = attempt(lambda: self._computed(0))
                 errors = gate.errors(returned)
@@ -122,13 +122,13 @@ def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far an output was from the witness's.
+    """How far an output was from the reference's.
 
     Attributes:
         errors: of each tensor; `units` are those in the last place of their largest elements.
     """
 
-    witness: str
+    reference: str
     errors: list[Error]
     units: list[float]
     bounds: list[Bound]
@@ -141,7 +141,7 @@ class Comparison:
 
     def __str__(self) -> str:
         error, allowed = self._worst
-        return f"error against {self.witness} on the same inputs: {error}, allowed {allowed}"
+        return f"error against {self.reference} on the same inputs: {error}, allowed {allowed}"
 
     @property
     def _worst(self) -> tuple[Error, Error]:
@@ -151,22 +151,22 @@ class Comparison:
 
 
 class Tally:
-    """Comparisons of one case's outputs with the witness's. They stay on the device until they are read.
+    """Comparisons of one case's outputs with the reference's. They stay on the device until they are read.
 
     Args:
         most: how many outputs are compared at most.
     """
 
-    def __init__(self, witness: Witness, most: int, device: torch.device) -> None:
-        self._witness, self._count = witness, 0
-        self._found = torch.zeros(most, len(witness.bounds), 3, device=device)
+    def __init__(self, reference: ReferenceCheck, most: int, device: torch.device) -> None:
+        self._reference, self._count = reference, 0
+        self._found = torch.zeros(most, len(reference.bounds), 3, device=device)
         self._dtypes: tuple[torch.dtype, ...] = ()
 
     def compare(self, output: Output, window: int = 0) -> None:
-        """Compare an output with the witness's, then poison it, so that it has to be written again."""
+        """Compare an output with the reference's, then poison it, so that it has to be written again."""
         returned = output if isinstance(output, tuple) else (output,)
         self._dtypes = tuple(tensor.dtype for tensor in returned)
-        seen = zip(*self._witness.look(window), strict=True)
+        seen = zip(*self._reference.look(window), strict=True)
         for tensor, (right, largest), found in zip(returned, seen, self._found[self._count], strict=True):
             distance = tensor - right
             torch.linalg.vector_norm(distance, math.inf, dtype=torch.float32, out=found[0])
@@ -184,7 +184,7 @@ class Tally:
     def _comparison(self, found: list[list[float]]) -> Comparison:
         errors = [Error(maximum, mean) for maximum, mean, _ in found]
         units = [_unit(largest, dtype) for (*_, largest), dtype in zip(found, self._dtypes, strict=True)]
-        return Comparison(self._witness.name, errors, units, self._witness.bounds)
+        return Comparison(self._reference.name, errors, units, self._reference.bounds)
 
 
 def _largest(tensor: torch.Tensor) -> torch.Tensor:
