@@ -4,7 +4,7 @@
 PYTHON ?=
 # A run in data/ to render, or the name of one to measure.
 RUN ?=
-# A study in notebooks/params/, or a path to a YAML file.
+# A study in studies/, or a path to a YAML file.
 STUDY ?=
 # auto, cuda or cpu.
 DEVICE ?=
@@ -80,7 +80,7 @@ endif
 
 help:  ## list the targets
 	awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	echo '  variables: RUN=<a run in data/> STUDY=<a file in notebooks/params/> DEVICE=<cuda|cpu> LONG=1 PYTHON=<an interpreter>'
+	echo '  variables: RUN=<a run in data/> STUDY=<a file in studies/> DEVICE=<cuda|cpu> LONG=1 PYTHON=<an interpreter>'
 	echo '  many GPUs: GPUS=<a number of them here|all>, or SCHEDULER=<the address of a Dask scheduler>'
 
 report: $(if $(RUN),$(rendering),$(call ready,$(MEASURING)))  ## measure on the best device here and render; RUN=<name> renders a recorded run and measures nothing

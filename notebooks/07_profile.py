@@ -14,7 +14,7 @@
 
 # %% tags=["parameters"]
 run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
-study: str = "quick"  # what to measure: a file in params/
+study: str = "quick"  # what to measure: a file in studies/
 device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%

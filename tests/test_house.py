@@ -323,7 +323,7 @@ def test_the_readme_leads_to_every_page():
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_paths_and_names_on_a_page_are_there(page):
-    tops = "benchmarks|data|docs|figures|kernels|lib|notebooks|reports|tests|tools"
+    tops = "benchmarks|data|docs|figures|kernels|lib|notebooks|reports|studies|tests|tools"
     for path in re.findall(rf"`((?:{tops})/[\w./-]*)`", TEXTS[page]):
         assert (ROOT / path).exists() or path == "kernels/mine.cu", path
     for name in re.findall(r"`attnlab\.([\w.]+)", TEXTS[page]):

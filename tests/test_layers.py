@@ -16,7 +16,7 @@ PACKAGE = paths.ROOT / "lib" / "attnlab"
 LAYERS = (
     ("base",),
     ("study",),
-    ("build", "runs", "literature"),
+    ("compile", "runs", "literature"),
     ("measure", "infer"),
     ("exhibits",),
     ("export", "obtain"),

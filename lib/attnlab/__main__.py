@@ -13,7 +13,7 @@ from attnlab import obtain
 from attnlab.base import paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.base.version import VERSION
-from attnlab.build import check
+from attnlab.compile import check
 from attnlab.runs import models as recorded
 from attnlab.runs import read, schema, write
 from attnlab.study import implementations, models, studies
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         sub = commands.add_parser(name, help=about)
         sub.add_argument("--run", default="", help="name of a run in data/")
-        sub.add_argument("--study", default="", help="a study in notebooks/params/, or a path to a YAML file")
+        sub.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
         sub.add_argument("--device", default="auto", choices=obtain.DEVICES[:3], help="where to measure")
         sub.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
         sub.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")

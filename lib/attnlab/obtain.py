@@ -100,7 +100,7 @@ def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
 
     Args:
         run: a folder in data/; empty for the newest run of the study, which is measured now if there is none.
-        study: a name in notebooks/params/ or a path to a YAML file.
+        study: a name in studies/ or a path to a YAML file.
         device: ``auto``, ``cuda``, ``cpu``, or ``none`` to measure nothing.
 
     Raises:

@@ -57,12 +57,12 @@ def test_measuring_reaches_what_it_runs_in_other_processes_and_languages():
     } <= reached
     assert {f"measure/subjects/{name}.py" for name in ("attend", "peers", "rungs", "sdpa", "oracle")} <= reached
     assert {"measure/instruments/counters.py", "measure/gate/poison.cu", "measure/session/ceilings.cu"} <= reached
-    assert {"runs/rules.py", "runs/write.py", "study/shapes.py", "build/nvrtc.py", "base/sources.py"} <= reached
+    assert {"runs/rules.py", "runs/write.py", "study/shapes.py", "compile/nvrtc.py", "base/sources.py"} <= reached
 
 
 def test_measuring_reaches_nothing_that_infers_or_shows():
     folders = {name.split("/")[0] for name in sources.digests(RECORD)}
-    assert folders == {"base", "build", "measure", "runs", "study"}
+    assert folders == {"base", "compile", "measure", "runs", "study"}
 
 
 def test_a_digest_is_of_the_file():

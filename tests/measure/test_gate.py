@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import gated
 
-from attnlab.build import check, nvrtc
+from attnlab.compile import check, nvrtc
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import environment

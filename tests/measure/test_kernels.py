@@ -18,8 +18,8 @@ from ladders import SOURCE, TILE, rung
 from attnlab import __main__
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.build import check, nvrtc, occupancy
-from attnlab.build.nvrtc import Build, Instance
+from attnlab.compile import check, nvrtc, occupancy
+from attnlab.compile.nvrtc import Build, Instance
 from attnlab.infer.kernels import rungs as recorded_rungs
 from attnlab.measure.session import record
 from attnlab.measure.subjects import registry, rungs

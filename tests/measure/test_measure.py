@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlab.base.errors import UserError
-from attnlab.build import check, nvrtc, occupancy
+from attnlab.compile import check, nvrtc, occupancy
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.gate.gate import Gate

@@ -180,7 +180,7 @@ def fail_device(finalists):
 
 
 def test_no_study_and_no_published_run_has_a_shape_that_is_tuned_on():
-    measured = {shape for path in paths.PARAMS.glob("*.yaml") for shape in studies.load(path.stem).shapes}
+    measured = {shape for path in paths.STUDIES.glob("*.yaml") for shape in studies.load(path.stem).shapes}
     for name, manifest in read.manifests():
         measured |= set(studies.recorded(manifest | {"name": name}).shapes)
     assert measured

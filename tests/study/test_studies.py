@@ -13,14 +13,14 @@ from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-PARAMS = sorted(path.stem for path in paths.PARAMS.glob("*.yaml"))
+STUDIES = sorted(path.stem for path in paths.STUDIES.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert PARAMS == ["backends", "cpu", "gpu", "ladder", "peers", "quick", "scaling", "values"]
+    assert STUDIES == ["backends", "cpu", "gpu", "ladder", "peers", "quick", "scaling", "values"]
 
 
-@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_shipped_study_holds_its_target_in_every_full_sweep(name):
     study = studies.load(name)
     assert study.name == name
@@ -29,7 +29,7 @@ def test_a_shipped_study_holds_its_target_in_every_full_sweep(name):
     assert ("values" if name == "values" else "seq_len") in study.sweeps
     for sweep in {"seq_len", "batch", "heads", "values"} & set(study.sweeps):
         assert study.target_shape in study.sweep(sweep)
-    assert study == studies.load(paths.PARAMS / f"{name}.yaml")
+    assert study == studies.load(paths.STUDIES / f"{name}.yaml")
 
 
 def test_a_ladder_is_read_only_for_its_kernels(tmp_path, monkeypatch):
@@ -46,7 +46,7 @@ def test_a_ladder_is_read_only_for_its_kernels(tmp_path, monkeypatch):
     ("stated", "expected"),
     [
         ("gpu", "gpu"),
-        ("notebooks/params/gpu.yaml", "notebooks/params/gpu.yaml"),
+        ("studies/gpu.yaml", "studies/gpu.yaml"),
         ("./notebooks/../mine.yml", "mine.yml"),
         (f"{paths.ROOT}/data/mine.yaml", "data/mine.yaml"),
         ("/elsewhere/on/this/machine/mine.yaml", "mine.yaml"),
@@ -249,12 +249,12 @@ def test_one_e_two_in_yaml_is_a_string_and_is_refused(write_study):
         studies.load(path)
 
 
-@pytest.mark.parametrize("name", ["nope", "../params/nope", "nope.yaml", ""])
+@pytest.mark.parametrize("name", ["nope", "../studies/nope", "nope.yaml", ""])
 def test_a_study_that_is_not_there_tells_which_are(name):
     with pytest.raises(UserError) as caught:
         studies.load(name)
     there = "backends, cpu, gpu, ladder, peers, quick, scaling, values"
-    assert str(caught.value) == f"there is no study {name!r}; notebooks/params/ has {there}"
+    assert str(caught.value) == f"there is no study {name!r}; studies/ has {there}"
 
 
 def test_a_name_is_known_or_the_nearest_is_told():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = ROOT / "notebooks"
-PARAMS = NOTEBOOKS / "params"
+STUDIES = ROOT / "studies"
 REFERENCE = ROOT / "data" / "reference"
 
 

@@ -1,6 +1,6 @@
 """The ladder: the hand-written kernels, each improving on an earlier one, as kernels/ladder.toml states them.
 
-Nothing here needs a GPU or a compiler. `attnlab.build` compiles a rung, and the half that measures launches it.
+Nothing here needs a GPU or a compiler. `attnlab.compile` compiles a rung, and the half that measures launches it.
 """
 
 import ast

@@ -24,7 +24,7 @@ MOST_SHAPES = 10_000
 MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
 """Beyond these, a run would take years, or be too large to be read."""
 FILES = (".yaml", ".yml")
-"""The ends of a path to a study; what ends otherwise is a name in notebooks/params/."""
+"""The ends of a path to a study; what ends otherwise is a name in studies/."""
 TRACED = 4
 """CUPTI's durations take long to be read and vary little, so that a quarter of the samples says as much."""
 DTYPES = ("float16", "bfloat16", "float32")
@@ -68,7 +68,7 @@ class Timing(BaseModel):
 
 
 class Study(BaseModel):
-    """What a run measures, as a file in notebooks/params/ states it.
+    """What a run measures, as a file in studies/ states it.
 
     Nsight Compute counts one call of each implementation at the target, and at the shapes `counted`, of those that are
     not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
@@ -165,16 +165,16 @@ def shown(name: str) -> str:
 
 
 def load(name: str | Path) -> Study:
-    """Read a study: a name in notebooks/params/, or a path to a YAML file.
+    """Read a study: a name in studies/, or a path to a YAML file.
 
     Raises:
         UserError: there is no such file, it isn't valid YAML, or it states something that can't be measured.
     """
-    path = Path(name) if str(name).endswith(FILES) else paths.PARAMS / f"{name}.yaml"
+    path = Path(name) if str(name).endswith(FILES) else paths.STUDIES / f"{name}.yaml"
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in paths.PARAMS.glob("*.yaml")))
+        there = ", ".join(sorted(p.stem for p in paths.STUDIES.glob("*.yaml")))
         ends = f"; a path to a study ends with {' or '.join(FILES)}" if Path(name).is_file() else ""
-        raise UserError(f"there is no study {str(name)!r}; notebooks/params/ has {there}{ends}")
+        raise UserError(f"there is no study {str(name)!r}; studies/ has {there}{ends}")
     where = paths.shown(path)
     try:
         stated = yaml.load(path.read_text(), _Loader)

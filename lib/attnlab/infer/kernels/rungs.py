@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnlab.base import paths
-from attnlab.build import occupancy
+from attnlab.compile import occupancy
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.schema import CASE, Run, is_of

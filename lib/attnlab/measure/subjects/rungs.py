@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from attnlab.base import paths
-from attnlab.build import nvrtc
+from attnlab.compile import nvrtc
 from attnlab.measure.subjects import maps
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.build import nvrtc, occupancy
-from attnlab.build.nvrtc import Build, Instance
+from attnlab.compile import nvrtc, occupancy
+from attnlab.compile.nvrtc import Build, Instance
 from attnlab.study import ladder
 from attnlab.study.ladder import MASKS, Rung, Tile
 
