@@ -161,7 +161,8 @@ def independent(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
 
     Of `LEAST_CARDS` cards and more, as `by_card` gives them; else a 1-D array per replicate.
     """
-    return by_card(rows, cards) if enough(rows["process"].map(cards).dropna()) else by_replicate(rows)
+    found = by_card(rows, cards) if enough(cards.values()) else []
+    return found if len(found) >= LEAST_CARDS else by_replicate(rows)
 
 
 def enough(cards: Iterable[str]) -> bool:
@@ -171,8 +172,8 @@ def enough(cards: Iterable[str]) -> bool:
 
 def by_card(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
     """The latencies of a case under one timing: for each card a 2-D array with a row per replicate."""
-    card = rows["process"].map(cards)
-    return [np.stack(by_replicate(rows[card == one])) for one in card.dropna().unique()]
+    on = np.array([cards.get(process, "") for process in rows["process"]])
+    return [np.stack(by_replicate(rows[on == card])) for card in dict.fromkeys(on) if card]
 
 
 def by_replicate(rows: pd.DataFrame) -> list[np.ndarray]:

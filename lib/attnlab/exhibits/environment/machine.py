@@ -97,11 +97,11 @@ def effort_words(results: Results) -> str:
     return say("environment.effort", samples=sample_words(results.study), **facts)
 
 
-def sample_words(study: Study, unit: str = " samples") -> str:
+def sample_words(study: Study) -> str:
     """``100 samples``; a clock that takes fewer than the study states is named."""
     taken = {f"`{timing.clock}`": study.rounds(timing) for timing in study.timings}
     fewer = [f"{count} by {clock}" for clock, count in taken.items() if count != study.samples]
-    return f"{study.samples}{unit}" + (f" ({formats.listing(fewer)})" if fewer else "")
+    return f"{study.samples} samples" + (f" ({formats.listing(fewer)})" if fewer else "")
 
 
 def replicate_words(results: Results) -> str:

@@ -27,7 +27,7 @@ def checklist(results: Results) -> Table:
     """The points of a reproducibility checklist, answered from the manifest and the tables."""
     manifest, checks = results.run.manifest, results.run.checks
     environment, study = manifest["environment"], results.study
-    each = sample_words(study, "").replace("`", "")
+    samples = f"{sample_words(study)} in each of {formats.count(effort(results).replicates, 'replicate')}"
     resamples = f"{rules.RESAMPLES:,}".replace(",", " ")
     rows = [
         ("hardware named", f"{manifest['device']['name']}, driver {environment['driver']}"),
@@ -37,7 +37,7 @@ def checklist(results: Results) -> Table:
         ),
         ("settings locked and asserted", f"{len(environment['settings'])} settings, hash {environment['hash'][:16]}"),
         ("inputs", "of the shape's values, seeded by shape, replicate and purpose"),
-        ("samples a case and timing", f"{each} in each of {formats.count(effort(results).replicates, 'replicate')}"),
+        ("samples a case and timing", Inline(samples)),
         ("order", "rounds interleaved, random within each"),
         (
             "warm-up",
