@@ -27,16 +27,6 @@ show
 show("profile.how")
 
 # %% [markdown]
-# ## What was launched
-#
-# A multiprocessor hides latency by switching between the warps that it holds; registers, shared memory and the number
-# of CTAs limit how many those are. A kernel can do well with few, if each of its warps has much to do that doesn't
-# depend on the last instruction's result.
-
-# %%
-show("profile.launches")
-
-# %% [markdown]
 # ## What holds each back
 #
 # A unit's use is in percent of its peak rate over the kernel's whole time. No reordering saves that share of the time; only

@@ -13,7 +13,7 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.words import say
-from attnlab.infer.facts.gate import Differing, Gate, Outputs
+from attnlab.infer.facts.gate import Differing, Outputs
 from attnlab.infer.facts.lengths import Costliest, Pair
 from attnlab.infer.lookup import NotMeasured, Wins
 from attnlab.infer.results import Absence, Results
@@ -52,15 +52,6 @@ def test_a_bandwidth_above_the_ceiling_is_marked():
     assert first.value == pytest.approx(131072 / 1.2e3)
     assert first.mark.startswith("† above the copy ceiling")
     assert not [cell for cell in others if isinstance(cell, Marked)]
-
-
-def test_a_throughput_above_the_ceiling_is_marked_beside_itself():
-    slow = synthetic.CEILINGS | {"matmul.float16": (0.5, "TFLOP/s")}
-    study = {"implementations": ["sdpa.auto"], "timings": synthetic.STUDY["timings"][:1]}
-    of = synthetic.infer(synthetic.Recipe(study=study, ceilings=slow, fates={}))
-    frame = sweeps.sweep(of, "seq_len", "sdpa.auto").frame
-    assert {cell.mark[:40] for cell in frame["throughput_tflops"]} == {"‡ above the measured ceiling of matrix p"}
-    assert not [cell for cell in frame["bandwidth_gbs"] if isinstance(cell, Marked)]
 
 
 def test_a_causal_sweep_names_its_convention():
@@ -192,6 +183,9 @@ def test_the_gate_by_implementation():
     assert shares.pop("sdpa.math") == pytest.approx(250)
     assert set(shares.values()) == {50}
     assert "elements that differ between runs" not in frame
+    none = Results(replace(inferred().run, checks=inferred().run.checks.head(0)), inferred().table)
+    assert correctness.correctness(none) == Missing("*The gate has made no checks yet.*")
+    assert "150 checks and 3 failed" in correctness.correctness(inferred()).markdown
 
 
 def test_what_differs_between_two_runs_is_marked_and_not_failed():
@@ -231,7 +225,9 @@ def test_without_lengths_there_is_no_figure_of_them():
 # ----------------------------------------------------------------------------------------------------------- sentences
 
 OUTPUTS = Outputs(1200, 67.2, [(["sdpa.math", "kernel.naive"], TARGET), (["sdpa.flash"], ONE_BATCH)])
-GATE = Gate(150, 3, 0.005, 0.001, OUTPUTS, [Differing("sdpa.flash", 3, 65536, 1)])
+GATE = {"checks": 150, "failed": 3, "errors": {"max_error": 0.005, "framework_max_error": 0.001}} | {
+    "outputs": OUTPUTS, "differing": [Differing("sdpa.flash", 3, 65536, 1)]
+}  # fmt: skip
 ROW = {"throughput_tflops": 590.0, "throughput_mark": "‡ above it", "implementation": "sdpa.flash"}
 SPREAD = {"name": "sdpa.math", "quartiles_pct": 0.7, "shape": TARGET, "timing": "device clock"}
 
@@ -244,14 +240,14 @@ SPREAD = {"name": "sdpa.math", "quartiles_pct": 0.7, "shape": TARGET, "timing": 
         ("throughput", {"row": ROW, "where": "S=4096", "timing": "warm", "causal": False}, "at S=4096. Throughput,"),
         ("errors", {"nearest": (24, "a"), "sweep": "b", "infinite": True, "zero": True}, "upper edge are errors that"),
         ("errors", {"nearest": None, "sweep": "b", "infinite": False, "zero": False}, "The largest error against"),
-        ("correctness", {"gate": GATE}, "150 checks and 3 failed, and their"),
+        ("correctness", GATE, "150 checks and 3 failed, and their"),
         (
             "correctness",
-            {"gate": GATE},
+            GATE,
             "of `sdpa.math` and `kernel.naive` at (2, 4, 128, 64) float16; `sdpa.flash` at",
         ),
-        ("correctness", {"gate": GATE}, "differ in up to 3 of 65,536 elements, at 1 shape."),
-        ("correctness", {"gate": replace(GATE, failed=0, outputs=None, differing=[])}, "150 checks and all passed. On"),
+        ("correctness", GATE, "differ in up to 3 of 65,536 elements, at 1 shape."),
+        ("correctness", GATE | {"failed": 0, "outputs": None, "differing": []}, "150 checks and all passed. On"),
         ("timed_outputs", {"outputs": OUTPUTS}, "1,200 timed outputs were compared"),
         ("timed_outputs", {"outputs": OUTPUTS._replace(compared=1)}, "1 timed output was compared"),
         ("timed_outputs", {"outputs": None}, "no timed output itself was."),

@@ -37,14 +37,9 @@ def launch(function: str = "void one<64>(float*)", **changes: float) -> dict:
         "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
         "read": "dram__bytes_read.sum",
         "write": "dram__bytes_write.sum",
-        "registers": "launch__registers_per_thread",
-        "by_registers": "launch__occupancy_limit_registers",
-        "by_shared": "launch__occupancy_limit_shared_mem",
-        "by_blocks": "launch__occupancy_limit_blocks",
     }
     values = {"cycles": 1000, "active": 800, "issue": 25, "duration": 500, "tensor": 20, "xu": 10, "dram": 5}
-    values |= {"accesses": 100, "shared": 40, "conflicts": 25, "read": 1e5, "write": 5e4, "registers": 168}
-    values |= {"by_registers": 3, "by_shared": 2, "by_blocks": 32}
+    values |= {"accesses": 100, "shared": 40, "conflicts": 25, "read": 1e5, "write": 5e4}
     stalls = {"long_scoreboard": 6.0, "barrier": 2.0, "selected": 1.0, "not_selected": 5.0}
     metrics = {named[key]: value for key, value in (values | changes).items()}
     stalled = {f"smsp__average_warps_issue_stalled_{r}_per_issue_active.ratio": w for r, w in stalls.items()}
@@ -170,17 +165,13 @@ def test_a_counter_that_is_missing_is_shown_as_such():
     results = counted({"sdpa.auto": [bare]})
     (found,) = inferred.of(results)
     assert found.bottlenecks[0].title == "waiting for global memory"
-    for show in (profile.how, profile.launches, profile.traffic, profile.bottlenecks, profile.findings):
+    for show in (profile.how, profile.traffic, profile.bottlenecks, profile.findings):
         assert "nan" not in plain(show(results))
     assert "—" in plain(profile.traffic(results))
 
 
 def test_the_tables_have_a_row_for_each():
     results = profiled()
-    launches = profile.launches(results).frame.set_index("implementation")
-    assert list(launches.index) == list(COUNTERS)
-    assert launches.loc["sdpa.math", ["longest kernel", "launches", "its share"]].tolist() == ["large", 2, 75]
-    assert launches.loc["sdpa.auto", ["longest kernel", "registers", "limited by"]].tolist() == ["one", 168, "shared"]
     traffic = profile.traffic(results).frame.set_index("implementation")
     assert traffic.loc["sdpa.math", ["µs in ncu", "DRAM (MB)", "bank conflicts"]].tolist() == [1, 0.3, 25]
     assert profile.bottlenecks(results).frame.loc[1].tolist() == [
@@ -286,7 +277,7 @@ def test_a_run_without_counters_says_why_once(recipe):
     with pytest.raises(NotMeasured, match=r"^No counters were recorded, so .*: [\w ,]+$"):
         inferred.of(results)
     assert re.fullmatch(r"\*No counters were recorded, so [^.]+\.\*", profile.how(results).markdown)
-    for show in (profile.launches, profile.bottlenecks, profile.beyond, profile.steps):
+    for show in (profile.traffic, profile.bottlenecks, profile.beyond, profile.steps):
         assert show(results) is None
 
 

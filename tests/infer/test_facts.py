@@ -24,14 +24,6 @@ def with_samples(**columns) -> Results:
     return Results(replace(inferred().run, samples=inferred().run.samples.assign(**columns)), inferred().table)
 
 
-def test_the_gate_is_counted():
-    found = gate.gate(inferred())
-    assert (found.checks, found.failed, found.error, found.differing) == (150, 3, 0.005, [])
-    assert (gate.gate(lonely()).checks, gate.gate(lonely()).failed) == (16, 0)
-    with pytest.raises(NotMeasured, match=r"^The gate has made no checks yet$"):
-        gate.gate(with_checks(inferred().run.checks.head(0)))
-
-
 def test_timed_outputs_are_counted_and_the_worst_are_named():
     samples = inferred().run.samples
     worst = (samples["implementation"] == "sdpa.math") & is_of(samples, SHORT) & (samples["replicate"] == 1)

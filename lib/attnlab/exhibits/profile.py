@@ -19,15 +19,12 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.words import say
 from attnlab.infer import counters
-from attnlab.infer.counters import FAR, SATURATED_PCT, count, has_counters
+from attnlab.infer.counters import FAR, SATURATED_PCT, has_counters
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs import metrics
 from attnlab.study.shapes import Shape
 
-NAME = 24
-"""The length of a kernel's name in a table of many columns."""
-LIMITS = {"registers": "registers", "shared_mem": "shared", "warps": "warps", "blocks": "CTAs"}
 PLACES = ("first", "second", "third")
 
 
@@ -36,32 +33,6 @@ def how(results: Results) -> Prose:
     """How the counters were taken and what they are not used for, or why there are none."""
     profiles, taken = counters.of(results), results.run.manifest["profile"]
     return Prose(say("profile.how", shape=results.study.target_shape, profiles=profiles, taken=taken))
-
-
-@exhibit("profile.launches", where=has_counters)
-def launches(results: Results) -> Table:
-    """The longest launch of each call: its size and its occupancy."""
-    rows = []
-    for profile in counters.of(results):
-        launch = profile.longest
-        rows.append(
-            {
-                "implementation": profile.implementation,
-                "longest kernel": formats.shortened(formats.kernel(launch["function"]), NAME),
-                "launches": len(profile.launches),
-                "its share": profile.longest_share_pct,
-                "CTAs": count(launch, metrics.CTAS),
-                "threads": count(launch, metrics.THREADS),
-                "registers": count(launch, metrics.REGISTERS),
-                "shared (KiB)": (count(launch, metrics.SHARED_DYNAMIC) + count(launch, metrics.SHARED_STATIC)) / 2**10,
-                "warps": count(launch, metrics.WARPS),
-                "at most": count(launch, metrics.WARPS_AT_MOST),
-                "limited by": formats.listing([LIMITS[limit] for limit in counters.limits(launch)]),
-            }
-        )
-    shows = dict.fromkeys(("CTAs", "threads", "registers"), formats.whole)
-    shows |= dict.fromkeys(("its share", "warps", "at most"), formats.percent)
-    return Table(pd.DataFrame(rows), "The longest launch of each call.", say("profile.launches"), shows=shows)
 
 
 @exhibit("profile.traffic", where=has_counters)

@@ -268,13 +268,6 @@ def first_bottlenecks(results: Results) -> tuple[Shares, Shares]:
     return busy, waiting
 
 
-def limits(launch: pd.Series) -> list[str]:
-    """The resources that limit the CTAs on a multiprocessor, by their names in `CTA_LIMITS`; empty if not counted."""
-    ctas = {limit: count(launch, metric) for limit, metric in metrics.CTA_LIMITS.items()}
-    least = min((amount for amount in ctas.values() if not np.isnan(amount)), default=np.nan)
-    return [limit for limit, amount in ctas.items() if amount == least]
-
-
 def _cycles(launch: pd.Series) -> dict[str, float]:
     """The cycles of one launch, by what happened in them."""
     elapsed, active = launch[CYCLES], count(launch, metrics.CYCLES_ACTIVE)

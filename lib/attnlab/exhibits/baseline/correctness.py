@@ -10,7 +10,7 @@ from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.style import before_others, few_powers_of_two, look, plain_logarithm
 from attnlab.exhibits.words import say
 from attnlab.infer.facts import gate
-from attnlab.infer.lookup import on_values
+from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results
 
 SWEEP = "seq_len"
@@ -50,7 +50,13 @@ def errors(results: Results) -> Figure:
 @exhibit("baseline.correctness")
 def correctness(results: Results) -> Prose:
     """The gate in two sentences."""
-    return Prose(say("baseline.correctness", gate=gate.gate(results)))
+    checks = results.run.checks
+    if checks.empty:
+        raise NotMeasured("The gate has made no checks yet")
+    counts = {"checks": len(checks), "failed": int((~checks["passed"].astype(bool)).sum())}
+    errors = on_values(checks)[["max_error", "framework_max_error"]].max()
+    found = {"outputs": gate.timed_outputs(results), "differing": gate.differing(checks)}
+    return Prose(say("baseline.correctness", errors=errors, **counts, **found))
 
 
 def timed_outputs(results: Results) -> str:

@@ -32,10 +32,7 @@ def reproducibility(results: Results) -> Group:
 
 def words(repetition: Repetition) -> Prose:
     """How many medians were reproduced, how many moved, and how far replicates scatter."""
-    here, there = (repeat.recording(of) for of in (repetition.here, repetition.there))
-    apart_s = abs((here.began - there.began).total_seconds())
-    sides = {"here": here, "there": there, "apart_s": apart_s}
-    return Prose(say("baseline.reproducibility", r=repetition, near_pct=NEAR_PCT, least_us=LEAST_US, **sides))
+    return Prose(say("baseline.reproducibility", r=repetition, near_pct=NEAR_PCT, least_us=LEAST_US))
 
 
 def drawn(repetition: Repetition) -> Figure:

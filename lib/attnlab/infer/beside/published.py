@@ -128,14 +128,12 @@ class Curves(NamedTuple):
 
 
 class PeakAtClock(NamedTuple):
-    """The datasheet's peak of a Hopper GPU, the clock that it implies, and the peak at the highest clock of a run."""
+    """The datasheet's peak of a Hopper GPU, the clock that it implies, and the highest clock of a run."""
 
-    peak_tflops: float
+    tflops: float
     multiprocessors: int
-    flops_per_clock: int
-    peak_mhz: float
+    mhz: float
     highest_mhz: float
-    peak_there_tflops: float
 
 
 def curves(results: Results) -> dict[Panel, Curves]:
@@ -190,9 +188,10 @@ def peak_at_clock(results: Results) -> PeakAtClock | None:
     sheet = datasheet(device["name"])
     if sheet is None or device.get("compute_capability") != "9.0" or clocks.empty:
         return None
-    per_mhz, peak = device["multiprocessors"] * HOPPER_FLOPS_PER_CLOCK / 1e6, float(sheet["matmul_float16_tflops"])
-    mhz = float(clocks.max())
-    return PeakAtClock(peak, device["multiprocessors"], HOPPER_FLOPS_PER_CLOCK, peak / per_mhz, mhz, mhz * per_mhz)
+    peak, multiprocessors = float(sheet["matmul_float16_tflops"]), device["multiprocessors"]
+    return PeakAtClock(
+        peak, multiprocessors, 1e6 * peak / multiprocessors / HOPPER_FLOPS_PER_CLOCK, float(clocks.max())
+    )
 
 
 def _lines(cases: Cases) -> dict[Panel, dict[str, "pd.Series[float]"]]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,45 +139,16 @@ class Repetition:
         return bool(mine) and not mine & {key[0] for key in self.shared}
 
     @property
-    def scatter(self) -> "Scatter | None":
-        """How far medians are apart within and between the runs; None where a run has one replicate."""
-        here, there = ([getattr(case, side).spread_pct for case in self.cases] for side in ("here", "there"))
-        if not self.cases or np.isnan([*here, *there]).any():
+    def scatter(self) -> dict[str, tuple[float, float]] | None:
+        """How far medians are apart in percent, at most and in half of the cases; None where a run has one replicate.
+
+        Those of replicates within each run, ``here`` and ``there``, and those of the runs, ``between``.
+        """
+        sides = {side: [getattr(case, side).spread_pct for case in self.cases] for side in ("here", "there")}
+        if not self.cases or np.isnan(list(sides.values())).any():
             return None
-        between = [abs(case.change.estimate) for case in self.cases]
-        return Scatter(*(Apart(max(some), float(np.median(some))) for some in (here, there, between)))
-
-
-class Apart(NamedTuple):
-    """How far medians are apart, in percent: at most, and in half of the cases."""
-
-    most: float
-    half: float
-
-
-class Scatter(NamedTuple):
-    """How far medians are apart: those of replicates within each run, and those of the runs."""
-
-    here: Apart
-    there: Apart
-    between: Apart
-
-
-class Recording(NamedTuple):
-    """When and where a run was recorded.
-
-    Attributes:
-        ended: None for a run that isn't complete.
-        replicates: the complete ones; `has_part` where there is a part of one more.
-    """
-
-    name: str
-    device: str
-    cards: set[str]
-    began: datetime
-    ended: datetime | None
-    replicates: int
-    has_part: bool
+        apart = sides | {"between": [abs(case.change.estimate) for case in self.cases]}
+        return {side: (max(some), float(np.median(some))) for side, some in apart.items()}
 
 
 class Differences(NamedTuple):
@@ -256,45 +226,28 @@ def find(results: Results) -> Repetition:
     return Repetition(results, other, timing, keys, cases, sorted(both_ran & other_sources(results, other)))
 
 
-def recording(results: Results) -> Recording:
-    """When and where a run was recorded."""
-    manifest, sizes = results.run.manifest, results.run.cases.groupby("replicate").size()
-    ended = datetime.fromisoformat(manifest["finished"]) if "finished" in manifest else None
-    whole = int((sizes == sizes.max()).sum())
-    began = datetime.fromisoformat(manifest["created"])
-    names = results.run.name, manifest["device"]["name"], set(results.run.cards)
-    return Recording(*names, began, ended, whole, len(sizes) > whole)
-
-
 def differences(here: Results, there: Results) -> Differences:
     """What differs between two runs in environment and code, and their ceilings: if these moved, the machine did."""
     mine, its = here.run.manifest, there.run.manifest
-    stated, other = _stated(mine), _stated(its)
-    names = [name for name in {**stated, **other} if stated.get(name) != other.get(name)]
-    unknown = "not recorded"
-    rows: list[tuple[str, Any, Any]] = [(n, stated.get(n, unknown), other.get(n, unknown)) for n in names]
+    stated = pd.concat([_stated(mine), _stated(its)], axis=1).fillna("not recorded")
+    differing = stated[stated.iloc[:, 0] != stated.iloc[:, 1]]
+    rows: list[tuple[str, Any, Any]] = list(differing.itertuples(name=None))
     files = read.sources_changed(mine, its)
     if files:
         rows.append(("measuring code", f"commit {mine['commit'][:7]}", f"commit {its['commit'][:7]}"))
-    ours, theirs = (
-        {f"{ceiling.title} ({ceiling.unit})": ceiling.measured for ceiling in of.ceilings.all if ceiling.measured}
-        for of in (here, there)
-    )
-    rows += [(title, ours[title], theirs[title]) for title in ours if title in theirs]
-    apart = {name.split()[0] for name in names}
-    return Differences(
-        rows, [field for field in FIELDS if field in mine["environment"] and field not in apart], len(files)
-    )
+    theirs = {ceiling.name: ceiling.measured for ceiling in there.ceilings.all}
+    for ceiling in here.ceilings.all:
+        if ceiling.measured and theirs.get(ceiling.name):
+            rows.append((f"{ceiling.title} ({ceiling.unit})", ceiling.measured, theirs[ceiling.name]))
+    apart = {name.split()[0] for name in differing.index}
+    same = [field for field in FIELDS if field in mine["environment"] and field not in apart]
+    return Differences(rows, same, len(files))
 
 
-def _stated(manifest: Manifest) -> dict[str, str]:
-    """The environment in a manifest, a line for each value."""
-    lines: dict[str, str] = {}
-    for field in FIELDS:
-        value = manifest["environment"].get(field)
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        lines |= {f"{field} {part}".strip(): str(stated) for part, stated in parts if stated is not None}
-    return lines
+def _stated(manifest: Manifest) -> pd.Series:
+    """The environment in a manifest, a text for each value."""
+    fields = {field: value for field, value in manifest["environment"].items() if field in FIELDS}
+    return pd.json_normalize(fields, sep=" ").iloc[0].dropna().map(str)
 
 
 def others(results: Results) -> Iterator[Results]:

@@ -1,6 +1,5 @@
 """How near the errors of a run came to what its correctness gate allows."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -40,18 +39,6 @@ class Differing(NamedTuple):
     shapes: int
 
 
-@dataclass(frozen=True)
-class Gate:
-    """All checks of a run; the errors are the largest on the values that are timed."""
-
-    checks: int
-    failed: int
-    error: float
-    framework_error: float
-    outputs: Outputs | None
-    differing: list[Differing]
-
-
 class Errors(NamedTuple):
     """The largest errors of the checks along a sweep, by implementation and shape, and what the gate allows there."""
 
@@ -68,20 +55,6 @@ class Errors(NamedTuple):
             if np.isfinite(error) and self.allowed[shape] > 0
         ]
         return max(shares, default=None)
-
-
-def gate(results: Results) -> Gate:
-    """All checks of a run, counted.
-
-    Raises:
-        NotMeasured: there are none.
-    """
-    checks = results.run.checks
-    if checks.empty:
-        raise NotMeasured("The gate has made no checks yet")
-    timed, failed = on_values(checks), int((~checks["passed"].astype(bool)).sum())
-    largest = float(timed["max_error"].max()), float(timed["framework_max_error"].max())
-    return Gate(len(checks), failed, *largest, timed_outputs(results), differing(checks))
 
 
 def timed_outputs(results: Results) -> Outputs | None:
