@@ -273,8 +273,7 @@ def _of_sheet(device: str, column: str, value: Any) -> Row | None:
     if not unit or pd.isna(value):
         return None
     printed = value if unit == TEXT else f"{value:g}"
-    place = {"document": device, "place": SHEET, "subject": device}
-    return Row(id=column, quantity=column, value=printed, unit=unit, **place)
+    return Row(id=column, document=device, place=SHEET, subject=device, quantity=column, value=printed, unit=unit)
 
 
 def _parts(cell: str | None) -> list[str]:
