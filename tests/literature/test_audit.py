@@ -268,7 +268,7 @@ def line_of(path: Path, start: str) -> int:
 BAD_ROWS = [
     ("0.3210", "0.32l0", r"'0\.32l0' is not a number: write it as printed"),
     ("0.3210", "nan", r"'nan' is not a finite number"),
-    ("0.3210", "", r"value: input should be a valid string"),
+    ("0.3210", "", r"the field 'value' is missing"),
     (",000,", ",005,", r"unknown document '005'; known are 000, 001, 002, 003, 004"),
     (",000,", ",001,", r"a row of document 001 is in the file of 000"),
     (",ms", ",msec", r"unknown unit 'msec'; known are 1, %"),
@@ -385,13 +385,13 @@ def test_claims_and_advice_have_names_of_their_own(folder):
 
 def test_a_file_that_is_not_there_or_no_text(folder):
     (folder / "003.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=r"003\.csv is not a text in UTF-8"):
+    with pytest.raises(UserError, match=r"003\.csv can't be read: .*utf-8"):
         audit.audit(folder)
     (folder / "003.csv").unlink()
-    with pytest.raises(UserError, match=r"003\.csv is missing"):
+    with pytest.raises(UserError, match=r"003\.csv can't be read: .*No such file"):
         audit.audit(folder)
     shutil.copy(paths.REFERENCE / "calibration.csv", folder / "003.csv")
-    with pytest.raises(UserError, match=r"003\.csv, line 1: the columns should be"):
+    with pytest.raises(UserError, match=r"003\.csv, line 2: "):
         audit.audit(folder)
 
 

@@ -37,12 +37,12 @@ def test_they_are_read_as_they_are(tmp_path):
             {"copy_gbs": "fast"},
             "copy_gbs: input should be a valid number, unable to parse string as a number, not 'fast",
         ),
-        ({"copy_gbs": ""}, "copy_gbs: input should be a valid number, not None"),
+        ({"copy_gbs": ""}, "the field 'copy_gbs' is missing"),
         ({"l2_mib": "inf"}, "l2_mib: input should be a finite number, not 'inf'"),
         ({"l2_mib": "nan"}, "l2_mib: input should be a finite number, not 'nan'"),
         ({"multiprocessors": "108.5"}, "multiprocessors: input should be a valid integer, "),
         ({"sm_clock_mhz": "0"}, "sm_clock_mhz: input should be greater than or equal to 1, not '0'"),
-        ({"source": ""}, "source: input should be a valid string, not None"),
+        ({"source": ""}, "the field 'source' is missing"),
         ({"device": "NVIDIA L4"}, "device: an earlier line is of 'NVIDIA L4': leave one"),
         ({"matches": "NVIDIA L4"}, "matches: an earlier line is of 'NVIDIA L4': leave one"),
     ],
@@ -78,5 +78,5 @@ def test_what_is_no_csv_is_told(tmp_path, content):
 def test_a_line_with_too_many_cells_is_told(tmp_path):
     path = spoilt(tmp_path)
     path.write_text(path.read_text().rstrip("\n") + ",one,more\n")
-    with pytest.raises(UserError, match=r"^.*datasheets\.csv, line 8: it has more cells than there are columns$"):
+    with pytest.raises(UserError, match=r"^.*datasheets\.csv, line 8: it should have 14 cells: count the commas$"):
         datasheets.datasheets(path)

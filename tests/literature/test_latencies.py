@@ -14,7 +14,7 @@ def test_points_are_not_repeated():
 
 
 def test_one_configuration_in_several_documents():
-    apart = {(one.points[0].subject, one.points[0].shape): one.apart_pct for one in latencies.again()}
+    apart = {(one.points[0].subject, one.points[0].shape): one.apart_pct for one in latencies.repeated()}
     assert apart["sdpa", latencies.TARGET] == pytest.approx(100 * (0.3615 / 0.3195 - 1))
     assert max(apart.values()) == pytest.approx(100 * (0.1393 / 0.0993 - 1))
 

@@ -60,7 +60,7 @@ def summary() -> Prose:
 
 
 def in_short() -> str:
-    """The same as sentences."""
+    """The number of claims and how many stand, in two sentences."""
     counts = _counts(findings()["finding"], audit.FINDINGS)
     stand = sum(counts[kind] for kind in audit.FINE)
     return say("audit.summary", claims=len(findings()), stand=stand, counts=counts)
@@ -114,19 +114,19 @@ def _claims(claims: pd.DataFrame, caption: str) -> Table:
 @exhibit("audit.across")
 def across() -> Table:
     """Latencies of the same configuration in several documents."""
-    again = latencies.again()
+    repeated = latencies.repeated()
     rows = [
         _sizes(one.points[0])
         | {f"{name} (ms)": "\n".join(one.of(name)) or None for name in LOOKS}
         | {"apart": one.apart_pct}
-        for one in again
+        for one in repeated
     ]
-    most, over = max(again, key=lambda one: one.apart_pct), sum(one.apart_pct > 10 for one in again)
+    most, over = max(repeated, key=lambda one: one.apart_pct), sum(one.apart_pct > 10 for one in repeated)
     note = (
         "All on an NVIDIA L4 in float16 with D=64, in reports of 13 and 14 October 2025. Where a cell has several "
         "latencies, the document gives all of them. Apart: the largest over the smallest, minus 1."
     )
-    caption = say("audit.across", again=again, most=most, over=over)
+    caption = say("audit.across", repeated=repeated, most=most, over=over)
     return Table(pd.DataFrame(rows), caption, note, shows={"apart": formats.percent})
 
 

@@ -1,14 +1,14 @@
 """The vendors' datasheets: peak rates by device."""
 
-import csv
 from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from attnlab.base import paths
-from attnlab.base.errors import UserError, first_problem
+from attnlab.base.errors import UserError
+from attnlab.literature import tables
 
 PATH = paths.REFERENCE / "datasheets.csv"
 Words = Annotated[str, Field(min_length=1)]
@@ -29,15 +29,15 @@ class Sheet(BaseModel):
     matches: Words
     matmul_float16_tflops: Rate
     matmul_bfloat16_tflops: Rate
-    matmul_float32_tflops: Rate | None
+    matmul_float32_tflops: Rate | None = None
     copy_gbs: Rate
-    multiprocessors: Count | None
-    sm_clock_mhz: Count | None
-    sparse_float16_tflops: Rate | None
-    l2_mib: Rate | None
-    power_w: Rate | None
-    memory_gb: Rate | None
-    memory_kind: Words | None
+    multiprocessors: Count | None = None
+    sm_clock_mhz: Count | None = None
+    sparse_float16_tflops: Rate | None = None
+    l2_mib: Rate | None = None
+    power_w: Rate | None = None
+    memory_gb: Rate | None = None
+    memory_kind: Words | None = None
     source: Words
 
 
@@ -48,29 +48,13 @@ def datasheets(path: Path = PATH) -> pd.DataFrame:
         UserError: the file can't be read, a column is missing, a device is there twice, or a cell doesn't hold what its
             column holds; the message is one line that names file and line.
     """
-    where = paths.shown(path)
     sheets: list[Sheet] = []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            for cells in reader:
-                sheets.append(_sheet(cells, sheets, f"{where}, line {reader.line_num}"))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{where} can't be read: {error}: restore it") from None
+    for place, sheet in tables.read(path, Sheet):
+        for column in ("device", "matches"):
+            if (name := getattr(sheet, column)) in [getattr(other, column) for other in sheets]:
+                raise UserError(f"{place}: {column}: an earlier line is of {name!r}: leave one")
+        sheets.append(sheet)
     return pd.DataFrame([sheet.model_dump() for sheet in sheets], columns=list(Sheet.model_fields))
-
-
-def _sheet(cells: dict[str | None, str], earlier: list[Sheet], where: str) -> Sheet:
-    if None in cells:
-        raise UserError(f"{where}: it has more cells than there are columns")
-    try:
-        sheet = Sheet.model_validate({column: cell or None for column, cell in cells.items()})
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_problem(error, Sheet.model_fields)}") from None
-    for column in ("device", "matches"):
-        if (name := getattr(sheet, column)) in [getattr(other, column) for other in earlier]:
-            raise UserError(f"{where}: {column}: an earlier line is of {name!r}: leave one")
-    return sheet
 
 
 def datasheet(device_name: str) -> pd.Series | None:

@@ -3,18 +3,17 @@
 data/reference/literature.csv holds the numbers as their sources state them; everything else is computed here.
 """
 
-import csv
 import math
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from attnlab.base import paths
-from attnlab.base.errors import UserError, first_problem, suggestion
-from attnlab.literature import bibliography
+from attnlab.base.errors import UserError, suggestion
+from attnlab.literature import bibliography, tables
 from attnlab.literature.datasheets import datasheets
 from attnlab.study.shapes import Shape
 
@@ -111,29 +110,23 @@ def published(path: Path = PATH) -> list[Published]:
         UserError: a row can't be read, has no source, or names an unknown source, device or unit; the message is one
             line that names file and line.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        return [_row(row, f"{paths.shown(path)}, line {reader.line_num}") for row in reader]
+    found = []
+    for place, number in tables.read(path, Published):
+        _require_known(number, place)
+        found.append(number)
+    return found
 
 
-def _row(row: dict[str | None, str], where: str) -> Published:
-    if None in row:
-        raise UserError(f"{where}: it has more cells than there are columns")
-    stated = {column: cell for column, cell in row.items() if cell}
-    try:
-        number = Published.model_validate(stated)
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_problem(error, Published.model_fields)}") from None
+def _require_known(number: Published, place: str) -> None:
     if number.unit != ("ms" if number.quantity == "latency" else "TFLOP/s"):
-        raise UserError(f"{where}: a {number.quantity} is not in {number.unit}")
+        raise UserError(f"{place}: a {number.quantity} is not in {number.unit}")
     for column, name, known in (
         ("source", number.source, list(bibliography.load())),
         ("device", number.device, list(_peaks())),
     ):
         if name not in known:
             file = "references.bib" if column == "source" else "datasheets.csv"
-            raise UserError(f"{where}: the {column} {name!r} is not in {file}{suggestion(name, known)}")
-    return number
+            raise UserError(f"{place}: the {column} {name!r} is not in {file}{suggestion(name, known)}")
 
 
 def peak_tflops(device: str) -> float:

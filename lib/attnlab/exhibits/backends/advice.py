@@ -32,10 +32,9 @@ def rules(results: Results) -> Table:
     ]
     frame = pd.DataFrame(rows)
     note = say("backends.advice", baseline=results.study.baseline)
-    return Table(frame if frame["but"].notna().any() else frame.drop(columns="but"), CAPTION, note)
-
-
-CAPTION = "What to use, and what to avoid."
+    return Table(
+        frame if frame["but"].notna().any() else frame.drop(columns="but"), "What to use, and what to avoid.", note
+    )
 
 
 def _where(results: Results, rule: Rule) -> str:

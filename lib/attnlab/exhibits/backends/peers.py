@@ -32,7 +32,8 @@ def support(results: Results) -> Table:
         for name in results.study.implementations
     ]
     frame = pd.DataFrame(rows).rename(columns=_plain)
-    frame["same bits alone"] = [_alone(results, name) for name in results.study.implementations]
+    asked = [_alone(results, name) for name in results.study.implementations]
+    frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in asked]
     note = say("backends.support", reasons=_reasons(results))
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
@@ -96,15 +97,15 @@ def _plain(title: str) -> str:
     return title.rsplit(" ", 1)[0] if " " in title else "plain" if title == "seq_len" else title
 
 
-def _alone(results: Results, name: str) -> str | None:
-    """At how many shapes a sequence alone has the bits that it has in a batch; None where that was not asked."""
+def _alone(results: Results, name: str) -> pd.Series:
+    """At each shape at which that was asked, whether a sequence alone has the bits that it has in a batch."""
     cases = results.run.cases
-    found = cases[(cases["implementation"] == name) & cases["alone_differing"].notna()]
-    worst = found.groupby(AXES, sort=False)["alone_differing"].max()
-    same = int((worst == 0).sum())
-    if worst.empty:
-        return None
-    return "yes" if same == len(worst) else f"at {same} of {formats.count(len(worst), 'shape')}"
+    asked = cases[(cases["implementation"] == name) & cases["alone_differing"].notna()]
+    return asked.groupby(AXES, sort=False)["alone_differing"].max() == 0
+
+
+def _of_shapes(same: pd.Series) -> str:
+    return "yes" if same.all() else f"at {same.sum()} of {formats.count(len(same), 'shape')}"
 
 
 def _over(shapes: list[Shape], name: str, fates: dict[Any, str]) -> str:

@@ -1,7 +1,7 @@
 """The runs that this page shows, and exhibits of other pages made from them."""
 
 from attnlab.exhibits.catalogue import exhibit, find, target
-from attnlab.exhibits.display import Group
+from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.infer.results import Results
 
 exhibit("backends.verdicts", of="choices", shape=target)(find("verdicts.target").make)
@@ -18,4 +18,4 @@ def run(
     shown = {each.run.name: each for each in (choices, attended, peers) if each} or {results.run.name: results}
     makes = {what: find(f"environment.{what}").make for what in ("run", "lacking", "cases")}
     parts = {f"{name}.{what}": make(each) for name, each in shown.items() for what, make in makes.items()}
-    return Group({name: part for name, part in parts.items() if part and not isinstance(part, Group)})
+    return Group({name: part for name, part in parts.items() if isinstance(part, Prose | Table)})

@@ -17,8 +17,8 @@ from attnlab.infer.stats import Interval, ratio_ci
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-GROUPED, TRAINING, RAGGED = "grouped kv_heads", "training seq_len", "end to end seq_len"
-DECODE = ("decode kv_len", "decode alone kv_len")
+GROUPED, DECODE, ALONE = "grouped kv_heads", "decode kv_len", "decode alone kv_len"
+TRAINING, RAGGED = "training seq_len", "end to end seq_len"
 
 
 @exhibit("backends.grouped", of="choices")
@@ -51,8 +51,9 @@ def _ratio(results: Results, baseline: Setting, candidate: Setting) -> Interval:
 @exhibit("backends.decode", of="choices")
 def decode(results: Results) -> Table:
     """The bandwidth of decoding, beside the measured memory copy."""
-    sweeps = [sweep for sweep in DECODE if sweep in results.study.sweeps] or DECODE[:1]
-    found, copy_gbs = [setting for sweep in sweeps for setting in settings.along(results, sweep)], _copy_gbs(results)
+    found, copy_gbs = settings.along(results, DECODE), results.ceilings.rate("copy")
+    if ALONE in results.study.sweeps:
+        found += settings.along(results, ALONE)
     rows = [
         {"B": setting.shape.batch, "keys": setting.shape.kv_len, "fastest": setting.name}
         | quantities.cells(setting.row, "median_us", "bandwidth_gbs")
@@ -62,10 +63,6 @@ def decode(results: Results) -> Table:
     note = say("backends.decode", intensity=found[0].shape.intensity)
     caption = f"Decoding: a query that reads all keys and values; {results.headline.words}."
     return Table(pd.DataFrame(rows), caption, note, shows={"of the measured copy": formats.percent})
-
-
-def _copy_gbs(results: Results) -> float:
-    return results.ceilings.rate("copy")
 
 
 @exhibit("backends.ragged", of="choices")
@@ -104,9 +101,12 @@ def on_the_host(results: Results) -> Table:
     if not shapes or results.headline == eager:
         raise NotMeasured(f"No sequences end to end were timed by the {eager.words} and another clock")
     rows = [
-        {"longest S": setting.shape.seq_len, "fastest": setting.name}
-        | {f"{timing} (µs) [{CI}]": median_of(results.row(setting.name, setting.shape, timing)) for timing in both}
-        for both in [(results.headline, eager)]
+        {
+            "longest S": setting.shape.seq_len,
+            "fastest": setting.name,
+            f"{results.headline} (µs) [{CI}]": median_of(setting.row),
+        }
+        | {f"{eager} (µs) [{CI}]": median_of(results.row(setting.name, setting.shape, eager))}
         for setting in (best(results, shape) for shape in shapes)
     ]
     return Table(pd.DataFrame(rows), "Sequences end to end with the host's time.", say("backends.on_the_host"))

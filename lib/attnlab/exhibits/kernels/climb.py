@@ -129,7 +129,7 @@ def standing(results: Results) -> Prose:
 
 
 def standing_sentence(results: Results) -> str:
-    """The same as a sentence; empty for a run without kernels."""
+    """Where the fastest rung stands at the target, in a sentence; empty for a run without kernels."""
     found = steps.standing(results)
     if not found:
         return ""

@@ -49,13 +49,13 @@ def _said(results: Results, found: list[Leads]) -> str:
 
 
 @exhibit("kernels.cross_device", where=cross_device.is_elsewhere)
-def shown(results: Results) -> Group:
+def on_another_device(results: Results) -> Group:
     """The fastest hand-written kernel over the fastest of all else, here and on another device."""
     return beside(cross_device.find(results))
 
 
 def beside(found: CrossDevice) -> Group:
-    """The same of two runs."""
+    """The leads of two runs, in a sentence and shape by shape."""
     told = say(
         "kernels.cross_device",
         name=found.there.run.name,

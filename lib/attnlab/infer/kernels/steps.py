@@ -70,7 +70,7 @@ def steps(results: Results, shape: Shape) -> list[Step]:
 
 
 def compared(results: Results, shape: Shape) -> list[Step]:
-    """The same.
+    """As `steps`, where there is anything to compare.
 
     Raises:
         NotMeasured: no rung and the one before it both have a latency.

@@ -58,7 +58,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Again:
+class Repeated:
     """One configuration of which several latencies are printed."""
 
     points: list[Point]
@@ -127,12 +127,12 @@ def l2_bytes() -> float:
     return _value(DEVICE, "l2_mib")
 
 
-def again() -> list[Again]:
+def repeated() -> list[Repeated]:
     """The configurations of which more than one latency is printed, SDPA's last."""
     groups: dict[tuple[str, Shape], list[Point]] = {}
     for point in points():
         groups.setdefault((point.subject, point.shape), []).append(point)
-    several = [Again(found) for found in groups.values() if len({point.printed for point in found}) > 1]
+    several = [Repeated(found) for found in groups.values() if len({point.printed for point in found}) > 1]
     return sorted(several, key=lambda one: one.points[0].subject)
 
 

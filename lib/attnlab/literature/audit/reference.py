@@ -4,18 +4,19 @@ A number keeps the digits that it was printed with. A claim is one line of claim
 about, and the numbers that it follows from.
 """
 
-import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from attnlab.base import paths
-from attnlab.base.errors import UserError, first_problem, suggestion
+from attnlab.base.errors import UserError, suggestion
+from attnlab.literature import tables
 from attnlab.literature.audit.numbers import SCALES, TEXT, Number
 from attnlab.literature.datasheets import datasheets
 from attnlab.study.shapes import Shape
@@ -39,7 +40,6 @@ _SIZES = ("batch", "heads", "seq_len", "head_dim")
 Words = Annotated[str, Field(min_length=1)]
 Size = Annotated[int, Field(ge=1)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.]*$")]
-M = TypeVar("M", bound=BaseModel)
 
 
 class Row(BaseModel):
@@ -58,14 +58,14 @@ class Row(BaseModel):
     place: Words
     subject: Words
     quantity: Words
-    batch: Size | None
-    heads: Size | None
-    seq_len: Size | None
-    head_dim: Size | None
-    causal: bool | None
-    dtype: Literal["float16"] | None
+    batch: Size | None = None
+    heads: Size | None = None
+    seq_len: Size | None = None
+    head_dim: Size | None = None
+    causal: bool | None = None
+    dtype: Literal["float16"] | None = None
     value: Words
-    plus_minus: str | None
+    plus_minus: str | None = None
     unit: Words
 
     @field_validator("unit")
@@ -125,10 +125,10 @@ class Claim(BaseModel):
     claim: Words
     rule: Words
     stated: Words
-    inputs: str | None
-    rests_on: str | None
-    note: str | None
-    telling: Size | None
+    inputs: str | None = None
+    rests_on: str | None = None
+    note: str | None = None
+    telling: Size | None = None
 
     @property
     def terms(self) -> list[str]:
@@ -184,7 +184,7 @@ class Reference:
     def claims(self) -> Iterator[tuple[Claim, str]]:
         """The claims, each with the place that an error message names."""
         path, seen = self.folder / CLAIMS, set()
-        for place, claim in _read(path, Claim):
+        for place, claim in tables.read(path, Claim):
             if claim.document not in DOCUMENTS:
                 raise UserError(f"{place}: {_unknown('document', claim.document, DOCUMENTS)}")
             if claim.id in seen:
@@ -194,7 +194,7 @@ class Reference:
 
     def advice(self) -> Iterator[tuple[Advice, str]]:
         """The documents' advice, each with the place that an error message names."""
-        for place, advice in _read(self.folder / ADVICE, Advice):
+        for place, advice in tables.read(self.folder / ADVICE, Advice):
             if advice.document not in DOCUMENTS:
                 raise UserError(f"{place}: {_unknown('document', advice.document, DOCUMENTS)}")
             yield advice, place
@@ -244,7 +244,7 @@ class Reference:
 
     def _document(self, name: str) -> dict[str, Row]:
         rows: dict[str, Row] = {}
-        for place, row in _read(self.folder / f"{name}.csv", Row):
+        for place, row in tables.read(self.folder / f"{name}.csv", Row):
             if row.document not in DOCUMENTS:
                 raise UserError(f"{place}: {_unknown('document', row.document, DOCUMENTS)}")
             if row.document != name:
@@ -255,22 +255,25 @@ class Reference:
         return rows
 
     def _sheets(self) -> dict[str, dict[str, Row]]:
-        """The datasheets' numbers, by the device's short name, such as ``L4``, and column."""
+        """The datasheets' numbers, by the device's short name, such as ``L4``, and column.
+
+        A short name that several forms of a card share means the one that stands first.
+        """
         sheets: dict[str, dict[str, Row]] = {}
-        datasheets(self.folder / DATASHEETS)  # refuses what is no datasheet
-        for place, cells in _lines(self.folder / DATASHEETS):
-            device = cells["device"].split()[1]
-            if device in sheets:
-                continue  # another form of the same card: a short name means the form that stands first
-            sheets[device] = {}
-            for column, text in cells.items():
-                unit = TEXT if column == "memory_kind" else _SHEET_UNITS.get(column.rsplit("_", 1)[-1])
-                if unit and text:
-                    blank = dict.fromkeys([*_SIZES, "causal", "dtype", "plus_minus"])
-                    told = {"id": column, "document": device, "place": SHEET, "subject": device}
-                    entry = told | {"quantity": column, "value": text, "unit": unit}
-                    sheets[device][column] = _model(Row, entry | blank, place)
+        for sheet in datasheets(self.folder / DATASHEETS).to_dict("records"):
+            device = sheet["device"].split()[1]
+            rows = (_of_sheet(device, column, value) for column, value in sheet.items())
+            sheets.setdefault(device, {row.id: row for row in rows if row})
         return sheets
+
+
+def _of_sheet(device: str, column: str, value: Any) -> Row | None:
+    """The row of a cell of the datasheets; None for one that states no number."""
+    unit = TEXT if column == "memory_kind" else _SHEET_UNITS.get(column.rsplit("_", 1)[-1])
+    if not unit or pd.isna(value):
+        return None
+    printed = value if unit == TEXT else f"{value:g}"
+    return Row(id=column, document=device, place=SHEET, subject=device, quantity=column, value=printed, unit=unit)
 
 
 def _parts(cell: str | None) -> list[str]:
@@ -281,42 +284,6 @@ def _term(row: Row, document: str) -> Term:
     if row.place == SHEET:
         return Term(row.number, row, f"{row.shown} ({row.document}'s datasheet)")
     return Term(row.number, row, row.shown if row.document == document else f"{row.shown} ({row.document})")
-
-
-def _read(path: Path, model: type[M]) -> Iterator[tuple[str, M]]:
-    """The rows of a CSV as a model, each with its place."""
-    for place, cells in _lines(path, set(model.model_fields)):
-        yield place, _model(model, {name: text or None for name, text in cells.items()}, place)
-
-
-def _lines(path: Path, columns: set[str] | None = None) -> Iterator[tuple[str, dict[str, str]]]:
-    shown = paths.shown(path)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            if columns is not None and set(reader.fieldnames or ()) != columns:
-                odd = sorted(columns ^ set(reader.fieldnames or ()))
-                raise UserError(f"{shown}, line 1: the columns should be {', '.join(sorted(columns))}; see {odd[0]!r}")
-            for cells in reader:
-                place = f"{shown}, line {reader.line_num}"
-                if None in cells or None in cells.values():
-                    raise UserError(f"{place}: it should have {len(reader.fieldnames or ())} cells: count the commas")
-                yield place, cells
-    except FileNotFoundError:
-        raise UserError(f"{shown} is missing: restore it") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{shown} is not a text in UTF-8: save it as one") from None
-    except csv.Error as error:
-        raise UserError(f"{shown}, line {reader.line_num}: {error}") from None
-
-
-def _model(model: Callable[..., M], cells: dict[str, Any], place: str) -> M:
-    try:
-        return model(**cells)
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from None
-    except ValidationError as error:
-        raise UserError(f"{place}: {first_problem(error, cells)}") from None
 
 
 def _unknown(what: str, name: str, known: Any) -> str:

@@ -69,8 +69,8 @@ def rule(name: str, least: int = 1, otherwise: Finding | None = None, counts: bo
 
     def keep(apply: Apply) -> Apply:
         _, *inputs = signature(apply).parameters.values()
-        many = any(each.kind is Parameter.VAR_POSITIONAL for each in inputs)
-        fewest, most = (least, math.inf) if many else (len(inputs), len(inputs))
+        takes_any = any(each.kind is Parameter.VAR_POSITIONAL for each in inputs)
+        fewest, most = (least, math.inf) if takes_any else (len(inputs), len(inputs))
         RULES[name] = Rule(apply, fewest, most, otherwise, counts)
         return apply
 
