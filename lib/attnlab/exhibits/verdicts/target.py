@@ -18,7 +18,7 @@ from attnlab.infer import kinds, regimes, stats
 from attnlab.infer.beside.repeat import in_percent
 from attnlab.infer.families import disagree
 from attnlab.infer.lookup import median_of
-from attnlab.infer.results import Pair, Results
+from attnlab.infer.results import NO_CONTROL, Pair, Results
 from attnlab.infer.stats import Verdict
 from attnlab.runs.rules import CLAIM_SPEEDUP
 from attnlab.study import implementations
@@ -85,11 +85,16 @@ def verdicts(results: Results, shape: Shape) -> Table:
         rows.append(
             {"implementation": f"{baseline} again"} | itself | {"p_holm": None, "decision": family.control.decision}
         )
-    absent = without(results, [name for name in results.study.implementations if name not in names], shape)
     return Table(
         pd.DataFrame(rows, columns=["implementation", "median_us", *JUDGED]).astype(object),
         f"Against `{baseline}` at {shape.label}; {results.headline.words}.",
-        f"{say('verdicts.target_note', family=family, mostly=regimes.MOSTLY_PCT)} {absent}".strip(),
+        say(
+            "verdicts.target_note",
+            family=family,
+            mostly=regimes.MOSTLY_PCT,
+            no_control=NO_CONTROL,
+            absent=without(results, [name for name in results.study.implementations if name not in names], shape),
+        ),
         0,
         {"p (Mann-Whitney)": formats.pvalue},
     )
@@ -158,7 +163,7 @@ def statement(results: Results, shape: Shape) -> Prose:
             "verdicts.statement",
             s=found,
             baseline=baseline,
-            turned_ones=kinds.turned(results, shape),
+            turned_over=kinds.turned(results, shape),
             several=len(kinds.shapes(results, shape)) > 1,
             medians={each: results.median(each, shape) for each in (baseline, name)},
             gain=in_percent(found.verdict.speedup),
@@ -182,6 +187,7 @@ def power(results: Results, shape: Shape, timing: Timing, verdict: Verdict) -> s
     is_controlled = results.is_controlled(shape, timing)
     return say(
         "verdicts.power",
+        no_control=NO_CONTROL,
         baseline=results.study.baseline,
         control=results.control(shape, timing) if is_controlled else None,
         smallest_pct=100 * results.smallest_effect(shape, timing) if is_controlled else None,

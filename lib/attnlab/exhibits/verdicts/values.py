@@ -53,8 +53,8 @@ def said(results: Results, shape: Shape) -> Prose:
     return Prose(
         say(
             "verdicts.values",
-            turned_ones=kinds.turned(results, shape),
-            safest_one=kinds.safest(results, shape),
+            turned_over=kinds.turned(results, shape),
+            safest_over=kinds.safest(results, shape),
             s=kinds.steadiness(results, shape),
             baseline=results.study.baseline,
         )
@@ -69,8 +69,8 @@ def in_short(results: Results, valued: Results | None) -> str:
     return say(
         "verdicts.values_in_short",
         alone=results.study.target_shape.values if is_alone else None,
-        turned_ones=kinds.turned(found, shape),
-        safest_one=kinds.safest(found, shape),
+        turned_over=kinds.turned(found, shape),
+        safest_over=kinds.safest(found, shape),
         baseline=found.study.baseline,
         run="" if found.run.name == results.run.name else found.run.name,
     )
