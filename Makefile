@@ -14,6 +14,8 @@ GPUS ?=
 SCHEDULER ?=
 # Anything: measure a study even if that takes longer than a day.
 LONG ?=
+# For `make kernels`: the name of a rung to compile alone.
+RUNG ?=
 # For `make dispatch`: eager, or device for programs that replay graphs.
 CLOCK ?=
 # For `make notebook`: which, and NAME=VALUE pairs; for `make model` pairs alone.
@@ -36,6 +38,7 @@ model_TAKES := RUN=<name> DEVICE=<cuda|cpu> PARAMS="batch=1,8 prompt=512"
 notebook_TAKES := NAME=02_baseline PARAMS="run=<name> device=none"
 export_TAKES := RUN=<name>
 readme_TAKES := RUN=<name>
+kernels_TAKES := RUNG=<name>
 lab_TAKES := DEVICE=<cuda|cpu>
 dispatch_TAKES := RUN=<name> CLOCK=<eager|device>
 
@@ -108,8 +111,8 @@ readme: $(rendering)  ## write the pictures and tables of README.md and kernels/
 lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
 	$(python) -m jupyterlab --notebook-dir=notebooks
 
-kernels: $(call ready,kernels)  ## compile every kernel for every architecture; prints registers, spills and occupancy, needs no GPU
-	$(python) -m attnlab kernels
+kernels: $(call ready,kernels)  ## compile every kernel, or RUNG=<name>, for every architecture; prints registers, spills and occupancy, needs no GPU
+	$(python) -m attnlab kernels $${RUNG:+--rung="$$RUNG"}
 
 tune: $(call ready,$(HARDWARE))  ## choose the kernel that kernel.best runs at each shape, on the NVIDIA GPU that is here
 	$(python) -m attnlab tune

@@ -43,7 +43,7 @@ RUN_LIMIT, TREE_LIMIT = 5e6, 40e6
 def make(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
     """Run make as a user does: outside of the make that may have started these tests."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    for name in ("PYTHON", "RUN", "STUDY", "DEVICE", "GPUS", "SCHEDULER", "PYTHONPATH"):
+    for name in ("PYTHON", "RUN", "STUDY", "RUNG", "DEVICE", "GPUS", "SCHEDULER", "PYTHONPATH"):
         inherited.pop(name, None)
     return subprocess.run(
         ["make", *words], cwd=cwd, capture_output=True, text=True, env=inherited | environment, timeout=60
@@ -125,7 +125,7 @@ def test_every_target_has_a_recipe():
         ("RNU=x report", "make report takes no RNU: it takes RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS="),
         ("report RNU=x", "make report takes no RNU: it takes RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS="),
         ("RUN=x", "make help takes no RUN: it takes PYTHON=<interpreter>."),
-        ("kernels DEVICE=cpu check", "make kernels check takes no DEVICE: it takes PYTHON=<interpreter>."),
+        ("tune DEVICE=cpu check", "make tune check takes no DEVICE: it takes PYTHON=<interpreter>."),
         ("close RUN=x LONG=1", "make close takes no LONG: it takes RUN=<name> PYTHON=<interpreter>."),
         ("model STUDY=x", 'no STUDY: it takes RUN=<name> DEVICE=<cuda|cpu> PARAMS="batch=1,8 prompt=512" PYTHON='),
         (

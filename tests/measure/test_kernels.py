@@ -46,12 +46,12 @@ def compiler():
 
 
 @pytest.fixture
-def command(capsys, monkeypatch) -> Callable[[], SimpleNamespace]:
+def command(capsys, monkeypatch) -> Callable[..., SimpleNamespace]:
     """The command in this process: what it returns and prints."""
     monkeypatch.setattr(check, "ProcessPoolExecutor", ThreadPoolExecutor)
 
-    def run() -> SimpleNamespace:
-        returned = __main__.main(["kernels"])
+    def run(*options: str) -> SimpleNamespace:
+        returned = __main__.main(["kernels", *options])
         printed = capsys.readouterr()
         return SimpleNamespace(returncode=returned, stdout=printed.out, stderr=printed.err)
 
@@ -74,6 +74,14 @@ def test_every_instance_is_compiled_for_every_architecture(folder, compiler):
     assert all("full" in line or "causal" in line for line in lines)
     assert all(line.endswith((" A100", " H200")) for line in lines)
     assert note.endswith("CTAs at B=32 H=8 S=512")
+
+
+def test_a_rung_is_compiled_alone(folder, compiler, command):
+    ladders.write(folder, rung(architectures=["sm_80"]), rung(name="other", architectures=["sm_80"]))
+    ended = command("--rung=other")
+    assert {line.split()[0] for line in ended.stdout.splitlines()[1:-1]} == {"other"}
+    ended = command("--rung=others")
+    assert ended.stderr == "attnlab: the ladder has no rung for 'kernel.others'; did you mean 'kernel.other'?\n"
 
 
 def test_a_tile_is_compiled_for_the_masks_that_it_serves_and_named_in_the_table(folder, compiler, command):

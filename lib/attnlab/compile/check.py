@@ -37,14 +37,14 @@ class Row:
     residency: tuple[str, str, str, str]
 
 
-def check() -> None:
-    """Compile every rung, print the table and all problems.
+def check(name: str = "") -> None:
+    """Compile every rung, or the one of this name, print the table and all problems.
 
     Raises:
-        UserError: a rung doesn't compile, spills more than it declares, or loses performance according to ptxas. The
-            message is the last problem; those before it have been printed.
+        UserError: the ladder has no such rung; or a rung doesn't compile, spills more than it declares, or loses
+            performance according to ptxas. The message is the last problem; those before it have been printed.
     """
-    rungs = ladder.load()
+    rungs = (ladder.rung(ladder.PREFIX + name),) if name else ladder.load()
     if not rungs:
         where = paths.shown(paths.kernels() / "ladder.toml")
         raise UserError(f"there is no kernel to compile: {where} is missing or has no [[rungs]]")
