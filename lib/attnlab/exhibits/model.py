@@ -16,7 +16,8 @@ from attnlab.infer.models.outputs import Agreement, agreements, shares_pct
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import models
-from attnlab.runs.models import FIRST, PHASES, REST, Record
+from attnlab.runs.models import Record
+from attnlab.runs.schema import FIRST, PHASES, REST
 from attnlab.study.implementations import FALLBACK, control
 from attnlab.study.models import BASELINE, CANDIDATE, Workload
 
@@ -93,9 +94,9 @@ def _ends(us: Interval) -> tuple[float, float, float]:
 
 def _measured(record: Record) -> str:
     manifest = record.manifest
-    packages = manifest.environment["packages"]
+    packages = manifest.environment.packages
     return (
-        f"The record `{manifest.name}` is of {manifest.device['name']}, transformers {packages['transformers']}, "
+        f"The record `{manifest.name}` is of {manifest.device.name}, transformers {packages['transformers']}, "
         f"PyTorch {packages['torch']}, {manifest.plan.dtype}, random weights."
     )
 
@@ -201,7 +202,7 @@ def share(results: Results) -> Figure:
     panels[0].invert_yaxis()
     drawing.legend(loc="outside upper center", ncols=2)
     most = max(shares[each, FIRST].get(BASELINE, 0.0) for each in workloads)
-    cpu = record.manifest.device["kind"] == "cpu"
+    cpu = record.manifest.device.kind == "cpu"
     how = "the host's clock around each call" if cpu else "the time of the kernels, by PyTorch's profiler"
     return Figure(
         drawing,
