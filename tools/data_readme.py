@@ -23,7 +23,7 @@ def declared() -> dict[str, list[Column]]:
     """The columns of each table in the README, by the word in its markers."""
     found = {"shared": list(SHARED), "models": list(WHO)}
     found |= {table.name: [each for each in table.columns if each not in SHARED] for table in TABLES.values()}
-    models = {f"models.{table.name}": table.columns for table in MODEL_TABLES.values()}
+    models = {f"models_{table.name}": table.columns for table in MODEL_TABLES.values()}
     return found | {name: [each for each in columns if each not in WHO] for name, columns in models.items()}
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from attnlab.runs import methods, metrics
 from attnlab.runs.kinds import AT_LEAST_0, COUNT, ERROR, FLAG, NAME, POSITIVE, SIZE, TEXT, Kind, matching, one_of, whole
-from attnlab.runs.rules import STEADY
+from attnlab.runs.rules import GATE_FACTOR, STEADY
 from attnlab.runs.schema import MOMENTS, OF_MODELS, OLDEST, PHASES, STATUSES, Row
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
@@ -101,18 +101,10 @@ AXES = (
     Column("kv_heads", SIZE, "heads of keys and values", key=True),
     Column("kv_len", SIZE, "S_kv, tokens of keys and values", key=True),
     Column(
-        "lengths",
-        NAME,
-        "`equal`, or `spread`: sequences of different lengths, end to end without padding",
-        key=True,
+        "lengths", NAME, "`equal`, or `spread`: sequences of different lengths, end to end without padding", key=True
     ),
     Column("direction", NAME, "`forward`, or `training`: forward and backward", key=True),
-    Column(
-        "layout",
-        NAME,
-        "`heads first`: contiguous; `tokens first`: transposed views of (B, S, H, D)",
-        key=True,
-    ),
+    Column("layout", NAME, "`heads first`: contiguous; `tokens first`: transposed views of (B, S, H, D)", key=True),
     Column("scale", AT_LEAST_0, "factor of the scores; 0 for 1/√D", key=True),
     Column("values", NAME, "the kind of numbers in Q, K and V", key=True, since=7, before=NORMAL),
 )
@@ -196,9 +188,9 @@ CHECKS = Table(
         Column(
             "framework_max_error",
             ERROR,
-            "largest error of the framework's own low-precision result; twice these are allowed",
+            f"largest error of the framework's own low-precision result; {GATE_FACTOR:g} times this is allowed",
         ),
-        Column("framework_mean_error", ERROR, "mean error of that result"),
+        Column("framework_mean_error", ERROR, "mean error of that result, likewise"),
         Column("differing", COUNT, "elements that differ in any bit between runs on the same inputs", empty=True),
         Column("passed", FLAG, "whether the check passed"),
     ),
@@ -282,9 +274,7 @@ STREAM = Table(
         Column("position", COUNT, "the number of the request within the replicate", key=True),
         Column("latency_us", POSITIVE, "from before the call until its output was there, by the host's clock"),
         Column(
-            "host_us",
-            POSITIVE,
-            "from before the call until it returned, which on a GPU is before the output is there",
+            "host_us", POSITIVE, "from before the call until it returned, which on a GPU is before the output is there"
         ),
     ),
 )
