@@ -29,7 +29,7 @@ from attnlab.measure import processes
 from attnlab.measure.instruments import environment
 from attnlab.paper import assemble, execute, latex, pages, printed
 from attnlab.paper import render as render_module
-from attnlab.runs import read, write
+from attnlab.runs import read, schema, write
 
 TESTS = Path(__file__).parent
 
@@ -171,10 +171,11 @@ def kill_at(step: int) -> None:
 def live(name: str) -> int:
     """Everything that happens to a run on the disk, from its beginning or where it was cut off, without measuring."""
     with write.lock(name):
-        if name not in read.names():
-            write.create(name, small.manifest())
+        of_models = name.startswith(schema.OF_MODELS)
+        if not (schema.folder(name) / "manifest.json").is_file():
+            write.create(name, small.model_manifest() if of_models else small.manifest())
         if not read.read_manifest(name)["complete"]:
-            for table, key, rows in BLOCKS:
+            for table, key, rows in MODEL_BLOCKS if of_models else BLOCKS:
                 write.add_part(name, table, key, rows)
         write.finish(name)
     return 0
@@ -204,6 +205,7 @@ def render(name: str) -> int:
 
 
 BLOCKS = small.blocks(small.study())
+MODEL_BLOCKS = small.model_blocks()
 
 
 # Steps on the disk

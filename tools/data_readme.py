@@ -5,20 +5,26 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from attnlab.base import paths
-from attnlab.runs.tables import SHARED, TABLES, Column
+from attnlab.runs.tables import MODEL_TABLES, SHARED, TABLES, WHO, Column
 
 README = paths.ROOT / "data" / "README.md"
 
 
 def current(text: str) -> str:
     """The text of the README with each table between its markers as it is declared now."""
-    declared = {"shared": SHARED}
-    declared |= {table.name: [each for each in table.columns if each not in SHARED] for table in TABLES.values()}
-    for name, columns in declared.items():
+    for name, columns in declared().items():
         begin, end = f"<!-- {name}: written by `make readme` -->", f"<!-- /{name} -->"
         block = f"{begin}\n\n{_table(columns)}\n\n{end}"
         text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, block=block: block, text, flags=re.DOTALL)
     return text
+
+
+def declared() -> dict[str, list[Column]]:
+    """The columns of each table in the README, by the word in its markers."""
+    found = {"shared": list(SHARED), "models": list(WHO)}
+    found |= {table.name: [each for each in table.columns if each not in SHARED] for table in TABLES.values()}
+    models = {f"models_{table.name}": table.columns for table in MODEL_TABLES.values()}
+    return found | {name: [each for each in columns if each not in WHO] for name, columns in models.items()}
 
 
 def _table(columns: Iterable[Column]) -> str:

@@ -124,7 +124,7 @@ def _measure(options: argparse.Namespace) -> str:
 def _model(options: argparse.Namespace) -> None:
     fields = ("models", "batch", "prompt", "tokens", "rounds", "replicates")
     name = obtain.modelled(options.run, options.device, {field: getattr(options, field) for field in fields})
-    folder = paths.shown(recorded.folder(name))
+    folder = paths.shown(schema.folder(recorded.run_of(name)))
     print(f"recorded {folder}/; 09_model shows it in the report of any run on this device")
 
 

@@ -9,12 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.base import documents
 from attnlab.base.errors import Outdated, UserError
 from attnlab.infer import choices
 from attnlab.infer.beside.repeat import others
 from attnlab.infer.results import Results, of
 from attnlab.runs import models, read, schema, write
+from attnlab.runs.dispatch import Dispatch
+from attnlab.runs.manifest import ModelFields
 from attnlab.runs.schema import Manifest
 from attnlab.study import models as stated_models
 from attnlab.study import studies
@@ -205,26 +206,23 @@ def modelled(name: str, device: str, stated: dict[str, Any]) -> str:
         raise UserError(f"models need transformers: {why}; `make model` sets it up") from None
     found = devices.resolve(device)
     name = name or record.new_name(devices.describe(found))
-    begun = (models.folder(name) / "manifest.json").is_file()
-    plan = (
-        models.read(name).plan
-        if begun and all(value is None for value in stated.values())
-        else stated_models.plan(found.type, **stated)
-    )
-    table = _table_for(name, plan) if found.type == "cuda" else None
+    begun = (schema.folder(models.run_of(name)) / "manifest.json").is_file()
+    if begun and all(value is None for value in stated.values()):
+        plan = ModelFields.model_validate(read.read_manifest(models.run_of(name))).plan
+    else:
+        plan = stated_models.plan(found.type, **stated)
+    table = _table_for(name, plan) if found.type == "cuda" and not begun else None
     record_models(name, plan, found, table)
     return name
 
 
-def _table_for(name: str, plan: stated_models.Plan) -> Path:
+def _table_for(name: str, plan: stated_models.Plan) -> Dispatch:
     """The dispatch table of a record, made from a run that is measured now if there is none."""
-    path, run = models.table_path(name), f"{name}-attention"
-    if not path.is_file():
-        there = (schema.folder(run) / "manifest.json").is_file()
-        if not there or not read.read_manifest(run)["complete"]:
-            measured(run, stated_models.attention(plan), "cuda", command=f"make model RUN={name}")
-        documents.write(path, choices.table(of(read.load(run))))
-    return path
+    run = f"{name}-attention"
+    there = (schema.folder(run) / "manifest.json").is_file()
+    if not there or not read.read_manifest(run)["complete"]:
+        measured(run, stated_models.attention(plan), "cuda", command=f"make model RUN={name}")
+    return choices.table(of(read.load(run)))
 
 
 def require_device(device: str) -> None:

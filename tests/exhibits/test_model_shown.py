@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import small
 import synthetic
 
 from attnlab.base.errors import UserError
@@ -16,8 +17,10 @@ from attnlab.infer.models.comparisons import comparisons, decided, tokens_per_se
 from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_pct
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
-from attnlab.runs import dispatch, models
-from attnlab.runs.models import FIRST, REST
+from attnlab.runs import dispatch, models, schema
+from attnlab.runs import write as runs_write
+from attnlab.runs.schema import FIRST, REST
+from attnlab.runs.tables import MODEL_TABLES
 from attnlab.study import models as stated
 from attnlab.study.implementations import FALLBACK, control
 from attnlab.study.models import BASELINE, CANDIDATE
@@ -34,7 +37,9 @@ def shown() -> Results:
     return synthetic.infer(replace(synthetic.LONELY, device=GPU))
 
 
-def write(name: str = "mine", called: str = "kernel.best", created: str = "2026-11-22", **changes) -> None:
+def write(
+    name: str = "mine", called: str = "kernel.best", created: str = "2026-11-22", on: str = GPU, complete: bool = True
+) -> None:
     """A record whose first token takes 10 ms with SDPA, and each later one 1 ms."""
     choices = [
         dispatch.Choice(
@@ -46,28 +51,27 @@ def write(name: str = "mine", called: str = "kernel.best", created: str = "2026-
         for workload in PLAN.workloads(one)
     ]
     table = dispatch.Dispatch(run="theirs", seal="s", device=GPU, torch="2", timing="eager clock", choices=choices)
-    begun = models.Manifest(
-        name=name,
-        created=created,
-        attnlab="0",
-        commit="c",
-        device={"kind": "cuda", "name": GPU},
-        environment={"packages": {"transformers": "5", "torch": "2"}},
-        sources={},
-        rules={},
-        tick_us=1e-3,
-        plan=PLAN,
-        dispatch=table,
-    )
-    models.write(begun.model_copy(update=changes))
+    card = {"kind": "cuda", "name": on, "multiprocessors": 132, "compute_capability": "9.0"}
+    environment = small.model_manifest()["environment"]
+    stated = {
+        "created": f"{created}T09:00:00+00:00",
+        "device": small.manifest()["device"] | card,
+        "environment": environment | {"packages": {"transformers": "5", "torch": "2"}},
+        "dispatch": table.model_dump(mode="json"),
+    }
+    run = models.run_of(name)
+    runs_write.create(run, small.model_manifest(PLAN, **stated))
     for one, replicate in product(PLAN.models, range(PLAN.replicates)):
-        models.add(name, f"r{replicate:02d}-{one.name}", tables(one, replicate))
-    models.finish(name)
+        for table_name, rows in tables(one, replicate).items():
+            frame = MODEL_TABLES[table_name].frame(rows)
+            runs_write.add_part(run, table_name, schema.model_key(replicate, one.name), frame)
+    if complete:
+        runs_write.finish(run)
 
 
 def tables(one: stated.Model, replicate: int) -> dict[str, list[dict[str, object]]]:
     noise = np.random.default_rng(replicate)
-    found: dict[str, list[dict[str, object]]] = {table: [] for table in models.COLUMNS}
+    found: dict[str, list[dict[str, object]]] = {table: [] for table in MODEL_TABLES}
     for attention in (BASELINE, CANDIDATE, control(BASELINE)):
         faster, ours = FASTER[one.name] if attention == CANDIDATE else 1.0, attention == CANDIDATE
         who = {"model": one.name, "batch": 4, "prompt": 512, "attention": attention, "replicate": replicate}
@@ -87,14 +91,14 @@ def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):
     assert Show(shown())("model.compared").markdown == (
         f"*No model was measured on {GPU}: `make model` does that there.*"
     )
-    write(device={"kind": "cuda", "name": "another"})
+    write(on="another")
     assert "No model was measured" in Show(shown())("model.share").markdown
 
 
 def test_the_newest_complete_record_of_the_device_is_shown(data):
     write("old", created="2026-11-20")
     write("new", created="2026-11-23")
-    models.write(models.read("old").model_copy(update={"name": "cut", "created": "2026-11-24", "files": {}}))
+    write("cut", created="2026-11-24", complete=False)
     assert "The record `new` is of NVIDIA H200, transformers 5" in model.compared(shown()).markdown
 
 
@@ -104,40 +108,43 @@ def test_the_newest_complete_record_of_the_device_is_shown(data):
         (
             "manifest.json",
             lambda held: held[:100],
-            "is no manifest of a model's record",
+            "is not a manifest: restore it from where the run came from",
         ),
         (
             "manifest.json",
             lambda held: held.replace(b'"transformers"', b'"t"'),
-            "'transformers' is missing, or is no text",
+            "was changed after it was recorded, so the run is refused: restore it",
         ),
-        ("samples.parquet", lambda held: held[:100], "samples.parquet isn't what was recorded: restore it from where"),
+        (
+            "samples.parquet",
+            lambda held: held[:100],
+            "samples.parquet doesn't match its manifest: it was changed after",
+        ),
     ],
 )
 def test_a_record_that_was_damaged_is_left_out_and_named(data, name, change, why):
     write("new", created="2026-11-23")
-    path = models.folder("new") / name
+    path = schema.folder(models.run_of("new")) / name
     path.write_bytes(change(path.read_bytes()))
     said = Show(shown())("model.compared").markdown
     assert said.startswith(f"*No model was measured on {GPU}: ")
     assert why in said
+    rest = path.parent.rename(path.parents[2] / "aside")
     write("old", created="2026-11-20")
+    rest.rename(path.parent)
     said = model.compared(shown()).parts["said"].markdown
     assert "The record `old` is of NVIDIA H200" in said
     assert f"A record was left out: {path.parent}/" in said
     assert why in said
 
 
-@pytest.mark.parametrize("held", [b"", b"PAR1"])
-def test_a_part_that_was_damaged_is_named_with_its_block(data, held):
-    write("mine")
-    models.add("mine", "r00-gpt2", tables(PLAN.models[0], 0))
-    (path,) = (models.folder("mine") / "parts").glob("kernels.*")
-    path.write_bytes(held)
-    with pytest.raises(
-        UserError, match=r"kernels\.r00-gpt2\.parquet is no table in Parquet: delete \*\.r00-gpt2\.parq"
-    ):
-        models.finish("mine")
+def test_a_part_that_was_damaged_is_named_with_its_block(data):
+    write("mine", complete=False)
+    (path,) = (schema.folder(models.run_of("mine")) / "parts").glob("kernels.r00-gpt2.*")
+    path.write_bytes(b"PAR1")
+    advice = r"delete .*/models/mine/parts/\*\.r00-gpt2\.\*, and `make model RUN=mine` measures that again$"
+    with pytest.raises(UserError, match=rf"kernels\.r00-gpt2\..*: it was changed after it was recorded: {advice}"):
+        runs_write.finish(models.run_of("mine"))
 
 
 def test_verdicts_are_those_of_the_samples(data):

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from attnlab import __main__, obtain
-from attnlab.base import files
 from attnlab.base.errors import Interrupted, UserError
-from attnlab.runs import models
+from attnlab.runs import models, read, schema, write
 from attnlab.study import models as stated
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE
@@ -180,6 +179,13 @@ def test_without_transformers_it_says_so(data):
 # --------------------------------------------------------------------------------------------------- what is recorded
 
 
+MINE = models.run_of("mine")
+
+
+def newest(refused=print) -> models.Record | None:
+    return models.newest(read.read_manifest(MINE)["device"]["name"], refused)
+
+
 @pytest.fixture
 def recording(data, unlocked, monkeypatch):
     """Records the tiny plan in this process."""
@@ -191,11 +197,11 @@ def recording(data, unlocked, monkeypatch):
 
 def test_a_record_holds_what_its_plan_states(recording):
     recording()
-    manifest = models.read("mine")
-    record = models.newest(manifest.device["name"])
-    assert manifest.complete
-    assert manifest.dispatch is None
-    assert manifest.environment["packages"]["transformers"][0].isdigit()
+    record = newest()
+    assert record.manifest.complete
+    assert record.manifest.dispatch is None
+    assert record.manifest.command == "make model RUN=mine"
+    assert record.manifest.environment.packages["transformers"][0].isdigit()
     attentions = {BASELINE, CANDIDATE, control(BASELINE)}
     samples = record.samples.groupby(["model", "replicate", "round"])
     assert len(samples) == 2 * 2 * 2
@@ -207,7 +213,7 @@ def test_a_record_holds_what_its_plan_states(recording):
     spent = record.kernels.groupby(["model", "replicate", "attention", "phase"])
     assert len(spent) == len(record.kernels) == 2 * 2 * 2 * 2
     assert (record.kernels["attention_us"].between(0, record.kernels["total_us"], inclusive="neither")).all()
-    assert not (models.folder("mine") / "parts").exists()
+    assert not (schema.folder(MINE) / "parts").exists()
 
 
 def test_the_run_of_its_attention_names_the_command_that_measures_it(data, monkeypatch):
@@ -234,12 +240,12 @@ def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
     monkeypatch.setattr(session, "take", cut_off)
     with pytest.raises(Interrupted, match=r"what was recorded of 'mine' is kept: `make model RUN=mine` goes on$"):
         recording()
-    assert models.recorded("mine") == {"r00-tiny-gpt2", "r00-tiny-llama"}
-    assert models.newest(models.read("mine").device["name"]) is None
+    assert write.recorded(MINE, "samples") == {"r00-tiny-gpt2", "r00-tiny-llama"}
+    assert newest() is None
     taken.append("again")
     assert obtain.modelled("mine", "cpu", {}) == "mine"  # the plan is the one that it began with
     assert taken == [0, "again", 1]
-    assert models.read("mine").complete
+    assert read.read_manifest(MINE)["complete"]
     with pytest.raises(UserError, match=r"^the record 'mine' is complete: name another with RUN$"):
         recording()
 
@@ -256,8 +262,8 @@ def test_a_prompt_that_no_memory_holds_is_one_line(recording, monkeypatch):
 
 def test_a_second_process_is_refused(recording):
     with (
-        files.held(models.folder("mine") / ".lock"),
-        pytest.raises(UserError, match=r"^another process is measuring into the record 'mine': wait for it, or name"),
+        write.lock(MINE),
+        pytest.raises(UserError, match=r"^another process is measuring into the run 'models/mine': wait for it, or"),
     ):
         recording()
 
@@ -274,9 +280,9 @@ def test_a_record_of_another_plan_is_not_continued(recording, monkeypatch):
 
 def test_what_was_changed_after_it_was_recorded_is_refused(recording):
     recording()
-    path = models.folder("mine") / "samples.parquet"
+    path = schema.folder(MINE) / "samples.parquet"
     path.write_bytes(path.read_bytes() + b" ")
     refused: list[UserError] = []
-    assert models.newest(models.read("mine").device["name"], refused.append) is None
+    assert newest(refused.append) is None
     (error,) = refused
-    assert "samples.parquet isn't what was recorded: restore it from where the record came from" in str(error)
+    assert "samples.parquet doesn't match its manifest: it was changed after it was recorded" in str(error)

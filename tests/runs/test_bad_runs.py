@@ -17,7 +17,7 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.runs import consistency, manifest, methods, metrics, read, schema, write
 from attnlab.runs.held import Rows
-from attnlab.runs.tables import TABLES
+from attnlab.runs.tables import MODEL_TABLES, TABLES
 from attnlab.study import studies
 from attnlab.study.values import STANDARD
 
@@ -93,7 +93,8 @@ def judged(tables: Tables, stated: dict[str, Any]) -> None:
     """Hold a run to what it says, as if it had been read from the folder ``one``."""
     folder = Path("one")
     files = {table: ((folder / f"{table}.parquet", len(frame)),) for table, frame in tables.items()}
-    read.judge({name: Rows(TABLES[name], folder, tables[name], files[name]) for name in TABLES}, stated)
+    declared = MODEL_TABLES if "plan" in stated else TABLES
+    read.judge({name: Rows(declared[name], folder, frame, files[name]) for name, frame in tables.items()}, stated)
 
 
 def refused(judge: Callable[[], object]) -> str:
@@ -535,8 +536,84 @@ def test_a_manifest_that_no_run_can_have_is_a_line_with_its_field(good, spoil, s
     assert line == f"manifest.json: {said}: restore it from where the run came from"
 
 
-def test_a_good_run_breaks_no_rule(good):
+def test_a_good_run_breaks_no_rule(good, of_models):
     judged(*good)
+    judged(*of_models)
+
+
+@pytest.fixture(scope="module")
+def of_models() -> tuple[Tables, dict[str, Any]]:
+    """The tables and the manifest of a complete run of models. Not to be changed."""
+    return {name: frame for name, _, frame in small.model_blocks()}, small.model_manifest() | {"complete": True}
+
+
+WORKLOAD = "tiny-gpt2 (1 × 8)"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            cell("samples", 1, first_us=-1.0),
+            f"samples.parquet, row 1: first_us is -1.0 and has to be {POSITIVE}",
+        ),
+        (
+            cell("kernels", 0, phase="middle"),
+            "kernels.parquet, row 0: phase is 'middle' and has to be one of first token, later tokens",
+        ),
+        (
+            again("outputs", slice(0, 1)),
+            "outputs.parquet, row 3: this row has the model, batch, prompt, attention, replicate of "
+            "one/outputs.parquet, row 0",
+        ),
+        (
+            cell("outputs", 0, prompt=9),
+            "outputs.parquet, row 0: transformers.sdpa in tiny-gpt2 (1 × 9) in replicate 0 is not of the plan",
+        ),
+        (
+            cell("samples", 0, round=2),
+            f"samples.parquet, row 0: transformers.sdpa in {WORKLOAD} in replicate 0 is in round 2, beyond those "
+            "of the plan",
+        ),
+        (
+            cell("samples", 0, agreeing=3),
+            f"samples.parquet, row 0: transformers.sdpa in {WORKLOAD} in replicate 0 has 3 tokens that agree, and "
+            "generated fewer",
+        ),
+        (
+            keep("samples", lambda rows: rows.index != 1),
+            f"samples.parquet: transformers.sdpa in {WORKLOAD} in replicate 0 lacks round 1",
+        ),
+        (
+            keep("outputs", lambda rows: rows.index != 1),
+            f"outputs.parquet: attnlab.attend in {WORKLOAD} in replicate 0 is missing",
+        ),
+    ],
+)
+def test_a_table_that_no_run_of_models_can_hold_is_a_line_with_file_and_row(of_models, spoil, said):
+    assert refused(lambda: judged(*spoiled(of_models, spoil))) == said + RESTORE
+    stated = of_models[1] | {"complete": False}
+    tables = {name: frame.iloc[:0] for name, frame in of_models[0].items()}
+    judged(tables, stated)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (stated(tick_us=-1.0), "tick_us: input should be greater than or equal to 0, not -1.0"),
+        (stated(plan__tokens=1), "plan.tokens: input should be greater than or equal to 2, not 1"),
+        (stated(command=...), "the field 'command' is missing"),
+        (
+            stated(environment__packages={"torch": "2"}),
+            "environment.packages: the version of transformers is missing",
+        ),
+    ],
+)
+def test_a_manifest_that_no_run_of_models_can_have_is_a_line_with_its_field(of_models, spoil, said):
+    _, changed = spoiled(of_models, spoil)
+    begun = {"schema": schema.SCHEMA, "name": "one", "created": "2026-11-24T09:00:00+00:00"}
+    line = refused(lambda: manifest.require(begun | changed | {"complete": False}, "manifest.json"))
+    assert line == f"manifest.json: {said}: restore it from where the run came from"
 
 
 def test_at_other_values_checks_are_on_these_or_on_an_extreme(good):

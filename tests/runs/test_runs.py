@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -43,9 +45,24 @@ def filled(name: str = "one") -> str:
     return name
 
 
-def finished(name: str = "one") -> str:
-    write.finish(filled(name))
-    return name
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory) -> Path:
+    """The folder of a complete run, which all tests here share. Not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNLAB_DATA", os.fspath(tmp_path_factory.mktemp("closed")))
+        write.finish(filled())
+        return schema.folder("one")
+
+
+@pytest.fixture
+def finished(data, closed) -> Callable[..., str]:
+    """Puts a complete run into this test's data folder."""
+
+    def finished(name: str = "one") -> str:
+        shutil.copytree(closed, schema.folder(name))
+        return name
+
+    return finished
 
 
 def refused(name: str) -> str:
@@ -55,7 +72,7 @@ def refused(name: str) -> str:
     return str(caught.value)
 
 
-def test_what_was_recorded_is_read_back(data):
+def test_what_was_recorded_is_read_back(data, finished):
     run = read.load(finished())
     assert run.complete
     assert run.name == "one"
@@ -192,7 +209,7 @@ def test_finish_killed_among_the_parts_can_be_run_again_and_loses_nothing(data, 
     assert read.load("one").samples["latency_us"].tolist() == [1.0, 2.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("written", range(len(TABLES) + 1))
+@pytest.mark.parametrize("written", [0, 1, len(TABLES)])
 def test_finish_killed_between_tables_can_be_run_again(data, monkeypatch, written):
     filled()
     replace, done = os.replace, []
@@ -231,7 +248,7 @@ def test_create_killed_before_the_manifest_can_be_run_again(data, monkeypatch):
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_changed_table_is_refused(data, table):
+def test_a_changed_table_is_refused(data, finished, table):
     finished()
     path = data / "one" / f"{table}.parquet"
     frame = pd.read_parquet(path)
@@ -239,7 +256,7 @@ def test_a_changed_table_is_refused(data, table):
     assert refused("one").startswith(f"{path} doesn't match its manifest: it was changed after it was recorded")
 
 
-def test_a_single_changed_byte_is_refused(data):
+def test_a_single_changed_byte_is_refused(data, finished):
     finished()
     path = data / "one" / "samples.parquet"
     content = bytearray(path.read_bytes())
@@ -249,7 +266,7 @@ def test_a_single_changed_byte_is_refused(data):
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_that_is_gone_is_refused(data, table):
+def test_a_table_that_is_gone_is_refused(data, finished, table):
     finished()
     (data / "one" / f"{table}.parquet").unlink()
     assert refused("one").startswith(f"{data}/one/{table}.parquet is missing, so the run is refused")
@@ -273,7 +290,7 @@ def test_a_changed_part_is_refused(data):
         lambda manifest: manifest.pop("seal"),
     ],
 )
-def test_a_changed_manifest_is_refused(data, change):
+def test_a_changed_manifest_is_refused(data, finished, change):
     path = data / finished() / "manifest.json"
     manifest = json.loads(path.read_text())
     change(manifest)
@@ -281,7 +298,7 @@ def test_a_changed_manifest_is_refused(data, change):
     assert refused("one") == f"{path} was changed after it was recorded, so the run is refused: restore it"
 
 
-def test_a_manifest_laid_out_anew_is_the_same(data):
+def test_a_manifest_laid_out_anew_is_the_same(data, finished):
     path = data / finished() / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(dict(reversed(manifest.items()))))
@@ -295,7 +312,7 @@ def test_a_manifest_laid_out_anew_is_the_same(data):
         *((other, "update attnlab") for other in (schema.SCHEMA + 1, "2", None)),
     ],
 )
-def test_another_schema_is_refused_with_what_to_do(data, stated, advice):
+def test_another_schema_is_refused_with_what_to_do(data, finished, stated, advice):
     path = data / finished() / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": stated}))
     assert refused("one") == f"{path} has schema {stated}, this attnlab reads {schema.SCHEMA}: {advice}"
@@ -322,14 +339,14 @@ def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch, name)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b"\xff\xfe"])
-def test_what_is_no_manifest_is_refused(data, content):
+def test_what_is_no_manifest_is_refused(data, finished, content):
     path = data / finished() / "manifest.json"
     path.write_bytes(content)
     assert refused("one") == f"{path} is not a manifest: restore it from where the run came from"
     assert "one" in read.names()
 
 
-def test_a_run_that_is_not_there_tells_which_are(data):
+def test_a_run_that_is_not_there_tells_which_are(data, finished):
     assert refused("nope") == "there is no run 'nope'; those that are: none yet; `make report` records one"
     finished("b")
     finished("a")

@@ -6,7 +6,7 @@ import pytest
 from tools import data_readme
 
 from attnlab.runs import schema
-from attnlab.runs.tables import AXES, TABLES
+from attnlab.runs.tables import AXES, MODEL_TABLES, TABLES
 from attnlab.study.shapes import Shape
 
 
@@ -14,7 +14,7 @@ def test_the_tables_of_the_readme_are_as_declared():
     text = data_readme.README.read_text()
     assert data_readme.current(text) == text, "run `make readme`"
     assert [table for table in TABLES.values() if f"## {table.name}.parquet: {table.rows}\n" not in text] == []
-    assert [table for table in TABLES if f"<!-- /{table} -->" not in text] == []
+    assert [name for name in data_readme.declared() if f"<!-- /{name} -->" not in text] == []
 
 
 def test_the_axes_are_those_of_a_shape_and_the_tables_those_of_a_run():
@@ -22,7 +22,9 @@ def test_the_axes_are_those_of_a_shape_and_the_tables_those_of_a_run():
     assert [field.name for field in dataclasses.fields(schema.Run)][2:] == list(TABLES)
 
 
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize(
+    "table", [*TABLES.values(), *MODEL_TABLES.values()], ids=[*TABLES, *map("models.{}".format, MODEL_TABLES)]
+)
 def test_a_table_has_its_types_also_where_it_is_empty_or_knows_nothing(table):
     stated = {column.name: column.dtype for column in table.columns}
     assert table.frame([]).dtypes.astype(str).to_dict() == stated

@@ -17,7 +17,8 @@ from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import models
-from attnlab.runs.models import FIRST, PHASES, REST, Record
+from attnlab.runs.models import Record
+from attnlab.runs.schema import FIRST, PHASES, REST
 from attnlab.study.implementations import FALLBACK, control
 from attnlab.study.models import BASELINE, CANDIDATE, Workload
 
@@ -126,7 +127,7 @@ def share(results: Results) -> Figure:
     panels[0].invert_yaxis()
     drawing.legend(loc="outside upper center", ncols=2)
     most = max(shares[each, FIRST].get(BASELINE, 0.0) for each in workloads)
-    cpu = record.manifest.device["kind"] == "cpu"
+    cpu = record.manifest.device.kind == "cpu"
     how = "the host's clock around each call" if cpu else "the time of the kernels, by PyTorch's profiler"
     return Figure(
         drawing,

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
+from typing import Any
 
 import pandas as pd
 
@@ -24,10 +26,14 @@ from attnlab.runs.schema import (
     Manifest,
     Row,
     block_key,
+    model_key,
     replicate_key,
     shape_key,
 )
+from attnlab.runs.tables import WHO
 from attnlab.study import studies
+from attnlab.study.implementations import control
+from attnlab.study.models import BASELINE, CANDIDATE, Plan
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
@@ -35,6 +41,7 @@ from attnlab.study.values import NORMAL
 AXES, TIMING = list(Shape.AXES), ["clock", "cache"]
 BLOCK, FATE = [*AXES, "replicate"], [*CASE, "replicate"]
 TIMED = [*FATE, *TIMING]
+WHO_OF_MODELS = [column.name for column in WHO]
 BLOCKS = "blocks"
 """The samples, a row for each case, timing and process: what holds for all samples of a block is looked at there."""
 OF_STUDY = (BLOCKS, "checks", "cases", "resources", "stream")
@@ -42,22 +49,32 @@ OF_STUDY = (BLOCKS, "checks", "cases", "resources", "stream")
 
 
 class Facts:
-    """The tables of a run, and what its manifest says that they hold.
+    """The tables of a run, and what its manifest says that they hold."""
+
+    def __init__(self, tables: Mapping[str, Rows], manifest: Manifest) -> None:
+        self.tables, self.manifest = dict(tables), manifest
+
+    def __getitem__(self, table: str) -> pd.DataFrame:
+        return self.tables[table].frame
+
+    def key(self, row: Row) -> str:
+        """The key of the block that a row is of; empty where it is of none."""
+        raise NotImplementedError
+
+
+class OfStudy(Facts):
+    """The facts of a run of a study.
 
     Attributes:
         whole: whether every shape of the study has to be there.
     """
 
     def __init__(self, tables: Mapping[str, Rows], manifest: Manifest) -> None:
+        super().__init__(tables, manifest)
         samples = tables["samples"]
-        blocks = replace(samples, frame=samples.frame.drop_duplicates([*TIMED, "process"]))
-        self.tables = {**tables, BLOCKS: blocks}
-        self.manifest, self.study = manifest, studies.recorded(manifest)
-        self.closed = manifest.get("closed_early")
+        self.tables[BLOCKS] = replace(samples, frame=samples.frame.drop_duplicates([*TIMED, "process"]))
+        self.study, self.closed = studies.recorded(manifest), manifest.get("closed_early")
         self.whole = bool(manifest["complete"] and not self.closed)
-
-    def __getitem__(self, table: str) -> pd.DataFrame:
-        return self.tables[table].frame
 
     @cached_property
     def shapes(self) -> pd.DataFrame:
@@ -110,6 +127,38 @@ class Facts:
         return replicate_key(row["replicate"]) if "replicate" in row else ""
 
 
+class OfModels(Facts):
+    """The facts of a run of models."""
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What was to be measured."""
+        return Plan.model_validate(self.manifest["plan"])
+
+    @cached_property
+    def asked(self) -> pd.DataFrame:
+        """Every model, batch, prompt, attention and replicate of the plan."""
+        plan = self.plan
+        names = [model.name for model in plan.models]
+        attentions = (BASELINE, CANDIDATE, control(BASELINE))
+        rows = product(names, set(plan.batch), set(plan.prompt), attentions, range(plan.replicates))
+        return pd.DataFrame(rows, columns=WHO_OF_MODELS)
+
+    @cached_property
+    def due(self) -> pd.DataFrame:
+        """What has to be here of that: all, or while it is measured nothing."""
+        return self.asked if self.manifest["complete"] else self.asked.iloc[:0]
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """The rounds of the plan."""
+        return pd.DataFrame({"round": range(self.plan.rounds)})
+
+    def key(self, row: Row) -> str:
+        """The key of the block that a row is of."""
+        return model_key(row["replicate"], row["model"])
+
+
 @dataclass(frozen=True)
 class Rule:
     """Something that no run may hold.
@@ -123,7 +172,7 @@ class Rule:
 
     tables: tuple[str, ...]
     words: str
-    broken: Callable[[Facts, pd.DataFrame], pd.DataFrame]
+    broken: Callable[[Any, pd.DataFrame], pd.DataFrame]
     missing: bool = False
 
     def require(self, facts: Facts) -> None:
@@ -143,8 +192,9 @@ class Rule:
 
 def require(tables: Mapping[str, Rows], manifest: Manifest) -> None:
     """Raise UserError at the first rule that a run breaks."""
-    facts = Facts(tables, manifest)
-    for rule in RULES:
+    of_models = "plan" in manifest
+    facts = OfModels(tables, manifest) if of_models else OfStudy(tables, manifest)
+    for rule in MODEL_RULES if of_models else RULES:
         rule.require(facts)
 
 
@@ -168,7 +218,9 @@ def _named(row: Row) -> str:
     shape = f"at {_shape(row)}" if "seq_len" in row else ""
     replicate = f"in replicate {row['replicate']}" if "replicate" in row else ""
     timing = f"under {row['clock']} {row['cache']}" if "clock" in row else ""
-    said = " ".join(filter(None, [row.get("implementation"), shape, replicate, timing]))
+    name = row.get("implementation") or row.get("attention")
+    workload = f"in {row['model']} ({row['batch']} × {row['prompt']})" if "prompt" in row else ""
+    said = " ".join(filter(None, [name, shape, workload, replicate, timing]))
     return said.removeprefix("at ").removeprefix("in ")
 
 
@@ -179,40 +231,40 @@ def _shape(row: Row) -> Shape:
 # What rules look for
 
 
-def _beyond(column: str, count: Callable[[Facts], int]) -> Callable[[Facts, pd.DataFrame], pd.DataFrame]:
+def _beyond(column: str, count: Callable[[OfStudy], int]) -> Callable[[OfStudy, pd.DataFrame], pd.DataFrame]:
     """Rows with a number that is not below as many as the study has."""
     return lambda run, rows: rows[rows[column] >= count(run)]
 
 
-def _with_or_without(column: str) -> Callable[[Facts, pd.DataFrame], pd.DataFrame]:
+def _with_or_without(column: str) -> Callable[[OfStudy, pd.DataFrame], pd.DataFrame]:
     """Rows that hold both a value and a reason why there is none, or neither."""
     return lambda run, rows: rows[rows[column].isna() != (rows["why"].fillna("") != "")]
 
 
-def _without_case(run: Facts, rows: pd.DataFrame) -> pd.DataFrame:
+def _without_case(run: OfStudy, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of a case that isn't there; its shape may have been cut off as a whole."""
     lacking = anti_join(rows, run["cases"], FATE)
     return lacking if run.whole else semi_join(lacking, run["cases"], BLOCK)
 
 
-def _other_than_closed(run: Facts, cases: pd.DataFrame) -> pd.DataFrame:
+def _other_than_closed(run: OfStudy, cases: pd.DataFrame) -> pd.DataFrame:
     each = cases[BLOCK].drop_duplicates().groupby("replicate").size()
     held = {"replicates": int((each == len(run.shapes)).sum()), "shapes": int(each.sum())}
     rows = [{"what": what, "held": count, "stated": run.closed[what]} for what, count in held.items() if run.closed]
     return pd.DataFrame([row for row in rows if row["held"] != row["stated"]])
 
 
-def _failed_before(run: Facts) -> pd.DataFrame:
+def _failed_before(run: OfStudy) -> pd.DataFrame:
     return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == BEFORE)]
 
 
-def _torn(run: Facts, _: pd.DataFrame) -> pd.DataFrame:
+def _torn(run: OfStudy, _: pd.DataFrame) -> pd.DataFrame:
     """Blocks that lack rounds, of shapes that have no cases yet."""
     blocks = run.rounds.groupby([*BLOCK, *TIMING, "asked"], sort=False)["size"].max().reset_index()
     return anti_join(blocks[blocks["size"] < blocks["asked"]], run["cases"], BLOCK)
 
 
-def _too_far_off(run: Facts, checks: pd.DataFrame) -> pd.DataFrame:
+def _too_far_off(run: OfStudy, checks: pd.DataFrame) -> pd.DataFrame:
     wrong = pd.Series(False, index=checks.index)
     for error in ("max_error", "mean_error"):
         allowed = run.manifest["rules"]["gate_factor"] * checks[f"framework_{error}"]
@@ -222,18 +274,18 @@ def _too_far_off(run: Facts, checks: pd.DataFrame) -> pd.DataFrame:
     return checks[checks["passed"] & wrong]
 
 
-def _unanswered(run: Facts, stream: pd.DataFrame) -> pd.DataFrame:
+def _unanswered(run: OfStudy, stream: pd.DataFrame) -> pd.DataFrame:
     requests = pd.DataFrame({"position": range(run.study.stream)})
     due = stream[["replicate"]].drop_duplicates().merge(requests, how="cross").merge(run.implementations, how="cross")
     return anti_join(due, stream, ["replicate", "position", "implementation"])
 
 
-def _of_another_shape(run: Facts, stream: pd.DataFrame) -> pd.DataFrame:
+def _of_another_shape(run: OfStudy, stream: pd.DataFrame) -> pd.DataFrame:
     first = stream.drop_duplicates(["replicate", "position"])
     return anti_join(stream, first, [*BLOCK, "position"])
 
 
-def _of_another_replicate(run: Facts, rows: pd.DataFrame) -> pd.DataFrame:
+def _of_another_replicate(run: OfStudy, rows: pd.DataFrame) -> pd.DataFrame:
     return anti_join(rows, run.processes.drop_duplicates("process"), ["process", "replicate"])
 
 
@@ -350,4 +402,29 @@ RULES = (
         missing=True,
     ),
 )
-"""What no run may hold."""
+"""What no run of a study may hold."""
+MODEL_RULES = (
+    Rule(
+        ("samples", "outputs", "kernels"),
+        "is not of the plan",
+        lambda run, rows: anti_join(rows, run.asked, WHO_OF_MODELS),
+    ),
+    Rule(
+        ("samples",),
+        "is in round {round}, beyond those of the plan",
+        lambda run, rows: anti_join(rows, run.rounds, ["round"]),
+    ),
+    Rule(
+        ("samples",),
+        "has {agreeing} tokens that agree, and generated fewer",
+        lambda run, samples: samples[samples["agreeing"] > samples["batch"] * run.plan.tokens],
+    ),
+    Rule(
+        ("samples",),
+        "lacks round {round}",
+        lambda run, samples: anti_join(run.due.merge(run.rounds, how="cross"), samples, [*WHO_OF_MODELS, "round"]),
+        missing=True,
+    ),
+    Rule(("outputs",), "is missing", lambda run, outputs: anti_join(run.due, outputs, WHO_OF_MODELS), missing=True),
+)
+"""What no run of models may hold."""

@@ -9,7 +9,7 @@ import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.runs.schema import PARTS
+from attnlab.runs.schema import MODELS, PARTS
 from attnlab.runs.tables import Column, Table
 from attnlab.study.shapes import Shape
 
@@ -80,7 +80,8 @@ class Rows:
             row = int(again.idxmax())
             keys = self.frame[self.table.key]
             same = (keys == keys.iloc[row]) | keys.isna()
-            names = [name for name in self.table.key if name not in Shape.AXES]
+            axes = Shape.AXES if "seq_len" in self.table.key else ()
+            names = [name for name in self.table.key if name not in axes]
             first = self.place(int(same.all(axis="columns").idxmax()))
             raise self.refusal(f"this row has the {', '.join(names)} of {first}", row)
 
@@ -119,13 +120,13 @@ def refusal(path: Path, said: str, where: str = "") -> UserError:
 def _measured_again(part: Path) -> str:
     """How to have a part measured again: with whatever else is measured with it."""
     table, key = part.name.rstrip("*").split(".")[:2]
-    together = f"{key}.*"
-    if table in OF_SHAPE:
+    run, within = part.parent.parent.name, part.parents[2].name
+    together, command = f"{key}.*", "make model" if within == MODELS else "make measure"
+    if within != MODELS and table in OF_SHAPE:
         together = "-".join(key.split("-")[:2]) + "*"
     elif table == "processes":
         together = key.split("-")[0] + "*"
-    shown, run = paths.shown(part.with_name(f"*.{together}")), part.parent.parent.name
-    return f"delete {shown}, and `make measure RUN={run}` measures that again"
+    return f"delete {paths.shown(part.with_name(f'*.{together}'))}, and `{command} RUN={run}` measures that again"
 
 
 def _shown(value: Any) -> str:

@@ -1,17 +1,17 @@
 """What a manifest says of its run: its fields, their types and ranges, and what they say of each other."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from attnlab.base.errors import UserError, first_problem
+from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.schema import Manifest
-from attnlab.runs.tables import TABLES
+from attnlab.runs.tables import MODEL_TABLES, TABLES
 from attnlab.study import studies
 from attnlab.study.ladder import Recorded
-
-FILES = tuple(f"{table}.parquet" for table in TABLES)
+from attnlab.study.models import Plan
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -110,9 +110,11 @@ class Profile(Part):
     command: str
 
 
-class Fields(Part):
-    """All of a manifest."""
+class Common(Part):
+    """What the manifest of a run of any kind says."""
 
+    files_of: ClassVar[tuple[str, ...]]
+    """The files that a complete run has."""
     schema_: Annotated[int, Field(ge=1, alias="schema")]
     name: Words
     created: str
@@ -122,42 +124,71 @@ class Fields(Part):
     attnlab: str
     commit: str
     command: str
-    telemetry: Words
     device: Device
     environment: Environment
+    rules: Annotated[dict[str, Positive], Field(min_length=1)]
+    sources: dict[str, Hash]
+    files: dict[str, Hash] = {}
+
+    @model_validator(mode="after")
+    def _holds_its_files(self) -> "Common":
+        for field in ("created", "finished") if self.complete else ("created",):
+            _require_time(field, getattr(self, field))
+        for name in self.files:
+            if name not in self.files_of:
+                raise UserError(f"files: {name!r} is no table of a run; tables are {', '.join(self.files_of)}")
+        if self.complete and (missing := [name for name in self.files_of if name not in self.files]):
+            raise UserError(f"files: {missing[0]} is missing")
+        return self
+
+
+class ModelFields(Common):
+    """The manifest of a run of models that generate.
+
+    Attributes:
+        tick_us: the step of the host's clock.
+        dispatch: the table that `attend` went by; None where it had none, as on a CPU.
+        converted: how it came into this layout, if it was recorded in another.
+    """
+
+    files_of = tuple(f"{table}.parquet" for table in MODEL_TABLES)
+    tick_us: NotNegative
+    plan: Plan
+    dispatch: Dispatch | None
+    converted: str = ""
+
+    @model_validator(mode="after")
+    def _names_transformers(self) -> "ModelFields":
+        if "transformers" not in self.environment.packages:
+            raise UserError("environment.packages: the version of transformers is missing")
+        return self
+
+
+class Fields(Common):
+    """The manifest of a run of a study."""
+
+    files_of = tuple(f"{table}.parquet" for table in TABLES)
+    telemetry: Words
     ceilings: dict[Named, Ceiling]
     clocks: Clocks
     surveyed: Surveyed
     study: dict[str, Any]
     missing_clocks: list[str]
-    rules: Annotated[dict[str, Positive], Field(min_length=1)]
-    sources: dict[str, Hash]
     kernels: dict[str, Words]
     ladder: list[Recorded]
     dispatch: dict[str, str]
     captured: dict[str, Hash] = {}
     profile: Profile | None = None
     closed_early: Closed | None = None
-    files: dict[str, Hash] = {}
 
     @model_validator(mode="after")
     def _agrees(self) -> "Fields":
-        for field in ("created", "finished") if self.complete else ("created",):
-            _require_time(field, getattr(self, field))
         if "gate_factor" not in self.rules:
             raise UserError("rules: 'gate_factor' is missing")
         if self.complete and self.profile is None:
             raise UserError("the field 'profile' is missing")
-        self._require_files()
         self._require_study()
         return self
-
-    def _require_files(self) -> None:
-        for name in self.files:
-            if name not in FILES:
-                raise UserError(f"files: {name!r} is no table of a run; tables are {', '.join(FILES)}")
-        if self.complete and (missing := [name for name in FILES if name not in self.files]):
-            raise UserError(f"files: {missing[0]} is missing")
 
     def _require_study(self) -> None:
         if not isinstance(self.study.get("implementations"), list):
@@ -173,12 +204,13 @@ class Fields(Part):
 
 def require(manifest: Manifest, where: str) -> None:
     """Raise UserError unless this is what the manifest of a run holds; `where` names it in the message."""
+    fields = ModelFields if "plan" in manifest else Fields
     try:
-        Fields.model_validate(manifest)
+        fields.model_validate(manifest)
     except UserError as error:
         said = str(error)
     except ValidationError as error:
-        said = first_problem(error, Fields.model_fields)
+        said = first_problem(error, fields.model_fields)
     else:
         return
     raise UserError(f"{where}: {said}: restore it from where the run came from")

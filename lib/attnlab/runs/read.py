@@ -16,25 +16,31 @@ from attnlab.runs import consistency
 from attnlab.runs.held import Rows, refusal
 from attnlab.runs.manifest import require as require_manifest
 from attnlab.runs.schema import OLDEST, PARTS, SCHEMA, Manifest, Run, digest, folder, short_hash
-from attnlab.runs.tables import TABLES, Table
+from attnlab.runs.tables import Table, of
 
 JUDGED = "ATTNLAB_JUDGED"
 """The seals of runs that this process or one that started it has held to what they say. A seal covers every table."""
 
 
-def names() -> list[str]:
-    """All runs, the newest last. A run comes after the one that it follows, whatever its clock said."""
-    begun = all_begun()
+def names(within: str = "") -> list[str]:
+    """All runs, the newest last; those of models `within` their folder.
+
+    A run comes after the one that it follows, whatever its clock said.
+    """
+    begun = all_begun(within)
     return sorted(begun, key=lambda name: (place(name, begun), name))
 
 
-def manifests(refused: Callable[[UserError], object] = lambda error: None) -> Iterator[tuple[str, Manifest]]:
+def manifests(
+    refused: Callable[[UserError], object] = lambda error: None, within: str = ""
+) -> Iterator[tuple[str, Manifest]]:
     """The runs that can be read, the newest first, each with its manifest.
 
     Args:
         refused: called with the reason for each run that can't be read.
+        within: where they are, as for `names`.
     """
-    for name in reversed(names()):
+    for name in reversed(names(within)):
         try:
             yield name, read_manifest(name)
         except UserError as error:
@@ -48,6 +54,12 @@ def load(name: str) -> Run:
         UserError: there is no such run; it was changed after it was recorded; it is of another schema; or it holds what
             no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
+    manifest, frames = held(name)
+    return Run(name, manifest, **frames)
+
+
+def held(name: str) -> tuple[Manifest, dict[str, pd.DataFrame]]:
+    """The manifest and the tables of a run of any kind; raises UserError as `load`."""
     manifest = read_manifest(name)
     tables: dict[str, Rows] = {}
     if not manifest["complete"]:
@@ -56,25 +68,25 @@ def load(name: str) -> Run:
         # The process that measures it may have closed it in the meantime and removed parts that were not read yet.
         manifest = read_manifest(name)
     if manifest["complete"]:
-        tables = {table.name: _whole_table(name, manifest, table) for table in TABLES.values()}
+        tables = {table.name: _whole_table(name, manifest, table) for table in of(name).values()}
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
     if manifest["seal"] not in os.environ.get(JUDGED, "").split():
         judge(tables, manifest)
         if manifest["complete"]:
             os.environ[JUDGED] = f"{os.environ.get(JUDGED, '')} {manifest['seal']}".strip()
-    return Run(name, manifest, **{table: held.typed().frame for table, held in tables.items()})
+    return manifest, {table: rows.typed().frame for table, rows in tables.items()}
 
 
 def judge(tables: dict[str, Rows], manifest: Manifest) -> None:
     """Raise UserError at the first thing in tables that no run can hold, or that something else of the run contradicts.
 
     Args:
-        tables: all of `tables.TABLES`.
+        tables: all that a run of its kind has.
     """
-    for held in tables.values():
-        held.require_valid()
-    consistency.require({table: held.typed() for table, held in tables.items()}, manifest)
+    for rows in tables.values():
+        rows.require_valid()
+    consistency.require({table: rows.typed() for table, rows in tables.items()}, manifest)
 
 
 def read_manifest(name: str) -> Manifest:
@@ -136,7 +148,7 @@ def tables_of_parts(name: str) -> dict[str, Rows]:
         mine = [part for part in there if part.name.startswith(f"{table.name}.")]
         return Rows.joined(table, parts, [(part, _frame(_verified(part), part)) for part in mine])
 
-    return {table.name: joined(table) for table in TABLES.values()}
+    return {table.name: joined(table) for table in of(name).values()}
 
 
 def part(name: str, table: str, key: str) -> pd.DataFrame:
@@ -163,9 +175,9 @@ def _verified(part: Path) -> bytes:
     return content
 
 
-def all_begun() -> dict[str, tuple[str, str]]:
+def all_begun(within: str = "") -> dict[str, tuple[str, str]]:
     """By run, when it began by the clock of its machine, and the run that it follows; empty where it doesn't say."""
-    return {path.parent.name: _begun(path) for path in paths.data().glob("*/manifest.json")}
+    return {f"{within}{path.parent.name}": _begun(path) for path in paths.data().glob(f"{within}*/manifest.json")}
 
 
 def _begun(manifest: Path) -> tuple[str, str]:

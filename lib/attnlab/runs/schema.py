@@ -25,6 +25,8 @@ TOO_LONG = "one call takes"
 """How the reason begins why a case was skipped whose call takes longer than the study allows."""
 BEFORE, AFTER = MOMENTS = ("before", "after")
 """When a case is checked: before or after it is timed."""
+FIRST, REST = PHASES = ("first token", "later tokens")
+"""What a model is timed in."""
 LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
 """Kinds of inputs that an implementation is checked on at each shape, besides the values that it is timed on."""
 PARTS = "parts"
@@ -45,6 +47,11 @@ def shape_key(study: Study, shape: Shape, replicate: int) -> str:
 def block_key(study: Study, shape: Shape, replicate: int, timing: Timing) -> str:
     """The key of a block of samples: one shape in one replicate under one timing."""
     return f"{shape_key(study, shape, replicate)}-{timing.clock}-{timing.cache}"
+
+
+def model_key(replicate: int, model: str) -> str:
+    """The key of the blocks of one model in one replicate."""
+    return f"{replicate_key(replicate)}-{model}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,8 @@ class Run:
 
 
 MODELS = "models"
+OF_MODELS = f"{MODELS}/"
+"""How the names of runs begin that record how models generate; they lie in a folder of their own."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """The names that runs may have. Programs that are handed paths take other characters for their own."""
 TAKEN = (paths.REFERENCE.name, "dispatch", MODELS)
@@ -88,19 +97,20 @@ TAKEN = (paths.REFERENCE.name, "dispatch", MODELS)
 
 
 def folder(name: str) -> Path:
-    """The folder of the run `name`, whether or not it exists.
+    """The folder of the run `name`, whether or not it exists; a run of models is called ``models/<name>``.
 
     Raises:
         UserError: no run can have this name.
     """
-    if not name or name != Path(name).name or name.startswith("."):
-        raise UserError(f"{name!r} can't be the name of a run: it is a folder in {paths.shown(paths.data())}/")
-    if not NAME.fullmatch(name):
+    own = name.removeprefix(OF_MODELS)
+    if not own or own != Path(own).name or own.startswith("."):
+        raise UserError(f"{own!r} can't be the name of a run: it is a folder in {paths.shown(paths.data())}/")
+    if not NAME.fullmatch(own):
         raise UserError(
-            f"{name!r} can't be the name of a run: use letters, digits and '_', from the second on also '-' and '.'"
+            f"{own!r} can't be the name of a run: use letters, digits and '_', from the second on also '-' and '.'"
         )
-    if name in TAKEN:
-        raise UserError(f"{name!r} can't be the name of a run: data/{name}/ holds no run; choose another name")
+    if own in TAKEN:
+        raise UserError(f"{own!r} can't be the name of a run: data/{own}/ holds no run; choose another name")
     return paths.data() / name
 
 

@@ -11,8 +11,8 @@ import pandas as pd
 
 from attnlab.runs import methods, metrics
 from attnlab.runs.kinds import AT_LEAST_0, COUNT, ERROR, FLAG, NAME, POSITIVE, SIZE, TEXT, Kind, matching, one_of, whole
-from attnlab.runs.rules import STEADY
-from attnlab.runs.schema import MOMENTS, OLDEST, STATUSES, Row
+from attnlab.runs.rules import GATE_FACTOR, STEADY
+from attnlab.runs.schema import MOMENTS, OF_MODELS, OLDEST, PHASES, STATUSES, Row
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
 
@@ -101,18 +101,10 @@ AXES = (
     Column("kv_heads", SIZE, "heads of keys and values", key=True),
     Column("kv_len", SIZE, "S_kv, tokens of keys and values", key=True),
     Column(
-        "lengths",
-        NAME,
-        "`equal`, or `spread`: sequences of different lengths, end to end without padding",
-        key=True,
+        "lengths", NAME, "`equal`, or `spread`: sequences of different lengths, end to end without padding", key=True
     ),
     Column("direction", NAME, "`forward`, or `training`: forward and backward", key=True),
-    Column(
-        "layout",
-        NAME,
-        "`heads first`: contiguous; `tokens first`: transposed views of (B, S, H, D)",
-        key=True,
-    ),
+    Column("layout", NAME, "`heads first`: contiguous; `tokens first`: transposed views of (B, S, H, D)", key=True),
     Column("scale", AT_LEAST_0, "factor of the scores; 0 for 1/√D", key=True),
     Column("values", NAME, "the kind of numbers in Q, K and V", key=True, since=7, before=NORMAL),
 )
@@ -196,9 +188,9 @@ CHECKS = Table(
         Column(
             "framework_max_error",
             ERROR,
-            "largest error of the framework's own low-precision result; twice these are allowed",
+            f"largest error of the framework's own low-precision result; {GATE_FACTOR:g} times this is allowed",
         ),
-        Column("framework_mean_error", ERROR, "mean error of that result"),
+        Column("framework_mean_error", ERROR, "mean error of that result, likewise"),
         Column("differing", COUNT, "elements that differ in any bit between runs on the same inputs", empty=True),
         Column("passed", FLAG, "whether the check passed"),
     ),
@@ -282,9 +274,7 @@ STREAM = Table(
         Column("position", COUNT, "the number of the request within the replicate", key=True),
         Column("latency_us", POSITIVE, "from before the call until its output was there, by the host's clock"),
         Column(
-            "host_us",
-            POSITIVE,
-            "from before the call until it returned, which on a GPU is before the output is there",
+            "host_us", POSITIVE, "from before the call until it returned, which on a GPU is before the output is there"
         ),
     ),
 )
@@ -345,3 +335,60 @@ TABLES = {
     for table in (SAMPLES, CHECKS, CASES, PROCESSES, RESOURCES, PROFILE, STREAM, PANEL, RESIDENCY, ENDURANCE)
 }
 """Every table of a run, by its name."""
+WHO = (
+    Column("model", NAME, "the model", key=True),
+    Column("batch", SIZE, "sequences", key=True),
+    Column("prompt", SIZE, "tokens of each prompt", key=True),
+    Column("attention", NAME, "`transformers.sdpa`, `attnlab.attend` or the control", key=True),
+    REPLICATE,
+)
+"""The columns that each table of a run of models has."""
+KERNELS = Table(
+    "kernels",
+    "a row per attention, phase, workload and replicate",
+    (
+        *WHO,
+        Column("phase", one_of(PHASES), "the tokens that were generated", key=True),
+        Column("attention_us", AT_LEAST_0, "the time of the kernels of attention; on a CPU the host's time"),
+        Column("total_us", AT_LEAST_0, "the time of all kernels, likewise"),
+    ),
+)
+OUTPUTS = Table(
+    "outputs",
+    "a row per attention, workload and replicate",
+    (
+        *WHO,
+        Column(
+            "max_error",
+            ERROR,
+            "largest absolute error of the logits at the last token of the prompts, against the same weights in the "
+            "dtype `reference`",
+        ),
+        Column("mean_error", ERROR, "mean absolute error, likewise"),
+        Column("reference", NAME, "the dtype of the reference"),
+        Column(
+            "ran",
+            TEXT,
+            "the kernel that ran the longest in the first layer's attention over the prompts; on a CPU an operator",
+        ),
+    ),
+)
+GENERATIONS = Table(
+    "samples",
+    "a row per generation",
+    (
+        *WHO,
+        Column("round", COUNT, "the round within the replicate", key=True),
+        Column("position", COUNT, "the place within the round's random order"),
+        Column("first_us", POSITIVE, "from the call to the first token of every sequence, by the host's clock"),
+        Column("rest_us", POSITIVE, "from then to the last token, likewise"),
+        Column("agreeing", COUNT, "tokens that are those of `transformers.sdpa` in the same round"),
+    ),
+)
+MODEL_TABLES = {table.name: table for table in (KERNELS, OUTPUTS, GENERATIONS)}
+"""Every table of a run of models, by its name. A block's samples are written last."""
+
+
+def of(run: str) -> dict[str, Table]:
+    """The tables of the run of this name, by theirs."""
+    return MODEL_TABLES if run.startswith(OF_MODELS) else TABLES

@@ -24,7 +24,7 @@ from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
 from attnlab.runs.read import all_begun, judge, place, read_manifest, tables_of_parts
 from attnlab.runs.schema import PARTS, SCHEMA, Manifest, digest, folder, short_hash
-from attnlab.runs.tables import TABLES
+from attnlab.runs.tables import of
 from attnlab.study import studies
 
 LAST = ("cases", "panel")
@@ -40,10 +40,10 @@ def create(name: str, manifest: Manifest) -> None:
     target = folder(name)
     (target / PARTS).mkdir(parents=True, exist_ok=True)
     stamp = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
-    others = all_begun()
+    others = all_begun(name[: name.rfind("/") + 1])
     newest = max(others, key=lambda other: (place(other, others), other), default="")
     follows = {"follows": newest} if newest and place(newest, others)[0] >= stamp else {}
-    begun = {"schema": SCHEMA, "name": name, "created": stamp, **follows, **manifest, "complete": False}
+    begun = {"schema": SCHEMA, "name": target.name, "created": stamp, **follows, **manifest, "complete": False}
     _write_manifest(target, begun)
 
 
@@ -59,29 +59,31 @@ def lock(name: str) -> Iterator[None]:
         raise UserError(f"{paths.shown(target)} is a file: move it away, or name another run")
     with files.held(target / ".lock", partial(_refuse, name)):
         try:
-            _require_run_or_nothing(target)
+            _require_run_or_nothing(name)
             yield
         finally:
             if not (target / "manifest.json").is_file():
-                _remove_unbegun(target)
+                _remove_unbegun(name)
 
 
 def _refuse(name: str) -> NoReturn:
     raise UserError(f"another process is measuring into the run {name!r}: wait for it, or name another")
 
 
-def _require_run_or_nothing(target: Path) -> None:
+def _require_run_or_nothing(name: str) -> None:
     """Raise UserError if a folder without a manifest holds more than a run that was killed as it began leaves."""
+    target = folder(name)
     if (target / "manifest.json").is_file():
         return
-    others = {path.name for path in target.iterdir()} - {".lock", PARTS, *_drafts(target)}
+    others = {path.name for path in target.iterdir()} - {".lock", PARTS, *_drafts(name)}
     if others or any((target / PARTS).glob("*.parquet")):
         raise UserError(f"{paths.shown(target)}/ is there and has no manifest.json: restore that, or name another run")
 
 
-def _remove_unbegun(target: Path) -> None:
+def _remove_unbegun(name: str) -> None:
     """Remove the folder of a run that was never begun, unless it holds anything else."""
-    for draft in _drafts(target):
+    target = folder(name)
+    for draft in _drafts(name):
         (target / draft).unlink(missing_ok=True)
     (target / ".lock").unlink(missing_ok=True)
     for emptied in (target / PARTS, target):
@@ -127,7 +129,7 @@ def finish(name: str, more: Manifest | None = None) -> None:
     if not read_manifest(name)["complete"]:
         _close(name, target, more or {})
     shutil.rmtree(target / PARTS, ignore_errors=True)
-    for draft in _drafts(target):
+    for draft in _drafts(name):
         (target / draft).unlink(missing_ok=True)
     (target / ".lock").unlink(missing_ok=True)
 
@@ -199,7 +201,7 @@ def _write_manifest(target: Path, manifest: Manifest) -> None:
     write_atomically(target / "manifest.json", json.dumps(sealed, indent=1).encode() + b"\n")
 
 
-def _drafts(target: Path) -> list[str]:
+def _drafts(name: str) -> list[str]:
     """Names of temporary files that a killed process had not yet renamed."""
-    names = ["manifest.json", *(f"{table}.parquet" for table in TABLES)]
-    return [path.name for name in names for path in target.glob(f".{name}.*.tmp")]
+    files = ["manifest.json", *(f"{table}.parquet" for table in of(name))]
+    return [path.name for file in files for path in folder(name).glob(f".{file}.*.tmp")]

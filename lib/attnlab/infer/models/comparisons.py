@@ -7,7 +7,8 @@ import numpy as np
 
 from attnlab.infer import stats
 from attnlab.infer.bootstrap import Interval
-from attnlab.runs.models import FIRST, PHASES, Record
+from attnlab.runs.models import Record
+from attnlab.runs.schema import FIRST, PHASES
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE, Workload
 

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from attnlab.base import files, sources
+from attnlab.base import documents, sources
 from attnlab.base.errors import UserError
 from attnlab.base.version import VERSION
 from attnlab.measure import processes
@@ -25,9 +24,11 @@ from attnlab.measure.instruments import devices, environment, inspection
 from attnlab.measure.session import record
 from attnlab.measure.subjects import attend, model
 from attnlab.measure.subjects.implementation import ran_out_of_memory
-from attnlab.runs import dispatch, models, rules
-from attnlab.runs.models import FIRST, PHASES, REST
-from attnlab.runs.schema import digest
+from attnlab.runs import models, read, rules, schema, write
+from attnlab.runs.dispatch import Dispatch
+from attnlab.runs.manifest import ModelFields
+from attnlab.runs.schema import FIRST, PHASES, REST, Row, digest
+from attnlab.runs.tables import GENERATIONS, MODEL_TABLES
 from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload
 
 WARMUPS = 2
@@ -35,14 +36,15 @@ WARMUPS = 2
 WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 """The type in which the same weights are the reference for logits."""
 WATCHED = "attnlab.watched"
-Row = dict[str, Any]
+DISPATCH = "dispatch.json"
+"""The file in the run's folder by which `attend` chooses."""
 
 
 @dataclass(frozen=True)
 class Job:
     """One replicate: the models of the plan that a record still lacks."""
 
-    record: str
+    run: str
     plan: Plan
     device: str
     replicate: int
@@ -50,9 +52,14 @@ class Job:
     environment: str
     table: Path | None
 
+    @property
+    def name(self) -> str:
+        """The name of the record."""
+        return schema.folder(self.run).name
+
 
 def record_models(
-    name: str, plan: Plan, device: torch.device, table: Path | None, executor: Executor | None = None
+    name: str, plan: Plan, device: torch.device, table: Dispatch | None, executor: Executor | None = None
 ) -> None:
     """Measure into the record `name`, which is new, or was cut off and is resumed.
 
@@ -64,40 +71,35 @@ def record_models(
         UserError: another process measures into the record; it is complete, or of another plan or environment; or
             measuring was cut off. What was recorded until then is kept.
     """
-    path = models.folder(name) / "manifest.json"
-    with (
-        files.held(path.with_name(".lock"), partial(_refuse, name)),
-        executor or processes.fresh_processes() as pool,
-        record.explained(path.parent, pool, f"make model RUN={name}"),
-    ):
-        if not path.is_file():
-            models.write(_begun(name, plan, table, pool.submit(survey, device.type).result()))
-        begun = models.read(name)
+    run, again = models.run_of(name), f"make model RUN={name}"
+    target = schema.folder(run)
+    with write.lock(run), executor or processes.fresh_processes() as pool, record.explained(target, pool, again):
+        if not (target / "manifest.json").is_file():
+            write.create(run, _begun(plan, again, table, pool.submit(survey, device.type).result()))
+        begun = ModelFields.model_validate(read.read_manifest(run))
         if begun.complete:
             raise UserError(f"the record {name!r} is complete: name another with RUN")
         if begun.plan != plan:
             raise UserError(f"the record {name!r} is of another plan: leave PARAMS out, or name another with RUN")
-        for job in _jobs(begun, device, table):
+        if begun.dispatch:
+            documents.write(target / DISPATCH, begun.dispatch)
+        read.held(run)  # which refuses blocks that were lost or changed, before others are measured
+        for job in _jobs(run, begun, device):
             pool.submit(take, job).result()
-        models.finish(name)
+        write.finish(run)
 
 
-def _refuse(name: str) -> None:
-    raise UserError(f"another process is measuring into the record {name!r}: wait for it, or name another with RUN")
-
-
-def _begun(name: str, plan: Plan, table: Path | None, found: dict[str, Any]) -> models.Manifest:
-    return models.Manifest(
-        name=name,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        attnlab=VERSION,
-        commit=record.commit(),
-        sources=sources.digests(__name__),
-        rules=rules.recorded(),
-        plan=plan,
-        dispatch=dispatch.load(table, found["device"]["name"]) if table else None,
+def _begun(plan: Plan, command: str, table: Dispatch | None, found: dict[str, Any]) -> schema.Manifest:
+    return {
+        "attnlab": VERSION,
+        "commit": record.commit(),
+        "command": command,
         **found,
-    )
+        "sources": sources.digests(__name__),
+        "rules": rules.recorded(),
+        "plan": plan.model_dump(mode="json"),
+        "dispatch": table and table.model_dump(mode="json"),
+    }
 
 
 def survey(kind: str) -> dict[str, Any]:
@@ -116,16 +118,13 @@ def _environment(device: torch.device) -> dict[str, Any]:
     return found | {"hash": digest(found)}
 
 
-def _jobs(begun: models.Manifest, device: torch.device, table: Path | None) -> Iterator[Job]:
-    done = models.recorded(begun.name)
+def _jobs(run: str, begun: ModelFields, device: torch.device) -> Iterator[Job]:
+    done = write.recorded(run, GENERATIONS.name)
+    table = schema.folder(run) / DISPATCH if begun.dispatch else None
     for replicate in range(begun.plan.replicates):
-        lacking = tuple(one for one in begun.plan.models if _key(replicate, one) not in done)
+        lacking = tuple(one for one in begun.plan.models if schema.model_key(replicate, one.name) not in done)
         if lacking:
-            yield Job(begun.name, begun.plan, device.type, replicate, lacking, begun.environment["hash"], table)
-
-
-def _key(replicate: int, one: Model) -> str:
-    return f"r{replicate:02d}-{one.name}"
+            yield Job(run, begun.plan, device.type, replicate, lacking, begun.environment.hash, table)
 
 
 def take(job: Job) -> None:
@@ -138,15 +137,15 @@ def take(job: Job) -> None:
     device = torch.device(job.device)
     environment.lock()
     if _environment(device)["hash"] != job.environment:
-        raise UserError(f"the environment changed since the record {job.record!r} began: name another with RUN")
+        raise UserError(f"the environment changed since the record {job.name!r} began: name another with RUN")
     model.register(CANDIDATE, model.attention)
     if job.table:
         attend.use(job.table)
     for one in job.models:
-        _say(f"{job.record}: replicate {job.replicate + 1} of {job.plan.replicates}, {one.name}")
+        _say(f"{job.name}: replicate {job.replicate + 1} of {job.plan.replicates}, {one.name}")
         try:
             with warnings.catch_warnings(action="ignore"):  # that torch knows no deterministic way for this and that
-                models.add(job.record, _key(job.replicate, one), _block(job, one, device))
+                _record_block(job, one, _block(job, one, device))
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
@@ -157,6 +156,12 @@ def take(job: Job) -> None:
         finally:
             gc.collect()  # a model is a cycle of references
             devices.release(device)
+
+
+def _record_block(job: Job, one: Model, rows: dict[str, list[Row]]) -> None:
+    for table in MODEL_TABLES.values():  # the samples last: a block that has them is whole
+        key = schema.model_key(job.replicate, one.name)
+        write.add_part(job.run, table.name, key, table.frame(rows[table.name]))
 
 
 def _block(job: Job, one: Model, device: torch.device) -> dict[str, list[Row]]:
