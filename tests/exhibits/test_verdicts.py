@@ -16,9 +16,8 @@ from synthetic import ONE_BATCH, ROUNDS, TARGET, climbed, inferred, lonely
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Group, Missing, Prose, Table
 from attnlab.exhibits.verdicts import accuracy, every, target
-from attnlab.infer import kept, results, stats
+from attnlab.infer import stats
 from attnlab.infer.results import Results
-from attnlab.runs import read
 
 COUNTED = {"counted": Prose, "by_timing": Table, "by_candidate": Table, "every": Table, "chart": Figure, "maps": Group}
 """What shows comparisons."""
@@ -109,25 +108,6 @@ def test_every_comparison_has_a_row():
     ]
     assert float(row["speedup [95 %]"].split()[0]) == pytest.approx(1.25, abs=1e-3)
     assert set(frame["mask"]) == {"full", "causal"}
-
-
-def test_families_are_kept_between_processes(monkeypatch):
-    with synthetic.folders() as folder:
-        synthetic.write("kept", synthetic.Recipe(study={"implementations": ["sdpa.auto", "sdpa.flash"]}, fates={}))
-        run = read.load("kept")
-        families = results.of(run).families
-        assert len(families) == 16
-        assert len(list((folder / "reports" / "kept").glob("verdicts.*.parquet"))) == 1
-        monkeypatch.setattr(results, "infer_family", None)
-        again = results.of(run)
-        assert again.families == families
-        assert results.of(run).compare("sdpa.flash", TARGET) == families[TARGET, again.headline].verdicts["sdpa.flash"]
-
-
-def test_families_with_controls_come_back_as_they_were():
-    families = controlled().families
-    assert kept.from_table(kept.as_table(families)) == families
-    assert kept.from_table(kept.as_table(lonely().families)) == lonely().families
 
 
 # ---------------------------------------------------------------------------------------------------------- statement

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -650,13 +649,11 @@ def test_the_shape_of_the_runs_here_is_the_study_s_own():
 
 
 def test_a_run_is_judged_once_for_each_seal(monkeypatch, whole):
-    monkeypatch.setenv(read.JUDGED, "")
     read.load(whole)
     judged = []
     monkeypatch.setattr(agreement, "require", lambda *_: judged.append("one"))
     read.load(whole)
     assert judged == []
-    monkeypatch.setenv(read.JUDGED, "another")
+    read._JUDGED.clear()
     read.load(whole)
     assert judged == ["one"]
-    assert len(os.environ[read.JUDGED].split()) == 2

@@ -55,11 +55,12 @@ class Panel:
 
     @cached_property
     def _samples(self) -> dict[tuple[str, Shape], dict[str, pd.Series]]:
-        taken = self.rows[self.rows["latency_us"].notna()]
+        taken = self.rows[self.rows["latency_us"].notna()].set_index("round")
+        latencies_us = taken["latency_us"].astype(float)
         found: dict[tuple[str, Shape], dict[str, pd.Series]] = {}
-        for (name, *axes, method), group in taken.groupby([*CASE, "method"], sort=False):
+        for (name, *axes, method), group in latencies_us.groupby([taken[key] for key in [*CASE, "method"]], sort=False):
             shape = Shape(**dict(zip(Shape.AXES, axes, strict=True)))
-            found.setdefault((name, shape), {})[method] = group.set_index("round")["latency_us"].astype(float)
+            found.setdefault((name, shape), {})[method] = group
         return found
 
     @cached_property

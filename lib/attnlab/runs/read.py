@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +19,8 @@ from attnlab.study.values import NORMAL
 
 BEFORE_VALUES = 6
 """The schema of complete runs that are still read: they timed standard normal values, and no sequence alone."""
-JUDGED = "ATTNLAB_JUDGED"
-"""The seals of runs that this process or one that started it has held to what they say. A seal covers every table."""
+_JUDGED: set[str] = set()
+"""The seals of runs that were held to what they say. A seal covers every table."""
 
 
 def names() -> list[str]:
@@ -61,10 +60,10 @@ def load(name: str) -> Run:
         tables = {table: _whole_table(name, manifest, table) for table in TABLES}
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
-    if manifest["seal"] not in os.environ.get(JUDGED, "").split():
+    if manifest["seal"] not in _JUDGED:
         judge(tables, manifest)
         if manifest["complete"]:
-            os.environ[JUDGED] = f"{os.environ.get(JUDGED, '')} {manifest['seal']}".strip()
+            _JUDGED.add(manifest["seal"])
     return Run(name, manifest, **{table: held.frame for table, held in tables.items()})
 
 
