@@ -135,7 +135,7 @@ def test_the_walk_sees_what_there_is_to_see():
     assert len(MODULES) > 100
     assert "torch" in imported("attnlab.measure.session.worker", everywhere=False)
     assert "attnlab.measure.session.record" in imported("attnlab.obtain")
-    assert ("attnlab.infer.results", "attnlab.infer.kept") in ARROWS
+    assert ("attnlab.infer.results", "attnlab.infer.parallel") in ARROWS
     assert ("attnlab.__main__", "attnlab.paper.render") in ARROWS
 
 

@@ -183,7 +183,7 @@ def _dispatch(options: argparse.Namespace) -> None:
     from attnlab.infer import choices, results
     from attnlab.runs import dispatch
 
-    made = choices.table(results.of(read.load(options.run)), options.clock)
+    made = choices.table(results.load(options.run), options.clock)
     replaced = ""
     with suppress(UserError):  # there was none, or nothing that is one
         before = dispatch.load(dispatch.path(made.device), made.device)

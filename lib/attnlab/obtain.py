@@ -1,6 +1,5 @@
 """Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlab.base.errors import Outdated, UserError
 from attnlab.infer import choices
-from attnlab.infer.beside.repeat import others
-from attnlab.infer.results import Results, of
+from attnlab.infer.results import Results, load
 from attnlab.runs import models, read, schema, write
 from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
@@ -57,22 +55,6 @@ def companions(shown: Results) -> list[Results]:
     return list({other.run.name: other for other in found if other.run.name != shown.run.name}.values())
 
 
-def keep(name: str) -> str:
-    """Infer from a run and its companions, so that no notebook infers again what is kept from here.
-
-    Returns:
-        The seals of these runs, and of the others that may be shown beside them: no notebook has to judge them again.
-    """
-    run = read.load(name)
-    print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
-    shown = of(run)
-    for each in [shown, *companions(shown)]:
-        _ = each.families
-    for _ in others(shown):  # reading a run judges it
-        pass
-    return os.environ.get(read.JUDGED, "")
-
-
 def _companion(shown: Results, companion: str) -> Results:
     """The newest complete run on this device whose study fits; the run itself if its own fits, or if none does."""
     mine, fits = shown.run.manifest, COMPANIONS[companion]
@@ -85,13 +67,13 @@ def _companion(shown: Results, companion: str) -> Results:
 
     for name in (other for other, manifest in read.manifests() if is_companion(manifest)):
         with suppress(UserError):  # a run that is refused is no companion
-            return of(read.load(name))
+            return load(name)
     return shown
 
 
 def results(run: str = "", study: str = "quick", device: str = "auto") -> Results:
     """The run that `named` names, with what is inferred from it; arguments and errors as there."""
-    return of(read.load(named(run, study, device)))
+    return load(named(run, study, device))
 
 
 def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
@@ -222,7 +204,7 @@ def _table_for(name: str, plan: stated_models.Plan) -> Dispatch:
     there = (schema.folder(run) / "manifest.json").is_file()
     if not there or not read.read_manifest(run)["complete"]:
         measured(run, stated_models.attention(plan), "cuda", command=f"make model RUN={name}")
-    return choices.table(of(read.load(run)))
+    return choices.table(load(run))
 
 
 def require_device(device: str) -> None:

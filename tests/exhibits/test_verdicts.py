@@ -20,9 +20,8 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.decisions import SIGNS
 from attnlab.exhibits.display import Figure, Group, Missing
 from attnlab.exhibits.verdicts import abstract, accuracy, every, target
-from attnlab.infer import kept, results, stats
+from attnlab.infer import stats
 from attnlab.infer.results import Results
-from attnlab.runs import read
 
 COUNTED = ("counted", "by_timing", "by_candidate", "every", "maps")
 """What shows comparisons."""
@@ -133,25 +132,6 @@ def test_every_comparison_has_a_row():
     assert list(row[["mask", "timing", "decision", "regime"]]) == ["full", "device warm", "faster, claimable", "burst"]
     assert row["speedup"] == controlled().compare("sdpa.flash", TARGET).speedup
     assert set(frame["mask"]) == {"full", "causal"}
-
-
-def test_families_are_kept_between_processes(monkeypatch):
-    with synthetic.folders() as folder:
-        synthetic.write("kept", synthetic.Recipe(study={"implementations": ["sdpa.auto", "sdpa.flash"]}, fates={}))
-        run = read.load("kept")
-        families = results.of(run).families
-        assert len(families) == 16
-        assert len(list((folder / "reports" / "kept").glob("verdicts.*.parquet"))) == 1
-        monkeypatch.setattr(results, "infer_family", None)
-        again = results.of(run)
-        assert again.families == families
-        assert results.of(run).compare("sdpa.flash", TARGET) == families[TARGET, again.headline].verdicts["sdpa.flash"]
-
-
-def test_families_with_controls_come_back_as_they_were():
-    families = controlled().families
-    assert kept.from_table(kept.as_table(families)) == families
-    assert kept.from_table(kept.as_table(lonely().families)) == lonely().families
 
 
 # ---------------------------------------------------------------------------------------------------------- at a shape

@@ -27,7 +27,6 @@ from forks import BLOCKS, Fork, Forks, live, watch
 from attnlab import obtain
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
-from attnlab.infer import kept
 from attnlab.measure.instruments import devices, telemetry
 from attnlab.measure.session import record, worker
 from attnlab.runs import read, schema, write
@@ -415,23 +414,6 @@ def test_a_lock_says_that_it_waits_only_if_it_does(tmp_path):
                 time.sleep(0.001)
             assert not waiting.done()
         assert waiting.result(timeout=30)
-
-
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1 not really PAR1"])
-def test_what_was_inferred_and_not_kept_whole_is_inferred_again(data, content):
-    run = SimpleNamespace(name="one", manifest={"name": "one"})
-    inferred = []
-
-    def infer(_):
-        inferred.append(run)
-        return pd.DataFrame({"times": [len(inferred)]})
-
-    assert kept.table(run, infer).to_dict("list") == {"times": [1]}
-    (path,) = (paths.reports() / "one").iterdir()
-    path.write_bytes(content)
-    for _ in range(2):  # inferred again, and then taken as it was kept
-        assert kept.table(run, infer).to_dict("list") == {"times": [2]}
-    assert os.listdir(path.parent) == [path.name]
 
 
 # What is there already

@@ -1,16 +1,20 @@
 """Parameters are checked before a notebook is executed; a cell that fails is named, and what was executed is kept."""
 
-import importlib
 import signal
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 from nbformat import v4
 
 from attnlab.base import paths
 from attnlab.base.errors import Interrupted, UserError
-from attnlab.paper import execute, render
+from attnlab.paper import engine, execute, render
 
 PARAMETERS = """\
 run: str = ""  # the run's name
@@ -76,42 +80,84 @@ def test_what_a_notebook_measures_is_measured_before_it_is_executed(monkeypatch)
     assert [part for part, path in sources.items() if not execute.shown_run(path, {})] == ["08_audit"]
 
 
-def test_ctrl_c_ends_a_process_of_its_own_without_a_word(tmp_path, monkeypatch, capfd):
-    (tmp_path / "interrupted.py").write_text(
-        "import multiprocessing, os, signal\n\n"
-        "if multiprocessing.parent_process():\n    os.kill(os.getpid(), signal.SIGINT)\n\n"
-        "def work(name):\n    return name\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    # Whoever runs the tests in the background hands them SIGINT ignored, and that is inherited.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with pytest.raises(UserError, match="mine: a process died"):
-        render._apart(importlib.import_module("interrupted").work, "mine")
-    signal.signal(signal.SIGINT, before)
-    assert capfd.readouterr().err == ""
-
-
 def test_values_that_fit_are_accepted(tmp_path):
     values = {"run": "h200", "samples": 3, "tolerance": 1, "measure": True, "anything": [1, 2]}
     assert execute.check(notebook(tmp_path), values) is None
 
 
+def in_process(path: Path, output: Path, values: Mapping[str, object] | None = None) -> None:
+    execute.execute(path, output, values or {}, path.parent, engine.NAME)
+
+
+def outputs(path: Path) -> list[list[Any]]:
+    return [cell.outputs for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
 def test_a_cell_that_fails_is_named_and_what_was_executed_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    notebook(tmp_path, "import os\nprint(samples, os.getcwd())", "raise ValueError('a\\nb')")
+    notebook(tmp_path, "import os\nprint(samples, os.getcwd())", "raise ValueError('a\\nb')", "print('never')")
     (tmp_path / "work").mkdir()
     output = Path("out/02_baseline.ipynb")
     with pytest.raises(UserError) as caught:
-        execute.execute(Path("02_baseline.ipynb"), output, {"samples": 7}, tmp_path / "work")
+        execute.execute(Path("02_baseline.ipynb"), output, {"samples": 7}, tmp_path / "work", engine.NAME)
     assert str(caught.value).startswith("02_baseline.ipynb, cell 3: ValueError: a; what was executed is kept in ")
     kept = nbformat.read(tmp_path / output, as_version=4)
     printed = [part.text for cell in kept.cells for part in cell.get("outputs", []) if part.output_type == "stream"]
     assert printed == [f"7 {tmp_path / 'work'}\n"]
     assert str(tmp_path) not in str(kept.metadata.papermill)
+    assert Path.cwd() == tmp_path
 
 
 def test_a_kernel_that_dies_is_named(tmp_path):
     path = notebook(tmp_path, "print('before', flush=True)", "import os\nos._exit(9)", "print('never')")
     with pytest.raises(UserError, match=r"02_baseline\.ipynb, cell 3: the kernel died; what was executed is kept in"):
-        execute.execute(path, tmp_path / "out.ipynb", {}, tmp_path)
+        execute.execute(path, tmp_path / "out.ipynb", {}, tmp_path, execute.KERNEL)
     assert "before" in (tmp_path / "out.ipynb").read_text(encoding="utf-8")
+
+
+MANY = [
+    "print('one')\nprint('two')\nprint()",
+    "import sys\nprint('three', file=sys.stderr)",
+    "from IPython.display import HTML, display\ndisplay(HTML('<b>5</b>'))\nHTML('<i>6</i>')",
+    "None",
+    "7;",
+    "samples",
+    "_",
+    "import matplotlib\nmatplotlib.rcParams['lines.linewidth'] = 8\nmatplotlib.get_backend()",
+    "def function():\n    return __name__\nfunction()",
+    "1 / 0",
+]
+
+
+def test_a_notebook_shows_the_same_without_a_kernel(tmp_path):
+    path = notebook(tmp_path, *MANY)
+    made = []
+    for name in (execute.KERNEL, engine.NAME):
+        with pytest.raises(UserError, match="cell 11: ZeroDivisionError: division by zero"):
+            execute.execute(path, tmp_path / f"{name}.ipynb", {"samples": 3}, tmp_path, name)
+        made.append(outputs(tmp_path / f"{name}.ipynb"))
+    kernel, here = made
+    for shown in made:
+        del shown[9:10]  # the name of the backend
+        assert shown[-1][0].pop("traceback")
+    assert here == kernel
+
+
+def test_a_notebook_leaves_this_process_as_it_was(tmp_path, capsys):
+    main, folder, width = sys.modules["__main__"], Path.cwd(), matplotlib.rcParams["lines.linewidth"]
+    path = notebook(tmp_path, "import matplotlib.pyplot as plt\nplt.plot([1])\nmine = 1", *MANY[:-1])
+    in_process(path, tmp_path / "out.ipynb")
+    assert (sys.modules["__main__"], Path.cwd()) == (main, folder)
+    assert matplotlib.rcParams["lines.linewidth"] == width
+    assert plt.get_fignums() == []
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(UserError, match="cell 2: NameError: name 'mine' is not defined"):
+        in_process(notebook(tmp_path, "mine"), tmp_path / "out.ipynb")
+
+
+def test_ctrl_c_in_a_cell_interrupts_what_executes_it(tmp_path):
+    path = notebook(tmp_path, "import signal\nsignal.raise_signal(signal.SIGINT)\nprint('never')")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        in_process(path, tmp_path / "out.ipynb")
+    signal.signal(signal.SIGINT, before)

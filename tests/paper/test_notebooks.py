@@ -300,6 +300,15 @@ def test_each_cell_shows_its_exhibit_of_the_run_and_none_failed(part, tiny):
     assert not [output for shown in made.values() for output in shown if output.output_type in ("error", "stream")]
 
 
+def test_a_page_is_the_same_in_a_kernel(tiny):
+    folder, _ = tiny
+    output = folder / "kernel.ipynb"
+    execute.execute(source("02_baseline"), output, {"run": "tiny", "device": "none"}, paths.NOTEBOOKS, execute.KERNEL)
+    executed, other = nbformat.read(output, as_version=4), notebook_of(folder, "02_baseline")
+    assert [cell.source for cell in executed.cells] == [cell.source for cell in other.cells]
+    assert [cell.get("outputs") for cell in executed.cells] == [cell.get("outputs") for cell in other.cells]
+
+
 def test_the_report_was_assembled_from_the_pages_and_no_kernel_ran_it(tiny):
     folder, _ = tiny
     executed = {part for part in PARTS if "papermill" in notebook_of(folder, part).metadata}

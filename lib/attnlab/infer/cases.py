@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from attnlab.infer import stats
+from attnlab.infer import parallel, stats
 from attnlab.infer.ceilings import Ceilings
 from attnlab.runs import schema
 from attnlab.study import implementations, studies
@@ -41,7 +41,7 @@ def infer(run: schema.Run) -> pd.DataFrame:
     ]
     tick_us = float(run.manifest["clocks"]["tick_us"])
     jobs = [(samples, tick_us / rows["launches"].min()) for _, samples, rows in groups]
-    inferred = [infer_case(*job) for job in jobs]
+    inferred = parallel.each(infer_case, jobs)
     ceilings = Ceilings(run.manifest)
     rows = [
         dict(zip([*CASE, *TIMING], key, strict=True)) | _context(rows) | row | _rates(key, row, ceilings)
@@ -161,8 +161,9 @@ def independent(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
 
     Of `LEAST_CARDS` cards and more, as `by_card` gives them; else a 1-D array per replicate.
     """
-    found = by_card(rows, cards) if enough(cards.values()) else []
-    return found if len(found) >= LEAST_CARDS else by_replicate(rows)
+    if not enough(cards.values()):
+        return by_replicate(rows)
+    return by_card(rows, cards) if enough(rows["process"].map(cards).dropna()) else by_replicate(rows)
 
 
 def enough(cards: Iterable[str]) -> bool:
@@ -172,8 +173,9 @@ def enough(cards: Iterable[str]) -> bool:
 
 def by_card(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
     """The latencies of a case under one timing: for each card a 2-D array with a row per replicate."""
-    on = np.array([cards.get(process, "") for process in rows["process"]])
-    return [np.stack(by_replicate(rows[on == card])) for card in dict.fromkeys(on) if card]
+    card = np.array([cards.get(process) for process in rows["process"].to_numpy(dtype=object)], dtype=object)
+    there = [mine for mine in dict.fromkeys(card) if mine is not None]
+    return [np.stack(by_replicate(rows[card == mine])) for mine in there]
 
 
 def by_replicate(rows: pd.DataFrame) -> list[np.ndarray]:

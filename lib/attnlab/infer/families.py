@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import NamedTuple
 
@@ -65,9 +65,14 @@ def infer_family(pairs: dict[str, Sides], control: Sides | None) -> Family:
         sides = control.baseline, control.candidate
         itself = stats.verdict(*sides, tick=control.tick_us, paired=True)
         smallest = stats.smallest_effect(*sides, tick=control.tick_us, paired=True)
-    verdicts, pvalues = judge(list(pairs.values()), smallest)
+    return replace(judge_family(pairs, smallest), control=itself)
+
+
+def judge_family(pairs: dict[str, Sides], smallest_effect: float) -> Family:
+    """The verdicts on candidates at one shape, with the smallest effect that could be seen there; without a control."""
+    verdicts, pvalues = judge(list(pairs.values()), smallest_effect)
     named = dict(zip(pairs, verdicts, strict=True)), dict(zip(pairs, pvalues, strict=True))
-    return Family(*named, itself, smallest)
+    return Family(*named, None, smallest_effect)
 
 
 def judge(family: Sequence[Sides], smallest_effect: float) -> tuple[list[stats.Verdict], list[float]]:

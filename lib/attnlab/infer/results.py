@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import pandas as pd
 import scipy.stats
 
-from attnlab.infer import kept, stats
+from attnlab.infer import parallel, stats
 from attnlab.infer.cases import infer, median_us
-from attnlab.infer.families import FalsePositives, Family, Place, Sides, infer_family, judge
+from attnlab.infer.families import FalsePositives, Family, Place, Sides, infer_family, judge, judge_family
 from attnlab.infer.lookup import Lookup, NotMeasured, median_of
 from attnlab.infer.stats import Verdict
-from attnlab.runs import schema
+from attnlab.runs import read, schema
 from attnlab.runs.rules import CONFIDENCE
 from attnlab.runs.schema import MEASURED, is_of
 from attnlab.study import implementations
@@ -27,13 +28,7 @@ NO_CONTROL = "This run did not measure its baseline against itself, so how often
 
 @dataclass(frozen=True)
 class Results(Lookup):
-    """A run, the rows of its cases, and the verdicts on them.
-
-    Attributes:
-        is_kept: whether verdicts are read from what another process kept, and kept for others.
-    """
-
-    is_kept: bool = False
+    """A run, the rows of its cases, and the verdicts on them."""
 
     def median(self, name: str, shape: Shape, timing: Timing | None = None) -> stats.Interval:
         """The median of one case with its interval, in us; a control's too, which has no row.
@@ -116,37 +111,27 @@ class Results(Lookup):
 
     @cached_property
     def families(self) -> dict[Place, Family]:
-        """The family of every shape and timing at which the baseline has a latency; kept for other processes."""
+        """The family of every shape and timing at which the baseline has a latency."""
         places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
         places = [place for place in places if self.samples(self.study.baseline, *place)]
         missing = [place for place in places if place not in self._known]
-        inferred = [infer_family(*self._job(*place)) for place in missing]
+        inferred = parallel.each(infer_family, [self._job(*place) for place in missing])
         self._known.update(zip(missing, inferred, strict=True))
-        found = {place: self._known[place] for place in places}
-        if missing and self.is_kept:
-            kept.keep_families(self.run, self.study.baseline, found)
-        return found
+        return {place: self._known[place] for place in places}
 
     def families_against(self, baseline: str) -> dict[Place, Family]:
         """As `families`, against any implementation, with the smallest effect that the study's baseline could show."""
         if baseline == self.study.baseline:
             return self.families
         if baseline not in self._against:
-            found = kept.families(self.run, baseline) if self.is_kept else {}
-            self._against[baseline] = found or self._judged_against(baseline)
+            self._against[baseline] = self._judged_against(baseline)
         return self._against[baseline]
 
     def _judged_against(self, baseline: str) -> dict[Place, Family]:
         places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
-        found = {}
-        for place in (place for place in places if baseline in self.at(*place).index):
-            names, smallest = [str(name) for name in self.at(*place).index if name != baseline], self._smallest(*place)
-            verdicts, alone = judge([self._sides((baseline, name), *place) for name in names], smallest)
-            named = dict(zip(names, verdicts, strict=True)), dict(zip(names, alone, strict=True))
-            found[place] = Family(*named, None, smallest)
-        if self.is_kept:
-            kept.keep_families(self.run, baseline, found)
-        return found
+        places = [place for place in places if baseline in self.at(*place).index]
+        jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place in places]
+        return dict(zip(places, parallel.each(judge_family, jobs), strict=True))
 
     def families_under(self, timing: Timing) -> dict[Shape, Family]:
         """The families under one timing, by shape."""
@@ -224,8 +209,8 @@ class Results(Lookup):
 
     @cached_property
     def _known(self) -> dict[Place, Family]:
-        """The families inferred so far, in this process or before."""
-        return kept.families(self.run, self.study.baseline) if self.is_kept else {}
+        """The families inferred so far."""
+        return {}
 
     @cached_property
     def _against(self) -> dict[str, dict[Place, Family]]:
@@ -247,10 +232,14 @@ class Results(Lookup):
         """The arguments of `infer_family`."""
         baseline = self.study.baseline
         self.row(baseline, shape, timing)
-        names = [str(name) for name in self.at(shape, timing).index if name != baseline]
         against_itself = (baseline, implementations.control(baseline))
         control = self._sides(against_itself, shape, timing) if self.is_controlled(shape, timing) else None
-        return {name: self._sides((baseline, name), shape, timing) for name in names}, control
+        return self._pairs(baseline, shape, timing), control
+
+    def _pairs(self, baseline: str, shape: Shape, timing: Timing) -> dict[str, Sides]:
+        """What is compared with a baseline at one place, by name."""
+        names = [str(name) for name in self.at(shape, timing).index if name != baseline]
+        return {name: self._sides((baseline, name), shape, timing) for name in names}
 
     def _sides(self, pair: Pair, shape: Shape, timing: Timing | None) -> Sides:
         """The samples of a pair, and the resolution of both."""
@@ -260,11 +249,25 @@ class Results(Lookup):
         return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches)
 
 
+_IN_USE: WeakValueDictionary[str, Results] = WeakValueDictionary()
+"""What was inferred from complete runs, by their seals, as long as anything in this process holds it."""
+
+
 def of(run: schema.Run) -> Results:
-    """Infer from a run, or take what was kept of the same inference."""
-    if not run.complete:
-        return Results(run, infer(run))
-    return Results(run, kept.table(run, infer), is_kept=True)
+    """Infer from a run."""
+    found = Results(run, infer(run))
+    if run.complete:
+        _IN_USE[run.manifest["seal"]] = found
+    return found
+
+
+def load(name: str) -> Results:
+    """Read a run and infer from it; what is in use in this process is not read and inferred again if it is complete.
+
+    Raises:
+        UserError: as `attnlab.runs.read.load`.
+    """
+    return _IN_USE.get(read.read_manifest(name)["seal"]) or of(read.load(name))
 
 
 def absence(results: Results, name: str, shape: Shape) -> str:

@@ -14,6 +14,8 @@ from papermill.exceptions import PapermillExecutionError
 from attnlab.base.errors import UserError, suggestion
 from attnlab.base.paths import shown
 
+KERNEL = "nbclient"
+"""Papermill's engine that executes a notebook in a Jupyter kernel, as JupyterLab does."""
 _ACCEPTED: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 
 
@@ -67,10 +69,13 @@ def shown_run(notebook: Path, values: Mapping[str, object]) -> dict[str, str]:
     return {name: str(values.get(name, literal_eval(known[name].default))) for name in ("run", "study", "device")}
 
 
-def execute(notebook: Path, output: Path, values: Mapping[str, object], cwd: Path) -> None:
+def execute(notebook: Path, output: Path, values: Mapping[str, object], cwd: Path, engine: str) -> None:
     """Check parameters, then execute a notebook with them in the folder `cwd`.
 
     The executed notebook is written to `output`, as far as it was executed if a cell fails.
+
+    Args:
+        engine: the name of papermill's engine: `KERNEL`, or `attnlab.paper.engine.NAME` for this process.
 
     Raises:
         UserError: as for `check`, or a cell failed, or the kernel died.
@@ -83,13 +88,13 @@ def execute(notebook: Path, output: Path, values: Mapping[str, object], cwd: Pat
             notebook,
             output,
             dict(values),
+            engine_name=engine,
             kernel_name="python3",
             language="python",
             progress_bar=False,
             log_output=False,
             extra_arguments=["--log-level=CRITICAL"],
-            # Papermill's own `cwd` would change the folder of this process, which renders other pages meanwhile.
-            resources={"metadata": {"path": str(cwd)}},
+            cwd=str(cwd),
         )
     except PapermillExecutionError as error:
         reason = f"{error.ename}: {error.evalue}".splitlines()[0].rstrip(": ")

@@ -14,8 +14,7 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.markdown import without_html
-from attnlab.infer.results import Results, of
-from attnlab.runs import read
+from attnlab.infer.results import Results, load
 
 SWEEP = "seq_len"
 THROUGHPUT, CLIMB, LADDER = "baseline.throughput", "kernels.climb", "kernels.ladder"
@@ -110,7 +109,7 @@ def update(root: Path, run: str) -> None:
     Raises:
         UserError: the run isn't there or has no sweep of lengths, or a README has no markers. Nothing is written then.
     """
-    results = of(read.load(run))
+    results = load(run)
     if SWEEP not in results.study.sweeps:
         raise UserError(f"the study of {run!r} has no sweep {SWEEP!r} to show: name another run")
     written: dict[Path, bytes] = {}

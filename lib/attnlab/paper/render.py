@@ -1,25 +1,20 @@
 """Renders the paper of a run: a page of each notebook, and the report, which is assembled from them."""
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
 
 from attnlab import obtain
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits.explore import page as explorer_page
-from attnlab.paper import assemble, execute, latex, pages, printed
+from attnlab.infer import results
+from attnlab.paper import assemble, engine, execute, latex, pages, printed
 from attnlab.runs import read, schema
 
 PAPER = "report"
-T = TypeVar("T")
 
 
 def parts() -> list[str]:
@@ -33,17 +28,18 @@ def render(name: str) -> Path:
     Raises:
         UserError: the run isn't there or is refused, or a notebook failed; what was executed is kept.
     """
-    read.read_manifest(name)  # a run that isn't there is refused before a process is started
-    os.environ[read.JUDGED] = _apart(obtain.keep, name)
+    run = read.load(name)
+    print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
+    shown = results.of(run)
+    in_use = [shown, *obtain.companions(shown)]  # as long as they are here, every notebook finds them
     values = {"run": name, "device": "none"}
     *others, paper = parts()
-    # This process mostly waits for kernels and the explorer, so two of them keep two cores busy.
-    with _alone(name), ThreadPoolExecutor(2) as pool:
-        explored = pool.submit(_apart, explorer_page.render, name)
-        list(pool.map(lambda part: _page(part, name, values), others))
+    with _alone(name):
+        for part in others:
+            _page(part, name, values, engine.NAME)
+        explorer_page.write(in_use[0], paths.reports() / name)
         assembled = _executed(paper, name)
         assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
-        explored.result()
         return _paper(name, assembled)
 
 
@@ -69,31 +65,6 @@ def _paper(name: str, assembled: Path) -> Path:
     return page
 
 
-def _apart(work: Callable[[str], T], name: str) -> T:
-    """Do this in a process of its own, whose memory is free again afterwards. Ctrl-C ends it without a word.
-
-    Raises:
-        UserError: the process died.
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_quietly) as pool:
-        # A process begins with what is blocked here: Ctrl-C waits until the process can end quietly.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            done = pool.submit(work, name)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        try:
-            return done.result()
-        except BrokenProcessPool:
-            raise UserError(f"{name}: a process died (killed, or out of memory): render it again") from None
-
-
-def _end_quietly() -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as under nohup, where the parent goes on
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-
 def render_notebook(part: str, values: Mapping[str, object]) -> Path:
     """Execute one notebook with the parameters given and render its page.
 
@@ -109,7 +80,7 @@ def render_notebook(part: str, values: Mapping[str, object]) -> Path:
     if stated := execute.shown_run(_source(part), values):
         obtain.named(**stated)  # measured here, where progress is shown and Ctrl-C arrives, and not in a kernel
     with _alone(run):
-        return _page(part, run, values)
+        return _page(part, run, values, execute.KERNEL)
 
 
 def _alone(run: str) -> AbstractContextManager[None]:
@@ -122,8 +93,8 @@ def _alone(run: str) -> AbstractContextManager[None]:
     return files.held(folder / ".lock", say)
 
 
-def _page(part: str, run: str, values: Mapping[str, object]) -> Path:
-    execute.execute(_source(part), _executed(part, run), values, cwd=paths.NOTEBOOKS)
+def _page(part: str, run: str, values: Mapping[str, object], by: str) -> Path:
+    execute.execute(_source(part), _executed(part, run), values, paths.NOTEBOOKS, by)
     return _rendered(part, run)
 
 

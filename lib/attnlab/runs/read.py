@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +17,8 @@ from attnlab.runs.manifest import require as require_manifest
 from attnlab.runs.schema import OLDEST, PARTS, SCHEMA, Manifest, Run, digest, folder, short_hash
 from attnlab.runs.tables import Table, of
 
-JUDGED = "ATTNLAB_JUDGED"
-"""The seals of runs that this process or one that started it has held to what they say. A seal covers every table."""
+_JUDGED: set[str] = set()
+"""The seals of runs that were held to what they say. A seal covers every table."""
 
 
 def names(within: str = "") -> list[str]:
@@ -71,10 +70,10 @@ def held(name: str) -> tuple[Manifest, dict[str, pd.DataFrame]]:
         tables = {table.name: _whole_table(name, manifest, table) for table in of(name).values()}
     elif not tables:
         raise UserError(f"the run {name!r} was changed while it was read: read it again")
-    if manifest["seal"] not in os.environ.get(JUDGED, "").split():
+    if manifest["seal"] not in _JUDGED:
         judge(tables, manifest)
         if manifest["complete"]:
-            os.environ[JUDGED] = f"{os.environ.get(JUDGED, '')} {manifest['seal']}".strip()
+            _JUDGED.add(manifest["seal"])
     return manifest, {table: rows.typed().frame for table, rows in tables.items()}
 
 

@@ -30,7 +30,7 @@ def payload(shown: Results) -> bytes:
     Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
     (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.
     """
-    there = [shown, *(results.of(other.run) for other in islice(repeat.others(shown), MOST_RUNS))]
+    there = [shown, *(results.load(other.run.name) for other in islice(repeat.others(shown), MOST_RUNS))]
     said = _said(there)
     for steps in _thinned(there):
         packed = [pack(of, every) for of, every in zip(there, steps, strict=True)]

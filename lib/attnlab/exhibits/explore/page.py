@@ -9,8 +9,7 @@ from attnlab.base.files import write_atomically
 from attnlab.base.version import VERSION
 from attnlab.exhibits.explore import data
 from attnlab.exhibits.explore.explorer import HOST, PAGE, WEB, code, style
-from attnlab.infer.results import Results, of
-from attnlab.runs import read
+from attnlab.infer.results import Results, load
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -40,7 +39,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def render(name: str) -> Path:
     """Write the explorer of a recorded run into the folder of its pages, and return its page."""
-    return write(of(read.load(name)), paths.reports() / name)
+    return write(load(name), paths.reports() / name)
 
 
 def write(results: Results, folder: Path) -> Path:

@@ -1,0 +1,68 @@
+"""Works through many jobs in processes beside this one, one for each core; the results are those of one process."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import starmap
+from typing import Any, TypeVar
+
+from attnlab.base.errors import UserError
+
+T = TypeVar("T")
+FEWEST = 64
+"""So few jobs take less time than starting processes does."""
+MOST_PROCESSES = 8
+AT_ONCE = 4
+"""Jobs that are handed to a process together. Ctrl-C waits for those that were begun."""
+
+
+def each(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
+    """What `work` makes of each job, in their order.
+
+    Args:
+        work: a function of a module, whose result depends on its arguments alone.
+        jobs: the arguments of each call.
+
+    Raises:
+        UserError: a process died.
+    """
+    if len(jobs) < FEWEST:
+        return list(starmap(work, jobs))
+    try:
+        with _processes() as pool:
+            return list(pool.map(work, *zip(*jobs, strict=True), chunksize=AT_ONCE))
+    except BrokenProcessPool:
+        raise UserError("a process that infers died (killed, or out of memory): start it again") from None
+
+
+@contextmanager
+def _processes() -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the context, and with this process however that ends."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "attnlab.infer.families"])
+    pool = ProcessPoolExecutor(min(os.cpu_count() or 1, MOST_PROCESSES), context, initializer=_end_with_parent)
+    # The first job starts the server that forks them all, and what is blocked there is blocked in all: Ctrl-C is for
+    # this process alone.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        pool.submit(os.getpid)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    with pool:
+        yield pool
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

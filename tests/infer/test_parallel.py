@@ -1,0 +1,100 @@
+"""Many jobs are worked through by several processes, and nothing but the time that takes depends on them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+
+from attnlab.base.errors import UserError
+from attnlab.infer import parallel, results
+from attnlab.infer.families import Sides, judge_family
+from attnlab.runs import read
+
+STUDY = {
+    "implementations": ["sdpa.auto", "sdpa.flash"],
+    "timings": [{"clock": "eager", "cache": "warm"}],
+    "sweeps": {"seq_len": [synthetic.AXES | {"seq_len": [64, 128]}]},
+}
+
+
+def family(seed: int) -> tuple[dict[str, Sides], float]:
+    draw = np.random.default_rng(seed).normal(20, 1, (3, 4, 12))
+    baseline, *candidates = ([*samples] for samples in draw)
+    return {str(place): Sides(baseline, each, 0.01) for place, each in enumerate(candidates)}, 0.0
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_what_is_inferred_does_not_depend_on_the_processes(monkeypatch, processes):
+    jobs = [family(seed) for seed in range(parallel.FEWEST)]
+    monkeypatch.setattr(parallel.os, "cpu_count", lambda: processes)
+    assert parallel.each(judge_family, jobs) == [judge_family(*job) for job in jobs]
+
+
+def test_a_process_that_dies_is_told():
+    with pytest.raises(UserError, match=r"a process that infers died \(killed, or out of memory\): start it again"):
+        parallel.each(os._exit, [(9,)] * parallel.FEWEST)
+
+
+BUSY = f"""
+import os, signal, sys, time
+from attnlab.infer import parallel
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
+try:
+    parallel.each(time.sleep, [(float(sys.argv[1]),)] * {parallel.FEWEST})
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+KILLED, INTERRUPTED = (signal.SIGKILL, -signal.SIGKILL, 600), (signal.SIGINT, 130, 0.1)
+
+
+@pytest.mark.parametrize(("how", "status", "sleep_s"), [KILLED, INTERRUPTED])
+def test_no_process_is_left_behind(how, status, sleep_s):
+    busy = subprocess.Popen(
+        [sys.executable, "-c", BUSY, str(sleep_s)], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    while len(members(busy.pid)) < 3:  # itself, the server that forks, and one that was forked
+        assert busy.poll() is None
+        time.sleep(0.01)
+    (busy.send_signal if how == signal.SIGKILL else lambda sent: os.killpg(busy.pid, sent))(how)
+    _, said = busy.communicate()
+    assert busy.returncode == status
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 60
+    while members(busy.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert members(busy.pid) == []
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, theirs = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(theirs) == group and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_a_complete_run_in_use_is_inferred_from_once(monkeypatch):
+    with synthetic.folders():
+        synthetic.write("whole", synthetic.Recipe(study=STUDY))
+        synthetic.write("cut", synthetic.Recipe(study=STUDY, shapes=1))
+        whole, cut = results.load("whole"), results.load("cut")
+        monkeypatch.setattr(results, "infer", lambda run: run.samples)
+        assert results.load("whole") is whole
+        assert len(results.load("cut").table) > len(cut.table)
+        seal = read.read_manifest("whole")["seal"]
+        assert seal in results._IN_USE
+        del whole
+        assert seal not in results._IN_USE
