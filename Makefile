@@ -135,7 +135,7 @@ sanitize: $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sani
 	command -v compute-sanitizer >/dev/null || { echo 'compute-sanitizer is not here: it comes with the CUDA toolkit' >&2; exit 1; }; \
 	$(python) tests/sanitize.py
 
-faults: $(call ready,cpu-dask-test)  ## kill a run at 200 random moments and a cluster's workers 100 times, and print what was lost
+faults: $(call ready,cpu-dask-test)  ## kill a run at 200 random moments and at every step on the disk, fill that at every step, kill a cluster's workers 100 times
 	$(python) -m pytest -m faults
 
 bench: $(call ready,$(HARDWARE))  ## print how long measuring, inferring and rendering take here, with CPU time and memory
