@@ -130,7 +130,7 @@ def spread(values: Sequence[float]) -> Interval | None:
     return Interval(float(np.median(values)), min(values), max(values)) if values else None
 
 
-def bracketed(panel: Panel, case: Case) -> Within | None:
+def _bracketed(panel: Panel, case: Case) -> Within | None:
     """Whether our clock is within CUPTI's bracket or near it; "unsure" if the intervals allow both; None without one.
 
     The bracket reaches from the sum of the kernels' durations to the time from the first kernel to the last.
@@ -149,7 +149,7 @@ def brackets(panel: Panel) -> dict[Within, list[Case]]:
     """The cases that CUPTI brackets, by whether our clock is within; empty where it timed nothing."""
     found: dict[Within, list[Case]] = {}
     for case in panel.cases:
-        if within := bracketed(panel, case):
+        if within := _bracketed(panel, case):
             found.setdefault(within, []).append(case)
     return found
 
