@@ -50,7 +50,7 @@ def test_a_figure_is_described_and_the_same_bytes_whenever_it_is_drawn(id):
     assert BeautifulSoup(bundle["text/html"], "html.parser").figure["id"] == id
     figure = shown.content
     assert figure.caption.endswith(".")
-    assert len(figure.alt) > 40
+    assert figure.alt.endswith(".")
     assert "nan" not in figure.caption + figure.alt
     assert figure.svg.startswith(b"<?xml")
     assert figure.svg == exhibit(inferred, id).svg
@@ -81,18 +81,6 @@ def test_latency_along_the_length():
 )
 def test_labels_move_no_more_than_they_need(heights, spread):
     assert style._spread(heights, 0.1) == pytest.approx(spread)
-
-
-@pytest.mark.parametrize("id", DRAWN)
-def test_a_legend_is_short_and_a_logarithmic_axis_is_named_so(id):
-    drawing = exhibit(inferred, id).figure
-    assert all(len(legend.get_texts()) <= 5 for legend in drawing.legends)
-    for axes in filter(lambda axes: axes.get_visible(), drawing.axes):
-        for scale, title in (
-            (axes.get_xscale(), axes.get_xlabel() or drawing.get_supxlabel()),
-            (axes.get_yscale(), axes.get_ylabel() or drawing.get_supylabel()),
-        ):
-            assert (scale == "log") == ("logarithmic" in title)
 
 
 def test_throughput_and_speed_of_light():
