@@ -36,16 +36,16 @@ def infer(run: schema.Run) -> pd.DataFrame:
         return pd.DataFrame(columns=COLUMNS)
     cards = cards_of(run)
     groups = [
-        (key, independent(rows, cards), rows)
+        (key, independent(rows, cards), _context(rows))
         for key, rows in passed.groupby([*CASE, *TIMING], sort=False, observed=True)
     ]
     tick_us = float(run.manifest["clocks"]["tick_us"])
-    jobs = [(samples, tick_us / rows["launches"].min()) for _, samples, rows in groups]
+    jobs = [(samples, tick_us / context["launches"]) for _, samples, context in groups]
     inferred = parallel.each(infer_case, jobs)
     ceilings = Ceilings(run.manifest)
     rows = [
-        dict(zip([*CASE, *TIMING], key, strict=True)) | _context(rows) | row | _rates(key, row, ceilings)
-        for (key, _, rows), row in zip(groups, inferred, strict=True)
+        dict(zip([*CASE, *TIMING], key, strict=True)) | context | row | _rates(key, row, ceilings)
+        for (key, _, context), row in zip(groups, inferred, strict=True)
     ]
     return _in_order(pd.DataFrame(rows, columns=COLUMNS), study)
 

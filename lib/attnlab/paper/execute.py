@@ -95,6 +95,8 @@ def execute(notebook: Path, output: Path, values: Mapping[str, object], cwd: Pat
             log_output=False,
             extra_arguments=["--log-level=CRITICAL"],
             cwd=str(cwd),
+            # Only a kernel can die without a word, which then tells how far it came; to save takes long.
+            request_save_on_cell_execute=engine == KERNEL,
         )
     except PapermillExecutionError as error:
         reason = f"{error.ename}: {error.evalue}".splitlines()[0].rstrip(": ")
