@@ -1,1 +1,1 @@
-"""What reads a latency: our clocks, other tools' clocks to compare them with, and the canary in the cache."""
+"""Reading latencies: our clocks, other tools' clocks to compare them with, and the canary in the cache."""

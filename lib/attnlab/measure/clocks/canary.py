@@ -25,7 +25,7 @@ SWEEP = 8
 
 @dataclass(frozen=True)
 class Sighting:
-    """What the canary saw of one tensor: the cycles of each line, and those of a certain hit and a certain miss."""
+    """The canary's reading of one tensor: the cycles of each line, and those of a certain hit and a certain miss."""
 
     cycles: np.ndarray
     hit_cycles: float

@@ -161,7 +161,7 @@ def timed_us(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def calibrate(device: torch.device) -> dict[str, float]:
-    """What the clock itself reads, in µs: its tick, a pair of events around nothing, and a graph of a tiny kernel."""
+    """The clock's own readings, in µs: its tick, a pair of events around nothing, and a graph of a tiny kernel."""
     if device.type == "cpu":
         resolution = time.get_clock_info("perf_counter").resolution * 1e6
         return {"tick_us": resolution, "nothing_us": median(_wall_us(lambda: None) for _ in range(200))}

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 def rows(program: str, cases: Cases) -> tuple[list[Row], list[Row]]:
-    """What one of `methods.TOOLS` says of the cases: rows of the panel, and rows of what they read from memory."""
+    """The cases as one of `methods.TOOLS` times them: rows of the panel, and rows of what they read from memory."""
     try:
         return _of_ncu(cases) if program == "ncu" else (_of_nvbench(cases), [])
     except Exception as error:  # whatever a tool says, it must not cost the run, which is whole without it
@@ -68,7 +68,7 @@ def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
 
 
 def _plan(printed: str) -> list[dict[str, Any]]:
-    """What the process said that it would do, step by step."""
+    """The steps that the process announced."""
     return [json.loads(line.removeprefix(PLAN)) for line in printed.splitlines() if line.startswith(PLAN)]
 
 
@@ -141,7 +141,7 @@ def _each(cases: Cases, device: torch.device) -> Iterator[tuple[int, Case | None
 
 
 def _under_ncu(cases: Cases) -> None:
-    """What ncu runs: our sampler, with ncu's window around the one call that the sampler would time."""
+    """Run our sampler under ncu, with ncu's window around the one call that the sampler would time."""
     device, runtime = torch.device("cuda"), torch.cuda.cudart()
     takes = {cache: cuda_events.sampler(device, timing) for cache, timing in TIMINGS.items()}
 

@@ -72,7 +72,7 @@ def _graph_traced(case: Case) -> Taken:
 
 
 def _traced(work: Callable[[], object]) -> Piece:
-    """What CUPTI says of `work`, done once untimed before."""
+    """CUPTI's reading of `work`, which is done once untimed before."""
     with Trace() as trace:
         work()
         trace.mark(work)

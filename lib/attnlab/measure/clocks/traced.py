@@ -1,4 +1,4 @@
-"""What CUPTI says, through PyTorch's profiler, of pieces of work that are queued one after the other."""
+"""The times of pieces of work that are queued one after the other, by CUPTI through PyTorch's profiler."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

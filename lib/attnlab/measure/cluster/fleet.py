@@ -20,7 +20,6 @@ from typing import Any
 
 import distributed
 import torch
-from distributed.client import FutureCancelledError
 from tqdm import tqdm
 
 from attnlab.base.errors import UserError
@@ -82,7 +81,8 @@ class Fleet(Executor):
 
     def __init__(self, client: distributed.Client, wanted: str) -> None:
         self._client, self._wanted = client, wanted
-        self._arriving = distributed.as_completed(loop=client.loop)
+        # With results: a future is finished before its result has left a worker, which may be lost in between.
+        self._arriving = distributed.as_completed(loop=client.loop, with_results=True, raise_errors=False)
         self._cards: dict[str, Card] = {}
         self._refused: set[str] = set()
         self._waiting: list[Work] = []
@@ -178,20 +178,18 @@ class Fleet(Executor):
         """Take home what has arrived, or wait a moment."""
         if not self._arriving.has_ready():
             time.sleep(LISTEN_S)
-        for future in self._arriving.next_batch(block=False):
+        for future, result in self._arriving.next_batch(block=False):
             for card in [card for card in self._cards.values() if card.begun and card.begun[1] == future]:
-                self._ended(card, future)
+                self._ended(card, result)
 
-    def _ended(self, card: Card, future: distributed.Future) -> None:
+    def _ended(self, card: Card, result: Any) -> None:
         assert card.begun is not None
         work, _ = card.begun
-        try:
-            outcome: Outcome = future.result()
-        except (FutureCancelledError, distributed.KilledWorker):
+        error = result[1] if isinstance(result, tuple) else result
+        if isinstance(error, (distributed.CancelledError, distributed.KilledWorker)):
             self._lose(card, ": its worker was lost")
             return
-        except Failure as error:
-            outcome = Outcome(None, error, {})
+        outcome = result if isinstance(result, Outcome) else Outcome(None, error, {})
         card.begun = None
         if outcome.blocks:
             run_sync.take(work.arguments[0].run, outcome.blocks)

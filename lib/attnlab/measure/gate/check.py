@@ -8,7 +8,7 @@ import torch
 from attnlab.runs.rules import GATE_FACTOR
 
 OUTPUTS = ("O", "dQ", "dK", "dV")
-"""What a call returns: in training all of these, otherwise only the first."""
+"""The tensors that a call returns: in training all of these, otherwise only the first."""
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class Gate:
         return replace(worst, differing=differing)
 
     def _growing(self, call: Call, first: Tensors) -> list[str]:
-        """What is wrong with an implementation that differs from its first run more and more."""
+        """The fault of an implementation that differs from its first run more and more."""
         found = [unlike(first, self._run(call, 1)[0]) for _ in range(RUNS)]
         if all(before < after for before, after in pairwise(found)) and found[-1] >= GROWTH * max(1, found[0]):
             counts = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
@@ -194,7 +194,7 @@ class Gate:
         return []
 
     def _misshapen(self, returned: Tensors) -> str:
-        """What is wrong with the shapes of what was returned."""
+        """The fault in the shapes of what was returned."""
         shapes = tuple(tensor.shape for tensor in returned)
         if shapes == self._shapes:
             return ""
@@ -229,7 +229,7 @@ class Gate:
                 held.copy_(value)
 
     def _faults(self, returned: Tensors, at_once: Tensors, guards: outputs.Guards) -> list[str]:
-        """What is wrong with a run, apart from its errors; `at_once` are copies that its own stream made."""
+        """The faults of a run, apart from its errors; `at_once` are copies that its own stream made."""
         faults = guards.overruns()
         changed = [
             name
@@ -247,7 +247,7 @@ class Gate:
     def _faults_of(
         self, output: torch.Tensor, at_once: torch.Tensor, earlier: torch.Tensor | None, guards: outputs.Guards
     ) -> list[str]:
-        """What is wrong with one returned tensor; `earlier` is the one that the run before returned in its place."""
+        """The fault of one returned tensor; `earlier` is the one that the run before returned in its place."""
         faults = []
         if any(_overlap(output, held) for held in self._inputs):
             return ["returned memory of its inputs"]

@@ -48,7 +48,7 @@ class Bound:
     unit: float
 
     def at(self, unit: float) -> Error:
-        """What is allowed where the largest element has this unit in the last place; more if the unit is larger."""
+        """The error allowed where the largest element has this unit in the last place; more if the unit is larger."""
         half = self.unit / 2
         maximum = max(self.gate.maximum, GATE_FACTOR * half) + max(self.own.maximum, half)
         grown = unit / self.unit if unit > self.unit > 0 else 1.0

@@ -1,1 +1,1 @@
-"""What describes the machine: devices, the locked environment, telemetry, the profiler, Nsight Compute."""
+"""Describing the machine: devices, the locked environment, telemetry, the profiler, Nsight Compute."""

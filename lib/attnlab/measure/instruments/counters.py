@@ -115,7 +115,7 @@ def _cases(wanted: Shapes) -> list[tuple[str, Shape]]:
 
 
 def parse(printed: str) -> list[pd.DataFrame]:
-    """What ncu printed of each call, as rows of function, launch, metric, unit and value.
+    """The lines that ncu printed of each call, as rows of function, launch, metric, unit and value.
 
     What it couldn't count is left out.
 

@@ -1,4 +1,4 @@
-"""What a call does besides taking time: which kernels it runs, and how much memory it holds at its peak."""
+"""Which kernels a call runs, and how much memory it holds at its peak."""
 
 import os
 from collections import Counter

@@ -64,7 +64,7 @@ def ncu_calls(printed: str) -> tuple[dict[str, str], list[list[dict[str, str]]]]
 
 
 def output(command: list[str], timeout_s: float) -> str:
-    """What a command prints, on both streams.
+    """The output of a command, on both streams.
 
     Raises:
         Refused: it can't be run, or takes longer than `timeout_s`.

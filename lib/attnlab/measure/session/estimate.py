@@ -40,7 +40,7 @@ Work = Callable[[Windows, Shape], object]
 
 @dataclass
 class Cost:
-    """What a call takes at some amounts of work: seconds, and the FLOPs of each shape, ascending."""
+    """The cost of a call at some amounts of work: seconds, and the FLOPs of each shape, ascending."""
 
     flops: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -116,7 +116,7 @@ def _sample_s(timing: Timing, call_s: np.ndarray, scramble_s: np.ndarray) -> np.
 
 
 def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[str, Cost]:
-    """What a call of each implementation takes, of the oracle, and what drawing and scrambling inputs take."""
+    """The costs of a call of each implementation and of the oracle, and of drawing and scrambling inputs."""
     names = dict.fromkeys([*study.implementations, REFERENCES[0]])
     works: dict[str, Work] = {name: partial(_attend, registry.find(name)) for name in names}
     works |= {DRAW: lambda windows, shape: windows.draw(0), SCRAMBLE: _scramble}

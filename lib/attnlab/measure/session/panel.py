@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
-    """What the panel times: a call as short as possible, the target's axes at growing lengths, and all implementations
+    """The panel's cases: a call as short as possible, the target's axes at growing lengths, and all implementations
     at the target and at a longer causal shape."""
     target = study.target_shape.resized(causal=False)
     shape = {length: target.resized(seq_len=length) for length in LENGTHS}
@@ -144,7 +144,7 @@ def _canary(device: torch.device) -> Canary | str:
 
 
 def _looked(case: Case, canary: Canary | str, axes: Row) -> list[Row]:
-    """What the canary saw of Q, K and V, for each clock and cache."""
+    """The canary's readings of Q, K and V, for each clock and cache."""
     if isinstance(canary, str):
         absent = axes | {"metric": metrics.CANARY, "why": canary}
         return [absent | {"clock": timing.clock, "cache": timing.cache} for timing in TIMINGS]

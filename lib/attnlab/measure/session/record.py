@@ -113,7 +113,7 @@ def explained(target: Path, pool: Executor, again: str) -> Iterator[None]:
 
 
 def command_for(study: str, where: str) -> str:
-    """What a user types to measure a study, as STUDY names it, on the devices that `where` states."""
+    """The command that measures a study, as STUDY names it, on the devices that `where` states."""
     return f"make measure STUDY={shlex.quote(study)} {where}"
 
 

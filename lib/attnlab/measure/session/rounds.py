@@ -37,13 +37,13 @@ class Drawn:
 
     @property
     def purpose(self) -> str:
-        """What they were drawn for."""
+        """The purpose that they were drawn for."""
         return f"cut short after round {self.number}" if self.cut_short else f"round {self.number}"
 
 
 @dataclass
 class Outputs:
-    """What one subject's samples computed, as far as it has been compared, and the inputs of each."""
+    """The outputs of one subject's samples, as far as they have been compared, and the inputs of each."""
 
     tally: Tally
     compared: list[tuple[Drawn, cuda_events.Taken]]

@@ -1,4 +1,4 @@
-"""What a replicate works on: its job, its process's session, and each implementation on its way through a shape."""
+"""The parts of a replicate: its job, its process's session, and each implementation on its way through a shape."""
 
 import uuid
 import zlib
@@ -42,7 +42,7 @@ class Job:
 
 @dataclass
 class Session:
-    """What holds for one process: its job, device and telemetry, when it started, and its random name."""
+    """One process: its job, device and telemetry, when it started, and its random name."""
 
     job: Job
     device: torch.device

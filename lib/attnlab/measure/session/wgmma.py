@@ -45,5 +45,5 @@ class Wgmma:
             self._kernel((self.blocks,), (THREADS,), arguments, shared_mem=self._shared_bytes)
 
     def flops(self, rounds: int) -> int:
-        """What a call computes, with a multiply-add counted as two."""
+        """The operations of a call, with a multiply-add counted as two."""
         return 2 * ROWS * COLUMNS * DEPTH * self.blocks * rounds

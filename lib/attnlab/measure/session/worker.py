@@ -22,7 +22,7 @@ from attnlab.study.studies import Study
 
 
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
-    """What the manifest says of the machine (device, locked environment, ceilings, clocks, what each shape will take),
+    """The manifest's fields of the machine (device, locked environment, ceilings, clocks, what each shape will take),
     and the seconds that the whole study will take on one."""
     processes.die_quietly()
     device = devices.resolve(wanted)
