@@ -8,7 +8,7 @@ import synthetic
 from synthetic import TARGET
 
 from attnlab.infer.results import Results
-from attnlab.runs import schema
+from attnlab.runs.tables import TABLES
 from attnlab.study.shapes import Shape
 
 ROUNDS = range(9)
@@ -56,7 +56,7 @@ def timed(adds=ADDS, apart=APART, drift=0.01) -> pd.DataFrame:
                     rows.append({"method": method, "round": number, "latency_us": us + more[shape is LONG]})
                     rows[-1] |= {"implementation": name, **shape.axes, "why": ""}
             rows.append({"implementation": name, **shape.axes, "method": "nvbench.batch", "why": "not installed: it"})
-    frame = pd.DataFrame(rows, columns=schema.COLUMNS["panel"])
+    frame = pd.DataFrame(rows, columns=TABLES["panel"].names)
     return frame.astype({"round": "Int64", "latency_us": "Float64", "sm_clock_mhz": "Int32"})
 
 
@@ -87,7 +87,7 @@ def seen(cold_pct=100.0, warm_pct=1.0, cold_hits=0.5, warm_hits=99.5, shapes=(TA
             for clock in ("device", "eager"):
                 for metric, value in ((".hits", hits), (".hit", 290.0), (".miss", 677.0)):
                     rows.append(where | {"clock": clock, "metric": f"canary.q{metric}", "value": value})
-    return pd.DataFrame(rows, columns=schema.COLUMNS["residency"]).astype({"value": "Float64"})
+    return pd.DataFrame(rows, columns=TABLES["residency"].names).astype({"value": "Float64"})
 
 
 def with_l2(results: Results, l2_bytes: int) -> Results:

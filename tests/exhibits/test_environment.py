@@ -280,7 +280,7 @@ def test_the_checklist_and_the_hashes_come_from_the_run():
     assert str(told["samples a case and timing"]) == "40 samples in each of 2 replicates"
     assert "| 40 samples in each of 1 replicate |" in provenance.checklist(closed()).markdown
     assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
-    assert hashes["measure/clocks/ours.py"] == "5" * 32 + "…"
+    assert hashes["measure/clocks/cuda_events.py"] == "5" * 32 + "…"
 
 
 def test_twelve_rules_are_answered():

@@ -219,7 +219,7 @@ def again(monkeypatch) -> tuple[Results, Results]:
     run = replace(here.run, name="before", samples=samples.assign(latency_us=slower))
     there = Results(run, cases.infer(run))
     monkeypatch.setattr(repeat, "others", lambda results: iter((there,)))
-    monkeypatch.setattr(results, "of", lambda run: there)
+    monkeypatch.setattr(results, "load", lambda name: there)
     return here, there
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from attnlab.exhibits import tex
 from attnlab.exhibits.display import Group, Inline, Listing, Prose, Table
+from attnlab.infer.stats import Interval
 from attnlab.paper.latex import PREAMBLE
 
 NAMES = [
@@ -63,12 +64,12 @@ def latex_of(frame: pd.DataFrame, **options) -> str:
 
 
 def test_a_table_has_rules_caption_note_and_one_highlighted_row():
-    frame = pd.DataFrame({"name": ["a_b", "c"], "µs": ["1.0\n[0.9, 1.1]", "2"]})
+    frame = pd.DataFrame({"name": ["a_b", "c"], "µs": [Interval(1.0, 0.9, 1.1), 2]})
     latex = latex_of(frame, note="see [](#ref-holm1979)", highlight=1)
     assert [latex.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
     assert r"\begin{tabular}{@{}lr@{}}" in latex
     assert r"\caption{A \textbf{caption}.}\label{kernels.rows}" in latex
-    assert r"a\_\allowbreak{}b & \begin{tabular}[t]{@{}r@{}}1.0 \\ {[}0.9, 1.1{]}\end{tabular} \\" in latex
+    assert r"a\_\allowbreak{}b & 1.00 {[}0.90, 1.10{]} \\" in latex
     assert r"\rowcolor{target}\textbf{c} & \textbf{2} \\" in latex
     assert r"see \cite{holm1979}" in latex
 

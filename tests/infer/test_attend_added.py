@@ -13,8 +13,9 @@ from attnlab.infer.bootstrap import over_replicates
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
-from attnlab.runs import dispatch, schema
+from attnlab.runs import dispatch
 from attnlab.runs.dispatch import Choice, Dispatch
+from attnlab.runs.tables import TABLES
 from attnlab.study.implementations import DISPATCH, FALLBACK
 
 SHAPES = [HALF, TARGET, DOUBLE]
@@ -40,7 +41,7 @@ def served(later_us: tuple[float, float] = (0.0, 0.0), names: tuple[str, str] = 
         for position in range(100)
         for shape in [TARGET if position % 4 == 0 else HALF]
     ]
-    return Results(replace(of.run, stream=pd.DataFrame(rows, columns=schema.COLUMNS["stream"])), of.table)
+    return Results(replace(of.run, stream=pd.DataFrame(rows, columns=TABLES["stream"].names)), of.table)
 
 
 def chosen(**calls: str) -> Dispatch:

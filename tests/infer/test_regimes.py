@@ -9,8 +9,8 @@ from synthetic import TARGET, inferred, lonely
 
 from attnlab.infer import regimes
 from attnlab.infer.lookup import NotMeasured
-from attnlab.runs import schema
 from attnlab.runs.schema import is_of
+from attnlab.runs.tables import TABLES
 
 
 def test_a_burst_is_over_when_two_slices_are_slower_and_the_card_says_so_later():
@@ -37,7 +37,7 @@ def test_a_load_that_failed_leaves_the_others_and_alone_says_why():
     rows = pd.concat([loads(sdpa_auto=100.0), failed], ignore_index=True)
     assert [load.implementation for load in regimes.loads(of(endurance=rows)).all] == ["sdpa.auto"]
     with pytest.raises(NotMeasured, match=r"^No load without pause was recorded: too long$"):
-        regimes.loads(of(endurance=failed.reindex(columns=list(schema.COLUMNS["endurance"]))))
+        regimes.loads(of(endurance=failed.reindex(columns=TABLES["endurance"].names)))
     with pytest.raises(NotMeasured, match=r"^No load without pause was recorded: the study asks for none$"):
         regimes.loads(inferred())
 
