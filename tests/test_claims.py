@@ -33,7 +33,7 @@ from attnlab.infer.beside import neighbours
 from attnlab.infer.bootstrap import Interval, Scatter
 from attnlab.literature.audit import numbers
 from attnlab.measure.clocks import cuda_events
-from attnlab.measure.cluster import start
+from attnlab.measure.cluster import scheduling, start
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.instruments import devices
 from attnlab.measure.session import rounds, tune
@@ -344,6 +344,7 @@ def claims() -> tuple[Claim, ...]:
         # Commands
         claim("With Python {} or newer", oldest_python()),
         claim("no scheduler answers within {} s", str(start.CONNECT_S)),
+        claim("would take longer than about {} minutes", word(round(scheduling.PIECE_S / 60))),
         claim("The tables here are of {}; a run under yours", dispatched_pytorch()),
         claim(
             "at least {}, by default {} on a GPU and {} on a CPU",
