@@ -256,25 +256,24 @@ def test_killed_workers_lose_and_double_nothing(two, begin, instead, kills, caps
             print(f"\n{killed.total()} workers killed, {dict(killed)}, in {runs} runs: every sample there, once")
 
 
-def test_workers_join_and_are_lost_in_the_middle_of_a_shape_until_none_is_left(
-    cluster, begin, instead, capsys, monkeypatch
-):
+def test_workers_join_and_are_lost_until_none_is_left(cluster, begin, instead, monkeypatch):
     monkeypatch.setattr(fleet, "PATIENCE_S", 1.0)
     with pytest.raises(UserError, match=r"^the scheduler has no workers after 1 s: start them with"), cluster.fleet():
         pass
     instead(faulty.slowly)
-    study = tiny_study(timings=[{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}])
+    two_timings = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
+    study, said, say = tiny_study(timings=two_timings, replicates=4), [], fleet._say
+    monkeypatch.setattr(fleet, "_say", lambda words: (said.append(words), say(words)))
     (first,) = cluster.add()
 
     def replace_first():
         wait_until(lambda: write.recorded("one", "samples"))
         cluster.add()
+        wait_until(lambda: any(line.endswith(": joined, 2 now") for line in said))
         cluster.lose(first)
 
     with meanwhile(replace_first):
         cluster.measure(study, begin(study, "one"))
-    said = lines(capsys)
-    assert any(line.endswith(": joined, 2 now") for line in said)
     (lost,) = [line for line in said if "lost" in line]
     assert re.fullmatch(r"\S+, tcp://127.0.0.1:\d+: its worker was lost; 1 left", lost)
     assert len({line.partition(": replicate")[0] for line in said if ": replicate" in line}) == 2

@@ -385,16 +385,21 @@ def test_a_lock_that_was_taken_away_is_no_lock(data):
         (data / "one" / ".lock").unlink()  # as `finish` does
         with write.lock("one"):
             pass
-    opened = open
+    opened, removed = open, []
 
-    def taken_away(path, mode):
+    def taken_away_once(path, mode):
         handle = opened(path, mode)
-        Path(path).unlink()
+        if not removed:
+            removed.append(Path(path).unlink())
         return handle
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "open", taken_away, raising=False)
-        with pytest.raises(UserError, match="another process is measuring into the run 'one'"), write.lock("one"):
+        patch.setattr(files, "open", taken_away_once, raising=False)
+        with (
+            write.lock("one"),
+            pytest.raises(UserError, match="another process is measuring into the run 'one'"),
+            write.lock("one"),
+        ):
             pass
 
 
