@@ -5,6 +5,7 @@ Nothing is started and nothing is carried: what one notebook imported and inferr
 
 import atexit
 import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
@@ -69,6 +70,11 @@ class _Shell(InteractiveShell):
     displayhook_class = Type(_Hook)
     display_pub_class = Type(_Publisher)
     outputs: list[NotebookNode]
+
+    def showtraceback(self, *arguments: Any, **named: Any) -> None:
+        """Add the error to the cell's outputs; Ctrl-C is none, and formatting it would take a while."""
+        if not isinstance(sys.exception(), KeyboardInterrupt):
+            super().showtraceback(*arguments, **named)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
         self.outputs.append(v4.new_output("error", ename=etype.__name__, evalue=str(evalue), traceback=stb))
