@@ -377,7 +377,7 @@ def test_links_to_other_pages_lead_to_their_exhibits(part, tiny):
 def test_some_links_lead_to_other_pages(tiny):
     folder, _ = tiny
     links = [link["href"] for part in PARTS for link in read(folder, part).select("a[href*='.html#']")]
-    assert "02_baseline.html#baseline.checks" in links
+    assert "02_baseline.html#baseline.correctness" in links
 
 
 def test_the_sweep_on_the_page_is_the_one_inferred(tiny):

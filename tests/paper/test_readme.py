@@ -150,7 +150,7 @@ def test_another_latency_is_another_block(published, block):
 def climbed(monkeypatch) -> Results:
     """A run with kernels, which `update` finds under any name."""
     found = synthetic.climbed()
-    monkeypatch.setattr(readme, "of", lambda run: found)
+    monkeypatch.setattr(readme, "load", lambda run: found)
     monkeypatch.setattr(read, "load", lambda name: found.run)
     return found
 
@@ -170,7 +170,7 @@ def test_a_run_with_kernels_shows_its_ladder(climbed, tmp_path):
 
 def test_a_run_without_kernels_says_so(monkeypatch, tmp_path):
     inferred = synthetic.inferred()
-    monkeypatch.setattr(readme, "of", lambda run: inferred)
+    monkeypatch.setattr(readme, "load", lambda run: inferred)
     monkeypatch.setattr(read, "load", lambda name: inferred.run)
     written(tmp_path, {block.readme: empty(block) for block in readme.BLOCKS})
     readme.update(tmp_path, "synthetic")
@@ -210,6 +210,6 @@ def test_a_run_without_a_sweep_of_lengths_is_refused(monkeypatch, tmp_path):
     sweeps = {name: sweep for name, sweep in manifest["study"]["sweeps"].items() if name != "seq_len"}
     run = replace(inferred.run, manifest=manifest | {"study": manifest["study"] | {"sweeps": sweeps}})
     monkeypatch.setattr(read, "load", lambda name: run)
-    monkeypatch.setattr(readme, "of", lambda run: Results(run, pd.DataFrame(columns=cases.COLUMNS)))
+    monkeypatch.setattr(readme, "load", lambda name: Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS)))
     with pytest.raises(UserError, match="the study of 'synthetic' has no sweep 'seq_len' to show: name another run"):
         readme.update(tmp_path, "synthetic")
