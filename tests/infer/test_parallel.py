@@ -98,3 +98,14 @@ def test_a_complete_run_in_use_is_inferred_from_once(monkeypatch):
         assert seal in results._IN_USE
         del whole
         assert seal not in results._IN_USE
+
+
+def test_a_script_without_a_guard_infers_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('begun', flush=True)\n"
+        "from attnlab.infer.parallel import FEWEST, each\n"
+        "print(sum(each(pow, [(2, 3)] * FEWEST)))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["begun", str(8 * parallel.FEWEST)], done.stderr

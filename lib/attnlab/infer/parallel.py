@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -48,13 +49,26 @@ def _processes() -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(min(os.cpu_count() or 1, MOST_PROCESSES), context, initializer=_end_with_parent)
     # The first job starts the server that forks them all, and what is blocked there is blocked in all: Ctrl-C is for
     # this process alone.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        pool.submit(os.getpid)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    with pool:
+    with _without_main(), pool:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            pool.submit(os.getpid)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         yield pool
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Inside, processes that start don't import the program that runs here: a script without a guard would run anew."""
+    main = sys.modules["__main__"]
+    names = vars(main)
+    held = {name: names[name] for name in ("__file__", "__spec__") if name in names}
+    names.update(dict.fromkeys(held))
+    try:
+        yield
+    finally:
+        names.update(held)
 
 
 def _end_with_parent() -> None:
