@@ -63,7 +63,7 @@ def _without_main() -> Iterator[None]:
     """Inside, processes that start don't import the program that runs here: a script without a guard would run anew."""
     main = sys.modules["__main__"]
     names = vars(main)
-    held = {name: names[name] for name in ("__file__", "__spec__") if name in names}
+    held: dict[str, Any] = {name: names[name] for name in ("__file__", "__spec__") if name in names}
     names.update(dict.fromkeys(held))
     try:
         yield
