@@ -83,7 +83,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
         patch.setattr(repeat, "others", lambda results: iter(()))
         blocks = {name: data.payload(of) for name, of in alone.items()}
         patch.setattr(repeat, "others", lambda results: iter((there,)))
-        patch.setattr(results, "of", lambda run: there)
+        patch.setattr(results, "load", lambda name: there)
         blocks["two runs"] = data.payload(here)
     found = {}
     for name, block in blocks.items():
