@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from attnlab.base import paths
+from attnlab.paper.readme import markers
 from attnlab.runs.tables import MODEL_TABLES, SHARED, TABLES, WHO, Column
 
 README = paths.ROOT / "data" / "README.md"
@@ -13,7 +14,7 @@ README = paths.ROOT / "data" / "README.md"
 def current(text: str) -> str:
     """The text of the README with each table between its markers as it is declared now."""
     for name, columns in declared().items():
-        begin, end = f"<!-- {name}: written by `make readme` -->", f"<!-- /{name} -->"
+        begin, end = markers(name)
         block = f"{begin}\n\n{_table(columns)}\n\n{end}"
         text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, block=block: block, text, flags=re.DOTALL)
     return text

@@ -163,6 +163,8 @@ def test_intervals_of_wide_tables_take_two_lines():
     narrow, wide = ({f"c{n}": [Interval(2.0, 1.0, 3.0)] for n in range(count)} for count in (3, 8))
     assert html(Table(pd.DataFrame(narrow), "")).td.get_text() == "2.00 [1.00, 3.00]"
     assert html(Table(pd.DataFrame(wide), "")).td.get_text() == "2.00\n[1.00, 3.00]"
+    cells = {"x": [Interval(47.4567, 47.41, 47.52)]} | wide
+    assert html(Table(pd.DataFrame(cells), "")).td.get_text() == "47.46\n[47.41, 47.52]"
 
 
 def test_a_table_with_repeated_titles_keeps_every_column():

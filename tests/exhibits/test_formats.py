@@ -53,10 +53,6 @@ def test_an_interval_shows_its_width_to_two_digits_and_its_estimate_to_three(est
     assert formats.decimals_for(Interval(estimate, low, high)) == decimals
 
 
-def test_an_interval_can_stand_on_two_lines():
-    assert formats.stacked(Interval(47.4567, 47.41, 47.52)) == "47.46\n[47.41, 47.52]"
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [

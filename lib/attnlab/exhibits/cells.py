@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from attnlab.exhibits import formats
-from attnlab.infer.lookup import median_of, shape_of
+from attnlab.infer.lookup import shape_of
 from attnlab.infer.regimes import Regime, compared
 from attnlab.infer.results import Results, absence
 from attnlab.study.shapes import Shape
@@ -53,31 +53,6 @@ def without(results: Results, names: list[str], shape: Shape) -> str:
     there = results.at(shape).index
     reasons = {name: absence(results, name, shape) for name in names if name not in there}
     return " ".join(f"`{name}` has no latency here: {formats.ended(reason, 160)}" for name, reason in reasons.items())
-
-
-def interval_cell(row: Any) -> str:
-    return formats.interval(median_of(row))
-
-
-def stacked_cell(row: Any) -> str:
-    return formats.stacked(median_of(row))
-
-
-def sign(mark: str) -> str:
-    """The sign of a mark, as it is set beside a number; see `explanations`."""
-    return f" {mark[0]}" if mark else ""
-
-
-def light(row: Any) -> str:
-    """The speed of light of a row, with a sign for each rate that is above a ceiling."""
-    marks = (row["bandwidth_mark"], row["throughput_mark"])
-    return formats.percent(row["speed_of_light_pct"]) + "".join(sorted({sign(mark) for mark in marks}))
-
-
-def explanations(rows: list[Any]) -> str:
-    """The meaning of the signs in these rows."""
-    marks = {row[kind]: None for kind in ("bandwidth_mark", "throughput_mark") for row in rows if row[kind]}
-    return " ".join(f"{mark}." for mark in marks)
 
 
 def where(results: Results, row: Any) -> str:

@@ -52,11 +52,6 @@ def interval(value: Interval) -> str:
     return f"{estimate} [{low}, {high}]"
 
 
-def stacked(value: Interval) -> str:
-    """As `interval`, on two lines: for tables of many columns."""
-    return interval(value).replace(" [", "\n[")
-
-
 def percent(value: float) -> str:
     """A percentage with one decimal below ten and none above."""
     if not math.isfinite(value):

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -173,26 +172,6 @@ def panel_each(names: Sequence[str], vertical: str, horizontal: str) -> tuple[Dr
     for name, axes in panels.items():
         axes.set_title(name)
     return drawing, panels
-
-
-def bar_columns(rows: Sequence[str], columns: Mapping[str, Sequence[float]], title: str) -> Drawing:
-    """Bars with their numbers, rounded to whole ones: a row for each name and a narrow panel for each column."""
-    drawing, grid = plt.subplots(
-        1, len(columns), sharex=True, sharey=True, squeeze=False, figsize=(7.2, 1.0 + 0.24 * len(rows))
-    )
-    reach = max(max(values) for values in columns.values()) or 1.0
-    for axes, (name, values) in zip(grid[0], columns.items(), strict=True):
-        axes.barh(range(len(rows)), values, height=0.7, color="#0072B2")
-        for place, value in enumerate(values):
-            axes.text(value + 0.04 * reach, place, f"{value:.0f}", va="center", fontsize=7.5)
-        axes.set_title(fill(name, 12, break_long_words=False), fontsize=7)
-        axes.set(xticks=[], xlim=(0, 1.4 * reach))
-        axes.grid(False)
-        axes.spines["bottom"].set_visible(False)
-    grid[0][0].set_yticks(range(len(rows)), list(rows))
-    grid[0][0].invert_yaxis()
-    drawing.supxlabel(title, fontsize=LABEL_PT + 0.5)
-    return drawing
 
 
 def few_powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:

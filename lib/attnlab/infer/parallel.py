@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -13,6 +12,7 @@ from itertools import starmap
 from typing import Any, TypeVar
 
 from attnlab.base.errors import UserError
+from attnlab.base.parent import end_with_parent
 
 T = TypeVar("T")
 FEWEST = 64
@@ -46,7 +46,7 @@ def _processes() -> Iterator[ProcessPoolExecutor]:
     """Processes that end with the context, and with this process however that ends."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "attnlab.infer.families"])
-    pool = ProcessPoolExecutor(min(os.cpu_count() or 1, MOST_PROCESSES), context, initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(min(os.cpu_count() or 1, MOST_PROCESSES), context, initializer=end_with_parent)
     # The first job starts the server that forks them all, and what is blocked there is blocked in all: Ctrl-C is for
     # this process alone.
     with _without_main(), pool:
@@ -69,14 +69,3 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         names.update(held)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-
-
-def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)

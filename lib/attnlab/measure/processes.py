@@ -3,10 +3,11 @@
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import suppress
+
+from attnlab.base.parent import end_with_parent
 
 
 def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
@@ -35,16 +36,9 @@ def stop(pool: Executor) -> None:
 def die_quietly() -> None:
     """Have this process, which a run started, end silently when the run is stopped."""
     # Ctrl-C reaches the whole process group. The parent explains it; a traceback from here would only confuse.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        # The lock on the run ends with the parent: a process that resumes the run must not find this one measuring.
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    # The lock on the run ends with it: a process that resumes the run must not find this one measuring.
+    end_with_parent()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return  # nohup, or a shell's background job: the parent goes on after Ctrl-C and needs this process
     with suppress(ValueError):  # not in the main thread, as where a test uses an executor of threads
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)

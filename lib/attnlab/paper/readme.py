@@ -20,6 +20,11 @@ SWEEP = "seq_len"
 THROUGHPUT, CLIMB, LADDER = "baseline.throughput", "kernels.climb", "kernels.ladder"
 
 
+def markers(name: str) -> tuple[str, str]:
+    """The lines between which a README holds what is written there."""
+    return f"<!-- {name}: written by `make readme` -->", f"<!-- /{name} -->"
+
+
 @dataclass(frozen=True)
 class Block:
     """The text between two markers of one README.
@@ -43,7 +48,7 @@ class Block:
     @property
     def markers(self) -> tuple[str, str]:
         """The first line of the block and its last."""
-        return f"<!-- {self.name}: written by `make readme` -->", f"<!-- /{self.name} -->"
+        return markers(self.name)
 
     def current(self, text: str) -> str:
         """The block as it stands in a README, markers included; empty where there is none."""

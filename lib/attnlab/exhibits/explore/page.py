@@ -4,12 +4,11 @@ import base64
 from html import escape
 from pathlib import Path
 
-from attnlab.base import paths
 from attnlab.base.files import write_atomically
 from attnlab.base.version import VERSION
 from attnlab.exhibits.explore import data
 from attnlab.exhibits.explore.explorer import HOST, PAGE, WEB, code, style
-from attnlab.infer.results import Results, load
+from attnlab.infer.results import Results
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -35,11 +34,6 @@ _PAGE = """<!DOCTYPE html>
 </html>
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
-
-
-def render(name: str) -> Path:
-    """Write the explorer of a recorded run into the folder of its pages, and return its page."""
-    return write(load(name), paths.reports() / name)
 
 
 def write(results: Results, folder: Path) -> Path:

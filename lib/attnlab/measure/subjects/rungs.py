@@ -4,7 +4,7 @@ import ctypes
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,30 +23,6 @@ from attnlab.study.ladder import Rung, Tile
 KEPT = 4096
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
 REFUSED = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one instance of a kernel needs, and what one call launches.
-
-    Attributes:
-        registers: per thread.
-        local_bytes: per thread: spills, and arrays that registers can't hold.
-        static_shared_bytes: per CTA; `dynamic_shared_bytes` likewise.
-        threads: per CTA.
-        ctas: CTAs that one call launches.
-        ctas_per_sm: CTAs that one multiprocessor holds at once, by the driver.
-    """
-
-    function: str
-    architecture: str
-    registers: int
-    local_bytes: int
-    static_shared_bytes: int
-    dynamic_shared_bytes: int
-    threads: int
-    ctas: int
-    ctas_per_sm: int
 
 
 @dataclass(frozen=True)
@@ -104,21 +80,20 @@ class Launcher(ABC):
     def resources(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
     ) -> dict[str, Any]:
-        """The `Resources` of the instance for such tensors, as columns of the table ``resources``."""
+        """What the instance for such tensors needs, and what a call launches: columns of the table ``resources``."""
         prepared = self.prepared(q, k, v, causal, scale)
         compiled, tile = prepared.compiled, prepared.tile
-        resources = Resources(
-            function=compiled.expression,
-            architecture=compiled.architecture,
-            registers=compiled.function.num_regs,
-            local_bytes=compiled.function.local_size_bytes,
-            static_shared_bytes=compiled.function.shared_size_bytes,
-            dynamic_shared_bytes=tile.shared_bytes,
-            threads=tile.threads,
-            ctas=prepared.launch.ctas,
-            ctas_per_sm=compiled.ctas_per_sm,
-        )
-        return asdict(resources)
+        return {
+            "function": compiled.expression,
+            "architecture": compiled.architecture,
+            "registers": compiled.function.num_regs,
+            "local_bytes": compiled.function.local_size_bytes,
+            "static_shared_bytes": compiled.function.shared_size_bytes,
+            "dynamic_shared_bytes": tile.shared_bytes,
+            "threads": tile.threads,
+            "ctas": prepared.launch.ctas,
+            "ctas_per_sm": compiled.ctas_per_sm,
+        }
 
 
 class Kernel(Launcher):
