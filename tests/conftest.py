@@ -207,7 +207,7 @@ def machine(recorded, session_data) -> schema.Manifest:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
         manifest = read.read_manifest(recorded)
-    own = {"name", "created", "finished", "follows", "complete", "study", "missing_clocks", "profile", "files", "seal"}
+    own = {"name", "created", "finished", "order", "complete", "study", "missing_clocks", "profile", "files", "seal"}
     return {key: value for key, value in manifest.items() if key not in own}
 
 

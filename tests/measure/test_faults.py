@@ -482,14 +482,7 @@ def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkey
     # When the clock is right again, order goes by it.
     write.create("a-later", small.manifest(created="2026-11-21T13:00:00+00:00"))
     assert read.names() == ["c", "a", "b", "0", "a-later"]
-    assert "follows" not in read.read_manifest("a-later")
-
-
-def test_runs_that_name_each_other_are_still_ordered(data):
-    # Nothing writes these, but a folder that was renamed may come near.
-    for name, follows in (("a", "b"), ("b", "a"), ("c", "c"), ("d", "gone")):
-        write.create(name, {"study": {"name": "tiny"}, "created": "2026-01-01", "follows": follows})
-    assert sorted(read.names()) == ["a", "b", "c", "d"]
+    assert read.read_manifest("a-later")["order"] == "2026-11-21T13:00:00+00:00"
 
 
 def test_a_name_that_the_clock_gives_twice_is_given_once(data, monkeypatch):

@@ -29,7 +29,7 @@ def test_there_is_none(data):
 def test_the_newest_comes_first_whatever_its_clock_said(three):
     found = dict(read.manifests())
     assert list(found) == ["third", "second", "first"]
-    assert found["third"]["follows"] == "second"
+    assert found["third"]["order"] == found["second"]["created"] + "+"
     assert [manifest["name"] for manifest in found.values()] == list(found)
 
 

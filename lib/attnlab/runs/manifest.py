@@ -120,7 +120,7 @@ class Common(Part):
     created: str
     finished: str = ""
     complete: bool
-    follows: str = ""
+    order: str = ""
     attnlab: str
     commit: str
     command: str

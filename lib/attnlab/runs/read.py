@@ -22,12 +22,14 @@ _JUDGED: set[str] = set()
 
 
 def names(within: str = "") -> list[str]:
-    """All runs, the newest last; those of models `within` their folder.
+    """All runs, the newest last, whatever its clock said; those of models `within` their folder."""
+    order = {f"{within}{path.parent.name}": _order(path) for path in paths.data().glob(f"{within}*/manifest.json")}
+    return sorted(order, key=lambda name: (order[name], name))
 
-    A run comes after the one that it follows, whatever its clock said.
-    """
-    begun = all_begun(within)
-    return sorted(begun, key=lambda name: (place(name, begun), name))
+
+def newest_order(within: str) -> str:
+    """By what the newest run is put in order; empty where there is none."""
+    return max(map(_order, paths.data().glob(f"{within}*/manifest.json")), default="")
 
 
 def manifests(
@@ -174,25 +176,9 @@ def _verified(part: Path) -> bytes:
     return content
 
 
-def all_begun(within: str = "") -> dict[str, tuple[str, str]]:
-    """By run, when it began by the clock of its machine, and the run that it follows; empty where it doesn't say."""
-    return {f"{within}{path.parent.name}": _begun(path) for path in paths.data().glob(f"{within}*/manifest.json")}
-
-
-def _begun(manifest: Path) -> tuple[str, str]:
+def _order(manifest: Path) -> str:
     try:
         stated = json.loads(manifest.read_text())
-        return str(stated.get("created", "")), str(stated.get("follows", ""))
+        return str(stated.get("order") or stated.get("created", ""))
     except (OSError, ValueError, AttributeError, RecursionError):
-        return "", ""
-
-
-def place(name: str, begun: dict[str, tuple[str, str]]) -> tuple[str, int]:
-    """The key by which runs are ordered: the latest time among a run and those it follows, and its distance from it."""
-    chain: dict[str, str] = {}
-    while name in begun and name not in chain:
-        chain[name], name = begun[name]
-    latest, since = "", 0
-    for created in reversed(chain.values()):
-        latest, since = (created, 0) if created > latest else (latest, since + 1)
-    return latest, since
+        return ""

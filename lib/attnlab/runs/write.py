@@ -22,7 +22,7 @@ import pandas as pd
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
-from attnlab.runs.read import all_begun, judge, place, read_manifest, tables_of_parts
+from attnlab.runs.read import judge, newest_order, read_manifest, tables_of_parts
 from attnlab.runs.schema import PARTS, SCHEMA, Manifest, digest, folder, short_hash
 from attnlab.runs.tables import of
 from attnlab.study import studies
@@ -34,16 +34,15 @@ LAST = ("cases", "panel")
 def create(name: str, manifest: Manifest) -> None:
     """Begin a run: make its folder, with a manifest that says that it isn't complete.
 
-    If the newest run isn't older by the clock (it was set back, or both began within a second), the manifest says that
-    this run ``follows`` it.
+    Its ``order`` is when it began. If the newest run isn't older by the clock (it was set back, or both began within a
+    second), it is that run's and a ``+``, which sorts after it.
     """
     target = folder(name)
     (target / PARTS).mkdir(parents=True, exist_ok=True)
-    stamp = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
-    others = all_begun(name[: name.rfind("/") + 1])
-    newest = max(others, key=lambda other: (place(other, others), other), default="")
-    follows = {"follows": newest} if newest and place(newest, others)[0] >= stamp else {}
-    begun = {"schema": SCHEMA, "name": target.name, "created": stamp, **follows, **manifest, "complete": False}
+    created = str(manifest.get("created") or datetime.now(UTC).isoformat(timespec="seconds"))
+    newest = newest_order(name[: name.rfind("/") + 1])
+    order = created if created > newest else f"{newest}+"
+    begun = {"schema": SCHEMA, "name": target.name, "created": created, **manifest, "order": order, "complete": False}
     _write_manifest(target, begun)
 
 
