@@ -16,20 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.base.errors import UserError
 from attnlab.runs.held import Rows
-from attnlab.runs.schema import (
-    BEFORE,
-    CASE,
-    EXTREMES,
-    MEASURED,
-    Manifest,
-    Row,
-    block_key,
-    model_key,
-    replicate_key,
-    shape_key,
-)
+from attnlab.runs.schema import BEFORE, CASE, EXTREMES, MEASURED, Manifest, Row, block_key, model_key, shape_key
 from attnlab.runs.tables import WHO
 from attnlab.study import studies
 from attnlab.study.implementations import control
@@ -48,48 +36,36 @@ OF_STUDY = (BLOCKS, "checks", "cases", "resources", "stream")
 """Tables that hold nothing but what the study asks for."""
 
 
-class Facts:
-    """The tables of a run, and what its manifest says that they hold."""
-
-    def __init__(self, tables: Mapping[str, Rows], manifest: Manifest) -> None:
-        self.tables, self.manifest = dict(tables), manifest
-
-    def __getitem__(self, table: str) -> pd.DataFrame:
-        return self.tables[table].frame
-
-    def key(self, row: Row) -> str:
-        """The key of the block that a row is of; empty where it is of none."""
-        raise NotImplementedError
-
-
-class OfStudy(Facts):
-    """The facts of a run of a study.
+class OfStudy:
+    """The tables of a run of a study, and what its manifest says that they hold.
 
     Attributes:
         whole: whether every shape of the study has to be there.
     """
 
     def __init__(self, tables: Mapping[str, Rows], manifest: Manifest) -> None:
-        super().__init__(tables, manifest)
         samples = tables["samples"]
-        self.tables[BLOCKS] = replace(samples, frame=samples.frame.drop_duplicates([*TIMED, "process"]))
+        blocks = replace(samples, frame=samples.frame.drop_duplicates([*TIMED, "process"]))
+        self.tables, self.manifest = {**tables, BLOCKS: blocks}, manifest
         self.study, self.closed = studies.recorded(manifest), manifest.get("closed_early")
         self.whole = bool(manifest["complete"] and not self.closed)
 
-    @cached_property
-    def shapes(self) -> pd.DataFrame:
-        """The shapes of the study."""
-        return pd.DataFrame([shape.axes for shape in self.study.shapes])
+    def __getitem__(self, table: str) -> pd.DataFrame:
+        return self.tables[table].frame
 
     @cached_property
-    def replicates(self) -> pd.DataFrame:
-        """The replicates that have to be here."""
-        return pd.DataFrame({"replicate": range(self.study.replicates if self.whole else 0)}, dtype="int64")
+    def asked(self) -> pd.DataFrame:
+        """Every case and replicate of the study, those of the control too."""
+        subjects = pd.DataFrame({"implementation": self.study.subjects})
+        replicates = pd.DataFrame({"replicate": range(self.study.replicates)})
+        shapes = pd.DataFrame([shape.axes for shape in self.study.shapes])
+        return shapes.merge(replicates, how="cross").merge(subjects, how="cross")
 
     @cached_property
-    def implementations(self) -> pd.DataFrame:
-        """The implementations of the study."""
-        return pd.DataFrame({"implementation": self.study.implementations})
+    def due(self) -> pd.DataFrame:
+        """The cases that have to be here: of a run that isn't whole, those of each shape and replicate that has one."""
+        uncontrolled = self.asked[self.asked["implementation"].isin(self.study.implementations)]
+        return uncontrolled if self.whole else semi_join(uncontrolled, self["cases"], BLOCK)
 
     @cached_property
     def timings(self) -> pd.DataFrame:
@@ -111,29 +87,20 @@ class OfStudy(Facts):
         counted = due.merge(held, how="outer", on=TIMED).merge(self.timings, on=TIMING)
         return counted.assign(size=counted["size"].fillna(0).astype(int), last=counted["max"].fillna(-1).astype(int))
 
-    @cached_property
-    def processes(self) -> pd.DataFrame:
-        """The processes that are named anywhere, the first time with the replicate that each is of."""
-        named = [self[table][["process", "replicate"]].drop_duplicates() for table in ("processes", *OF_STUDY)]
-        return pd.concat(named, ignore_index=True)
-
     def key(self, row: Row) -> str:
         """The key of the block that a row is of; empty where it is of none."""
         if "clock" in row:
             timing = Timing(clock=row["clock"], cache=row["cache"])
             return block_key(self.study, _shape(row), row["replicate"], timing)
-        if "seq_len" in row:
-            return shape_key(self.study, _shape(row), row["replicate"])
-        return replicate_key(row["replicate"]) if "replicate" in row else ""
+        return shape_key(self.study, _shape(row), row["replicate"]) if "seq_len" in row else ""
 
 
-class OfModels(Facts):
-    """The facts of a run of models."""
+class OfModels:
+    """The tables of a run of models, and what its manifest says that they hold."""
 
-    @cached_property
-    def plan(self) -> Plan:
-        """What was to be measured."""
-        return Plan.model_validate(self.manifest["plan"])
+    def __init__(self, tables: Mapping[str, Rows], manifest: Manifest) -> None:
+        self.tables, self.manifest = tables, manifest
+        self.plan = Plan.model_validate(manifest["plan"])
 
     @cached_property
     def asked(self) -> pd.DataFrame:
@@ -166,36 +133,31 @@ class Rule:
     Attributes:
         tables: where it is seen.
         words: what is said of it, filled in from the columns of the first row.
-        broken: the rows of a table that it holds of.
-        missing: whether these are no rows of the table, but say what it lacks.
+        broken: the rows of a table that it holds of, or rows with other columns, which say what the table lacks.
     """
 
     tables: tuple[str, ...]
     words: str
     broken: Callable[[Any, pd.DataFrame], pd.DataFrame]
-    missing: bool = False
 
-    def require(self, facts: Facts) -> None:
+    def require(self, facts: OfStudy | OfModels) -> None:
         """Raise UserError at the first row that a run may not hold, or that it lacks."""
-        for table in self.tables:
-            broken = self.broken(facts, facts[table])
+        for rows in map(facts.tables.__getitem__, self.tables):
+            broken = self.broken(facts, rows.frame)
             if not broken.empty:
-                raise self._refusal(facts, facts.tables[table], broken)
-
-    def _refusal(self, facts: Facts, rows: Rows, broken: pd.DataFrame) -> UserError:
-        first = broken.head(1).to_dict("records")[0]
-        said = f"{_named(first)} {self.words.format(**first)}".lstrip()
-        if self.missing:
-            return rows.refusal(said, key=facts.key(first))
-        return rows.refusal(said, int(broken.index[0]))
+                first = broken.head(1).to_dict("records")[0]
+                said = f"{_named(first)} {self.words.format(**first)}".lstrip()
+                if set(rows.table.names) <= set(broken.columns):
+                    raise rows.refusal(said, broken.index[0])
+                raise rows.refusal(said, key=facts.key(first))
 
 
 def require(tables: Mapping[str, Rows], manifest: Manifest) -> None:
     """Raise UserError at the first rule that a run breaks."""
-    of_models = "plan" in manifest
-    facts = OfModels(tables, manifest) if of_models else OfStudy(tables, manifest)
-    for rule in MODEL_RULES if of_models else RULES:
-        rule.require(facts)
+    facts, rules = (OfModels, MODEL_RULES) if "plan" in manifest else (OfStudy, RULES)
+    held = facts(tables, manifest)
+    for rule in rules:
+        rule.require(held)
 
 
 def semi_join(rows: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> pd.DataFrame:
@@ -231,11 +193,6 @@ def _shape(row: Row) -> Shape:
 # What rules look for
 
 
-def _beyond(column: str, count: Callable[[OfStudy], int]) -> Callable[[OfStudy, pd.DataFrame], pd.DataFrame]:
-    """Rows with a number that is not below as many as the study has."""
-    return lambda run, rows: rows[rows[column] >= count(run)]
-
-
 def _with_or_without(column: str) -> Callable[[OfStudy, pd.DataFrame], pd.DataFrame]:
     """Rows that hold both a value and a reason why there is none, or neither."""
     return lambda run, rows: rows[rows[column].isna() != (rows["why"].fillna("") != "")]
@@ -249,7 +206,7 @@ def _without_case(run: OfStudy, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _other_than_closed(run: OfStudy, cases: pd.DataFrame) -> pd.DataFrame:
     each = cases[BLOCK].drop_duplicates().groupby("replicate").size()
-    held = {"replicates": int((each == len(run.shapes)).sum()), "shapes": int(each.sum())}
+    held = {"replicates": int((each == len(run.study.shapes)).sum()), "shapes": int(each.sum())}
     rows = [{"what": what, "held": count, "stated": run.closed[what]} for what, count in held.items() if run.closed]
     return pd.DataFrame([row for row in rows if row["held"] != row["stated"]])
 
@@ -258,10 +215,11 @@ def _failed_before(run: OfStudy) -> pd.DataFrame:
     return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == BEFORE)]
 
 
-def _torn(run: OfStudy, _: pd.DataFrame) -> pd.DataFrame:
-    """Blocks that lack rounds, of shapes that have no cases yet."""
-    blocks = run.rounds.groupby([*BLOCK, *TIMING, "asked"], sort=False)["size"].max().reset_index()
-    return anti_join(blocks[blocks["size"] < blocks["asked"]], run["cases"], BLOCK)
+def _other_rounds(run: OfStudy, _: pd.DataFrame) -> pd.DataFrame:
+    """Cases that were measured with fewer rounds than were asked for, and any with more."""
+    rounds = run.rounds
+    fewer = rounds["measured"].notna() & (rounds["size"] < rounds["asked"])
+    return rounds[fewer | (rounds["size"] > rounds["asked"])]
 
 
 def _too_far_off(run: OfStudy, checks: pd.DataFrame) -> pd.DataFrame:
@@ -276,7 +234,8 @@ def _too_far_off(run: OfStudy, checks: pd.DataFrame) -> pd.DataFrame:
 
 def _unanswered(run: OfStudy, stream: pd.DataFrame) -> pd.DataFrame:
     requests = pd.DataFrame({"position": range(run.study.stream)})
-    due = stream[["replicate"]].drop_duplicates().merge(requests, how="cross").merge(run.implementations, how="cross")
+    names = pd.DataFrame({"implementation": run.study.implementations})
+    due = stream[["replicate"]].drop_duplicates().merge(requests, how="cross").merge(names, how="cross")
     return anti_join(due, stream, ["replicate", "position", "implementation"])
 
 
@@ -285,78 +244,39 @@ def _of_another_shape(run: OfStudy, stream: pd.DataFrame) -> pd.DataFrame:
     return anti_join(stream, first, [*BLOCK, "position"])
 
 
-def _of_another_replicate(run: OfStudy, rows: pd.DataFrame) -> pd.DataFrame:
-    return anti_join(rows, run.processes.drop_duplicates("process"), ["process", "replicate"])
-
-
 RULES = (
     Rule(
-        OF_STUDY,
-        "is of no implementation of the study",
-        lambda run, rows: rows[~rows["implementation"].isin(run.study.subjects)],
-    ),
-    Rule(
         (*OF_STUDY, "processes"),
-        "is beyond the replicates of the study",
-        _beyond("replicate", lambda run: run.study.replicates),
+        "is not of the study",
+        lambda run, rows: anti_join(rows, run.asked, [name for name in FATE if name in rows]),
     ),
-    Rule(OF_STUDY, "is at no shape of the study", lambda run, rows: anti_join(rows, run.shapes, AXES)),
+    Rule((BLOCKS,), "is under no timing of this run", lambda run, rows: anti_join(rows, run.timings, TIMING)),
+    Rule(
+        OF_STUDY,
+        "was measured by the process {process!r}, which is missing from this replicate",
+        lambda run, rows: anti_join(rows, run["processes"], ["process", "replicate"]),
+    ),
     Rule(
         ("samples",),
         "is at position {position}, beyond the turns of a round",
-        _beyond("position", lambda run: len(run.study.subjects)),
-    ),
-    Rule(
-        ("stream",),
-        "answers request {position}, beyond those of the study",
-        _beyond("position", lambda run: run.study.stream),
+        lambda run, samples: samples[samples["position"] >= len(run.study.subjects)],
     ),
     Rule(("panel", "endurance"), "has a latency_us and a why, or neither", _with_or_without("latency_us")),
     Rule(("residency",), "has a value and a why, or neither", _with_or_without("value")),
-    Rule((BLOCKS,), "is under no timing of this run", lambda run, rows: anti_join(rows, run.timings, TIMING)),
-    Rule(
-        ("cases",),
-        "is missing",
-        lambda run, cases: anti_join(
-            cases[BLOCK].drop_duplicates().merge(run.implementations, how="cross"), cases, FATE
-        ),
-        missing=True,
-    ),
-    Rule(
-        ("cases",),
-        "is missing",
-        lambda run, cases: anti_join(run.replicates.merge(run.shapes, how="cross"), cases, BLOCK),
-        missing=True,
-    ),
-    Rule(
-        ("cases",),
-        "{held} {what} are here, and closed_early in the manifest says {stated}",
-        _other_than_closed,
-        missing=True,
-    ),
+    Rule(("cases",), "is missing", lambda run, cases: anti_join(run.due, cases, FATE)),
+    Rule(("cases",), "{held} {what} are here, and closed_early in the manifest says {stated}", _other_than_closed),
     Rule(OF_STUDY, "is not among the cases", _without_case),
-    Rule(("stream",), "is not among the cases", lambda run, stream: anti_join(stream, run["cases"], FATE)),
     Rule(
         (BLOCKS,),
         "was timed after it failed a check",
         lambda run, rows: semi_join(rows, _failed_before(run), [*FATE, "process"]),
     ),
-    Rule(
-        ("samples",),
-        "has {size} of {asked} rounds",
-        lambda run, _: run.rounds[
-            (run.rounds["measured"].notna() & (run.rounds["size"] < run.rounds["asked"]))
-            | (run.rounds["size"] > run.rounds["asked"])
-        ],
-        missing=True,
-    ),
+    Rule(("samples",), "has {size} of {asked} rounds", _other_rounds),
     Rule(
         ("samples",),
         "has {size} of {asked} rounds, and not the first ones",
         lambda run, _: run.rounds[run.rounds["last"] + 1 != run.rounds["size"]],
-        missing=True,
     ),
-    Rule(("samples",), "has {size} of {asked} rounds", _torn, missing=True),
     Rule(
         ("checks",),
         "was checked on {inputs!r}, which are neither its values nor an extreme",
@@ -382,25 +302,13 @@ RULES = (
         "counts as measured, and its strain is {strain:.3g}, above 1",
         lambda run, samples: semi_join(samples[(samples["strain"] > 1).fillna(False)], run.measured, FATE),
     ),
-    Rule(("stream",), "didn't answer request {position}", _unanswered, missing=True),
+    Rule(
+        ("stream",),
+        "answers request {position}, beyond those of the study",
+        lambda run, stream: stream[stream["position"] >= run.study.stream],
+    ),
+    Rule(("stream",), "didn't answer request {position}", _unanswered),
     Rule(("stream",), "answers request {position}, which is of another shape", _of_another_shape),
-    Rule(
-        ("processes", *OF_STUDY),
-        "was measured by the process {process!r}, which is of another replicate",
-        _of_another_replicate,
-    ),
-    Rule(
-        ("processes",),
-        "has no process",
-        lambda run, processes: anti_join(run.replicates, processes, ["replicate"]),
-        missing=True,
-    ),
-    Rule(
-        ("processes",),
-        "was measured by the process {process!r}, which is missing",
-        lambda run, processes: anti_join(run.processes, processes, ["process"]),
-        missing=True,
-    ),
 )
 """What no run of a study may hold."""
 MODEL_RULES = (
@@ -423,8 +331,7 @@ MODEL_RULES = (
         ("samples",),
         "lacks round {round}",
         lambda run, samples: anti_join(run.due.merge(run.rounds, how="cross"), samples, [*WHO_OF_MODELS, "round"]),
-        missing=True,
     ),
-    Rule(("outputs",), "is missing", lambda run, outputs: anti_join(run.due, outputs, WHO_OF_MODELS), missing=True),
+    Rule(("outputs",), "is missing", lambda run, outputs: anti_join(run.due, outputs, WHO_OF_MODELS)),
 )
 """What no run of models may hold."""

@@ -1,6 +1,5 @@
 """The rows of a table of a run together with the files that they lie in, so that a row can be named."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from attnlab.study.shapes import Shape
 
 OF_SHAPE = ("samples", "checks", "cases", "resources")
 """Tables with blocks of a shape, which is measured again as a whole."""
+Place = tuple[Path, int]
+"""A file, and the number of a row in it, from 0."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +24,18 @@ class Rows:
 
     Attributes:
         folder: the run's, or that of its parts.
-        frame: the rows, numbered from 0.
-        files: the files that the rows come from, in order, each with the number of its rows.
+        frame: the rows, indexed by their `Place`.
     """
 
     table: Table
     folder: Path
     frame: pd.DataFrame
-    files: tuple[tuple[Path, int], ...]
 
     @classmethod
-    def joined(cls, table: Table, folder: Path, parts: Iterable[tuple[Path, pd.DataFrame]]) -> "Rows":
+    def joined(cls, table: Table, folder: Path, files: dict[Path, pd.DataFrame]) -> "Rows":
         """The rows of several files of a folder, one after the other."""
-        held = list(parts)
-        filled = [rows for _, rows in held if not rows.empty]
-        frame = pd.concat(filled, ignore_index=True) if filled else table.frame([])
-        return cls(table, folder, frame, tuple((path, len(rows)) for path, rows in held))
+        filled = {path: rows.reset_index(drop=True) for path, rows in files.items() if not rows.empty}
+        return cls(table, folder, pd.concat(filled) if filled else table.frame([]))
 
     def typed(self) -> "Rows":
         """The same rows under the types of their columns."""
@@ -63,52 +60,43 @@ class Rows:
         if column.empty:
             wrong &= values.notna()
         if wrong.any():
-            row = int(wrong.idxmax())
-            raise self.refusal(f"{column.name} is {_shown(values[row])} and has to be {column.kind.words}", row)
+            place = wrong.idxmax()
+            raise self.refusal(f"{column.name} is {_shown(values[place])} and has to be {column.kind.words}", place)
 
     def _require_shapes(self) -> None:
         distinct = self.frame[list(Shape.AXES)].drop_duplicates()
-        for row, axes in zip(distinct.index, distinct.to_dict("records"), strict=True):
+        for place, axes in zip(distinct.index, distinct.to_dict("records"), strict=True):
             try:
                 Shape(**axes)
             except ValueError as error:
-                raise self.refusal(str(error), int(row)) from None
+                raise self.refusal(str(error), place) from None
 
     def _require_one_row_each(self) -> None:
         again = self.frame.duplicated(self.table.key)
         if again.any():
-            row = int(again.idxmax())
-            keys = self.frame[self.table.key]
-            same = (keys == keys.iloc[row]) | keys.isna()
+            place, keys = again.idxmax(), self.frame[self.table.key]
+            same = (keys == keys.loc[place, :]) | keys.isna()
             axes = Shape.AXES if "seq_len" in self.table.key else ()
             names = [name for name in self.table.key if name not in axes]
-            first = self.place(int(same.all(axis="columns").idxmax()))
-            raise self.refusal(f"this row has the {', '.join(names)} of {first}", row)
+            first = _words(same.all(axis="columns").idxmax())
+            raise self.refusal(f"this row has the {', '.join(names)} of {first}", place)
 
-    def place(self, row: int) -> str:
-        """File and row, the latter counted from 0 within the file."""
-        path, within = self._found(row)
-        return f"{paths.shown(path)}, row {within}"
-
-    def refusal(self, said: str, row: int | None = None, key: str = "") -> UserError:
+    def refusal(self, said: str, place: Place | None = None, key: str = "") -> UserError:
         """The error of a table that is refused: its place, what is wrong there, and what to do.
 
         Args:
-            row: where it is wrong.
+            place: where it is wrong.
             key: of the block that is wrong as a whole, or missing.
         """
-        name = self.table.name
-        named = [path for path, _ in self.files if path.name.startswith(f"{name}.{key}")]
-        lacking = self.folder / (f"{name}.{key}*" if self.folder.name == PARTS else f"{name}.parquet")
-        path = self._found(row)[0] if row is not None else next(iter(named), lacking)
-        return refusal(path, said, paths.shown(path) if row is None else self.place(row))
+        if place is not None:
+            return refusal(place[0], said, _words(place))
+        named = f"{self.table.name}.{key}*" if self.folder.name == PARTS else f"{self.table.name}.parquet"
+        return refusal(min(self.folder.glob(named), default=self.folder / named), said)
 
-    def _found(self, row: int) -> tuple[Path, int]:
-        for path, count in self.files:
-            if row < count:
-                return path, row
-            row -= count
-        raise IndexError(row)
+
+def _words(place: Place) -> str:
+    path, row = place
+    return f"{paths.shown(path)}, row {row}"
 
 
 def refusal(path: Path, said: str, where: str = "") -> UserError:

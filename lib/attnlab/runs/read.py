@@ -76,7 +76,7 @@ def held(name: str) -> tuple[Manifest, dict[str, pd.DataFrame]]:
         judge(tables, manifest)
         if manifest["complete"]:
             _JUDGED.add(manifest["seal"])
-    return manifest, {table: rows.typed().frame for table, rows in tables.items()}
+    return manifest, {table: rows.typed().frame.reset_index(drop=True) for table, rows in tables.items()}
 
 
 def judge(tables: dict[str, Rows], manifest: Manifest) -> None:
@@ -130,9 +130,8 @@ def _whole_table(name: str, manifest: Manifest, table: Table) -> Rows:
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]:
         raise UserError(f"{where} doesn't match its manifest: it was changed after it was recorded; restore it")
-    frame = _frame(content, path)
     later = {column.name: column.before for column in table.columns if column.since > manifest["schema"]}
-    return Rows(table, path.parent, frame.assign(**later), ((path, len(frame)),))
+    return Rows.joined(table, path.parent, {path: _frame(content, path).assign(**later)})
 
 
 def tables_of_parts(name: str) -> dict[str, Rows]:
@@ -147,7 +146,7 @@ def tables_of_parts(name: str) -> dict[str, Rows]:
 
     def joined(table: Table) -> Rows:
         mine = [part for part in there if part.name.startswith(f"{table.name}.")]
-        return Rows.joined(table, parts, [(part, _frame(_verified(part), part)) for part in mine])
+        return Rows.joined(table, parts, {part: _frame(_verified(part), part) for part in mine})
 
     return {table.name: joined(table) for table in of(name).values()}
 
@@ -164,7 +163,7 @@ def part(name: str, table: str, key: str) -> pd.DataFrame:
 
 def _frame(content: bytes, path: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(io.BytesIO(content)).reset_index(drop=True)
+        return pd.read_parquet(io.BytesIO(content))
     except (OSError, ValueError):  # pyarrow's errors are one or the other
         raise refusal(path, "it is no table in Parquet") from None
 

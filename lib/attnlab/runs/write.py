@@ -173,7 +173,7 @@ def _close(name: str, target: Path, more: Manifest) -> None:
     judge(tables, manifest)
     for table, held in tables.items():
         path = target / f"{table}.parquet"
-        content = _packed(held.frame)
+        content = _packed(held.frame.reset_index(drop=True))
         write_atomically(path, content)
         manifest["files"][path.name] = hashlib.sha256(content).hexdigest()
     _write_manifest(target, manifest)
