@@ -661,13 +661,13 @@ def test_a_graph_is_as_long_as_it_takes(monkeypatch, latency, calls):
         captured.append(Graph(len(made)))
         return Replay(captured[-1], len(made), torch.zeros(1), window)
 
-    def between(work, hold):
+    def between(device, work):
         before = captured[0].replayed
         work()
         return (captured[0].replayed - before) * latency
 
     monkeypatch.setattr(cuda_events, "_captured", capture)
-    monkeypatch.setattr(cuda_events, "_between_events", between)
+    monkeypatch.setattr(cuda_events, "timed_us", between)
     case = Case(lambda: None, REGISTRY["sdpa.auto"].selected)
     cuda_events.capture(case, None)
     assert case.many.calls == calls

@@ -1,13 +1,12 @@
 """Recording a run: what it holds, how it is cut off and resumed, and which run is shown."""
 
-import errno
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from attnlab.base.errors import Outdated, UserError
 from attnlab.infer.cases import infer
 from attnlab.measure import processes
 from attnlab.measure.session import estimate, record
-from attnlab.measure.session.subject import Job
 from attnlab.runs import read, rules, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
@@ -176,24 +174,6 @@ def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread,
     assert read.load("one").complete
 
 
-def test_where_no_shape_is_finished_for_long_it_is_said_at_growing_intervals(capsys, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
-    study = tiny_study(replicates=1)
-    keys = [schema.shape_key(study, shape, 0) for shape in study.shapes]
-    job = Job("one", study, "cpu", 0, tuple(study.shapes[1:]), "")
-    with record._Progress("one", 1, [job]) as show:
-        for seconds in range(0, 600, 10):
-            now[0] = float(seconds)
-            show(set(keys[: 1 if seconds < 500 else 2]))
-        show(set(keys))
-    said = [line.split("; ") for line in capsys.readouterr().err.splitlines() if "no shape finished" in line]
-    waits = ["about 70 seconds", "about 2 minutes", "about 4 minutes", "about 8 minutes", "about 70 seconds"]
-    assert [quiet for quiet, _ in said] == [f"one: no shape finished for {wait}" for wait in waits]
-    shapes = [study.shapes[1]] * 4 + [study.shapes[2]]
-    assert [left for _, left in said] == [f"the first that is left: {shape.label}, replicate 0" for shape in shapes]
-
-
 # Cut off
 
 
@@ -264,57 +244,6 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin):
     assert not (paths.data() / name / "parts").exists()
 
 
-class Handing(Executor):
-    """Submits always the same work to another executor, whatever it is given."""
-
-    def __init__(self, executor: Executor, work, *arguments) -> None:
-        self._executor, self._work = executor, (work, *arguments)
-
-    def submit(self, work, /, *arguments, **named) -> Future:
-        return self._executor.submit(*self._work)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._executor.shutdown(wait, cancel_futures=cancel_futures)
-
-
-def test_a_process_that_dies_is_told_in_a_line(begin):
-    name = begin(tiny_study())
-    with pytest.raises(UserError) as caught:
-        record.record(name, tiny_study(), "cpu", Handing(processes.fresh_processes(), os._exit, 9))
-    assert str(caught.value) == (
-        "the measuring process died (killed, or out of host memory); what was recorded of 'begun' is kept: "
-        "`make measure RUN=begun` goes on"
-    )
-    assert not read.load(name).complete
-
-
-def test_a_full_disk_is_told_in_a_line_and_the_run_goes_on_when_there_is_room(begin, unlocked, monkeypatch, one_thread):
-    study = tiny_study(replicates=1)
-    name = begin(study)
-    add, added = write.add_part, []
-
-    def full(*arguments):
-        if len(added) == 5:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        added.append(arguments[1])
-        add(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(write, "add_part", full)
-        with pytest.raises(UserError) as caught:
-            record.record(name, study, "cpu", one_thread)
-    assert str(caught.value) == (
-        "the disk is full; what was recorded of 'begun' is kept: make room, then `make measure RUN=begun` goes on"
-    )
-    assert added == ["processes", "samples", "checks", "cases", "samples"]
-    kept = read.load(name).samples
-    assert len(kept) == 40
-    record.record(name, study, "cpu", ThreadPoolExecutor(1))
-    run = read.load(name)
-    assert len(run.samples) == 60
-    pd.testing.assert_frame_equal(run.samples.iloc[:40], kept)
-
-
 @pytest.mark.parametrize("spoil", [lambda part: part.write_bytes(part.read_bytes() + b"1"), Path.unlink])
 @pytest.mark.parametrize(
     ("table", "together"), {"samples": "r00-s001", "checks": "r00-s001", "processes": "r00"}.items()
@@ -368,12 +297,6 @@ def test_a_complete_run_is_not_measured_into(recorded, one_thread):
     with pytest.raises(UserError, match=r"^the run 'recorded' is complete: `make report RUN=recorded` renders it$"):
         record.record(recorded, tiny_study(), "cpu", one_thread)
     assert len(read.load(recorded).samples) == 120
-
-
-def test_two_do_not_measure_into_one_run(begin, one_thread):
-    name = begin(tiny_study())
-    with write.lock(name), pytest.raises(UserError, match=r"^another process is measuring into the run 'begun'"):
-        record.record(name, tiny_study(), "cpu", one_thread)
 
 
 def test_cuda_without_a_gpu_is_refused_before_anything_is_written(data, monkeypatch):

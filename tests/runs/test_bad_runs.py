@@ -420,6 +420,13 @@ MANIFESTS = {
         stated(environment__packages={}),
         "environment.packages: the version of torch is missing",
     ),
+    "a rung without a name": (stated(ladder=[{}]), "the field 'ladder.0.name' is missing"),
+    "a CPU without threads": (
+        stated(device__threads=...),
+        "device.threads is missing, and the device is of the kind cpu",
+    ),
+    "no factor of the gate": (stated(rules__gate_factor=...), "rules: 'gate_factor' is missing"),
+    "no word of the counters": (stated(profile=...), "the field 'profile' is missing"),
     "another plan": (
         stated(closed_early={"replicates": 1, "shapes": 2, "planned": 5}),
         "closed_early.planned: the study plans 4, not 5",

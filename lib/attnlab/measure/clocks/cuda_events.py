@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -86,11 +86,10 @@ def available(device: torch.device, timing: Timing) -> bool:
 
 def sampler(device: torch.device, timing: Timing) -> Sampler:
     """A function that takes one sample of a case."""
-    if device.type == "cpu":
-        return _cpu_warm if timing.cache == "warm" else _CpuCold(device)
+    flush = Flush(device) if timing.cache == "cold" else None
     if timing.clock == "eager":
-        return _eager_warm if timing.cache == "warm" else _EagerCold(device)
-    return _device_warm if timing.cache == "warm" else _DeviceCold(device)
+        return partial(_eager, device, flush)
+    return partial(_device_cold, flush) if flush else _device_warm
 
 
 @contextmanager
@@ -144,29 +143,20 @@ def capture(case: Case, pool: Any) -> None:
 def roughly_us(case: Case, device: torch.device, calls: int = 10) -> float:
     """The mean latency of calls one after the other, in µs, for judging the warm-up."""
     with case.selected():
-        if device.type == "cpu":
-            return _wall_us(lambda: [case.call() for _ in range(calls)]) / calls
-        start, end = _events()
-        start.record()
-        for _ in range(calls):
-            case.call()
-        end.record()
-        end.synchronize()
-    return start.elapsed_time(end) * 1e3 / calls
+        return _timed(device, lambda: [case.call() for _ in range(calls)])[0] / calls
 
 
 def timed_us(device: torch.device, work: Callable[[], object]) -> float:
     """How long the device takes for `work`, in µs, without the launch gap before it."""
-    return _between_events(work, hold=True) if device.type == "cuda" else _wall_us(work)
+    return _timed(device, work, hold=True)[0]
 
 
 def calibrate(device: torch.device) -> dict[str, float]:
     """The clock's own readings, in µs: its tick, a pair of events around nothing, and a graph of a tiny kernel."""
+    around_nothing = [timed_us(device, lambda: None) for _ in range(200)]
     if device.type == "cpu":
-        resolution = time.get_clock_info("perf_counter").resolution * 1e6
-        return {"tick_us": resolution, "nothing_us": median(_wall_us(lambda: None) for _ in range(200))}
-    around_nothing = [_between_events(lambda: None, hold=True) for _ in range(200)]
-    around_tiny = [_between_events(_tiny_graph().replay, hold=True) for _ in range(200)]
+        return {"tick_us": time.get_clock_info("perf_counter").resolution * 1e6, "nothing_us": median(around_nothing)}
+    around_tiny = [timed_us(device, _tiny_graph().replay) for _ in range(200)]
     seen = sorted({round(value, 4) for value in around_nothing + around_tiny})
     steps = [b - a for a, b in pairwise(seen) if b - a > 1e-3]
     return {
@@ -184,7 +174,7 @@ def _calls_that_fill(one: Replay, replays: int = 10) -> int:
             one.graph.replay()
 
     replay_all()
-    call_us = _between_events(replay_all, hold=True) / replays
+    call_us = timed_us(torch.device("cuda"), replay_all) / replays
     return max(1, min(GRAPH_CALLS, math.ceil(GRAPH_US / call_us)))
 
 
@@ -218,12 +208,16 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return start, end
 
 
-def _between_events(work: Callable[[], object], hold: bool = False) -> float:
-    return _timed(work, hold)[0]
+def _timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
+    """How long the device took for `work`, in µs, and what it returned.
 
-
-def _timed(work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
-    """How long the device took for `work`, in µs, and what it returned."""
+    Args:
+        hold: whether a GPU's stream is held until the work is queued.
+    """
+    if device.type == "cpu":
+        begin = time.perf_counter_ns()
+        returned = work()
+        return (time.perf_counter_ns() - begin) / 1e3, returned
     start, end = _events()
     if hold:
         torch.cuda._sleep(HOLD_CYCLES)
@@ -234,25 +228,16 @@ def _timed(work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
     return start.elapsed_time(end) * 1e3, returned
 
 
-def _eager_warm(case: Case) -> Taken:
+def _eager(device: torch.device, flush: Flush | None, case: Case) -> Taken:
     with case.selected():
-        with case.scrambled():
-            case.call()
-        torch.cuda.synchronize()
-        latency_us, output = _timed(case.call)
+        if flush:
+            flush()
+        else:
+            with case.scrambled():
+                case.call()
+        devices.synchronize(device)
+        latency_us, output = _timed(device, case.call)
     return Taken(latency_us, 1, output)
-
-
-class _EagerCold:
-    def __init__(self, device: torch.device) -> None:
-        self._flush = Flush(device)
-
-    def __call__(self, case: Case) -> Taken:
-        with case.selected():
-            self._flush()
-            torch.cuda.synchronize()
-            latency_us, output = _timed(case.call)
-        return Taken(latency_us, 1, output)
 
 
 def _device_warm(case: Case) -> Taken:
@@ -262,45 +247,12 @@ def _device_warm(case: Case) -> Taken:
         case.many.graph.replay()
     # A graph begins some 2 us sooner after another graph than after the kernels that put the values in place.
     _tiny_graph().replay()
-    latency_us = _between_events(case.many.graph.replay) / case.many.calls
-    return Taken(latency_us, case.many.calls, case.many.output)
+    took_us, _ = _timed(torch.device("cuda"), case.many.graph.replay)
+    return Taken(took_us / case.many.calls, case.many.calls, case.many.output)
 
 
-class _DeviceCold:
-    def __init__(self, device: torch.device) -> None:
-        self._flush = Flush(device)
-
-    def __call__(self, case: Case) -> Taken:
-        assert case.one is not None
-        torch.cuda._sleep(HOLD_CYCLES)
-        self._flush()
-        return Taken(_between_events(case.one.graph.replay), 1, case.one.output)
-
-
-def _wall_us(work: Callable[[], object]) -> float:
-    return _walled(work)[0]
-
-
-def _walled(work: Callable[[], Any]) -> tuple[float, Any]:
-    begin = time.perf_counter_ns()
-    returned = work()
-    return (time.perf_counter_ns() - begin) / 1e3, returned
-
-
-def _cpu_warm(case: Case) -> Taken:
-    with case.selected():
-        with case.scrambled():
-            case.call()
-        latency_us, output = _walled(case.call)
-    return Taken(latency_us, 1, output)
-
-
-class _CpuCold:
-    def __init__(self, device: torch.device) -> None:
-        self._flush = Flush(device)
-
-    def __call__(self, case: Case) -> Taken:
-        with case.selected():
-            self._flush()
-            latency_us, output = _walled(case.call)
-        return Taken(latency_us, 1, output)
+def _device_cold(flush: Flush, case: Case) -> Taken:
+    assert case.one is not None
+    torch.cuda._sleep(HOLD_CYCLES)
+    flush()
+    return Taken(_timed(torch.device("cuda"), case.one.graph.replay)[0], 1, case.one.output)

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor
@@ -15,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,6 @@ from attnlab.study.studies import Study, recorded
 POLL_S = 0.5
 LONGEST_S = 86_400
 """A study that takes longer, a day, is begun only on request."""
-QUIET_S = 60.0
-"""Without a terminal, it is said once that no shape was finished for so long, and again each time that doubles."""
 
 
 def record(
@@ -218,10 +216,22 @@ def _work_through(pool: Executor, jobs: list[Job]) -> None:
     """Hand out the jobs, all at once, and show the progress until they are done."""
     if not jobs:
         return
-    name, before = jobs[0].run, len(write.recorded(jobs[0].run, "cases"))
+    name, left = jobs[0].run, sum(len(job.shapes) for job in jobs)
+    shapes = max(1, len(write.recorded(name, "cases")) + left)
     results = pool.map(worker.measure, jobs)
-    with _Progress(name, before, jobs) as show, _every(POLL_S, lambda: show(write.recorded(name, "cases"))):
+    with (
+        tqdm(total=shapes, desc=name, unit="shape", disable=None, leave=False) as bar,
+        _every(POLL_S, partial(_show, bar, name)),
+    ):
         deque(results, maxlen=0)
+
+
+def _show(bar: tqdm, name: str) -> None:
+    """Show how many shapes are measured: by the bar in a terminal, elsewhere by a line at every eighth."""
+    before, bar.n, shapes = bar.n, len(write.recorded(name, "cases")), bar.total or 1
+    bar.refresh()
+    if bar.disable and 8 * bar.n // shapes > 8 * before // shapes:
+        print(f"{name}: {bar.n} of {shapes} shapes measured", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -251,48 +261,6 @@ def _take_once(pool: Executor, name: str, study: Study, device: str, environment
     print(f"{name}: {' and '.join(part.name for part in parts)}", file=sys.stderr, flush=True)
     *_, profile = pool.map(once.take, parts)
     return profile
-
-
-class _Progress:
-    """A progress bar in a terminal that names the first shape that is left; elsewhere a line at every eighth, and where
-    none is finished for long."""
-
-    def __init__(self, name: str, before: int, jobs: list[Job]) -> None:
-        self._left = deque(
-            (schema.shape_key(job.study, shape, job.replicate), f"{shape.label}, replicate {job.replicate}")
-            for job in jobs
-            for shape in job.shapes
-        )
-        self._name, self._total, self._done, self._said = name, max(1, before + len(self._left)), before, 0
-        self._bar = tqdm(total=self._total, desc=name, unit="shape", disable=None, leave=False)
-        self._since, self._quiet_s = time.monotonic(), QUIET_S
-
-    def __enter__(self) -> Callable[[set[str]], None]:
-        return self._show
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()
-
-    def _show(self, done: set[str]) -> None:
-        while self._left and self._left[0][0] in done:
-            self._left.popleft()
-        if len(done) > self._done:
-            self._done, self._since, self._quiet_s = len(done), time.monotonic(), QUIET_S
-        following = self._left[0][1] if self._left else ""
-        self._bar.update(len(done) - self._bar.n)
-        self._bar.set_postfix_str(following)
-        if not self._bar.disable:
-            return
-        if 8 * len(done) // self._total > self._said:
-            self._said = 8 * len(done) // self._total
-            self._say(f"{len(done)} of {self._total} shapes measured")
-        since_s = time.monotonic() - self._since
-        if following and since_s > self._quiet_s:
-            self._quiet_s *= 2
-            self._say(f"no shape finished for {_duration(since_s)}; the first that is left: {following}")
-
-    def _say(self, words: str) -> None:
-        print(f"{self._name}: {words}", file=sys.stderr, flush=True)
 
 
 def commit() -> str:

@@ -94,7 +94,8 @@ class Rounds:
         for position, subject in enumerate(turns):
             with self._unless_out_of_memory(subject):
                 sample = sampler(subject.case)
-                row = rows.sample(self._session, self._shape, subject, self._timing, (number, position), sample, card)
+                turn = number, position
+                row = rows.sample(self._session, self._shape, subject, self._timing, turn, sample.launches, card)
                 taken.append((row, sample))
                 outputs[subject.implementation.name].compare(drawn, sample)
         return taken

@@ -1,9 +1,9 @@
 """Rows of a run's tables, as the session records them."""
 
 import time
+from dataclasses import asdict
 from typing import Any
 
-from attnlab.measure.clocks.cuda_events import Taken
 from attnlab.measure.gate.check import Check
 from attnlab.measure.instruments.telemetry import Reading
 from attnlab.measure.session.subject import Session, Subject
@@ -19,39 +19,25 @@ def sample(
     subject: Subject,
     timing: Timing,
     turn: tuple[int, int],
-    taken: Taken,
+    launches: int,
     card: Reading,
 ) -> Row:
-    """A row of ``samples``.
+    """A row of ``samples`` but for its latency and its strain, which are known later.
 
     Args:
         turn: the round, and the position in its random order.
         card: the state of the card when the round began.
     """
-    return {
-        **_case(shape, subject),
-        "clock": timing.clock,
-        "cache": timing.cache,
-        **_process(session),
-        "round": turn[0],
-        "position": turn[1],
-        "started_s": time.monotonic() - session.started,
-        "launches": taken.launches,
-        "latency_us": taken.latency_us,
-        "strain": taken.strain,
-        "sm_clock_mhz": card.sm_clock_mhz,
-        "power_w": card.power_w,
-        "temperature_c": card.temperature_c,
-        "throttle_reasons": card.throttle_reasons,
-        "throttled": card.throttled,
-    }
+    number, position = turn
+    place = {"round": number, "position": position, "started_s": time.monotonic() - session.started}
+    state = asdict(card) | {"throttled": card.throttled, "launches": launches}
+    return _case(session, shape, subject) | timing.model_dump() | place | state
 
 
 def check(session: Session, shape: Shape, subject: Subject, found: Check, moment: str, kind: str, route: str) -> Row:
     """A row of ``checks``."""
     return {
-        **_case(shape, subject),
-        **_process(session),
+        **_case(session, shape, subject),
         "moment": moment,
         "inputs": kind,
         "route": route,
@@ -66,15 +52,14 @@ def check(session: Session, shape: Shape, subject: Subject, found: Check, moment
 
 def resources(session: Session, shape: Shape, subject: Subject) -> Row:
     """A row of ``resources``."""
-    return {**_case(shape, subject), **_process(session), **subject.details["resources"]}
+    return _case(session, shape, subject) | subject.details["resources"]
 
 
 def case(session: Session, shape: Shape, subject: Subject) -> Row:
     """A row of ``cases``."""
     details = subject.details
     return {
-        **_case(shape, subject),
-        **_process(session),
+        **_case(session, shape, subject),
         "status": subject.status,
         "reason": subject.reason,
         "kernels": "\n".join(details.get("kernels", [])),
@@ -85,9 +70,6 @@ def case(session: Session, shape: Shape, subject: Subject) -> Row:
     }
 
 
-def _case(shape: Shape, subject: Subject) -> Row:
-    return {"implementation": subject.implementation.name, **shape.axes}
-
-
-def _process(session: Session) -> Row:
-    return {"replicate": session.job.replicate, "process": session.process}
+def _case(session: Session, shape: Shape, subject: Subject) -> Row:
+    measured = {"replicate": session.job.replicate, "process": session.process}
+    return {"implementation": subject.implementation.name, **shape.axes, **measured}
