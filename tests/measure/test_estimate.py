@@ -1,12 +1,11 @@
 """The estimate of how long a study takes: its arithmetic by hand, and the calls that it makes first."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
 from conftest import TINY, tiny_study
 
+from attnlab.measure.clocks import cuda_events
 from attnlab.measure.session import estimate
 from attnlab.measure.session.estimate import Cost
 from attnlab.measure.subjects import registry
@@ -66,16 +65,16 @@ def test_a_sample_takes_as_many_calls_as_its_clock_makes(clock, cache, call_us, 
 def test_replicates_and_the_panel_are_added(monkeypatch):
     monkeypatch.setattr(estimate, "shape_seconds", lambda *arguments: 3 * [30.0])
     monkeypatch.setattr(estimate, "stream_seconds", lambda *arguments: 5.0)
-    planned = estimate.planned(tiny_study(replicates=3), CPU)
-    assert planned.total_s == 3 * (estimate.PROCESS_S + 90 + 5)
-    assert planned.shapes_s == 3 * [30.0]
-    assert estimate.planned(tiny_study(panel=True), CPU).total_s == 2 / 3 * planned.total_s  # the panel is of a GPU
+    total_s, shapes_s = estimate.planned(tiny_study(replicates=3), CPU)
+    assert total_s == 3 * (estimate.PROCESS_S + 90 + 5)
+    assert shapes_s == 3 * [30.0]
+    assert estimate.planned(tiny_study(panel=True), CPU)[0] == 2 / 3 * total_s  # the panel is of a GPU
 
 
 def test_a_shape_that_no_memory_holds_takes_no_time():
     huge = TINY["target"] | {"batch": 2**30}
     study = tiny_study(target=huge, sweeps={"batch": huge})
-    assert estimate.planned(study, CPU) == estimate.Planned(study.replicates * estimate.PROCESS_S, [0.0])
+    assert estimate.planned(study, CPU) == (study.replicates * estimate.PROCESS_S, [0.0])
 
 
 @pytest.mark.parametrize(
@@ -94,11 +93,12 @@ def test_calls_climb_from_little_work_to_the_most_of_the_study(target, axis, siz
 
 
 def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeypatch):
-    called = []
+    called, now_us = [], [0]
+    monkeypatch.setattr(cuda_events.time, "perf_counter_ns", lambda: 1000 * now_us[0])
 
     def slow(q, k, v, causal):
         called.append(q.shape[2])
-        time.sleep(1e-6 * q.shape[2] ** 2)
+        now_us[0] += q.shape[2] ** 2
         return torch.empty_like(q)
 
     def refuses(q, k, v, causal):
@@ -115,14 +115,12 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
     # 256² us are 66 ms, and four times that is too long.
     assert set(called) == {32, 64, 128, 256}
     assert costs["sdpa.auto"].flops == [4 * 4 * length**2 * 64 for length in (32, 64, 128, 256)]
-    assert costs["sdpa.auto"].at(np.array([study.target_shape.flops]))[0] == pytest.approx(4096**2 * 1e-6, rel=0.5)
+    assert costs["sdpa.auto"].at(np.array([study.target_shape.flops]))[0] == pytest.approx(4096**2 * 1e-6)
     assert costs["sdpa.math"].flops == costs["reference.float64"].flops == []
     assert min(len(costs[name].flops) for name in ("draw", "scramble")) >= 4
 
 
-def test_a_study_of_this_machine_has_an_estimate_in_no_time():
+def test_a_study_of_this_machine_has_an_estimate():
     study = tiny_study()
-    began = time.monotonic()
-    seconds = estimate.planned(study, CPU).total_s
-    assert time.monotonic() - began < 30
+    seconds, _ = estimate.planned(study, CPU)
     assert study.replicates * estimate.PROCESS_S < seconds < 3600

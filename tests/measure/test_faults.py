@@ -87,9 +87,7 @@ class Killed:
         self._whole = read.load("undisturbed")
         self._parts: dict[str, bytes] = {}
         self._patience_s = 0.2
-        self._drafts: set[Path] = set()
-        self.kills = self.runs = self.samples = self.drafts = 0
-        self.found = dict.fromkeys(("before it began", "before a new block", "after new blocks", "as it closed"), 0)
+        self.kills = self.runs = self.samples = 0
 
     def once(self) -> None:
         """Continue the run or begin the next one, kill it, and check what it left."""
@@ -113,10 +111,9 @@ class Killed:
             self._complete()
 
     def __str__(self) -> str:
-        moments = ", ".join(f"{count} {moment}" for moment, count in self.found.items())
         return (
-            f"{self.kills} kills: {moments}; {self.drafts} of them left a file half-way to its name. {self.runs} runs "
-            f"completed; {self.samples} samples written, each there once and as it was written, none half, none lost"
+            f"{self.kills} kills, {self.runs} runs completed; {self.samples} samples written, each there once and as "
+            "it was written, none half, none lost"
         )
 
     @property
@@ -127,26 +124,18 @@ class Killed:
         return self._forks.start(("command", "measure", "--run", name, "--study", str(self._study)))
 
     def _look(self) -> None:
-        folder = schema.folder(self._name)
-        drafts = set(folder.rglob(".*.tmp"))
-        self.drafts += bool(drafts - self._drafts)
-        self._drafts |= drafts
         if self._name not in read.names():
             assert not self._parts
-            self.found["before it began"] += 1
             return
         run = read.load(self._name)  # every block is whole, or this refuses it
         if run.complete:
-            self.found["as it closed"] += 1
             status, said = self._start(self._name).end()  # takes away what the kill left
             assert (status, len(said)) == (1, 1)
             self._complete()
             return
-        there = {path.name: path.read_bytes() for path in (folder / "parts").glob("*.parquet")}
+        there = {path.name: path.read_bytes() for path in (schema.folder(self._name) / "parts").glob("*.parquet")}
         assert self._parts.items() <= there.items()
-        news = len(there) > len(self._parts)
-        self._patience_s *= 0.9 if news else 1.1
-        self.found["after new blocks" if news else "before a new block"] += 1
+        self._patience_s *= 0.9 if len(there) > len(self._parts) else 1.1
         self._parts = there
 
     def _complete(self) -> None:

@@ -260,14 +260,6 @@ def test_a_prompt_that_no_memory_holds_is_one_line(recording, monkeypatch):
         recording()
 
 
-def test_a_second_process_is_refused(recording):
-    with (
-        write.lock(MINE),
-        pytest.raises(UserError, match=r"^another process is measuring into the run 'models/mine': wait for it, or"),
-    ):
-        recording()
-
-
 def test_a_record_of_another_plan_is_not_continued(recording, monkeypatch):
     from attnlab.measure.session import models as session
 

@@ -153,7 +153,7 @@ def test_a_duration_in_words(seconds, words):
 
 
 def test_a_run_begins_with_how_long_it_will_take(data, one_thread, unlocked, monkeypatch, capsys):
-    monkeypatch.setattr(estimate, "planned", lambda study, device: estimate.Planned(86_400.0, []))
+    monkeypatch.setattr(estimate, "planned", lambda study, device: (86_400.0, []))
     record.record("one", tiny_study(replicates=1), "cpu", Quickly(one_thread))
     lines = capsys.readouterr().err.splitlines()
     assert "tiny: 3 shapes x 3 implementations x 1 timing x 5 samples x 1 replicate, about 24 hours" in lines
@@ -161,7 +161,7 @@ def test_a_run_begins_with_how_long_it_will_take(data, one_thread, unlocked, mon
 
 
 def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread, unlocked, monkeypatch, capsys):
-    monkeypatch.setattr(estimate, "planned", lambda study, device: estimate.Planned(2.5 * 86_400, []))
+    monkeypatch.setattr(estimate, "planned", lambda study, device: (2.5 * 86_400, []))
     with pytest.raises(UserError) as caught:
         record.record("one", tiny_study(), "cpu", Quickly(one_thread))
     assert str(caught.value) == (
@@ -244,9 +244,13 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin):
     assert not (paths.data() / name / "parts").exists()
 
 
-@pytest.mark.parametrize("spoil", [lambda part: part.write_bytes(part.read_bytes() + b"1"), Path.unlink])
 @pytest.mark.parametrize(
-    ("table", "together"), {"samples": "r00-s001", "checks": "r00-s001", "processes": "r00"}.items()
+    ("table", "together", "spoil"),
+    [
+        ("samples", "r00-s001", lambda part: part.write_bytes(part.read_bytes() + b"1")),
+        ("samples", "r00-s001", Path.unlink),
+        ("processes", "r00", Path.unlink),
+    ],
 )
 def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, monkeypatch, table, together, spoil):
     study = tiny_study(replicates=1)

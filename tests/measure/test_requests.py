@@ -84,14 +84,6 @@ def test_requests_follow_one_another_at_random_and_differently_in_each_replicate
     assert asked[0] != asked[1]
 
 
-def test_a_study_without_a_stream_has_none(recorded, session_data, monkeypatch):
-    monkeypatch.setenv("ATTNLAB_DATA", str(session_data))
-    run = read.load(recorded)
-    assert run.manifest["study"]["stream"] == 0
-    assert run.stream.empty
-    assert list(run.stream.columns) == TABLES["stream"].names
-
-
 # Cut off
 
 
@@ -153,21 +145,6 @@ def failing_at(length):
         return sdpa.sdpa(q, k, v, causal) * (2 if q.shape[2] == length else 1)
 
     return call
-
-
-def test_a_shape_at_which_one_failed_is_not_asked_for(begin, one_thread, unlocked, monkeypatch):
-    find = registry.find
-
-    def found(name):
-        return implementation.Implementation(name, failing_at(32)) if name == "sdpa.math" else find(name)
-
-    monkeypatch.setattr(registry, "find", found)
-    run = measure(begin, one_thread, streaming(sweeps={"seq_len": SWEEPS["seq_len"]}))
-    fates = run.cases.set_index(["implementation", "seq_len"])["status"]
-    assert set(fates["sdpa.math", 32]) == {"failed"}
-    assert set(fates["sdpa.auto", 32]) == {"measured"}
-    assert set(run.stream["seq_len"]) == {16}
-    assert len(run.stream) == 2 * REQUESTS * len(NAMES)
 
 
 def test_a_shape_is_asked_for_in_the_replicates_in_which_all_were_measured(begin, unlocked):

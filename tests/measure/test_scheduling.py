@@ -1,7 +1,6 @@
 """How the replicates of a study are shared out among cards."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from conftest import TINY, tiny_study
@@ -23,16 +22,15 @@ def seconds(asked):
     return dict(zip(asked[0].study.shapes, UNEVEN, strict=True))
 
 
-def measured(asked, cards, before=None, slower=1.0):
+def measured(asked, cards, slower=1.0):
     """Who measures what, as (card, replicate, shape), and when the last of the cards ends; each takes when it is free.
 
     Args:
-        before: how often each card has measured each shape.
         slower: how many times longer the last card takes than the others.
     """
     each_s, turns = seconds(asked), []
     waiting = scheduling.pieces(asked, each_s, cards)
-    taken = {str(card): scheduling.repeats(waiting, before[card] if before else {}) for card in range(cards)}
+    taken = {str(card): Counter() for card in range(cards)}
     ends_s, now_s = dict.fromkeys(taken, 0.0), 0.0
     while waiting:
         for card in [card for card, end_s in ends_s.items() if end_s <= now_s]:
@@ -79,11 +77,3 @@ def test_a_long_study_is_cut_into_pieces_that_a_worker_may_lose(monkeypatch):
     each_s = seconds(asked)
     cut = scheduling.pieces(asked, each_s, 1)
     assert [sum(each_s[shape] for shape in piece.job.shapes) for piece in cut] == 2 * [12.0, 8.0, 13.0]
-
-
-def test_a_run_that_goes_on_uses_other_cards_than_before():
-    asked = jobs(3)
-    before = [Counter(asked[0].shapes), Counter(), Counter()]  # by which replicate 0 was measured by one card alone
-    left = [replace(job, shapes=job.shapes[-1:]) for job in asked[1:]]
-    turns, _ = measured(left, 3, before)
-    assert {card for card, *_ in turns} == {"1", "2"}

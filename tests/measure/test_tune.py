@@ -52,6 +52,7 @@ def tuned(tmp_path, monkeypatch):
     """Tunes tiles that are functions of this process, by name: what is chosen at each of `SMALL`."""
     monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path / "kernels"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(tune, "SHAPES", SMALL)
     monkeypatch.setattr(cuda_events.time, "perf_counter_ns", lambda: Clock.ns)
@@ -67,7 +68,7 @@ def tuned(tmp_path, monkeypatch):
         ladders.write(tmp_path / "kernels", rung(*tiles))
         made = {name: Implementation(f"kernel.plain:{name}", call) for name, call in calls.items()}
         monkeypatch.setattr(rungs, "pinned", lambda rung, tile: made[tile.name])
-        return list(tune._choices(tune.Finalists(list(ladder.load()), CPU)))
+        return list(tune._choices(tune.Finalists(ladder.load(), CPU)))
 
     return run
 
@@ -107,7 +108,7 @@ def test_who_fails_is_said_once_and_left_out(tuned, capsys):
     calls = {"wrong": wrong, "broken": fails(Broken("plain.cu does not compile")), "right": takes(1)}
     calls["elsewhere"] = fails(Unsupported("plain is written for sm_121a"))
     assert [choice.tile for choice in tuned(calls)] == ["right", "right"]
-    broken, failed, *lines = capsys.readouterr().err.splitlines()
+    failed, broken, *lines = capsys.readouterr().err.splitlines()
     at = "is left out: at B=1 H=2 S=8 D=64 full bfloat16"
     assert broken == f"tune: kernel.plain:broken {at}, plain.cu does not compile"
     assert failed.startswith(f"tune: kernel.plain:wrong {at}, error against float64: ")
@@ -143,7 +144,7 @@ def test_finalists_are_written_for_this_architecture_if_any_is(tmp_path, monkeyp
     entries = [rung(name=f"r{number}", architectures=names) for number, names in enumerate(listed)]
     monkeypatch.setenv("ATTNLAB_KERNELS", str(ladders.write(tmp_path / "kernels", *entries)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    assert [one.name for one in tune.Finalists.of(ladder.load(), CPU).rungs] == finalists
+    assert [one.name for one in tune.Finalists(ladder.load(), CPU).rungs] == finalists
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ ROWS = {
     ),
     "a process that is there twice": (
         column("processes", "process", "p0"),
-        "processes.parquet, row 1: this row has the process of one/processes.parquet, row 0",
+        "processes.parquet: replicate 1 was measured by the process 'p1', which is missing",
     ),
     "an empty table of samples": (
         keep("samples", lambda rows: rows["round"] < 0),
@@ -331,13 +331,11 @@ ROWS = {
     ),
     "a process that was not recorded": (
         cell("samples", 3, process="p7"),
-        f"samples.parquet, row 3: {MATH} under eager warm was measured by the process 'p7', which is missing from this "
-        "replicate",
+        "processes.parquet: replicate 0 was measured by the process 'p7', which is missing",
     ),
     "a process of two replicates": (
         cell("samples", 3, process="p1"),
-        f"samples.parquet, row 3: {MATH} under eager warm was measured by the process 'p1', which is missing from this "
-        "replicate",
+        "processes.parquet: replicate 0 was measured by the process 'p1', which is missing",
     ),
     "a process too many": (
         cell("processes", 1, replicate=2),
@@ -345,8 +343,7 @@ ROWS = {
     ),
     "a replicate without a process": (
         keep("processes", lambda rows: rows["replicate"] == 0),
-        f"samples.parquet, row 12: sdpa.auto at {FIRST} in replicate 1 under eager warm was measured by the process "
-        "'p1', which is missing from this replicate",
+        "processes.parquet: replicate 1 was measured by the process 'p1', which is missing",
     ),
     "a request that one implementation didn't answer": (
         keep("stream", lambda rows: rows.index != 1),

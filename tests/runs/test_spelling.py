@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from attnlab.base import paths
 from attnlab.runs import methods, metrics, rules, schema
 from attnlab.study.values import NORMAL
@@ -29,25 +27,19 @@ def strings(path: Path) -> Iterator[tuple[int, str, str]]:
             yield node.lineno, node.value, lines[node.lineno - 1]
 
 
-def spelled(path: Path) -> list[str]:
-    """What a file spells that it should take from ``runs/``."""
+def test_what_both_halves_spell_alike_is_spelled_once():
     names = {method.name for method in methods.METHODS} - CLOCKS - TOOLS
-    found = []
-    for number, value, line in strings(path):
-        if (
-            value in names
-            or re.search(r"\b(gpu|sm|smsp|l1tex|lts|dram|launch)__\w", value)
-            or value in (schema.OUT_OF_MEMORY, *schema.EXTREMES)
-            or (value in schema.STATUSES and "status" in line)
-            or (value == NORMAL and "inputs" in line)
-        ):
-            found.append(f"{path.relative_to(LIB)}:{number}: {value}")
-    return found
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(LIB).as_posix())
-def test_what_both_halves_spell_alike_is_spelled_once(path):
-    assert spelled(path) == []
+    found = [
+        f"{path.relative_to(LIB)}:{number}: {value}"
+        for path in SOURCES
+        for number, value, line in strings(path)
+        if value in names
+        or re.search(r"\b(gpu|sm|smsp|l1tex|lts|dram|launch)__\w", value)
+        or value in (schema.OUT_OF_MEMORY, *schema.EXTREMES)
+        or (value in schema.STATUSES and "status" in line)
+        or (value == NORMAL and "inputs" in line)
+    ]
+    assert found == []
 
 
 def test_every_method_is_compared_with_the_device_clock_of_its_cache():

@@ -17,7 +17,18 @@ from typing import Any
 import pandas as pd
 
 from attnlab.runs.held import Rows
-from attnlab.runs.schema import BEFORE, CASE, EXTREMES, MEASURED, Manifest, Row, block_key, model_key, shape_key
+from attnlab.runs.schema import (
+    BEFORE,
+    CASE,
+    EXTREMES,
+    MEASURED,
+    Manifest,
+    Row,
+    block_key,
+    model_key,
+    replicate_key,
+    shape_key,
+)
 from attnlab.runs.tables import WHO
 from attnlab.study import studies
 from attnlab.study.implementations import control
@@ -92,7 +103,9 @@ class OfStudy:
         if "clock" in row:
             timing = Timing(clock=row["clock"], cache=row["cache"])
             return block_key(self.study, _shape(row), row["replicate"], timing)
-        return shape_key(self.study, _shape(row), row["replicate"]) if "seq_len" in row else ""
+        if "seq_len" in row:
+            return shape_key(self.study, _shape(row), row["replicate"])
+        return replicate_key(row["replicate"]) if "replicate" in row else ""
 
 
 class OfModels:
@@ -211,6 +224,11 @@ def _other_than_closed(run: OfStudy, cases: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([row for row in rows if row["held"] != row["stated"]])
 
 
+def _missing_processes(run: OfStudy, processes: pd.DataFrame) -> pd.DataFrame:
+    who = ["process", "replicate"]
+    return anti_join(pd.concat([run[table][who].drop_duplicates() for table in OF_STUDY]), processes, who)
+
+
 def _failed_before(run: OfStudy) -> pd.DataFrame:
     return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == BEFORE)]
 
@@ -251,11 +269,7 @@ RULES = (
         lambda run, rows: anti_join(rows, run.asked, [name for name in FATE if name in rows]),
     ),
     Rule((BLOCKS,), "is under no timing of this run", lambda run, rows: anti_join(rows, run.timings, TIMING)),
-    Rule(
-        OF_STUDY,
-        "was measured by the process {process!r}, which is missing from this replicate",
-        lambda run, rows: anti_join(rows, run["processes"], ["process", "replicate"]),
-    ),
+    Rule(("processes",), "was measured by the process {process!r}, which is missing", _missing_processes),
     Rule(
         ("samples",),
         "is at position {position}, beyond the turns of a round",

@@ -221,7 +221,7 @@ PROCESSES = Table(
     "a row per process",
     (
         replace(PROCESS, key=True),
-        replace(REPLICATE, key=False),
+        REPLICATE,
         Column("setup_seconds", AT_LEAST_0, "time before the first shape"),
         Column("card", TEXT, "the start of the SHA-256 of the card's UUID; empty where there is none", empty=True),
         Column("ecc", FLAG, "whether it is on; empty where the card doesn't say", empty=True),

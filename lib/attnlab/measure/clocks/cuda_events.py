@@ -87,7 +87,7 @@ def available(device: torch.device, timing: Timing) -> bool:
 def sampler(device: torch.device, timing: Timing) -> Sampler:
     """A function that takes one sample of a case."""
     flush = Flush(device) if timing.cache == "cold" else None
-    if timing.clock == "eager":
+    if timing.clock == "eager" or device.type == "cpu":
         return partial(_eager, device, flush)
     return partial(_device_cold, flush) if flush else _device_warm
 
@@ -143,12 +143,32 @@ def capture(case: Case, pool: Any) -> None:
 def roughly_us(case: Case, device: torch.device, calls: int = 10) -> float:
     """The mean latency of calls one after the other, in µs, for judging the warm-up."""
     with case.selected():
-        return _timed(device, lambda: [case.call() for _ in range(calls)])[0] / calls
+        return timed(device, lambda: [case.call() for _ in range(calls)])[0] / calls
+
+
+def timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
+    """How long the device took for `work`, in µs, and what it returned.
+
+    Args:
+        hold: whether a GPU's stream is held until the work is queued.
+    """
+    if device.type == "cpu":
+        begin = time.perf_counter_ns()
+        returned = work()
+        return (time.perf_counter_ns() - begin) / 1e3, returned
+    start, end = _events()
+    if hold:
+        torch.cuda._sleep(HOLD_CYCLES)
+    start.record()
+    returned = work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3, returned
 
 
 def timed_us(device: torch.device, work: Callable[[], object]) -> float:
     """How long the device takes for `work`, in µs, without the launch gap before it."""
-    return _timed(device, work, hold=True)[0]
+    return timed(device, work, hold=True)[0]
 
 
 def calibrate(device: torch.device) -> dict[str, float]:
@@ -208,26 +228,6 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return start, end
 
 
-def _timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> tuple[float, Any]:
-    """How long the device took for `work`, in µs, and what it returned.
-
-    Args:
-        hold: whether a GPU's stream is held until the work is queued.
-    """
-    if device.type == "cpu":
-        begin = time.perf_counter_ns()
-        returned = work()
-        return (time.perf_counter_ns() - begin) / 1e3, returned
-    start, end = _events()
-    if hold:
-        torch.cuda._sleep(HOLD_CYCLES)
-    start.record()
-    returned = work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3, returned
-
-
 def _eager(device: torch.device, flush: Flush | None, case: Case) -> Taken:
     with case.selected():
         if flush:
@@ -236,7 +236,7 @@ def _eager(device: torch.device, flush: Flush | None, case: Case) -> Taken:
             with case.scrambled():
                 case.call()
         devices.synchronize(device)
-        latency_us, output = _timed(device, case.call)
+        latency_us, output = timed(device, case.call)
     return Taken(latency_us, 1, output)
 
 
@@ -247,7 +247,7 @@ def _device_warm(case: Case) -> Taken:
         case.many.graph.replay()
     # A graph begins some 2 us sooner after another graph than after the kernels that put the values in place.
     _tiny_graph().replay()
-    took_us, _ = _timed(torch.device("cuda"), case.many.graph.replay)
+    took_us, _ = timed(torch.device("cuda"), case.many.graph.replay)
     return Taken(took_us / case.many.calls, case.many.calls, case.many.output)
 
 
@@ -255,4 +255,4 @@ def _device_cold(flush: Flush, case: Case) -> Taken:
     assert case.one is not None
     torch.cuda._sleep(HOLD_CYCLES)
     flush()
-    return Taken(_timed(torch.device("cuda"), case.one.graph.replay)[0], 1, case.one.output)
+    return Taken(timed(torch.device("cuda"), case.one.graph.replay)[0], 1, case.one.output)

@@ -48,7 +48,7 @@ def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
     counted = (metrics.DURATION, metrics.DRAM_READ)
     command = [tool.find_ncu(), *tool.ncu_options(counted), *_command("ncu", cases)]
     printed = tool.output(command, TIMEOUT_S)
-    plan, calls = _plan(printed), _calls(printed)
+    plan, (_, calls) = _plan(printed), tool.ncu_calls(printed)
     if len(plan) != len(calls):
         raise Refused(f"{len(plan)} calls were made and {len(calls)} profiled: {tool.reason(printed)}")
     by_cache = methods.of_tool("ncu")
@@ -59,7 +59,7 @@ def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
         if step["why"]:
             panel += [case | {"method": method, "why": step["why"]} for method in by_cache.values()]
             continue
-        took_us, read = (sum(launch[metric] for launch in launches) for metric in counted)
+        took_us, read = (sum(tool.to_number(launch[metric]) for launch in launches) for metric in counted)
         where = {"round": step["round"], "why": ""}
         panel.append(case | where | {"method": by_cache[step["cache"]], "latency_us": took_us / 1e3})
         began = {"clock": "device", "cache": step["cache"]}
@@ -70,13 +70,6 @@ def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
 def _plan(printed: str) -> list[dict[str, Any]]:
     """The steps that the process announced."""
     return [json.loads(line.removeprefix(PLAN)) for line in printed.splitlines() if line.startswith(PLAN)]
-
-
-def _calls(printed: str) -> list[list[dict[str, float]]]:
-    """The launches that ncu printed, a list for each call."""
-    names = (metrics.DURATION, metrics.DRAM_READ)
-    calls = tool.ncu_calls(printed)[1]
-    return [[{name: tool.to_number(launch[name]) for name in names} for launch in call] for call in calls]
 
 
 def _of_nvbench(cases: Cases) -> list[Row]:
@@ -105,17 +98,13 @@ def _states(document: dict[str, Any], cases: Cases, plan: list[dict[str, Any]]) 
                 if not axes["round"]:
                     found.append(row | {"why": str(state.get("skip_reason", "NVBench gave no reason"))})
                 continue
-            seconds = _summary(state, f"nv/{'batch' if cache == 'warm' else 'cold'}/time/gpu/mean")
-            took_us = 1e6 * seconds / calls[number, cache]
+            tag = f"nv/{'batch' if cache == 'warm' else 'cold'}/time/gpu/mean"
+            means_s = [float(each["data"][0]["value"]) for each in state["summaries"] if each["tag"] == tag]
+            if not means_s:
+                raise Refused(f"NVBench gave no {tag}")
+            took_us = 1e6 * means_s[0] / calls[number, cache]
             found.append(row | {"round": axes["round"], "latency_us": took_us, "why": ""})
     return found
-
-
-def _summary(state: dict[str, Any], tag: str) -> float:
-    for summary in state["summaries"]:
-        if summary["tag"] == tag:
-            return float(summary["data"][0]["value"])
-    raise Refused(f"NVBench gave no {tag}")
 
 
 def _command(program: str, cases: Cases, *more: str) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -12,6 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import inspection
 from attnlab.measure.instruments.tool import SEPARATOR
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,13 @@ class Trace:
         self._marked = 0
         self._profile = profile(activities=[ProfilerActivity.CUDA])
 
-    def mark(self, work: Callable[[], object]) -> None:
-        """Queue a piece of work."""
+    def mark(self, work: Callable[[], T]) -> T:
+        """Queue a piece of work, and return what it returns."""
         torch.cuda._sleep(1)
-        work()
+        returned = work()
         torch.cuda._sleep(1)
         self._marked += 1
+        return returned
 
     def __enter__(self) -> "Trace":
         with inspection.quiet():

@@ -5,7 +5,6 @@ next piece of the replicates, and its blocks come home with the result; only thi
 worker was doing when it was lost or failed goes to another, and a worker that joins takes its part of what waits.
 """
 
-import math
 import operator
 import pickle
 import sys
@@ -124,8 +123,6 @@ class Fleet(Executor):
         if not all(isinstance(one, Job) for one in every):
             return iter(self._do([Work(work, (one,)) for one in every]))
         cut = scheduling.pieces(every, run_sync.seconds(every[0]), len(self._cards))
-        for name, measured in run_sync.measured_by_card(every[0].run).items():
-            self._taken[name] = scheduling.repeats(cut, measured)
         self._do([Work(work, (piece.job,), piece) for piece in cut])
         # A stream of requests builds on all shapes of its replicate.
         self._do([Work(work, (replace(job, shapes=()),)) for job in every if job.stream])
@@ -271,12 +268,9 @@ class Fleet(Executor):
             raise UserError("none of the cluster's workers can measure: the lines above say why")
         elif time.monotonic() - self._lonely_since < PATIENCE_S:
             time.sleep(LISTEN_S)
-        elif there - self._refused:
-            self._lonely_since = math.inf
-            _say("the cluster's workers are busy with something else; waiting for one")
         elif self._standard is None:
             raise UserError(
-                f"the scheduler has no workers after {PATIENCE_S:.0f} s: start them with "
+                f"the scheduler has no idle workers after {PATIENCE_S:.0f} s: start them with "
                 "`dask worker <scheduler> --nthreads 1`"
             )
         else:

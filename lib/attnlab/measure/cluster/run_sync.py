@@ -1,6 +1,5 @@
 """What the run folder, which only the client sees, holds for a worker, and the blocks that come home from one."""
 
-from collections import Counter
 from typing import Any
 
 from attnlab.base import paths
@@ -39,17 +38,6 @@ def take(run: str, blocks: dict[str, bytes]) -> None:
 
     for name in sorted(blocks, key=turn):
         write.take_part(run, name, blocks[name])
-
-
-def measured_by_card(run: str) -> dict[str, Counter[Shape]]:
-    """In how many replicates each card has measured each shape, by the run's blocks."""
-    processes = [read.part(run, "processes", key) for key in write.recorded(run, "processes")]
-    cards = {row["process"]: row["card"] for rows in processes for row in rows.to_dict("records")}
-    counted: dict[str, Counter[Shape]] = {card: Counter() for card in cards.values() if card}
-    for key in write.recorded(run, "cases") if counted else ():
-        axes = read.part(run, "cases", key)[["process", *Shape.AXES]].head(1).to_dict("records")[0]
-        counted[cards[axes.pop("process")]][Shape(**axes)] += 1
-    return counted
 
 
 def seconds(job: Job) -> dict[Shape, float]:

@@ -5,7 +5,6 @@ card has measured less often, so R replicates of a shape go to min(R, W) of W ca
 more often than another. It prefers its own: those of a replicate are one card further than those of the one before.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,11 +42,6 @@ def pieces(jobs: Sequence[Job], seconds: Mapping[Shape, float], cards: int) -> l
         (job, number, tuple(s for s in job.shapes if numbers[s] == number)) for job in jobs for number in range(count)
     ]
     return [Piece(number, replace(job, shapes=shapes, stream=False)) for job, number, shapes in cut if shapes]
-
-
-def repeats(cut: Sequence[Piece], measured: Mapping[Shape, int]) -> Counter[int]:
-    """How often a card has measured each piece, by number, from how often it has measured each shape."""
-    return Counter({piece.number: max(measured.get(s, 0) for s in piece.job.shapes) for piece in cut})
 
 
 def choose(waiting: Sequence[Piece], free: str, taken: Mapping[str, Mapping[int, int]]) -> int | None:

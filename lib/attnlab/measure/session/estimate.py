@@ -6,7 +6,6 @@ call takes at the study's shapes, by their FLOPs, and how many calls a sample, a
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,28 +59,16 @@ class Cost:
         return bool(self.flops) and self.seconds[-1] * shape.flops / self.flops[-1] > LONGEST_CALL_S
 
 
-@dataclass(frozen=True)
-class Planned:
-    """About how long a study takes, in seconds.
-
-    Attributes:
-        total_s: all replicates, one after the other, with what follows them.
-        shapes_s: each of the study's shapes in one replicate; 0 where it doesn't fit the device's memory.
-    """
-
-    total_s: float
-    shapes_s: list[float]
-
-
-def planned(study: Study, device: torch.device) -> Planned:
-    """About how long a study takes on this device."""
+def planned(study: Study, device: torch.device) -> tuple[float, list[float]]:
+    """About how long a study takes on this device, in seconds: all replicates, one after the other, with what comes
+    after them; and each of its shapes in one replicate, 0 where it doesn't fit the device's memory."""
     memory_bytes = devices.describe(device)["memory_bytes"] or math.inf  # 0 where the system doesn't say
     shapes = [shape for shape in study.shapes if shape.bytes < memory_bytes]
     costs = measured(study, shapes, device) if shapes else {}
     shapes_s = dict(zip(shapes, shape_seconds(study, shapes, costs, device), strict=True)) if shapes else {}
     replicate_s = PROCESS_S + sum(shapes_s.values()) + (stream_seconds(study, shapes, costs) if shapes else 0.0)
     panel_s = PANEL_S if study.panel and device.type == "cuda" else 0.0
-    return Planned(study.replicates * replicate_s + panel_s, [shapes_s.get(shape, 0.0) for shape in study.shapes])
+    return study.replicates * replicate_s + panel_s, [shapes_s.get(shape, 0.0) for shape in study.shapes]
 
 
 def shape_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost], device: torch.device) -> list[float]:
@@ -151,23 +138,15 @@ def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
 
 def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.device) -> None:
     """Add what a call takes at a shape, undisturbed; nothing where it can't be called."""
+    took_s: list[float] = []
     try:
         attempt(call)  # compiles, and is not counted
-        took_s = [_seconds_of(call, device)]
-        while len(took_s) < CALLS and sum(took_s) < LONGEST_CALL_S:
-            took_s.append(_seconds_of(call, device))
+        while not took_s or (len(took_s) < CALLS and sum(took_s) < LONGEST_CALL_S):
+            took_s.append(cuda_events.timed(device, partial(attempt, call))[0] / 1e6)
     except (Unsupported, OutOfMemory, Broken):
         return
     cost.flops.append(shape.flops)
     cost.seconds.append(min(took_s))
-
-
-def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    devices.synchronize(device)
-    begin = time.perf_counter()
-    attempt(call)
-    devices.synchronize(device)
-    return time.perf_counter() - begin
 
 
 def _attend(implementation: Implementation, windows: Windows, shape: Shape) -> None:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -15,9 +16,8 @@ from typing import Any
 
 import torch
 
-from attnlab.base import documents, sources
+from attnlab.base import documents
 from attnlab.base.errors import UserError
-from attnlab.base.version import VERSION
 from attnlab.measure import processes
 from attnlab.measure.clocks import cuda_events, traced
 from attnlab.measure.instruments import devices, environment, inspection
@@ -27,6 +27,7 @@ from attnlab.measure.subjects.implementation import ran_out_of_memory
 from attnlab.runs import models, read, rules, schema, write
 from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
+from attnlab.runs.models import WORKLOAD
 from attnlab.runs.schema import FIRST, PHASES, REST, Row, digest
 from attnlab.runs.tables import GENERATIONS, MODEL_TABLES
 from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload
@@ -52,11 +53,6 @@ class Job:
     environment: str
     table: Path | None
 
-    @property
-    def name(self) -> str:
-        """The name of the record."""
-        return schema.folder(self.run).name
-
 
 def record_models(
     name: str, plan: Plan, device: torch.device, table: Dispatch | None, executor: Executor | None = None
@@ -75,7 +71,10 @@ def record_models(
     target = schema.folder(run)
     with write.lock(run), executor or processes.fresh_processes() as pool, record.explained(target, pool, again):
         if not (target / "manifest.json").is_file():
-            write.create(run, _begun(plan, again, table, pool.submit(survey, device.type).result()))
+            found = pool.submit(survey, device.type).result() | {"plan": plan.model_dump(mode="json")}
+            write.create(
+                run, record.begun(again, __name__, found | {"dispatch": table and table.model_dump(mode="json")})
+            )
         begun = ModelFields.model_validate(read.read_manifest(run))
         if begun.complete:
             raise UserError(f"the record {name!r} is complete: name another with RUN")
@@ -87,19 +86,6 @@ def record_models(
         for job in _jobs(run, begun, device):
             pool.submit(take, job).result()
         write.finish(run)
-
-
-def _begun(plan: Plan, command: str, table: Dispatch | None, found: dict[str, Any]) -> schema.Manifest:
-    return {
-        "attnlab": VERSION,
-        "commit": record.commit(),
-        "command": command,
-        **found,
-        "sources": sources.digests(__name__),
-        "rules": rules.recorded(),
-        "plan": plan.model_dump(mode="json"),
-        "dispatch": table and table.model_dump(mode="json"),
-    }
 
 
 def survey(kind: str) -> dict[str, Any]:
@@ -134,15 +120,17 @@ def take(job: Job) -> None:
         UserError: the environment isn't the one that the record began in, or the device's memory doesn't hold a model.
     """
     processes.die_quietly()
-    device = torch.device(job.device)
+    device, name = torch.device(job.device), schema.folder(job.run).name
     environment.lock()
     if _environment(device)["hash"] != job.environment:
-        raise UserError(f"the environment changed since the record {job.name!r} began: name another with RUN")
+        raise UserError(f"the environment changed since the record {name!r} began: name another with RUN")
     model.register(CANDIDATE, model.attention)
     if job.table:
         attend.use(job.table)
     for one in job.models:
-        _say(f"{job.name}: replicate {job.replicate + 1} of {job.plan.replicates}, {one.name}")
+        print(
+            f"{name}: replicate {job.replicate + 1} of {job.plan.replicates}, {one.name}", file=sys.stderr, flush=True
+        )
         try:
             with warnings.catch_warnings(action="ignore"):  # that torch knows no deterministic way for this and that
                 _record_block(job, one, _block(job, one, device))
@@ -247,10 +235,10 @@ class _Taking:
     def _watched(self, attention: str) -> tuple[list[float], model.Generation]:
         """The device's time in each call of an attention, in µs, and the generation that called it."""
         inner = model.registered(model.REGISTERED[attention])
-        with _Watch(self.job.device) as watch:
-            self._watched_by(lambda *args, **named: watch.through(partial(inner, *args, **named)))
+        with _watching(self.job.device) as (through, us):
+            self._watched_by(lambda *args, **named: through(partial(inner, *args, **named)))
             made = model.generate(self.model, self._prompts(), self.job.plan.tokens)
-        return watch.us, made
+        return us, made
 
     def _watched_by(self, attention: model.Attention) -> None:
         """Let the model call this attention."""
@@ -260,9 +248,9 @@ class _Taking:
     def _traced_us(self, attention: str, tokens: int) -> float:
         """The time of all kernels of a generation."""
         self.model.set_attn_implementation(model.REGISTERED[attention])
-        with _Watch(self.job.device) as watch:
-            watch.through(partial(model.generate, self.model, self._prompts(), tokens))
-        return watch.us[0]
+        with _watching(self.job.device) as (through, us):
+            through(partial(model.generate, self.model, self._prompts(), tokens))
+        return us[0]
 
     def _generated(self, attention: str, prompts: torch.Tensor) -> model.Generation:
         self.model.set_attn_implementation(model.REGISTERED[attention])
@@ -273,51 +261,32 @@ class _Taking:
         return torch.randint(self.workload.model.vocabulary, shape, generator=self.generator, device=device)
 
     def _row(self, attention: str) -> Row:
-        workload = self.workload
-        return {
-            "model": workload.model.name,
-            "batch": workload.batch,
-            "prompt": workload.prompt,
-            "attention": attention,
-            "replicate": self.job.replicate,
-        }
+        names = (*WORKLOAD, "attention", "replicate")
+        values = (self.workload.model.name, self.workload.batch, self.workload.prompt, attention, self.job.replicate)
+        return dict(zip(names, values, strict=True))
 
 
-class _Watch:
-    """How long the device takes for each piece of work that goes `through` it.
+@contextmanager
+def _watching(kind: str) -> Iterator[tuple[Callable[[Callable[[], Any]], Any], list[float]]]:
+    """A function that does work and returns what it returns, and how long the device took for each piece of work.
 
-    Attributes:
-        us: the time of each, on a GPU that of its kernels, by CUPTI, once the context is left; on a CPU by its clock.
+    On a GPU that is the time of its kernels, by CUPTI, known once the context is left; on a CPU that by its clock.
     """
+    us: list[float] = []
+    if kind == "cuda":
+        with traced.Trace() as trace:
+            yield trace.mark, us
+        us += [piece.kernels_us for piece in trace.pieces]
+        return
 
-    def __init__(self, kind: str) -> None:
-        self.us: list[float] = []
-        self._trace = traced.Trace() if kind == "cuda" else None
+    def through(work: Callable[[], Any]) -> Any:
+        took_us, returned = cuda_events.timed(torch.device("cpu"), work)
+        us.append(took_us)
+        return returned
 
-    def __enter__(self) -> "_Watch":
-        if self._trace:
-            self._trace.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._trace:
-            self._trace.__exit__(*error)
-            self.us = [piece.kernels_us for piece in self._trace.pieces]
-
-    def through(self, work: Callable[[], Any]) -> Any:
-        """Do the work, and return what it returns."""
-        kept: list[Any] = []
-        if self._trace:
-            self._trace.mark(lambda: kept.append(work()))
-        else:
-            self.us.append(cuda_events.timed_us(torch.device("cpu"), lambda: kept.append(work())))
-        return kept[0]
+    yield through, us
 
 
 def _logits(of: Any, prompts: torch.Tensor) -> torch.Tensor:
     """Logits at the last token, ``(batch, vocabulary)``, in float64."""
     return of(prompts, use_cache=False, logits_to_keep=1).logits[:, -1].double()
-
-
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)

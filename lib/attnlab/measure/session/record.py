@@ -174,18 +174,25 @@ def _duration(seconds: float) -> str:
 
 
 def _manifest(study: Study, command: str, found: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "attnlab": VERSION,
-        "commit": commit(),
-        "command": command,
-        **found,
+    stated = {
         "study": study.model_dump(mode="json"),
-        "rules": rules.recorded(),
-        "sources": sources.digests(__name__),
         "ladder": [rung.model_dump(mode="json") for rung in ladder.among(study.implementations)],
         "kernels": tuning.hashes(study.implementations, found["device"]["name"]),
         "dispatch": _dispatched(study, found["device"]["name"]),
     }
+    return begun(command, __name__, found | stated)
+
+
+def begun(command: str, module: str, found: schema.Manifest) -> schema.Manifest:
+    """The manifest of a run of any kind that begins.
+
+    Args:
+        command: what a user types for it.
+        module: what measures it, with all that it imports.
+        found: the fields of the machine, and those of this kind of run.
+    """
+    measured_by = {"attnlab": VERSION, "commit": _commit(), "command": command, "sources": sources.digests(module)}
+    return measured_by | found | {"rules": rules.recorded()}
 
 
 def _dispatched(study: Study, device_name: str) -> dict[str, str]:
@@ -263,7 +270,7 @@ def _take_once(pool: Executor, name: str, study: Study, device: str, environment
     return profile
 
 
-def commit() -> str:
+def _commit() -> str:
     """The commit that measures, with ``+`` if files differ from it; "n/a" outside of a repository.
 
     For a copy without its repository, ATTNLAB_COMMIT states it.
@@ -271,11 +278,9 @@ def commit() -> str:
     if "ATTNLAB_COMMIT" in os.environ:
         return os.environ["ATTNLAB_COMMIT"]
     git = ["git", "-C", os.fspath(paths.ROOT)]
+    asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
-        ).stdout
+        commit, changed = (subprocess.check_output([*git, *one], text=True, stderr=subprocess.DEVNULL) for one in asked)
     except (OSError, subprocess.CalledProcessError):
         return "n/a"
-    return commit + ("+" if changed.strip() else "")
+    return commit.strip() + ("+" if changed.strip() else "")

@@ -5,16 +5,16 @@ the one counts on which a candidate takes longest. Neither the shapes nor the in
 `kernel.best` is chosen on other cases than those on which it is then judged.
 """
 
+import math
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -25,10 +25,11 @@ from attnlab.measure.clocks.in_process import WARM
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices, environment
 from attnlab.measure.session.checks import few_heads
+from attnlab.measure.session.subject import Subject, alive
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.case import Case
-from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
+from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study import ladder, tuning
 from attnlab.study.ladder import Rung, Tile
 from attnlab.study.shapes import Shape
@@ -51,75 +52,38 @@ TOO_SLOW = 3.0
 MOST_KEPT = 2.0
 """What takes no more than this many times as long as the fastest at a shape may be the fastest at one nearby, where the
 other takes two rounds of the device instead of one."""
-T = TypeVar("T")
 
 
-class Candidate:
-    """One tile of a rung at one shape."""
-
-    def __init__(self, rung: Rung, tile: Tile, windows: Windows, shape: Shape) -> None:
-        self.rung, self.tile, self.shape = rung, tile, shape
-        self.implementation: Implementation = rungs.pinned(rung, tile)
-        self.case = Case.of(self.implementation, windows, shape)
-
-    @property
-    def name(self) -> str:
-        """The name of what is called."""
-        return self.implementation.name
-
-    def choice(self, latency_us: float) -> Choice:
-        """The choice of this candidate."""
-        shape = self.shape
-        return Choice(
-            heads=shape.batch * shape.heads,
-            seq_len=shape.seq_len,
-            head_dim=shape.head_dim,
-            causal=shape.causal,
-            rung=self.rung.name,
-            tile=self.tile.name,
-            latency_us=latency_us,
-            source=ladder.hashes([self.rung])[self.rung.implementation],
-        )
-
-
-@dataclass
 class Finalists:
-    """The rungs whose tiles are candidates.
+    """The rungs whose tiles are candidates: those written for this very architecture; if there are none, all.
 
     Attributes:
         out: the tiles that failed once, each by its name and head_dim. They are no candidates any more.
     """
 
-    rungs: list[Rung]
-    device: torch.device
-    out: set[tuple[str, int]] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, every: tuple[Rung, ...], device: torch.device) -> "Finalists":
-        """The rungs that are written for this very architecture; if there are none, all."""
+    def __init__(self, every: tuple[Rung, ...], device: torch.device) -> None:
         own = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
-        return cls([rung for rung in every if own in rung.architectures] or list(every), device)
+        self.rungs, self.device = [rung for rung in every if own in rung.architectures] or list(every), device
+        self.out: set[tuple[str, int]] = set()
 
-    def at(self, shape: Shape, windows: Windows) -> list[Candidate]:
-        """Every tile that serves a shape on this device."""
+    def fastest(self, shape: Shape) -> list[Choice]:
+        """The tiles that may be the fastest at a shape or nearby, the fastest first."""
+        windows = Windows(shape, self.device, cuda_events.most_calls(shape))
+        windows.draw(_seed(shape, "checked"))
         axes = (shape.head_dim, shape.seq_len, shape.causal, torch.cuda.get_device_name(self.device))
-        found = [Candidate(rung, tile, windows, shape) for rung in self.rungs for tile in rung.tiles_for(*axes)]
-        return [one for one in found if (one.name, shape.head_dim) not in self.out]
-
-    def drop(self, one: Candidate, reason: str) -> None:
-        """Leave a tile out from now on, and say why."""
-        self.out.add((one.name, one.shape.head_dim))
-        say(f"{one.name} is left out: at {one.shape}, {reason}")
-
-    def tried(self, one: Candidate, work: Callable[[], T]) -> T | None:
-        """The result of `work`; None if the candidate doesn't serve its shape here, or failed."""
-        try:
-            return attempt(work)
-        except Unsupported:
-            return None
-        except (Broken, OutOfMemory) as error:
-            self.drop(one, str(error))
-            return None
+        served = [(rung, tile, rungs.pinned(rung, tile)) for rung in self.rungs for tile in rung.tiles_for(*axes)]
+        there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
+        subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
+        right = _right(self.device, subjects, Gate(windows[0], shape.causal, heads=few_heads(shape)))
+        latencies_us = _slowest(shape, _captured(right), windows, self.device)
+        for subject in subjects:
+            if subject.status in (FAILED, OUT_OF_MEMORY):
+                self.out.add((subject.implementation.name, shape.head_dim))
+                say(f"{subject.implementation.name} is left out: at {shape}, {subject.reason}")
+        most_us = MOST_KEPT * min(latencies_us.values(), default=0.0)
+        kept_us = {name: latency_us for name, latency_us in latencies_us.items() if latency_us <= most_us}
+        found = [_choice(shape, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
+        return sorted(found, key=lambda choice: choice.latency_us)
 
 
 def say(words: str) -> None:
@@ -138,7 +102,7 @@ def tune() -> Path:
     environment.lock()
     device = torch.device("cuda")
     try:
-        choices = list(_choices(Finalists.of(ladder.load(), device)))
+        choices = list(_choices(Finalists(ladder.load(), device)))
     except torch.AcceleratorError as error:
         raise UserError(f"the device failed ({str(error).splitlines()[0]}): nothing was written") from None
     name = torch.cuda.get_device_name(device)
@@ -158,7 +122,7 @@ def tune() -> Path:
 def _choices(finalists: Finalists) -> Iterator[Choice]:
     for number, shape in enumerate(SHAPES, 1):
         try:
-            fastest = _fastest(finalists, shape)
+            fastest = finalists.fastest(shape)
         except torch.OutOfMemoryError:
             say(f"{number} of {len(SHAPES)}, {shape}: the device's memory doesn't hold it")
             continue
@@ -167,79 +131,67 @@ def _choices(finalists: Finalists) -> Iterator[Choice]:
         if not fastest:
             say(f"{number} of {len(SHAPES)}, {shape}: nothing serves it")
             continue
-        one, latency_us = fastest[0]
-        say(f"{number} of {len(SHAPES)}, {shape}: {one.name}, {latency_us:.4g} us")
-        yield from (one.choice(latency_us) for one, latency_us in fastest)
+        rung, tile = fastest[0].instance()
+        say(f"{number} of {len(SHAPES)}, {shape}: {rungs.pinned(rung, tile).name}, {fastest[0].latency_us:.4g} us")
+        yield from fastest
 
 
-def _fastest(finalists: Finalists, shape: Shape) -> list[tuple[Candidate, float]]:
-    """The candidates at a shape that may be the fastest nearby, each with its median latency in µs, ascending."""
-    windows = Windows(shape, finalists.device, cuda_events.most_calls(shape))
-    windows.draw(_seed(shape, "checked"))
-    rough_us = _rough(finalists, finalists.at(shape, windows))
-    candidates = _right(finalists, rough_us, Gate(windows[0], shape.causal, heads=few_heads(shape)))
-    latencies_us = _slowest(shape, _captured(finalists, candidates), windows, finalists.device)
-    best_us = min(latencies_us.values(), default=0.0)
-    near = [(one, latency_us) for one, latency_us in latencies_us.items() if latency_us <= MOST_KEPT * best_us]
-    return sorted(near, key=lambda pair: pair[1])
+def _choice(shape: Shape, rung: Rung, tile: Tile, latency_us: float) -> Choice:
+    return Choice(
+        heads=shape.batch * shape.heads,
+        seq_len=shape.seq_len,
+        head_dim=shape.head_dim,
+        causal=shape.causal,
+        rung=rung.name,
+        tile=tile.name,
+        latency_us=latency_us,
+        source=ladder.hashes([rung])[rung.implementation],
+    )
 
 
-def _rough(finalists: Finalists, candidates: list[Candidate]) -> dict[Candidate, float]:
-    """About how long a call of each candidate that runs here takes, in µs."""
-    rough_us = {}
-    for one in candidates:
-        if finalists.tried(one, one.case.call) is not None:  # what compiles now is not timed
-            rough_us[one] = cuda_events.roughly_us(one.case, finalists.device, ROUGH_CALLS)
-    return rough_us
-
-
-def _right(finalists: Finalists, rough_us: dict[Candidate, float], gate: Gate) -> list[Candidate]:
-    """The candidates that pass the gate, without those that are far slower than the fastest of them."""
-    right: list[Candidate] = []
-    for one in sorted(rough_us, key=lambda one: rough_us[one]):
-        if right and rough_us[one] > TOO_SLOW * rough_us[right[0]]:
+def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
+    """The tiles that pass the gate, without those that are far slower than the fastest of them by a few calls."""
+    rough_us: dict[str, float] = {}
+    for subject in subjects:
+        if subject.attempt(subject.case.call) is not None:  # what compiles now is not timed
+            rough_us[subject.implementation.name] = cuda_events.roughly_us(subject.case, device, ROUGH_CALLS)
+    right: list[Subject] = []
+    most_us = math.inf
+    for subject in sorted(alive(subjects), key=lambda one: rough_us[one.implementation.name]):
+        if rough_us[subject.implementation.name] > most_us:
             break
-        if _passes(finalists, one, gate):
-            right.append(one)
+        check = subject.attempt(partial(gate.examine, subject.case.call, repeats=subject.implementation.repeats))
+        if check is not None and not check.passed:
+            subject.drop(FAILED, check.reason)
+        if subject.alive:
+            right.append(subject)
+            most_us = TOO_SLOW * rough_us[right[0].implementation.name]
     return right
 
 
-def _passes(finalists: Finalists, one: Candidate, gate: Gate) -> bool:
-    check = finalists.tried(one, partial(gate.examine, one.case.call, repeats=one.implementation.repeats))
-    if check is not None and not check.passed:
-        finalists.drop(one, check.reason)
-    return check is not None and check.passed
-
-
-def _captured(finalists: Finalists, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates, with their graphs."""
+def _captured(subjects: list[Subject]) -> list[Subject]:
+    """Those of which graphs could be captured."""
     pool: Any = torch.cuda.graph_pool_handle()
-    for one in candidates:
-        finalists.tried(one, partial(cuda_events.capture, one.case, pool))
-    return [one for one in candidates if one.case.many is not None]
+    for subject in subjects:
+        subject.attempt(partial(cuda_events.capture, subject.case, pool))
+    return alive(subjects)
 
 
-def _slowest(
-    shape: Shape, candidates: list[Candidate], windows: Windows, device: torch.device
-) -> dict[Candidate, float]:
-    """The median latency of each candidate in µs on the values of `VALUES` on which it takes longest."""
-    found: dict[Candidate, float] = dict.fromkeys(candidates, 0.0)
+def _slowest(shape: Shape, subjects: list[Subject], windows: Windows, device: torch.device) -> dict[str, float]:
+    """The median latency of each tile by its name, in µs, on the values of `VALUES` on which it takes longest.
+
+    In each round, all take turns in random order.
+    """
+    order, found_us = random.SystemRandom(), dict.fromkeys([one.implementation.name for one in subjects], 0.0)
     for kind in VALUES:
         windows.draw(_seed(shape, f"timed, {kind}"), kind)
-        for one, latency_us in _sampled(candidates, device).items():
-            found[one] = max(found[one], latency_us)
-    return found
-
-
-def _sampled(candidates: list[Candidate], device: torch.device) -> dict[Candidate, float]:
-    """The median latency of each candidate in µs, from rounds in which all take turns in random order."""
-    order = random.SystemRandom()
-    samples_us: dict[Candidate, list[float]] = {one: [] for one in candidates}
-    with cuda_events.sampling(device, WARM) as sampler:
-        for _ in range(ROUNDS):
-            for one in order.sample(candidates, len(candidates)):
-                samples_us[one].append(sampler(one.case).latency_us)
-    return {one: median(taken) for one, taken in samples_us.items()}
+        samples_us: dict[str, list[float]] = {name: [] for name in found_us}
+        with cuda_events.sampling(device, WARM) as sampler:
+            for _ in range(ROUNDS):
+                for one in order.sample(subjects, len(subjects)):
+                    samples_us[one.implementation.name].append(sampler(one.case).latency_us)
+        found_us = {name: max(slowest_us, median(samples_us[name])) for name, slowest_us in found_us.items()}
+    return found_us
 
 
 def _seed(shape: Shape, purpose: str) -> int:

@@ -33,7 +33,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         raise UserError(f"nothing can be timed here, {lacks}: state one with the clock eager")
     found_in = captured.digests(study)
     captured.use(study)
-    planned = estimate.planned(study, device)
+    total_s, shapes_s = estimate.planned(study, device)
     dtypes = sorted({shape.dtype for shape in study.shapes})
     if device.type == "cuda":
         dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})
@@ -44,11 +44,11 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         "clocks": cuda_events.calibrate(device),
         "missing_clocks": missing,
         "telemetry": Telemetry(device).unavailable or "NVML",
-        "planned_s": planned.shapes_s,
+        "planned_s": shapes_s,
         "captured": found_in,
         "surveyed": {"card": telemetry.card(device), **devices.host()},
     }
-    return found, planned.total_s
+    return found, total_s
 
 
 def measure(job: Job) -> None:
@@ -87,7 +87,6 @@ def _record_process(session: Session) -> None:
 
 def _record_stream(session: Session) -> None:
     job = session.job
-    calls = requests.take(
-        job.run, job.study, job.replicate, session.device, zlib.crc32(f"stream {job.replicate}".encode())
-    )
+    seed = zlib.crc32(f"stream {job.replicate}".encode())
+    calls = requests.take(job.run, job.study, job.replicate, session.device, seed)
     write.add_part(job.run, "stream", replicate_key(job.replicate), calls.assign(process=session.process))
