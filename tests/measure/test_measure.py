@@ -35,6 +35,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
 CPU = torch.device("cpu")
+LOCKED = {name: wanted for name, (_, wanted) in environment.SETTINGS.items()}
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_locking_holds_whatever_was_set_before(unlocked):
     for meddle, *_ in MEDDLED:
         meddle()
     environment.lock()
-    assert environment.settings() == environment.LOCKED
+    assert environment.settings() == LOCKED
     assert torch.initial_seed() == 42
 
 
@@ -96,8 +97,7 @@ def test_a_setting_that_does_not_hold_stops_the_run(unlocked, monkeypatch, meddl
     with pytest.raises(UserError) as caught:
         environment.lock()
     assert str(caught.value) == (
-        f"the environment is not locked: {setting} is {found!r} and must be {environment.LOCKED[setting]!r}; "
-        "nothing was measured"
+        f"the environment is not locked: {setting} is {found!r} and must be {LOCKED[setting]!r}; nothing was measured"
     )
 
 
@@ -127,7 +127,7 @@ def test_the_fingerprint_is_the_same_twice_and_changes_with_its_content(locked, 
     first = environment.fingerprint(CPU)
     assert environment.fingerprint(CPU) == first
     assert first["hash"] == schema.digest({key: value for key, value in first.items() if key != "hash"})
-    assert first["settings"] == environment.LOCKED
+    assert first["settings"] == LOCKED
     assert first["packages"]["torch"] == torch.__version__
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "2.99.0")

@@ -108,14 +108,9 @@ def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
     where, command = paths.shown(source), "make dispatch RUN=<run>"
     absent = f"there is no dispatch table {where}: `{command}` writes one"
     table = documents.read(source, Dispatch, "dispatch table", absent, command)
+    otherwise = f"where other choices may be right: measure a run here, then `{command}`"
     if table.device != device_name:
-        raise UserError(
-            f"{where} was made on {table.device}, and this is {device_name}, where other choices may be right: "
-            "measure a run here, then `make dispatch RUN=<run>`"
-        )
+        raise UserError(f"{where} was made on {table.device}, and this is {device_name}, {otherwise}")
     if torch is not None and table.torch != torch:
-        raise OtherPyTorch(
-            f"{where} was made under PyTorch {table.torch}, and this is {torch}, where other choices may be right: "
-            "measure a run here, then `make dispatch RUN=<run>`"
-        )
+        raise OtherPyTorch(f"{where} was made under PyTorch {table.torch}, and this is {torch}, {otherwise}")
     return table

@@ -118,7 +118,6 @@ def _measured_again(part: Path) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value of a table in a message."""
     if not pd.api.types.is_scalar(value):
         return f"a {type(value).__name__}"
     if value is None or value is pd.NA:

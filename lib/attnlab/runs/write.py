@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,26 +53,26 @@ def lock(name: str) -> Iterator[None]:
         UserError: another process is measuring into this run, or there is something of this name that is no run.
     """
     target = folder(name)
+    manifest = target / "manifest.json"
+
+    def refuse() -> NoReturn:
+        raise UserError(f"another process is measuring into the run {name!r}: wait for it, or name another")
+
     if target.exists() and not target.is_dir():
         raise UserError(f"{paths.shown(target)} is a file: move it away, or name another run")
-    with files.held(target / ".lock", partial(_refuse, name)):
+    with files.held(target / ".lock", refuse):
         try:
-            _require_run_or_nothing(name)
+            if not manifest.is_file():
+                _require_nothing(name)
             yield
         finally:
-            if not (target / "manifest.json").is_file():
+            if not manifest.is_file():
                 _remove_unbegun(name)
 
 
-def _refuse(name: str) -> NoReturn:
-    raise UserError(f"another process is measuring into the run {name!r}: wait for it, or name another")
-
-
-def _require_run_or_nothing(name: str) -> None:
+def _require_nothing(name: str) -> None:
     """Raise UserError if a folder without a manifest holds more than a run that was killed as it began leaves."""
     target = folder(name)
-    if (target / "manifest.json").is_file():
-        return
     others = {path.name for path in target.iterdir()} - {".lock", PARTS, *_drafts(name)}
     if others or any((target / PARTS).glob("*.parquet")):
         raise UserError(f"{paths.shown(target)}/ is there and has no manifest.json: restore that, or name another run")
@@ -81,13 +80,15 @@ def _require_run_or_nothing(name: str) -> None:
 
 def _remove_unbegun(name: str) -> None:
     """Remove the folder of a run that was never begun, unless it holds anything else."""
-    target = folder(name)
-    for draft in _drafts(name):
-        (target / draft).unlink(missing_ok=True)
-    (target / ".lock").unlink(missing_ok=True)
-    for emptied in (target / PARTS, target):
+    _tidy(name)
+    for emptied in (folder(name) / PARTS, folder(name)):
         with suppress(OSError):  # not empty, so not ours
             emptied.rmdir()
+
+
+def _tidy(name: str) -> None:
+    for left in (*_drafts(name), ".lock"):
+        (folder(name) / left).unlink(missing_ok=True)
 
 
 def add_part(name: str, table: str, key: str, rows: pd.DataFrame) -> None:
@@ -128,9 +129,7 @@ def finish(name: str, more: Manifest | None = None) -> None:
     if not read_manifest(name)["complete"]:
         _close(name, target, more or {})
     shutil.rmtree(target / PARTS, ignore_errors=True)
-    for draft in _drafts(name):
-        (target / draft).unlink(missing_ok=True)
-    (target / ".lock").unlink(missing_ok=True)
+    _tidy(name)
 
 
 def require_incomplete(name: str, manifest: Manifest) -> None:

@@ -210,7 +210,6 @@ def _captured(calls: list[Call], pool: Any, window: int = 0) -> Replay:
 
 @cache
 def _tiny_graph() -> torch.cuda.CUDAGraph:
-    """A graph of one kernel that does next to nothing."""
     tiny, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
     with devices.no_garbage_collected(), torch.cuda.graph(graph):
         tiny.add_(1)

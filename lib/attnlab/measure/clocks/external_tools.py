@@ -68,7 +68,6 @@ def _of_ncu(cases: Cases) -> tuple[list[Row], list[Row]]:
 
 
 def _plan(printed: str) -> list[dict[str, Any]]:
-    """The steps that the process announced."""
     return [json.loads(line.removeprefix(PLAN)) for line in printed.splitlines() if line.startswith(PLAN)]
 
 

@@ -172,7 +172,6 @@ class Fleet(Executor):
         return future
 
     def _take_home(self) -> None:
-        """Take home what has arrived, or wait a moment."""
         if not self._arriving.has_ready():
             time.sleep(LISTEN_S)
         for future, result in self._arriving.next_batch(block=False):

@@ -101,7 +101,6 @@ def _client(scheduler: str) -> Any:
 
 
 def _local(number: int) -> Any:
-    """A cluster of so many workers of this host, with a GPU each."""
     try:
         import dask
         from dask_cuda import LocalCUDACluster

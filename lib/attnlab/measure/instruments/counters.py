@@ -12,6 +12,7 @@ import math
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -46,8 +47,8 @@ def take(name: str, study: Study, device: str) -> dict[str, str]:
         found = version(ncu)
     except Refused as refused:
         return _stated(why=str(refused))
-    there = write.recorded(name, "profile")
-    wanted = {one: shapes for one, shapes in _counted(name, study).items() if _key(one) not in there}
+    there = write.recorded(name, "profile")  # by keys, which end at the first dot and so hold none
+    wanted = {one: shapes for one, shapes in _counted(name, study).items() if one.replace(".", "-") not in there}
     problems = dict.fromkeys(problem for family in _families(wanted) for problem in _taken(name, ncu, family))
     words = ["python" if word == sys.executable else word for word in command({"IMPLEMENTATION": [study.target_shape]})]
     return _stated(found, "; ".join(problems), shlex.join(words))
@@ -76,7 +77,7 @@ def _taken(name: str, ncu: str, wanted: Shapes) -> list[str]:
             return [problem for one, shapes in wanted.items() for problem in _taken(name, ncu, {one: shapes})]
         return [f"{one}: {refused}" for one in wanted]
     for implementation, own in rows.groupby("implementation", sort=False):
-        write.add_part(name, "profile", _key(str(implementation)), own.reset_index(drop=True))
+        write.add_part(name, "profile", str(implementation).replace(".", "-"), own.reset_index(drop=True))
     return []
 
 
@@ -123,22 +124,19 @@ def parse(printed: str) -> list[pd.DataFrame]:
         Refused: nothing was counted; the message is what ncu said instead.
     """
     units, calls = tool.ncu_calls(printed)
-    counted = [_rows(call, units) for call in calls]
+    counted = [list(_rows(call, units)) for call in calls]
     if not counted or not all(counted):
         raise Refused(tool.reason(printed))
     return [pd.DataFrame(rows) for rows in counted]
 
 
-def _rows(launches: list[dict[str, str]], units: dict[str, str]) -> list[dict[str, Any]]:
-    """The rows of one call."""
-    rows = []
+def _rows(launches: list[dict[str, str]], units: dict[str, str]) -> Iterator[dict[str, Any]]:
     for number, launch in enumerate(launches):
         where = {"function": launch.get("Kernel Name", ""), "launch": number}
         for metric in metrics.COUNTERS:
             value = tool.to_number(launch.get(metric, ""))
             if not math.isnan(value):
-                rows.append(where | {"metric": metric, "unit": units.get(metric, ""), "value": value})
-    return rows
+                yield where | {"metric": metric, "unit": units.get(metric, ""), "value": value}
 
 
 def call_once(implementation: str, shape: Shape) -> None:
@@ -159,7 +157,6 @@ def call_once(implementation: str, shape: Shape) -> None:
 
 
 def _counted(name: str, study: Study) -> Shapes:
-    """The shapes at which a call is counted."""
     run = read.load(name)
     found: Shapes = {}
     for shape in study.counted_shapes:
@@ -178,11 +175,6 @@ def _measured(run: schema.Run, study: Study, shape: Shape) -> list[str]:
     statuses = run.cases[schema.is_of(run.cases, shape)].groupby("implementation")["status"]
     measured = statuses.agg(lambda status: (status == schema.MEASURED).all())
     return [implementation for implementation in study.implementations if measured.get(implementation, False)]
-
-
-def _key(implementation: str) -> str:
-    # A key ends at the first dot, so it holds none.
-    return implementation.replace(".", "-")
 
 
 def _stated(tool: str = "", why: str = "", command: str = "") -> dict[str, str]:

@@ -3,6 +3,7 @@
 import os
 import platform
 import random
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -20,6 +21,23 @@ PACKAGES = (
     *("nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py"),
     *("flash-attn-4", "nvidia-cutlass-dsl", "xformers"),
 )
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
+    "tf32_matmul": (lambda: torch.backends.cuda.matmul.allow_tf32, False),
+    "tf32_cudnn": (lambda: torch.backends.cudnn.allow_tf32, False),
+    "cudnn_benchmark": (lambda: torch.backends.cudnn.benchmark, False),
+    "cudnn_deterministic": (lambda: torch.backends.cudnn.deterministic, True),
+    "deterministic_algorithms": (torch.are_deterministic_algorithms_enabled, True),
+    "deterministic_warn_only": (torch.is_deterministic_algorithms_warn_only_enabled, True),
+    "fill_uninitialized_memory": (
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        False,
+    ),
+    "cublas_workspace_config": (lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""), CUBLAS_WORKSPACE),
+    "seed": (torch.initial_seed, rules.SEED),
+}
+"""The locked settings: how each is read back from torch, and what it is locked to."""
 
 
 def lock() -> None:
@@ -43,7 +61,11 @@ def lock() -> None:
     random.seed(rules.SEED)
     np.random.seed(rules.SEED)
     torch.manual_seed(rules.SEED)
-    _assert_locked()
+    for setting, found in settings().items():
+        if found != (wanted := SETTINGS[setting][1]):
+            raise UserError(
+                f"the environment is not locked: {setting} is {found!r} and must be {wanted!r}; nothing was measured"
+            )
 
 
 def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
@@ -66,33 +88,8 @@ def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
 
 
 def settings() -> dict[str, Any]:
-    """The locked settings, read back from torch."""
-    return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
-        "tf32_cudnn": torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
-        "seed": torch.initial_seed(),
-    }
-
-
-LOCKED = {
-    "float32_matmul_precision": "highest",
-    "tf32_matmul": False,
-    "tf32_cudnn": False,
-    "cudnn_benchmark": False,
-    "cudnn_deterministic": True,
-    "deterministic_algorithms": True,
-    "deterministic_warn_only": True,
-    "fill_uninitialized_memory": False,
-    "cublas_workspace_config": CUBLAS_WORKSPACE,
-    "seed": rules.SEED,
-}
+    """The settings as they are now."""
+    return {name: found() for name, (found, _) in SETTINGS.items()}
 
 
 def fingerprint(device: torch.device) -> dict[str, Any]:
@@ -110,16 +107,6 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
     }
     return found | {"hash": schema.digest(found)}
-
-
-def _assert_locked() -> None:
-    found = settings()
-    for setting, wanted in LOCKED.items():
-        if found[setting] != wanted:
-            raise UserError(
-                f"the environment is not locked: {setting} is {found[setting]!r} and must be {wanted!r}; "
-                "nothing was measured"
-            )
 
 
 def _versions() -> dict[str, str]:

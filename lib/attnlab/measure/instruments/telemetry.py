@@ -58,12 +58,10 @@ class Telemetry:
 
     def read(self) -> Reading:
         """The state of the card now."""
-        if self._handle is None:
-            return Reading()
         return Reading(
-            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-            power_w=self._scaled("nvmlDeviceGetPowerUsage", 1e-3),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
+            power_w=self._watts("nvmlDeviceGetPowerUsage"),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
             throttle_reasons=self._ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
         )
 
@@ -72,9 +70,9 @@ class Telemetry:
         if self._handle is None:
             return {"unavailable": self.unavailable}
         return {
-            "sm_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
-            "memory_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM),
-            "power_limit_w": self._scaled("nvmlDeviceGetEnforcedPowerLimit", 1e-3),
+            "sm_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
+            "memory_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_MEM"),
+            "power_limit_w": self._watts("nvmlDeviceGetEnforcedPowerLimit"),
             "persistence_mode": self._ask("nvmlDeviceGetPersistenceMode"),
             "compute_mode": self._ask("nvmlDeviceGetComputeMode"),
             "ecc": self._ask("nvmlDeviceGetEccMode"),
@@ -82,11 +80,9 @@ class Telemetry:
 
     def modes(self) -> dict[str, Any]:
         """How the card is set now: ECC, persistence and MIG, and its power limit in W; None for what can't be read."""
-        if self._handle is None:
-            return dict.fromkeys(("ecc", "power_limit_w", "persistence", "mig"))
         return {
             "ecc": _enabled(self._ask("nvmlDeviceGetEccMode")),
-            "power_limit_w": self._scaled("nvmlDeviceGetEnforcedPowerLimit", 1e-3),
+            "power_limit_w": self._watts("nvmlDeviceGetEnforcedPowerLimit"),
             "persistence": _enabled(self._ask("nvmlDeviceGetPersistenceMode")),
             "mig": _enabled(self._ask("nvmlDeviceGetMigMode")),
         }
@@ -94,20 +90,20 @@ class Telemetry:
     @property
     def driver(self) -> str:
         """Version of the driver, or "n/a"."""
-        if self._handle is None:
-            return "n/a"
         try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
+            return "n/a" if self._handle is None else str(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError:
             return "n/a"
 
-    def _scaled(self, question: str, scale: float) -> float | None:
-        answer = self._ask(question)
-        return None if answer is None else answer * scale
+    def _watts(self, question: str) -> float | None:
+        answer_mw = self._ask(question)
+        return None if answer_mw is None else answer_mw * 1e-3
 
-    def _ask(self, question: str, *arguments: int) -> Any:
+    def _ask(self, question: str, *which: str) -> Any:
+        if self._handle is None:
+            return None
         try:
-            return getattr(pynvml, question)(self._handle, *arguments)
+            return getattr(pynvml, question)(self._handle, *(getattr(pynvml, name) for name in which))
         except pynvml.NVMLError:
             return None
 

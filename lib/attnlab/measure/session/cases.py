@@ -70,12 +70,14 @@ def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], w
 
 
 def _prepare(session: Session, shape: Shape, subjects: list[Subject], inputs_bytes: int) -> None:
-    """Warm up, record kernels, memory and resources, and capture graphs."""
     for subject in alive(subjects):
         subject.attempt(partial(_prepare_case, session, shape, subject, inputs_bytes))
         devices.release(session.device)
     if any(timing.clock != "eager" for timing in session.timings):
-        _capture(session, subjects)
+        pool = torch.cuda.graph_pool_handle()
+        for subject in alive(subjects):
+            subject.attempt(partial(cuda_events.capture, subject.case, pool))
+            devices.release(session.device)
 
 
 def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes: int) -> None:
@@ -98,13 +100,6 @@ def _require_short(session: Session, case: Case) -> None:
         if call_ms <= longest_ms:
             return
     raise Unsupported(f"{TOO_LONG} {call_ms:.3g} ms, longer than the study's longest_call_ms of {longest_ms:g}")
-
-
-def _capture(session: Session, subjects: list[Subject]) -> None:
-    pool = torch.cuda.graph_pool_handle()
-    for subject in alive(subjects):
-        subject.attempt(partial(cuda_events.capture, subject.case, pool))
-        devices.release(session.device)
 
 
 def _warm_up(session: Session, case: Case) -> dict[str, Any]:

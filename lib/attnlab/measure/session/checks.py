@@ -51,7 +51,8 @@ def check_all(
             for route, check in _by_route(session, subject, gate, kind):
                 checked.append(rows.check(session, shape, subject, check, moment, kind, route))
                 if not check.passed:
-                    subject.drop(FAILED, f"{moment} timing, {_named(kind, route)}: {check.reason}")
+                    at = f"{route}, {kind}" if kind in EXTREMES else route
+                    subject.drop(FAILED, f"{moment} timing, {at}: {check.reason}")
                     break
             if moment == "before" and kind == shape.values and subject.alive:
                 subject.details["alone_differing"] = alone.differing(subject.implementation, windows[0], shape)
@@ -70,15 +71,12 @@ def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
     return (shape.values, *(EXTREMES if extremes else ()))
 
 
-def _end_to_end(shape: Shape) -> tuple[int, ...]:
-    return shape.sequences if shape.lengths == "spread" else ()
-
-
 def gate_of(shape: Shape, given: Inputs, kind: str = "") -> Gate:
     """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`."""
     kind = kind or shape.values
     heads = few_heads(shape) if kind in EXTREMES else None
-    return Gate(given, shape.causal, kind, heads, _end_to_end(shape), shape.scale or None)
+    sequences = shape.sequences if shape.lengths == "spread" else ()
+    return Gate(given, shape.causal, kind, heads, sequences, shape.scale or None)
 
 
 def few_heads(shape: Shape) -> list[int] | None:
@@ -112,7 +110,3 @@ def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iter
         captured = subject.attempt(lambda: gate.examine_captured(call, repeats))
         if captured is not None:
             yield "graph of 1", captured
-
-
-def _named(kind: str, route: str) -> str:
-    return route if kind not in EXTREMES else f"{route}, {kind}"

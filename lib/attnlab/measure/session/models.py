@@ -128,12 +128,15 @@ def take(job: Job) -> None:
     if job.table:
         attend.use(job.table)
     for one in job.models:
-        print(
-            f"{name}: replicate {job.replicate + 1} of {job.plan.replicates}, {one.name}", file=sys.stderr, flush=True
-        )
+        which = f"replicate {job.replicate + 1} of {job.plan.replicates}"
+        print(f"{name}: {which}, {one.name}", file=sys.stderr, flush=True)
         try:
             with warnings.catch_warnings(action="ignore"):  # that torch knows no deterministic way for this and that
-                _record_block(job, one, _block(job, one, device))
+                rows = _block(job, one, device)
+            for table in MODEL_TABLES.values():  # the samples last: a block that has them is whole
+                write.add_part(
+                    job.run, table.name, schema.model_key(job.replicate, one.name), table.frame(rows[table.name])
+                )
         except RuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
@@ -146,14 +149,7 @@ def take(job: Job) -> None:
             devices.release(device)
 
 
-def _record_block(job: Job, one: Model, rows: dict[str, list[Row]]) -> None:
-    for table in MODEL_TABLES.values():  # the samples last: a block that has them is whole
-        key = schema.model_key(job.replicate, one.name)
-        write.add_part(job.run, table.name, key, table.frame(rows[table.name]))
-
-
 def _block(job: Job, one: Model, device: torch.device) -> dict[str, list[Row]]:
-    """The rows of each table for one model in one replicate."""
     made = model.build(one, job.plan.positions, job.plan.dtype, device)
     generator = torch.Generator(device).manual_seed(rules.SEED + job.replicate)
     taken = [_Taking(job, each, made, generator) for each in job.plan.workloads(one)]
@@ -221,7 +217,10 @@ class _Taking:
         if self.job.device == "cuda" and not traced.available():
             return
         for attention in (BASELINE, CANDIDATE):
-            calls_us, made = self._watched(attention)
+            inner = model.registered(model.REGISTERED[attention])
+            with _watching(self.job.device) as (through, calls_us):
+                self._watched_by(lambda *args, inner=inner, **named: through(partial(inner, *args, **named)))
+                made = model.generate(self.model, self._prompts(), self.job.plan.tokens)
             layers = self.workload.model.layers
             within = {FIRST: sum(calls_us[:layers]), REST: sum(calls_us[layers:])}
             whole = {FIRST: made.first_us, REST: made.rest_us}
@@ -232,21 +231,11 @@ class _Taking:
                 us = {"attention_us": within[phase], "total_us": whole[phase]}
                 yield self._row(attention) | {"phase": phase} | us
 
-    def _watched(self, attention: str) -> tuple[list[float], model.Generation]:
-        """The device's time in each call of an attention, in µs, and the generation that called it."""
-        inner = model.registered(model.REGISTERED[attention])
-        with _watching(self.job.device) as (through, us):
-            self._watched_by(lambda *args, **named: through(partial(inner, *args, **named)))
-            made = model.generate(self.model, self._prompts(), self.job.plan.tokens)
-        return us, made
-
     def _watched_by(self, attention: model.Attention) -> None:
-        """Let the model call this attention."""
         model.register(WATCHED, attention)
         self.model.set_attn_implementation(WATCHED)
 
     def _traced_us(self, attention: str, tokens: int) -> float:
-        """The time of all kernels of a generation."""
         self.model.set_attn_implementation(model.REGISTERED[attention])
         with _watching(self.job.device) as (through, us):
             through(partial(model.generate, self.model, self._prompts(), tokens))

@@ -136,7 +136,6 @@ def reason(error: Exception) -> str:
 
 
 def _canary(device: torch.device) -> Canary | str:
-    """The canary, or why there is none."""
     try:
         return Canary(device)
     except Exception as error:  # as above
@@ -144,7 +143,6 @@ def _canary(device: torch.device) -> Canary | str:
 
 
 def _looked(case: Case, canary: Canary | str, axes: Row) -> list[Row]:
-    """The canary's readings of Q, K and V, for each clock and cache."""
     if isinstance(canary, str):
         absent = axes | {"metric": metrics.CANARY, "why": canary}
         return [absent | {"clock": timing.clock, "cache": timing.cache} for timing in TIMINGS]

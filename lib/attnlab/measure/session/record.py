@@ -205,7 +205,6 @@ def _dispatched(study: Study, device_name: str) -> dict[str, str]:
 
 
 def _jobs(name: str, study: Study, device: str, environment: str) -> list[Job]:
-    """A job for each replicate that still lacks shapes or its stream."""
     shapes, stream = tuple(study.shapes), study.stream > 0
     whole = [Job(name, study, device, number, shapes, environment, stream) for number in range(study.replicates)]
     return [left for job in whole if (left := lacking(job))]
@@ -220,7 +219,6 @@ def lacking(job: Job) -> Job | None:
 
 
 def _work_through(pool: Executor, jobs: list[Job]) -> None:
-    """Hand out the jobs, all at once, and show the progress until they are done."""
     if not jobs:
         return
     name, left = jobs[0].run, sum(len(job.shapes) for job in jobs)

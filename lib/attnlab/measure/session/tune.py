@@ -170,7 +170,6 @@ def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Su
 
 
 def _captured(subjects: list[Subject]) -> list[Subject]:
-    """Those of which graphs could be captured."""
     pool: Any = torch.cuda.graph_pool_handle()
     for subject in subjects:
         subject.attempt(partial(cuda_events.capture, subject.case, pool))
