@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import ladders
 import numpy as np
 import pytest
 import torch
-from conftest import small_copy, tiny_study
+from conftest import small_copy, tiny_study, torch_as_it_was
 
 from attnlab.base.errors import UserError
 from attnlab.compile import check, nvrtc, occupancy
@@ -452,30 +453,72 @@ def test_a_saboteur_is_caught_reported_and_not_timed(registered, measured, calls
     assert checks == expected | {(name, "before"): False for name in names}
 
 
-def test_who_errs_only_while_it_is_timed_is_reported_then(registered, measured):
-    name = registered(errs_later())
-    run = measured(implementations=["sdpa.auto", name], **one_length())
-    cases = run.cases.set_index("implementation")
-    assert cases.at[name, "status"] == "failed"
-    assert cases.at[name, "reason"].startswith("while timed, eager warm, round 0: error against sdpa.flash on the same")
-    assert cases.at["sdpa.auto", "status"] == "measured"
-    checks = run.checks.set_index(["implementation", "moment"])["passed"].to_dict()
-    assert checks[name, "before"] is True
-    assert (name, "after") not in checks
+@pytest.fixture(scope="module")
+def mixed(machine, tmp_path_factory):
+    """A run of whoever is right, absent, wrong while it is timed, or asks for too much memory. Not to be changed."""
+    odd = {"late": errs_later(), "greedy": asks_for_too_much, "hungry": refuses_the_second_call()}
+    names = [*tiny_study().implementations, "sdpa.cudnn", "sdpa.efficient", *map("kernel.{}".format, odd)]
+    known = {*implementations.known(), *names}
+    with pytest.MonkeyPatch.context() as patch, torch_as_it_was():
+        patch.setenv("ATTNLAB_DATA", os.fspath(tmp_path_factory.mktemp("mixed")))
+        patch.setattr(implementations, "known", lambda named=None: known)
+        for name, call in odd.items():
+            patch.setitem(sdpa.REGISTRY, f"kernel.{name}", Implementation(f"kernel.{name}", call))
+        stated = {"implementations": names, "replicates": 1, "samples": 12, "warmup_calls": 45}
+        study = tiny_study(**stated, **one_length())
+        write.create("mixed", machine | {"study": study.model_dump(mode="json"), "missing_clocks": []})
+        return without_control(read.load(record.record("mixed", study, "cpu", ThreadPoolExecutor(1))))
 
 
-def test_what_the_cpu_does_not_have_is_skipped_with_a_reason_and_the_rest_measured(measured):
-    run = measured(implementations=["sdpa.cudnn", "sdpa.auto", "sdpa.efficient"], **one_length())
-    cases = run.cases.set_index("implementation")
-    assert cases["status"].to_dict() == {
-        "sdpa.cudnn": "skipped", "sdpa.auto": "measured", "sdpa.efficient": "skipped",
-    }  # fmt: skip
+def test_who_errs_only_while_it_is_timed_is_reported_then(mixed):
+    case = mixed.cases.set_index("implementation").loc["kernel.late"]
+    assert case["status"] == "failed"
+    assert case["reason"].startswith("while timed, eager warm, round 0: error against sdpa.flash on the same")
+    checks = mixed.checks.set_index(["implementation", "moment"])["passed"].groupby(level=[0, 1]).all().to_dict()
+    assert checks["kernel.late", "before"]
+    assert ("kernel.late", "after") not in checks
+
+
+def test_what_the_cpu_does_not_have_is_skipped_with_a_reason_and_the_rest_measured(mixed):
+    cases = mixed.cases.set_index("implementation")
     for name in ("sdpa.cudnn", "sdpa.efficient"):
+        assert cases.at[name, "status"] == "skipped"
         # torch's own words, which differ between its versions
         assert re.match(r"No (viable backend|available kernel)\b", cases.at[name, "reason"])
         assert "\n" not in cases.at[name, "reason"]
-    assert set(run.samples["implementation"]) == {"sdpa.auto"}
-    assert set(run.checks["implementation"]) == {"sdpa.auto"}
+    right = tiny_study().implementations
+    assert cases.index[cases["status"] == "measured"].tolist() == right
+    assert set(mixed.samples["implementation"]) == {*right, "kernel.late"}
+    assert set(mixed.checks["implementation"]) == {*right, "kernel.late"}
+
+
+def test_too_little_memory_is_recorded_whenever_it_runs_out(mixed):
+    cases = mixed.cases.set_index("implementation")
+    assert cases.loc[["kernel.greedy", "kernel.hungry"], "status"].tolist() == 2 * ["out of memory"]
+    assert "DefaultCPUAllocator" in cases.at["kernel.greedy", "reason"]
+    assert cases.at["kernel.hungry", "reason"] == "the second time there was none left"
+
+
+def test_a_block_is_interleaved_in_rounds(mixed):
+    rounds = mixed.samples.groupby("round")
+    assert rounds.ngroups == 12
+    assert all(sorted(block["implementation"]) == sorted({*block["implementation"]}) for _, block in rounds)
+    assert rounds.size().unique().tolist() == [4]
+    assert all(set(block["position"]) < set(range(5)) for _, block in rounds)
+    assert len({tuple(block["implementation"]) for _, block in rounds}) > 2
+    assert mixed.samples["started_s"].is_monotonic_increasing
+    assert (mixed.samples["latency_us"] > 0).all()
+
+
+def test_a_case_that_was_measured_tells_its_operators_memory_and_warm_up(mixed):
+    cases = mixed.cases.set_index("implementation").loc[tiny_study().implementations]
+    assert "flash" in cases.at["sdpa.flash", "kernels"]
+    assert "flash" not in cases.at["sdpa.math", "kernels"]
+    assert cases["warmup_calls"].between(50, 200).all()
+    assert (cases["warmup_calls"] % 10 == 0).all()
+    tensor = 4 * 32 * 64 * 4
+    assert (cases["peak_memory_bytes"] >= 4 * tensor).all()
+    assert cases.at["sdpa.math", "peak_memory_bytes"] > cases.at["sdpa.flash", "peak_memory_bytes"]
 
 
 def test_a_run_in_which_nothing_could_be_measured_is_still_a_run(measured):
@@ -484,49 +527,6 @@ def test_a_run_in_which_nothing_could_be_measured_is_still_a_run(measured):
     assert run.cases["status"].tolist() == ["skipped"]
     assert run.samples.empty
     assert run.checks.empty
-
-
-def test_too_little_memory_is_recorded_and_the_run_goes_on(registered, measured):
-    name = registered(asks_for_too_much)
-    run = measured(implementations=[name, "sdpa.auto"])
-    status = run.cases.groupby("implementation")["status"].agg(list).to_dict()
-    assert status == {name: 3 * ["out of memory"], "sdpa.auto": 3 * ["measured"]}
-    assert run.cases.set_index("implementation").loc[name, "reason"].str.contains("DefaultCPUAllocator").all()
-    assert run.samples["implementation"].tolist() == 9 * ["sdpa.auto"]
-    assert run.samples["seq_len"].tolist() == 3 * [16] + 3 * [32] + 3 * [64]
-
-
-def test_memory_that_runs_out_after_the_gate_is_recorded_too(registered, measured):
-    name = registered(refuses_the_second_call())
-    run = measured(implementations=["sdpa.auto", name], **one_length())
-    cases = run.cases.set_index("implementation")
-    assert cases.at[name, "status"] == "out of memory"
-    assert cases.at[name, "reason"] == "the second time there was none left"
-    assert set(run.samples["implementation"]) == {"sdpa.auto"}
-
-
-def test_a_block_is_interleaved_in_rounds(measured):
-    names = ["sdpa.auto", "sdpa.flash", "sdpa.math"]
-    run = measured(samples=12, **one_length())
-    rounds = run.samples.groupby("round")
-    assert rounds.ngroups == 12
-    assert all(sorted(block["implementation"]) == names for _, block in rounds)
-    assert all(set(block["position"]) < {0, 1, 2, 3} for _, block in rounds)
-    assert len({tuple(block["implementation"]) for _, block in rounds}) > 2
-    assert run.samples["started_s"].is_monotonic_increasing
-    assert (run.samples["latency_us"] > 0).all()
-
-
-def test_a_case_that_was_measured_tells_its_operators_memory_and_warm_up(measured):
-    run = measured(warmup_calls=45, **one_length())
-    cases = run.cases.set_index("implementation")
-    assert "flash" in cases.at["sdpa.flash", "kernels"]
-    assert "flash" not in cases.at["sdpa.math", "kernels"]
-    assert cases["warmup_calls"].between(50, 200).all()
-    assert (cases["warmup_calls"] % 10 == 0).all()
-    tensor = 4 * 32 * 64 * 4
-    assert (cases["peak_memory_bytes"] >= 4 * tensor).all()
-    assert cases.at["sdpa.math", "peak_memory_bytes"] > cases.at["sdpa.flash", "peak_memory_bytes"]
 
 
 def test_the_device_clock_is_left_out_where_there_is_none(measured):

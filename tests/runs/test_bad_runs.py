@@ -411,8 +411,9 @@ MANIFESTS = {
     "a rule that is a word": (stated(rules__alpha="5 %"), "rules.alpha: input should be a valid number, not '5 %'"),
     "a day without a time": (
         stated(created="2026-11-21"),
-        "created: '2026-11-21' is no time with its offset, such as 2026-11-21T10:30:33+00:00",
+        "created: input should have timezone info, not '2026-11-21'",
     ),
+    "a run without an end": (stated(finished=...), "the field 'finished' is missing"),
     "no version of torch": (
         stated(environment__packages={}),
         "environment.packages: the version of torch is missing",

@@ -1,9 +1,8 @@
 """What a manifest says of its run: its fields, their types and ranges, and what they say of each other."""
 
-from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from attnlab.base.errors import UserError, first_problem
 from attnlab.runs.dispatch import Dispatch
@@ -19,6 +18,7 @@ Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Words = Annotated[str, Field(min_length=1)]
+Time = Annotated[AwareDatetime, Field(strict=False)]
 Named = Annotated[str, Field(pattern=r"^(copy|l2|exponentials|(matmul|wgmma)\.\w+)$")]
 """The name of a ceiling; those of matrix products end with their dtype."""
 
@@ -60,12 +60,6 @@ class Environment(Part):
     driver: str
     card: dict[str, Any]
     hash: Words
-
-    @model_validator(mode="after")
-    def _names_torch(self) -> "Environment":
-        if "torch" not in self.packages:
-            raise UserError("environment.packages: the version of torch is missing")
-        return self
 
 
 class Ceiling(Part):
@@ -115,10 +109,12 @@ class Common(Part):
 
     files_of: ClassVar[tuple[str, ...]]
     """The files that a complete run has."""
+    packages_of: ClassVar[tuple[str, ...]] = ("torch",)
+    """The packages whose versions it states."""
     schema_: Annotated[int, Field(ge=1, alias="schema")]
     name: Words
-    created: str
-    finished: str = ""
+    created: Time
+    finished: Time | None = None
     complete: bool
     order: str = ""
     attnlab: str
@@ -131,9 +127,11 @@ class Common(Part):
     files: dict[str, Hash] = {}
 
     @model_validator(mode="after")
-    def _holds_its_files(self) -> "Common":
-        for field in ("created", "finished") if self.complete else ("created",):
-            _require_time(field, getattr(self, field))
+    def _states_files_and_packages(self) -> "Common":
+        if self.complete and not self.finished:
+            raise UserError("the field 'finished' is missing")
+        if missing := [name for name in self.packages_of if name not in self.environment.packages]:
+            raise UserError(f"environment.packages: the version of {missing[0]} is missing")
         for name in self.files:
             if name not in self.files_of:
                 raise UserError(f"files: {name!r} is no table of a run; tables are {', '.join(self.files_of)}")
@@ -152,16 +150,11 @@ class ModelFields(Common):
     """
 
     files_of = tuple(f"{table}.parquet" for table in MODEL_TABLES)
+    packages_of = ("torch", "transformers")
     tick_us: NotNegative
     plan: Plan
     dispatch: Dispatch | None
     converted: str = ""
-
-    @model_validator(mode="after")
-    def _names_transformers(self) -> "ModelFields":
-        if "transformers" not in self.environment.packages:
-            raise UserError("environment.packages: the version of transformers is missing")
-        return self
 
 
 class Fields(Common):
@@ -214,12 +207,3 @@ def require(manifest: Manifest, where: str) -> None:
     else:
         return
     raise UserError(f"{where}: {said}: restore it from where the run came from")
-
-
-def _require_time(field: str, stated: str) -> None:
-    try:
-        known = datetime.fromisoformat(stated).tzinfo is not None
-    except ValueError:
-        known = False
-    if not known:
-        raise UserError(f"{field}: {stated!r} is no time with its offset, such as 2026-11-21T10:30:33+00:00")
