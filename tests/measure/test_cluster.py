@@ -330,7 +330,10 @@ def test_in_what_workers_may_differ():
     assert admission.difference(found, replace(found, code=found.code | {"measure/clocks/cuda_events.py": "0"})) == (
         "its code is not the client's (measure/clocks/cuda_events.py)"
     )
-    assert admission.usual([other, found, found]) == found
+    crowd = object.__new__(fleet.Fleet)
+    crowd._standard, crowd._cards, crowd._refused = None, {}, set()
+    crowd._admit({"a": other, "b": found, "c": found}, dict.fromkeys("abc", 1))
+    assert (crowd._standard, set(crowd._cards), crowd._refused) == (found, {"b", "c"}, {"a"})
 
 
 def test_workers_of_another_environment_than_the_runs_are_refused(two, begin, machine):

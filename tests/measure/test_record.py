@@ -297,12 +297,6 @@ def test_another_study_is_refused(begin, one_thread):
     assert read.read_manifest(name)["study"]["samples"] == 5
 
 
-def test_a_complete_run_is_not_measured_into(recorded, one_thread):
-    with pytest.raises(UserError, match=r"^the run 'recorded' is complete: `make report RUN=recorded` renders it$"):
-        record.record(recorded, tiny_study(), "cpu", one_thread)
-    assert len(read.load(recorded).samples) == 120
-
-
 def test_cuda_without_a_gpu_is_refused_before_anything_is_written(data, monkeypatch):
     monkeypatch.setattr(record.devices.torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"^device: cuda was asked for, but torch sees no NVIDIA GPU here"):

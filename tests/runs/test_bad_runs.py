@@ -208,228 +208,179 @@ VALUES = [
     ("endurance", 0, "started_s", -1.0, "-1.0"),
 ]
 """A value that its column can't hold, in one row or in all (...), and how it is told."""
-ROWS = {
-    "an axis that is no integer": (
-        column("checks", "batch", 1.0),
-        "checks.parquet, row 0: batch must be a positive integer, not 1.0",
-    ),
-    "axes that don't go together": (
-        cell("checks", 5, kv_heads=3),
-        "checks.parquet, row 5: kv_heads must divide heads, and 3 doesn't divide 4",
-    ),
-    "a dtype that is nonsense": (
+ROWS = [
+    (column("checks", "batch", 1.0), "checks.parquet, row 0: batch must be a positive integer, not 1.0"),
+    (cell("checks", 5, kv_heads=3), "checks.parquet, row 5: kv_heads must divide heads, and 3 doesn't divide 4"),
+    (
         cell("cases", 1, dtype="float17"),
         "cases.parquet, row 1: unknown dtype 'float17'; known are float16, bfloat16, float32, float64",
     ),
-    "values that are nonsense": (
+    (
         cell("samples", 2, values="sink"),
         f"samples.parquet, row 2: unknown values 'sink'; known are {', '.join(STANDARD)}, or other amounts",
     ),
-    "unknown inputs": (
+    (
         cell("checks", 0, inputs="easy"),
         f"checks.parquet, row 0: {AUTO} was checked on 'easy', which are neither its values nor an extreme",
     ),
-    "a column that is missing": (
-        lambda tables, manifest: tables["checks"].pop("passed"),
-        "checks.parquet: the column 'passed' is missing",
-    ),
-    "a repeated sample": (again("samples", slice(1, 2)), f"samples.parquet, row 24: {SAME}"),
-    "a repeated check": (
+    (lambda tables, manifest: tables["checks"].pop("passed"), "checks.parquet: the column 'passed' is missing"),
+    (again("samples", slice(1, 2)), f"samples.parquet, row 24: {SAME}"),
+    (
         again("checks", slice(0, 1)),
-        "checks.parquet, row 16: this row has the implementation, replicate, moment, inputs, route of "
-        "one/checks.parquet, row 0",
+        (
+            "checks.parquet, row 16: this row has the implementation, replicate, moment, inputs, route of "
+            "one/checks.parquet, row 0"
+        ),
     ),
-    "a repeated case": (
+    (
         again("cases", slice(0, 1)),
         "cases.parquet, row 8: this row has the implementation, replicate of one/cases.parquet, row 0",
     ),
-    "a process that is there twice": (
+    (
         column("processes", "process", "p0"),
         "processes.parquet: replicate 1 was measured by the process 'p1', which is missing",
     ),
-    "an empty table of samples": (
-        keep("samples", lambda rows: rows["round"] < 0),
-        f"samples.parquet: {AUTO} under eager warm has 0 of 3 rounds",
-    ),
-    "a round that is missing": (
-        keep("samples", lambda rows: rows.index != 2),
-        f"samples.parquet: {AUTO} under eager warm has 2 of 3 rounds",
-    ),
-    "rounds that the study doesn't ask for": (
+    (keep("samples", lambda rows: rows["round"] < 0), f"samples.parquet: {AUTO} under eager warm has 0 of 3 rounds"),
+    (keep("samples", lambda rows: rows.index != 2), f"samples.parquet: {AUTO} under eager warm has 2 of 3 rounds"),
+    (
         cell("samples", 4, round=3),
         f"samples.parquet: {AUTO} under eager warm has 3 of 3 rounds, and not the first ones",
     ),
-    "a place in a round that there isn't": (
+    (
         cell("samples", 4, position=3),
         f"samples.parquet, row 4: {AUTO} under eager warm is at position 3, beyond the turns of a round",
     ),
-    "samples of a replicate that are missing": (
+    (
         keep("samples", lambda rows: rows["replicate"] == 0),
         f"samples.parquet: sdpa.auto at {FIRST} in replicate 1 under eager warm has 0 of 3 rounds",
     ),
-    "a replicate that is missing": (
+    (
         lambda tables, manifest: [
             keep(table, lambda rows: rows["replicate"] == 0)(tables, manifest)
             for table in ("samples", "checks", "cases", "processes", "stream")
         ],
         f"cases.parquet: sdpa.auto at {FIRST} in replicate 1 is missing",
     ),
-    "a replicate too many": (
+    (
         cell("samples", 3, replicate=2),
         f"samples.parquet, row 3: sdpa.math at {FIRST} in replicate 2 under eager warm is not of the study",
     ),
-    "an implementation that is not of the study": (
+    (
         cell("samples", 3, implementation="sdpa.flash"),
         f"samples.parquet, row 3: sdpa.flash at {FIRST} in replicate 0 under eager warm is not of the study",
     ),
-    "a case that is missing": (
-        keep("cases", lambda rows: rows.index != 1),
-        f"cases.parquet: {MATH} is missing",
-    ),
-    "a shape that is not of the study": (
+    (keep("cases", lambda rows: rows.index != 1), f"cases.parquet: {MATH} is missing"),
+    (
         cell("checks", 2, head_dim=32),
         "checks.parquet, row 2: sdpa.auto at B=1 H=4 S=16 D=32 full float32 in replicate 0 is not of the study",
     ),
-    "a timing that is not of the study": (
+    (
         cell("samples", 3, cache="cold"),
         f"samples.parquet, row 3: {MATH} under eager cold is under no timing of this run",
     ),
-    "a sample without its case": (
+    (
         cell("samples", 3, implementation="control.sdpa.auto"),
         f"samples.parquet, row 3: control.{AUTO} under eager warm is not among the cases",
     ),
-    "a sample of a case that failed before it was timed": (
+    (
         both(cell("cases", 0, status=schema.FAILED), cell("checks", 0, passed=False)),
         f"samples.parquet, row 0: {AUTO} under eager warm was timed after it failed a check",
     ),
-    "gaps between the rounds of a case that failed": (
+    (
         both(
             cell("cases", 0, status=schema.FAILED),
             keep("samples", lambda rows: rows.index != 2),
         ),
         f"samples.parquet: {AUTO} under eager warm has 2 of 3 rounds, and not the first ones",
     ),
-    "a check that failed beside a measured case": (
-        cell("checks", 2, passed=False),
-        f"checks.parquet, row 2: {AUTO} failed a check and counts as measured",
-    ),
-    "a check that passed with too large an error": (
+    (cell("checks", 2, passed=False), f"checks.parquet, row 2: {AUTO} failed a check and counts as measured"),
+    (
         cell("checks", 2, max_error=2.1e-6),
         f"checks.parquet, row 2: {AUTO} passed a check with errors of 2.1e-06 and 1e-06, which are too large",
     ),
-    "a check that passed with an infinite error": (
+    (
         cell("checks", 2, inputs="large logits", mean_error=INFINITE),
         f"checks.parquet, row 2: {AUTO} passed a check with errors of 1e-06 and inf, which are too large",
     ),
-    "a measured case without a check": (
+    (
         keep("checks", lambda rows: rows["implementation"] != "sdpa.math"),
         f"cases.parquet, row 1: {MATH} counts as measured, and no check of it is recorded",
     ),
-    "a measured case whose timed outputs were wrong": (
+    (
         cell("samples", 1, strain=1.5),
         f"samples.parquet, row 1: {MATH} under eager warm counts as measured, and its strain is 1.5, above 1",
     ),
-    "a process that was not recorded": (
+    (
         cell("samples", 3, process="p7"),
         "processes.parquet: replicate 0 was measured by the process 'p7', which is missing",
     ),
-    "a process of two replicates": (
+    (
         cell("samples", 3, process="p1"),
         "processes.parquet: replicate 0 was measured by the process 'p1', which is missing",
     ),
-    "a process too many": (
-        cell("processes", 1, replicate=2),
-        "processes.parquet, row 1: replicate 2 is not of the study",
-    ),
-    "a replicate without a process": (
+    (cell("processes", 1, replicate=2), "processes.parquet, row 1: replicate 2 is not of the study"),
+    (
         keep("processes", lambda rows: rows["replicate"] == 0),
         "processes.parquet: replicate 1 was measured by the process 'p1', which is missing",
     ),
-    "a request that one implementation didn't answer": (
-        keep("stream", lambda rows: rows.index != 1),
-        "stream.parquet: sdpa.math in replicate 0 didn't answer request 0",
-    ),
-    "a request of two shapes": (
+    (keep("stream", lambda rows: rows.index != 1), "stream.parquet: sdpa.math in replicate 0 didn't answer request 0"),
+    (
         cell("stream", 1, seq_len=32, kv_len=32),
         f"stream.parquet, row 1: sdpa.math at {SECOND} in replicate 0 answers request 0, which is of another shape",
     ),
-    "requests that are missing": (
+    (
         keep("stream", lambda rows: (rows["replicate"] == 0) | (rows["position"] == 0)),
         "stream.parquet: sdpa.auto in replicate 1 didn't answer request 1",
     ),
-    "a panel without latency or reason": (
-        cell("panel", 1, why=""),
-        f"panel.parquet, row 1: sdpa.auto at {FIRST} has a latency_us and a why, or neither",
-    ),
-    "a load with both": (
+    (cell("panel", 1, why=""), f"panel.parquet, row 1: sdpa.auto at {FIRST} has a latency_us and a why, or neither"),
+    (
         cell("endurance", 0, why="no such device"),
         f"endurance.parquet, row 0: sdpa.auto at {FIRST} has a latency_us and a why, or neither",
     ),
-}
+]
 FILES = ", ".join(f"{table}.parquet" for table in TABLES)
-MANIFESTS = {
-    "no complete": (stated(complete=...), "the field 'complete' is missing"),
-    "complete is a word": (stated(complete="yes"), "complete: input should be a valid boolean, not 'yes'"),
-    "no device": (stated(device=...), "the field 'device' is missing"),
-    "an unknown kind": (stated(device__kind="tpu"), "device.kind: input should be 'cuda' or 'cpu', not 'tpu'"),
-    "no cache": (stated(device__l2_bytes=0), "device.l2_bytes: input should be greater than or equal to 1, not 0"),
-    "a negative ceiling": (
+MANIFESTS = [
+    (stated(complete=...), "the field 'complete' is missing"),
+    (stated(complete="yes"), "complete: input should be a valid boolean, not 'yes'"),
+    (stated(device=...), "the field 'device' is missing"),
+    (stated(device__kind="tpu"), "device.kind: input should be 'cuda' or 'cpu', not 'tpu'"),
+    (stated(device__l2_bytes=0), "device.l2_bytes: input should be greater than or equal to 1, not 0"),
+    (
         stated(ceilings__copy__samples=[100.0, -3.0]),
         "ceilings.copy.samples.1: input should be greater than 0, not -3.0",
     ),
-    "a ceiling that is no number": (
-        stated(ceilings__copy__samples=[NAN]),
-        "ceilings.copy.samples.0: input should be a finite number, not nan",
-    ),
-    "a ceiling in another unit": (
+    (stated(ceilings__copy__samples=[NAN]), "ceilings.copy.samples.0: input should be a finite number, not nan"),
+    (
         stated(ceilings__copy__unit="TB/s"),
         "ceilings.copy.unit: input should be 'TFLOP/s', 'GB/s' or 'Gexp/s', not 'TB/s'",
     ),
-    "a file outside the folder": (
+    (
         lambda tables, manifest: manifest["files"].update({"../two/samples.parquet": 64 * "0"}),
         f"files: '../two/samples.parquet' is no table of a run; tables are {FILES}",
     ),
-    "no samples among the files": (
-        lambda tables, manifest: manifest["files"].pop("samples.parquet"),
-        "files: samples.parquet is missing",
-    ),
-    "a study that is none": (stated(study={}), "study: the field 'implementations' is missing, or is no list"),
-    "a study without a target": (stated(study__target=...), "study: the field 'target' is missing"),
-    "no replicates": (
-        stated(study__replicates=0),
-        "study: replicates: input should be greater than or equal to 1, not 0",
-    ),
-    "an unknown timing that is missing": (
+    (lambda tables, manifest: manifest["files"].pop("samples.parquet"), "files: samples.parquet is missing"),
+    (stated(study={}), "study: the field 'implementations' is missing, or is no list"),
+    (stated(study__target=...), "study: the field 'target' is missing"),
+    (stated(study__replicates=0), "study: replicates: input should be greater than or equal to 1, not 0"),
+    (
         stated(missing_clocks=["wall warm"]),
         "missing_clocks: 'wall warm' is no timing of the study; timings are eager warm",
     ),
-    "a tick that is negative": (
-        stated(clocks__tick_us=-1.0),
-        "clocks.tick_us: input should be greater than or equal to 0, not -1.0",
-    ),
-    "no rules": (stated(rules=...), "the field 'rules' is missing"),
-    "a rule that is a word": (stated(rules__alpha="5 %"), "rules.alpha: input should be a valid number, not '5 %'"),
-    "a day without a time": (
-        stated(created="2026-11-21"),
-        "created: input should have timezone info, not '2026-11-21'",
-    ),
-    "a run without an end": (stated(finished=...), "the field 'finished' is missing"),
-    "no version of torch": (
-        stated(environment__packages={}),
-        "environment.packages: the version of torch is missing",
-    ),
-    "a rung without a name": (stated(ladder=[{}]), "the field 'ladder.0.name' is missing"),
-    "a CPU without threads": (
-        stated(device__threads=...),
-        "device.threads is missing, and the device is of the kind cpu",
-    ),
-    "no factor of the gate": (stated(rules__gate_factor=...), "rules: 'gate_factor' is missing"),
-    "no word of the counters": (stated(profile=...), "the field 'profile' is missing"),
-    "another plan": (
+    (stated(clocks__tick_us=-1.0), "clocks.tick_us: input should be greater than or equal to 0, not -1.0"),
+    (stated(rules=...), "the field 'rules' is missing"),
+    (stated(rules__alpha="5 %"), "rules.alpha: input should be a valid number, not '5 %'"),
+    (stated(created="2026-11-21"), "created: input should have timezone info, not '2026-11-21'"),
+    (stated(finished=...), "the field 'finished' is missing"),
+    (stated(environment__packages={}), "environment.packages: the version of torch is missing"),
+    (stated(ladder=[{}]), "the field 'ladder.0.name' is missing"),
+    (stated(device__threads=...), "device.threads is missing, and the device is of the kind cpu"),
+    (stated(rules__gate_factor=...), "rules: 'gate_factor' is missing"),
+    (stated(profile=...), "the field 'profile' is missing"),
+    (
         stated(closed_early={"replicates": 1, "shapes": 2, "planned": 5}),
         "closed_early.planned: the study plans 4, not 5",
     ),
-}
+]
 
 
 @pytest.mark.parametrize(("table", "row", "name", "value", "shown"), VALUES)
@@ -442,12 +393,12 @@ def test_a_value_that_no_column_can_hold_is_a_line_with_file_and_row(good, table
     assert refused(lambda: judged(*spoiled(good, spoil))) == said + TABLES[table][name].kind.words + RESTORE
 
 
-@pytest.mark.parametrize(("spoil", "said"), ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(("spoil", "said"), ROWS)
 def test_rows_that_no_run_can_hold_are_a_line_with_file_and_row(good, spoil, said):
     assert refused(lambda: judged(*spoiled(good, spoil))) == said + RESTORE
 
 
-@pytest.mark.parametrize(("spoil", "said"), MANIFESTS.values(), ids=MANIFESTS)
+@pytest.mark.parametrize(("spoil", "said"), MANIFESTS)
 def test_a_manifest_that_no_run_can_have_is_a_line_with_its_field(good, spoil, said):
     _, stated = spoiled(good, spoil)
     line = refused(lambda: manifest.require(stated, "manifest.json"))

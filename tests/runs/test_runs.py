@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,9 +154,8 @@ def test_a_changed_table_is_refused(data, finished, change):
     assert refused("one") == f"{path} doesn't match its manifest: it was changed after it was recorded; restore it"
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_a_table_that_is_gone_is_refused(data, finished, table):
-    path = data / finished() / f"{table}.parquet"
+def test_a_table_that_is_gone_is_refused(data, finished):
+    path = data / finished() / "stream.parquet"
     path.unlink()
     assert refused("one").startswith(f"{path} is missing, so the run is refused")
 
@@ -256,31 +253,6 @@ def test_the_newest_run_is_last(data):
 @pytest.mark.parametrize("name", ["", ".", "..", "../one", "a/b", "/etc", "one/", ".hidden"])
 def test_a_name_that_is_a_path_is_refused(data, name):
     assert refused(name) == f"{name!r} can't be the name of a run: it is a folder in {data}/"
-
-
-HOLD = """
-import sys
-from attnlab.runs import write
-with write.lock("one"):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_second_process_is_refused_until_the_first_is_gone(data):
-    begun()
-    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        with (
-            pytest.raises(UserError, match=r"^another process is measuring into the run 'one': wait for it"),
-            write.lock("one"),
-        ):
-            pass
-        with write.lock("two"):
-            pass
-        holder.kill()
-    with write.lock("one"):
-        assert (data / "one" / ".lock").exists()
 
 
 def test_a_digest_is_of_the_content_not_of_its_order():

@@ -7,7 +7,7 @@ missing say so.
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib import util
 from pathlib import Path
@@ -130,28 +130,20 @@ def _each(cases: Cases, device: torch.device) -> Iterator[tuple[int, Case | None
 
 def _under_ncu(cases: Cases) -> None:
     """Run our sampler under ncu, with ncu's window around the one call that the sampler would time."""
-    device, runtime = torch.device("cuda"), torch.cuda.cudart()
+    device = torch.device("cuda")
     takes = {cache: cuda_events.sampler(device, timing) for cache, timing in TIMINGS.items()}
-
-    def window(call: Callable[[], object]) -> None:
-        torch.cuda.synchronize()
-        runtime.cudaProfilerStart()
-        call()
-        torch.cuda._sleep(1)
-        torch.cuda.synchronize()
-        runtime.cudaProfilerStop()
 
     for number, case, why in _each(cases, device):
         if case is None:
             _say(case=number, why=why)
-            window(lambda: None)
+            tool.window(lambda: None)
             continue
         with case.selected():
             for turn in range(ROUNDS):
                 for cache, take in takes.items():
                     _say(case=number, round=turn, cache=cache, why="")
                     # Called instead of replayed: ncu runs the kernels of a graph one by one like any others.
-                    take(canary.in_place_of_timed(case, TIMINGS[cache], partial(window, case.call)))
+                    take(canary.in_place_of_timed(case, TIMINGS[cache], partial(tool.window, case.call)))
 
 
 def _under_nvbench(cases: Cases, target: str) -> None:

@@ -1,8 +1,6 @@
 """What a worker is admitted by: whatever a run's results may depend on has to be the same on all of them."""
 
 import platform
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +34,6 @@ def admission(wanted: str) -> Admission:
 
 def _code(device_name: str) -> dict[str, str]:
     return sources.digests(record.__name__) | tuning.hashes(implementations.known(), device_name)
-
-
-def usual(found: Iterable[Admission]) -> Admission:
-    """One of those whose environment is the most frequent."""
-    every = list(found)
-    hashes = Counter(one.environment["hash"] for one in every)
-    return max(every, key=lambda one: hashes[one.environment["hash"]])
 
 
 def difference(standard: Admission, found: Admission) -> str:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from attnlab.base.errors import UserError
 from attnlab.measure.cluster import run_sync, scheduling
-from attnlab.measure.cluster.admission import Admission, admission, difference, usual
+from attnlab.measure.cluster.admission import Admission, admission, difference
 from attnlab.measure.cluster.remote import Outcome, Task, answer, carry_out
 from attnlab.measure.cluster.scheduling import Piece
 from attnlab.measure.session import record
@@ -222,12 +222,8 @@ class Fleet(Executor):
         for card in [card for address, card in self._cards.items() if address not in there]:
             self._lose(card, ": its worker was lost")
         joined = [address for address in there.keys() - self._cards.keys() - self._refused if not busy.get(address)]
-        for address in [address for address in joined if there[address] != 1]:
-            joined.remove(address)
-            threads = f"it has {there[address]} threads, and one measures at a time"
-            self._refuse(address, f"{threads}: start it with --nthreads 1")
         if joined:
-            self._admit(self._asked(joined))
+            self._admit(self._asked(joined), there)
         self._require_company(set(there))
 
     def _asked(self, workers: list[str]) -> dict[str, Any]:
@@ -237,24 +233,30 @@ class Fleet(Executor):
         there = [address for address, found in able.items() if not isinstance(found, Exception)]
         return able | self._client.run(answer, admission, self._wanted, workers=there, on_error="return")
 
-    def _admit(self, answers: dict[str, Any]) -> None:
+    def _admit(self, answers: dict[str, Any], threads: dict[str, int]) -> None:
         """Admit workers that are like the others; the first ones, if they are like most of them."""
-        found = {address: one for address, one in answers.items() if isinstance(one, Admission)}
+        found = [one for one in answers.values() if isinstance(one, Admission)]
         first = self._standard is None
-        self._standard = self._standard or (usual(found.values()) if found else None)
+        if first and found:
+            hashes = Counter(one.environment["hash"] for one in found)
+            self._standard = max(found, key=lambda one: hashes[one.environment["hash"]])
         for address, one in answers.items():
-            if isinstance(one, ImportError):
-                self._refuse(address, f"{one}; PYTHONPATH has to lead to lib/ there, and its packages to be installed")
-            elif isinstance(one, Exception):
-                self._refuse(address, " ".join(f"{type(one).__name__}: {one}".split()))
-            elif what := self._unfit(one):
-                self._refuse(address, what)
-            else:
-                self._cards[address] = Card(address, one)
-                if not first:
-                    _say(f"{self._cards[address]}: joined, {len(self._cards)} now")
+            if what := self._unfit(one, threads[address]):
+                self._refused.add(address)
+                _say(f"the worker {address} is left out: {what}")
+                continue
+            self._cards[address] = Card(address, one)
+            if not first:
+                _say(f"{self._cards[address]}: joined, {len(self._cards)} now")
 
-    def _unfit(self, found: Admission) -> str:
+    def _unfit(self, found: Any, threads: int) -> str:
+        """Why a worker can't measure with the others, from its admission or what asking for it raised; else ""."""
+        if threads != 1:
+            return f"it has {threads} threads, and one measures at a time: start it with --nthreads 1"
+        if isinstance(found, ImportError):
+            return f"{found}; PYTHONPATH has to lead to lib/ there, and its packages to be installed"
+        if isinstance(found, Exception):
+            return " ".join(f"{type(found).__name__}: {found}".split())
         assert self._standard is not None
         same = [card for card in self._cards.values() if found.card and card.found.card == found.card]
         return f"its card already measures for {same[0].address}" if same else difference(self._standard, found)
@@ -286,10 +288,6 @@ class Fleet(Executor):
                 self._taken[card.name][work.piece.number] -= 1
         left = len(self._cards)
         _say(f"{card}{why}; {left} left{'' if left else f', waiting {PATIENCE_S:.0f} s for another'}")
-
-    def _refuse(self, address: str, why: str) -> None:
-        self._refused.add(address)
-        _say(f"the worker {address} is left out: {why}")
 
 
 def _say(words: str) -> None:

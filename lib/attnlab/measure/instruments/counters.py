@@ -140,7 +140,7 @@ def _rows(launches: list[dict[str, str]], units: dict[str, str]) -> Iterator[dic
 
 
 def call_once(implementation: str, shape: Shape) -> None:
-    """Warm up, then make one call inside ncu's window, and what separates it from the next: what ncu runs."""
+    """Warm up, then make one call inside ncu's window."""
     environment.lock()
     chosen = registry.find(implementation)
     drawn = inputs.draw(shape, rules.SEED, torch.device("cuda"))
@@ -148,12 +148,7 @@ def call_once(implementation: str, shape: Shape) -> None:
     with chosen.selected():
         for _ in range(WARMUP_CALLS):
             call()
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStart()
-        call()
-        torch.cuda._sleep(1)
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStop()
+        tool.window(call)
 
 
 def _counted(name: str, study: Study) -> Shapes:

@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
 
 LONGEST_REASON = 200
 SEPARATOR = "spin_kernel"
@@ -84,6 +86,16 @@ def output(command: list[str], timeout_s: float) -> str:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+def window(call: Callable[[], object]) -> None:
+    """Make a call inside ncu's window, and what separates it from the next: what ncu runs."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    call()
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
 
 
 def reason(printed: str) -> str:
