@@ -158,7 +158,7 @@ class Killed:
 WRITING = ("write", "fsync", "replace", "mkdir")
 """The operations on the disk that a full one refuses."""
 KINDS = pytest.mark.parametrize("within", ["", schema.OF_MODELS], ids=["study", "models"])
-SHARE = pytest.mark.parametrize("share", [0.125, pytest.param(1, marks=pytest.mark.faults)])
+SHARE = pytest.mark.parametrize("share", [0.06, pytest.param(1, marks=pytest.mark.faults)])
 """The share of the steps on the disk that is drawn: every one in `make faults`."""
 
 

@@ -1,14 +1,15 @@
 """Models of transformers: what they compute with `attend`, and a record from the command line to its end."""
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from forks import live
 
 from attnlab import __main__, obtain
 from attnlab.base.errors import Interrupted, UserError
+from attnlab.measure import subjects
 from attnlab.runs import models, read, schema, write
 from attnlab.study import models as stated
 from attnlab.study.implementations import control
@@ -166,13 +167,15 @@ def test_sizes_that_are_no_numbers_are_one_line(capsys, data):
     assert "argument --batch: takes whole numbers, by commas, not '2,x'" in line
 
 
-def test_without_transformers_it_says_so(data):
-    program = (
-        "import sys; sys.modules['transformers'] = None; from attnlab.__main__ import main; sys.exit(main(['model']))"
+def test_without_transformers_it_says_so(data, capsys, monkeypatch):
+    for name in ("attnlab.measure.session.models", "attnlab.measure.subjects.model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr(subjects, "model", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert __main__.main(["model"]) == 1
+    assert (
+        capsys.readouterr().err == "attnlab: models need transformers: it is not installed; `make model` sets it up\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert ended.stderr == "attnlab: models need transformers: it is not installed; `make model` sets it up\n"
     assert not data.exists()
 
 
@@ -270,8 +273,8 @@ def test_a_record_of_another_plan_is_not_continued(recording, monkeypatch):
         obtain.modelled("mine", "cpu", TINY | {"prompt": [8]})
 
 
-def test_what_was_changed_after_it_was_recorded_is_refused(recording):
-    recording()
+def test_what_was_changed_after_it_was_recorded_is_refused(data):
+    live(MINE)
     path = schema.folder(MINE) / "samples.parquet"
     path.write_bytes(path.read_bytes() + b" ")
     refused: list[UserError] = []

@@ -499,11 +499,10 @@ def test_at_other_values_checks_are_on_these_or_on_an_extreme(good):
 
         return spoil
 
-    for inputs in ("sink 8", *schema.EXTREMES):
+    for inputs in ("sink 8", schema.LARGE_LOGITS):
         judged(*spoiled(good, other_values(inputs)))
-    for inputs in ("normal", "sink 13"):
-        said = f"was checked on {inputs!r}, which are neither its values nor an extreme{RESTORE}"
-        assert refused(lambda inputs=inputs: judged(*spoiled(good, other_values(inputs)))).endswith(said)
+    said = f"was checked on 'normal', which are neither its values nor an extreme{RESTORE}"
+    assert refused(lambda: judged(*spoiled(good, other_values("normal")))).endswith(said)
 
 
 def test_a_run_that_was_edited_and_sealed_anew_is_held_to_the_same(data):
