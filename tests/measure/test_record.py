@@ -14,8 +14,10 @@ from unittest.mock import Mock
 
 import pandas as pd
 import pytest
+import small
 import yaml
 from conftest import Quickly, tiny_study
+from tqdm import tqdm
 
 from attnlab import obtain
 from attnlab.base import paths, sources
@@ -172,6 +174,20 @@ def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread,
     record.record("one", tiny_study(replicates=1), "cpu", Quickly(ThreadPoolExecutor(1)), long=True)
     assert "1 replicate, about 2 days" in capsys.readouterr().err
     assert read.load("one").complete
+
+
+def test_progress_names_the_first_shape_that_is_left(begin, capsys):
+    study = tiny_study(replicates=1)
+    name, bar = begin(study), tqdm(total=3, disable=True)
+    left = {schema.shape_key(study, shape, 0): shape.label for shape in study.shapes}
+    for table, key, rows in small.blocks(study):
+        write.add_part(name, table, key, rows)
+        record._show(bar, name, left)
+    assert capsys.readouterr().err.splitlines() == [
+        f"begun: 1 of 3 shapes measured; the first that is left: {study.shapes[1].label}",
+        f"begun: 2 of 3 shapes measured; the first that is left: {study.shapes[2].label}",
+        "begun: 3 of 3 shapes measured",
+    ]
 
 
 # Cut off

@@ -15,7 +15,7 @@ NEEDS = "which is not installed: `make measure` with GPUS or SCHEDULER sets it u
 CONNECT_S = 10
 
 
-def require(gpus: str, scheduler: str, wanted: str) -> None:
+def _require(gpus: str, scheduler: str, wanted: str) -> None:
     """Raise UserError unless GPUS and SCHEDULER, as the command line gives them, say which cluster to use."""
     if gpus and scheduler:
         raise UserError("GPUS starts a cluster here, and SCHEDULER uses one that is there: give one of the two")
@@ -27,12 +27,8 @@ def require(gpus: str, scheduler: str, wanted: str) -> None:
         raise UserError(f"SCHEDULER={scheduler}: give its address as `dask scheduler` prints it, tcp://HOST:PORT")
 
 
-def count(gpus: str) -> int:
-    """How many GPUs of this host are meant.
-
-    Raises:
-        UserError: there are fewer.
-    """
+def _count(gpus: str) -> int:
+    """How many GPUs of this host are meant; raises UserError if there are fewer."""
     import torch
 
     there = torch.cuda.device_count()
@@ -55,8 +51,8 @@ def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator[Any]:
     Raises:
         UserError: Dask is not installed, GPUs are lacking, no scheduler answers, or no worker can measure.
     """
-    require(gpus, scheduler, wanted)
-    number = count(gpus) if gpus else 0
+    _require(gpus, scheduler, wanted)
+    number = _count(gpus) if gpus else 0
     try:
         import distributed
 

@@ -221,22 +221,29 @@ def lacking(job: Job) -> Job | None:
 def _work_through(pool: Executor, jobs: list[Job]) -> None:
     if not jobs:
         return
-    name, left = jobs[0].run, sum(len(job.shapes) for job in jobs)
-    shapes = max(1, len(write.recorded(name, "cases")) + left)
-    results = pool.map(worker.measure, jobs)
+    name = jobs[0].run
+    left = {
+        schema.shape_key(job.study, shape, job.replicate): f"{shape.label}, replicate {job.replicate}"
+        for job in jobs
+        for shape in job.shapes
+    }
+    shapes, results = max(1, len(write.recorded(name, "cases")) + len(left)), pool.map(worker.measure, jobs)
     with (
         tqdm(total=shapes, desc=name, unit="shape", disable=None, leave=False) as bar,
-        _every(POLL_S, partial(_show, bar, name)),
+        _every(POLL_S, partial(_show, bar, name, left)),
     ):
         deque(results, maxlen=0)
 
 
-def _show(bar: tqdm, name: str) -> None:
-    """Show how many shapes are measured: by the bar in a terminal, elsewhere by a line at every eighth."""
-    before, bar.n, shapes = bar.n, len(write.recorded(name, "cases")), bar.total or 1
-    bar.refresh()
+def _show(bar: tqdm, name: str, left: dict[str, str]) -> None:
+    """Show how many shapes are measured, and the first that is left: in a terminal by the bar, else at every eighth."""
+    done = write.recorded(name, "cases")
+    before, bar.n, shapes = bar.n, len(done), bar.total or 1
+    following = next((shape for key, shape in left.items() if key not in done), "")
+    bar.set_postfix_str(following)
     if bar.disable and 8 * bar.n // shapes > 8 * before // shapes:
-        print(f"{name}: {bar.n} of {shapes} shapes measured", file=sys.stderr, flush=True)
+        then = following and f"; the first that is left: {following}"
+        print(f"{name}: {bar.n} of {shapes} shapes measured{then}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -64,29 +64,20 @@ def measure(job: Job) -> None:
     environment.lock_as_begun(job.run, job.environment, device)
     captured.use(job.study)
     session = Session(job, device, Telemetry(device), started)
-    _record_process(session)
-    for shape in job.shapes:
-        measure_shape(session, shape)
-    if job.stream:
-        _record_stream(session)
-
-
-def _record_process(session: Session) -> None:
-    # Before anything is measured: a process that is killed leaves samples, and they name it.
-    job = session.job
     row = {
         "process": session.process,
         "replicate": job.replicate,
-        "setup_seconds": time.monotonic() - session.started,
-        "card": telemetry.card(session.device),
+        "setup_seconds": time.monotonic() - started,
+        "card": telemetry.card(device),
         **session.telemetry.modes(),
         **devices.host(),
     }
-    write.add_part(job.run, "processes", f"{replicate_key(job.replicate)}-{session.process}", PROCESSES.frame([row]))
-
-
-def _record_stream(session: Session) -> None:
-    job = session.job
-    seed = zlib.crc32(f"stream {job.replicate}".encode())
-    calls = requests.take(job.run, job.study, job.replicate, session.device, seed)
-    write.add_part(job.run, "stream", replicate_key(job.replicate), calls.assign(process=session.process))
+    # Before anything is measured: a process that is killed leaves samples, and they name it.
+    key = replicate_key(job.replicate)
+    write.add_part(job.run, "processes", f"{key}-{session.process}", PROCESSES.frame([row]))
+    for shape in job.shapes:
+        measure_shape(session, shape)
+    if job.stream:
+        seed = zlib.crc32(f"stream {job.replicate}".encode())
+        calls = requests.take(job.run, job.study, job.replicate, device, seed)
+        write.add_part(job.run, "stream", key, calls.assign(process=session.process))
