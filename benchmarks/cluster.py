@@ -110,9 +110,9 @@ def _dealt(jobs: list[Job], took_s: dict[Shape, float], gpus: int) -> tuple[list
     while waiting:
         for gpu in [gpu for gpu, end_s in ends_s.items() if end_s <= now_s]:
             if (chosen := scheduling.choose(waiting, gpu, taken)) is not None:
-                piece = waiting.pop(chosen)
-                taken[gpu][piece.number] += 1
-                ends_s[gpu] = now_s + PROCESS_S + sum(took_s[shape] for shape in piece.job.shapes)
+                number, piece = waiting.pop(chosen)
+                taken[gpu][number] += 1
+                ends_s[gpu] = now_s + PROCESS_S + sum(took_s[shape] for shape in piece.shapes)
         now_s = min((end_s for end_s in ends_s.values() if end_s > now_s), default=now_s)
     return list(ends_s.values()), [pieces.total() for pieces in taken.values()]
 

@@ -36,10 +36,10 @@ def measured(asked, cards, slower=1.0):
         for card in [card for card, end_s in ends_s.items() if end_s <= now_s]:
             chosen = scheduling.choose(waiting, card, taken)
             if chosen is not None:
-                piece = waiting.pop(chosen)
-                taken[card][piece.number] += 1
-                turns += [(card, piece.job.replicate, shape) for shape in piece.job.shapes]
-                took_s = sum(each_s[shape] for shape in piece.job.shapes)
+                number, piece = waiting.pop(chosen)
+                taken[card][number] += 1
+                turns += [(card, piece.replicate, shape) for shape in piece.shapes]
+                took_s = sum(each_s[shape] for shape in piece.shapes)
                 ends_s[card] = now_s + took_s * (slower if card == str(cards - 1) else 1)
         now_s = min((end_s for end_s in ends_s.values() if end_s > now_s), default=now_s)
     return turns, max(ends_s.values())
@@ -76,4 +76,4 @@ def test_a_long_study_is_cut_into_pieces_that_a_worker_may_lose(monkeypatch):
     asked = jobs(2)
     each_s = seconds(asked)
     cut = scheduling.pieces(asked, each_s, 1)
-    assert [sum(each_s[shape] for shape in piece.job.shapes) for piece in cut] == 2 * [12.0, 8.0, 13.0]
+    assert [sum(each_s[shape] for shape in piece.shapes) for _, piece in cut] == 2 * [12.0, 8.0, 13.0]

@@ -25,7 +25,6 @@ from attnlab.base.errors import UserError
 from attnlab.measure.cluster import run_sync, scheduling
 from attnlab.measure.cluster.admission import Admission, admission, difference
 from attnlab.measure.cluster.remote import Outcome, Task, answer, carry_out
-from attnlab.measure.cluster.scheduling import Piece
 from attnlab.measure.session import record
 from attnlab.measure.session.subject import Job
 from attnlab.study.shapes import Shape
@@ -42,11 +41,11 @@ ENTRY = f"{carry_out.__module__}:{carry_out.__name__}"
 
 @dataclass(frozen=True)
 class Work:
-    """Something to do on one card: a piece of a replicate, or anything else that a run needs once."""
+    """Something to do on one card: a piece of a replicate with its number, or anything else that a run needs once."""
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
-    piece: Piece | None = None
+    number: int | None = None
     done: Future[Any] = field(default_factory=Future)
 
 
@@ -123,7 +122,7 @@ class Fleet(Executor):
         if not all(isinstance(one, Job) for one in every):
             return iter(self._do([Work(work, (one,)) for one in every]))
         cut = scheduling.pieces(every, run_sync.seconds(every[0]), len(self._cards))
-        self._do([Work(work, (piece.job,), piece) for piece in cut])
+        self._do([Work(work, (piece,), number) for number, piece in cut])
         # A stream of requests builds on all shapes of its replicate.
         self._do([Work(work, (replace(job, shapes=()),)) for job in every if job.stream])
         return iter([None] * len(every))
@@ -151,17 +150,17 @@ class Fleet(Executor):
 
     def _hand_out(self) -> None:
         for card in [card for card in self._cards.values() if not card.begun]:
-            pieces = [work.piece for work in self._waiting if work.piece]
+            pieces = [(work.number, work.arguments[0]) for work in self._waiting if work.number is not None]
             taken = {other.name: self._taken[other.name] for other in self._cards.values()}
             chosen = scheduling.choose(pieces, card.name, taken) if pieces else 0
             if chosen is None or not self._waiting:
                 continue
             work = self._waiting.pop(chosen)
             card.begun = work, self._submit(card.address, work)
-            if work.piece:
-                self._taken[card.name][work.piece.number] += 1
-                count = len(work.piece.job.shapes)
-                _say(f"{card}: replicate {work.piece.job.replicate}, {count} shape{'s' * (count != 1)}")
+            if work.number is not None:
+                self._taken[card.name][work.number] += 1
+                job: Job = work.arguments[0]
+                _say(f"{card}: replicate {job.replicate}, {len(job.shapes)} shape{'s' * (len(job.shapes) != 1)}")
 
     def _submit(self, address: str, work: Work) -> distributed.Future:
         packed = pickle.dumps(Task(work.call, work.arguments, run_sync.files(work.arguments[0])))
@@ -189,9 +188,9 @@ class Fleet(Executor):
         card.begun = None
         if outcome.blocks:
             run_sync.take(work.arguments[0].run, outcome.blocks)
-        left = record.lacking(work.piece.job) if work.piece else None
-        if work.piece and left and isinstance(outcome.error, Failure):
-            self._fail(card, replace(work, arguments=(left,), piece=replace(work.piece, job=left)), outcome.error)
+        left = None if work.number is None else record.lacking(work.arguments[0])
+        if left and isinstance(outcome.error, Failure):
+            self._fail(card, replace(work, arguments=(left,)), outcome.error)
         elif outcome.error:
             raise outcome.error
         else:
@@ -284,8 +283,8 @@ class Fleet(Executor):
             work, future = card.begun
             future.cancel()
             self._waiting.insert(0, work)
-            if work.piece:
-                self._taken[card.name][work.piece.number] -= 1
+            if work.number is not None:
+                self._taken[card.name][work.number] -= 1
         left = len(self._cards)
         _say(f"{card}{why}; {left} left{'' if left else f', waiting {PATIENCE_S:.0f} s for another'}")
 

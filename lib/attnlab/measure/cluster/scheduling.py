@@ -6,7 +6,7 @@ more often than another. It prefers its own: those of a replicate are one card f
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,16 +19,8 @@ LEAST_S = 1e-3
 """How long a shape counts for at least: one that no memory holds takes no time."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One of the pieces of a replicate, by its number in the replicate."""
-
-    number: int
-    job: Job
-
-
-def pieces(jobs: Sequence[Job], seconds: Mapping[Shape, float], cards: int) -> list[Piece]:
-    """The jobs cut into pieces for so many cards, which hold each shape of each job once.
+def pieces(jobs: Sequence[Job], seconds: Mapping[Shape, float], cards: int) -> list[tuple[int, Job]]:
+    """The jobs cut into pieces for so many cards, which hold each shape of each job once, each with its number in it.
 
     Args:
         jobs: replicates of one study.
@@ -38,24 +30,27 @@ def pieces(jobs: Sequence[Job], seconds: Mapping[Shape, float], cards: int) -> l
     count = cards * max(1, round(each_s.sum() / (cards * PIECE_S)))
     middles = (np.cumsum(each_s) - each_s / 2) / each_s.sum()
     numbers = dict(zip(seconds, (middles * count).astype(int).tolist(), strict=True))
-    cut = [
-        (job, number, tuple(s for s in job.shapes if numbers[s] == number)) for job in jobs for number in range(count)
+    return [
+        (number, replace(job, shapes=shapes, stream=False))
+        for job in jobs
+        for number in range(count)
+        if (shapes := tuple(shape for shape in job.shapes if numbers[shape] == number))
     ]
-    return [Piece(number, replace(job, shapes=shapes, stream=False)) for job, number, shapes in cut if shapes]
 
 
-def choose(waiting: Sequence[Piece], free: str, taken: Mapping[str, Mapping[int, int]]) -> int | None:
+def choose(waiting: Sequence[tuple[int, Job]], free: str, taken: Mapping[str, Mapping[int, int]]) -> int | None:
     """The index of the piece that a free card takes; None if others have to come first.
 
     Args:
+        waiting: the pieces, as `pieces` gives them.
         taken: how often each of the cards that are there has taken each piece, by number.
     """
     place = list(taken).index(free)
-    least = {number: min(own.get(number, 0) for own in taken.values()) for number in {one.number for one in waiting}}
-    mine = [index for index, piece in enumerate(waiting) if taken[free].get(piece.number, 0) == least[piece.number]]
+    least = {number: min(own.get(number, 0) for own in taken.values()) for number, _ in waiting}
+    mine = [index for index, (number, _) in enumerate(waiting) if taken[free].get(number, 0) == least[number]]
 
     def order(index: int) -> tuple[int, bool]:
-        piece = waiting[index]
-        return least[piece.number], (piece.number + piece.job.replicate) % len(taken) != place
+        number, job = waiting[index]
+        return least[number], (number + job.replicate) % len(taken) != place
 
     return min(mine, key=order, default=None)
