@@ -29,8 +29,8 @@ def scheduler(file: str) -> None:
     asyncio.run(serve())
 
 
-def worker(address: str, flags: str, path: str = "") -> None:
-    """A worker of one thread, without a run folder that it could share with the client, whose surveys are quick.
+def worker(address: str, flags: str, path: str = "", threads: int = 1) -> None:
+    """A worker, without a run folder that it could share with the client, whose surveys are quick.
 
     Args:
         flags: the folder of `faulty`'s flags.
@@ -45,7 +45,7 @@ def worker(address: str, flags: str, path: str = "") -> None:
     processes.fresh_processes = _forked
 
     async def serve() -> None:
-        async with distributed.Worker(address, nthreads=1, dashboard=False, host="127.0.0.1") as there:
+        async with distributed.Worker(address, nthreads=threads, dashboard=False, host="127.0.0.1") as there:
             await there.finished()
 
     asyncio.run(serve())

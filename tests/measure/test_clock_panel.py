@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_the_backends_and_the_ladders_best_are_loaded_without_pause():
 @pytest.mark.parametrize(("cache", "expected"), [("warm", ["call", "canary"]), ("cold", ["canary"])])
 def test_what_stands_for_the_timed_comes_where_the_sampler_times(clock, cache, expected):
     done = []
-    replay = Replay(canary.Turns(lambda: done.append("call")), 1, torch.empty(0))
+    replay = Replay(SimpleNamespace(replay=lambda: done.append("call")), 1, torch.empty(0))
     case = Case(lambda: done.append("call"), nullcontext, replay, replay)
     timing = Timing(clock=clock, cache=cache)
     stand_in = canary.in_place_of_timed(case, timing, lambda: done.append("canary"))

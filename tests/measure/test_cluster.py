@@ -57,10 +57,10 @@ class Cluster:
         for fork in [*self.workers, self.scheduler]:
             fork.kill()
 
-    def add(self, count: int = 1, path: str = "") -> list[Fork]:
+    def add(self, count: int = 1, path: str = "", threads: int = 1) -> list[Fork]:
         """Start workers and wait for them."""
         before = self.client.nthreads().keys()
-        step = ("call", "hosts", "worker", self.address, str(self.flags), path)
+        step = ("call", "hosts", "worker", self.address, str(self.flags), path, threads)
         added = [self._forks.start(step) for _ in range(count)]
         self.workers += added
         wait_until(lambda: len(self.client.nthreads().keys() - before) >= count)
@@ -299,13 +299,11 @@ def test_workers_that_differ_are_refused_and_the_others_measure(two, begin, tmp_
     bare = tmp_path / "bare" / "attnlab.py"
     bare.parent.mkdir()
     bare.write_text("raise ModuleNotFoundError(\"No module named 'attnlab'\")\n")
-    (differs,) = two.add(path=str(other.parent))
-    with (
-        two.started("--nthreads", "2", "--no-nanny"),
-        two.started("--nthreads", "1", "--no-nanny", PYTHONPATH=str(bare.parent)),
-    ):
+    differing = [*two.add(path=str(other.parent)), *two.add(threads=2)]
+    with two.started("--nthreads", "1", "--no-nanny", PYTHONPATH=str(bare.parent)):
         two.measure(study, begin(study))
-    two.lose(differs)
+    for worker in differing:
+        two.lose(worker)
     said = sorted(line.partition(" is left out: ")[2] for line in lines(capsys) if "left out" in line)
     assert len(said) == 3
     assert said[0] == (

@@ -209,6 +209,18 @@ VALUES = [
 ]
 """A value that its column can't hold, in one row or in all (...), and how it is told."""
 ROWS = [
+    (
+        both(again("samples", slice(0, 1)), cell("samples", 24, round=3)),
+        f"samples.parquet: {AUTO} under eager warm has 4 of 3 rounds",
+    ),
+    (
+        cell("residency", 0, why="no canary"),
+        f"residency.parquet, row 0: sdpa.auto at {FIRST} under eager warm has a value and a why, or neither",
+    ),
+    (
+        cell("stream", 2, position=2),
+        f"stream.parquet, row 2: {AUTO} answers request 2, beyond those of the study",
+    ),
     (column("checks", "batch", 1.0), "checks.parquet, row 0: batch must be a positive integer, not 1.0"),
     (cell("checks", 5, kv_heads=3), "checks.parquet, row 5: kv_heads must divide heads, and 3 doesn't divide 4"),
     (
@@ -408,6 +420,8 @@ def test_a_manifest_that_no_run_can_have_is_a_line_with_its_field(good, spoil, s
 def test_a_good_run_breaks_no_rule(good, of_models):
     judged(*good)
     judged(*of_models)
+    # Who failed only after it was timed keeps its samples.
+    judged(*spoiled(good, both(cell("cases", 0, status=schema.FAILED), cell("checks", 2, passed=False))))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ hit and of a miss are measured first, on lines that are certain to be one or the
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,25 +97,16 @@ class Canary:
         return self._random.permutation(picks % max(1, lines)).astype(np.int32)
 
 
-class Turns:
-    """Calls functions in turn, one at each call or replay: first what a sampler leaves untimed, then what it times."""
-
-    def __init__(self, *works: Callable[[], Any]) -> None:
-        self._works, self._next = works, 0
-
-    def __call__(self) -> Any:
-        work = self._works[self._next % len(self._works)]
-        self._next += 1
-        return work()
-
-    replay = __call__
-
-
 def in_place_of_timed(case: Case, timing: Timing, work: Callable[[], Any]) -> Case:
     """A copy of `case` whose timed call is replaced by `work`; its untimed preparation stays the same."""
     untimed: list[Callable[[], Any]] = []
     if timing.cache == "warm":
         untimed = [case.call if timing.clock == "eager" or case.many is None else case.many.graph.replay]
-    turns: Any = Turns(*untimed, work)
-    replay = Replay(turns, 1, torch.empty(0))
-    return replace(case, call=turns, one=replay, many=replay)
+    works = cycle([*untimed, work])  # first what a sampler leaves untimed, then what it times
+
+    def turn() -> Any:
+        return next(works)()
+
+    graph: Any = SimpleNamespace(replay=turn)
+    replay = Replay(graph, 1, torch.empty(0))
+    return replace(case, call=turn, one=replay, many=replay)

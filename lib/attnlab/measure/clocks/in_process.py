@@ -21,22 +21,18 @@ TRITON: dict[str, dict[str, int]] = {
 WARM, COLD = Timing(clock="device", cache="warm"), Timing(clock="device", cache="cold")
 TIMINGS = (WARM, COLD, Timing(clock="eager", cache="warm"), Timing(clock="eager", cache="cold"))
 OURS = {methods.EAGER: TIMINGS[2], methods.DEVICE: WARM, methods.DEVICE_COLD: COLD}
-SAMPLED = (*OURS, methods.DEVICE_REPEATED)
 Taken = dict[str, float]
 """Latencies in µs by method: one sample, or two that are read from the same trace."""
 
 
 def methods_of(case: Case, device: torch.device) -> dict[str, Callable[[], Taken]]:
     """The methods that take turns, each as a function that takes a sample; a failure is recorded under its name."""
-    taking: dict[str, Callable[[], Taken]] = {}
-    for name, timing in OURS.items():
-        taking[name] = partial(_sampled, name, cuda_events.sampler(device, timing), case)
-    taking[methods.DEVICE_REPEATED] = partial(
-        _sampled, methods.DEVICE_REPEATED, cuda_events.sampler(device, WARM), _repeated(case)
-    )
-    for name, take in _THEIRS.items():
-        taking[name] = partial(take, case)
-    return taking
+    again = partial(_sampled, methods.DEVICE_REPEATED, cuda_events.sampler(device, WARM), _repeated(case))
+    return {
+        **{name: partial(_sampled, name, cuda_events.sampler(device, timing), case) for name, timing in OURS.items()},
+        methods.DEVICE_REPEATED: again,
+        **{name: partial(take, case) for name, take in _THEIRS.items()},
+    }
 
 
 def _repeated(case: Case) -> Case:
@@ -53,13 +49,13 @@ def _sampled(name: str, sampler: cuda_events.Sampler, case: Case) -> Taken:
 def _calls_traced(case: Case) -> Taken:
     assert case.many is not None
     calls = min(TRACED_CALLS, case.many.calls)
-    return {methods.CUPTI: _traced(partial(_call, case, calls)).kernels_us / calls}
 
+    def called() -> None:
+        with case.selected():
+            for _ in range(calls):
+                case.call()
 
-def _call(case: Case, calls: int) -> None:
-    with case.selected():
-        for _ in range(calls):
-            case.call()
+    return {methods.CUPTI: _traced(called).kernels_us / calls}
 
 
 def _graph_traced(case: Case) -> Taken:
@@ -92,5 +88,5 @@ _THEIRS: dict[str, Callable[[Case], Taken]] = {
     methods.CUPTI_GRAPH: _graph_traced,
     **{method: partial(_triton, method) for method in TRITON},
 }
-IN_TURN = (*SAMPLED, *_THEIRS)
+IN_TURN = (*OURS, methods.DEVICE_REPEATED, *_THEIRS)
 """The methods that take turns; ``cupti.span`` is read with ``cupti.graph``."""
