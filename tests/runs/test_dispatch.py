@@ -64,25 +64,6 @@ def test_what_attend_does_not_serve_has_no_place_in_it(made):
     assert list(chosen(made)) == [SHORT, TARGET, LONG, GROUPED, DECODE]
 
 
-def test_a_verdict_stands_behind_every_choice():
-    inferred = synthetic.infer(Recipe(control_pace=1.0, study={"sweeps": FEW}))
-    made = choices.table(inferred)
-    assert len(made.choices) == 3
-    for choice in made.choices:
-        faster = [
-            name
-            for name in inferred.at(choice.shape, EAGER).index
-            if name != "sdpa.auto" and inferred.compare(name, choice.shape, EAGER).decision == "faster"
-        ]
-        medians = inferred.at(choice.shape, EAGER)["median_us"]
-        expected = medians[faster].idxmin() if faster else "sdpa.auto"
-        assert choice.implementation == expected
-        if faster:
-            assert choice.speedup == inferred.compare(expected, choice.shape, EAGER).speedup.estimate
-        else:
-            assert (choice.speedup, choice.low, choice.high) == (1.0, 1.0, 1.0)
-
-
 def test_a_lower_median_alone_is_not_enough(monkeypatch):
     monkeypatch.setitem(synthetic.PACE, "sdpa.cudnn", 0.99)  # faster, and equivalent by the margin of 2 %
     inferred = synthetic.infer(recipe(implementations=["sdpa.auto", "sdpa.cudnn"]))
