@@ -114,18 +114,21 @@ class Fleet(Executor):
     ) -> Iterator[Any]:
         """Measure replicates in pieces on all cards; anything else is done as a whole, each on one card.
 
+        It begins when the first result is asked for.
+
         Raises:
             BrokenExecutor: the scheduler or the last worker is lost.
             Outdated, UserError, torch.AcceleratorError, OSError, MemoryError: as what was measured raised it.
         """
         every: list[Any] = list(*iterables)
         if not all(isinstance(one, Job) for one in every):
-            return iter(self._do([Work(work, (one,)) for one in every]))
+            yield from self._do([Work(work, (one,)) for one in every])
+            return
         cut = scheduling.pieces(every, run_sync.seconds(every[0]), len(self._cards))
         self._do([Work(work, (piece,), number) for number, piece in cut])
         # A stream of requests builds on all shapes of its replicate.
         self._do([Work(work, (replace(job, shapes=()),)) for job in every if job.stream])
-        return iter([None] * len(every))
+        yield from [None] * len(every)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Give up what waits and what is on its way."""
