@@ -11,7 +11,7 @@ from synthetic import LONG, SHORT, TARGET, inferred, lonely
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.roofline import floor
 from attnlab.exhibits.words import say
-from attnlab.infer.beside.published import Nearest
+from attnlab.infer.compare.published import Nearest
 from attnlab.infer.results import Results
 from attnlab.literature.throughputs import published
 

@@ -13,8 +13,8 @@ from synthetic import LADDER, ORDINARY, TARGET, Recipe
 from attnlab.exhibits.baseline import reproducibility
 from attnlab.exhibits.display import Group, Prose
 from attnlab.infer import cases, results
-from attnlab.infer.beside import repeat
-from attnlab.infer.beside.repeat import Repetition
+from attnlab.infer.compare import repeat
+from attnlab.infer.compare.repeat import Repetition
 from attnlab.infer.results import Results
 from attnlab.runs import read, schema, write
 

@@ -20,8 +20,8 @@ from attnlab.exhibits.display import Missing
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.roofline import literature
 from attnlab.exhibits.roofline import published as drawn
-from attnlab.infer.beside import published
-from attnlab.infer.beside.published import Cases
+from attnlab.infer.compare import published
+from attnlab.infer.compare.published import Cases
 from attnlab.infer.results import Results
 from attnlab.literature import bibliography, datasheets, throughputs
 from attnlab.literature.throughputs import Published

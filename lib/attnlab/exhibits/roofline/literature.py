@@ -9,8 +9,8 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Inline, Prose, Table
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.words import say
-from attnlab.infer.beside import published
-from attnlab.infer.beside.published import Cases, Nearest
+from attnlab.infer.compare import published
+from attnlab.infer.compare.published import Cases, Nearest
 from attnlab.infer.results import Results
 from attnlab.literature import bibliography, throughputs
 from attnlab.literature.throughputs import Published

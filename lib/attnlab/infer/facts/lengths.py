@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from attnlab.infer.beside.repeat import in_percent
+from attnlab.infer.compare.repeat import in_percent
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, ratio_ci

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attnlab.infer import stats
-from attnlab.infer.beside.repeat import other_sources
+from attnlab.infer.compare.repeat import other_sources
 from attnlab.infer.kernels.leads import Lead
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
