@@ -90,7 +90,7 @@ def test_what_is_allowed_is_so_by_the_whole_interval(host_us, allowed, said, dat
 
 
 def test_one_replicate_has_no_interval():
-    assert over_replicates([20.0], 0.95) == Interval(20.0, float("-inf"), float("inf"))
+    assert over_replicates([20.0]) == Interval(20.0, float("-inf"), float("inf"))
 
 
 def test_a_stream_that_never_called_the_same_says_nothing(data):

@@ -13,6 +13,7 @@ from statsmodels.tsa.stattools import acf
 
 from attnlab.infer import bootstrap, stats
 from attnlab.infer.stats import Interval
+from attnlab.runs.rules import CLAIM_DELTA, CLAIM_SPEEDUP
 
 properties = settings(deadline=None, max_examples=60, derandomize=True)
 latency = st.floats(0.1, 1e5, allow_nan=False)
@@ -68,10 +69,7 @@ def test_lists_arrays_and_rows_of_a_table_are_the_same_samples():
     assert stats.bootstrap_ci(list(table), resamples=200) == expected
     assert stats.bootstrap_ci(table.tolist(), resamples=200) == expected
     assert stats.bootstrap_ci(tuple(table), resamples=200) == expected
-
-
-def test_one_replicate_in_a_list_is_that_replicate():
-    assert stats.bootstrap_ci([noisy(10)]) == stats.bootstrap_ci(noisy(10))
+    assert stats.bootstrap_ci([noisy(10)], resamples=200) == stats.bootstrap_ci(noisy(10), resamples=200)
 
 
 def test_samples_are_left_as_they_were():
@@ -181,15 +179,6 @@ def test_draws_that_are_too_many_to_be_kept_are_the_same(paired, monkeypatch):
     np.testing.assert_array_equal(bootstrap.medians(sides, 3001, 42, paired), kept)
 
 
-def test_interval_widens_when_replicates_differ():
-    alike = [noisy(100, seed=seed) for seed in range(5)]
-    apart = [replicate * scale for replicate, scale in zip(alike, (0.94, 0.97, 1, 1.03, 1.06), strict=True)]
-    narrow, wide = stats.bootstrap_ci(alike), stats.bootstrap_ci(apart)
-    assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
-    pooled = stats.bootstrap_ci(np.random.default_rng(0).permutation(np.concatenate(apart)))
-    assert wide.high - wide.low > 3 * (pooled.high - pooled.low)
-
-
 def test_same_seed_same_interval():
     samples = [noisy(100, n, seed=n) for n in (40, 50, 60)]
     assert stats.bootstrap_ci(samples) == stats.bootstrap_ci(samples)
@@ -291,39 +280,6 @@ def test_paired_interval_turns_over_whole(pairs):
     assert (ours.low * turned.high, ours.high * turned.low) == pytest.approx((1, 1))
 
 
-@properties
-@given(latencies, latencies, st.floats(0.01, 100))
-def test_ratio_does_not_depend_on_the_unit(baseline, candidate, unit):
-    ours = stats.ratio_ci(baseline, candidate, resamples=50, tick=0.1)
-    scaled = stats.ratio_ci(np.multiply(baseline, unit), np.multiply(candidate, unit), resamples=50, tick=0.1 * unit)
-    assert (scaled.low, scaled.estimate, scaled.high) == pytest.approx((ours.low, ours.estimate, ours.high))
-
-
-def test_coverage_of_the_median():
-    truth = scipy.stats.lognorm(0.3)
-    sets = truth.rvs((300, 60), random_state=np.random.default_rng(11))
-    intervals = [stats.bootstrap_ci(samples, resamples=1000) for samples in sets]
-    assert 0.90 <= np.mean([i.low <= truth.median() <= i.high for i in intervals]) <= 0.98
-
-
-@pytest.mark.parametrize("paired", [False, True])
-def test_coverage_of_the_ratio(paired):
-    rng = np.random.default_rng(12)
-    baseline, candidate = rng.normal(110, 5, (300, 60)), rng.normal(100, 5, (300, 60))
-    intervals = [stats.ratio_ci(b, c, resamples=1000, paired=paired) for b, c in zip(baseline, candidate, strict=True)]
-    assert 0.90 <= np.mean([i.low <= 1.1 <= i.high for i in intervals]) <= 0.98
-
-
-def test_coverage_over_replicates_where_taking_samples_for_independent_fails():
-    """Ten replicates that differ."""
-    rng = np.random.default_rng(13)
-    sets = rng.normal(100, 1, (200, 10, 1)) + rng.normal(0, 1, (200, 10, 20))
-    two = [stats.bootstrap_ci(samples, resamples=400) for samples in sets]
-    one = [stats.bootstrap_ci(rng.permutation(samples.ravel()), resamples=400) for samples in sets]
-    assert 0.86 <= np.mean([i.low <= 100 <= i.high for i in two]) <= 0.99
-    assert np.mean([i.low <= 100 <= i.high for i in one]) < 0.7
-
-
 # ----------------------------------------------------------------------------------------------------------- blocks
 
 
@@ -382,7 +338,7 @@ def test_pairs_are_cut_where_only_their_ratio_resembles_its_neighbours():
 
 def test_scatter_by_hand():
     # Medians 2, 4 and 9: mean 5, deviations -3 -1 4, variance 13.
-    scatter = bootstrap.scatter_of_median([np.array([1.0, 2, 7]), np.array([4.0]), np.array([8.0, 10])])
+    scatter = bootstrap.scatter(bootstrap._medians_of([np.array([1.0, 2, 7]), np.array([4.0]), np.array([8.0, 10])]))
     assert (scatter.mean, scatter.freedom) == (5, 2)
     assert scatter.error == pytest.approx(math.sqrt(13 / 3))
     assert bootstrap.Scatter(0, 0, 4).pvalue == 1
@@ -453,21 +409,6 @@ def test_replicates_that_agree_by_chance_promise_no_certainty():
     others = [noisy(100, seed=seed) for seed in range(3, 6)]
     ratio = stats.ratio_ci(replicates, others, paired=True)
     assert 0.001 < math.log(ratio.high / ratio.low) < 0.01
-
-
-@pytest.mark.parametrize("correlation", [0.2, 0.7])
-def test_coverage_where_samples_resemble_their_neighbours(correlation):
-    sets = 100 + autoregression((300, 100), correlation, seed=15)
-    intervals = [stats.bootstrap_ci(samples, resamples=500) for samples in sets]
-    assert np.mean([i.low <= 100 <= i.high for i in intervals]) > 0.89
-
-
-@pytest.mark.parametrize("spread", [0, 0.1, 2])
-def test_coverage_of_five_replicates(spread):
-    rng = np.random.default_rng(16)
-    sets = rng.normal(100, spread, (300, 5, 1)) + rng.normal(0, 1, (300, 5, 100))
-    intervals = [stats.bootstrap_ci(samples, resamples=200) for samples in sets]
-    assert 0.91 <= np.mean([i.low <= 100 <= i.high for i in intervals]) <= 0.985
 
 
 # ------------------------------------------------------------------------------------------------------ effect size
@@ -569,13 +510,6 @@ def test_identical_constants_do_not_differ(n):
     assert stats.cliffs_delta([5.0] * n, [5.0] * n) == 0
 
 
-def test_mann_whitney_pools_replicates():
-    baseline, candidate = noisy(11, 40), noisy(10, 40, 1)
-    assert stats.mann_whitney(baseline.reshape(4, 10), [candidate[:7], candidate[7:]]) == stats.mann_whitney(
-        baseline, candidate
-    )
-
-
 def test_the_p_value_that_decides_is_mann_whitneys_where_samples_are_independent():
     baseline, candidate = noisy(100), noisy(99.5, seed=1)
     assert stats.difference_pvalue(baseline, candidate) == stats.mann_whitney(baseline, candidate).pvalue
@@ -629,46 +563,61 @@ def test_holm_refuses_what_is_no_pvalue(bad):
         stats.holm(bad)
 
 
+# ------------------------------------------------------------------------------------------------------ equivalence
+
+
+def are_equivalent(baseline, candidate, **options) -> bool:
+    return stats.verdict(baseline, candidate, **{"resamples": 2000} | options).decision == "equivalent"
+
+
 @pytest.mark.parametrize(("speedup", "same"), [(1, True), (1.01, True), (1 / 1.01, True), (1.03, False), (0.97, False)])
-def test_equivalence_within_the_margin(speedup, same):
-    baseline = noisy(100, spread=0.005)
-    candidate = noisy(100 / speedup, spread=0.005, seed=1)
-    assert stats.equivalence(baseline, candidate, resamples=2000) is same
-    assert stats.equivalence(candidate, baseline, resamples=2000) is same
-    assert stats.equivalence(baseline, candidate, margin=0.05, resamples=2000)
+def test_equivalence_within_the_margin_even_where_a_difference_shows(speedup, same):
+    baseline, candidate = noisy(100, spread=0.002), noisy(100 / speedup, spread=0.002, seed=1)
+    assert are_equivalent(baseline, candidate) is are_equivalent(candidate, baseline) is same
+    assert are_equivalent(baseline, candidate, margin=0.05)
+    assert speedup == 1 or stats.mann_whitney(baseline, candidate).pvalue < 1e-10
+    assert not stats.verdict(baseline, candidate, margin=0.05).claimable
 
 
-def test_equivalence_is_not_the_absence_of_a_difference():
-    """Two noisy sides of the same median are not shown to be the same."""
-    baseline, candidate = noisy(100, 12, spread=0.2), noisy(100, 12, spread=0.2, seed=1)
-    assert not stats.equivalence(baseline, candidate)
-    assert stats.mann_whitney(baseline, candidate).pvalue > 0.05
+def test_two_noisy_sides_of_about_the_same_median_are_not_shown_to_be_the_same():
+    ours = stats.verdict(noisy(100, 12, spread=0.2), noisy(95, 12, spread=0.2, seed=1))
+    assert ours.speedup.low < 1 < ours.speedup.high
+    assert ours.pvalue > 0.05
+    assert (ours.decision, ours.claimable) == ("inconclusive", False)
 
 
 def test_equivalence_looks_at_the_interval_of_1_minus_2_alpha():
-    baseline, candidate = noisy(100, spread=0.04), noisy(100, spread=0.04, seed=3)
-    interval = stats.ratio_ci(baseline, candidate, confidence=0.9)
+    sides = noisy(100, spread=0.04), noisy(100, spread=0.04, seed=3)
+    interval = stats.ratio_ci(*sides, confidence=0.9)
     margin = max(interval.high, 1 / interval.low) - 1
-    assert stats.equivalence(baseline, candidate, margin=margin * 1.001)
-    assert not stats.equivalence(baseline, candidate, margin=margin * 0.999)
-    assert not stats.equivalence(baseline, candidate, margin=margin * 1.001, alpha=0.025)
-
-
-def test_equivalence_of_pairs_sees_through_drift():
-    baseline = drifting()
-    assert stats.equivalence(baseline, baseline / 1.01, resamples=2000, paired=True)
-    assert not stats.equivalence(baseline, baseline / 1.01, resamples=2000)
+    assert are_equivalent(*sides, resamples=10_000, margin=margin * 1.001)
+    assert not are_equivalent(*sides, resamples=10_000, margin=margin * 0.999)
+    assert not are_equivalent(*sides, resamples=10_000, margin=margin * 1.001, alpha=0.025)
 
 
 def test_a_coarse_tick_forbids_equivalence():
-    assert stats.equivalence([10.0] * 20, [10.0] * 20, resamples=10, tick=0.1)
-    assert not stats.equivalence([10.0] * 20, [10.0] * 20, resamples=10, tick=0.3)
+    assert are_equivalent([10.0] * 20, [10.0] * 20, tick=0.1)
+    assert not are_equivalent([10.0] * 20, [10.0] * 20, tick=0.3)
 
 
-@pytest.mark.parametrize("bad", [{"margin": 0}, {"margin": -0.1}, {"alpha": 0}, {"alpha": 0.5}])
-def test_equivalence_refuses_a_bad_margin_or_level(bad):
+@pytest.mark.parametrize(
+    ("smallest", "margin", "same"), [(0.0, 0.02, True), (0.02, 0.02, True), (0.021, 0.02, False), (0.021, 0.03, True)]
+)
+def test_nothing_is_equivalent_where_the_margin_could_not_have_been_seen(smallest, margin, same):
+    sides = noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1)
+    assert are_equivalent(*sides, margin=margin, smallest_effect=smallest) is same
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"pvalue": 1.2}, {"pvalue": math.nan}, {"smallest_effect": -0.1}, {"margin": 0}, {"margin": -0.1}),
+        *({"alpha": 0}, {"alpha": 0.5}, {"alpha": 0.7}),
+    ],
+)
+def test_verdict_refuses_bad_options(bad):
     with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
-        stats.equivalence([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
+        stats.verdict([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
 
 
 # -------------------------------------------------------------------------------------------------------- quantiles
@@ -691,24 +640,13 @@ def test_a_hundred_samples_support_a_p95_but_no_p99():
     assert stats.quantile_ci(samples, 0.99) is None
 
 
-@pytest.mark.parametrize(
-    ("p", "confidence", "n"),
-    [(0.5, 0.95, 6), (0.95, 0.95, 72), (0.05, 0.95, 72), (0.99, 0.95, 368), (0.95, 0.9, 59), (0.999, 0.95, 3688)],
-)
-def test_samples_needed_is_where_scipys_interval_begins(p, confidence, n):
-    assert stats.samples_needed(p, confidence) == n
+@pytest.mark.parametrize(("p", "n"), [(0.5, 6), (0.95, 72), (0.05, 72), (0.99, 368), (0.999, 3688)])
+def test_samples_needed_is_where_scipys_interval_begins(p, n):
+    assert stats.samples_needed(p) == n
     for size, missing in ((n, False), (n - 1, True)):
-        bounds = scipy.stats.quantile_test(np.arange(size), p=p).confidence_interval(confidence)
+        bounds = scipy.stats.quantile_test(np.arange(size), p=p).confidence_interval(0.95)
         assert np.isnan(bounds).any() == missing
-        assert (stats.quantile_ci(np.arange(size), p, confidence) is None) == missing
-
-
-@properties
-@given(st.floats(0.02, 0.98), st.floats(0.5, 0.995))
-def test_samples_needed_is_the_first_that_is_enough(p, confidence):
-    n = stats.samples_needed(p, confidence)
-    assert stats.quantile_ci(np.arange(n), p, confidence) is not None
-    assert n == 1 or stats.quantile_ci(np.arange(n - 1), p, confidence) is None
+        assert (stats.quantile_ci(np.arange(size), p) is None) == missing
 
 
 @pytest.mark.parametrize("bad", [0, 1, -0.5, 95, math.nan])
@@ -716,8 +654,6 @@ def test_quantiles_refuse_a_level_that_is_none(bad):
     for call in (lambda p: stats.quantile_ci([1.0, 2.0], p), stats.samples_needed):
         with pytest.raises(ValueError, match="p must lie between 0 and 1"):
             call(bad)
-    with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
-        stats.samples_needed(0.5, bad)
 
 
 # ------------------------------------------------------------------------------------------------------- dependence
@@ -737,32 +673,11 @@ def test_lag1_of_too_little_is_zero(samples):
     assert stats.effective_n(samples) == np.size(samples)
 
 
-def test_lag1_stays_within_replicates():
-    """Replicates that differ are no autocorrelation; samples of one in a row would be."""
-    replicates = np.random.default_rng(5).normal(0, 1, (4, 200)) + np.array([[0], [50], [100], [150]])
-    assert abs(stats.lag1(replicates)) < 0.1
-    assert stats.lag1(replicates.ravel()) > 0.9
-
-
 def test_effective_n_by_hand():
     # r = 1/4: 4 (3/4) / (5/4)
     assert stats.effective_n([1, 2, 3, 4]) == pytest.approx(2.4)
     assert stats.effective_n([[1, 2, 3, 4]] * 2) == pytest.approx(4.8)
     assert stats.effective_n([1, -1, 1, -1]) == 4
-
-
-def test_effective_n_of_an_autoregression():
-    rng, chain = np.random.default_rng(6), [0.0]
-    for step in rng.normal(size=20_000):
-        chain.append(0.6 * chain[-1] + step)
-    assert stats.lag1(chain) == pytest.approx(0.6, abs=0.02)
-    assert stats.effective_n(chain) == pytest.approx(len(chain) / 4, rel=0.1)
-
-
-@properties
-@given(st.lists(latencies, min_size=1, max_size=3))
-def test_effective_n_lies_between_none_and_all(samples):
-    assert 0 < stats.effective_n(samples) <= sum(map(len, samples))
 
 
 # ------------------------------------------------------------------------------------------------------ sensitivity
@@ -775,9 +690,6 @@ def test_the_smallest_effect_of_replicates_by_hand():
     error = math.sqrt((2 * math.log(1.01) ** 2 + 2 * math.log(1.02) ** 2) / 4 / 5)
     found, missed = scipy.stats.t.ppf([0.975, 0.8], 4)
     ours = stats.smallest_effect(baseline, control, paired=True)
-    assert ours == pytest.approx(math.expm1((found + missed) * error), rel=1e-6)
-    found, missed = scipy.stats.t.ppf([0.95, 0.9], 4)
-    ours = stats.smallest_effect(baseline, control, alpha=0.1, power=0.9, paired=True)
     assert ours == pytest.approx(math.expm1((found + missed) * error), rel=1e-6)
 
 
@@ -805,23 +717,6 @@ def test_the_smallest_effect_knows_the_tick():
     assert stats.smallest_effect(constant, constant, tick=20) == math.inf
 
 
-@pytest.mark.parametrize("bad", [{"alpha": 0}, {"power": 1}])
-def test_the_smallest_effect_refuses_what_is_no_level(bad):
-    with pytest.raises(ValueError, match=f"{next(iter(bad))} must lie between 0 and 1"):
-        stats.smallest_effect([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
-
-
-def test_effects_of_that_size_are_found_that_often():
-    """Four in five, over processes that differ; the standard error of 250 is 2.5 %."""
-    rng = np.random.default_rng(17)
-    found = []
-    for _ in range(250):
-        baseline, candidate = 100 * np.exp(rng.normal(0, 0.02, (2, 5, 1)) + rng.normal(0, 0.02, (2, 5, 30)))
-        true = math.expm1(sum(scipy.stats.t.ppf([0.975, 0.8], 4)) * 0.02 * math.sqrt(2 / 5 * (1 + math.pi / 60)))
-        found.append(stats.ratio_ci(baseline, candidate / (1 + true), resamples=100, paired=True).low > 1)
-    assert 0.7 < np.mean(found) < 0.9
-
-
 # ---------------------------------------------------------------------------------------------------------- verdict
 
 
@@ -835,19 +730,6 @@ def test_verdict_faster_and_slower():
     assert faster.delta == stats.cliffs_delta(slow, fast) == 1
     assert faster.g == stats.hedges_g(slow, fast) > 0 > slower.g
     assert faster.pvalue == stats.mann_whitney(slow, fast).pvalue
-
-
-def test_verdict_equivalent_even_where_a_difference_shows():
-    ours = stats.verdict(noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1))
-    assert ours.pvalue < 1e-10
-    assert ours.speedup.low > 1
-    assert (ours.decision, ours.claimable) == ("equivalent", False)
-
-
-def test_verdict_inconclusive_for_too_few_noisy_samples():
-    ours = stats.verdict(noisy(100, 12, spread=0.2), noisy(95, 12, spread=0.2, seed=1))
-    assert ours.speedup.low < 1 < ours.speedup.high
-    assert (ours.decision, ours.claimable) == ("inconclusive", False)
 
 
 @pytest.mark.parametrize(("pvalue", "decision"), [(0.049, "faster"), (0.05, "inconclusive"), (1.0, "inconclusive")])
@@ -876,9 +758,9 @@ def test_claim_needs_a_large_delta():
     candidate = np.random.default_rng(0).permutation(modes)
     ours = stats.verdict(baseline, candidate)
     assert ours.decision == "faster"
-    assert ours.speedup.estimate > stats.CLAIM_SPEEDUP
+    assert ours.speedup.estimate > CLAIM_SPEEDUP
     assert not stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate))
-    assert 0 < ours.delta < stats.CLAIM_DELTA
+    assert 0 < ours.delta < CLAIM_DELTA
     assert not ours.claimable
 
 
@@ -887,8 +769,8 @@ def test_claim_needs_intervals_apart():
     candidate = noisy(87, 40, spread=0.2, seed=3)
     ours = stats.verdict(baseline, candidate)
     assert stats.bootstrap_ci(baseline).overlaps(stats.bootstrap_ci(candidate))
-    assert ours.speedup.estimate > stats.CLAIM_SPEEDUP
-    assert ours.delta > stats.CLAIM_DELTA
+    assert ours.speedup.estimate > CLAIM_SPEEDUP
+    assert ours.delta > CLAIM_DELTA
     assert (ours.decision, ours.claimable) == ("faster", False)
 
 
@@ -915,14 +797,6 @@ def test_verdict_of_pairs():
     assert (ours.decision, ours.claimable) == ("faster", False)
 
 
-def test_verdict_of_a_baseline_against_itself_is_rarely_wrong():
-    """A/A, with as much scatter as leaves equivalence out of reach."""
-    rng = np.random.default_rng(14)
-    sides = rng.normal(100, 10, (200, 2, 40))
-    decisions = [stats.verdict(b, c, resamples=400).decision for b, c in sides]
-    assert np.mean([decision in ("faster", "slower") for decision in decisions]) <= 0.05
-
-
 @properties
 @given(ticks, ticks)
 def test_verdicts_of_both_orders_agree(baseline, candidate):
@@ -939,21 +813,3 @@ def test_verdict_claims_no_less_than_could_be_seen(smallest, decision):
     assert stats.verdict(noisy(100), noisy(80, seed=1), smallest_effect=smallest).decision == decision
     turned = {"faster": "slower"}.get(decision, decision)
     assert stats.verdict(noisy(80, seed=1), noisy(100), smallest_effect=smallest).decision == turned
-
-
-@pytest.mark.parametrize(
-    ("smallest", "margin", "decision"),
-    [(0.0, 0.02, "equivalent"), (0.02, 0.02, "equivalent"), (0.021, 0.02, "inconclusive"), (0.021, 0.03, "equivalent")],
-)
-def test_nothing_is_equivalent_where_the_margin_could_not_have_been_seen(smallest, margin, decision):
-    sides = noisy(100, spread=0.002), noisy(99, spread=0.002, seed=1)
-    assert stats.equivalence(*sides, margin=margin)
-    assert stats.verdict(*sides, margin=margin, smallest_effect=smallest).decision == decision
-
-
-@pytest.mark.parametrize(
-    "bad", [{"pvalue": 1.2}, {"pvalue": math.nan}, {"alpha": 0.7}, {"margin": 0}, {"smallest_effect": -0.1}]
-)
-def test_verdict_refuses_bad_options(bad):
-    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
-        stats.verdict([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)

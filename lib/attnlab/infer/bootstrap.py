@@ -20,6 +20,8 @@ import scipy.special
 import scipy.stats
 from numpy.typing import ArrayLike
 
+from attnlab.runs.rules import CONFIDENCE
+
 Array: TypeAlias = np.ndarray
 Samples: TypeAlias = ArrayLike | Sequence[ArrayLike]
 Side: TypeAlias = list[Array]
@@ -27,11 +29,7 @@ Side: TypeAlias = list[Array]
 
 
 class Cards(list[Array]):
-    """A side of which each block is a card: the samples of its replicates, one after the other.
-
-    Attributes:
-        replicates: how many each card holds.
-    """
+    """A side of which each block is a card: the samples of its replicates, of which it holds so many."""
 
     def __init__(self, cards: Sequence[Array]) -> None:
         super().__init__(card.ravel() for card in cards)
@@ -165,9 +163,8 @@ def blocks(sides: Sequence[Side], paired: bool) -> list[Side] | None:
     return [side if len(side) > 1 else np.array_split(side[0], BATCHES) for side in sides]
 
 
-def scatter_of_median(side: Side) -> Scatter:
-    """How the medians of blocks scatter."""
-    return scatter(np.array([np.median(block) for block in side]))
+def _medians_of(side: Side) -> Array:
+    return np.array([np.median(block) for block in side])
 
 
 def scatter_of_log_ratio(sides: Sequence[Side], paired: bool) -> Scatter:
@@ -175,7 +172,7 @@ def scatter_of_log_ratio(sides: Sequence[Side], paired: bool) -> Scatter:
 
     Paired: Student's t on the ratio of each block. Else Welch's, with Satterthwaite's degrees of freedom.
     """
-    logs = [np.log([np.median(block) for block in side]) for side in sides]
+    logs = [np.log(_medians_of(side)) for side in sides]
     return scatter(logs[0] - logs[1]) if paired else _welch(*map(scatter, logs))
 
 
@@ -236,12 +233,12 @@ def scatter(values: Array) -> Scatter:
     return Scatter(float(values[0] + offsets.mean()), error, values.size - 1)
 
 
-def over_replicates(differences: Sequence[float], confidence: float) -> Interval:
+def over_replicates(differences: Sequence[float]) -> Interval:
     """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
     if len(differences) < 2:
         return Interval(float(np.mean(differences)), -math.inf, math.inf)
     found = scatter(np.asarray(differences))
-    reach = found.reach(confidence)
+    reach = found.reach(CONFIDENCE)
     return Interval(found.mean, found.mean - reach, found.mean + reach)
 
 
@@ -257,11 +254,6 @@ class Plan:
     batch: int
     """Resamples drawn at once."""
     seed: int
-
-    @property
-    def values(self) -> int:
-        """How many samples are drawn."""
-        return self.resamples * sum(map(sum, self.sizes))
 
 
 @dataclass(frozen=True)
@@ -327,7 +319,8 @@ def _on_cards(side: Side) -> tuple[int, ...]:
 
 @lru_cache(maxsize=KEPT_MEDIANS)
 def _medians(samples: bytes, plan: Plan, index: int) -> Array:
-    batches = _kept_draws(plan) if plan.values <= KEPT_VALUES else _draws(plan)
+    values = plan.resamples * sum(map(sum, plan.sizes))
+    batches = _kept_draws(plan) if values <= KEPT_VALUES else _draws(plan)
     found = np.concatenate([draws[index].medians(np.frombuffer(samples)) for draws in batches])
     found.setflags(write=False)
     return found
@@ -422,56 +415,50 @@ class Bootstrap:
     def interval(self, confidence: float) -> Interval:
         """The interval; it holds the estimate and the floor."""
         require_level("confidence", confidence)
-        tail = (1 - confidence) / 2
+        tail, estimate = (1 - confidence) / 2, self.floor.estimate
         low, high = map(float, np.quantile(self.distribution, [tail, 1 - tail]))
         if self.scatter is not None:
-            low, high = self._over_blocks(low, high, confidence)
-        return Interval(self.floor.estimate, min(low, self.floor.low), max(high, self.floor.high))
+            length = math.log(high / low) if self.ratio else high - low
+            reach = max(self.scatter.reach(confidence), length / 4)
+            low, high = self.scatter.mean - reach, self.scatter.mean + reach
+            if self.ratio:
+                low, high = math.exp(low), math.exp(high)
+        return Interval(estimate, min(low, estimate, self.floor.low), max(high, estimate, self.floor.high))
 
     @property
     def freedom(self) -> float:
         """Degrees of freedom behind the length of the intervals."""
         return math.inf if self.scatter is None else self.scatter.freedom
 
-    def _over_blocks(self, low: float, high: float, confidence: float) -> tuple[float, float]:
-        assert self.scatter is not None
-        length = math.log(high / low) if self.ratio else high - low
-        reach, estimate = max(self.scatter.reach(confidence), length / 4), self.floor.estimate
-        ends = self.scatter.mean - reach, self.scatter.mean + reach
-        low, high = (math.exp(ends[0]), math.exp(ends[1])) if self.ratio else ends
-        return min(low, estimate), max(high, estimate)
 
-
-def median(side: Side, tick: float) -> Interval:
-    """The median of all samples, as sharp as a clock of this tick can tell it."""
-    require(tick >= 0, f"tick must not be negative, not {tick}")
-    estimate = float(np.median(np.concatenate(side)))
-    return Interval(estimate, estimate - tick / 2, estimate + tick / 2)
-
-
-def of_median(side: Side, resamples: int, seed: int, tick: float) -> Bootstrap:
+def of_median(samples: Samples, resamples: int, seed: int, tick: float) -> Bootstrap:
     """Resample the median of one side."""
-    floor, cut = median(side, tick), blocks([side], paired=False)
+    side = replicates_of(samples)
+    floor, cut = _median(side, tick), blocks([side], paired=False)
     (distribution,) = medians(cut or [side], resamples, seed)
-    return Bootstrap(floor, distribution, scatter_of_median(cut[0]) if cut else None)
+    return Bootstrap(floor, distribution, scatter(_medians_of(cut[0])) if cut else None)
 
 
-def of_ratio(sides: tuple[Side, Side], resamples: int, seed: int, tick: float, paired: bool) -> Bootstrap:
+def of_ratio(baseline: Samples, candidate: Samples, resamples: int, seed: int, tick: float, paired: bool) -> Bootstrap:
     """Resample the ratio of the medians of two sides, round by round where they are paired."""
+    sides = positive(replicates_of(baseline)), positive(replicates_of(candidate))
     if paired:
         sizes = [[replicate.size for replicate in side] for side in sides]
         same = sizes[0] == sizes[1]
         require(same, f"paired samples need the same rounds on both sides, not {sizes[0]} and {sizes[1]}")
     cut = blocks(sides, paired)
     distribution = np.divide(*medians(cut or sides, resamples, seed, paired))
-    scatter = scatter_of_log_ratio(cut, paired) if cut else None
-    return Bootstrap(_quotient(*(median(side, tick) for side in sides)), distribution, scatter, ratio=True)
-
-
-def _quotient(numerator: Interval, denominator: Interval) -> Interval:
-    """Quotient of two positive intervals, by interval arithmetic."""
-    return Interval(
-        numerator.estimate / denominator.estimate,
-        max(numerator.low, 0.0) / denominator.high,
-        numerator.high / denominator.low if denominator.low > 0 else math.inf,
+    above, below = (_median(side, tick) for side in sides)
+    floor = Interval(
+        above.estimate / below.estimate,
+        max(above.low, 0.0) / below.high,
+        above.high / below.low if below.low > 0 else math.inf,
     )
+    return Bootstrap(floor, distribution, scatter_of_log_ratio(cut, paired) if cut else None, ratio=True)
+
+
+def _median(side: Side, tick: float) -> Interval:
+    """The median of all samples, as sharp as a clock of this tick can tell it."""
+    require(tick >= 0, f"tick must not be negative, not {tick}")
+    estimate = float(np.median(np.concatenate(side)))
+    return Interval(estimate, estimate - tick / 2, estimate + tick / 2)

@@ -13,7 +13,6 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import dispatch
 from attnlab.runs.dispatch import Dispatch
-from attnlab.runs.rules import CONFIDENCE
 from attnlab.runs.schema import is_of
 from attnlab.study.implementations import DISPATCH, FALLBACK
 
@@ -73,8 +72,8 @@ def overhead(results: Results) -> Overhead:
     added = latency[DISPATCH] - latency[FALLBACK]
     return Overhead(
         requests=len(same) // 2,
-        host_us=over_replicates(list(host[DISPATCH] - host[FALLBACK]), CONFIDENCE),
-        latency_us=over_replicates(list(added), CONFIDENCE),
+        host_us=over_replicates(list(host[DISPATCH] - host[FALLBACK])),
+        latency_us=over_replicates(list(added)),
         median_us=float(latency[FALLBACK].mean()),
         later=int((added > 0).sum()),
         replicates=len(added),

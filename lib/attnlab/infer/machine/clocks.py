@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
+from attnlab.infer.bootstrap import over_replicates
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.machine.panel import Panel
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval, added_us
+from attnlab.infer.stats import Interval
 from attnlab.runs import methods
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -59,7 +61,8 @@ def launch_gaps(results: Results) -> list[LaunchGap]:
 def _launch_gap(results: Results, shape: Shape) -> LaunchGap:
     name = results.study.baseline
     device_us, _ = (float(results.row(name, shape, timing)["median_us"]) for timing in (DEVICE, EAGER))
-    gap = added_us(*(results.samples(name, shape, timing) for timing in (EAGER, DEVICE)))
+    eager, device = (results.samples(name, shape, timing) for timing in (EAGER, DEVICE))
+    gap = over_replicates([float(np.median(one) - np.median(other)) for one, other in zip(eager, device, strict=True)])
     rows = results.run.panel
     other = Panel(rows[rows["implementation"] == name]).reading((name, shape), methods.EAGER)
     return LaunchGap(shape, gap, device_us, other.gap if other and not other.gap.overlaps(gap) else None)
