@@ -172,8 +172,7 @@ Shares = dict[str, list[tuple[str, float]]]
 def of(results: Results, shape: Shape | None = None) -> list[Profile]:
     """The profiles at a shape, by default the target, in the order of the study.
 
-    Raises:
-        NotMeasured: the run holds no counters there; the message has the manifest's reason.
+    Raises NotMeasured where the run holds no counters there; the message has the manifest's reason.
     """
     rows = rows_of(results, shape or results.study.target_shape)
     if rows.empty:
@@ -220,8 +219,7 @@ def beyond_us(profile: Profile, latency_us: float, floor_us: float) -> dict[str,
 def distances(results: Results, shape: Shape) -> Distances:
     """How far each implementation is from the floor, without those that take more than `FAR` times as long.
 
-    Raises:
-        NotMeasured: the run holds no counters at the shape, or the baseline has no latency there.
+    Raises NotMeasured where the run holds no counters at the shape, or the baseline has no latency there.
     """
     floor_us = float(results.row(results.study.baseline, shape)["floor_us"])
     medians = {p.implementation: float(results.row(p.implementation, shape)["median_us"]) for p in of(results, shape)}

@@ -74,11 +74,7 @@ class Lookup:
         return (self.timings or self.study.timings)[0]
 
     def sweep(self, name: str) -> list[Shape]:
-        """The shapes of one sweep.
-
-        Raises:
-            NotMeasured: the study has no such sweep.
-        """
+        """The shapes of one sweep; NotMeasured where the study has no such sweep."""
         if name not in self.study.sweeps:
             raise NotMeasured(f"The study “{self.study.name}” has no sweep “{name}”")
         return self.study.sweep(name)
@@ -106,11 +102,7 @@ class Lookup:
         return self.table.head(0).set_index("implementation", drop=False)
 
     def row(self, implementation: str, shape: Shape, timing: Timing | None = None) -> pd.Series:
-        """The row of one case.
-
-        Raises:
-            NotMeasured: it has no latency.
-        """
+        """The row of one case; NotMeasured where it has no latency."""
         place = (implementation, shape, timing or self.headline)
         if place not in self._rows:
             rows = self.at(shape, timing)
@@ -123,8 +115,7 @@ class Lookup:
     def along(self, sweep: str, implementation: str) -> list[tuple[Shape, pd.Series]]:
         """The shapes of a sweep at which an implementation has a latency, each with its row.
 
-        Raises:
-            NotMeasured: the study has no such sweep, or the implementation no latency in it.
+        Raises NotMeasured where the study has no such sweep, or the implementation no latency in it.
         """
         there = [(shape, self.at(shape)) for shape in self.sweep(sweep)]
         found = [(shape, rows.loc[implementation]) for shape, rows in there if implementation in rows.index]
@@ -134,11 +125,7 @@ class Lookup:
         return found
 
     def timed(self, sweeps: Sequence[str]) -> list[str]:
-        """Those of these sweeps in which the study has anything with a latency.
-
-        Raises:
-            NotMeasured: there are none.
-        """
+        """Those of these sweeps in which the study has anything with a latency; NotMeasured where there are none."""
         there = [name for name in sweeps if name in self.study.sweeps]
         found = [name for name in there if any(len(self.at(shape)) for shape in self.study.sweep(name))]
         if not found:
@@ -149,8 +136,7 @@ class Lookup:
     def over(self, sweeps: Sequence[str]) -> pd.DataFrame:
         """The rows of all shapes of these sweeps, as far as the study has them.
 
-        Raises:
-            NotMeasured: nothing in them has a latency.
+        Raises NotMeasured where nothing in them has a latency.
         """
         shapes = [shape for name in self.timed(sweeps) for shape in self.study.sweep(name)]
         return pd.concat([self.at(shape) for shape in shapes], ignore_index=True)
@@ -158,8 +144,7 @@ class Lookup:
     def most_often_fastest(self, sweeps: Sequence[str]) -> "Wins":
         """Who has the smallest median at the most shapes of these sweeps.
 
-        Raises:
-            NotMeasured: nothing in them has a latency.
+        Raises NotMeasured where nothing in them has a latency.
         """
         rows = self.over(sweeps)
         fastest = Counter(rows.loc[rows.groupby(AXES, sort=False)["median_us"].idxmin(), "implementation"])
@@ -168,8 +153,7 @@ class Lookup:
     def extremes(self, implementation: str) -> Extremes:
         """The extremes of an implementation over all shapes, under the headline's timing.
 
-        Raises:
-            NotMeasured: it has no latency.
+        Raises NotMeasured where it has no latency.
         """
         rows = self.under(self.headline)
         rows = rows[rows["implementation"] == implementation]
@@ -222,8 +206,7 @@ class Lookup:
     def fastest(self, shape: Shape, timing: Timing | None = None, among: Sequence[str] | None = None) -> str:
         """The implementation, of all or of some, with the smallest median at a shape.
 
-        Raises:
-            NotMeasured: none of them has a latency there.
+        Raises NotMeasured where none of them has a latency there.
         """
         rows = self.at(shape, timing)
         if among is not None:

@@ -115,11 +115,7 @@ class Loads:
 
 
 def loads(results: Results) -> Loads:
-    """The loads without pause.
-
-    Raises:
-        NotMeasured: the run has none.
-    """
+    """The loads without pause; NotMeasured where the run has none."""
     rows = results.run.endurance
     if rows.empty:
         raise NotMeasured(f"No load without pause was recorded: {why_absent(results)}")

@@ -33,8 +33,7 @@ class Results(Lookup):
     def median(self, name: str, shape: Shape, timing: Timing | None = None) -> stats.Interval:
         """The median of one case with its interval, in us; a control's too, which has no row.
 
-        Raises:
-            NotMeasured: it has no latency.
+        Raises NotMeasured where it has no latency.
         """
         samples = self.samples(name, shape, timing)
         if not samples or not implementations.is_control(name):
@@ -44,8 +43,7 @@ class Results(Lookup):
     def candidates(self, shape: Shape, timing: Timing | None = None) -> list[str]:
         """The implementations compared with the baseline at one shape: one family of tests.
 
-        Raises:
-            NotMeasured: the baseline has no latency there, or nothing else has.
+        Raises NotMeasured where the baseline has no latency there, or nothing else has.
         """
         self.row(self.study.baseline, shape, timing)
         names = [str(name) for name in self.at(shape, timing).index if name != self.study.baseline]
@@ -58,10 +56,8 @@ class Results(Lookup):
 
         Its p-value is Holm's, over all candidates at this shape and timing. Where the run measured its baseline against
         itself (`is_controlled`), nothing is called faster, slower or equivalent by less than the `smallest_effect`;
-        elsewhere the comparison's own samples decide alone.
-
-        Raises:
-            NotMeasured: one of the two has no latency there.
+        elsewhere the comparison's own samples decide alone. Raises NotMeasured where one of the two has no latency
+        there.
         """
         self.row(candidate, shape, timing)
         return self.family(shape, timing).verdicts[candidate]
@@ -80,8 +76,7 @@ class Results(Lookup):
     def leader(self) -> str:
         """The candidate with the smallest median at the target.
 
-        Raises:
-            NotMeasured: there is no candidate or no baseline there.
+        Raises NotMeasured where there is no candidate or no baseline there.
         """
         shape = self.study.target_shape
         return self.fastest(shape, among=self.candidates(shape))
@@ -89,8 +84,7 @@ class Results(Lookup):
     def leads(self) -> dict[Shape, dict[Timing, Verdict]]:
         """The verdicts on the leader at each shape that has the target's values, under each timing.
 
-        Raises:
-            NotMeasured: there is no leader.
+        Raises NotMeasured where there is no leader.
         """
         name, found = self.leader(), dict[Shape, dict[Timing, Verdict]]()
         for shape in self.study.shapes:
@@ -101,8 +95,7 @@ class Results(Lookup):
     def family(self, shape: Shape, timing: Timing | None = None) -> Family:
         """The verdicts on the candidates at one shape under one timing.
 
-        Raises:
-            NotMeasured: the baseline has no latency there.
+        Raises NotMeasured where the baseline has no latency there.
         """
         place = (shape, timing or self.headline)
         if place not in self._known:
@@ -140,10 +133,8 @@ class Results(Lookup):
     def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
         """The verdicts on pairs of (baseline, candidate) at one shape, from rounds taken together.
 
-        The pairs are one family of tests: their p-values are Holm's, over these and no others.
-
-        Raises:
-            NotMeasured: one of them has no latency there.
+        The pairs are one family of tests: their p-values are Holm's, over these and no others. Raises NotMeasured where
+        one of them has no latency there.
         """
         for name in dict.fromkeys(name for pair in pairs for name in pair):
             self.row(name, shape, timing)
@@ -155,8 +146,7 @@ class Results(Lookup):
     ) -> stats.Interval:
         """Ratio of medians over a baseline (default: the study's) at one shape, from rounds taken together.
 
-        Raises:
-            NotMeasured: one of the two has no latency there.
+        Raises NotMeasured where one of the two has no latency there.
         """
         pair = (baseline or self.study.baseline, candidate)
         for name in pair:
@@ -172,16 +162,14 @@ class Results(Lookup):
     def control(self, shape: Shape, timing: Timing | None = None) -> stats.Verdict:
         """The verdict on the baseline against itself at one shape (A/A), from its samples alone.
 
-        Raises:
-            NotMeasured: the run has no control there.
+        Raises NotMeasured where the run has no control there.
         """
         return self._controlled(shape, timing)[0]
 
     def smallest_effect(self, shape: Shape, timing: Timing | None = None) -> float:
         """The minimum detectable effect at one shape, as a fraction: `stats.smallest_effect` of the A/A control.
 
-        Raises:
-            NotMeasured: the run has no control there.
+        Raises NotMeasured where the run has no control there.
         """
         return self._controlled(shape, timing)[1]
 
@@ -194,8 +182,7 @@ class Results(Lookup):
     def false_positives(self) -> FalsePositives:
         """How often this run called its baseline faster or slower than itself, over all shapes and timings.
 
-        Raises:
-            NotMeasured: the run has no control anywhere.
+        Raises NotMeasured where the run has no control anywhere.
         """
         controls = [family.control for family in self.families.values() if family.control]
         decisions = [control.decision for control in controls]
@@ -264,8 +251,7 @@ def of(run: schema.Run) -> Results:
 def load(name: str) -> Results:
     """Read a run and infer from it; what is in use in this process is not read and inferred again if it is complete.
 
-    Raises:
-        UserError: as `attnlab.runs.read.load`.
+    Raises UserError as `attnlab.runs.read.load`.
     """
     return _IN_USE.get(read.read_manifest(name)["seal"]) or of(read.load(name))
 
@@ -316,11 +302,7 @@ class Comparison(NamedTuple):
 
 
 def comparisons(results: Results) -> list[Comparison]:
-    """Every comparison of a run, in the order of its timings and shapes.
-
-    Raises:
-        NotMeasured: there is none.
-    """
+    """Every comparison of a run, in the order of its timings and shapes; NotMeasured where there is none."""
     every = [
         Comparison(shape, timing, name, verdict, family.unadjusted[name])
         for (shape, timing), family in results.families.items()

@@ -16,8 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 def read(path: Path, model: type[M]) -> Iterator[tuple[str, M]]:
     """The lines of a CSV file, whose columns are fields of a model; an empty cell leaves its field out.
 
-    Raises:
-        UserError: the file or a line of it can't be read; the message is one line that names file and line.
+    Raises UserError where the file or a line of it can't be read; the message is one line that names file and line.
     """
     for place, cells in _lines(path):
         try:

@@ -106,9 +106,8 @@ def masked_over(convention: str, seq_len: int) -> float:
 def published(path: Path = PATH) -> list[Published]:
     """Every transcribed number, in the order of the file.
 
-    Raises:
-        UserError: a row can't be read, has no source, or names an unknown source, device or unit; the message is one
-            line that names file and line.
+    Raises UserError where a row can't be read, has no source, or names an unknown source, device or unit; the message
+    is one line that names file and line.
     """
     found = []
     for place, number in tables.read(path, Published):

@@ -44,11 +44,7 @@ class Overhead:
 
 
 def table(results: Results) -> Dispatch:
-    """The dispatch table of the run's device.
-
-    Raises:
-        NotMeasured: there is none.
-    """
+    """The dispatch table of the run's device; NotMeasured where there is none."""
     device = results.run.manifest["device"]["name"]
     with suppress(UserError):
         return dispatch.load(dispatch.path(device), device)
@@ -58,8 +54,8 @@ def table(results: Results) -> Dispatch:
 def overhead(results: Results) -> Overhead:
     """What `attend` adds where it makes the same call as SDPA, and over the whole stream.
 
-    Raises:
-        NotMeasured: there is no dispatch table or no stream, or no request of it made the same call on both sides.
+    Raises NotMeasured where there is no dispatch table or no stream, or no request of it made the same call on both
+    sides.
     """
     calls = results.run.stream
     if not {FALLBACK, DISPATCH} <= set(calls["implementation"]):

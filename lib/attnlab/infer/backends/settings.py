@@ -44,8 +44,7 @@ class Setting:
 def best(results: Results, shape: Shape, timing: Timing | None = None) -> Setting:
     """The fastest backend at a shape, and those that can't be distinguished from it.
 
-    Raises:
-        NotMeasured: nothing has a latency there.
+    Raises NotMeasured where nothing has a latency there.
     """
     fastest, rows = results.fastest(shape, timing), results.at(shape, timing)
     others = [str(name) for name in rows.index if name != fastest]
@@ -56,8 +55,7 @@ def best(results: Results, shape: Shape, timing: Timing | None = None) -> Settin
 def along(results: Results, sweep: str) -> list[Setting]:
     """The fastest backend at each shape of a sweep at which anything has a latency.
 
-    Raises:
-        NotMeasured: the study has no such sweep, or nothing has a latency in it.
+    Raises NotMeasured where the study has no such sweep, or nothing has a latency in it.
     """
     found = [best(results, shape) for shape in results.sweep(sweep) if not results.at(shape).empty]
     if not found:
@@ -104,8 +102,7 @@ class Cheapest:
 def cheapest(results: Results, sweep: str) -> list[Cheapest]:
     """The cheapest setting of a sweep for each number of heads: other heads are another model, and another task.
 
-    Raises:
-        NotMeasured: nothing has a latency in it.
+    Raises NotMeasured where nothing has a latency in it.
     """
     by_heads: dict[int, list[Setting]] = {}
     for setting in along(results, sweep):

@@ -139,8 +139,7 @@ class PeakAtClock(NamedTuple):
 def curves(results: Results) -> dict[Panel, Curves]:
     """The shares at the batch and heads of the target, by head_dim and mask, where both have any.
 
-    Raises:
-        NotMeasured: there is no such panel.
+    Raises NotMeasured where there is no such panel.
     """
     numbers = [number for number in published() if number.shape and not number.is_above_peak]
     found = {

@@ -205,8 +205,7 @@ def changes(here: Results, there: Results) -> list[Change]:
 def find(results: Results) -> Repetition:
     """The other run that shares the most cases with this one; of several, the newest.
 
-    Raises:
-        NotMeasured: there is none.
+    Raises NotMeasured where there is none.
     """
     timing = results.headline
     mine = _by_case(results, timing)

@@ -90,8 +90,7 @@ def outputs_of(shape: Shape) -> int:
 def errors(results: Results, sweep: str) -> Errors:
     """The largest error of each implementation at each shape of a sweep, over all checks on the values that are timed.
 
-    Raises:
-        NotMeasured: the study has no such sweep, or nothing in it was checked.
+    Raises NotMeasured where the study has no such sweep, or nothing in it was checked.
     """
     checks, shapes = on_values(results.run.checks), results.sweep(sweep)
     allowed = {shape: GATE_FACTOR * error for shape, error in _largest(checks, shapes, "framework_max_error").items()}

@@ -31,8 +31,7 @@ class Costliest(NamedTuple):
 def odd_lengths(results: Results) -> dict[Pair, dict[str, Interval]]:
     """How much longer a score takes at each odd length in percent, by implementation.
 
-    Raises:
-        NotMeasured: the baseline has no such length.
+    Raises NotMeasured where the baseline has no such length.
     """
     names = results.study.implementations
     found = {
@@ -45,11 +44,7 @@ def odd_lengths(results: Results) -> dict[Pair, dict[str, Interval]]:
 
 
 def costliest(results: Results) -> Costliest:
-    """The odd length that costs the baseline the most.
-
-    Raises:
-        NotMeasured: the baseline has no such length.
-    """
+    """The odd length that costs the baseline the most; NotMeasured where the baseline has no such length."""
     name = results.study.baseline
     found = [
         Costliest(name, pair, _more(results, name, pair)) for pair in _pairs(results) if _is_timed(results, name, pair)

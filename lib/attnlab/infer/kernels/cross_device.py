@@ -44,8 +44,7 @@ class CrossDevice:
 def find(results: Results) -> CrossDevice:
     """The run on a device of another name that shares the most shapes with this one; of several, the newest.
 
-    Raises:
-        NotMeasured: there is none.
+    Raises NotMeasured where there is none.
     """
     mine = {shape: found for shape in results.study.shapes if (found := lead(results, shape))}
     best: CrossDevice | None = None

@@ -53,8 +53,7 @@ class Leads:
 def of_best(results: Results) -> list[Leads]:
     """The leads of `kernel.best` under each timing.
 
-    Raises:
-        NotMeasured: it was measured beside no other implementation.
+    Raises NotMeasured where it was measured beside no other implementation.
     """
     found = [Leads(timing, _under(results, timing)) for timing in results.timings]
     if not any(leads.by_shape for leads in found):

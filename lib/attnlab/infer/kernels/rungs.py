@@ -70,11 +70,7 @@ class Rung:
 
 
 def rungs(results: Results) -> list[Rung]:
-    """The rungs of a run's study in the order of the climb.
-
-    Raises:
-        NotMeasured: the study has none.
-    """
+    """The rungs of a run's study in the order of the climb; NotMeasured where the study has none."""
     ladder = [Rung(stated) for stated in results.run.manifest["ladder"]]
     found = [rung for rung in ladder if rung.name in results.study.implementations]
     if not found:

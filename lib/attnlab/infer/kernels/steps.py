@@ -72,8 +72,7 @@ def steps(results: Results, shape: Shape) -> list[Step]:
 def compared(results: Results, shape: Shape) -> list[Step]:
     """As `steps`, where there is anything to compare.
 
-    Raises:
-        NotMeasured: no rung and the one before it both have a latency.
+    Raises NotMeasured where no rung and the one before it both have a latency.
     """
     found = steps(results, shape)
     if not any(step.verdict for step in found):

@@ -30,11 +30,7 @@ class Deviations:
 
 
 def deviations(results: Results) -> list[Deviations]:
-    """The deviations under each timing that has such cases.
-
-    Raises:
-        NotMeasured: none has.
-    """
+    """The deviations under each timing that has such cases; NotMeasured where none has."""
     by_timing = {timing: _components(results, timing) for timing in results.timings}
     found = [
         Deviations(timing, len(cases), *(_pct(cases, level) for level in ("card", "process", "within")))

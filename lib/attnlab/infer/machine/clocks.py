@@ -46,8 +46,7 @@ class LaunchGap:
 def launch_gaps(results: Results) -> list[LaunchGap]:
     """The launch gap at the first shape of the study, and at the target.
 
-    Raises:
-        NotMeasured: the run lacks one of the clocks, or its baseline a latency.
+    Raises NotMeasured where the run lacks one of the clocks, or its baseline a latency.
     """
     if not {EAGER, DEVICE} <= set(results.timings):
         there = "; ".join(timing.words for timing in results.timings) or "none"
@@ -74,8 +73,7 @@ def ratios(results: Results, sweep: str) -> pd.DataFrame:
     Returns:
         A row for each timing, size and implementation that has both: `timing`, `implementation`, `size`, `ratio`.
 
-    Raises:
-        NotMeasured: there is none, or the study has no such sweep.
+    Raises NotMeasured where there is none, or the study has no such sweep.
     """
     axis, shapes = axis_of(sweep), results.sweep(sweep)
     others = [timing for timing in results.timings if timing != results.headline]

@@ -103,8 +103,7 @@ class Panel:
 def of(results: Results) -> Panel:
     """The panel of a run.
 
-    Raises:
-        NotMeasured: it has none; the message says why.
+    Raises NotMeasured where it has none; the message says why.
     """
     if results.run.panel.empty:
         raise NotMeasured(f"No panel of clocks was recorded: {why_absent(results)}")

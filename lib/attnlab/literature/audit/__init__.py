@@ -37,8 +37,7 @@ def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
         line, ``rule``, ``telling`` (rank among the most informative claims, NA for the rest), and ``factor``: how many
         times too large or too small the stated number is, NaN for words.
 
-    Raises:
-        UserError: a row or a claim can't be read; the message names file, line and what is wrong.
+    Raises UserError where a row or a claim can't be read; the message names file, line and what is wrong.
     """
     reference = Reference(folder)
     rows, claims = {}, list(reference.claims())
@@ -67,8 +66,7 @@ def advice(claims: pd.DataFrame, folder: Path = paths.REFERENCE) -> pd.DataFrame
         rounding, ``unsupported`` where the others are no worse, else ``falls``), ``against`` (the claims that do not
         hold), and ``instead``.
 
-    Raises:
-        UserError: a row can't be read, or rests on a claim that doesn't exist.
+    Raises UserError where a row can't be read, or rests on a claim that doesn't exist.
     """
     found = claims.set_index("id")["finding"]
     rows = []
@@ -94,8 +92,7 @@ def advice(claims: pd.DataFrame, folder: Path = paths.REFERENCE) -> pd.DataFrame
 def _premises_first(claims: list[tuple[Claim, str]]) -> list[Claim]:
     """The claims in an order in which each comes after those that it rests on.
 
-    Raises:
-        UserError: a claim rests on one that doesn't exist, or on itself.
+    Raises UserError where a claim rests on one that doesn't exist, or on itself.
     """
     places = {claim.id: (claim, place) for claim, place in claims}
     for claim, place in claims:

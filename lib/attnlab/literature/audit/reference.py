@@ -173,8 +173,7 @@ class Term:
 class Reference:
     """All transcribed rows.
 
-    Raises:
-        UserError: a row can't be read; the message names file, line and what is wrong.
+    Raises UserError where a row can't be read; the message names file, line and what is wrong.
     """
 
     def __init__(self, folder: Path = paths.REFERENCE) -> None:
@@ -202,8 +201,7 @@ class Reference:
     def row(self, name: str, document: str) -> Row:
         """The row of an id; for an id after ±, the row whose value is the number printed after ±.
 
-        Raises:
-            UserError: there is none.
+        Raises UserError where there is none.
         """
         if name.startswith("±"):
             row = self.row(name[1:], document)
@@ -220,11 +218,7 @@ class Reference:
         return self.rows[source][identifier]
 
     def terms(self, name: str, document: str) -> list[Term]:
-        """The terms that one input of a claim names.
-
-        Raises:
-            UserError: it names none.
-        """
+        """The terms that one input of a claim names; UserError where it names none."""
         if name.startswith("="):
             try:
                 return [Term(Number.exact(float(name[1:])), None, name[1:])]
