@@ -1,6 +1,7 @@
 """What a run says of a rung, worked by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import synthetic
@@ -37,10 +38,10 @@ def test_work_items_are_tiles_of_queries_over_all_heads():
 
 
 def test_work_items_are_of_the_first_tile_that_serves():
-    stated = rung("tiled").stated
-    (tile,) = stated["tiles"]
-    short = tile | {"name": "short", "rows": 16, "longest": 64, "masks": ["causal"], "devices": ["NVIDIA H200"]}
-    several = rungs.Rung(stated | {"tiles": [short, tile | {"name": "any"}]})
+    tiled = rung("tiled")
+    (tile,) = tiled.tiles
+    short = {"rows": 16, "longest": 64, "masks": ["causal"], "devices": ["NVIDIA H200"]}
+    several = replace(tiled, tiles=[tile.model_copy(update=short), tile])
     assert several.work_items(Shape(1, 1, 64, 64, causal=True), "NVIDIA H200") == 4
     assert several.work_items(Shape(1, 1, 64, 64), "NVIDIA H200") == 1
     assert several.work_items(Shape(1, 1, 64, 64, causal=True), "NVIDIA L4") == 1

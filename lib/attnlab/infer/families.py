@@ -70,12 +70,12 @@ def infer_family(pairs: dict[str, Sides], control: Sides | None) -> Family:
 
 def judge_family(pairs: dict[str, Sides], smallest_effect: float) -> Family:
     """The verdicts on candidates at one shape, with the smallest effect that could be seen there; without a control."""
-    verdicts, pvalues = judge(list(pairs.values()), smallest_effect)
+    verdicts, pvalues = judge(list(pairs.values()), [smallest_effect] * len(pairs))
     named = dict(zip(pairs, verdicts, strict=True)), dict(zip(pairs, pvalues, strict=True))
     return Family(*named, None, smallest_effect)
 
 
-def judge(family: Sequence[Sides], smallest_effect: float) -> tuple[list[stats.Verdict], list[float]]:
+def judge(family: Sequence[Sides], smallest_effects: Sequence[float]) -> tuple[list[stats.Verdict], list[float]]:
     """The verdicts on one family of tests, with Holm's p-values, and the p-values that Holm adjusted."""
     alone = [stats.difference_pvalue(sides.baseline, sides.candidate, paired=True) for sides in family]
     verdicts = [
@@ -85,9 +85,9 @@ def judge(family: Sequence[Sides], smallest_effect: float) -> tuple[list[stats.V
             tick=sides.tick_us,
             paired=True,
             pvalue=float(pvalue),
-            smallest_effect=smallest_effect,
+            smallest_effect=smallest,
         )
-        for sides, pvalue in zip(family, stats.holm(alone), strict=True)
+        for sides, pvalue, smallest in zip(family, stats.holm(alone), smallest_effects, strict=True)
     ]
     return verdicts, alone
 

@@ -141,7 +141,7 @@ class Lookup:
         shapes = [shape for name in self.timed(sweeps) for shape in self.study.sweep(name)]
         return pd.concat([self.at(shape) for shape in shapes], ignore_index=True)
 
-    def most_often_fastest(self, sweeps: Sequence[str]) -> "Wins":
+    def most_often_fastest(self, sweeps: Sequence[str]) -> Wins:
         """Who has the smallest median at the most shapes of these sweeps.
 
         Raises NotMeasured where nothing in them has a latency.

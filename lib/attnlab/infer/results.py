@@ -117,14 +117,11 @@ class Results(Lookup):
         if baseline == self.study.baseline:
             return self.families
         if baseline not in self._against:
-            self._against[baseline] = self._judged_against(baseline)
+            places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
+            places = [place for place in places if baseline in self.at(*place).index]
+            jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place in places]
+            self._against[baseline] = dict(zip(places, parallel.each(judge_family, jobs), strict=True))
         return self._against[baseline]
-
-    def _judged_against(self, baseline: str) -> dict[Place, Family]:
-        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
-        places = [place for place in places if baseline in self.at(*place).index]
-        jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place in places]
-        return dict(zip(places, parallel.each(judge_family, jobs), strict=True))
 
     def families_under(self, timing: Timing) -> dict[Shape, Family]:
         """The families under one timing, by shape."""
@@ -138,8 +135,8 @@ class Results(Lookup):
         """
         for name in dict.fromkeys(name for pair in pairs for name in pair):
             self.row(name, shape, timing)
-        judged, _ = judge([self._sides(pair, shape, timing) for pair in pairs], self._smallest(shape, timing))
-        return judged
+        smallest = [self._smallest(shape, timing)] * len(pairs)
+        return judge([self._sides(pair, shape, timing) for pair in pairs], smallest)[0]
 
     def speedup(
         self, candidate: str, shape: Shape, timing: Timing | None = None, baseline: str | None = None
@@ -164,14 +161,19 @@ class Results(Lookup):
 
         Raises NotMeasured where the run has no control there.
         """
-        return self._controlled(shape, timing)[0]
+        control = self.family(shape, timing).control if self.is_controlled(shape, timing) else None
+        if control is None:
+            where = f"{shape.label}, {(timing or self.headline).words}"
+            raise NotMeasured(f"`{self.study.baseline}` was not measured against itself at {where}")
+        return control
 
     def smallest_effect(self, shape: Shape, timing: Timing | None = None) -> float:
         """The minimum detectable effect at one shape, as a fraction: `stats.smallest_effect` of the A/A control.
 
         Raises NotMeasured where the run has no control there.
         """
-        return self._controlled(shape, timing)[1]
+        self.control(shape, timing)
+        return self.family(shape, timing).smallest_effect
 
     def controlled(self) -> list[tuple[Shape, Timing]]:
         """The shapes and timings at which the run measured its baseline against itself."""
@@ -206,14 +208,6 @@ class Results(Lookup):
     def _smallest(self, shape: Shape, timing: Timing | None) -> float:
         """The minimum detectable effect at a place; 0 without a control."""
         return self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
-
-    def _controlled(self, shape: Shape, timing: Timing | None) -> tuple[stats.Verdict, float]:
-        if not self.is_controlled(shape, timing):
-            where = f"{shape.label}, {(timing or self.headline).words}"
-            raise NotMeasured(f"`{self.study.baseline}` was not measured against itself at {where}")
-        family = self.family(shape, timing)
-        assert family.control is not None
-        return family.control, family.smallest_effect
 
     def _job(self, shape: Shape, timing: Timing) -> tuple[dict[str, Sides], Sides | None]:
         """The arguments of `infer_family`."""

@@ -73,16 +73,11 @@ def cheapest_of(settings: Sequence[Setting]) -> int:
     return int(np.argmin([setting.per_token_ns().estimate for setting in settings]))
 
 
-def equal_per_token(results: Results, one: Setting, other: Setting) -> bool:
-    """Whether the ratio of two medians per token, of different shapes, has an interval that holds 1."""
-    return holds_one(per_token_ratio(results, (one.name, one.shape), (other.name, other.shape)))
-
-
-def per_token_ratio(results: Results, one: tuple[str, Shape], other: tuple[str, Shape]) -> Interval:
-    """Time a token in one case over that in another; the two share no rounds."""
-    sides = [[samples / shape.tokens for samples in results.samples(name, shape)] for name, shape in (one, other)]
-    ticks = [results.tick_us(results.row(name, shape)) / shape.tokens for name, shape in (one, other)]
-    return stats.ratio_ci(sides[0], sides[1], tick=max(ticks))
+def _equal_per_token(results: Results, one: Setting, other: Setting) -> bool:
+    """Whether the ratio of two medians per token has an interval that holds 1; the two share no rounds."""
+    mine, its = ([us / of.shape.tokens for us in results.samples(of.name, of.shape)] for of in (one, other))
+    tick = max(results.tick_us(of.row) / of.shape.tokens for of in (one, other))
+    return holds_one(stats.ratio_ci(mine, its, tick=tick))
 
 
 @dataclass(frozen=True)
@@ -110,6 +105,6 @@ def cheapest(results: Results, sweep: str) -> list[Cheapest]:
     found = []
     for settings in by_heads.values():
         least = settings[cheapest_of(settings)]
-        same = [other for other in settings if other is not least and equal_per_token(results, least, other)]
+        same = [other for other in settings if other is not least and _equal_per_token(results, least, other)]
         found.append(Cheapest(len(settings), least, same))
     return found

@@ -46,14 +46,14 @@ def find(results: Results) -> CrossDevice:
 
     Raises NotMeasured where there is none.
     """
-    mine = {shape: found for shape in results.study.shapes if (found := lead(results, shape))}
-    best: CrossDevice | None = None
+    mine = {shape: one for shape in results.study.shapes if (one := lead(results, shape))}
+    found: list[CrossDevice] = []
     for name in elsewhere(results):
         other = Results(read.load(name), results.table.head(0))  # with nothing inferred
-        theirs = {shape: found for shape in mine if (found := lead(other, shape))}
-        if theirs and (best is None or len(theirs) > len(best.leads)):
-            best = CrossDevice(results, other, {shape: (mine[shape], found) for shape, found in theirs.items()})
-    if best is None:
+        theirs = {shape: lead(other, shape) for shape in mine}
+        found.append(CrossDevice(results, other, {shape: (mine[shape], of) for shape, of in theirs.items() if of}))
+    best = max(found, key=lambda each: len(each.leads), default=None)
+    if best is None or not best.leads:
         raise NotMeasured("No complete run on another device shares a shape at which a hand-written kernel was timed")
     return best
 

@@ -8,7 +8,7 @@ ours.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -129,37 +129,27 @@ def spread(values: Sequence[float]) -> Interval | None:
     return Interval(float(np.median(values)), min(values), max(values)) if values else None
 
 
-def _bracketed(panel: Panel, case: Case) -> Within | None:
-    """Whether our clock is within CUPTI's bracket or near it; "unsure" if the intervals allow both; None without one.
-
-    The bracket reaches from the sum of the kernels' durations to the time from the first kernel to the last.
-    """
-    kernels, span = panel.reading(case, methods.CUPTI_GRAPH), panel.reading(case, methods.CUPTI_SPAN)
-    if kernels is None or span is None:
-        return None
-    beyond = max(kernels.gap.estimate, -span.gap.estimate)
-    surely = max(kernels.gap.low, -span.gap.high)
-    if beyond <= 0 or _is_near(beyond, kernels.ours_us):
-        return "in"
-    return "unsure" if surely <= 0 or _is_near(surely, kernels.ours_us) else "out"
-
-
 def brackets(panel: Panel) -> dict[Within, list[Case]]:
-    """The cases that CUPTI brackets, by whether our clock is within; empty where it timed nothing."""
+    """The cases that CUPTI brackets, by whether our clock is within the bracket or near it; empty where it timed none.
+
+    The bracket reaches from the sum of the kernels' durations to the time from the first kernel to the last. It is
+    "unsure" where the intervals allow both.
+    """
     found: dict[Within, list[Case]] = {}
     for case in panel.cases:
-        if within := _bracketed(panel, case):
-            found.setdefault(within, []).append(case)
+        kernels, span = panel.reading(case, methods.CUPTI_GRAPH), panel.reading(case, methods.CUPTI_SPAN)
+        if kernels and span:
+            beyond = max(kernels.gap.estimate, -span.gap.estimate), max(kernels.gap.low, -span.gap.high)
+            holds, may_hold = (us <= 0 or _is_near(us, kernels.ours_us) for us in beyond)
+            found.setdefault("in" if holds else "unsure" if may_hold else "out", []).append(case)
     return found
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """A case in the samples and in the panel: the median of `device` warm in us, with the SM clock of both.
 
-    Attributes:
-        longer_pct: how much longer it takes in the panel, in percent of the samples; `cycles_pct`: likewise in cycles,
-            latency times SM clock.
+    `longer_pct` is how much longer it takes in the panel, in percent of the samples; `cycles_pct` likewise in cycles,
+    latency times SM clock.
     """
 
     case: Case
@@ -167,15 +157,11 @@ class Shared:
     panel: Interval
     samples_mhz: float
     panel_mhz: float
+    longer_pct: float
     cycles_pct: float
 
-    @property
-    def longer_pct(self) -> float:
-        return 100 * (self.panel.estimate / self.samples.estimate - 1)
 
-
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     """How far the panel's `device` warm and that of the samples agree.
 
     The panel times one implementation on its own; in the rounds of the samples, all take turns. So the card's power
@@ -184,20 +170,14 @@ class Agreement:
     Attributes:
         cases: how many are in both.
         differing: those that differ by more than `NEAR_PCT`, the farthest first.
+        cycles_pct: of those, the median, smallest and largest difference in cycles, without its sign.
+        is_mostly_slower: whether the SM clock was lower in the panel at most of those.
     """
 
     cases: int
     differing: list[Shared]
-
-    @property
-    def cycles_pct(self) -> Interval | None:
-        """Of those that differ: the median, smallest and largest difference in cycles, without its sign."""
-        return spread([abs(one.cycles_pct) for one in self.differing if not np.isnan(one.cycles_pct)])
-
-    @property
-    def is_mostly_slower(self) -> bool:
-        """Whether the SM clock was lower in the panel at most of those that differ."""
-        return sum(one.panel_mhz < one.samples_mhz for one in self.differing) > len(self.differing) / 2
+    cycles_pct: Interval | None
+    is_mostly_slower: bool
 
 
 def agreement(results: Results, panel: Panel) -> Agreement:
@@ -209,12 +189,14 @@ def agreement(results: Results, panel: Panel) -> Agreement:
     for name, shape in panel.cases:
         if name in results.at(shape, timing).index:
             key = (name, *shape.axes.values())
-            medians = median_of(results.row(name, shape, timing)), panel.median((name, shape), DEVICE)
+            samples, ours = median_of(results.row(name, shape, timing)), panel.median((name, shape), DEVICE)
             (samples_mhz, cycles), (panel_mhz, its_cycles) = taken.loc[key], timed.loc[key]
-            clocks = float(samples_mhz), float(panel_mhz)
-            both.append(Shared((name, shape), *medians, *clocks, 100 * (its_cycles / cycles - 1)))
-    differing = [one for one in both if abs(one.longer_pct) > NEAR_PCT]
-    return Agreement(len(both), sorted(differing, key=lambda one: -abs(one.longer_pct)))
+            changes = 100 * (ours.estimate / samples.estimate - 1), 100 * (its_cycles / cycles - 1)
+            both.append(Shared((name, shape), samples, ours, float(samples_mhz), float(panel_mhz), *changes))
+    differing = sorted((one for one in both if abs(one.longer_pct) > NEAR_PCT), key=lambda one: -abs(one.longer_pct))
+    cycles_pct = spread([abs(one.cycles_pct) for one in differing if not np.isnan(one.cycles_pct)])
+    slower = sum(one.panel_mhz < one.samples_mhz for one in differing)
+    return Agreement(len(both), differing, cycles_pct, slower > len(differing) / 2)
 
 
 def _clocks(rows: pd.DataFrame) -> pd.DataFrame:
