@@ -85,16 +85,6 @@ class Profile:
     implementation: str
     launches: pd.DataFrame
 
-    @cached_property
-    def longest(self) -> pd.Series:
-        """The launch that took the most cycles."""
-        return self.launches.loc[self.launches[CYCLES].idxmax()]
-
-    @property
-    def longest_share_pct(self) -> float:
-        """Its share of the call's cycles."""
-        return 100 * float(self.longest[CYCLES] / self.launches[CYCLES].sum())
-
     def total(self, metric: str) -> float:
         """A sum over the launches; NaN where it wasn't counted."""
         return float(self.launches[metric].sum(min_count=1)) if metric in self.launches else np.nan
@@ -114,16 +104,20 @@ class Profile:
     @cached_property
     def cycles(self) -> dict[str, float]:
         """The schedulers' cycles over the whole call, by what happened in them."""
-        total: dict[str, float] = {}
+        total: Counter[str] = Counter()
         for _, launch in self.launches.iterrows():
-            for what, cycles in _cycles(launch).items():
-                total[what] = total.get(what, 0.0) + cycles
-        return total
+            total.update(_cycles(launch))
+        return dict(total)
 
     @cached_property
     def cycles_pct(self) -> dict[str, float]:
         """The same as shares."""
         return {what: 100 * cycles / self.total(CYCLES) for what, cycles in self.cycles.items()}
+
+    @cached_property
+    def waits(self) -> dict[str, float]:
+        """Those of the cycles in which every warp waited, by what for."""
+        return {what: cycles for what, cycles in self.cycles.items() if what not in (ISSUED, IDLE)}
 
     @property
     def conflicts_pct(self) -> float:
@@ -135,17 +129,11 @@ class Profile:
     def bottlenecks(self) -> list[Bottleneck]:
         """The first three: units from `SATURATED_PCT` of their peak on, then the largest losses."""
         units = [Bottleneck(unit, share, "peak") for unit, share in self.units_pct.items() if share >= SATURATED_PCT]
-        losses = [loss for loss in self._losses() if loss.share_pct >= LEAST_PCT]
-        return [*_largest_first(units), *_largest_first(losses)][:TOP]
-
-    def _losses(self) -> list[Bottleneck]:
-        waits = {what: share for what, share in self.cycles_pct.items() if what not in (ISSUED, IDLE)}
-        losses = [Bottleneck(f"waiting for {what}", share, "cycles") for what, share in waits.items()]
-        idle = self.cycles_pct.get(IDLE, np.nan)
-        losses.append(Bottleneck(IDLE, idle, "cycles"))
-        repeats = self.mean(metrics.SHARED_USED) * self.conflicts_pct / 100
-        losses.append(Bottleneck(BANKS, repeats, "its cycles"))
-        return losses
+        losses = [Bottleneck(f"waiting for {what}", self.cycles_pct[what], "cycles") for what in self.waits]
+        losses.append(Bottleneck(IDLE, self.cycles_pct.get(IDLE, np.nan), "cycles"))
+        losses.append(Bottleneck(BANKS, self.mean(metrics.SHARED_USED) * self.conflicts_pct / 100, "its cycles"))
+        named = [loss for loss in losses if loss.share_pct >= LEAST_PCT]
+        return [one for kind in (units, named) for one in sorted(kind, key=lambda one: -one.share_pct)][:TOP]
 
 
 class Distances(NamedTuple):
@@ -174,7 +162,7 @@ def of(results: Results, shape: Shape | None = None) -> list[Profile]:
 
     Raises NotMeasured where the run holds no counters there; the message has the manifest's reason.
     """
-    rows = rows_of(results, shape or results.study.target_shape)
+    rows = _rows_of(results, shape or results.study.target_shape)
     if rows.empty:
         raise NotMeasured(f"No counters were recorded, so there is no profile: {_why(results)}")
     found = []
@@ -186,16 +174,16 @@ def of(results: Results, shape: Shape | None = None) -> list[Profile]:
 
 
 def has_counters(results: Results) -> bool:
-    """Whether anything was profiled."""
-    return len(rows_of(results, results.study.target_shape)) > 0
+    """Whether anything was profiled at the target."""
+    return len(_rows_of(results, results.study.target_shape)) > 0
 
 
 def counted_shapes(results: Results) -> list[Shape]:
     """The shapes at which anything was profiled."""
-    return [shape for shape in results.study.counted_shapes if len(rows_of(results, shape))]
+    return [shape for shape in results.study.counted_shapes if len(_rows_of(results, shape))]
 
 
-def rows_of(results: Results, shape: Shape) -> pd.DataFrame:
+def _rows_of(results: Results, shape: Shape) -> pd.DataFrame:
     """The counters at a shape, a row for each launch and metric."""
     rows = results.run.profile
     return rows[is_of(rows, shape)] if len(rows) else rows
@@ -211,9 +199,8 @@ def beyond_us(profile: Profile, latency_us: float, floor_us: float) -> dict[str,
     if not beyond > 0:
         return {}
     idle_us = min(beyond, profile.cycles_pct.get(IDLE, 0.0) / 100 * latency_us)
-    waits = {what: cycles for what, cycles in profile.cycles.items() if what not in (ISSUED, IDLE)}
-    everything = sum(waits.values())
-    return {IDLE: idle_us} | {what: (beyond - idle_us) * cycles / everything for what, cycles in waits.items()}
+    everything = sum(profile.waits.values())
+    return {IDLE: idle_us} | {what: (beyond - idle_us) * cycles / everything for what, cycles in profile.waits.items()}
 
 
 def distances(results: Results, shape: Shape) -> Distances:
@@ -268,21 +255,13 @@ def first_bottlenecks(results: Results) -> tuple[Shares, Shares]:
 
 def _cycles(launch: pd.Series) -> dict[str, float]:
     """The cycles of one launch, by what happened in them."""
-    elapsed, active = launch[CYCLES], count(launch, metrics.CYCLES_ACTIVE)
-    issued = active * count(launch, metrics.ISSUED) / 100
-    warps = {title: count(launch, metrics.stalled(reason)) for reason, title in WAITS.items()}
+    elapsed, active = launch[CYCLES], float(launch.get(metrics.CYCLES_ACTIVE, np.nan))
+    issued = active * float(launch.get(metrics.ISSUED, np.nan)) / 100
+    warps = {title: float(launch.get(metrics.stalled(reason), np.nan)) for reason, title in WAITS.items()}
     counted = {title: amount for title, amount in warps.items() if amount > 0}
     everything = sum(counted.values())
     waits = {title: (active - issued) * amount / everything for title, amount in counted.items()}
     return {ISSUED: issued, **waits, IDLE: max(0.0, elapsed - active)}
-
-
-def _largest_first(found: list[Bottleneck]) -> list[Bottleneck]:
-    return sorted(found, key=lambda bottleneck: -bottleneck.share_pct)
-
-
-def count(launch: pd.Series, metric: str) -> float:
-    return float(launch.get(metric, np.nan))
 
 
 def _why(results: Results) -> str:

@@ -125,12 +125,11 @@ class Stretch(NamedTuple):
     slowest: str
 
 
-@dataclass(frozen=True)
-class Steadiness:
+class Steadiness(NamedTuple):
     """How much the time that implementations take depends on the values; those that can't be told are in neither list.
 
     Attributes:
-        steady: those that take the same time on all kinds within `STEADY_PCT`.
+        steady: those that take the same time on all kinds within `within_pct`.
         stretched: those that certainly don't, the worst first.
     """
 

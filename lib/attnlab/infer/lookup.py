@@ -23,8 +23,7 @@ class NotMeasured(Exception):
     """The run does not hold what was asked for; the message is a sentence without its full stop."""
 
 
-@dataclass(frozen=True)
-class Extremes:
+class Extremes(NamedTuple):
     """Rows of the table of cases: where an implementation is fastest and slowest, and where its rates are highest."""
 
     fastest: pd.Series
@@ -94,8 +93,7 @@ class Lookup:
 
     @cached_property
     def _rows_by_place(self) -> dict[Any, pd.DataFrame]:
-        groups = self.table.groupby([*AXES, *TIMING], sort=False)
-        return {place: rows.set_index("implementation", drop=False) for place, rows in groups}
+        return dict(iter(self.table.set_index("implementation", drop=False).groupby([*AXES, *TIMING], sort=False)))
 
     @cached_property
     def _no_rows(self) -> pd.DataFrame:
@@ -120,8 +118,7 @@ class Lookup:
         there = [(shape, self.at(shape)) for shape in self.sweep(sweep)]
         found = [(shape, rows.loc[implementation]) for shape, rows in there if implementation in rows.index]
         if not found:
-            words = self.headline.words
-            raise NotMeasured(f"`{implementation}` has no latency in the sweep “{sweep}”, {words}")
+            raise NotMeasured(f"`{implementation}` has no latency in the sweep “{sweep}”, {self.headline.words}")
         return found
 
     def timed(self, sweeps: Sequence[str]) -> list[str]:
@@ -134,48 +131,36 @@ class Lookup:
         return found
 
     def over(self, sweeps: Sequence[str]) -> pd.DataFrame:
-        """The rows of all shapes of these sweeps, as far as the study has them.
-
-        Raises NotMeasured where nothing in them has a latency.
-        """
+        """The rows of all shapes of those of these sweeps that the study has; NotMeasured where none has a latency."""
         shapes = [shape for name in self.timed(sweeps) for shape in self.study.sweep(name)]
         return pd.concat([self.at(shape) for shape in shapes], ignore_index=True)
 
     def most_often_fastest(self, sweeps: Sequence[str]) -> Wins:
-        """Who has the smallest median at the most shapes of these sweeps.
-
-        Raises NotMeasured where nothing in them has a latency.
-        """
+        """Who has the smallest median at the most shapes of these sweeps; NotMeasured where none has a latency."""
         rows = self.over(sweeps)
         fastest = Counter(rows.loc[rows.groupby(AXES, sort=False)["median_us"].idxmin(), "implementation"])
         return Wins(*fastest.most_common(1)[0], fastest.total())
 
     def extremes(self, implementation: str) -> Extremes:
-        """The extremes of an implementation over all shapes, under the headline's timing.
-
-        Raises NotMeasured where it has no latency.
-        """
+        """The extremes of an implementation over all shapes, under the headline's timing; NotMeasured without any."""
         rows = self.under(self.headline)
         rows = rows[rows["implementation"] == implementation]
         if rows.empty:
             raise NotMeasured(f"`{implementation}` has no latency in this run, {self.headline.words}")
-        fastest, slowest = rows["median_us"].idxmin(), rows["median_us"].idxmax()
-        busiest, widest = rows["throughput_tflops"].idxmax(), rows["bandwidth_gbs"].idxmax()
-        return Extremes(*(rows.loc[place] for place in (fastest, slowest, busiest, widest)))
+        us, rates = rows["median_us"], (rows["throughput_tflops"], rows["bandwidth_gbs"])
+        return Extremes(*(rows.loc[place] for place in (us.idxmin(), us.idxmax(), *(rate.idxmax() for rate in rates))))
 
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
-        """The latencies of one case that passed in us, in the order of the rounds, as `cases.independent` gives
-        them."""
+        """The latencies of one case that passed in us, round by round, as `cases.independent` gives them."""
         key = (implementation, shape, timing or self.headline)
         if key not in self._samples:
-            case = self._case(*key)
-            self._samples[key] = [] if case is None else independent(case, self.cards)
+            rows = self.samples_of(*key)
+            self._samples[key] = independent(rows, self.cards) if len(rows) else []
         return self._samples[key]
 
     def on_cards(self, implementation: str, shape: Shape, timing: Timing) -> list[np.ndarray]:
         """The latencies of one case that passed in us, as `cases.by_card` gives them; empty without named cards."""
-        case = self._case(implementation, shape, timing)
-        return by_card(case, self.cards) if self.cards and case is not None else []
+        return by_card(self.samples_of(implementation, shape, timing), self.cards)
 
     @cached_property
     def cards(self) -> dict[str, str]:
@@ -204,13 +189,9 @@ class Lookup:
         return float(self.run.manifest["clocks"]["tick_us"]) / float(row["launches"])
 
     def fastest(self, shape: Shape, timing: Timing | None = None, among: Sequence[str] | None = None) -> str:
-        """The implementation, of all or of some, with the smallest median at a shape.
-
-        Raises NotMeasured where none of them has a latency there.
-        """
+        """The implementation, of all or of some, with the smallest median at a shape; NotMeasured without any there."""
         rows = self.at(shape, timing)
-        if among is not None:
-            rows = rows[rows.index.isin(among)]
+        rows = rows if among is None else rows[rows.index.isin(among)]
         if rows.empty:
             raise NotMeasured(f"Nothing has a latency at {shape.label}")
         return str(rows["median_us"].idxmin())
@@ -228,7 +209,7 @@ class Lookup:
     @cached_property
     def _samples_by_case(self) -> dict[Any, pd.DataFrame]:
         groups = self.passed.groupby([*CASE, *TIMING], sort=False)
-        return dict(iter(groups[["replicate", "process", "launches", "latency_us"]]))
+        return dict(iter(groups[["replicate", "process", "launches", "latency_us", "sm_clock_mhz", "throttled"]]))
 
     @cached_property
     def _peaks(self) -> dict[Any, float]:
@@ -249,9 +230,10 @@ class Lookup:
     def _samples(self) -> dict[tuple[str, Shape, Timing], list[np.ndarray]]:
         return {}
 
-    def _case(self, name: str, shape: Shape, timing: Timing | None) -> pd.DataFrame | None:
+    def samples_of(self, name: str, shape: Shape, timing: Timing | None = None) -> pd.DataFrame:
+        """The rows of the samples of one case that passed; empty where it has no latency."""
         timing = timing or self.headline
-        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache))
+        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache), self.passed.head(0))
 
 
 def median_of(row: Any) -> stats.Interval:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,7 +50,7 @@ def _of(known: int, held_back: int) -> Regime:
     return "burst" if held_back_pct <= 100 - MOSTLY_PCT else "mixed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Load:
     """An implementation under a load without pause, from a card at rest.
 
@@ -87,31 +87,22 @@ class Load:
     @property
     def throttled_after_s(self) -> float:
         """When the card first throttled, in seconds since the load began; NaN if it never did."""
-        held = self.rows[self.rows["throttled"].astype("boolean").fillna(False).astype(bool)]
+        held = self.rows[self.rows["throttled"].astype("boolean").fillna(False)]
         return float(held["started_s"].min()) if len(held) else np.nan
 
 
-@dataclass(frozen=True)
-class Loads:
-    """The loads of a run, all at one shape, in the order of the study."""
+class Loads(NamedTuple):
+    """The loads of a run, all at one shape, in the order of the study.
+
+    `slowest` slowed its implementation the most; the burst of those `ended` was over at some time, and that of the
+    `lasting` ones was not.
+    """
 
     shape: Shape
     all: list[Load]
-
-    @property
-    def slowest(self) -> Load:
-        """The load that slowed its implementation the most."""
-        return max(self.all, key=lambda load: load.slower_pct)
-
-    @property
-    def ended(self) -> list[Load]:
-        """Those whose burst was over at some time."""
-        return [load for load in self.all if not np.isnan(load.slower_after_s)]
-
-    @property
-    def lasting(self) -> list[Load]:
-        """Those whose burst lasted."""
-        return [load for load in self.all if np.isnan(load.slower_after_s)]
+    slowest: Load
+    ended: list[Load]
+    lasting: list[Load]
 
 
 def loads(results: Results) -> Loads:
@@ -124,12 +115,17 @@ def loads(results: Results) -> Loads:
     found = [Load(name, taken[name]) for name in order if name in taken and not taken[name]["latency_us"].isna().any()]
     if not found:
         raise NotMeasured(f"No load without pause was recorded: {rows['why'].iloc[0]}")
-    axes = rows[AXES].itertuples(index=False, name=None)
-    return Loads(Shape(*next(axes)), found)
+    lasting = [load for load in found if np.isnan(load.slower_after_s)]
+    return Loads(
+        Shape(*next(rows[AXES].itertuples(index=False, name=None))),
+        found,
+        max(found, key=lambda load: load.slower_pct),
+        [load for load in found if load not in lasting],
+        lasting,
+    )
 
 
-@dataclass(frozen=True)
-class Throttling:
+class Throttling(NamedTuple):
     """How many samples have a throttle state, the share of them that was throttled, and their SM clock in MHz."""
 
     samples: int

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import pandas as pd
 import scipy.stats
 
 from attnlab.infer import parallel, stats
@@ -45,8 +44,7 @@ class Results(Lookup):
 
         Raises NotMeasured where the baseline has no latency there, or nothing else has.
         """
-        self.row(self.study.baseline, shape, timing)
-        names = [str(name) for name in self.at(shape, timing).index if name != self.study.baseline]
+        names = list(self._pairs(self.study.baseline, shape, timing))
         if not names:
             raise NotMeasured(f"Nothing but `{self.study.baseline}` has a latency at {shape.label}")
         return names
@@ -74,10 +72,7 @@ class Results(Lookup):
         return not sides[0].overlaps(sides[1])
 
     def leader(self) -> str:
-        """The candidate with the smallest median at the target.
-
-        Raises NotMeasured where there is no candidate or no baseline there.
-        """
+        """The candidate with the smallest median at the target; NotMeasured where it has none, or no baseline."""
         shape = self.study.target_shape
         return self.fastest(shape, among=self.candidates(shape))
 
@@ -93,10 +88,7 @@ class Results(Lookup):
         return found
 
     def family(self, shape: Shape, timing: Timing | None = None) -> Family:
-        """The verdicts on the candidates at one shape under one timing.
-
-        Raises NotMeasured where the baseline has no latency there.
-        """
+        """The verdicts at one shape under one timing; NotMeasured where the baseline has no latency there."""
         place = (shape, timing or self.headline)
         if place not in self._known:
             self._known[place] = infer_family(*self._job(*place))
@@ -105,8 +97,7 @@ class Results(Lookup):
     @cached_property
     def families(self) -> dict[Place, Family]:
         """The family of every shape and timing at which the baseline has a latency."""
-        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
-        places = [place for place in places if self.samples(self.study.baseline, *place)]
+        places = [place for place in self._places if self.samples(self.study.baseline, *place)]
         missing = [place for place in places if place not in self._known]
         inferred = parallel.each(infer_family, [self._job(*place) for place in missing])
         self._known.update(zip(missing, inferred, strict=True))
@@ -117,8 +108,7 @@ class Results(Lookup):
         if baseline == self.study.baseline:
             return self.families
         if baseline not in self._against:
-            places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
-            places = [place for place in places if baseline in self.at(*place).index]
+            places = [place for place in self._places if baseline in self.at(*place).index]
             jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place in places]
             self._against[baseline] = dict(zip(places, parallel.each(judge_family, jobs), strict=True))
         return self._against[baseline]
@@ -175,10 +165,13 @@ class Results(Lookup):
         self.control(shape, timing)
         return self.family(shape, timing).smallest_effect
 
-    def controlled(self) -> list[tuple[Shape, Timing]]:
+    def controlled(self) -> list[Place]:
         """The shapes and timings at which the run measured its baseline against itself."""
-        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
-        return [place for place in places if self.is_controlled(*place)]
+        return [place for place in self._places if self.is_controlled(*place)]
+
+    @property
+    def _places(self) -> list[Place]:
+        return [(shape, timing) for timing in self.timings for shape in self.study.shapes]
 
     @cached_property
     def false_positives(self) -> FalsePositives:
@@ -212,21 +205,21 @@ class Results(Lookup):
     def _job(self, shape: Shape, timing: Timing) -> tuple[dict[str, Sides], Sides | None]:
         """The arguments of `infer_family`."""
         baseline = self.study.baseline
-        self.row(baseline, shape, timing)
         against_itself = (baseline, implementations.control(baseline))
         control = self._sides(against_itself, shape, timing) if self.is_controlled(shape, timing) else None
         return self._pairs(baseline, shape, timing), control
 
-    def _pairs(self, baseline: str, shape: Shape, timing: Timing) -> dict[str, Sides]:
-        """What is compared with a baseline at one place, by name."""
+    def _pairs(self, baseline: str, shape: Shape, timing: Timing | None) -> dict[str, Sides]:
+        """What is compared with a baseline at one place, by name; NotMeasured where that has no latency."""
+        self.row(baseline, shape, timing)
         names = [str(name) for name in self.at(shape, timing).index if name != baseline]
         return {name: self._sides((baseline, name), shape, timing) for name in names}
 
     def _sides(self, pair: Pair, shape: Shape, timing: Timing | None) -> Sides:
         """The samples of a pair, and the resolution of both."""
         baseline, candidate = (self.samples(name, shape, timing) for name in pair)
-        cases = [self._case(name, shape, timing) for name in pair]
-        launches = min(int(case["launches"].min()) for case in cases if case is not None)
+        cases = [self.samples_of(name, shape, timing) for name in pair]
+        launches = min(int(case["launches"].min()) for case in cases if len(case))
         return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches)
 
 
@@ -256,10 +249,9 @@ def absence(results: Results, name: str, shape: Shape) -> str:
         return "not in this study"
     if shape not in results.study.shapes:
         return "the study has no such shape"
-    cases: pd.DataFrame = results.run.cases
-    if cases.empty:
-        return "not reached yet"
-    rows = cases[(cases["implementation"] == name) & is_of(cases, shape) & (cases["status"] != MEASURED)]
+    cases = results.run.cases
+    rows = cases[(cases["implementation"] == name) & (cases["status"] != MEASURED)]
+    rows = rows[is_of(rows, shape)] if len(rows) else rows
     if rows.empty:
         return "not reached yet"
     status, reason = rows.iloc[0][["status", "reason"]]
@@ -277,12 +269,13 @@ class Absence(NamedTuple):
 
 def absences(results: Results, shapes: Sequence[Shape]) -> list[Absence]:
     """The implementations that lack a latency at any of these shapes."""
-    found = []
-    for name in results.study.implementations:
-        missing = [shape for shape in shapes if name not in results.at(shape).index]
-        if missing:
-            found.append(Absence(name, len(missing), len(shapes), absence(results, name, missing[0])))
-    return found
+    names = results.study.implementations
+    missing = {name: [shape for shape in shapes if name not in results.at(shape).index] for name in names}
+    return [
+        Absence(name, len(lacking), len(shapes), absence(results, name, lacking[0]))
+        for name, lacking in missing.items()
+        if lacking
+    ]
 
 
 class Comparison(NamedTuple):

@@ -111,21 +111,16 @@ def published(path: Path = PATH) -> list[Published]:
     """
     found = []
     for place, number in tables.read(path, Published):
-        _require_known(number, place)
+        if number.unit != ("ms" if number.quantity == "latency" else "TFLOP/s"):
+            raise UserError(f"{place}: a {number.quantity} is not in {number.unit}")
+        for column, file, known in (
+            ("source", "references.bib", list(bibliography.load())),
+            ("device", "datasheets.csv", list(_peaks())),
+        ):
+            if (name := getattr(number, column)) not in known:
+                raise UserError(f"{place}: the {column} {name!r} is not in {file}{suggestion(name, known)}")
         found.append(number)
     return found
-
-
-def _require_known(number: Published, place: str) -> None:
-    if number.unit != ("ms" if number.quantity == "latency" else "TFLOP/s"):
-        raise UserError(f"{place}: a {number.quantity} is not in {number.unit}")
-    for column, name, known in (
-        ("source", number.source, list(bibliography.load())),
-        ("device", number.device, list(_peaks())),
-    ):
-        if name not in known:
-            file = "references.bib" if column == "source" else "datasheets.csv"
-            raise UserError(f"{place}: the {column} {name!r} is not in {file}{suggestion(name, known)}")
 
 
 def peak_tflops(device: str) -> float:

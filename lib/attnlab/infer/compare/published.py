@@ -79,11 +79,16 @@ class Cases:
         """
         if number.seq_len is None or number.causal is None:
             return None
-        same, others = self._alike(number, number.causal), self._of_kind(number, number.causal)
-        if not same and others:
-            same = self._alike(number, not number.causal)
-        rows = same or others
-        return self._nearest(rows, number) if rows else None
+        others = self._of_kind(number, number.causal)
+        same = self._alike(number, number.causal) or (others and self._alike(number, not number.causal))
+        row = min(same or others, key=lambda row: _distance(row, number), default=None)
+        return row["of"].shown(row) if row else None
+
+    def shown(self, row: Any) -> Nearest:
+        """A row of this run, with its shares of both peaks."""
+        shape, tflops = shape_of(row), float(row["throughput_tflops"])
+        shares = self.shares_pct(shape.dtype, tflops)
+        return Nearest(str(row["implementation"]), self.results.run.name, shape, tflops, *shares)
 
     @cached_property
     def _stand_in(self) -> "Cases | None":
@@ -100,18 +105,10 @@ class Cases:
     def _of_kind(self, number: Published, causal: bool) -> list[Row]:
         return self._by_kind.get((number.head_dim, causal), [])
 
-    def _nearest(self, rows: list[Row], number: Published) -> Nearest:
-        row = min(rows, key=lambda row: _distance(row, number))
-        shape, tflops = shape_of(row), float(row["throughput_tflops"])
-        of = self if row["run"] == self.results.run.name else self._stand_in
-        assert of is not None
-        return Nearest(str(row["implementation"]), row["run"], shape, tflops, *of.shares_pct(shape.dtype, tflops))
-
     @cached_property
-    def _by_kind(self) -> dict[tuple[int | None, bool | None], list[Row]]:
-        groups = self.rows.groupby(["head_dim", "causal"], sort=False)
-        found = {(int(head_dim), bool(causal)): rows.to_dict("records") for (head_dim, causal), rows in groups}
-        return {kind: [row | {"run": self.results.run.name} for row in rows] for kind, rows in found.items()}
+    def _by_kind(self) -> dict[tuple[int | None, bool], list[Row]]:
+        groups = self.rows.assign(of=self).groupby(["head_dim", "causal"], sort=False)
+        return {(int(head_dim), bool(causal)): rows.to_dict("records") for (head_dim, causal), rows in groups}
 
     def shares_pct(self, dtype: str, tflops: float) -> tuple[float, float]:
         """A throughput over the dense peak in the datasheet, and over the measured matrix product, in percent."""
@@ -171,14 +168,8 @@ def highest_here(results: Results) -> Nearest | None:
     rows = cases.rows[cases.rows["dtype"].isin(["float16", "bfloat16"])]
     if rows.empty:
         return None
-    row = rows.loc[rows["throughput_tflops"].idxmax()]
-    tflops = float(row["throughput_tflops"])
-    shares = cases.shares_pct(row["dtype"], tflops)
-    return (
-        None
-        if np.isnan(shares).all()
-        else Nearest(row["implementation"], results.run.name, shape_of(row), tflops, *shares)
-    )
+    found = cases.shown(rows.loc[rows["throughput_tflops"].idxmax()])
+    return None if np.isnan([found.datasheet_pct, found.measured_pct]).all() else found
 
 
 def peak_at_clock(results: Results) -> PeakAtClock | None:

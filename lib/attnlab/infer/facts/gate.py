@@ -96,9 +96,8 @@ def errors(results: Results, sweep: str) -> Errors:
     allowed = {shape: GATE_FACTOR * error for shape, error in _largest(checks, shapes, "framework_max_error").items()}
     if not allowed:
         raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
-    by_name = dict(iter(checks.groupby("implementation")))
-    there = [name for name in results.study.implementations if name in by_name]
-    found = {name: _largest(by_name[name], shapes, "max_error") for name in there}
+    names = results.study.implementations
+    found = {name: _largest(checks[checks["implementation"] == name], shapes, "max_error") for name in names}
     return Errors({name: of for name, of in found.items() if of}, allowed)
 
 

@@ -59,21 +59,20 @@ def launch_gaps(results: Results) -> list[LaunchGap]:
 
 def _launch_gap(results: Results, shape: Shape) -> LaunchGap:
     name = results.study.baseline
-    device_us, _ = (float(results.row(name, shape, timing)["median_us"]) for timing in (DEVICE, EAGER))
+    results.row(name, shape, EAGER)
     eager, device = (results.samples(name, shape, timing) for timing in (EAGER, DEVICE))
     gap = over_replicates([float(np.median(one) - np.median(other)) for one, other in zip(eager, device, strict=True)])
     rows = results.run.panel
     other = Panel(rows[rows["implementation"] == name]).reading((name, shape), methods.EAGER)
-    return LaunchGap(shape, gap, device_us, other.gap if other and not other.gap.overlaps(gap) else None)
+    panel = other.gap if other and not other.gap.overlaps(gap) else None
+    return LaunchGap(shape, gap, float(results.row(name, shape, DEVICE)["median_us"]), panel)
 
 
 def ratios(results: Results, sweep: str) -> pd.DataFrame:
     """Medians along a sweep under each other timing over the headline's.
 
-    Returns:
-        A row for each timing, size and implementation that has both: `timing`, `implementation`, `size`, `ratio`.
-
-    Raises NotMeasured where there is none, or the study has no such sweep.
+    A row for each timing, size and implementation that has both: `timing`, `implementation`, `size`, `ratio`. Raises
+    NotMeasured where there is none, or the study has no such sweep.
     """
     axis, shapes = axis_of(sweep), results.sweep(sweep)
     others = [timing for timing in results.timings if timing != results.headline]
