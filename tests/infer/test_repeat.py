@@ -102,21 +102,17 @@ def test_what_was_found_again_and_what_moved(moved):
     assert repetition.moved_in_cycles_pct == pytest.approx([100 * (0.8 / 0.784 - 1)] * 3)
     told = text(repetition)
     assert "`there`, was begun on 2026-11-20, 09:00 UTC in 2 replicates; this one on 2026-11-21, 10:30 UTC" in told
-    assert "They share 36 cases, device clock, warm cache; 20 of them take longer than 20 µs here." in told
     assert "Of these, 17 have medians within 1 % of each other, and 3 moved, 3 of them with the whole interval" in told
-    assert "`sdpa.flash` at (2, 4, 128, 64) float16 moved most, by +2.0 % [" in told
 
 
 def test_what_the_clock_moved_has_not_moved_in_cycles(by_clock):
     flash = by_clock.moved[0]
-    assert (flash.here.sm_clock_mhz, flash.there.sm_clock_mhz) == (2000, 2040)
+    assert (flash.here.sm_clock_mhz, flash.there.sm_clock_mhz, flash.here.throttled_pct) == (2000, 2040, 2.5)
     assert flash.cycles_pct == pytest.approx(100 * (0.8 / 0.784 * 2000 / 2040 - 1))
-    assert abs(flash.cycles_pct) < 0.1
     assert by_clock.moved_in_cycles_pct == []
     row = reproducibility.moved(by_clock).frame.iloc[0]
-    assert row[["SM clock here (MHz)", "SM clock there (MHz)"]].tolist() == [2000, 2040]
-    assert row[["throttled here", "throttled there"]].tolist() == [2.5, 2.5]  # one round in forty
-    assert row["in cycles"] == flash.cycles_pct
+    columns = ["SM clock here (MHz)", "SM clock there (MHz)", "throttled here", "throttled there", "in cycles"]
+    assert row[columns].tolist() == [2000, 2040, 2.5, 2.5, flash.cycles_pct]
 
 
 def test_replicates_scatter_within_each_run_beside_what_lies_between_the_two():
@@ -214,7 +210,7 @@ def test_what_else_differs_is_listed(folder):
     assert len(reproducibility.differences(repetition).frame) == len(rows)
 
 
-def test_runs_of_one_hour_that_agree():
+def test_runs_that_agree():
     repetition = beside({"created": "2026-11-21T09:50:00+00:00"}, {"created": "2026-11-21T10:30:00+00:00"})
     assert sum(case.shape == TARGET for case in repetition.cases) == 5
     assert "Of these, 20 have medians within 1 % of each other: none moved." in text(repetition)

@@ -24,31 +24,14 @@ def inferred():
     return synthetic.inferred()
 
 
-def test_median_mean_and_extremes(inferred):
+def test_median_spread_and_extremes(inferred):
     row = inferred.at(TARGET).loc["sdpa.auto"]  # 40 µs, samples 0.004 apart from 40 - 0.078 to 40 + 0.078
-    assert row["samples"] == 80
-    assert row["replicates"] == 2
-    assert row["median_us"] == pytest.approx(40)
-    assert row["mean_us"] == pytest.approx(40)
-    assert row["min_us"] == pytest.approx(39.922)
-    assert row["max_us"] == pytest.approx(40.078)
-    assert row["outliers_pct"] == 0
-
-
-def test_deviation_and_variation(inferred):
-    row = inferred.at(TARGET).loc["sdpa.auto"]
+    assert (row["samples"], row["replicates"], row["outliers_pct"]) == (80, 2, 0)
     deviation = 0.004 * math.sqrt(synthetic.UNIFORM * 80 / 79)  # both replicates hold 0, 1, ... 39
-    assert row["std_us"] == pytest.approx(deviation)
-    assert row["cv_pct"] == pytest.approx(100 * deviation / 40)
-
-
-def test_the_eager_clock_adds_its_gap(inferred):
-    assert inferred.at(TARGET, EAGER).loc["sdpa.auto", "median_us"] == pytest.approx(45)
-
-
-def test_an_interval_holds_its_estimate_and_is_narrower_than_the_samples(inferred):
-    row = inferred.at(TARGET).loc["sdpa.auto"]
+    names = ["median_us", "mean_us", "min_us", "max_us", "std_us", "cv_pct"]
+    assert row[names].tolist() == pytest.approx([40, 40, 39.922, 40.078, deviation, 100 * deviation / 40])
     assert row["min_us"] < row["low_us"] < 40 < row["high_us"] < row["max_us"]
+    assert inferred.at(TARGET, EAGER).loc["sdpa.auto", "median_us"] == pytest.approx(45)  # the clock adds its gap
 
 
 @pytest.mark.parametrize(("timing", "launches"), [(DEVICE, LAUNCHES), (EAGER, 1)])
@@ -86,11 +69,9 @@ def test_quantiles_are_those_of_scipy_where_there_are_enough_samples(inferred):
     row = inferred.at(TARGET).loc["sdpa.auto"]
     pooled = np.tile(synthetic.latencies_us("sdpa.auto", TARGET, "device"), 2)
     low, high = scipy.stats.quantile_test(pooled, p=0.95).confidence_interval()
-    assert row["p95_us"] == pytest.approx(np.quantile(pooled, 0.95))
-    assert (row["p95_low_us"], row["p95_high_us"]) == pytest.approx((low, high))
-
-
-def test_a_quantile_without_enough_samples_is_missing(inferred):
+    assert row[["p95_us", "p95_low_us", "p95_high_us"]].tolist() == pytest.approx(
+        [np.quantile(pooled, 0.95), low, high]
+    )
     assert inferred.table[["p99_us", "p99_low_us", "p99_high_us"]].isna().all(axis=None)
 
 
@@ -153,6 +134,7 @@ def test_a_latency_that_is_not_there_is_named(inferred):
         inferred.compare("sdpa.cudnn", SHORT)
     with pytest.raises(NotMeasured, match=r"Nothing but `sdpa\.auto` has a latency"):
         synthetic.lonely().candidates(TARGET)
+    assert (inferred.fastest(TARGET), synthetic.lonely().fastest(TARGET)) == ("sdpa.flash", "sdpa.auto")
     with pytest.raises(NotMeasured, match="Nothing has a latency"):
         inferred.fastest(synthetic.Shape(1, 1, 1, 1))
     with pytest.raises(NotMeasured, match="has no sweep “batch”"):
@@ -199,10 +181,7 @@ def test_timings_are_those_of_the_study(inferred):
 
 def test_samples_come_by_replicate_in_the_order_of_the_rounds(inferred):
     expected = synthetic.latencies_us("sdpa.flash", TARGET, "eager")
-    replicates = inferred.samples("sdpa.flash", TARGET, EAGER)
-    assert len(replicates) == 2
-    for replicate in replicates:
-        np.testing.assert_array_equal(replicate, expected)
+    np.testing.assert_array_equal(inferred.samples("sdpa.flash", TARGET, EAGER), [expected, expected])
 
 
 @pytest.mark.parametrize(
@@ -298,14 +277,6 @@ def test_a_control_that_did_not_pass_controls_nothing():
     of = synthetic.infer(synthetic.Recipe(study=RECIPE.study, fates=fates, control_pace=1.0))
     assert [shape for shape, _ in of.controlled()] == [TARGET]
     assert not of.at(CONSTANT_FULL).empty
-
-
-# -------------------------------------------------------------------------------------------------------------- whole
-
-
-def test_the_fastest_has_the_smallest_median(inferred):
-    assert inferred.fastest(TARGET) == "sdpa.flash"
-    assert synthetic.lonely().fastest(TARGET) == "sdpa.auto"
 
 
 RECIPE = synthetic.Recipe(
