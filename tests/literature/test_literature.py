@@ -235,7 +235,6 @@ def test_a_device_without_a_datasheet_has_no_share():
     beside = Cases(of).nearest(number())
     assert math.isnan(beside.datasheet_pct)
     assert "nan" not in plain(literature.every(of))
-    assert published.peak_at_clock(of) is None
     for draw in (drawn.figure, drawn.shares):
         assert isinstance(draw(of), Missing)
 
@@ -244,13 +243,6 @@ def test_a_run_is_higher_at_the_lengths_where_its_fastest_is():
     lines = {"sdpa.flash": pd.Series({128: 40.0, 256: 60.0}), "sdpa.cudnn": pd.Series({128: 52.0, 512: 10.0})}
     numbers = [number(), number(seq_len=256, value=700)]  # 50 % and 71 %
     assert published.higher([published.Curves(lines, numbers)]) == (1, 2)
-
-
-def test_the_peak_is_told_at_the_clock_that_was_seen():
-    found = published.peak_at_clock(synthetic.inferred())
-    assert (found.tflops, found.multiprocessors, found.highest_mhz) == (989, 132, 1980)
-    assert found.mhz == pytest.approx(989e12 / (132 * 4096) / 1e6)
-    assert "132 multiprocessors with 4,096 FLOPs a clock" in plain(literature.limits(synthetic.inferred()))
 
 
 # --------------------------------------------------------------------------------------------------------- bad input

@@ -81,7 +81,5 @@ def limits(results: Results) -> Prose:
         "grouped": sum(bool(number.kv_heads and number.kv_heads != number.heads) for number in numbers),
         "untyped": sum(number.dtype is None for number in numbers),
         "at_once": target.batch * target.heads,
-        "clock": published.peak_at_clock(results),
-        "flops_per_clock": published.HOPPER_FLOPS_PER_CLOCK,
     }
     return Prose(say("roofline.limits", numbers=len(numbers), **facts))

@@ -11,7 +11,6 @@ import pandas as pd
 
 from attnlab.infer.lookup import NotMeasured, shape_of
 from attnlab.infer.results import Results
-from attnlab.literature.datasheets import datasheet
 from attnlab.literature.throughputs import Published, published
 from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
@@ -28,8 +27,6 @@ COUNTERPARTS = {
 Row = dict[Hashable, Any]
 Panel = tuple[int, bool]
 """A head_dim, and whether the mask is causal."""
-HOPPER_FLOPS_PER_CLOCK = 4096
-"""Dense FP16 or BF16 FLOPs of a Hopper multiprocessor per clock (FlashAttention-4, arXiv 2603.05451, section 2.2)."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +121,6 @@ class Curves(NamedTuple):
     numbers: list[Published]
 
 
-class PeakAtClock(NamedTuple):
-    """The datasheet's peak of a Hopper GPU, the clock that it implies, and the highest clock of a run."""
-
-    tflops: float
-    multiprocessors: int
-    mhz: float
-    highest_mhz: float
-
-
 def curves(results: Results) -> dict[Panel, Curves]:
     """The shares at the batch and heads of the target, by head_dim and mask, where both have any.
 
@@ -170,18 +158,6 @@ def highest_here(results: Results) -> Nearest | None:
         return None
     found = cases.shown(rows.loc[rows["throughput_tflops"].idxmax()])
     return None if np.isnan([found.datasheet_pct, found.measured_pct]).all() else found
-
-
-def peak_at_clock(results: Results) -> PeakAtClock | None:
-    """The peak of a run's card at its highest clock; None where it is no Hopper GPU with a datasheet."""
-    device, clocks = results.run.manifest["device"], results.run.samples["sm_clock_mhz"].dropna()
-    sheet = datasheet(device["name"])
-    if sheet is None or device.get("compute_capability") != "9.0" or clocks.empty:
-        return None
-    peak, multiprocessors = float(sheet["matmul_float16_tflops"]), device["multiprocessors"]
-    return PeakAtClock(
-        peak, multiprocessors, 1e6 * peak / multiprocessors / HOPPER_FLOPS_PER_CLOCK, float(clocks.max())
-    )
 
 
 def _lines(cases: Cases) -> dict[Panel, dict[str, "pd.Series[float]"]]:

@@ -7,10 +7,8 @@ import pandas as pd
 
 from attnlab.infer.bootstrap import over_replicates
 from attnlab.infer.lookup import NotMeasured, axis_of
-from attnlab.infer.machine.panel import Panel
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
-from attnlab.runs import methods
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -21,16 +19,11 @@ MOSTLY_HOST_PCT = 50
 
 @dataclass(frozen=True)
 class LaunchGap:
-    """The baseline by `eager` minus `device` at a shape, with a warm cache, in us.
-
-    Attributes:
-        panel: the same by the panel of clocks, where its interval is apart from `gap`.
-    """
+    """The baseline by `eager` minus `device` at a shape, with a warm cache, in us."""
 
     shape: Shape
     gap: Interval
     device_us: float
-    panel: Interval | None
 
     @property
     def pct(self) -> float:
@@ -62,10 +55,7 @@ def _launch_gap(results: Results, shape: Shape) -> LaunchGap:
     results.row(name, shape, EAGER)
     eager, device = (results.samples(name, shape, timing) for timing in (EAGER, DEVICE))
     gap = over_replicates([float(np.median(one) - np.median(other)) for one, other in zip(eager, device, strict=True)])
-    rows = results.run.panel
-    other = Panel(rows[rows["implementation"] == name]).reading((name, shape), methods.EAGER)
-    panel = other.gap if other and not other.gap.overlaps(gap) else None
-    return LaunchGap(shape, gap, float(results.row(name, shape, DEVICE)["median_us"]), panel)
+    return LaunchGap(shape, gap, float(results.row(name, shape, DEVICE)["median_us"]))
 
 
 def ratios(results: Results, sweep: str) -> pd.DataFrame:

@@ -8,22 +8,20 @@ ours.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
 from attnlab.infer.cases import CASE
-from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.regimes import why_absent
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import methods
 from attnlab.runs.methods import DEVICE
-from attnlab.runs.schema import is_under
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
 Case: TypeAlias = tuple[str, Shape]
 Within: TypeAlias = Literal["in", "out", "unsure"]
@@ -75,10 +73,6 @@ class Panel:
         """The cases that our warm clock timed, short to long."""
         ours = {case: taken[DEVICE].median() for case, taken in self._samples.items() if DEVICE in taken}
         return sorted(ours, key=lambda case: ours[case])
-
-    def median(self, case: Case, method: str) -> Interval:
-        """A method's median of a case with its interval."""
-        return _median(self._samples[case][method])
 
     def reading(self, case: Case, method: str) -> Reading | None:
         """A method's result for a case, against our clock; None where either has no samples."""
@@ -143,64 +137,3 @@ def brackets(panel: Panel) -> dict[Within, list[Case]]:
             holds, may_hold = (us <= 0 or _is_near(us, kernels.ours_us) for us in beyond)
             found.setdefault("in" if holds else "unsure" if may_hold else "out", []).append(case)
     return found
-
-
-class Shared(NamedTuple):
-    """A case in the samples and in the panel: the median of `device` warm in us, with the SM clock of both.
-
-    `longer_pct` is how much longer it takes in the panel, in percent of the samples; `cycles_pct` likewise in cycles,
-    latency times SM clock.
-    """
-
-    case: Case
-    samples: Interval
-    panel: Interval
-    samples_mhz: float
-    panel_mhz: float
-    longer_pct: float
-    cycles_pct: float
-
-
-class Agreement(NamedTuple):
-    """How far the panel's `device` warm and that of the samples agree.
-
-    The panel times one implementation on its own; in the rounds of the samples, all take turns. So the card's power
-    limit may set another SM clock for the same call.
-
-    Attributes:
-        cases: how many are in both.
-        differing: those that differ by more than `NEAR_PCT`, the farthest first.
-        cycles_pct: of those, the median, smallest and largest difference in cycles, without its sign.
-        is_mostly_slower: whether the SM clock was lower in the panel at most of those.
-    """
-
-    cases: int
-    differing: list[Shared]
-    cycles_pct: Interval | None
-    is_mostly_slower: bool
-
-
-def agreement(results: Results, panel: Panel) -> Agreement:
-    """The panel of a run beside its samples."""
-    timing = Timing(clock="device", cache="warm")
-    timed = _clocks(panel.rows[(panel.rows["method"] == DEVICE) & panel.rows["latency_us"].notna()])
-    taken = _clocks(results.passed[is_under(results.passed, timing)])
-    both = []
-    for name, shape in panel.cases:
-        if name in results.at(shape, timing).index:
-            key = (name, *shape.axes.values())
-            samples, ours = median_of(results.row(name, shape, timing)), panel.median((name, shape), DEVICE)
-            (samples_mhz, cycles), (panel_mhz, its_cycles) = taken.loc[key], timed.loc[key]
-            changes = 100 * (ours.estimate / samples.estimate - 1), 100 * (its_cycles / cycles - 1)
-            both.append(Shared((name, shape), samples, ours, float(samples_mhz), float(panel_mhz), *changes))
-    differing = sorted((one for one in both if abs(one.longer_pct) > NEAR_PCT), key=lambda one: -abs(one.longer_pct))
-    cycles_pct = spread([abs(one.cycles_pct) for one in differing if not np.isnan(one.cycles_pct)])
-    slower = sum(one.panel_mhz < one.samples_mhz for one in differing)
-    return Agreement(len(both), differing, cycles_pct, slower > len(differing) / 2)
-
-
-def _clocks(rows: pd.DataFrame) -> pd.DataFrame:
-    """The median SM clock of each case in MHz, and the median of latency times SM clock."""
-    mhz = rows["sm_clock_mhz"].astype(float)
-    clocked = rows.assign(mhz=mhz, cycles=rows["latency_us"].astype(float) * mhz)
-    return clocked.groupby(CASE, sort=False)[["mhz", "cycles"]].median()
