@@ -124,7 +124,6 @@ def test_replicates_scatter_within_each_run_beside_what_lies_between_the_two():
         assert case.here.spread_pct == pytest.approx(100 * 0.004 * np.median(m) / pooled)
     (here, half), (there, _), (between, _) = repetition.scatter.values()
     assert (here, half, there, between) == pytest.approx((0.4, 0.4, 0.2, 0.1), abs=0.01)
-    assert "replicates are at most 0.40 % apart, and in half of the cases less than 0.40 %;" in text(repetition)
 
 
 def test_a_kernel_whose_source_changed_is_left_out():
@@ -134,7 +133,6 @@ def test_a_kernel_whose_source_changed_is_left_out():
     compared = {key[0] for key in repetition.shared}
     assert "kernel.mma" not in compared
     assert "kernel.swizzled" in compared
-    assert ", without `kernel.mma`, whose source changed between them;" in text(repetition)
 
 
 def test_the_run_that_shares_most_is_taken_and_of_two_the_newer(folder):
@@ -211,6 +209,6 @@ def test_what_else_differs_is_listed(folder):
 
 
 def test_runs_that_agree():
-    repetition = beside({"created": "2026-11-21T09:50:00+00:00"}, {"created": "2026-11-21T10:30:00+00:00"})
+    repetition = beside({}, {})
     assert sum(case.shape == TARGET for case in repetition.cases) == 5
     assert "Of these, 20 have medians within 1 % of each other: none moved." in text(repetition)

@@ -28,9 +28,6 @@ def named(cell: simulation.Cell) -> str:
     return f"{cell.kind.name}-{cell.replicates}-{cell.processes}"
 
 
-# --------------------------------------------------------------------------------------------------------- generators
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_samples_follow_the_law_that_is_stated(kind):
     rng = np.random.default_rng(0)
@@ -48,20 +45,11 @@ def test_the_true_median_is_the_median_of_many_samples(cell):
     assert simulation.true_median(cell) == pytest.approx(np.median(many), rel=1e-3)
 
 
-def test_true_medians_by_hand():
-    alike = {cell.kind.name: simulation.true_median(cell) for cell in CELLS if cell.processes == "alike"}
-    symmetric = ["independent", "autocorrelated", "drifting", "heavy-tailed", "ticked"]
-    assert [alike[name] for name in symmetric] == pytest.approx([1] * 5)
-    # 5/7 of the fast mode, which the slow one doesn't reach: the normal law's 0.7143-quantile is 0.566.
-    assert alike["bimodal"] == pytest.approx(np.exp(0.02 * 0.56595), rel=1e-5)
-
-
 def test_neighbours_of_the_autocorrelated_kind_resemble_each_other():
     samples = np.log(simulation.KINDS[1].draw(np.random.default_rng(2), 2000))
     assert np.corrcoef(samples[..., 1:].ravel(), samples[..., :-1].ravel())[0, 1] == pytest.approx(0.6, abs=0.01)
     assert samples[..., 0].std() == pytest.approx(samples[..., -1].std(), rel=0.05)
-    # The two sides don't.
-    assert abs(np.corrcoef(samples[0].ravel(), samples[1].ravel())[0, 1]) < 0.02
+    assert abs(np.corrcoef(samples[0].ravel(), samples[1].ravel())[0, 1]) < 0.02  # the two sides don't
 
 
 def test_a_clock_with_a_tick_shows_multiples_of_it_and_is_right_on_average():
@@ -83,9 +71,6 @@ def test_effects_share_their_noise():
     np.testing.assert_array_equal(again.baseline, simulated.baseline)
     assert not np.allclose(simulation.draw(CELLS[0], 4, ()).baseline, simulated.baseline)
     assert not np.allclose(simulation.draw(CELLS[1], 3, ()).baseline, simulated.baseline)
-
-
-# ---------------------------------------------------------------------------------------------------- published table
 
 
 def test_the_table_is_whole():
@@ -130,9 +115,6 @@ def test_what_one_process_cannot_know_is_shown_and_larger_effects_are_found_more
         assert found == sorted(found)
 
 
-# ------------------------------------------------------------------------------------------------- what a report shows
-
-
 def test_the_table_shows_every_cell_in_percent():
     table = power.calibration()
     assert len(table.frame) == len(CELLS)
@@ -155,9 +137,6 @@ def test_a_run_shows_its_controls():
     missing = "*This run did not measure its baseline against itself, so how often its verdicts err is unknown.*"
     of = synthetic.inferred()
     assert power.controls(of).markdown == power.false_positives(of).markdown == missing
-
-
-# -------------------------------------------------------------------------------------------------------------- command
 
 
 def test_the_command_writes_the_table(monkeypatch, tmp_path, capsys):

@@ -158,9 +158,6 @@ def test_every_advice_rests_on_claims(found):
     assert advice.loc["vectorise loads for 1.5 to 2 times", "verdict"] == "unsupported"
 
 
-# ------------------------------------------------------------------------------------------------------------ numbers
-
-
 def test_a_printed_number_is_a_range():
     # half a unit of the last digit: 0.00005 ms, 0.05e9 FLOP, half a percent; a count is exact
     assert Number.printed("0.3210", "ms").low == pytest.approx(0.32095e-3, rel=1e-12)
@@ -192,9 +189,6 @@ def test_a_recomputed_number_has_a_decimal_more():
     assert as_printed(Number.exact(67.108864e6), "25.6e6", "byte") == "67.11e6"
     assert as_printed(Number.exact(320.5), "5.34", "h") == "0.0890"
     assert as_printed(Number.exact(15), "18", "count") == "15"
-
-
-# ---------------------------------------------------------------------------------------------------------- bad input
 
 
 @pytest.fixture
@@ -339,9 +333,6 @@ def test_a_file_that_is_not_there_or_no_text(folder):
     shutil.copy(paths.REFERENCE / "calibration.csv", folder / "003.csv")
     with pytest.raises(UserError, match=r"003\.csv, line 2: "):
         audit.audit(folder)
-
-
-# ----------------------------------------------------------------------------------------------- what a change changes
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,6 @@ def numbered(html: str) -> BeautifulSoup:
     return soup
 
 
-# -------------------------------------------------------------------------------------------------------- as shipped
-
-
 def test_every_number_has_a_source_and_a_device_and_every_source_a_use():
     numbers = throughputs.published()
     assert len({one.model_dump_json() for one in numbers}) == len(numbers) > 200
@@ -107,9 +104,6 @@ def test_the_highest_of_each_kind_are_found_in_the_order_of_devices():
     assert throughputs.highest([*numbers, other], "device") == [other, numbers[1]]
 
 
-# -------------------------------------------------------------------------------------------------------- normalised
-
-
 @pytest.mark.parametrize(
     ("changes", "tflops"),
     [
@@ -138,9 +132,6 @@ def test_a_share_is_of_the_devices_own_peak():
     assert number(device="NVIDIA A100 80GB SXM", value=156).share_pct == pytest.approx(50)
     assert number(device="NVIDIA GeForce RTX 4090", value=165).is_above_peak is False
     assert number(device="NVIDIA GeForce RTX 4090", value=166).is_above_peak is True
-
-
-# ------------------------------------------------------------------------------------------------------------ beside
 
 
 def test_the_same_shape_and_algorithm_stand_beside_it():
@@ -245,9 +236,6 @@ def test_a_run_is_higher_at_the_lengths_where_its_fastest_is():
     assert published.higher([published.Curves(lines, numbers)]) == (1, 2)
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -276,9 +264,6 @@ def test_a_row_with_a_cell_too_many_is_named(tmp_path):
     path.write_text(path.read_text().rstrip("\r\n") + ",more\n")
     with pytest.raises(UserError, match=r"literature\.csv, line 2: it should have \d+ cells: count the commas"):
         throughputs.published(path)
-
-
-# -------------------------------------------------------------------------------------------------------- references
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,6 @@ def medians(sides: Sequence[Side], resamples: int, seed: int, paired: bool = Fal
 
 
 def _sizes(side: Side) -> tuple[int, ...]:
-    """The sizes of the replicates."""
     held = _on_cards(side) or (1,) * len(side)
     return tuple(len(block) // count for block, count in zip(side, held, strict=True) for _ in range(count))
 
@@ -328,7 +327,6 @@ def _medians(samples: bytes, plan: Plan, index: int) -> Array:
 
 @lru_cache(maxsize=KEPT_PLANS)
 def _kept_draws(plan: Plan) -> list[list[Draw]]:
-    """All draws of a plan as one batch."""
     return [[_joined(draws) for draws in zip(*_draws(plan), strict=True)]]
 
 

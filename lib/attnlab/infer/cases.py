@@ -89,7 +89,6 @@ def median_us(samples: list[np.ndarray], tick_us: float) -> stats.Interval:
 
 
 def _context(rows: pd.DataFrame) -> dict[str, float]:
-    """What the samples were taken under."""
     return {
         "replicates": rows["replicate"].nunique(),
         "launches": int(rows["launches"].min()),
@@ -100,7 +99,6 @@ def _context(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -> dict[str, object]:
-    """Work over the median latency, and the floor over it."""
     shape = Shape(**dict(zip(AXES, key[1 : 1 + len(AXES)], strict=True)))  # type: ignore[arg-type]
     median_us, cache = row["median_us"], str(key[-1])
     floor_us = ceilings.floor_us(shape, cache)

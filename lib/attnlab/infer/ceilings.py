@@ -52,7 +52,6 @@ class Ceiling:
 
     @property
     def title(self) -> str:
-        """Its name in a table."""
         kind, *dtype = self.name.split(".")
         return ", ".join([TITLES[kind], *dtype])
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.regimes import why_absent
 from attnlab.infer.results import Results
 from attnlab.runs import metrics
 from attnlab.runs.metrics import CYCLES
@@ -111,7 +112,6 @@ class Profile:
 
     @cached_property
     def cycles_pct(self) -> dict[str, float]:
-        """The same as shares."""
         return {what: 100 * cycles / self.total(CYCLES) for what, cycles in self.cycles.items()}
 
     @cached_property
@@ -164,7 +164,9 @@ def of(results: Results, shape: Shape | None = None) -> list[Profile]:
     """
     rows = _rows_of(results, shape or results.study.target_shape)
     if rows.empty:
-        raise NotMeasured(f"No counters were recorded, so there is no profile: {_why(results)}")
+        told = results.run.manifest.get("profile")
+        why = told["why"] if told else why_absent(results)
+        raise NotMeasured(f"No counters were recorded, so there is no profile: {why}")
     found = []
     for name in results.study.implementations:
         if len(own := rows[rows["implementation"] == name]):
@@ -184,7 +186,6 @@ def counted_shapes(results: Results) -> list[Shape]:
 
 
 def _rows_of(results: Results, shape: Shape) -> pd.DataFrame:
-    """The counters at a shape, a row for each launch and metric."""
     rows = results.run.profile
     return rows[is_of(rows, shape)] if len(rows) else rows
 
@@ -254,7 +255,6 @@ def first_bottlenecks(results: Results) -> tuple[Shares, Shares]:
 
 
 def _cycles(launch: pd.Series) -> dict[str, float]:
-    """The cycles of one launch, by what happened in them."""
     elapsed, active = launch[CYCLES], float(launch.get(metrics.CYCLES_ACTIVE, np.nan))
     issued = active * float(launch.get(metrics.ISSUED, np.nan)) / 100
     warps = {title: float(launch.get(metrics.stalled(reason), np.nan)) for reason, title in WAITS.items()}
@@ -262,11 +262,3 @@ def _cycles(launch: pd.Series) -> dict[str, float]:
     everything = sum(counted.values())
     waits = {title: (active - issued) * amount / everything for title, amount in counted.items()}
     return {ISSUED: issued, **waits, IDLE: max(0.0, elapsed - active)}
-
-
-def _why(results: Results) -> str:
-    """The manifest's reason for a run without counters."""
-    if told := results.run.manifest.get("profile"):
-        return str(told["why"])
-    ended = "was closed early" if results.run.complete else "is not complete"
-    return f"the run {ended}, and its counters are taken last"

@@ -101,7 +101,6 @@ def tally(verdicts: Iterable[stats.Verdict]) -> Counter[str]:
 
 
 def opposed(one: stats.Verdict, other: stats.Verdict) -> bool:
-    """Whether one of two verdicts says faster and the other slower."""
     return {one.decision, other.decision} == {"faster", "slower"}
 
 

@@ -114,7 +114,6 @@ class Results(Lookup):
         return self._against[baseline]
 
     def families_under(self, timing: Timing) -> dict[Shape, Family]:
-        """The families under one timing, by shape."""
         return {shape: family for (shape, under), family in self.families.items() if under == timing}
 
     def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
@@ -191,7 +190,6 @@ class Results(Lookup):
 
     @cached_property
     def _known(self) -> dict[Place, Family]:
-        """The families inferred so far."""
         return {}
 
     @cached_property
@@ -203,7 +201,6 @@ class Results(Lookup):
         return self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
 
     def _job(self, shape: Shape, timing: Timing) -> tuple[dict[str, Sides], Sides | None]:
-        """The arguments of `infer_family`."""
         baseline = self.study.baseline
         against_itself = (baseline, implementations.control(baseline))
         control = self._sides(against_itself, shape, timing) if self.is_controlled(shape, timing) else None
@@ -228,7 +225,6 @@ _IN_USE: WeakValueDictionary[str, Results] = WeakValueDictionary()
 
 
 def of(run: schema.Run) -> Results:
-    """Infer from a run."""
     found = Results(run, infer(run))
     if run.complete:
         _IN_USE[run.manifest["seal"]] = found

@@ -88,7 +88,6 @@ class Cell:
 
     @property
     def index(self) -> int:
-        """Its place among `CELLS`."""
         return CELLS.index(self)
 
     @property
@@ -194,7 +193,6 @@ def draw(cell: Cell, simulation: int, effects: tuple[float, ...]) -> Simulated:
 
 
 def _read(latencies: Array, phase: Array, tick_us: float) -> Array:
-    """What a clock shows that steps every `tick_us`: the steps between a start anywhere within one and the end."""
     return tick_us * np.floor(latencies / tick_us + phase) if tick_us else latencies
 
 
@@ -267,7 +265,6 @@ def path() -> Path:
 
 
 def write(table: pd.DataFrame, path: Path) -> None:
-    """Keep a table, shares to four digits."""
     write_atomically(path, table.to_csv(index=False, float_format="%.4f").encode())
 
 

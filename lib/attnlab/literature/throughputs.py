@@ -78,12 +78,10 @@ class Published(BaseModel):
 
     @property
     def share_pct(self) -> float:
-        """Share of the dense peak in the device's datasheet."""
         return 100 * self.throughput_tflops / peak_tflops(self.device)
 
     @property
     def is_above_peak(self) -> bool:
-        """Whether it exceeds the device's peak."""
         return self.share_pct > 100
 
     @property

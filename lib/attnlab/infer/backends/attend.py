@@ -77,5 +77,4 @@ def overhead(results: Results) -> Overhead:
 
 
 def _medians(calls: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The median of each replicate, a column for each side."""
     return calls.groupby(["replicate", "implementation"])[column].median().unstack()

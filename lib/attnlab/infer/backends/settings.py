@@ -31,7 +31,6 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The backend."""
         return str(self.row["implementation"])
 
     def per_token_ns(self) -> Interval:
@@ -64,7 +63,6 @@ def along(results: Results, sweep: str) -> list[Setting]:
 
 
 def holds_one(ratio: Interval) -> bool:
-    """Whether an interval of a ratio includes 1."""
     return ratio.low <= 1 <= ratio.high
 
 

@@ -197,5 +197,4 @@ def _distance(row: Row, number: Published) -> tuple[float, ...]:
 
 
 def _apart(ours: float, theirs: float | None) -> float:
-    """The distance of two sizes by their ratio; 0 where the source does not state its size."""
     return abs(math.log(ours / theirs)) if theirs else 0.0

@@ -49,7 +49,6 @@ class Side:
 
     @property
     def median_us(self) -> float:
-        """The median of all samples."""
         return float(np.median(np.concatenate([block.ravel() for block in self.samples])))
 
     @property
@@ -113,7 +112,6 @@ class Repetition:
 
     @property
     def moved_surely(self) -> int:
-        """How many moved with the whole interval."""
         return sum(not case.change.overlaps(Interval(0, -NEAR_PCT, NEAR_PCT)) for case in self.moved)
 
     @property
@@ -232,7 +230,6 @@ def differences(here: Results, there: Results) -> Differences:
 
 
 def _stated(manifest: Manifest) -> pd.Series:
-    """The environment in a manifest, a text for each value."""
     fields = {field: value for field, value in manifest["environment"].items() if field in FIELDS}
     return pd.json_normalize(fields, sep=" ").iloc[0].dropna().map(str)
 
@@ -256,13 +253,11 @@ def others(results: Results) -> Iterator[Results]:
 
 
 def _shared(one: Study, other: Study) -> int:
-    """How many cases two studies share."""
     shapes = set(one.shapes) & set(other.shapes)
     return len(shapes) * len(set(one.implementations) & set(other.implementations))
 
 
 def other_sources(one: Results, other: Results) -> set[str]:
-    """The kernels that two runs ran from different sources."""
     here, there = one.run.manifest["kernels"], other.run.manifest["kernels"]
     return {name for name in here.keys() & there.keys() if here[name] != there[name]}
 
@@ -286,5 +281,4 @@ def _side(results: Results, name: str, shape: Shape, timing: Timing) -> Side:
 
 
 def in_percent(ratio: Interval) -> Interval:
-    """A ratio as a change in percent."""
     return Interval(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))

@@ -109,7 +109,6 @@ def share_pct(checks: pd.DataFrame) -> float:
 
 
 def _largest(checks: pd.DataFrame, shapes: list[Shape], column: str) -> dict[Shape, float]:
-    """The largest value of a column at each of these shapes that was checked."""
     largest = checks.groupby(AXES, sort=False)[column].max()
     there = [(shape, tuple(shape.axes.values())) for shape in shapes]
     return {shape: float(largest[place]) for shape, place in there if place in largest.index}

@@ -57,7 +57,6 @@ def decided(found: Sequence[Comparison]) -> dict[str, dict[stats.Decision, list[
 
 
 def milliseconds(workload: Workload, us: Interval) -> Interval:
-    """A latency of a workload in ms."""
     return Interval(us.estimate / 1e3, us.low / 1e3, us.high / 1e3)
 
 

@@ -45,12 +45,10 @@ class Point:
 
     @property
     def tflops(self) -> float:
-        """FLOPs over the latency."""
         return self.shape.flops / self.latency_s / 1e12
 
     @property
     def gbs(self) -> float:
-        """Compulsory bytes over the latency."""
         return self.shape.bytes / self.latency_s / 1e9
 
     @property
@@ -67,7 +65,6 @@ class Repeated:
 
     @property
     def apart_pct(self) -> float:
-        """The longest latency over the shortest, minus 1."""
         latencies = [point.latency_s for point in self.points]
         return 100 * (max(latencies) / min(latencies) - 1)
 
@@ -111,13 +108,11 @@ def points() -> tuple[Point, ...]:
 
 @cache
 def roof() -> Roof:
-    """The ceilings of the L4's datasheet."""
     return Roof(_value(DEVICE, "matmul_float16_tflops") / 1e12, _value(DEVICE, "copy_gbs") / 1e9)
 
 
 @cache
 def stated_roof() -> Roof:
-    """The ceilings that document 000 states."""
     return Roof(_value("000", "peak.throughput") / 1e12, _value("000", "peak.bandwidth") / 1e9)
 
 
@@ -164,7 +159,6 @@ def _reference() -> Reference:
 
 
 def _value(source: str, name: str) -> float:
-    """The number of a row, in base units."""
     return _number(_reference().rows[source][name]).value
 
 

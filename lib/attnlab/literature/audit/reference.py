@@ -244,7 +244,6 @@ class Reference:
 
 
 def _of_sheet(device: str, column: str, value: Any) -> Row | None:
-    """The row of a cell of the datasheets; None for one that states no number."""
     unit = TEXT if column == "memory_kind" else _SHEET_UNITS.get(column.rsplit("_", 1)[-1])
     if not unit or pd.isna(value):
         return None
