@@ -91,15 +91,3 @@ def test_a_stream_that_never_called_the_same_says_nothing(data):
     alone = replace(served().run, stream=stream[stream["implementation"] == DISPATCH])
     with pytest.raises(NotMeasured, match="No stream of requests to"):
         attend.overhead(Results(alone, served().table))
-
-
-def test_what_a_table_names(data):
-    chosen(at_128="sdpa.flash", at_64="sdpa.efficient")
-    table = shown.chosen(served())
-    assert table.frame.to_numpy().tolist() == [
-        ["(2, 4, 64, 64) float16", "sdpa.efficient", Interval(1.25, 1.2, 1.3)],
-        ["(2, 4, 128, 64) float16", "sdpa.flash", Interval(1.25, 1.2, 1.3)],
-    ]
-    assert "By the run `theirs` (eager clock), at 2 of 3 shapes" in table.note
-    chosen()
-    assert "at 0 of 3 shapes another call is faster than `sdpa.auto`" in shown.chosen(served()).markdown

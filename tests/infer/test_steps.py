@@ -1,6 +1,5 @@
 """Each rung against the one before it, the fastest against SDPA, and the lead of the best kernel, by chosen paces."""
 
-
 import pytest
 import synthetic
 from synthetic import PACE, RUNGS, SHORT, TARGET, climbed, inferred, latency_us

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.special
@@ -242,28 +242,32 @@ def over_replicates(differences: Sequence[float]) -> Interval:
     return Interval(found.mean, found.mean - reach, found.mean + reach)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All that the bootstrap's draws depend on. The samples are no part of it: sides of the same sizes share draws."""
+class Plan(NamedTuple):
+    """All that the bootstrap's draws depend on. The samples are no part of it: sides of the same sizes share draws.
+
+    Attributes:
+        sizes: those of the replicates, for each side that is drawn on its own; paired sides are drawn as one.
+        on_cards: how many replicates each card of such a side holds; empty for a side that doesn't come by cards.
+        batch: resamples drawn at once.
+    """
 
     sizes: tuple[tuple[int, ...], ...]
-    """The sizes of the replicates, for each side that is drawn on its own; paired sides are drawn as one."""
     on_cards: tuple[tuple[int, ...], ...]
-    """How many replicates each card of such a side holds; empty for a side that doesn't come by cards."""
     resamples: int
     batch: int
-    """Resamples drawn at once."""
     seed: int
 
 
-@dataclass(frozen=True)
-class Draw:
-    """What resamples of one side hold."""
+class Draw(NamedTuple):
+    """What resamples of one side hold.
+
+    Attributes:
+        times: how often each sample is drawn, (samples, resamples); rows of zeros make the samples a multiple of GROUP.
+        middle: the two places, from 0, of a sorted resample that its median lies between, (2, resamples).
+    """
 
     times: Array
-    """How often each sample is drawn, (samples, resamples); rows of zeros make the samples a multiple of GROUP."""
     middle: Array
-    """The two places, from 0, of a sorted resample that its median lies between, (2, resamples)."""
 
     def medians(self, samples: Array) -> Array:
         """The medians of the resamples, (resamples,).
@@ -284,11 +288,8 @@ class Draw:
             group += row <= self.middle
         # Places in the arrays laid out flat, since take is much faster than indices for two axes are.
         columns = np.arange(count)
-        so_far, place, rank = (
-            drawn.ravel().take(count * group + columns),
-            count * GROUP * group + columns,
-            GROUP * group,
-        )
+        so_far = drawn.ravel().take(count * group + columns)
+        place, rank = count * GROUP * group + columns, GROUP * group
         for _ in range(GROUP):
             so_far += ordered.ravel().take(place, mode="clip")
             rank += so_far <= self.middle
@@ -302,8 +303,8 @@ def medians(sides: Sequence[Side], resamples: int, seed: int, paired: bool = Fal
     require(resamples >= 1, f"resamples must be at least 1, not {resamples}")
     sizes, on_cards = [_sizes(side) for side in sides], [_on_cards(side) for side in sides]
     batch = max(1, BATCH_VALUES // sum(len(each) * max(each) for each in sizes))
-    drawn = slice(1 if paired else None)
-    plan = Plan(tuple(sizes[drawn]), tuple(on_cards[drawn]), resamples, batch, seed)
+    drawn = 1 if paired else len(sides)
+    plan = Plan(tuple(sizes[:drawn]), tuple(on_cards[:drawn]), resamples, batch, seed)
     return [_medians(np.concatenate(side).tobytes(), plan, 0 if paired else index) for index, side in enumerate(sides)]
 
 
@@ -327,12 +328,8 @@ def _medians(samples: bytes, plan: Plan, index: int) -> Array:
 
 @lru_cache(maxsize=KEPT_PLANS)
 def _kept_draws(plan: Plan) -> list[list[Draw]]:
-    return [[_joined(draws) for draws in zip(*_draws(plan), strict=True)]]
-
-
-def _joined(draws: Sequence[Draw]) -> Draw:
-    times, middle = [draw.times for draw in draws], [draw.middle for draw in draws]
-    return Draw(np.concatenate(times, axis=1), np.concatenate(middle, axis=1))
+    sides = zip(*_draws(plan), strict=True)
+    return [[Draw(*(np.concatenate(part, axis=1) for part in zip(*draws, strict=True))) for draws in sides]]
 
 
 def _draws(plan: Plan) -> Iterator[list[Draw]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -163,15 +163,9 @@ KINDS = (
 CELLS = tuple(Cell(*cell) for cell in product(KINDS, REPLICATES, PROCESSES))
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """A run of two implementations: what is true of it, and what the clock showed.
-
-    Attributes:
-        median_us: the true median of the baseline over all rounds and processes.
-        baseline: (replicates, ROUNDS)
-        candidates: one for each effect, with the same noise.
-    """
+class Simulated(NamedTuple):
+    """A run of two implementations: the true median of the baseline over all rounds and processes in us, its samples
+    (replicates, ROUNDS), and those of a candidate for each effect, with the same noise."""
 
     median_us: float
     baseline: Array
@@ -212,11 +206,7 @@ def true_median(cell: Cell) -> float:
 def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> dict[str, bool]:
     """What the inference makes of one run: of two implementations that don't differ, and that do by each effect."""
     simulated = draw(cell, simulation, (0.0, *effects))
-    settings: dict[str, Any] = {
-        "resamples": RESAMPLES[cell.replicates],
-        "seed": simulation,
-        "tick": cell.kind.tick_us,
-    }
+    settings: dict[str, Any] = {"resamples": RESAMPLES[cell.replicates], "seed": simulation, "tick": cell.kind.tick_us}
     median = stats.bootstrap_ci(simulated.baseline, **settings)
     none, *others = (
         stats.verdict(simulated.baseline, candidate, paired=True, **settings) for candidate in simulated.candidates

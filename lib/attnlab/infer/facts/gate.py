@@ -14,13 +14,8 @@ from attnlab.study.shapes import Shape
 
 
 class Outputs(NamedTuple):
-    """The outputs of timed calls that were compared with those of a backend of SDPA.
-
-    Attributes:
-        compared: how many.
-        share_pct: the largest error, in percent of what is allowed.
-        worst: the shapes with that error, each with its implementations.
-    """
+    """The outputs of timed calls that were compared with those of a backend of SDPA: how many, the largest error in
+    percent of what is allowed, and the shapes with that error, each with its implementations."""
 
     compared: int
     share_pct: float
@@ -28,10 +23,8 @@ class Outputs(NamedTuple):
 
 
 class Differing(NamedTuple):
-    """An implementation of which two runs on the same inputs differ: in how many elements at most, at how many shapes.
-
-    `of` is the number of elements of the output where it differs most.
-    """
+    """An implementation of which two runs on the same inputs differ: in how many elements at most, of how many that
+    the output has there, and at how many shapes."""
 
     implementation: str
     elements: int
