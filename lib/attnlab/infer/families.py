@@ -15,16 +15,14 @@ from attnlab.study.studies import Timing
 Place = tuple[Shape, Timing]
 
 
-@dataclass(frozen=True)
-class FalsePositives:
+class FalsePositives(NamedTuple):
     """How often a run told its baseline from itself.
 
     Attributes:
-        wrong: how many of the comparisons found it faster or slower.
+        wrong: how many of the `comparisons`, one per shape and timing, found it faster or slower.
         apart: in how many the interval of the ratio excludes 1.
-        comparisons: all of them, one per shape and timing.
-        rate: their ratio with its exact 95 % interval (Clopper & Pearson 1934, Biometrika 26:404). It takes the
-            comparisons for independent.
+        rate: the share of the wrong ones with its exact 95 % interval (Clopper & Pearson 1934, Biometrika 26:404). It
+            takes the comparisons for independent.
     """
 
     wrong: int

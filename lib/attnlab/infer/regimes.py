@@ -67,15 +67,11 @@ class Load:
         return float(self.rows["latency_us"].head(BURST_SLICES).median())
 
     @property
-    def sustained_us(self) -> float:
-        """Median latency at the end of the load."""
-        settled = self.rows[self.rows["started_s"] >= self.rows["started_s"].max() - SETTLED_S]
-        return float(settled["latency_us"].median())
-
-    @property
     def slower_pct(self) -> float:
-        """Slowdown of the sustained load over the burst in percent, rounded as it is printed, without a signed zero."""
-        return round(100 * (self.sustained_us / self.burst_us - 1), 1) + 0.0
+        """How much longer the end of the load takes than the burst, in percent, rounded as it is printed."""
+        settled = self.rows[self.rows["started_s"] >= self.rows["started_s"].max() - SETTLED_S]
+        sustained_us = float(settled["latency_us"].median())
+        return round(100 * (sustained_us / self.burst_us - 1), 1) + 0.0  # without a signed zero
 
     @property
     def slower_after_s(self) -> float:

@@ -1,6 +1,7 @@
 """A run beside published numbers: the nearest case to each, and the shares of both devices' peaks."""
 
 import math
+import re
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,10 +179,9 @@ def _lines(cases: Cases) -> dict[Panel, dict[str, "pd.Series[float]"]]:
 
 def _shown(results: Results) -> list[str]:
     """The implementations that have lines: counterparts of published ones, and the fastest rung."""
-    names = [name for name in dict.fromkeys(COUNTERPARTS.values()) if name in results.study.implementations]
-    rungs = results.at(results.study.target_shape)
-    rungs = rungs[rungs.index.str.startswith(PREFIX)]
-    return [name for name in names if name != "sdpa.efficient"] + ([] if rungs.empty else [rungs["median_us"].idxmin()])
+    counterparts = [name for name in dict.fromkeys(COUNTERPARTS.values()) if name != "sdpa.efficient"]
+    rungs = results.at(results.study.target_shape)["median_us"].filter(regex=rf"^{re.escape(PREFIX)}")
+    return counterparts + ([] if rungs.empty else [str(rungs.idxmin())])
 
 
 def _distance(row: Row, number: Published) -> tuple[float, ...]:
