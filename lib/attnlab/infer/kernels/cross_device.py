@@ -47,12 +47,13 @@ def find(results: Results) -> CrossDevice:
     Raises NotMeasured where there is none.
     """
     mine = {shape: one for shape in results.study.shapes if (one := lead(results, shape))}
-    found: list[CrossDevice] = []
-    for name in elsewhere(results):
+
+    def beside(name: str) -> CrossDevice:
         other = Results(read.load(name), results.table.head(0))  # with nothing inferred
         theirs = {shape: lead(other, shape) for shape in mine}
-        found.append(CrossDevice(results, other, {shape: (mine[shape], of) for shape, of in theirs.items() if of}))
-    best = max(found, key=lambda each: len(each.leads), default=None)
+        return CrossDevice(results, other, {shape: (mine[shape], of) for shape, of in theirs.items() if of})
+
+    best = max(map(beside, elsewhere(results)), key=lambda found: len(found.leads), default=None)
     if best is None or not best.leads:
         raise NotMeasured("No complete run on another device shares a shape at which a hand-written kernel was timed")
     return best
