@@ -595,6 +595,7 @@ def test_lag1_by_hand():
     # Deviations -1.5 -0.5 0.5 1.5: products 0.75 - 0.25 + 0.75 over squares 5.
     assert stats.lag1([1, 2, 3, 4]) == pytest.approx(0.25)
     assert stats.lag1([1, -1, 1, -1]) == pytest.approx(-0.75)
+    assert stats.lag1([1, 1, 4]) == pytest.approx(-1 / 6)
     assert stats.lag1([[1, 2, 3, 4], [1, -1, 1, -1]]) == pytest.approx(-0.25)
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ class Lookup:
 
     run: schema.Run
     table: pd.DataFrame
+    _samples: dict[tuple[str, Shape, Timing], list[np.ndarray]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def study(self) -> Study:
@@ -101,14 +102,11 @@ class Lookup:
 
     def row(self, implementation: str, shape: Shape, timing: Timing | None = None) -> pd.Series:
         """The row of one case; NotMeasured where it has no latency."""
-        place = (implementation, shape, timing or self.headline)
-        if place not in self._rows:
-            rows = self.at(shape, timing)
-            if implementation not in rows.index:
-                where = f"{shape.label}, {(timing or self.headline).words}"
-                raise NotMeasured(f"`{implementation}` has no latency at {where}")
-            self._rows[place] = rows.loc[implementation]
-        return self._rows[place]
+        rows = self.at(shape, timing)
+        if implementation not in rows.index:
+            where = f"{shape.label}, {(timing or self.headline).words}"
+            raise NotMeasured(f"`{implementation}` has no latency at {where}")
+        return rows.loc[implementation]
 
     def along(self, sweep: str, implementation: str) -> list[tuple[Shape, pd.Series]]:
         """The shapes of a sweep at which an implementation has a latency, each with its row.
@@ -221,14 +219,6 @@ class Lookup:
     def _throttled(self) -> dict[Any, tuple[int, int]]:
         counts = self.passed.groupby([*CASE, *TIMING], sort=False)["throttled"].agg(["count", "sum"])
         return {place: (int(known), int(held)) for place, known, held in counts.itertuples(name=None)}
-
-    @cached_property
-    def _rows(self) -> dict[tuple[str, Shape, Timing], pd.Series]:
-        return {}
-
-    @cached_property
-    def _samples(self) -> dict[tuple[str, Shape, Timing], list[np.ndarray]]:
-        return {}
 
     def samples_of(self, name: str, shape: Shape, timing: Timing | None = None) -> pd.DataFrame:
         """The rows of the samples of one case that passed; empty where it has no latency."""

@@ -1,7 +1,7 @@
 """The results of a run: a row for each case, and verdicts on each candidate against the baseline."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -27,7 +27,10 @@ NO_CONTROL = "This run did not measure its baseline against itself, so how often
 
 @dataclass(frozen=True)
 class Results(Lookup):
-    """A run, the rows of its cases, and the verdicts on them."""
+    """A run, the rows of its cases, and the verdicts on them, as far as they were asked for."""
+
+    _known: dict[Place, Family] = field(default_factory=dict, init=False, repr=False)
+    _against: dict[str, dict[Place, Family]] = field(default_factory=dict, init=False, repr=False)
 
     def median(self, name: str, shape: Shape, timing: Timing | None = None) -> stats.Interval:
         """The median of one case with its interval, in us; a control's too, which has no row.
@@ -187,14 +190,6 @@ class Results(Lookup):
         rate = stats.Interval(wrong / len(decisions), float(exact.low), float(exact.high))
         apart = sum(control.speedup.low > 1 or control.speedup.high < 1 for control in controls)
         return FalsePositives(wrong, apart, len(decisions), rate)
-
-    @cached_property
-    def _known(self) -> dict[Place, Family]:
-        return {}
-
-    @cached_property
-    def _against(self) -> dict[str, dict[Place, Family]]:
-        return {}
 
     def _smallest(self, shape: Shape, timing: Timing | None) -> float:
         """The minimum detectable effect at a place; 0 without a control."""
