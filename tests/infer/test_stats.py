@@ -363,21 +363,6 @@ def test_replicates_that_agree_by_chance_promise_no_certainty():
 # ------------------------------------------------------------------------------------------------------ effect size
 
 
-@pytest.mark.parametrize(
-    ("baseline", "candidate", "delta"),
-    [
-        ([2, 3], [1, 1], 1),
-        ([1, 1], [2, 3], -1),
-        ([5, 5, 5], [5, 5], 0),
-        ([3, 2], [1, 4], 0),  # two pairs above, two below
-        ([2], [1, 2], 0.5),  # 2 > 1 and 2 = 2
-        ([[3.0], [2.0, 9.0]], [1, 4], pytest.approx(1 / 3)),
-    ],
-)
-def test_cliffs_delta_by_hand(baseline, candidate, delta):
-    assert stats.cliffs_delta(baseline, candidate) == delta
-
-
 @properties
 @given(ticks, ticks)
 def test_cliffs_delta_is_the_count_of_pairs(baseline, candidate):
@@ -385,15 +370,8 @@ def test_cliffs_delta_is_the_count_of_pairs(baseline, candidate):
     below = sum(b < c for b in baseline for c in candidate)
     expected = (above - below) / (len(baseline) * len(candidate))
     assert stats.cliffs_delta(baseline, candidate) == pytest.approx(expected, abs=1e-12)
-
-
-@properties
-@given(ticks, ticks, st.sampled_from([0.125, 3.0, 1000.0]))
-def test_effect_sizes_turn_over_and_do_not_depend_on_the_unit(baseline, candidate, unit):
-    for effect in (stats.cliffs_delta, stats.hedges_g):
-        ours = effect(baseline, candidate)
-        assert effect(candidate, baseline) == pytest.approx(-ours, abs=1e-9)
-        assert effect(np.multiply(baseline, unit), np.multiply(candidate, unit)) == pytest.approx(ours, abs=1e-9)
+    # Replicates are pooled.
+    assert stats.cliffs_delta([baseline[:1], baseline[1:]], candidate) == stats.cliffs_delta(baseline, candidate)
 
 
 @pytest.mark.parametrize(
@@ -432,13 +410,6 @@ def test_hedges_g_where_nothing_varies():
 
 
 # ------------------------------------------------------------------------------------------------------------ tests
-
-
-def test_mann_whitney_by_hand():
-    # The baseline wins all 9 pairs; 2 of the 20 ways to place 3 of 6 ranks are this extreme.
-    ours = stats.mann_whitney([4, 5, 6], [1, 2, 3])
-    assert ours.statistic == 9
-    assert ours.pvalue == pytest.approx(0.1)
 
 
 @properties
@@ -482,17 +453,6 @@ def test_the_p_value_that_decides_is_no_smaller_than_mann_whitneys():
 )
 def test_holm_by_hand(alone, adjusted):
     np.testing.assert_allclose(stats.holm(alone), adjusted)
-
-
-@properties
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
-def test_holm_raises_pvalues_and_keeps_their_order(pvalues):
-    raw, adjusted = np.array(pvalues), stats.holm(pvalues)
-    assert (adjusted >= raw * (1 - 1e-12)).all()
-    # Never more severe than Bonferroni.
-    assert (adjusted <= np.minimum(raw * raw.size, 1) * (1 + 1e-12)).all()
-    assert (np.diff(adjusted[np.argsort(raw, kind="stable")]) >= 0).all()
-    assert adjusted.min() == pytest.approx(min(raw.min() * raw.size, 1))
 
 
 @pytest.mark.parametrize("bad", [[-0.1], [1.1], [0.5, math.nan], [[0.1, 0.2]]])

@@ -77,11 +77,7 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Profile:
-    """The counters of one call.
-
-    Attributes:
-        launches: a row per launch in their order: ``function`` and a column for each metric that was counted.
-    """
+    """The counters of one call: a row per launch in their order, with its ``function`` and a column for each metric."""
 
     implementation: str
     launches: pd.DataFrame

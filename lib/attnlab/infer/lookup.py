@@ -42,11 +42,7 @@ class Wins(NamedTuple):
 
 @dataclass(frozen=True)
 class Lookup:
-    """A run, and what was inferred from the samples of each case.
-
-    Attributes:
-        table: a row per case and timing, in the order of the study; latencies in us. See `attnlab.infer.cases`.
-    """
+    """A run, and the table that `attnlab.infer.cases` inferred from its samples: a row per case and timing, in us."""
 
     run: schema.Run
     table: pd.DataFrame

@@ -52,11 +52,7 @@ def _of(known: int, held_back: int) -> Regime:
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """An implementation under a load without pause, from a card at rest.
-
-    Attributes:
-        rows: slices of the load in their order: latency in us, SM clock, power, and when each started, in seconds.
-    """
+    """An implementation under a load without pause, from a card at rest: a row for each slice of it, in their order."""
 
     implementation: str
     rows: pd.DataFrame
