@@ -68,13 +68,6 @@ def scattered() -> pd.DataFrame:
     return frame
 
 
-def at_target(adds, **columns) -> pd.DataFrame:
-    """The baseline at the target in a panel, which the samples have at 40 µs and 1960.5 MHz; without drift."""
-    frame = timed(adds, apart={}, drift=0.0)
-    frame = frame[(frame["implementation"] == "sdpa.auto") & (frame["seq_len"] == 128) & frame["latency_us"].notna()]
-    return frame.assign(**TARGET.axes, **columns)
-
-
 def seen(cold_pct=100.0, warm_pct=1.0, cold_hits=0.5, warm_hits=99.5, shapes=(TARGET, FITTING, LARGE)) -> pd.DataFrame:
     """What Nsight Compute and the canary saw of the baseline."""
     rows = []

@@ -41,8 +41,3 @@ def column(table: Table, title: str) -> list[Any]:
 def values(table: Table) -> dict[str, Any]:
     """A table of two columns: the second by the first."""
     return dict(table.frame.itertuples(index=False, name=None))
-
-
-def first_number(cell: object) -> float:
-    """The number at the head of a cell, such as an estimate before its interval."""
-    return float(str(cell).split()[0].replace(",", "").replace("×", ""))

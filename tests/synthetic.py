@@ -145,16 +145,11 @@ def latency_us(name: str, shape: Shape) -> float:
     return 40 * PACE[name] * shape.batch * shape.heads * shape.seq_len**2 / (8 * 128**2) / half
 
 
-def step_us(name: str, shape: Shape) -> float:
-    """How far neighbouring samples of a case lie apart, once they are sorted."""
-    noise = {("sdpa.auto", CONSTANT): 0.0, ("sdpa.efficient", ONE_BATCH): 0.02}.get((name, shape), STEP)
-    return noise * latency_us(name, shape)
-
-
 def latencies_us(name: str, shape: Shape, clock: str) -> np.ndarray:
     """The samples of one replicate in the order of the rounds."""
     mixed = np.arange(ROUNDS) * 7 % ROUNDS - (ROUNDS - 1) / 2
-    return latency_us(name, shape) + GAP_US * (clock == "eager") + step_us(name, shape) * mixed
+    noise = {("sdpa.auto", CONSTANT): 0.0, ("sdpa.efficient", ONE_BATCH): 0.02}.get((name, shape), STEP)
+    return latency_us(name, shape) + GAP_US * (clock == "eager") + noise * latency_us(name, shape) * mixed
 
 
 def peak_bytes(name: str, shape: Shape) -> int:

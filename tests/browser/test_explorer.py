@@ -12,7 +12,7 @@ from synthetic import TARGET, Recipe
 
 from attnlab.exhibits.explore import data, page
 from attnlab.infer import cases, results
-from attnlab.infer.beside import repeat
+from attnlab.infer.compare import repeat
 from attnlab.infer.results import Results
 from browser.conftest import REPORTS
 

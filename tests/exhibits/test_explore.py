@@ -22,7 +22,7 @@ from attnlab.exhibits.quantities import QUANTITIES
 from attnlab.exhibits.style import LOOKS
 from attnlab.exhibits.verdicts import every
 from attnlab.infer import cases, results
-from attnlab.infer.beside import repeat
+from attnlab.infer.compare import repeat
 from attnlab.infer.results import Results
 
 LIMIT_BYTES = 5_000_000

@@ -119,7 +119,6 @@ def test_latency_holds_them_back():
 def test_a_call_of_several_kernels_is_read_whole():
     math = on_h200("math")
     assert math.launches["launch__block_size"].tolist() == [128] * 4
-    assert math.longest["function"].startswith("sm80_xmma_gemm_f32f32")
     assert math.total(DURATION) == 24_000 + 280_640 + 129_728 + 13_568
 
 
@@ -136,8 +135,6 @@ def test_cycles_are_all_accounted_for():
 
 def test_launches_of_one_call_are_weighted_by_their_cycles():
     found = of("sdpa.math")
-    assert found.longest["function"] == "large"
-    assert found.longest_share_pct == pytest.approx(75)
     assert found.units_pct["tensor cores"] == pytest.approx((20 + 3 * 60) / 4)
     assert found.total(DURATION) == 1000
     assert sum(found.cycles.values()) == pytest.approx(4000)

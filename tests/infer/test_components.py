@@ -81,9 +81,6 @@ def test_intervals_over_cards_cover_cards_like_these_and_those_over_replicates_d
     # 95 %, less four standard errors of 400 simulations.
     assert min(median, ratio) > 0.906
     assert max(median_flat, ratio_flat) < 0.85
-
-
-def test_cards_with_different_numbers_of_replicates_are_covered_too():
     median, _, ratio, _ = covered((2, 1, 1, 1))
     assert min(median, ratio) > 0.906
 

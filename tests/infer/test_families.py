@@ -35,13 +35,10 @@ def test_the_axes_that_flip_a_verdict_are_those_that_do_so_alone(judged, axes):
     assert flipping_axes(judged) == axes
 
 
-def test_opposed_is_faster_and_slower_alone():
+def test_verdicts_are_opposed_or_disagree():
     assert opposed(SLOWER, FASTER)
     assert not opposed(FASTER, FASTER)
     assert not opposed(SLOWER, EQUIVALENT)
-
-
-def test_verdicts_disagree_where_decisions_differ():
     assert disagree({DEVICE: FASTER, EAGER: EQUIVALENT})
     assert not disagree({DEVICE: FASTER, EAGER: FASTER})
 

@@ -15,26 +15,20 @@ from attnlab.study.studies import Timing
 SD, SINK, RISING, ZEROS = (TARGET.resized(values=kind) for kind in ("sd 4", "sink 8", "rising 24", "zeros"))
 ALIKE = [TARGET, SD, SINK, RISING]
 EAGER = Timing(clock="eager", cache="warm")
-
-
-def test_a_shape_is_alike_on_every_kind_but_zeros():
-    assert ZEROS in valued().study.shapes
-    assert kinds.shapes(valued(), TARGET) == ALIKE
-
-
-@pytest.mark.parametrize("shape", [SINK, ZEROS], ids=["sink 8", "zeros"])
-def test_whichever_kind_is_asked_for_the_kinds_are_the_same(shape):
-    assert kinds.shapes(valued(), shape) == ALIKE
+PLAIN, TRAINING, SPREAD = Shape(2, 4, 64, 64), TARGET.resized(direction="training"), TARGET.resized(lengths="spread")
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [Shape(2, 4, 64, 64), TARGET.resized(direction="training"), TARGET.resized(lengths="spread")],
-    ids=["plain", "training", "spread"],
+    ("shape", "alike"),
+    [
+        *((shape, ALIKE) for shape in (TARGET, SINK, ZEROS)),
+        *((alone, [alone]) for alone in (PLAIN, TRAINING, SPREAD)),
+        (Shape(1, 1, 16, 64), []),
+    ],
 )
-def test_a_shape_that_differs_in_more_than_its_values_stands_alone(shape):
-    assert shape in valued().study.shapes
-    assert kinds.shapes(valued(), shape) == [shape]
+def test_a_shape_is_alike_on_every_kind_but_zeros(shape, alike):
+    assert kinds.shapes(valued(), shape) == alike
+    assert {*ALIKE, ZEROS, PLAIN, TRAINING, SPREAD} <= set(valued().study.shapes)
 
 
 def test_a_kind_on_which_the_baseline_was_not_timed_is_left_out():
@@ -44,69 +38,32 @@ def test_a_kind_on_which_the_baseline_was_not_timed_is_left_out():
     assert kinds.over(of, "sdpa.flash", TARGET).lacking == []
 
 
-def test_a_shape_that_is_not_in_the_study_has_no_kinds():
-    assert kinds.shapes(valued(), Shape(1, 1, 16, 64)) == []
-
-
-def test_several_kinds_are_told_by_the_first_of_each_shape():
+def test_several_kinds_are_told_by_the_first_of_each_shape_and_zeros_are_none():
     assert kinds.several(valued()) == [TARGET, LONG.resized(values="sd 4")]
-
-
-def test_a_run_of_one_kind_has_no_shape_with_several():
     assert kinds.several(synthetic.inferred()) == []
-
-
-def test_zeros_beside_one_kind_are_not_several():
-    of = synthetic.infer(of_kinds({"sdpa.auto": {"normal": 40.0, "zeros": 30.0}}))
-    assert kinds.several(of) == []
+    assert kinds.several(synthetic.infer(of_kinds({"sdpa.auto": {"normal": 40.0, "zeros": 30.0}}))) == []
 
 
 def test_a_candidate_is_judged_by_its_worst_kind():
     over = kinds.over(valued(), "sdpa.flash", TARGET)
     assert over.candidate == "sdpa.flash"
-    assert list(over.verdicts) == ALIKE
-    assert (over.worst, over.best) == (RISING, TARGET)
-    assert over.verdict == valued().compare("sdpa.flash", RISING)
-    assert over.verdict.decision == "slower"
-    assert over.verdict.speedup.estimate == pytest.approx(40 / 50)
-
-
-def test_each_kind_has_the_verdict_on_its_own_shape():
-    over = kinds.over(valued(), "sdpa.flash", TARGET)
     assert over.verdicts == {shape: valued().compare("sdpa.flash", shape) for shape in ALIKE}
     assert [verdict.speedup.estimate for verdict in over.verdicts.values()] == pytest.approx([1.6, 1.25, 1, 0.8])
-
-
-def test_what_is_faster_on_some_and_slower_on_others_disagrees():
-    over = kinds.over(valued(), "sdpa.flash", TARGET)
-    assert over.where("faster") == [TARGET, SD]
-    assert over.where("equivalent") == [SINK]
-    assert over.where("slower") == [RISING]
-    assert over.where("inconclusive") == []
+    assert (over.worst, over.best, over.verdict) == (RISING, TARGET, over.verdicts[RISING])
+    decided = {decision: over.where(decision) for decision in ("faster", "equivalent", "slower", "inconclusive")}
+    assert decided == {"faster": [TARGET, SD], "equivalent": [SINK], "slower": [RISING], "inconclusive": []}
     assert over.disagree
 
 
-def test_what_is_faster_on_all_does_not():
-    over = kinds.over(valued(), "sdpa.cudnn", TARGET)
-    assert over.where("faster") == ALIKE
-    assert not over.disagree
-    assert over.worst == SD
-    assert over.verdict.speedup.estimate == pytest.approx(40 / 33)
-
-
-def test_faster_on_some_and_equivalent_on_others_is_no_disagreement():
-    of = synthetic.infer(of_kinds({"sdpa.auto": _us(40.0, 40.0), "sdpa.flash": _us(25.0, 40.0)}))
+@pytest.mark.parametrize(
+    ("flash_us", "decisions", "judged"),
+    [((25.0, 40.0), ["faster", "equivalent"], "equivalent"), ((40.0, 50.0), ["equivalent", "slower"], "slower")],
+)
+def test_it_takes_faster_and_slower_to_disagree(flash_us, decisions, judged):
+    of = synthetic.infer(of_kinds({"sdpa.auto": _us(40.0, 40.0), "sdpa.flash": _us(*flash_us)}))
     over = kinds.over(of, "sdpa.flash", TARGET)
-    assert [verdict.decision for verdict in over.verdicts.values()] == ["faster", "equivalent"]
-    assert not over.disagree
-    assert over.verdict.decision == "equivalent"
-
-
-def test_slower_on_some_and_faster_on_none_is_no_disagreement():
-    of = synthetic.infer(of_kinds({"sdpa.auto": _us(40.0, 40.0), "sdpa.flash": _us(40.0, 50.0)}))
-    over = kinds.over(of, "sdpa.flash", TARGET)
-    assert over.verdict.decision == "slower"
-    assert not over.disagree
+    assert [verdict.decision for verdict in over.verdicts.values()] == decisions
+    assert (over.disagree, over.verdict.decision) == (False, judged)
 
 
 def _us(normal: float, sd: float) -> dict[str, float | None]:
@@ -124,30 +81,14 @@ def test_a_kind_on_which_a_candidate_has_no_latency_is_lacking():
     over = kinds.over(valued(), "sdpa.efficient", TARGET)
     assert over.lacking == [SINK]
     assert list(over.verdicts) == [TARGET, SD, RISING]
+    assert over == kinds.over(valued(), "sdpa.efficient", SINK)
     assert kinds.over(valued(), "sdpa.cudnn", TARGET).lacking == []
-
-
-def test_a_candidate_may_lack_the_kind_that_is_asked_for():
-    over = kinds.over(valued(), "sdpa.efficient", SINK)
-    assert over == kinds.over(valued(), "sdpa.efficient", TARGET)
 
 
 def test_a_candidate_with_a_latency_on_zeros_alone_was_not_measured():
     assert "sdpa.math" in valued().at(ZEROS).index
     with pytest.raises(NotMeasured, match=r"^`sdpa\.math` has no latency at \(2, 4, 128, 64\) float16, device clock"):
         kinds.over(valued(), "sdpa.math", TARGET)
-
-
-def test_a_candidate_that_is_not_in_the_study_was_not_measured():
-    with pytest.raises(NotMeasured, match=r"^`peer\.flex` has no latency"):
-        kinds.over(valued(), "peer.flex", TARGET)
-
-
-def test_at_a_shape_of_one_kind_the_verdict_is_the_one_there_is():
-    shape = Shape(2, 4, 64, 64)
-    over = kinds.over(valued(), "sdpa.flash", shape)
-    assert over.verdicts == {shape: valued().compare("sdpa.flash", shape)}
-    assert over.worst == over.best == shape
 
 
 def test_another_timing_has_a_worst_kind_of_its_own(monkeypatch):
@@ -170,18 +111,12 @@ def test_under_a_timing_that_was_not_recorded_there_are_no_kinds():
         kinds.over(valued(), "sdpa.flash", TARGET, EAGER)
 
 
-def test_values_are_told_apart_where_the_target_is_not_on_normal_ones():
-    target = AXES | {"seq_len": 128, "values": "sink 8"}
-    us = {"sdpa.auto": {"sink 8": 40.0, "sd 4": 40.0}, "sdpa.flash": {"sink 8": 20.0, "sd 4": 50.0}}
-    of = synthetic.infer(of_kinds(us, target=target))
-    over = kinds.over(of, "sdpa.flash", of.study.target_shape)
-    assert (over.worst, over.best) == (SD, SINK)
-
-
-def test_zeros_count_where_there_is_nothing_else():
-    target = AXES | {"seq_len": 128, "values": "zeros"}
-    of = synthetic.infer(of_kinds({"sdpa.auto": {"zeros": 40.0}, "sdpa.flash": {"zeros": 20.0}}, target=target))
-    assert kinds.over(of, "sdpa.flash", of.study.target_shape).worst == of.study.target_shape
+def test_values_are_told_apart_where_the_target_is_not_on_normal_ones_and_zeros_count_where_there_is_nothing_else():
+    for kind, other, worst in (("sink 8", "sd 4", SD), ("zeros", "zeros", ZEROS)):
+        us = {"sdpa.auto": {kind: 40.0, other: 40.0}, "sdpa.flash": {kind: 20.0} | {other: 50.0}}
+        of = synthetic.infer(of_kinds(us, target=AXES | {"seq_len": 128, "values": kind}))
+        over = kinds.over(of, "sdpa.flash", of.study.target_shape)
+        assert (over.worst, over.best) == (worst, of.study.target_shape)
 
 
 def only(*names: str) -> Results:
@@ -189,12 +124,9 @@ def only(*names: str) -> Results:
     return synthetic.infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
 
 
-def test_those_whose_verdict_turns_are_faster_on_some_values_and_slower_on_others():
+def test_those_whose_verdict_turns_and_the_safest_that_gains_most_on_its_worst_kind_and_lacks_none():
     assert [one.candidate for one in kinds.turned(valued(), TARGET)] == ["sdpa.flash"]
     assert kinds.turned(only("sdpa.cudnn"), TARGET) == []
-
-
-def test_the_safest_gains_most_on_its_worst_kind_and_lacks_none():
     assert kinds.safest(valued(), TARGET).candidate == "sdpa.cudnn"
     assert kinds.safest(only("sdpa.efficient"), TARGET) is None
 

@@ -42,12 +42,9 @@ def test_cards_processes_and_samples_have_their_parts(two):
     assert [found.card, found.process, found.within] == pytest.approx(expected, rel=1e-3)
 
 
-def test_cards_of_one_process_each_are_not_told_from_it():
+def test_cards_of_one_process_each_are_not_told_from_it_and_without_cards_there_is_no_deviation():
     (found,) = cards.deviations(synthetic.infer(ALONE))
     assert np.isnan(found.process)
-
-
-def test_without_cards_there_is_no_deviation():
     with pytest.raises(NotMeasured, match=r"^No case was measured on several cards yet$"):
         cards.deviations(inferred())
 

@@ -30,9 +30,9 @@ def record(
 def test_the_card_is_compared_with_itself_and_not_with_its_neighbour():
     record("alone", ALONE)
     record("beside", (("a", 1.01), ("b", 1.5), ("a", 1.012), ("b", 1.5)))
-    (pair,) = neighbours.pairs("NVIDIA H200")
-    assert (pair.alone.name, pair.beside.name) == ("alone", "beside")
-    ratio = pair.ratio(pair.timings[0])
+    (found,) = neighbours.compared("NVIDIA H200")
+    assert (found.alone.name, found.beside.name) == ("alone", "beside")
+    ratio = found.ratio
     two, four = np.log([1.01, 1.012]), np.log(PACES)
     middle = two.mean() - four.mean()
     # Two and four replicates, whose variances are pooled with four degrees of freedom.
@@ -75,5 +75,5 @@ def test_pairs_that_disagree_decide_nothing():
 def test_a_run_of_another_study_device_or_card_is_no_pair(card, stated):
     record("alone", ALONE)
     record("beside", ((card, 1.0), ("b", 1.0), (card, 1.0), ("b", 1.0)), **stated)
-    assert not neighbours.pairs("NVIDIA H200")
+    assert not neighbours.compared("NVIDIA H200")
     assert cards.beside(synthetic.inferred()) is None

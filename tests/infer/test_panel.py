@@ -3,12 +3,10 @@
 import pandas as pd
 import pytest
 import synthetic
-from instruments import ADDS, BESIDE_CUPTI, LONG, SHORT, at_target, of, scattered, timed
-from synthetic import TARGET
+from instruments import ADDS, BESIDE_CUPTI, LONG, SHORT, of, scattered, timed
 
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.machine import panel
-from attnlab.infer.machine.clocks import launch_gaps
 from attnlab.infer.machine.panel import Panel, Reading
 from attnlab.infer.stats import Interval
 
@@ -73,35 +71,3 @@ def test_a_panel_that_timed_nothing_says_why():
     refused = timed().assign(latency_us=pd.array([None] * len(timed()), dtype="Float64"), why="no CUDA here")
     with pytest.raises(NotMeasured, match=r"^The panel of clocks timed nothing: no CUDA here$"):
         panel.of(of(panel=refused))
-
-
-# ------------------------------------------------------------------------------------ the panel and the samples
-
-
-@pytest.mark.parametrize(
-    ("us", "mhz", "cycles_pct"), [(50.0, 1568, 0.0), (50.0, 1961, 25.0), (50.0, None, float("nan"))]
-)
-def test_the_panel_is_set_beside_the_samples_with_the_clocks_of_both(us, mhz, cycles_pct):
-    rows = at_target({"device": (0.0, 0.0)}, latency_us=us, sm_clock_mhz=mhz)
-    found = panel.agreement(of(panel=rows), Panel(rows))
-    (one,) = found.differing
-    assert (found.cases, one.case) == (1, ("sdpa.auto", TARGET))
-    assert (one.samples.estimate, one.panel.estimate) == (pytest.approx(40), pytest.approx(50))
-    assert (one.samples_mhz, one.panel_mhz) == (1960.5, pytest.approx(mhz or float("nan"), nan_ok=True))
-    assert one.longer_pct == pytest.approx(25)
-    assert one.cycles_pct == pytest.approx(cycles_pct, abs=0.1, nan_ok=True)
-    assert found.cycles_pct == (None if mhz is None else Interval(*[pytest.approx(cycles_pct, abs=0.1)] * 3))
-    assert found.is_mostly_slower == (mhz == 1568)
-
-
-@pytest.mark.parametrize(("rows", "cases"), [(at_target({"device": (0, 0)}, latency_us=40.0), 1), (timed(), 0)])
-def test_what_agrees_does_not_differ_and_what_is_in_one_of_both_is_not_compared(rows, cases):
-    found = panel.agreement(of(panel=rows), Panel(rows))
-    assert (found.cases, found.differing, found.is_mostly_slower) == (cases, [], False)
-
-
-def test_the_panels_launch_gap_is_given_where_it_is_another():
-    rows = at_target({"device": (0.0, 0.0), "eager": (9.0, 9.0)})
-    assert [gap.panel for gap in launch_gaps(of(panel=rows))] == [None, Interval(*[pytest.approx(9)] * 3)]
-    same = rows.assign(latency_us=rows["latency_us"] - 4.0 * (rows["method"] == "eager"))
-    assert [gap.panel for gap in launch_gaps(of(panel=same))] == [None, None]

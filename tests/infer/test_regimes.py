@@ -17,7 +17,7 @@ def test_a_burst_is_over_when_two_slices_are_slower_and_the_card_says_so_later()
     found = regimes.loads(of(endurance=loads(sdpa_flash=100.5, sdpa_auto=112.0)))
     auto, flash = found.all
     assert (found.shape, auto.implementation, flash.implementation) == (LONG, "sdpa.auto", "sdpa.flash")
-    assert (auto.burst_us, auto.sustained_us) == (100, 112)
+    assert auto.burst_us == 100
     assert [load.slower_pct for load in found.all] == [12, 0.5]
     assert (auto.slower_after_s, auto.throttled_after_s) == (pytest.approx(0.51), pytest.approx(0.71))
     assert np.isnan(flash.slower_after_s)

@@ -1,10 +1,11 @@
 """What a run says of a rung, worked by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import synthetic
-from synthetic import LONG, TARGET, climbed, inferred
+from synthetic import TARGET, climbed, inferred
 
 from attnlab.infer import results
 from attnlab.infer.kernels import rungs
@@ -37,10 +38,10 @@ def test_work_items_are_tiles_of_queries_over_all_heads():
 
 
 def test_work_items_are_of_the_first_tile_that_serves():
-    stated = rung("tiled").stated
-    (tile,) = stated["tiles"]
-    short = tile | {"name": "short", "rows": 16, "longest": 64, "masks": ["causal"], "devices": ["NVIDIA H200"]}
-    several = rungs.Rung(stated | {"tiles": [short, tile | {"name": "any"}]})
+    tiled = rung("tiled")
+    (tile,) = tiled.tiles
+    short = {"rows": 16, "longest": 64, "masks": ["causal"], "devices": ["NVIDIA H200"]}
+    several = replace(tiled, tiles=[tile.model_copy(update=short), tile])
     assert several.work_items(Shape(1, 1, 64, 64, causal=True), "NVIDIA H200") == 4
     assert several.work_items(Shape(1, 1, 64, 64), "NVIDIA H200") == 1
     assert several.work_items(Shape(1, 1, 64, 64, causal=True), "NVIDIA L4") == 1
@@ -69,29 +70,21 @@ def test_limits_of_an_architecture_that_nobody_knows():
     assert math.isnan(unknown.occupancy_pct)
 
 
-def test_occupancy_is_of_threads():
+@pytest.mark.parametrize(
+    ("stated", "waves", "last", "busy"),
+    [
+        ({"ctas_per_sm": 2}, 1000 / 264, 208 / 264, 1),  # 264 at once: three full waves and 208 more
+        ({"ctas_per_sm": 2, "ctas": 264}, 1, 1, 1),
+        ({"ctas": 2}, 2 / (8 * 132), 2 / (8 * 132), 2 / 132),  # the rest has no work
+        # Of a persistent grid, the work items count.
+        ({"ctas": 132, "ctas_per_sm": 1, "items": 1024}, 1024 / 132, (1024 - 7 * 132) / 132, 1),
+    ],
+)
+def test_waves_of_a_grid(stated, waves, last, busy):
+    grid = used(**stated)
+    assert (grid.waves, grid.last_wave_pct, grid.busy_pct) == pytest.approx((waves, 100 * last, 100 * busy))
+    assert grid.persistent == ("items" in stated)
     assert used(ctas_per_sm=8).occupancy_pct == 50
-
-
-def test_waves_of_a_grid():
-    grid = used(ctas=1000, ctas_per_sm=2)  # 264 at once: three full waves and 208 more
-    assert (grid.slots, grid.items, grid.persistent) == (264, 1000, False)
-    assert grid.waves == pytest.approx(1000 / 264)
-    assert grid.last_wave_pct == pytest.approx(100 * 208 / 264)
-    assert grid.busy_pct == 100
-    assert used(ctas=264, ctas_per_sm=2).last_wave_pct == 100
-
-
-def test_few_ctas_leave_multiprocessors_without_work():
-    assert used(ctas=2).busy_pct == pytest.approx(100 * 2 / 132)
-    assert used(ctas=2).last_wave_pct == pytest.approx(100 * 2 / (8 * 132))
-
-
-def test_waves_of_a_persistent_grid_are_of_its_work_items():
-    grid = used(ctas=132, ctas_per_sm=1, items=1024)
-    assert grid.persistent
-    assert grid.waves == pytest.approx(1024 / 132)
-    assert grid.last_wave_pct == pytest.approx(100 * (1024 - 7 * 132) / 132)
 
 
 def test_resources_are_of_the_case():
@@ -105,7 +98,6 @@ def test_resources_are_of_the_case():
     ("name", "shape", "reason"),
     [
         ("kernel.pipelined", TARGET, "failed, before timing, call: error against float64: max 5.00e-03"),
-        ("kernel.naive", LONG, "skipped, one call takes 31 ms, longer than longest_call_ms = 20"),
         ("kernel.gone", TARGET, "not in this study"),
         ("kernel.naive", Shape(1, 1, 1, 64), "the study has no such shape"),
     ],

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.special
 import scipy.stats
 from numpy.typing import ArrayLike
+
+from attnlab.runs.rules import CONFIDENCE
 
 Array: TypeAlias = np.ndarray
 Samples: TypeAlias = ArrayLike | Sequence[ArrayLike]
@@ -27,11 +29,7 @@ Side: TypeAlias = list[Array]
 
 
 class Cards(list[Array]):
-    """A side of which each block is a card: the samples of its replicates, one after the other.
-
-    Attributes:
-        replicates: how many each card holds.
-    """
+    """A side of which each block is a card: the samples of its replicates, of which it holds so many."""
 
     def __init__(self, cards: Sequence[Array]) -> None:
         super().__init__(card.ravel() for card in cards)
@@ -165,9 +163,8 @@ def blocks(sides: Sequence[Side], paired: bool) -> list[Side] | None:
     return [side if len(side) > 1 else np.array_split(side[0], BATCHES) for side in sides]
 
 
-def scatter_of_median(side: Side) -> Scatter:
-    """How the medians of blocks scatter."""
-    return scatter(np.array([np.median(block) for block in side]))
+def _medians_of(side: Side) -> Array:
+    return np.array([np.median(block) for block in side])
 
 
 def scatter_of_log_ratio(sides: Sequence[Side], paired: bool) -> Scatter:
@@ -175,7 +172,7 @@ def scatter_of_log_ratio(sides: Sequence[Side], paired: bool) -> Scatter:
 
     Paired: Student's t on the ratio of each block. Else Welch's, with Satterthwaite's degrees of freedom.
     """
-    logs = [np.log([np.median(block) for block in side]) for side in sides]
+    logs = [np.log(_medians_of(side)) for side in sides]
     return scatter(logs[0] - logs[1]) if paired else _welch(*map(scatter, logs))
 
 
@@ -236,42 +233,41 @@ def scatter(values: Array) -> Scatter:
     return Scatter(float(values[0] + offsets.mean()), error, values.size - 1)
 
 
-def over_replicates(differences: Sequence[float], confidence: float) -> Interval:
+def over_replicates(differences: Sequence[float]) -> Interval:
     """The mean of the replicates' differences with Student's t; for one replicate, without a finite interval."""
     if len(differences) < 2:
         return Interval(float(np.mean(differences)), -math.inf, math.inf)
     found = scatter(np.asarray(differences))
-    reach = found.reach(confidence)
+    reach = found.reach(CONFIDENCE)
     return Interval(found.mean, found.mean - reach, found.mean + reach)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All that the bootstrap's draws depend on. The samples are no part of it: sides of the same sizes share draws."""
+class Plan(NamedTuple):
+    """All that the bootstrap's draws depend on. The samples are no part of it: sides of the same sizes share draws.
+
+    Attributes:
+        sizes: those of the replicates, for each side that is drawn on its own; paired sides are drawn as one.
+        on_cards: how many replicates each card of such a side holds; empty for a side that doesn't come by cards.
+        batch: resamples drawn at once.
+    """
 
     sizes: tuple[tuple[int, ...], ...]
-    """The sizes of the replicates, for each side that is drawn on its own; paired sides are drawn as one."""
     on_cards: tuple[tuple[int, ...], ...]
-    """How many replicates each card of such a side holds; empty for a side that doesn't come by cards."""
     resamples: int
     batch: int
-    """Resamples drawn at once."""
     seed: int
 
-    @property
-    def values(self) -> int:
-        """How many samples are drawn."""
-        return self.resamples * sum(map(sum, self.sizes))
 
+class Draw(NamedTuple):
+    """What resamples of one side hold.
 
-@dataclass(frozen=True)
-class Draw:
-    """What resamples of one side hold."""
+    Attributes:
+        times: how often each sample is drawn, (samples, resamples); rows of zeros make the samples a multiple of GROUP.
+        middle: the two places, from 0, of a sorted resample that its median lies between, (2, resamples).
+    """
 
     times: Array
-    """How often each sample is drawn, (samples, resamples); rows of zeros make the samples a multiple of GROUP."""
     middle: Array
-    """The two places, from 0, of a sorted resample that its median lies between, (2, resamples)."""
 
     def medians(self, samples: Array) -> Array:
         """The medians of the resamples, (resamples,).
@@ -292,11 +288,8 @@ class Draw:
             group += row <= self.middle
         # Places in the arrays laid out flat, since take is much faster than indices for two axes are.
         columns = np.arange(count)
-        so_far, place, rank = (
-            drawn.ravel().take(count * group + columns),
-            count * GROUP * group + columns,
-            GROUP * group,
-        )
+        so_far = drawn.ravel().take(count * group + columns)
+        place, rank = count * GROUP * group + columns, GROUP * group
         for _ in range(GROUP):
             so_far += ordered.ravel().take(place, mode="clip")
             rank += so_far <= self.middle
@@ -310,13 +303,12 @@ def medians(sides: Sequence[Side], resamples: int, seed: int, paired: bool = Fal
     require(resamples >= 1, f"resamples must be at least 1, not {resamples}")
     sizes, on_cards = [_sizes(side) for side in sides], [_on_cards(side) for side in sides]
     batch = max(1, BATCH_VALUES // sum(len(each) * max(each) for each in sizes))
-    drawn = slice(1 if paired else None)
-    plan = Plan(tuple(sizes[drawn]), tuple(on_cards[drawn]), resamples, batch, seed)
+    drawn = 1 if paired else len(sides)
+    plan = Plan(tuple(sizes[:drawn]), tuple(on_cards[:drawn]), resamples, batch, seed)
     return [_medians(np.concatenate(side).tobytes(), plan, 0 if paired else index) for index, side in enumerate(sides)]
 
 
 def _sizes(side: Side) -> tuple[int, ...]:
-    """The sizes of the replicates."""
     held = _on_cards(side) or (1,) * len(side)
     return tuple(len(block) // count for block, count in zip(side, held, strict=True) for _ in range(count))
 
@@ -327,7 +319,8 @@ def _on_cards(side: Side) -> tuple[int, ...]:
 
 @lru_cache(maxsize=KEPT_MEDIANS)
 def _medians(samples: bytes, plan: Plan, index: int) -> Array:
-    batches = _kept_draws(plan) if plan.values <= KEPT_VALUES else _draws(plan)
+    values = plan.resamples * sum(map(sum, plan.sizes))
+    batches = _kept_draws(plan) if values <= KEPT_VALUES else _draws(plan)
     found = np.concatenate([draws[index].medians(np.frombuffer(samples)) for draws in batches])
     found.setflags(write=False)
     return found
@@ -335,13 +328,8 @@ def _medians(samples: bytes, plan: Plan, index: int) -> Array:
 
 @lru_cache(maxsize=KEPT_PLANS)
 def _kept_draws(plan: Plan) -> list[list[Draw]]:
-    """All draws of a plan as one batch."""
-    return [[_joined(draws) for draws in zip(*_draws(plan), strict=True)]]
-
-
-def _joined(draws: Sequence[Draw]) -> Draw:
-    times, middle = [draw.times for draw in draws], [draw.middle for draw in draws]
-    return Draw(np.concatenate(times, axis=1), np.concatenate(middle, axis=1))
+    sides = zip(*_draws(plan), strict=True)
+    return [[Draw(*(np.concatenate(part, axis=1) for part in zip(*draws, strict=True))) for draws in sides]]
 
 
 def _draws(plan: Plan) -> Iterator[list[Draw]]:
@@ -422,56 +410,50 @@ class Bootstrap:
     def interval(self, confidence: float) -> Interval:
         """The interval; it holds the estimate and the floor."""
         require_level("confidence", confidence)
-        tail = (1 - confidence) / 2
+        tail, estimate = (1 - confidence) / 2, self.floor.estimate
         low, high = map(float, np.quantile(self.distribution, [tail, 1 - tail]))
         if self.scatter is not None:
-            low, high = self._over_blocks(low, high, confidence)
-        return Interval(self.floor.estimate, min(low, self.floor.low), max(high, self.floor.high))
+            length = math.log(high / low) if self.ratio else high - low
+            reach = max(self.scatter.reach(confidence), length / 4)
+            low, high = self.scatter.mean - reach, self.scatter.mean + reach
+            if self.ratio:
+                low, high = math.exp(low), math.exp(high)
+        return Interval(estimate, min(low, estimate, self.floor.low), max(high, estimate, self.floor.high))
 
     @property
     def freedom(self) -> float:
         """Degrees of freedom behind the length of the intervals."""
         return math.inf if self.scatter is None else self.scatter.freedom
 
-    def _over_blocks(self, low: float, high: float, confidence: float) -> tuple[float, float]:
-        assert self.scatter is not None
-        length = math.log(high / low) if self.ratio else high - low
-        reach, estimate = max(self.scatter.reach(confidence), length / 4), self.floor.estimate
-        ends = self.scatter.mean - reach, self.scatter.mean + reach
-        low, high = (math.exp(ends[0]), math.exp(ends[1])) if self.ratio else ends
-        return min(low, estimate), max(high, estimate)
 
-
-def median(side: Side, tick: float) -> Interval:
-    """The median of all samples, as sharp as a clock of this tick can tell it."""
-    require(tick >= 0, f"tick must not be negative, not {tick}")
-    estimate = float(np.median(np.concatenate(side)))
-    return Interval(estimate, estimate - tick / 2, estimate + tick / 2)
-
-
-def of_median(side: Side, resamples: int, seed: int, tick: float) -> Bootstrap:
+def of_median(samples: Samples, resamples: int, seed: int, tick: float) -> Bootstrap:
     """Resample the median of one side."""
-    floor, cut = median(side, tick), blocks([side], paired=False)
+    side = replicates_of(samples)
+    floor, cut = _median(side, tick), blocks([side], paired=False)
     (distribution,) = medians(cut or [side], resamples, seed)
-    return Bootstrap(floor, distribution, scatter_of_median(cut[0]) if cut else None)
+    return Bootstrap(floor, distribution, scatter(_medians_of(cut[0])) if cut else None)
 
 
-def of_ratio(sides: tuple[Side, Side], resamples: int, seed: int, tick: float, paired: bool) -> Bootstrap:
+def of_ratio(baseline: Samples, candidate: Samples, resamples: int, seed: int, tick: float, paired: bool) -> Bootstrap:
     """Resample the ratio of the medians of two sides, round by round where they are paired."""
+    sides = positive(replicates_of(baseline)), positive(replicates_of(candidate))
     if paired:
         sizes = [[replicate.size for replicate in side] for side in sides]
         same = sizes[0] == sizes[1]
         require(same, f"paired samples need the same rounds on both sides, not {sizes[0]} and {sizes[1]}")
     cut = blocks(sides, paired)
     distribution = np.divide(*medians(cut or sides, resamples, seed, paired))
-    scatter = scatter_of_log_ratio(cut, paired) if cut else None
-    return Bootstrap(_quotient(*(median(side, tick) for side in sides)), distribution, scatter, ratio=True)
-
-
-def _quotient(numerator: Interval, denominator: Interval) -> Interval:
-    """Quotient of two positive intervals, by interval arithmetic."""
-    return Interval(
-        numerator.estimate / denominator.estimate,
-        max(numerator.low, 0.0) / denominator.high,
-        numerator.high / denominator.low if denominator.low > 0 else math.inf,
+    above, below = (_median(side, tick) for side in sides)
+    floor = Interval(
+        above.estimate / below.estimate,
+        max(above.low, 0.0) / below.high,
+        above.high / below.low if below.low > 0 else math.inf,
     )
+    return Bootstrap(floor, distribution, scatter_of_log_ratio(cut, paired) if cut else None, ratio=True)
+
+
+def _median(side: Side, tick: float) -> Interval:
+    """The median of all samples, as sharp as a clock of this tick can tell it."""
+    require(tick >= 0, f"tick must not be negative, not {tick}")
+    estimate = float(np.median(np.concatenate(side)))
+    return Interval(estimate, estimate - tick / 2, estimate + tick / 2)

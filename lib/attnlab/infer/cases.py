@@ -61,7 +61,7 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
     median = median_us(samples, tick_us)
     lower, upper = np.quantile(pooled, [0.25, 0.75])
     reach = 1.5 * (upper - lower)
-    row = {
+    row: dict[str, float] = {
         "samples": pooled.size,
         "median_us": median.estimate,
         "low_us": median.low,
@@ -75,7 +75,11 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
         "lag1": stats.lag1(replicates),
         "effective_n": stats.effective_n(replicates),
     }
-    return row | _quantiles(replicates)
+    for p in QUANTILES:
+        name, interval = f"p{100 * p:.0f}", stats.quantile_ci(replicates, p)
+        for end, title in (("estimate", name), ("low", f"{name}_low"), ("high", f"{name}_high")):
+            row[f"{title}_us"] = getattr(interval, end, np.nan)
+    return row
 
 
 def median_us(samples: list[np.ndarray], tick_us: float) -> stats.Interval:
@@ -84,29 +88,17 @@ def median_us(samples: list[np.ndarray], tick_us: float) -> stats.Interval:
     return stats.Interval(median.estimate, max(median.low, 0.0), median.high)
 
 
-def _quantiles(samples: list[np.ndarray]) -> dict[str, float]:
-    row = {}
-    for p in QUANTILES:
-        name, interval = f"p{100 * p:.0f}", stats.quantile_ci(samples, p)
-        for end in ("estimate", "low", "high"):
-            row[f"{name}_us" if end == "estimate" else f"{name}_{end}_us"] = getattr(interval, end, np.nan)
-    return row
-
-
 def _context(rows: pd.DataFrame) -> dict[str, float]:
-    """What the samples were taken under."""
-    throttled = rows["throttled"].astype("Float64")
     return {
         "replicates": rows["replicate"].nunique(),
         "launches": int(rows["launches"].min()),
         "launches_most": int(rows["launches"].max()),
-        "sm_clock_mhz": _number(rows["sm_clock_mhz"].median()),
-        "throttled_pct": _number(100 * throttled.mean()),
+        "sm_clock_mhz": float(rows["sm_clock_mhz"].dropna().astype(float).median()),
+        "throttled_pct": 100 * float(rows["throttled"].dropna().astype(float).mean()),
     }
 
 
 def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -> dict[str, object]:
-    """Work over the median latency, and the floor over it."""
     shape = Shape(**dict(zip(AXES, key[1 : 1 + len(AXES)], strict=True)))  # type: ignore[arg-type]
     median_us, cache = row["median_us"], str(key[-1])
     floor_us = ceilings.floor_us(shape, cache)
@@ -139,15 +131,10 @@ def passed_samples(run: schema.Run) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame, study: Study) -> pd.DataFrame:
-    places = {tuple(shape.axes.values()): index for index, shape in enumerate(study.shapes)}
-    order = pd.DataFrame(
-        {
-            "shape": [places[key] for key in table[AXES].itertuples(index=False, name=None)],
-            "implementation": [study.implementations.index(name) for name in table["implementation"]],
-        },
-        index=table.index,
-    )
-    return table.loc[order.sort_values(["shape", "implementation"], kind="stable").index].reset_index(drop=True)
+    shapes = {tuple(shape.axes.values()): index for index, shape in enumerate(study.shapes)}
+    cases = table[CASE].itertuples(index=False, name=None)
+    places = [(shapes[tuple(axes)], study.implementations.index(name)) for name, *axes in cases]
+    return table.iloc[sorted(range(len(places)), key=places.__getitem__)].reset_index(drop=True)
 
 
 def cards_of(run: schema.Run) -> dict[str, str]:
@@ -161,9 +148,9 @@ def independent(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
 
     Of `LEAST_CARDS` cards and more, as `by_card` gives them; else a 1-D array per replicate.
     """
-    if not enough(cards.values()):
-        return by_replicate(rows)
-    return by_card(rows, cards) if enough(rows["process"].map(cards).dropna()) else by_replicate(rows)
+    # Few cards in the run are few in each case, and to look at the run alone is faster.
+    over_cards = enough(cards.values()) and enough(rows["process"].map(cards).dropna())
+    return by_card(rows, cards) if over_cards else by_replicate(rows)
 
 
 def enough(cards: Iterable[str]) -> bool:
@@ -182,7 +169,3 @@ def by_replicate(rows: pd.DataFrame) -> list[np.ndarray]:
     """The latencies of a case under one timing, an array per replicate, in the order of the rounds."""
     replicates, latencies_us = rows["replicate"].to_numpy(), rows["latency_us"].to_numpy()
     return [latencies_us[replicates == replicate] for replicate in np.unique(replicates)]
-
-
-def _number(value: object) -> float:
-    return float("nan") if pd.isna(value) else float(value)  # type: ignore[arg-type]

@@ -52,7 +52,6 @@ class Ceiling:
 
     @property
     def title(self) -> str:
-        """Its name in a table."""
         kind, *dtype = self.name.split(".")
         return ", ".join([TITLES[kind], *dtype])
 
@@ -78,7 +77,7 @@ class Ceilings:
 
     def terms_us(self, shape: Shape, cache: str) -> dict[str, float]:
         """Least time in us by each ceiling that applies and was measured, with a ``warm`` or a ``cold`` cache."""
-        work = self._computed(shape) | ({"copy": shape.bytes} if cache == "cold" else {"l2": shape.bytes})
+        work = self._computed(shape) | {"copy" if cache == "cold" else "l2": shape.bytes}
         if cache == "warm" and not self.fits(shape):
             work["copy"] = shape.bytes - self.l2_bytes
         return {name: amount / self._rates[name] for name, amount in work.items() if name in self._rates}

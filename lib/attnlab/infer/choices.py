@@ -31,9 +31,8 @@ def table(results: Results, clock: str = "eager") -> Dispatch:
     Args:
         clock: one of `CLOCKS`.
 
-    Raises:
-        UserError: there is no such clock; or the run has another baseline, was not timed by it, or was not recorded on
-            a GPU.
+    Raises UserError where there is no such clock; or the run has another baseline, was not timed by it, or was not
+    recorded on a GPU.
     """
     if clock not in CLOCKS:
         raise UserError(f"attend goes by one of the clocks {', '.join(CLOCKS)}, not by {clock!r}")

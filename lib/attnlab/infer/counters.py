@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.regimes import why_absent
 from attnlab.infer.results import Results
 from attnlab.runs import metrics
 from attnlab.runs.metrics import CYCLES
@@ -76,24 +77,10 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Profile:
-    """The counters of one call.
-
-    Attributes:
-        launches: a row per launch in their order: ``function`` and a column for each metric that was counted.
-    """
+    """The counters of one call: a row per launch in their order, with its ``function`` and a column for each metric."""
 
     implementation: str
     launches: pd.DataFrame
-
-    @cached_property
-    def longest(self) -> pd.Series:
-        """The launch that took the most cycles."""
-        return self.launches.loc[self.launches[CYCLES].idxmax()]
-
-    @property
-    def longest_share_pct(self) -> float:
-        """Its share of the call's cycles."""
-        return 100 * float(self.longest[CYCLES] / self.launches[CYCLES].sum())
 
     def total(self, metric: str) -> float:
         """A sum over the launches; NaN where it wasn't counted."""
@@ -114,16 +101,19 @@ class Profile:
     @cached_property
     def cycles(self) -> dict[str, float]:
         """The schedulers' cycles over the whole call, by what happened in them."""
-        total: dict[str, float] = {}
+        total: Counter[str] = Counter()
         for _, launch in self.launches.iterrows():
-            for what, cycles in _cycles(launch).items():
-                total[what] = total.get(what, 0.0) + cycles
-        return total
+            total.update(_cycles(launch))
+        return dict(total)
 
     @cached_property
     def cycles_pct(self) -> dict[str, float]:
-        """The same as shares."""
         return {what: 100 * cycles / self.total(CYCLES) for what, cycles in self.cycles.items()}
+
+    @cached_property
+    def waits(self) -> dict[str, float]:
+        """Those of the cycles in which every warp waited, by what for."""
+        return {what: cycles for what, cycles in self.cycles.items() if what not in (ISSUED, IDLE)}
 
     @property
     def conflicts_pct(self) -> float:
@@ -135,17 +125,11 @@ class Profile:
     def bottlenecks(self) -> list[Bottleneck]:
         """The first three: units from `SATURATED_PCT` of their peak on, then the largest losses."""
         units = [Bottleneck(unit, share, "peak") for unit, share in self.units_pct.items() if share >= SATURATED_PCT]
-        losses = [loss for loss in self._losses() if loss.share_pct >= LEAST_PCT]
-        return [*_largest_first(units), *_largest_first(losses)][:TOP]
-
-    def _losses(self) -> list[Bottleneck]:
-        waits = {what: share for what, share in self.cycles_pct.items() if what not in (ISSUED, IDLE)}
-        losses = [Bottleneck(f"waiting for {what}", share, "cycles") for what, share in waits.items()]
-        idle = self.cycles_pct.get(IDLE, np.nan)
-        losses.append(Bottleneck(IDLE, idle, "cycles"))
-        repeats = self.mean(metrics.SHARED_USED) * self.conflicts_pct / 100
-        losses.append(Bottleneck(BANKS, repeats, "its cycles"))
-        return losses
+        losses = [Bottleneck(f"waiting for {what}", self.cycles_pct[what], "cycles") for what in self.waits]
+        losses.append(Bottleneck(IDLE, self.cycles_pct.get(IDLE, np.nan), "cycles"))
+        losses.append(Bottleneck(BANKS, self.mean(metrics.SHARED_USED) * self.conflicts_pct / 100, "its cycles"))
+        named = [loss for loss in losses if loss.share_pct >= LEAST_PCT]
+        return [one for kind in (units, named) for one in sorted(kind, key=lambda one: -one.share_pct)][:TOP]
 
 
 class Distances(NamedTuple):
@@ -172,12 +156,13 @@ Shares = dict[str, list[tuple[str, float]]]
 def of(results: Results, shape: Shape | None = None) -> list[Profile]:
     """The profiles at a shape, by default the target, in the order of the study.
 
-    Raises:
-        NotMeasured: the run holds no counters there; the message has the manifest's reason.
+    Raises NotMeasured where the run holds no counters there; the message has the manifest's reason.
     """
-    rows = rows_of(results, shape or results.study.target_shape)
+    rows = _rows_of(results, shape or results.study.target_shape)
     if rows.empty:
-        raise NotMeasured(f"No counters were recorded, so there is no profile: {_why(results)}")
+        told = results.run.manifest.get("profile")
+        why = told["why"] if told else why_absent(results)
+        raise NotMeasured(f"No counters were recorded, so there is no profile: {why}")
     found = []
     for name in results.study.implementations:
         if len(own := rows[rows["implementation"] == name]):
@@ -187,17 +172,16 @@ def of(results: Results, shape: Shape | None = None) -> list[Profile]:
 
 
 def has_counters(results: Results) -> bool:
-    """Whether anything was profiled."""
-    return len(rows_of(results, results.study.target_shape)) > 0
+    """Whether anything was profiled at the target."""
+    return len(_rows_of(results, results.study.target_shape)) > 0
 
 
 def counted_shapes(results: Results) -> list[Shape]:
     """The shapes at which anything was profiled."""
-    return [shape for shape in results.study.counted_shapes if len(rows_of(results, shape))]
+    return [shape for shape in results.study.counted_shapes if len(_rows_of(results, shape))]
 
 
-def rows_of(results: Results, shape: Shape) -> pd.DataFrame:
-    """The counters at a shape, a row for each launch and metric."""
+def _rows_of(results: Results, shape: Shape) -> pd.DataFrame:
     rows = results.run.profile
     return rows[is_of(rows, shape)] if len(rows) else rows
 
@@ -212,16 +196,14 @@ def beyond_us(profile: Profile, latency_us: float, floor_us: float) -> dict[str,
     if not beyond > 0:
         return {}
     idle_us = min(beyond, profile.cycles_pct.get(IDLE, 0.0) / 100 * latency_us)
-    waits = {what: cycles for what, cycles in profile.cycles.items() if what not in (ISSUED, IDLE)}
-    everything = sum(waits.values())
-    return {IDLE: idle_us} | {what: (beyond - idle_us) * cycles / everything for what, cycles in waits.items()}
+    everything = sum(profile.waits.values())
+    return {IDLE: idle_us} | {what: (beyond - idle_us) * cycles / everything for what, cycles in profile.waits.items()}
 
 
 def distances(results: Results, shape: Shape) -> Distances:
     """How far each implementation is from the floor, without those that take more than `FAR` times as long.
 
-    Raises:
-        NotMeasured: the run holds no counters at the shape, or the baseline has no latency there.
+    Raises NotMeasured where the run holds no counters at the shape, or the baseline has no latency there.
     """
     floor_us = float(results.row(results.study.baseline, shape)["floor_us"])
     medians = {p.implementation: float(results.row(p.implementation, shape)["median_us"]) for p in of(results, shape)}
@@ -269,27 +251,10 @@ def first_bottlenecks(results: Results) -> tuple[Shares, Shares]:
 
 
 def _cycles(launch: pd.Series) -> dict[str, float]:
-    """The cycles of one launch, by what happened in them."""
-    elapsed, active = launch[CYCLES], count(launch, metrics.CYCLES_ACTIVE)
-    issued = active * count(launch, metrics.ISSUED) / 100
-    warps = {title: count(launch, metrics.stalled(reason)) for reason, title in WAITS.items()}
+    elapsed, active = launch[CYCLES], float(launch.get(metrics.CYCLES_ACTIVE, np.nan))
+    issued = active * float(launch.get(metrics.ISSUED, np.nan)) / 100
+    warps = {title: float(launch.get(metrics.stalled(reason), np.nan)) for reason, title in WAITS.items()}
     counted = {title: amount for title, amount in warps.items() if amount > 0}
     everything = sum(counted.values())
     waits = {title: (active - issued) * amount / everything for title, amount in counted.items()}
     return {ISSUED: issued, **waits, IDLE: max(0.0, elapsed - active)}
-
-
-def _largest_first(found: list[Bottleneck]) -> list[Bottleneck]:
-    return sorted(found, key=lambda bottleneck: -bottleneck.share_pct)
-
-
-def count(launch: pd.Series, metric: str) -> float:
-    return float(launch.get(metric, np.nan))
-
-
-def _why(results: Results) -> str:
-    """The manifest's reason for a run without counters."""
-    if told := results.run.manifest.get("profile"):
-        return str(told["why"])
-    ended = "was closed early" if results.run.complete else "is not complete"
-    return f"the run {ended}, and its counters are taken last"

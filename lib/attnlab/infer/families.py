@@ -15,16 +15,14 @@ from attnlab.study.studies import Timing
 Place = tuple[Shape, Timing]
 
 
-@dataclass(frozen=True)
-class FalsePositives:
+class FalsePositives(NamedTuple):
     """How often a run told its baseline from itself.
 
     Attributes:
-        wrong: how many of the comparisons found it faster or slower.
+        wrong: how many of the `comparisons`, one per shape and timing, found it faster or slower.
         apart: in how many the interval of the ratio excludes 1.
-        comparisons: all of them, one per shape and timing.
-        rate: their ratio with its exact 95 % interval (Clopper & Pearson 1934, Biometrika 26:404). It takes the
-            comparisons for independent.
+        rate: the share of the wrong ones with its exact 95 % interval (Clopper & Pearson 1934, Biometrika 26:404). It
+            takes the comparisons for independent.
     """
 
     wrong: int
@@ -70,12 +68,12 @@ def infer_family(pairs: dict[str, Sides], control: Sides | None) -> Family:
 
 def judge_family(pairs: dict[str, Sides], smallest_effect: float) -> Family:
     """The verdicts on candidates at one shape, with the smallest effect that could be seen there; without a control."""
-    verdicts, pvalues = judge(list(pairs.values()), smallest_effect)
+    verdicts, pvalues = judge(list(pairs.values()), [smallest_effect] * len(pairs))
     named = dict(zip(pairs, verdicts, strict=True)), dict(zip(pairs, pvalues, strict=True))
     return Family(*named, None, smallest_effect)
 
 
-def judge(family: Sequence[Sides], smallest_effect: float) -> tuple[list[stats.Verdict], list[float]]:
+def judge(family: Sequence[Sides], smallest_effects: Sequence[float]) -> tuple[list[stats.Verdict], list[float]]:
     """The verdicts on one family of tests, with Holm's p-values, and the p-values that Holm adjusted."""
     alone = [stats.difference_pvalue(sides.baseline, sides.candidate, paired=True) for sides in family]
     verdicts = [
@@ -85,9 +83,9 @@ def judge(family: Sequence[Sides], smallest_effect: float) -> tuple[list[stats.V
             tick=sides.tick_us,
             paired=True,
             pvalue=float(pvalue),
-            smallest_effect=smallest_effect,
+            smallest_effect=smallest,
         )
-        for sides, pvalue in zip(family, stats.holm(alone), strict=True)
+        for sides, pvalue, smallest in zip(family, stats.holm(alone), smallest_effects, strict=True)
     ]
     return verdicts, alone
 
@@ -101,7 +99,6 @@ def tally(verdicts: Iterable[stats.Verdict]) -> Counter[str]:
 
 
 def opposed(one: stats.Verdict, other: stats.Verdict) -> bool:
-    """Whether one of two verdicts says faster and the other slower."""
     return {one.decision, other.decision} == {"faster", "slower"}
 
 

@@ -68,11 +68,7 @@ def shapes(results: Results, shape: Shape, timing: Timing | None = None) -> list
 
 
 def over(results: Results, candidate: str, shape: Shape, timing: Timing | None = None) -> OverKinds:
-    """What was found of a candidate over all kinds at a shape.
-
-    Raises:
-        NotMeasured: it has no latency on any of them.
-    """
+    """What was found of a candidate over all kinds at a shape; NotMeasured where it has no latency on any of them."""
     alike = shapes(results, shape, timing)
     timed = [other for other in alike if candidate in results.at(other, timing).index]
     if not timed:
@@ -111,10 +107,7 @@ def best(results: Results, shape: Shape) -> OverKinds:
     """The best of the candidates that have a latency at a shape, each judged on its worst kind of values.
 
     A claimable one comes before a faster one before the one with the highest speedup; what has no latency on some kind
-    comes last.
-
-    Raises:
-        NotMeasured: there is no candidate or no baseline there.
+    comes last. Raises NotMeasured where there is no candidate or no baseline there.
     """
 
     def rank(one: OverKinds) -> tuple[bool, bool, bool, float]:
@@ -132,12 +125,11 @@ class Stretch(NamedTuple):
     slowest: str
 
 
-@dataclass(frozen=True)
-class Steadiness:
+class Steadiness(NamedTuple):
     """How much the time that implementations take depends on the values; those that can't be told are in neither list.
 
     Attributes:
-        steady: those that take the same time on all kinds within `STEADY_PCT`.
+        steady: those that take the same time on all kinds within `within_pct`.
         stretched: those that certainly don't, the worst first.
     """
 
@@ -211,8 +203,7 @@ class Statement:
 def statement(results: Results, shape: Shape) -> Statement:
     """What may be said of the best candidate at a shape.
 
-    Raises:
-        NotMeasured: there is no candidate or no baseline there.
+    Raises NotMeasured where there is no candidate or no baseline there.
     """
     found = best(results, shape)
     under = results.under_each(found.candidate, found.worst)

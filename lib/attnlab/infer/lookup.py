@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,8 +23,7 @@ class NotMeasured(Exception):
     """The run does not hold what was asked for; the message is a sentence without its full stop."""
 
 
-@dataclass(frozen=True)
-class Extremes:
+class Extremes(NamedTuple):
     """Rows of the table of cases: where an implementation is fastest and slowest, and where its rates are highest."""
 
     fastest: pd.Series
@@ -43,14 +42,11 @@ class Wins(NamedTuple):
 
 @dataclass(frozen=True)
 class Lookup:
-    """A run, and what was inferred from the samples of each case.
-
-    Attributes:
-        table: a row per case and timing, in the order of the study; latencies in us. See `attnlab.infer.cases`.
-    """
+    """A run, and the table that `attnlab.infer.cases` inferred from its samples: a row per case and timing, in us."""
 
     run: schema.Run
     table: pd.DataFrame
+    _samples: dict[tuple[str, Shape, Timing], list[np.ndarray]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def study(self) -> Study:
@@ -74,11 +70,7 @@ class Lookup:
         return (self.timings or self.study.timings)[0]
 
     def sweep(self, name: str) -> list[Shape]:
-        """The shapes of one sweep.
-
-        Raises:
-            NotMeasured: the study has no such sweep.
-        """
+        """The shapes of one sweep; NotMeasured where the study has no such sweep."""
         if name not in self.study.sweeps:
             raise NotMeasured(f"The study “{self.study.name}” has no sweep “{name}”")
         return self.study.sweep(name)
@@ -98,47 +90,33 @@ class Lookup:
 
     @cached_property
     def _rows_by_place(self) -> dict[Any, pd.DataFrame]:
-        groups = self.table.groupby([*AXES, *TIMING], sort=False)
-        return {place: rows.set_index("implementation", drop=False) for place, rows in groups}
+        return dict(iter(self.table.set_index("implementation", drop=False).groupby([*AXES, *TIMING], sort=False)))
 
     @cached_property
     def _no_rows(self) -> pd.DataFrame:
         return self.table.head(0).set_index("implementation", drop=False)
 
     def row(self, implementation: str, shape: Shape, timing: Timing | None = None) -> pd.Series:
-        """The row of one case.
-
-        Raises:
-            NotMeasured: it has no latency.
-        """
-        place = (implementation, shape, timing or self.headline)
-        if place not in self._rows:
-            rows = self.at(shape, timing)
-            if implementation not in rows.index:
-                where = f"{shape.label}, {(timing or self.headline).words}"
-                raise NotMeasured(f"`{implementation}` has no latency at {where}")
-            self._rows[place] = rows.loc[implementation]
-        return self._rows[place]
+        """The row of one case; NotMeasured where it has no latency."""
+        rows = self.at(shape, timing)
+        if implementation not in rows.index:
+            where = f"{shape.label}, {(timing or self.headline).words}"
+            raise NotMeasured(f"`{implementation}` has no latency at {where}")
+        return rows.loc[implementation]
 
     def along(self, sweep: str, implementation: str) -> list[tuple[Shape, pd.Series]]:
         """The shapes of a sweep at which an implementation has a latency, each with its row.
 
-        Raises:
-            NotMeasured: the study has no such sweep, or the implementation no latency in it.
+        Raises NotMeasured where the study has no such sweep, or the implementation no latency in it.
         """
         there = [(shape, self.at(shape)) for shape in self.sweep(sweep)]
         found = [(shape, rows.loc[implementation]) for shape, rows in there if implementation in rows.index]
         if not found:
-            words = self.headline.words
-            raise NotMeasured(f"`{implementation}` has no latency in the sweep “{sweep}”, {words}")
+            raise NotMeasured(f"`{implementation}` has no latency in the sweep “{sweep}”, {self.headline.words}")
         return found
 
     def timed(self, sweeps: Sequence[str]) -> list[str]:
-        """Those of these sweeps in which the study has anything with a latency.
-
-        Raises:
-            NotMeasured: there are none.
-        """
+        """Those of these sweeps in which the study has anything with a latency; NotMeasured where there are none."""
         there = [name for name in sweeps if name in self.study.sweeps]
         found = [name for name in there if any(len(self.at(shape)) for shape in self.study.sweep(name))]
         if not found:
@@ -147,51 +125,36 @@ class Lookup:
         return found
 
     def over(self, sweeps: Sequence[str]) -> pd.DataFrame:
-        """The rows of all shapes of these sweeps, as far as the study has them.
-
-        Raises:
-            NotMeasured: nothing in them has a latency.
-        """
+        """The rows of all shapes of those of these sweeps that the study has; NotMeasured where none has a latency."""
         shapes = [shape for name in self.timed(sweeps) for shape in self.study.sweep(name)]
         return pd.concat([self.at(shape) for shape in shapes], ignore_index=True)
 
-    def most_often_fastest(self, sweeps: Sequence[str]) -> "Wins":
-        """Who has the smallest median at the most shapes of these sweeps.
-
-        Raises:
-            NotMeasured: nothing in them has a latency.
-        """
+    def most_often_fastest(self, sweeps: Sequence[str]) -> Wins:
+        """Who has the smallest median at the most shapes of these sweeps; NotMeasured where none has a latency."""
         rows = self.over(sweeps)
         fastest = Counter(rows.loc[rows.groupby(AXES, sort=False)["median_us"].idxmin(), "implementation"])
         return Wins(*fastest.most_common(1)[0], fastest.total())
 
     def extremes(self, implementation: str) -> Extremes:
-        """The extremes of an implementation over all shapes, under the headline's timing.
-
-        Raises:
-            NotMeasured: it has no latency.
-        """
+        """The extremes of an implementation over all shapes, under the headline's timing; NotMeasured without any."""
         rows = self.under(self.headline)
         rows = rows[rows["implementation"] == implementation]
         if rows.empty:
             raise NotMeasured(f"`{implementation}` has no latency in this run, {self.headline.words}")
-        fastest, slowest = rows["median_us"].idxmin(), rows["median_us"].idxmax()
-        busiest, widest = rows["throughput_tflops"].idxmax(), rows["bandwidth_gbs"].idxmax()
-        return Extremes(*(rows.loc[place] for place in (fastest, slowest, busiest, widest)))
+        us, rates = rows["median_us"], (rows["throughput_tflops"], rows["bandwidth_gbs"])
+        return Extremes(*(rows.loc[place] for place in (us.idxmin(), us.idxmax(), *(rate.idxmax() for rate in rates))))
 
     def samples(self, implementation: str, shape: Shape, timing: Timing | None = None) -> list[np.ndarray]:
-        """The latencies of one case that passed in us, in the order of the rounds, as `cases.independent` gives
-        them."""
+        """The latencies of one case that passed in us, round by round, as `cases.independent` gives them."""
         key = (implementation, shape, timing or self.headline)
         if key not in self._samples:
-            case = self._case(*key)
-            self._samples[key] = [] if case is None else independent(case, self.cards)
+            rows = self.samples_of(*key)
+            self._samples[key] = independent(rows, self.cards) if len(rows) else []
         return self._samples[key]
 
     def on_cards(self, implementation: str, shape: Shape, timing: Timing) -> list[np.ndarray]:
         """The latencies of one case that passed in us, as `cases.by_card` gives them; empty without named cards."""
-        case = self._case(implementation, shape, timing)
-        return by_card(case, self.cards) if self.cards and case is not None else []
+        return by_card(self.samples_of(implementation, shape, timing), self.cards)
 
     @cached_property
     def cards(self) -> dict[str, str]:
@@ -220,14 +183,9 @@ class Lookup:
         return float(self.run.manifest["clocks"]["tick_us"]) / float(row["launches"])
 
     def fastest(self, shape: Shape, timing: Timing | None = None, among: Sequence[str] | None = None) -> str:
-        """The implementation, of all or of some, with the smallest median at a shape.
-
-        Raises:
-            NotMeasured: none of them has a latency there.
-        """
+        """The implementation, of all or of some, with the smallest median at a shape; NotMeasured without any there."""
         rows = self.at(shape, timing)
-        if among is not None:
-            rows = rows[rows.index.isin(among)]
+        rows = rows if among is None else rows[rows.index.isin(among)]
         if rows.empty:
             raise NotMeasured(f"Nothing has a latency at {shape.label}")
         return str(rows["median_us"].idxmin())
@@ -245,7 +203,7 @@ class Lookup:
     @cached_property
     def _samples_by_case(self) -> dict[Any, pd.DataFrame]:
         groups = self.passed.groupby([*CASE, *TIMING], sort=False)
-        return dict(iter(groups[["replicate", "process", "launches", "latency_us"]]))
+        return dict(iter(groups[["replicate", "process", "launches", "latency_us", "sm_clock_mhz", "throttled"]]))
 
     @cached_property
     def _peaks(self) -> dict[Any, float]:
@@ -258,17 +216,10 @@ class Lookup:
         counts = self.passed.groupby([*CASE, *TIMING], sort=False)["throttled"].agg(["count", "sum"])
         return {place: (int(known), int(held)) for place, known, held in counts.itertuples(name=None)}
 
-    @cached_property
-    def _rows(self) -> dict[tuple[str, Shape, Timing], pd.Series]:
-        return {}
-
-    @cached_property
-    def _samples(self) -> dict[tuple[str, Shape, Timing], list[np.ndarray]]:
-        return {}
-
-    def _case(self, name: str, shape: Shape, timing: Timing | None) -> pd.DataFrame | None:
+    def samples_of(self, name: str, shape: Shape, timing: Timing | None = None) -> pd.DataFrame:
+        """The rows of the samples of one case that passed; empty where it has no latency."""
         timing = timing or self.headline
-        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache))
+        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache), self.passed.head(0))
 
 
 def median_of(row: Any) -> stats.Interval:

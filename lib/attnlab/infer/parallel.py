@@ -29,8 +29,7 @@ def each(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
         work: a function of a module, whose result depends on its arguments alone.
         jobs: the arguments of each call.
 
-    Raises:
-        UserError: a process died.
+    Raises UserError where a process died.
     """
     if len(jobs) < FEWEST:
         return list(starmap(work, jobs))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,13 +50,9 @@ def _of(known: int, held_back: int) -> Regime:
     return "burst" if held_back_pct <= 100 - MOSTLY_PCT else "mixed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Load:
-    """An implementation under a load without pause, from a card at rest.
-
-    Attributes:
-        rows: slices of the load in their order: latency in us, SM clock, power, and when each started, in seconds.
-    """
+    """An implementation under a load without pause, from a card at rest: a row for each slice of it, in their order."""
 
     implementation: str
     rows: pd.DataFrame
@@ -67,15 +63,11 @@ class Load:
         return float(self.rows["latency_us"].head(BURST_SLICES).median())
 
     @property
-    def sustained_us(self) -> float:
-        """Median latency at the end of the load."""
-        settled = self.rows[self.rows["started_s"] >= self.rows["started_s"].max() - SETTLED_S]
-        return float(settled["latency_us"].median())
-
-    @property
     def slower_pct(self) -> float:
-        """Slowdown of the sustained load over the burst in percent, rounded as it is printed, without a signed zero."""
-        return round(100 * (self.sustained_us / self.burst_us - 1), 1) + 0.0
+        """How much longer the end of the load takes than the burst, in percent, rounded as it is printed."""
+        settled = self.rows[self.rows["started_s"] >= self.rows["started_s"].max() - SETTLED_S]
+        sustained_us = float(settled["latency_us"].median())
+        return round(100 * (sustained_us / self.burst_us - 1), 1) + 0.0  # without a signed zero
 
     @property
     def slower_after_s(self) -> float:
@@ -87,39 +79,26 @@ class Load:
     @property
     def throttled_after_s(self) -> float:
         """When the card first throttled, in seconds since the load began; NaN if it never did."""
-        held = self.rows[self.rows["throttled"].astype("boolean").fillna(False).astype(bool)]
+        held = self.rows[self.rows["throttled"].astype("boolean").fillna(False)]
         return float(held["started_s"].min()) if len(held) else np.nan
 
 
-@dataclass(frozen=True)
-class Loads:
-    """The loads of a run, all at one shape, in the order of the study."""
+class Loads(NamedTuple):
+    """The loads of a run, all at one shape, in the order of the study.
+
+    `slowest` slowed its implementation the most; the burst of those `ended` was over at some time, and that of the
+    `lasting` ones was not.
+    """
 
     shape: Shape
     all: list[Load]
-
-    @property
-    def slowest(self) -> Load:
-        """The load that slowed its implementation the most."""
-        return max(self.all, key=lambda load: load.slower_pct)
-
-    @property
-    def ended(self) -> list[Load]:
-        """Those whose burst was over at some time."""
-        return [load for load in self.all if not np.isnan(load.slower_after_s)]
-
-    @property
-    def lasting(self) -> list[Load]:
-        """Those whose burst lasted."""
-        return [load for load in self.all if np.isnan(load.slower_after_s)]
+    slowest: Load
+    ended: list[Load]
+    lasting: list[Load]
 
 
 def loads(results: Results) -> Loads:
-    """The loads without pause.
-
-    Raises:
-        NotMeasured: the run has none.
-    """
+    """The loads without pause; NotMeasured where the run has none."""
     rows = results.run.endurance
     if rows.empty:
         raise NotMeasured(f"No load without pause was recorded: {why_absent(results)}")
@@ -128,12 +107,17 @@ def loads(results: Results) -> Loads:
     found = [Load(name, taken[name]) for name in order if name in taken and not taken[name]["latency_us"].isna().any()]
     if not found:
         raise NotMeasured(f"No load without pause was recorded: {rows['why'].iloc[0]}")
-    axes = rows[AXES].itertuples(index=False, name=None)
-    return Loads(Shape(*next(axes)), found)
+    lasting = [load for load in found if np.isnan(load.slower_after_s)]
+    return Loads(
+        Shape(*next(rows[AXES].itertuples(index=False, name=None))),
+        found,
+        max(found, key=lambda load: load.slower_pct),
+        [load for load in found if load not in lasting],
+        lasting,
+    )
 
 
-@dataclass(frozen=True)
-class Throttling:
+class Throttling(NamedTuple):
     """How many samples have a throttle state, the share of them that was throttled, and their SM clock in MHz."""
 
     samples: int

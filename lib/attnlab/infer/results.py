@@ -1,12 +1,11 @@
 """The results of a run: a row for each case, and verdicts on each candidate against the baseline."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import pandas as pd
 import scipy.stats
 
 from attnlab.infer import parallel, stats
@@ -28,13 +27,15 @@ NO_CONTROL = "This run did not measure its baseline against itself, so how often
 
 @dataclass(frozen=True)
 class Results(Lookup):
-    """A run, the rows of its cases, and the verdicts on them."""
+    """A run, the rows of its cases, and the verdicts on them, as far as they were asked for."""
+
+    _known: dict[Place, Family] = field(default_factory=dict, init=False, repr=False)
+    _against: dict[str, dict[Place, Family]] = field(default_factory=dict, init=False, repr=False)
 
     def median(self, name: str, shape: Shape, timing: Timing | None = None) -> stats.Interval:
         """The median of one case with its interval, in us; a control's too, which has no row.
 
-        Raises:
-            NotMeasured: it has no latency.
+        Raises NotMeasured where it has no latency.
         """
         samples = self.samples(name, shape, timing)
         if not samples or not implementations.is_control(name):
@@ -44,11 +45,9 @@ class Results(Lookup):
     def candidates(self, shape: Shape, timing: Timing | None = None) -> list[str]:
         """The implementations compared with the baseline at one shape: one family of tests.
 
-        Raises:
-            NotMeasured: the baseline has no latency there, or nothing else has.
+        Raises NotMeasured where the baseline has no latency there, or nothing else has.
         """
-        self.row(self.study.baseline, shape, timing)
-        names = [str(name) for name in self.at(shape, timing).index if name != self.study.baseline]
+        names = list(self._pairs(self.study.baseline, shape, timing))
         if not names:
             raise NotMeasured(f"Nothing but `{self.study.baseline}` has a latency at {shape.label}")
         return names
@@ -58,10 +57,8 @@ class Results(Lookup):
 
         Its p-value is Holm's, over all candidates at this shape and timing. Where the run measured its baseline against
         itself (`is_controlled`), nothing is called faster, slower or equivalent by less than the `smallest_effect`;
-        elsewhere the comparison's own samples decide alone.
-
-        Raises:
-            NotMeasured: one of the two has no latency there.
+        elsewhere the comparison's own samples decide alone. Raises NotMeasured where one of the two has no latency
+        there.
         """
         self.row(candidate, shape, timing)
         return self.family(shape, timing).verdicts[candidate]
@@ -78,19 +75,14 @@ class Results(Lookup):
         return not sides[0].overlaps(sides[1])
 
     def leader(self) -> str:
-        """The candidate with the smallest median at the target.
-
-        Raises:
-            NotMeasured: there is no candidate or no baseline there.
-        """
+        """The candidate with the smallest median at the target; NotMeasured where it has none, or no baseline."""
         shape = self.study.target_shape
         return self.fastest(shape, among=self.candidates(shape))
 
     def leads(self) -> dict[Shape, dict[Timing, Verdict]]:
         """The verdicts on the leader at each shape that has the target's values, under each timing.
 
-        Raises:
-            NotMeasured: there is no leader.
+        Raises NotMeasured where there is no leader.
         """
         name, found = self.leader(), dict[Shape, dict[Timing, Verdict]]()
         for shape in self.study.shapes:
@@ -99,11 +91,7 @@ class Results(Lookup):
         return found
 
     def family(self, shape: Shape, timing: Timing | None = None) -> Family:
-        """The verdicts on the candidates at one shape under one timing.
-
-        Raises:
-            NotMeasured: the baseline has no latency there.
-        """
+        """The verdicts at one shape under one timing; NotMeasured where the baseline has no latency there."""
         place = (shape, timing or self.headline)
         if place not in self._known:
             self._known[place] = infer_family(*self._job(*place))
@@ -112,8 +100,7 @@ class Results(Lookup):
     @cached_property
     def families(self) -> dict[Place, Family]:
         """The family of every shape and timing at which the baseline has a latency."""
-        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
-        places = [place for place in places if self.samples(self.study.baseline, *place)]
+        places = [place for place in self._places if self.samples(self.study.baseline, *place)]
         missing = [place for place in places if place not in self._known]
         inferred = parallel.each(infer_family, [self._job(*place) for place in missing])
         self._known.update(zip(missing, inferred, strict=True))
@@ -124,39 +111,31 @@ class Results(Lookup):
         if baseline == self.study.baseline:
             return self.families
         if baseline not in self._against:
-            self._against[baseline] = self._judged_against(baseline)
+            places = [place for place in self._places if baseline in self.at(*place).index]
+            jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place in places]
+            self._against[baseline] = dict(zip(places, parallel.each(judge_family, jobs), strict=True))
         return self._against[baseline]
 
-    def _judged_against(self, baseline: str) -> dict[Place, Family]:
-        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
-        places = [place for place in places if baseline in self.at(*place).index]
-        jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place in places]
-        return dict(zip(places, parallel.each(judge_family, jobs), strict=True))
-
     def families_under(self, timing: Timing) -> dict[Shape, Family]:
-        """The families under one timing, by shape."""
         return {shape: family for (shape, under), family in self.families.items() if under == timing}
 
     def compare_pairs(self, pairs: Sequence[Pair], shape: Shape, timing: Timing | None = None) -> list[stats.Verdict]:
         """The verdicts on pairs of (baseline, candidate) at one shape, from rounds taken together.
 
-        The pairs are one family of tests: their p-values are Holm's, over these and no others.
-
-        Raises:
-            NotMeasured: one of them has no latency there.
+        The pairs are one family of tests: their p-values are Holm's, over these and no others. Raises NotMeasured where
+        one of them has no latency there.
         """
         for name in dict.fromkeys(name for pair in pairs for name in pair):
             self.row(name, shape, timing)
-        judged, _ = judge([self._sides(pair, shape, timing) for pair in pairs], self._smallest(shape, timing))
-        return judged
+        smallest = [self._smallest(shape, timing)] * len(pairs)
+        return judge([self._sides(pair, shape, timing) for pair in pairs], smallest)[0]
 
     def speedup(
         self, candidate: str, shape: Shape, timing: Timing | None = None, baseline: str | None = None
     ) -> stats.Interval:
         """Ratio of medians over a baseline (default: the study's) at one shape, from rounds taken together.
 
-        Raises:
-            NotMeasured: one of the two has no latency there.
+        Raises NotMeasured where one of the two has no latency there.
         """
         pair = (baseline or self.study.baseline, candidate)
         for name in pair:
@@ -172,30 +151,35 @@ class Results(Lookup):
     def control(self, shape: Shape, timing: Timing | None = None) -> stats.Verdict:
         """The verdict on the baseline against itself at one shape (A/A), from its samples alone.
 
-        Raises:
-            NotMeasured: the run has no control there.
+        Raises NotMeasured where the run has no control there.
         """
-        return self._controlled(shape, timing)[0]
+        control = self.family(shape, timing).control if self.is_controlled(shape, timing) else None
+        if control is None:
+            where = f"{shape.label}, {(timing or self.headline).words}"
+            raise NotMeasured(f"`{self.study.baseline}` was not measured against itself at {where}")
+        return control
 
     def smallest_effect(self, shape: Shape, timing: Timing | None = None) -> float:
         """The minimum detectable effect at one shape, as a fraction: `stats.smallest_effect` of the A/A control.
 
-        Raises:
-            NotMeasured: the run has no control there.
+        Raises NotMeasured where the run has no control there.
         """
-        return self._controlled(shape, timing)[1]
+        self.control(shape, timing)
+        return self.family(shape, timing).smallest_effect
 
-    def controlled(self) -> list[tuple[Shape, Timing]]:
+    def controlled(self) -> list[Place]:
         """The shapes and timings at which the run measured its baseline against itself."""
-        places = [(shape, timing) for timing in self.timings for shape in self.study.shapes]
-        return [place for place in places if self.is_controlled(*place)]
+        return [place for place in self._places if self.is_controlled(*place)]
+
+    @property
+    def _places(self) -> list[Place]:
+        return [(shape, timing) for timing in self.timings for shape in self.study.shapes]
 
     @cached_property
     def false_positives(self) -> FalsePositives:
         """How often this run called its baseline faster or slower than itself, over all shapes and timings.
 
-        Raises:
-            NotMeasured: the run has no control anywhere.
+        Raises NotMeasured where the run has no control anywhere.
         """
         controls = [family.control for family in self.families.values() if family.control]
         decisions = [control.decision for control in controls]
@@ -207,45 +191,27 @@ class Results(Lookup):
         apart = sum(control.speedup.low > 1 or control.speedup.high < 1 for control in controls)
         return FalsePositives(wrong, apart, len(decisions), rate)
 
-    @cached_property
-    def _known(self) -> dict[Place, Family]:
-        """The families inferred so far."""
-        return {}
-
-    @cached_property
-    def _against(self) -> dict[str, dict[Place, Family]]:
-        return {}
-
     def _smallest(self, shape: Shape, timing: Timing | None) -> float:
         """The minimum detectable effect at a place; 0 without a control."""
         return self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
 
-    def _controlled(self, shape: Shape, timing: Timing | None) -> tuple[stats.Verdict, float]:
-        if not self.is_controlled(shape, timing):
-            where = f"{shape.label}, {(timing or self.headline).words}"
-            raise NotMeasured(f"`{self.study.baseline}` was not measured against itself at {where}")
-        family = self.family(shape, timing)
-        assert family.control is not None
-        return family.control, family.smallest_effect
-
     def _job(self, shape: Shape, timing: Timing) -> tuple[dict[str, Sides], Sides | None]:
-        """The arguments of `infer_family`."""
         baseline = self.study.baseline
-        self.row(baseline, shape, timing)
         against_itself = (baseline, implementations.control(baseline))
         control = self._sides(against_itself, shape, timing) if self.is_controlled(shape, timing) else None
         return self._pairs(baseline, shape, timing), control
 
-    def _pairs(self, baseline: str, shape: Shape, timing: Timing) -> dict[str, Sides]:
-        """What is compared with a baseline at one place, by name."""
+    def _pairs(self, baseline: str, shape: Shape, timing: Timing | None) -> dict[str, Sides]:
+        """What is compared with a baseline at one place, by name; NotMeasured where that has no latency."""
+        self.row(baseline, shape, timing)
         names = [str(name) for name in self.at(shape, timing).index if name != baseline]
         return {name: self._sides((baseline, name), shape, timing) for name in names}
 
     def _sides(self, pair: Pair, shape: Shape, timing: Timing | None) -> Sides:
         """The samples of a pair, and the resolution of both."""
         baseline, candidate = (self.samples(name, shape, timing) for name in pair)
-        cases = [self._case(name, shape, timing) for name in pair]
-        launches = min(int(case["launches"].min()) for case in cases if case is not None)
+        cases = [self.samples_of(name, shape, timing) for name in pair]
+        launches = min(int(case["launches"].min()) for case in cases if len(case))
         return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches)
 
 
@@ -254,7 +220,6 @@ _IN_USE: WeakValueDictionary[str, Results] = WeakValueDictionary()
 
 
 def of(run: schema.Run) -> Results:
-    """Infer from a run."""
     found = Results(run, infer(run))
     if run.complete:
         _IN_USE[run.manifest["seal"]] = found
@@ -264,8 +229,7 @@ def of(run: schema.Run) -> Results:
 def load(name: str) -> Results:
     """Read a run and infer from it; what is in use in this process is not read and inferred again if it is complete.
 
-    Raises:
-        UserError: as `attnlab.runs.read.load`.
+    Raises UserError as `attnlab.runs.read.load`.
     """
     return _IN_USE.get(read.read_manifest(name)["seal"]) or of(read.load(name))
 
@@ -276,10 +240,9 @@ def absence(results: Results, name: str, shape: Shape) -> str:
         return "not in this study"
     if shape not in results.study.shapes:
         return "the study has no such shape"
-    cases: pd.DataFrame = results.run.cases
-    if cases.empty:
-        return "not reached yet"
-    rows = cases[(cases["implementation"] == name) & is_of(cases, shape) & (cases["status"] != MEASURED)]
+    cases = results.run.cases
+    rows = cases[(cases["implementation"] == name) & (cases["status"] != MEASURED)]
+    rows = rows[is_of(rows, shape)] if len(rows) else rows
     if rows.empty:
         return "not reached yet"
     status, reason = rows.iloc[0][["status", "reason"]]
@@ -297,12 +260,13 @@ class Absence(NamedTuple):
 
 def absences(results: Results, shapes: Sequence[Shape]) -> list[Absence]:
     """The implementations that lack a latency at any of these shapes."""
-    found = []
-    for name in results.study.implementations:
-        missing = [shape for shape in shapes if name not in results.at(shape).index]
-        if missing:
-            found.append(Absence(name, len(missing), len(shapes), absence(results, name, missing[0])))
-    return found
+    names = results.study.implementations
+    missing = {name: [shape for shape in shapes if name not in results.at(shape).index] for name in names}
+    return [
+        Absence(name, len(lacking), len(shapes), absence(results, name, lacking[0]))
+        for name, lacking in missing.items()
+        if lacking
+    ]
 
 
 class Comparison(NamedTuple):
@@ -316,11 +280,7 @@ class Comparison(NamedTuple):
 
 
 def comparisons(results: Results) -> list[Comparison]:
-    """Every comparison of a run, in the order of its timings and shapes.
-
-    Raises:
-        NotMeasured: there is none.
-    """
+    """Every comparison of a run, in the order of its timings and shapes; NotMeasured where there is none."""
     every = [
         Comparison(shape, timing, name, verdict, family.unadjusted[name])
         for (shape, timing), family in results.families.items()

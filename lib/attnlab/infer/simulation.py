@@ -7,23 +7,22 @@ anew.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import scipy.optimize
 import scipy.signal
 import scipy.stats
-from tqdm import tqdm
+from tqdm.contrib.concurrent import process_map
 
 from attnlab.base import paths
+from attnlab.base.files import write_atomically
 from attnlab.infer import stats
 from attnlab.infer.bootstrap import Array
 
@@ -50,7 +49,7 @@ SCATTER = 0.05
 SHARED = 0.01
 OWN = 0.01
 CORRELATION = 0.6
-DRIFT = 0.05
+DRIFTED = np.linspace(-0.05, 0.05, ROUNDS)
 SECOND_MODE = 1.15
 SECOND_MODE_SHARE = 0.3
 MODE_SCATTER = 0.02
@@ -89,7 +88,6 @@ class Cell:
 
     @property
     def index(self) -> int:
-        """Its place among `CELLS`."""
         return CELLS.index(self)
 
     @property
@@ -102,8 +100,8 @@ def _normal(rng: np.random.Generator, replicates: int) -> Array:
     return rng.standard_normal((2, replicates, ROUNDS))
 
 
-def _independent(rng: np.random.Generator, replicates: int) -> Array:
-    return np.exp(SCATTER * _normal(rng, replicates))
+def _lognormal(scatter: float) -> Callable[[np.random.Generator, int], Array]:
+    return lambda rng, replicates: np.exp(scatter * _normal(rng, replicates))
 
 
 def _autocorrelated(rng: np.random.Generator, replicates: int) -> Array:
@@ -113,12 +111,8 @@ def _autocorrelated(rng: np.random.Generator, replicates: int) -> Array:
     return np.exp(SCATTER * scipy.signal.lfilter([1], [1, -CORRELATION], noise, axis=-1))
 
 
-def _drift() -> Array:
-    return np.linspace(-DRIFT, DRIFT, ROUNDS)
-
-
 def _drifting(rng: np.random.Generator, replicates: int) -> Array:
-    return np.exp(SCATTER * _normal(rng, replicates) + _drift())
+    return np.exp(SCATTER * _normal(rng, replicates) + DRIFTED)
 
 
 def _bimodal(rng: np.random.Generator, replicates: int) -> Array:
@@ -130,16 +124,12 @@ def _heavy_tailed(rng: np.random.Generator, replicates: int) -> Array:
     return 1 + TAIL_SCALE * (1 + rng.pareto(TAIL, (2, replicates, ROUNDS)) - 2 ** (1 / TAIL))
 
 
-def _ticked(rng: np.random.Generator, replicates: int) -> Array:
-    return np.exp(TICKED_SCATTER * _normal(rng, replicates))
-
-
 def _lognormal_cdf(scatter: float) -> Callable[[Array], Array]:
     return scipy.stats.lognorm(scatter).cdf
 
 
 def _drifting_cdf(x: Array) -> Array:
-    return np.mean(scipy.stats.norm.cdf((np.log(x)[..., np.newaxis] - _drift()) / SCATTER), axis=-1)
+    return np.mean(scipy.stats.norm.cdf((np.log(x)[..., np.newaxis] - DRIFTED) / SCATTER), axis=-1)
 
 
 def _bimodal_cdf(x: Array) -> Array:
@@ -152,7 +142,7 @@ def _heavy_tailed_cdf(x: Array) -> Array:
 
 
 KINDS = (
-    Kind("independent", "lognormal, 5 % wide", _independent, _lognormal_cdf(SCATTER)),
+    Kind("independent", "lognormal, 5 % wide", _lognormal(SCATTER), _lognormal_cdf(SCATTER)),
     Kind(
         "autocorrelated",
         "lognormal, 5 % wide, a first-order autoregression of 0.6 on each side",
@@ -165,7 +155,7 @@ KINDS = (
     Kind(
         "ticked",
         "lognormal, 2 % wide, read from a clock with a step of 0.5 µs",
-        _ticked,
+        _lognormal(TICKED_SCATTER),
         _lognormal_cdf(TICKED_SCATTER),
         TICK_US,
     ),
@@ -173,15 +163,9 @@ KINDS = (
 CELLS = tuple(Cell(*cell) for cell in product(KINDS, REPLICATES, PROCESSES))
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """A run of two implementations: what is true of it, and what the clock showed.
-
-    Attributes:
-        median_us: the true median of the baseline over all rounds and processes.
-        baseline: (replicates, ROUNDS)
-        candidates: one for each effect, with the same noise.
-    """
+class Simulated(NamedTuple):
+    """A run of two implementations: the true median of the baseline over all rounds and processes in us, its samples
+    (replicates, ROUNDS), and those of a candidate for each effect, with the same noise."""
 
     median_us: float
     baseline: Array
@@ -203,7 +187,6 @@ def draw(cell: Cell, simulation: int, effects: tuple[float, ...]) -> Simulated:
 
 
 def _read(latencies: Array, phase: Array, tick_us: float) -> Array:
-    """What a clock shows that steps every `tick_us`: the steps between a start anywhere within one and the end."""
     return tick_us * np.floor(latencies / tick_us + phase) if tick_us else latencies
 
 
@@ -223,11 +206,7 @@ def true_median(cell: Cell) -> float:
 def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> dict[str, bool]:
     """What the inference makes of one run: of two implementations that don't differ, and that do by each effect."""
     simulated = draw(cell, simulation, (0.0, *effects))
-    settings: dict[str, Any] = {
-        "resamples": RESAMPLES[cell.replicates],
-        "seed": simulation,
-        "tick": cell.kind.tick_us,
-    }
+    settings: dict[str, Any] = {"resamples": RESAMPLES[cell.replicates], "seed": simulation, "tick": cell.kind.tick_us}
     median = stats.bootstrap_ci(simulated.baseline, **settings)
     none, *others = (
         stats.verdict(simulated.baseline, candidate, paired=True, **settings) for candidate in simulated.candidates
@@ -260,17 +239,14 @@ def tidy(cell: Cell, outcomes: pd.DataFrame) -> pd.DataFrame:
 
 def run(simulations: int = SIMULATIONS, power_simulations: int = POWER_SIMULATIONS, step: int = 50) -> pd.DataFrame:
     """Simulate all cells on all cores; the first `power_simulations` of each also with effects."""
-    jobs = list(_jobs(simulations, power_simulations, step))
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
-        parts = list(tqdm(pool.map(_part, *zip(*jobs, strict=True)), total=len(jobs), unit="part"))
+    jobs = [
+        (cell, first, min(first + step, simulations), EFFECTS if first < power_simulations else ())
+        for cell, first in product(range(len(CELLS)), range(0, simulations, step))
+    ]
+    parts = process_map(_part, *zip(*jobs, strict=True), max_workers=os.cpu_count(), chunksize=1, unit="part")
     by_cell = [[part for job, part in zip(jobs, parts, strict=True) if job[0] == cell.index] for cell in CELLS]
     tables = [tidy(cell, pd.concat(parts)) for cell, parts in zip(CELLS, by_cell, strict=True)]
     return pd.concat(tables, ignore_index=True)
-
-
-def _jobs(simulations: int, power_simulations: int, step: int) -> Iterator[tuple[int, int, int, tuple[float, ...]]]:
-    for cell, first in product(range(len(CELLS)), range(0, simulations, step)):
-        yield cell, first, min(first + step, simulations), EFFECTS if first < power_simulations else ()
 
 
 def path() -> Path:
@@ -279,10 +255,7 @@ def path() -> Path:
 
 
 def write(table: pd.DataFrame, path: Path) -> None:
-    """Keep a table, shares to four digits."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    table.to_csv(temporary, index=False, float_format="%.4f")
-    temporary.replace(path)
+    write_atomically(path, table.to_csv(index=False, float_format="%.4f").encode())
 
 
 def load() -> pd.DataFrame:

@@ -23,49 +23,9 @@ import scipy.stats
 from numpy.typing import ArrayLike
 
 from attnlab.infer import bootstrap
-from attnlab.infer.bootstrap import (
-    Array,
-    Bootstrap,
-    Interval,
-    Samples,
-    blocks,
-    positive,
-    replicates_of,
-    require,
-    require_level,
-    student,
-)
+from attnlab.infer.bootstrap import Array, Samples, blocks, positive, replicates_of, require, require_level, student
+from attnlab.infer.bootstrap import Interval as Interval
 from attnlab.runs.rules import ALPHA, CLAIM_DELTA, CLAIM_SPEEDUP, CONFIDENCE, EQUIVALENCE_MARGIN, POWER, RESAMPLES, SEED
-
-__all__ = [
-    "CLAIM_DELTA",
-    "CLAIM_SPEEDUP",
-    "EQUIVALENCE_MARGIN",
-    "Components",
-    "Decision",
-    "Interval",
-    "RankTest",
-    "Samples",
-    "Verdict",
-    "added_us",
-    "bootstrap_ci",
-    "cliffs_delta",
-    "components",
-    "difference_pvalue",
-    "effective_n",
-    "equivalence",
-    "hedges_g",
-    "holm",
-    "is_within",
-    "lag1",
-    "magnitude",
-    "mann_whitney",
-    "quantile_ci",
-    "ratio_ci",
-    "samples_needed",
-    "smallest_effect",
-    "verdict",
-]
 
 MOST_EXACT = 8
 """Samples on one side up to which scipy's Mann-Whitney test is exact."""
@@ -99,12 +59,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Components:
-    """Variances of the logarithm of a latency, by level; in theory none is negative, and an estimate may be.
+    """Variances of the logarithm of a latency; in theory none is negative, and an estimate may be.
 
-    Attributes:
-        card: between cards; where each card has one process, between these.
-        process: between processes on one card; NaN where each card has one.
-        within: between the samples of a process.
+    `card` is between cards, `process` between processes on one card, and `within` between the samples of a process.
+    Where each card has one process, `process` is NaN and `card` holds both.
     """
 
     card: float
@@ -115,14 +73,10 @@ class Components:
 def components(cards: Sequence[ArrayLike]) -> Components:
     """How much of the variance of log latency lies between cards, between their processes, and within a process.
 
-    Each mean square of the nested analysis of variance is set equal to its expectation (Searle, Casella & McCulloch
-    1992, Variance Components, appendix F). Cards may hold different numbers of processes, each of as many samples.
+    Takes a 2-D array per card, with one row per process. Each mean square of the nested analysis of variance is set
+    equal to its expectation (Searle, Casella & McCulloch 1992, Variance Components, appendix F).
 
-    Args:
-        cards: a 2-D array per card, with one row per process.
-
-    Raises:
-        ValueError: bad samples; fewer than two cards; processes with different numbers of samples, or a single one.
+    Raises ValueError: bad samples; fewer than two cards; processes with different numbers of samples, or a single one.
     """
     require(len(cards) > 1, "components need at least two cards")
     require(all(np.ndim(card) == 2 for card in cards), "components need a 2-D array per card")
@@ -158,22 +112,16 @@ def bootstrap_ci(
     counts once however many samples it has (Kalibera & Jones 2013, Rigorous benchmarking in reasonable time, ISMM). It
     is at least half as long as the percentile interval of the two-level bootstrap, replicates first and then the
     samples within each (Davison & Hinkley 1997, section 3.8), which by itself covers about 86 % of the time where five
-    replicates differ, and 98 % where they don't. Several cards: the same over cards, which are resampled before their
-    replicates, so that the interval covers the median of cards like these. One replicate whose samples do resemble
-    their neighbours: the same, over five stretches of it (`bootstrap.blocks`).
+    replicates differ, and 98 % where they don't. Several cards: the same over cards, so that the interval covers the
+    median of cards like these. One replicate whose samples do resemble their neighbours: the same, over five stretches
+    of it (`bootstrap.blocks`).
 
     The interval holds the estimate and is no narrower than `tick`, the step of the clock that took the samples: medians
     of quantised samples repeat, and the interval would collapse to a certainty that the clock does not have.
 
     Raises ValueError: bad samples, confidence outside (0, 1), resamples < 1, tick < 0.
     """
-    return bootstrap.of_median(replicates_of(samples), resamples, seed, tick).interval(confidence)
-
-
-def added_us(one: Sequence[Array], other: Sequence[Array]) -> Interval:
-    """How much longer one side takes, in us: the difference of the medians within a replicate, over replicates."""
-    differences = [float(np.median(mine) - np.median(its)) for mine, its in zip(one, other, strict=True)]
-    return bootstrap.over_replicates(differences, CONFIDENCE)
+    return bootstrap.of_median(samples, resamples, seed, tick).interval(confidence)
 
 
 def ratio_ci(
@@ -195,42 +143,26 @@ def ratio_ci(
 
     Raises ValueError: as `bootstrap_ci`; samples that are not positive; paired samples of different lengths.
     """
-    return _ratio_bootstrap(baseline, candidate, resamples, seed, tick, paired).interval(confidence)
-
-
-def _ratio_bootstrap(
-    baseline: Samples, candidate: Samples, resamples: int, seed: int, tick: float, paired: bool
-) -> Bootstrap:
-    sides = positive(replicates_of(baseline)), positive(replicates_of(candidate))
-    return bootstrap.of_ratio(sides, resamples, seed, tick, paired)
+    return bootstrap.of_ratio(baseline, candidate, resamples, seed, tick, paired).interval(confidence)
 
 
 def smallest_effect(
-    baseline: Samples,
-    control: Samples,
-    alpha: float = ALPHA,
-    power: float = POWER,
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-    tick: float = 0.0,
-    paired: bool = False,
+    baseline: Samples, control: Samples, resamples: int = RESAMPLES, tick: float = 0.0, paired: bool = False
 ) -> float:
     """The smallest effect that could have been told from none, from the baseline measured against itself (A/A).
 
-    A fraction: 0.01 is a median 1 % apart. The larger of two: the effect that a test at level `alpha` finds with
-    probability `power`, (t(1 - alpha/2) + t(power)) standard errors of the logarithm of the ratio (Bloom 1995, Minimum
+    A fraction: 0.01 is a median 1 % apart. The larger of two: the effect that a test at level ALPHA finds with
+    probability POWER, (t(1 - ALPHA/2) + t(POWER)) standard errors of the logarithm of the ratio (Bloom 1995, Minimum
     detectable effects, Evaluation Review 19:547), the standard error being that of the A/A interval; and the end of
     that interval that lies farther from 1, which is more where the two differ though they are the same.
 
-    Raises ValueError: as `ratio_ci`; alpha or power outside (0, 1).
+    Raises ValueError: as `ratio_ci`.
     """
-    require_level("alpha", alpha)
-    require_level("power", power)
-    against_itself = _ratio_bootstrap(baseline, control, resamples, seed, tick, paired)
-    interval = against_itself.interval(1 - alpha)
+    against_itself = bootstrap.of_ratio(baseline, control, resamples, SEED, tick, paired)
+    interval = against_itself.interval(1 - ALPHA)
     if interval.low <= 0 or math.isinf(interval.high):
         return math.inf
-    found, missed = (student(against_itself.freedom, p) for p in (1 - alpha / 2, power))
+    found, missed = (student(against_itself.freedom, p) for p in (1 - ALPHA / 2, POWER))
     detectable = math.log(interval.high / interval.low) / 2 * (1 + missed / found)
     return math.expm1(max(detectable, -math.log(interval.low), math.log(interval.high)))
 
@@ -336,77 +268,46 @@ def holm(pvalues: ArrayLike) -> Array:
     return adjusted
 
 
-def _is_equivalent(ratio: Bootstrap, margin: float, alpha: float) -> bool:
-    """Two one-sided tests at level alpha, by inclusion of the 1 - 2 alpha interval (Schuirmann 1987)."""
-    require(margin > 0, f"margin must be positive, not {margin}")
-    require(0 < alpha < 0.5, f"alpha must lie between 0 and 0.5, not {alpha}")
-    return is_within(ratio.interval(1 - 2 * alpha), margin)
-
-
 def is_within(ratio: Interval, margin: float = EQUIVALENCE_MARGIN) -> bool:
     """Whether the interval of a ratio is nowhere farther from 1 than a margin, a fraction, up or down."""
     return 1 / (1 + margin) < ratio.low and ratio.high < 1 + margin
 
 
-def equivalence(
-    baseline: Samples,
-    candidate: Samples,
-    margin: float = EQUIVALENCE_MARGIN,
-    alpha: float = ALPHA,
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-    tick: float = 0.0,
-    paired: bool = False,
-) -> bool:
-    """Whether the medians are the same to within `margin`, a fraction: two one-sided tests, each at level `alpha`.
-
-    True where the 1 - 2 alpha interval of the speedup lies inside (1 / (1 + margin), 1 + margin) (Schuirmann 1987,
-    Journal of Pharmacokinetics and Biopharmaceutics 15:657; the bounds are those of a ratio, so that it does not matter
-    which side is called the baseline).
-
-    Raises ValueError: as `ratio_ci`; margin <= 0; alpha outside (0, 0.5).
-    """
-    return _is_equivalent(_ratio_bootstrap(baseline, candidate, resamples, seed, tick, paired), margin, alpha)
-
-
-def quantile_ci(samples: Samples, p: float, confidence: float = CONFIDENCE) -> Interval | None:
+def quantile_ci(samples: Samples, p: float) -> Interval | None:
     """The p-quantile with its distribution-free interval between two order statistics; None: not enough samples for it.
 
-    scipy's inversion of the quantile test (Conover 1999, section 3.2). Replicates are pooled. `samples_needed` says how
-    many are enough.
+    scipy's inversion of the quantile test at CONFIDENCE (Conover 1999, section 3.2). Replicates are pooled.
 
-    Raises ValueError: bad samples, p or confidence outside (0, 1).
+    Raises ValueError: bad samples, p outside (0, 1).
     """
     require_level("p", p)
-    require_level("confidence", confidence)
     pooled = np.sort(_pooled(samples))
-    places = _order_statistics(pooled.size, p, confidence)
+    places = _order_statistics(pooled.size, p)
     return None if places is None else Interval(float(np.quantile(pooled, p)), *map(float, pooled[list(places)]))
 
 
 @lru_cache
-def _order_statistics(n: int, p: float, confidence: float) -> tuple[int, int] | None:
+def _order_statistics(n: int, p: float) -> tuple[int, int] | None:
     """The places, from 0, of the two ends among n samples in order; kept, since scipy makes a binomial law each time.
 
     They don't depend on the samples, so scipy is given samples that are their own places.
     """
-    low, high = scipy.stats.quantile_test(np.arange(n), p=p).confidence_interval(confidence)
+    low, high = scipy.stats.quantile_test(np.arange(n), p=p).confidence_interval(CONFIDENCE)
     return None if math.isnan(low) or math.isnan(high) else (int(low), int(high))
 
 
-def samples_needed(p: float, confidence: float = CONFIDENCE) -> int:
+def samples_needed(p: float) -> int:
     """The fewest samples that give `quantile_ci` an interval for the p-quantile.
 
     All n samples lie on one side of the quantile with probability q^n, q = max(p, 1 - p); that must not exceed the tail
-    on that side, (1 - confidence) / 2 (Conover 1999, section 3.2).
+    on that side, (1 - CONFIDENCE) / 2 (Conover 1999, section 3.2).
 
-    Raises ValueError: p or confidence outside (0, 1).
+    Raises ValueError: p outside (0, 1).
     """
     require_level("p", p)
-    require_level("confidence", confidence)
-    fewest = math.floor(math.log((1 - confidence) / 2) / math.log(max(p, 1 - p)))
+    fewest = math.floor(math.log((1 - CONFIDENCE) / 2) / math.log(max(p, 1 - p)))
     # At the very edge rounding decides, and scipy's rounding is the one that counts.
-    return next(n for n in count(max(fewest, 1)) if quantile_ci(np.arange(n), p, confidence))
+    return next(n for n in count(max(fewest, 1)) if _order_statistics(n, p))
 
 
 def lag1(samples: Samples) -> float:
@@ -414,16 +315,11 @@ def lag1(samples: Samples) -> float:
 
     A replicate that is constant, or has fewer than three samples, shows none: it counts as 0.
     """
-    return float(np.mean([_lag1(replicate) for replicate in replicates_of(samples)]))
-
-
-def _lag1(replicate: Array) -> float:
-    if replicate.size < 3 or np.ptp(replicate) == 0:
-        return 0.0
     # Imported here: reading what was inferred needs no statsmodels, which takes a while to start.
     from statsmodels.tsa.stattools import acf
 
-    return float(acf(replicate, nlags=1, fft=False)[1])
+    tells = [replicate if replicate.size > 2 and np.ptp(replicate) else None for replicate in replicates_of(samples)]
+    return float(np.mean([0.0 if told is None else float(acf(told, nlags=1, fft=False)[1]) for told in tells]))
 
 
 def effective_n(samples: Samples) -> float:
@@ -450,26 +346,35 @@ def verdict(
 ) -> Verdict:
     """Whether the candidate is faster than the baseline, and whether that may be claimed.
 
-    In this order: *equivalent* where `equivalence` holds, be the difference detectable or not, and a difference of
-    `margin` could have been seen; *faster* or *slower* where the whole 1 - alpha interval of the speedup lies above or
-    below 1, p < alpha, and the medians lie at least `smallest_effect` apart, a fraction; else *inconclusive*. `pvalue`
-    stands in for `difference_pvalue`: the comparison's adjusted p-value, where it is one of a family (`holm`).
-    `smallest_effect` is what the baseline measured against itself leaves to be seen (see the function of that name).
+    In this order: *equivalent* where the medians are the same to within `margin`, a fraction, be the difference
+    detectable or not, and a difference of `margin` could have been seen: two one-sided tests at level alpha, by whether
+    the 1 - 2 alpha interval of the speedup lies inside (1 / (1 + margin), 1 + margin) (Schuirmann 1987, Journal of
+    Pharmacokinetics and Biopharmaceutics 15:657); *faster* or *slower* where the whole 1 - alpha interval of the
+    speedup lies above or below 1, p < alpha, and the medians lie at least `smallest_effect` apart, a fraction; else
+    *inconclusive*. `pvalue` stands in for `difference_pvalue`: the comparison's adjusted p-value, where it is one of a
+    family (`holm`). `smallest_effect` is what the baseline measured against itself leaves to be seen (see the function
+    of that name).
 
     Claimable is a faster candidate that also has a speedup of at least CLAIM_SPEEDUP, |delta| of at least CLAIM_DELTA,
     and a `bootstrap_ci` of its median apart from the baseline's.
 
-    Raises ValueError: as `equivalence` and `hedges_g`; pvalue outside [0, 1]; smallest_effect < 0.
+    Raises ValueError: as `ratio_ci` and `hedges_g`; alpha outside (0, 0.5); margin <= 0; pvalue outside [0, 1];
+    smallest_effect < 0.
     """
-    ratio = _ratio_bootstrap(baseline, candidate, resamples, seed, tick, paired)
+    require(margin > 0, f"margin must be positive, not {margin}")
+    require(0 < alpha < 0.5, f"alpha must lie between 0 and 0.5, not {alpha}")
+    ratio = bootstrap.of_ratio(baseline, candidate, resamples, seed, tick, paired)
     speedup = ratio.interval(1 - alpha)
     p = difference_pvalue(baseline, candidate, paired) if pvalue is None else pvalue
     require(0 <= p <= 1, f"pvalue must lie in [0, 1], not {p}")
     require(smallest_effect >= 0, f"smallest_effect must not be negative, not {smallest_effect}")
     delta = cliffs_delta(baseline, candidate)
     seen = abs(math.log(speedup.estimate)) >= math.log1p(smallest_effect)
-    equivalent = _is_equivalent(ratio, margin, alpha) and smallest_effect <= margin
-    decision = _decide(equivalent, speedup, p < alpha and seen)
+    decision: Decision = "inconclusive"
+    if smallest_effect <= margin and is_within(ratio.interval(1 - 2 * alpha), margin):
+        decision = "equivalent"
+    elif p < alpha and seen and not speedup.low <= 1 <= speedup.high:
+        decision = "faster" if speedup.low > 1 else "slower"
 
     def median(samples: Samples) -> Interval:
         return bootstrap_ci(samples, 1 - alpha, resamples, seed, tick)
@@ -481,13 +386,3 @@ def verdict(
         and not median(baseline).overlaps(median(candidate))
     )
     return Verdict(decision, claimable, speedup, delta, hedges_g(baseline, candidate), p)
-
-
-def _decide(equivalent: bool, speedup: Interval, significant: bool) -> Decision:
-    if equivalent:
-        return "equivalent"
-    if significant and speedup.low > 1:
-        return "faster"
-    if significant and speedup.high < 1:
-        return "slower"
-    return "inconclusive"

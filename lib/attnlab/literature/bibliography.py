@@ -23,8 +23,7 @@ SOURCES = ("doi", "eprint", "url")
 def load(path: Path = PATH) -> Mapping[str, Entry]:
     """The entries by key.
 
-    Raises:
-        UserError: the file is not BibTeX, two entries have the same key, or one has none of `SOURCES`.
+    Raises UserError where the file is not BibTeX, two entries have the same key, or one has none of `SOURCES`.
     """
     try:
         entries = parse_file(str(path), bib_format="bibtex").entries

@@ -44,9 +44,8 @@ class Sheet(BaseModel):
 def datasheets(path: Path = PATH) -> pd.DataFrame:
     """data/reference/datasheets.csv: a row for each device, NaN where no rate is stated.
 
-    Raises:
-        UserError: the file can't be read, a column is missing, a device is there twice, or a cell doesn't hold what its
-            column holds; the message is one line that names file and line.
+    Raises UserError where the file can't be read, a column is missing, a device is there twice, or a cell doesn't hold
+    what its column holds; the message is one line that names file and line.
     """
     sheets: list[Sheet] = []
     for place, sheet in tables.read(path, Sheet):

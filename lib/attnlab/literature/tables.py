@@ -16,27 +16,20 @@ M = TypeVar("M", bound=BaseModel)
 def read(path: Path, model: type[M]) -> Iterator[tuple[str, M]]:
     """The lines of a CSV file, whose columns are fields of a model; an empty cell leaves its field out.
 
-    Raises:
-        UserError: the file or a line of it can't be read; the message is one line that names file and line.
+    Raises UserError where the file or a line of it can't be read; the message is one line that names file and line.
     """
-    for place, cells in _lines(path):
-        try:
-            yield place, model(**{column: cell for column, cell in cells.items() if cell})
-        except UserError as error:
-            raise UserError(f"{place}: {error}") from None
-        except ValidationError as error:
-            raise UserError(f"{place}: {first_problem(error, model.model_fields)}") from None
-
-
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    shown = paths.shown(path)
+    place = shown = paths.shown(path)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
             for cells in reader:
                 place = f"{shown}, line {reader.line_num}"
                 if None in cells or None in cells.values():
-                    raise UserError(f"{place}: it should have {len(reader.fieldnames or ())} cells: count the commas")
-                yield place, cells
+                    raise UserError(f"it should have {len(reader.fieldnames or ())} cells: count the commas")
+                yield place, model(**{column: cell for column, cell in cells.items() if cell})
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    except ValidationError as error:
+        raise UserError(f"{place}: {first_problem(error, model.model_fields)}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{shown} can't be read: {error}: restore it") from None

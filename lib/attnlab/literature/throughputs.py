@@ -78,12 +78,10 @@ class Published(BaseModel):
 
     @property
     def share_pct(self) -> float:
-        """Share of the dense peak in the device's datasheet."""
         return 100 * self.throughput_tflops / peak_tflops(self.device)
 
     @property
     def is_above_peak(self) -> bool:
-        """Whether it exceeds the device's peak."""
         return self.share_pct > 100
 
     @property
@@ -106,27 +104,21 @@ def masked_over(convention: str, seq_len: int) -> float:
 def published(path: Path = PATH) -> list[Published]:
     """Every transcribed number, in the order of the file.
 
-    Raises:
-        UserError: a row can't be read, has no source, or names an unknown source, device or unit; the message is one
-            line that names file and line.
+    Raises UserError where a row can't be read, has no source, or names an unknown source, device or unit; the message
+    is one line that names file and line.
     """
     found = []
     for place, number in tables.read(path, Published):
-        _require_known(number, place)
+        if number.unit != ("ms" if number.quantity == "latency" else "TFLOP/s"):
+            raise UserError(f"{place}: a {number.quantity} is not in {number.unit}")
+        for column, file, known in (
+            ("source", "references.bib", list(bibliography.load())),
+            ("device", "datasheets.csv", list(_peaks())),
+        ):
+            if (name := getattr(number, column)) not in known:
+                raise UserError(f"{place}: the {column} {name!r} is not in {file}{suggestion(name, known)}")
         found.append(number)
     return found
-
-
-def _require_known(number: Published, place: str) -> None:
-    if number.unit != ("ms" if number.quantity == "latency" else "TFLOP/s"):
-        raise UserError(f"{place}: a {number.quantity} is not in {number.unit}")
-    for column, name, known in (
-        ("source", number.source, list(bibliography.load())),
-        ("device", number.device, list(_peaks())),
-    ):
-        if name not in known:
-            file = "references.bib" if column == "source" else "datasheets.csv"
-            raise UserError(f"{place}: the {column} {name!r} is not in {file}{suggestion(name, known)}")
 
 
 def peak_tflops(device: str) -> float:

@@ -13,8 +13,8 @@ from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.style import look, panel_each, plain_logarithm, signed_ticks
 from attnlab.exhibits.words import say
-from attnlab.infer.beside import repeat
-from attnlab.infer.beside.repeat import LEAST_US, NEAR_PCT, Repetition
+from attnlab.infer.compare import repeat
+from attnlab.infer.compare.repeat import LEAST_US, NEAR_PCT, Repetition
 from attnlab.infer.results import Results
 
 MOST_ROWS = 12

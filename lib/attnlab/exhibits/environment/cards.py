@@ -51,9 +51,9 @@ def beside(results: Results) -> Table | None:
     rows = [
         {
             "timing": str(one.timing),
-            "alone": one.pair.alone.name,
-            "beside neighbours": one.pair.beside.name,
-            "cards": len(one.pair.beside.cards),
+            "alone": one.alone.name,
+            "beside neighbours": one.beside.name,
+            "cards": len(one.beside.cards),
             f"ratio [{CI}]": one.ratio,
             "verdict": one.decision,
         }

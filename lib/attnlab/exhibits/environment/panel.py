@@ -10,7 +10,7 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.style import TIMINGS
 from attnlab.exhibits.words import say
-from attnlab.infer.machine.panel import NEAR_PCT, NEAR_US, SHORT_US, agreement, brackets, of, spread
+from attnlab.infer.machine.panel import NEAR_PCT, NEAR_US, SHORT_US, brackets, of, spread
 from attnlab.infer.results import Results
 from attnlab.runs import methods
 
@@ -108,7 +108,6 @@ def table(results: Results) -> Table:
         if found
     ]
     facts = {
-        "a": agreement(results, panel),
         "brackets": brackets(panel),
         "among": [shape for _, shape in panel.cases],
         "absent": {CLOCKS[method][0]: panel.why(method) for method, found in readings.items() if not found},

@@ -5,7 +5,7 @@ from typing import Any
 
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.explore.recorded import against
-from attnlab.infer.beside.repeat import Change, changes, in_percent, other_sources
+from attnlab.infer.compare.repeat import Change, changes, in_percent, other_sources
 from attnlab.infer.families import flipping_axes, opposed
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results

@@ -13,7 +13,7 @@ from attnlab.exhibits.explore import between, looks, recorded
 from attnlab.exhibits.explore.samples import Packed, pack, planes
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.infer import results
-from attnlab.infer.beside import repeat
+from attnlab.infer.compare import repeat
 from attnlab.infer.results import Results
 
 MOST_RUNS = 4

@@ -9,8 +9,8 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Inline, Prose, Table
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.words import say
-from attnlab.infer.beside import published
-from attnlab.infer.beside.published import Cases, Nearest
+from attnlab.infer.compare import published
+from attnlab.infer.compare.published import Cases, Nearest
 from attnlab.infer.results import Results
 from attnlab.literature import bibliography, throughputs
 from attnlab.literature.throughputs import Published
@@ -81,7 +81,5 @@ def limits(results: Results) -> Prose:
         "grouped": sum(bool(number.kv_heads and number.kv_heads != number.heads) for number in numbers),
         "untyped": sum(number.dtype is None for number in numbers),
         "at_once": target.batch * target.heads,
-        "clock": published.peak_at_clock(results),
-        "flops_per_clock": published.HOPPER_FLOPS_PER_CLOCK,
     }
     return Prose(say("roofline.limits", numbers=len(numbers), **facts))

@@ -12,8 +12,8 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure
 from attnlab.exhibits.style import label_ends, look
 from attnlab.exhibits.words import say
-from attnlab.infer.beside import published
-from attnlab.infer.beside.published import Cases, Panel
+from attnlab.infer.compare import published
+from attnlab.infer.compare.published import Cases, Panel
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.literature import throughputs

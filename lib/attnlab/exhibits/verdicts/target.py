@@ -15,7 +15,7 @@ from attnlab.exhibits.environment.cards import held_for, scope
 from attnlab.exhibits.environment.machine import replicate_words
 from attnlab.exhibits.words import say
 from attnlab.infer import kinds, regimes, stats
-from attnlab.infer.beside.repeat import in_percent
+from attnlab.infer.compare.repeat import in_percent
 from attnlab.infer.families import disagree
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import NO_CONTROL, Pair, Results

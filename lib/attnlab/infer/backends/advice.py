@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 
-from attnlab.infer.families import Family
 from attnlab.infer.lookup import axis_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
@@ -68,13 +67,13 @@ def gains(results: Results) -> list[Gains]:
     """How often something is faster than the baseline, under each timing under which it was compared."""
     found = []
     for timing in results.timings:
-        families = {shape: family for shape, family in results.families_under(timing).items() if family.verdicts}
-        best = {shape: fastest for shape, family in families.items() if (fastest := _fastest(family))}
-        claimable = sum(any(verdict.claimable for verdict in family.verdicts.values()) for family in families.values())
+        families = {shape: of.verdicts.values() for shape, of in results.families_under(timing).items() if of.verdicts}
+        speedups = {shape: [v.speedup for v in of if v.decision == "faster"] for shape, of in families.items()}
+        best = {shape: max(some, key=attrgetter("estimate")) for shape, some in speedups.items() if some}
+        claimable = sum(any(verdict.claimable for verdict in verdicts) for verdicts in families.values())
         at = max(best, key=lambda shape: (best[shape].estimate, shape), default=None)
         if families:
-            most = best[at] if at else None
-            found.append(Gains(timing, len(families), len(best), claimable, most, at))
+            found.append(Gains(timing, len(families), len(best), claimable, best[at] if at else None, at))
     return found
 
 
@@ -87,18 +86,13 @@ def worth(verdict: Verdict) -> str:
     return LITTLE if verdict.speedup.estimate > 1 + EQUIVALENCE_MARGIN else HARDLY
 
 
-def _fastest(family: Family) -> Interval | None:
-    """The highest speedup among the candidates that are faster than the baseline; None where none is."""
-    faster = [verdict.speedup for verdict in family.verdicts.values() if verdict.decision == "faster"]
-    return max(faster, key=attrgetter("estimate"), default=None)
-
-
 def _under(results: Results, timing: Timing) -> list[Rule]:
     named = {name: _verdicts(results, name, timing) for name in results.study.implementations}
     judged = {name: verdicts for name, verdicts in named.items() if verdicts}
+    slow = {name: of for name, of in judged.items() if {one.decision for one in of.values()} == {"slower"}}
     return [
         *_use(results, judged, timing),
-        *(_rule(AVOID, name, timing, found) for name, found in judged.items() if _is_slower_everywhere(found)),
+        *(_rule(AVOID, name, timing, verdicts) for name, verdicts in slow.items()),
         *(rule for name, verdicts in judged.items() for rule in _crossovers(results, name, verdicts, timing)),
     ]
 
@@ -138,10 +132,6 @@ def _slower_elsewhere(results: Results, name: str, shapes: list[Shape], timing: 
         if slower := [shape for shape in shapes if shape in judged and judged[shape].decision == "slower"]:
             found[other] = sorted(slower)
     return found
-
-
-def _is_slower_everywhere(verdicts: Judged) -> bool:
-    return all(verdict.decision == "slower" for verdict in verdicts.values())
 
 
 def _crossovers(results: Results, name: str, verdicts: Judged, timing: Timing) -> list[Rule]:

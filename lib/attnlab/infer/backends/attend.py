@@ -13,7 +13,6 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import dispatch
 from attnlab.runs.dispatch import Dispatch
-from attnlab.runs.rules import CONFIDENCE
 from attnlab.runs.schema import is_of
 from attnlab.study.implementations import DISPATCH, FALLBACK
 
@@ -45,11 +44,7 @@ class Overhead:
 
 
 def table(results: Results) -> Dispatch:
-    """The dispatch table of the run's device.
-
-    Raises:
-        NotMeasured: there is none.
-    """
+    """The dispatch table of the run's device; NotMeasured where there is none."""
     device = results.run.manifest["device"]["name"]
     with suppress(UserError):
         return dispatch.load(dispatch.path(device), device)
@@ -59,8 +54,8 @@ def table(results: Results) -> Dispatch:
 def overhead(results: Results) -> Overhead:
     """What `attend` adds where it makes the same call as SDPA, and over the whole stream.
 
-    Raises:
-        NotMeasured: there is no dispatch table or no stream, or no request of it made the same call on both sides.
+    Raises NotMeasured where there is no dispatch table or no stream, or no request of it made the same call on both
+    sides.
     """
     calls = results.run.stream
     if not {FALLBACK, DISPATCH} <= set(calls["implementation"]):
@@ -73,8 +68,8 @@ def overhead(results: Results) -> Overhead:
     added = latency[DISPATCH] - latency[FALLBACK]
     return Overhead(
         requests=len(same) // 2,
-        host_us=over_replicates(list(host[DISPATCH] - host[FALLBACK]), CONFIDENCE),
-        latency_us=over_replicates(list(added), CONFIDENCE),
+        host_us=over_replicates(list(host[DISPATCH] - host[FALLBACK])),
+        latency_us=over_replicates(list(added)),
         median_us=float(latency[FALLBACK].mean()),
         later=int((added > 0).sum()),
         replicates=len(added),
@@ -82,5 +77,4 @@ def overhead(results: Results) -> Overhead:
 
 
 def _medians(calls: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The median of each replicate, a column for each side."""
     return calls.groupby(["replicate", "implementation"])[column].median().unstack()

@@ -31,7 +31,6 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The backend."""
         return str(self.row["implementation"])
 
     def per_token_ns(self) -> Interval:
@@ -44,8 +43,7 @@ class Setting:
 def best(results: Results, shape: Shape, timing: Timing | None = None) -> Setting:
     """The fastest backend at a shape, and those that can't be distinguished from it.
 
-    Raises:
-        NotMeasured: nothing has a latency there.
+    Raises NotMeasured where nothing has a latency there.
     """
     fastest, rows = results.fastest(shape, timing), results.at(shape, timing)
     others = [str(name) for name in rows.index if name != fastest]
@@ -56,8 +54,7 @@ def best(results: Results, shape: Shape, timing: Timing | None = None) -> Settin
 def along(results: Results, sweep: str) -> list[Setting]:
     """The fastest backend at each shape of a sweep at which anything has a latency.
 
-    Raises:
-        NotMeasured: the study has no such sweep, or nothing has a latency in it.
+    Raises NotMeasured where the study has no such sweep, or nothing has a latency in it.
     """
     found = [best(results, shape) for shape in results.sweep(sweep) if not results.at(shape).empty]
     if not found:
@@ -66,7 +63,6 @@ def along(results: Results, sweep: str) -> list[Setting]:
 
 
 def holds_one(ratio: Interval) -> bool:
-    """Whether an interval of a ratio includes 1."""
     return ratio.low <= 1 <= ratio.high
 
 
@@ -75,16 +71,11 @@ def cheapest_of(settings: Sequence[Setting]) -> int:
     return int(np.argmin([setting.per_token_ns().estimate for setting in settings]))
 
 
-def equal_per_token(results: Results, one: Setting, other: Setting) -> bool:
-    """Whether the ratio of two medians per token, of different shapes, has an interval that holds 1."""
-    return holds_one(per_token_ratio(results, (one.name, one.shape), (other.name, other.shape)))
-
-
-def per_token_ratio(results: Results, one: tuple[str, Shape], other: tuple[str, Shape]) -> Interval:
-    """Time a token in one case over that in another; the two share no rounds."""
-    sides = [[samples / shape.tokens for samples in results.samples(name, shape)] for name, shape in (one, other)]
-    ticks = [results.tick_us(results.row(name, shape)) / shape.tokens for name, shape in (one, other)]
-    return stats.ratio_ci(sides[0], sides[1], tick=max(ticks))
+def _equal_per_token(results: Results, one: Setting, other: Setting) -> bool:
+    """Whether the ratio of two medians per token has an interval that holds 1; the two share no rounds."""
+    mine, its = ([us / of.shape.tokens for us in results.samples(of.name, of.shape)] for of in (one, other))
+    tick = max(results.tick_us(of.row) / of.shape.tokens for of in (one, other))
+    return holds_one(stats.ratio_ci(mine, its, tick=tick))
 
 
 @dataclass(frozen=True)
@@ -104,8 +95,7 @@ class Cheapest:
 def cheapest(results: Results, sweep: str) -> list[Cheapest]:
     """The cheapest setting of a sweep for each number of heads: other heads are another model, and another task.
 
-    Raises:
-        NotMeasured: nothing has a latency in it.
+    Raises NotMeasured where nothing has a latency in it.
     """
     by_heads: dict[int, list[Setting]] = {}
     for setting in along(results, sweep):
@@ -113,6 +103,6 @@ def cheapest(results: Results, sweep: str) -> list[Cheapest]:
     found = []
     for settings in by_heads.values():
         least = settings[cheapest_of(settings)]
-        same = [other for other in settings if other is not least and equal_per_token(results, least, other)]
+        same = [other for other in settings if other is not least and _equal_per_token(results, least, other)]
         found.append(Cheapest(len(settings), least, same))
     return found

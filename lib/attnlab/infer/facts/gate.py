@@ -14,13 +14,8 @@ from attnlab.study.shapes import Shape
 
 
 class Outputs(NamedTuple):
-    """The outputs of timed calls that were compared with those of a backend of SDPA.
-
-    Attributes:
-        compared: how many.
-        share_pct: the largest error, in percent of what is allowed.
-        worst: the shapes with that error, each with its implementations.
-    """
+    """The outputs of timed calls that were compared with those of a backend of SDPA: how many, the largest error in
+    percent of what is allowed, and the shapes with that error, each with its implementations."""
 
     compared: int
     share_pct: float
@@ -28,10 +23,8 @@ class Outputs(NamedTuple):
 
 
 class Differing(NamedTuple):
-    """An implementation of which two runs on the same inputs differ: in how many elements at most, at how many shapes.
-
-    `of` is the number of elements of the output where it differs most.
-    """
+    """An implementation of which two runs on the same inputs differ: in how many elements at most, of how many that
+    the output has there, and at how many shapes."""
 
     implementation: str
     elements: int
@@ -90,16 +83,14 @@ def outputs_of(shape: Shape) -> int:
 def errors(results: Results, sweep: str) -> Errors:
     """The largest error of each implementation at each shape of a sweep, over all checks on the values that are timed.
 
-    Raises:
-        NotMeasured: the study has no such sweep, or nothing in it was checked.
+    Raises NotMeasured where the study has no such sweep, or nothing in it was checked.
     """
     checks, shapes = on_values(results.run.checks), results.sweep(sweep)
     allowed = {shape: GATE_FACTOR * error for shape, error in _largest(checks, shapes, "framework_max_error").items()}
     if not allowed:
         raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
-    by_name = dict(iter(checks.groupby("implementation")))
-    there = [name for name in results.study.implementations if name in by_name]
-    found = {name: _largest(by_name[name], shapes, "max_error") for name in there}
+    names = results.study.implementations
+    found = {name: _largest(checks[checks["implementation"] == name], shapes, "max_error") for name in names}
     return Errors({name: of for name, of in found.items() if of}, allowed)
 
 
@@ -111,7 +102,6 @@ def share_pct(checks: pd.DataFrame) -> float:
 
 
 def _largest(checks: pd.DataFrame, shapes: list[Shape], column: str) -> dict[Shape, float]:
-    """The largest value of a column at each of these shapes that was checked."""
     largest = checks.groupby(AXES, sort=False)[column].max()
     there = [(shape, tuple(shape.axes.values())) for shape in shapes]
     return {shape: float(largest[place]) for shape, place in there if place in largest.index}

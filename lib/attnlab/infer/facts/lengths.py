@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from attnlab.infer.beside.repeat import in_percent
+from attnlab.infer.compare.repeat import in_percent
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, ratio_ci
@@ -10,7 +10,6 @@ from attnlab.study.shapes import Shape
 
 TILE = 64
 """Rows that kernels work on at a time, or a divisor of them."""
-NO_PAIR = f"This run has no length above {TILE} that is no multiple of it, beside the next that is"
 
 
 class Pair(NamedTuple):
@@ -31,37 +30,24 @@ class Costliest(NamedTuple):
 def odd_lengths(results: Results) -> dict[Pair, dict[str, Interval]]:
     """How much longer a score takes at each odd length in percent, by implementation.
 
-    Raises:
-        NotMeasured: the baseline has no such length.
+    Raises NotMeasured where the baseline has no such length.
     """
-    names = results.study.implementations
+    shapes, names = results.study.shapes, results.study.implementations
+    pairs = [Pair(odd, even) for odd in shapes if (even := _next_multiple(odd)) and even in shapes]
     found = {
-        pair: {name: _more(results, name, pair) for name in names if _is_timed(results, name, pair)}
-        for pair in _pairs(results)
+        pair: {n: _more(results, n, pair) for n in names if all(n in results.at(shape).index for shape in pair)}
+        for pair in pairs
     }
     if not any(results.study.baseline in more for more in found.values()):
-        raise NotMeasured(NO_PAIR)
+        raise NotMeasured(f"This run has no length above {TILE} that is no multiple of it, beside the next that is")
     return {pair: more for pair, more in found.items() if more}
 
 
 def costliest(results: Results) -> Costliest:
-    """The odd length that costs the baseline the most.
-
-    Raises:
-        NotMeasured: the baseline has no such length.
-    """
+    """The odd length that costs the baseline the most; NotMeasured where the baseline has no such length."""
     name = results.study.baseline
-    found = [
-        Costliest(name, pair, _more(results, name, pair)) for pair in _pairs(results) if _is_timed(results, name, pair)
-    ]
-    if not found:
-        raise NotMeasured(NO_PAIR)
+    found = [Costliest(name, pair, more[name]) for pair, more in odd_lengths(results).items() if name in more]
     return max(found, key=lambda each: each.more.estimate)
-
-
-def _pairs(results: Results) -> list[Pair]:
-    shapes = results.study.shapes
-    return [Pair(odd, even) for odd in shapes if (even := _next_multiple(odd)) and even in shapes]
 
 
 def _next_multiple(shape: Shape) -> Shape | None:
@@ -69,10 +55,6 @@ def _next_multiple(shape: Shape) -> Shape | None:
     if shape.seq_len < TILE or not shape.seq_len % TILE or shape.lengths != "equal" or shape.kv_len != shape.seq_len:
         return None
     return shape.resized(seq_len=-(-shape.seq_len // TILE) * TILE)
-
-
-def _is_timed(results: Results, name: str, pair: Pair) -> bool:
-    return all(name in results.at(shape).index for shape in pair)
 
 
 def _more(results: Results, name: str, pair: Pair) -> Interval:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attnlab.infer import stats
-from attnlab.infer.beside.repeat import other_sources
+from attnlab.infer.compare.repeat import other_sources
 from attnlab.infer.kernels.leads import Lead
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
@@ -44,17 +44,17 @@ class CrossDevice:
 def find(results: Results) -> CrossDevice:
     """The run on a device of another name that shares the most shapes with this one; of several, the newest.
 
-    Raises:
-        NotMeasured: there is none.
+    Raises NotMeasured where there is none.
     """
-    mine = {shape: found for shape in results.study.shapes if (found := lead(results, shape))}
-    best: CrossDevice | None = None
-    for name in elsewhere(results):
+    mine = {shape: one for shape in results.study.shapes if (one := lead(results, shape))}
+
+    def beside(name: str) -> CrossDevice:
         other = Results(read.load(name), results.table.head(0))  # with nothing inferred
-        theirs = {shape: found for shape in mine if (found := lead(other, shape))}
-        if theirs and (best is None or len(theirs) > len(best.leads)):
-            best = CrossDevice(results, other, {shape: (mine[shape], found) for shape, found in theirs.items()})
-    if best is None:
+        theirs = {shape: lead(other, shape) for shape in mine}
+        return CrossDevice(results, other, {shape: (mine[shape], of) for shape, of in theirs.items() if of})
+
+    best = max(map(beside, elsewhere(results)), key=lambda found: len(found.leads), default=None)
+    if best is None or not best.leads:
         raise NotMeasured("No complete run on another device shares a shape at which a hand-written kernel was timed")
     return best
 

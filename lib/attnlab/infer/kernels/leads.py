@@ -53,13 +53,12 @@ class Leads:
 def of_best(results: Results) -> list[Leads]:
     """The leads of `kernel.best` under each timing.
 
-    Raises:
-        NotMeasured: it was measured beside no other implementation.
+    Raises NotMeasured where it was measured beside no other implementation.
     """
-    found = [Leads(timing, _under(results, timing)) for timing in results.timings]
-    if not any(leads.by_shape for leads in found):
+    found = [Leads(timing, by_shape) for timing in results.timings if (by_shape := _under(results, timing))]
+    if not found:
         raise NotMeasured(f"`{BEST}` was measured beside no other implementation")
-    return [leads for leads in found if leads.by_shape]
+    return found
 
 
 def others(results: Results) -> list[str]:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from attnlab.base import paths
 from attnlab.compile import occupancy
@@ -10,7 +9,7 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.schema import CASE, Run, is_of
 from attnlab.study import ladder, tuning
-from attnlab.study.ladder import BEST, PREFIX, Served
+from attnlab.study.ladder import BEST, PREFIX, Recorded, Served
 from attnlab.study.shapes import Shape
 
 
@@ -22,63 +21,48 @@ def has_kernels(results: Results) -> bool:
         return False
 
 
-NO_RUNGS = "This run measured no hand-written kernel"
 COUNTS = ("registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes", "threads", "ctas", "ctas_per_sm")
 """The numbers that a run records of a launch, attributes of `Resources`."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung, as kernels/ladder.toml described it when the run was recorded."""
+    """A rung, as kernels/ladder.toml described it when the run was recorded.
 
-    stated: dict[str, Any]
+    Attributes:
+        name: as an implementation.
+        title: what it changes, in a few words; `hypothesis` that and the gain expected of it, in sentences.
+        after: the earlier rung that it is compared with; empty for the first.
+        expected: the speedup over `after` expected at the target.
+    """
 
-    @property
-    def name(self) -> str:
-        """Its name as an implementation."""
-        return PREFIX + str(self.stated["name"])
-
-    @property
-    def title(self) -> str:
-        """What it changes, in a few words."""
-        return str(self.stated["title"])
-
-    @property
-    def hypothesis(self) -> str:
-        """What it changes and the gain expected of that, in sentences."""
-        return " ".join(str(self.stated["hypothesis"]).split())
-
-    @property
-    def after(self) -> str:
-        """The earlier rung that it is compared with; empty for the first."""
-        return PREFIX + str(self.stated["after"]) if self.stated["after"] else ""
-
-    @property
-    def expected(self) -> float:
-        """The speedup over `after` expected at the target."""
-        return float(self.stated["expected_speedup"])
+    name: str
+    title: str
+    hypothesis: str
+    after: str
+    expected: float
+    tiles: list[Served]
 
     def work_items(self, shape: Shape, device: str) -> int | None:
-        """Tiles of query rows over all heads, which are distributed to the CTAs; None if the rung doesn't serve them.
+        """Tiles of query rows over all heads, which are distributed to the CTAs; None if it doesn't serve them there.
 
-        Args:
-            device: the name of the device.
+        `device` is the name of the device.
         """
-        tiles = [Served.model_validate(tile) for tile in self.stated["tiles"]]
-        serving = [tile for tile in tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal, device)]
-        return serving[0].items(shape.seq_len, shape.batch * shape.heads) if serving else None
+        serving = (tile for tile in self.tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal, device))
+        first = next(serving, None)
+        return first.items(shape.seq_len, shape.batch * shape.heads) if first else None
 
 
 def rungs(results: Results) -> list[Rung]:
-    """The rungs of a run's study in the order of the climb.
-
-    Raises:
-        NotMeasured: the study has none.
-    """
-    ladder = [Rung(stated) for stated in results.run.manifest["ladder"]]
-    found = [rung for rung in ladder if rung.name in results.study.implementations]
+    """The rungs of a run's study in the order of the climb; NotMeasured where the study has none."""
+    found = []
+    for stated in map(Recorded.model_validate, results.run.manifest["ladder"]):
+        name, after = PREFIX + stated.name, PREFIX + stated.after if stated.after else ""
+        if name in results.study.implementations:
+            hypothesis = " ".join(stated.hypothesis.split())
+            found.append(Rung(name, stated.title, hypothesis, after, stated.expected_speedup, stated.tiles))
     if not found:
-        raise NotMeasured(NO_RUNGS)
+        raise NotMeasured("This run measured no hand-written kernel")
     return found
 
 

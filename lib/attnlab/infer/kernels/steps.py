@@ -72,8 +72,7 @@ def steps(results: Results, shape: Shape) -> list[Step]:
 def compared(results: Results, shape: Shape) -> list[Step]:
     """As `steps`, where there is anything to compare.
 
-    Raises:
-        NotMeasured: no rung and the one before it both have a latency.
+    Raises NotMeasured where no rung and the one before it both have a latency.
     """
     found = steps(results, shape)
     if not any(step.verdict for step in found):
@@ -97,18 +96,14 @@ def standing(results: Results) -> Standing | None:
     timed, rivals = ([name for name in found if name in medians.index] for found in (names, _backends(results)))
     best, rival = (min(found, key=lambda name: medians[name], default="") for found in (timed, rivals))
     median_us = median_of(results.row(best, shape)) if best else None
-    return Standing(len(names), len(timed), best, median_us, rival, _over(results, rival, best, shape))
-
-
-def _over(results: Results, rival: str, rung: str, shape: Shape) -> dict[Timing, Verdict]:
-    found = {}
+    verdicts = {}
     for timing in results.timings:
         there = results.at(shape, timing).index
-        if rival in there and rung in there:
-            timed = [each.name for each in rungs(results) if each.name in there]
-            judged = results.compare_pairs([(rival, name) for name in timed], shape, timing)
-            found[timing] = judged[timed.index(rung)]
-    return found
+        if rival in there and best in there:
+            family = [name for name in names if name in there]
+            judged = results.compare_pairs([(rival, name) for name in family], shape, timing)
+            verdicts[timing] = judged[family.index(best)]
+    return Standing(len(names), len(timed), best, median_us, rival, verdicts)
 
 
 def _backends(results: Results) -> list[str]:

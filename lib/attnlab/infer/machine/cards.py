@@ -1,7 +1,7 @@
 """How cards differ, where a run measured on several: what of the variance is theirs, and what is of processes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from attnlab.infer.stats import Components
 from attnlab.study.studies import Timing
 
 
-@dataclass(frozen=True)
-class Deviations:
+class Deviations(NamedTuple):
     """Standard deviations of a latency in percent, over all cases of a timing that several cards measured.
 
     Attributes:
@@ -30,17 +29,14 @@ class Deviations:
 
 
 def deviations(results: Results) -> list[Deviations]:
-    """The deviations under each timing that has such cases.
-
-    Raises:
-        NotMeasured: none has.
-    """
-    by_timing = {timing: _components(results, timing) for timing in results.timings}
-    found = [
-        Deviations(timing, len(cases), *(_pct(cases, level) for level in ("card", "process", "within")))
-        for timing, cases in by_timing.items()
-        if cases
-    ]
+    """The deviations under each timing that has such cases; NotMeasured where none has."""
+    found = []
+    for timing in results.timings:
+        places = [(shape, str(name)) for shape in results.study.shapes for name in results.at(shape, timing).index]
+        every = [results.on_cards(name, shape, timing) for shape, name in places]
+        if cases := [stats.components(samples) for samples in every if len(samples) > 1]:
+            levels = (_pct(cases, level) for level in ("card", "process", "within"))
+            found.append(Deviations(timing, len(cases), *levels))
     if not found:
         raise NotMeasured("No case was measured on several cards yet")
     return found
@@ -49,12 +45,6 @@ def deviations(results: Results) -> list[Deviations]:
 def count(results: Results) -> int:
     """On how many cards the run measured; 0 where it doesn't say, or measured on one."""
     return len(set(results.cards.values()))
-
-
-def _components(results: Results, timing: Timing) -> list[Components]:
-    places = [(shape, str(name)) for shape in results.study.shapes for name in results.at(shape, timing).index]
-    every = [results.on_cards(name, shape, timing) for shape, name in places]
-    return [stats.components(samples) for samples in every if len(samples) > 1]
 
 
 def _pct(cases: Sequence[Components], level: str) -> float:

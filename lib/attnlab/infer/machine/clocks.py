@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
+from attnlab.infer.bootstrap import over_replicates
 from attnlab.infer.lookup import NotMeasured, axis_of
-from attnlab.infer.machine.panel import Panel
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval, added_us
-from attnlab.runs import methods
+from attnlab.infer.stats import Interval
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -19,16 +19,11 @@ MOSTLY_HOST_PCT = 50
 
 @dataclass(frozen=True)
 class LaunchGap:
-    """The baseline by `eager` minus `device` at a shape, with a warm cache, in us.
-
-    Attributes:
-        panel: the same by the panel of clocks, where its interval is apart from `gap`.
-    """
+    """The baseline by `eager` minus `device` at a shape, with a warm cache, in us."""
 
     shape: Shape
     gap: Interval
     device_us: float
-    panel: Interval | None
 
     @property
     def pct(self) -> float:
@@ -44,8 +39,7 @@ class LaunchGap:
 def launch_gaps(results: Results) -> list[LaunchGap]:
     """The launch gap at the first shape of the study, and at the target.
 
-    Raises:
-        NotMeasured: the run lacks one of the clocks, or its baseline a latency.
+    Raises NotMeasured where the run lacks one of the clocks, or its baseline a latency.
     """
     if not {EAGER, DEVICE} <= set(results.timings):
         there = "; ".join(timing.words for timing in results.timings) or "none"
@@ -58,21 +52,17 @@ def launch_gaps(results: Results) -> list[LaunchGap]:
 
 def _launch_gap(results: Results, shape: Shape) -> LaunchGap:
     name = results.study.baseline
-    device_us, _ = (float(results.row(name, shape, timing)["median_us"]) for timing in (DEVICE, EAGER))
-    gap = added_us(*(results.samples(name, shape, timing) for timing in (EAGER, DEVICE)))
-    rows = results.run.panel
-    other = Panel(rows[rows["implementation"] == name]).reading((name, shape), methods.EAGER)
-    return LaunchGap(shape, gap, device_us, other.gap if other and not other.gap.overlaps(gap) else None)
+    results.row(name, shape, EAGER)
+    eager, device = (results.samples(name, shape, timing) for timing in (EAGER, DEVICE))
+    gap = over_replicates([float(np.median(one) - np.median(other)) for one, other in zip(eager, device, strict=True)])
+    return LaunchGap(shape, gap, float(results.row(name, shape, DEVICE)["median_us"]))
 
 
 def ratios(results: Results, sweep: str) -> pd.DataFrame:
     """Medians along a sweep under each other timing over the headline's.
 
-    Returns:
-        A row for each timing, size and implementation that has both: `timing`, `implementation`, `size`, `ratio`.
-
-    Raises:
-        NotMeasured: there is none, or the study has no such sweep.
+    A row for each timing, size and implementation that has both: `timing`, `implementation`, `size`, `ratio`. Raises
+    NotMeasured where there is none, or the study has no such sweep.
     """
     axis, shapes = axis_of(sweep), results.sweep(sweep)
     others = [timing for timing in results.timings if timing != results.headline]

@@ -1,12 +1,11 @@
 """How long measuring took, in how many replicates and processes."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from attnlab.infer.results import Results
 
 
-@dataclass(frozen=True)
-class Effort:
+class Effort(NamedTuple):
     """What was taken of a study.
 
     Attributes:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -22,48 +21,15 @@ STUDY = "scaling"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two runs of one study: on a card alone, and on several cards at a time, of which it was one."""
+class Compared:
+    """Two runs of one study under one timing: on a card alone, and on several cards at a time, of which it was one.
+
+    `ratio` is that of the latencies on the card beside its neighbours over those alone: the geometric mean over cases
+    of medians, with Student's t of two samples over replicates, with the variance in common, at CONFIDENCE.
+    """
 
     alone: Run
     beside: Run
-
-    @property
-    def timings(self) -> list[Timing]:
-        """Those of the study."""
-        return studies.recorded(self.beside.manifest).timings
-
-    def ratio(self, timing: Timing) -> Interval:
-        """Latencies on the card beside its neighbours over those alone: the geometric mean over cases of medians.
-
-        The interval is Student's t of two samples over replicates, with the variance in common, at CONFIDENCE.
-        """
-        beside, alone = (_log_medians(samples[is_under(samples, timing)]) for samples in self._on_card)
-        apart = [side.sub(alone.mean(axis="columns"), axis="index").mean() for side in (beside, alone)]
-        ends = ttest_ind(*apart).confidence_interval(CONFIDENCE)
-        middle = (ends.low + ends.high) / 2
-        return Interval(*(float(np.exp(value)) for value in (middle, ends.low, ends.high)))
-
-    @cached_property
-    def _on_card(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The samples that passed on the card, beside its neighbours and alone."""
-        (card,) = self.alone.cards
-        return _passed_on(self.beside, card), _passed_on(self.alone, card)
-
-
-def pairs(device: str) -> list[Pair]:
-    """The complete runs of the study on devices of a name: each on one card, with each on several that include it."""
-    runs = list(_runs(device))
-    alone = [run for run in runs if len(run.cards) == 1]
-    found = [Pair(one, run) for run in runs for one in alone if one.cards < run.cards]
-    return [pair for pair in found if pair.alone.manifest["study"] == pair.beside.manifest["study"]]
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A pair under one timing: the `Pair.ratio`, and what it decides."""
-
-    pair: Pair
     timing: Timing
     ratio: Interval
 
@@ -76,10 +42,17 @@ class Compared:
 
 
 def compared(device: str) -> list[Compared]:
-    """Every pair on devices of a name under each timing, timing by timing."""
-    found = pairs(device)
-    timings = dict.fromkeys(timing for pair in found for timing in pair.timings)
-    return [Compared(pair, timing, pair.ratio(timing)) for timing in timings for pair in found]
+    """Every pair of complete runs on devices of a name under each timing, timing by timing."""
+    runs = list(_runs(device))
+    pairs = [(alone, run) for run in runs for alone in runs if len(alone.cards) == 1 and alone.cards < run.cards]
+    found = [
+        Compared(alone, beside, timing, _ratio(_log_medians(beside, alone, timing), _log_medians(alone, alone, timing)))
+        for alone, beside in pairs
+        if alone.manifest["study"] == beside.manifest["study"]
+        for timing in studies.recorded(beside.manifest).timings
+    ]
+    timings = list(dict.fromkeys(one.timing for one in found))
+    return sorted(found, key=lambda one: timings.index(one.timing))
 
 
 def agreed(every: Sequence[Compared]) -> dict[Timing, Decision]:
@@ -102,11 +75,16 @@ def _runs(device: str) -> Iterator[Run]:
             yield read.load(name)
 
 
-def _passed_on(run: Run, card: str) -> pd.DataFrame:
+def _log_medians(run: Run, alone: Run, timing: Timing) -> pd.DataFrame:
+    """The logarithm of the median latency in us on the card of `alone`: a row per case, a column per replicate."""
     passed, processes = passed_samples(run), run.processes
-    return passed[passed["process"].isin(processes.loc[processes["card"] == card, "process"])]
-
-
-def _log_medians(samples: pd.DataFrame) -> pd.DataFrame:
-    """The logarithm of the median latency in us: a row per case, a column per replicate."""
+    on_card = passed["process"].isin(processes.loc[processes["card"].isin(alone.cards), "process"])
+    samples = passed[on_card & is_under(passed, timing)]
     return np.log(samples.groupby([*CASE, "replicate"])["latency_us"].median().unstack())
+
+
+def _ratio(beside: pd.DataFrame, alone: pd.DataFrame) -> Interval:
+    apart = [side.sub(alone.mean(axis="columns"), axis="index").mean() for side in (beside, alone)]
+    ends = ttest_ind(*apart).confidence_interval(CONFIDENCE)
+    middle = (ends.low + ends.high) / 2
+    return Interval(*(float(np.exp(value)) for value in (middle, ends.low, ends.high)))

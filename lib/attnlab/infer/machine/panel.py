@@ -15,15 +15,13 @@ import pandas as pd
 
 from attnlab.infer import stats
 from attnlab.infer.cases import CASE
-from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.regimes import why_absent
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import methods
 from attnlab.runs.methods import DEVICE
-from attnlab.runs.schema import is_under
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
 Case: TypeAlias = tuple[str, Shape]
 Within: TypeAlias = Literal["in", "out", "unsure"]
@@ -76,10 +74,6 @@ class Panel:
         ours = {case: taken[DEVICE].median() for case, taken in self._samples.items() if DEVICE in taken}
         return sorted(ours, key=lambda case: ours[case])
 
-    def median(self, case: Case, method: str) -> Interval:
-        """A method's median of a case with its interval."""
-        return _median(self._samples[case][method])
-
     def reading(self, case: Case, method: str) -> Reading | None:
         """A method's result for a case, against our clock; None where either has no samples."""
         taken, ours = self._samples.get(case, {}), methods.reference(method)
@@ -103,8 +97,7 @@ class Panel:
 def of(results: Results) -> Panel:
     """The panel of a run.
 
-    Raises:
-        NotMeasured: it has none; the message says why.
+    Raises NotMeasured where it has none; the message says why.
     """
     if results.run.panel.empty:
         raise NotMeasured(f"No panel of clocks was recorded: {why_absent(results)}")
@@ -130,96 +123,17 @@ def spread(values: Sequence[float]) -> Interval | None:
     return Interval(float(np.median(values)), min(values), max(values)) if values else None
 
 
-def _bracketed(panel: Panel, case: Case) -> Within | None:
-    """Whether our clock is within CUPTI's bracket or near it; "unsure" if the intervals allow both; None without one.
-
-    The bracket reaches from the sum of the kernels' durations to the time from the first kernel to the last.
-    """
-    kernels, span = panel.reading(case, methods.CUPTI_GRAPH), panel.reading(case, methods.CUPTI_SPAN)
-    if kernels is None or span is None:
-        return None
-    beyond = max(kernels.gap.estimate, -span.gap.estimate)
-    surely = max(kernels.gap.low, -span.gap.high)
-    if beyond <= 0 or _is_near(beyond, kernels.ours_us):
-        return "in"
-    return "unsure" if surely <= 0 or _is_near(surely, kernels.ours_us) else "out"
-
-
 def brackets(panel: Panel) -> dict[Within, list[Case]]:
-    """The cases that CUPTI brackets, by whether our clock is within; empty where it timed nothing."""
+    """The cases that CUPTI brackets, by whether our clock is within the bracket or near it; empty where it timed none.
+
+    The bracket reaches from the sum of the kernels' durations to the time from the first kernel to the last. It is
+    "unsure" where the intervals allow both.
+    """
     found: dict[Within, list[Case]] = {}
     for case in panel.cases:
-        if within := _bracketed(panel, case):
-            found.setdefault(within, []).append(case)
+        kernels, span = panel.reading(case, methods.CUPTI_GRAPH), panel.reading(case, methods.CUPTI_SPAN)
+        if kernels and span:
+            beyond = max(kernels.gap.estimate, -span.gap.estimate), max(kernels.gap.low, -span.gap.high)
+            holds, may_hold = (us <= 0 or _is_near(us, kernels.ours_us) for us in beyond)
+            found.setdefault("in" if holds else "unsure" if may_hold else "out", []).append(case)
     return found
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A case in the samples and in the panel: the median of `device` warm in us, with the SM clock of both.
-
-    Attributes:
-        longer_pct: how much longer it takes in the panel, in percent of the samples; `cycles_pct`: likewise in cycles,
-            latency times SM clock.
-    """
-
-    case: Case
-    samples: Interval
-    panel: Interval
-    samples_mhz: float
-    panel_mhz: float
-    cycles_pct: float
-
-    @property
-    def longer_pct(self) -> float:
-        return 100 * (self.panel.estimate / self.samples.estimate - 1)
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far the panel's `device` warm and that of the samples agree.
-
-    The panel times one implementation on its own; in the rounds of the samples, all take turns. So the card's power
-    limit may set another SM clock for the same call.
-
-    Attributes:
-        cases: how many are in both.
-        differing: those that differ by more than `NEAR_PCT`, the farthest first.
-    """
-
-    cases: int
-    differing: list[Shared]
-
-    @property
-    def cycles_pct(self) -> Interval | None:
-        """Of those that differ: the median, smallest and largest difference in cycles, without its sign."""
-        return spread([abs(one.cycles_pct) for one in self.differing if not np.isnan(one.cycles_pct)])
-
-    @property
-    def is_mostly_slower(self) -> bool:
-        """Whether the SM clock was lower in the panel at most of those that differ."""
-        return sum(one.panel_mhz < one.samples_mhz for one in self.differing) > len(self.differing) / 2
-
-
-def agreement(results: Results, panel: Panel) -> Agreement:
-    """The panel of a run beside its samples."""
-    timing = Timing(clock="device", cache="warm")
-    timed = _clocks(panel.rows[(panel.rows["method"] == DEVICE) & panel.rows["latency_us"].notna()])
-    taken = _clocks(results.passed[is_under(results.passed, timing)])
-    both = []
-    for name, shape in panel.cases:
-        if name in results.at(shape, timing).index:
-            key = (name, *shape.axes.values())
-            medians = median_of(results.row(name, shape, timing)), panel.median((name, shape), DEVICE)
-            (samples_mhz, cycles), (panel_mhz, its_cycles) = taken.loc[key], timed.loc[key]
-            clocks = float(samples_mhz), float(panel_mhz)
-            both.append(Shared((name, shape), *medians, *clocks, 100 * (its_cycles / cycles - 1)))
-    differing = [one for one in both if abs(one.longer_pct) > NEAR_PCT]
-    return Agreement(len(both), sorted(differing, key=lambda one: -abs(one.longer_pct)))
-
-
-def _clocks(rows: pd.DataFrame) -> pd.DataFrame:
-    """The median SM clock of each case in MHz, and the median of latency times SM clock."""
-    mhz = rows["sm_clock_mhz"].astype(float)
-    clocked = rows.assign(mhz=mhz, cycles=rows["latency_us"].astype(float) * mhz)
-    return clocked.groupby(CASE, sort=False)[["mhz", "cycles"]].median()

@@ -63,11 +63,7 @@ class Residency:
 
 
 def residency(results: Results) -> Residency:
-    """What the L2 held.
-
-    Raises:
-        NotMeasured: it was not recorded, or neither measurement worked.
-    """
+    """What the L2 held; NotMeasured where it was not recorded, or neither measurement worked."""
     if results.run.residency.empty:
         raise NotMeasured(f"What the L2 held was not recorded: {why_absent(results)}")
     seen = results.run.residency.merge(_cases(results), on=CASE)

@@ -7,6 +7,7 @@ import numpy as np
 
 from attnlab.infer import stats
 from attnlab.infer.bootstrap import Interval
+from attnlab.infer.families import Sides, judge
 from attnlab.runs.models import Record
 from attnlab.runs.schema import FIRST, PHASES
 from attnlab.study.implementations import control
@@ -38,15 +39,12 @@ def comparisons(record: Record) -> list[Comparison]:
     tick_us = record.manifest.tick_us
     places = [(workload, phase) for phase in PHASES for workload in record.workloads]
     sides = [_sides(record, *place) for place in places]
-    alone = [stats.difference_pvalue(baseline, candidate, paired=True) for baseline, candidate, _ in sides]
+    smallest = [stats.smallest_effect(sdpa, again, tick=tick_us, paired=True) for sdpa, _, again in sides]
+    verdicts, _ = judge([Sides(sdpa, ours, tick_us) for sdpa, ours, _ in sides], smallest)
     found = []
-    for place, (baseline, candidate, again), pvalue in zip(places, sides, stats.holm(alone), strict=True):
-        smallest = stats.smallest_effect(baseline, again, tick=tick_us, paired=True)
-        verdict = stats.verdict(
-            baseline, candidate, tick=tick_us, paired=True, pvalue=float(pvalue), smallest_effect=smallest
-        )
-        sdpa, ours = (stats.bootstrap_ci(side, tick=tick_us) for side in (baseline, candidate))
-        found.append(Comparison(*place, sdpa, ours, verdict, smallest))
+    for place, (sdpa, ours, _), verdict, effect in zip(places, sides, verdicts, smallest, strict=True):
+        sdpa_us, ours_us = (stats.bootstrap_ci(side, tick=tick_us) for side in (sdpa, ours))
+        found.append(Comparison(*place, sdpa_us, ours_us, verdict, effect))
     return found
 
 
@@ -59,7 +57,6 @@ def decided(found: Sequence[Comparison]) -> dict[str, dict[stats.Decision, list[
 
 
 def milliseconds(workload: Workload, us: Interval) -> Interval:
-    """A latency of a workload in ms."""
     return Interval(us.estimate / 1e3, us.low / 1e3, us.high / 1e3)
 
 

@@ -21,8 +21,6 @@ FINDINGS: tuple[Finding, ...] = get_args(Finding)
 """All findings, those that leave a claim standing first."""
 FINE: tuple[Finding, ...] = ("holds", "rounding")
 """The findings that leave a claim standing."""
-PREMISE: Finding = "refuted premise"
-"""The finding of a claim whose own arithmetic holds, and which rests on one that does not stand."""
 
 
 def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
@@ -37,8 +35,7 @@ def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
         line, ``rule``, ``telling`` (rank among the most informative claims, NA for the rest), and ``factor``: how many
         times too large or too small the stated number is, NaN for words.
 
-    Raises:
-        UserError: a row or a claim can't be read; the message names file, line and what is wrong.
+    Raises UserError where a row or a claim can't be read; the message names file, line and what is wrong.
     """
     reference = Reference(folder)
     rows, claims = {}, list(reference.claims())
@@ -48,10 +45,10 @@ def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
         except (UserError, ZeroDivisionError, ValueError) as error:
             raise UserError(f"{place}: claim {claim.id!r}: {error}") from None
     for claim in _premises_first(claims):
-        refuted = [f"{name} ({rows[name]['finding']})" for name in claim.premises if rows[name]["finding"] not in FINE]
+        refuted = [f"{name} ({rows[name]['finding']})" for name in claim.rests_on if rows[name]["finding"] not in FINE]
         if refuted and rows[claim.id]["finding"] in FINE:
             why = "; ".join(filter(None, (str(rows[claim.id]["why"]), f"rests on {', '.join(refuted)}")))
-            rows[claim.id] |= {"finding": PREMISE, "why": why}
+            rows[claim.id] |= {"finding": "refuted premise", "why": why}
     return pd.DataFrame(list(rows.values())).astype({"telling": "Int64"})
 
 
@@ -67,43 +64,34 @@ def advice(claims: pd.DataFrame, folder: Path = paths.REFERENCE) -> pd.DataFrame
         rounding, ``unsupported`` where the others are no worse, else ``falls``), ``against`` (the claims that do not
         hold), and ``instead``.
 
-    Raises:
-        UserError: a row can't be read, or rests on a claim that doesn't exist.
+    Raises UserError where a row can't be read, or rests on a claim that doesn't exist.
     """
     found = claims.set_index("id")["finding"]
     rows = []
     for given, place in Reference(folder).advice():
-        for claim in given.rests_on:
+        for claim in given.claims:
             if claim not in found:
                 raise UserError(f"{place}: there is no claim {claim!r}{suggestion(claim, list(found.index))}")
-        against = [claim for claim in given.rests_on if found[claim] not in FINE]
+        against = [claim for claim in given.claims if found[claim] not in FINE]
         kinds = {str(found[claim]) for claim in against}
         verdict = "stands" if not against else "unsupported" if kinds == {"unsupported"} else "falls"
-        rows.append(
-            {
-                "source": given.document,
-                "advice": given.advice,
-                "verdict": verdict,
-                "against": against,
-                "instead": given.instead,
-            }
-        )
+        stated = {"source": given.document, "advice": given.advice}
+        rows.append(stated | {"verdict": verdict, "against": against, "instead": given.instead})
     return pd.DataFrame(rows)
 
 
 def _premises_first(claims: list[tuple[Claim, str]]) -> list[Claim]:
     """The claims in an order in which each comes after those that it rests on.
 
-    Raises:
-        UserError: a claim rests on one that doesn't exist, or on itself.
+    Raises UserError where a claim rests on one that doesn't exist, or on itself.
     """
     places = {claim.id: (claim, place) for claim, place in claims}
     for claim, place in claims:
-        for name in claim.premises:
+        for name in claim.rests_on:
             if name not in places:
                 raise UserError(f"{place}: there is no claim {name!r}{suggestion(name, list(places))}")
     try:
-        order = list(TopologicalSorter({claim.id: claim.premises for claim, _ in claims}).static_order())
+        order = list(TopologicalSorter({claim.id: claim.rests_on for claim, _ in claims}).static_order())
     except CycleError as error:
         claim, place = places[error.args[1][0]]
         raise UserError(f"{place}: claim {claim.id!r} rests on itself: take it out of its premises' premises") from None
@@ -111,7 +99,9 @@ def _premises_first(claims: list[tuple[Claim, str]]) -> list[Claim]:
 
 
 def _judged(claim: Claim, reference: Reference) -> dict[str, object]:
-    rule, stated = _rule(claim), reference.row(claim.stated, claim.document)
+    if claim.rule not in RULES:
+        raise UserError(f"unknown rule {claim.rule!r}; known are {', '.join(RULES)}{suggestion(claim.rule, RULES)}")
+    rule, stated = RULES[claim.rule], reference.row(claim.stated, claim.document)
     inputs = _inputs(claim, rule, reference)
     outcome = rule.apply(stated, *inputs)
     finding = _finding(outcome, rule, stated, inputs)
@@ -132,16 +122,10 @@ def _judged(claim: Claim, reference: Reference) -> dict[str, object]:
     }
 
 
-def _rule(claim: Claim) -> Rule:
-    if claim.rule not in RULES:
-        raise UserError(f"unknown rule {claim.rule!r}; known are {', '.join(RULES)}{suggestion(claim.rule, RULES)}")
-    return RULES[claim.rule]
-
-
 def _inputs(claim: Claim, rule: Rule, reference: Reference) -> list[Term]:
     if rule.counts:
         return _counted(claim, reference)
-    inputs = [term for name in claim.terms for term in reference.terms(name, claim.document)]
+    inputs = [term for name in claim.inputs for term in reference.terms(name, claim.document)]
     if not rule.least <= len(inputs) <= rule.most:
         many = f"{rule.least}" if rule.most == rule.least else f"{rule.least} or more"
         raise UserError(f"the rule {claim.rule!r} takes {many} inputs, not {len(inputs)}")
@@ -150,9 +134,9 @@ def _inputs(claim: Claim, rule: Rule, reference: Reference) -> list[Term]:
 
 def _counted(claim: Claim, reference: Reference) -> list[Term]:
     """A quantity and how many of it are needed, then a term for each row of the document that states it."""
-    if len(claim.terms) != 2:
+    if len(claim.inputs) != 2:
         raise UserError(f"the rule {claim.rule!r} takes a quantity and how often it is needed")
-    quantity, needed = claim.terms
+    quantity, needed = claim.inputs
     there = [row for row in reference.rows[claim.document].values() if row.quantity == quantity]
     asked = [Term(None, None, quantity), *reference.terms(needed, claim.document)]
     return [*asked, *(Term(row.number, row, row.shown) for row in there)]

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
+from attnlab.literature.audit.numbers import Number
 from attnlab.literature.audit.reference import Reference, Row
 from attnlab.study.shapes import Shape
 
@@ -43,12 +45,10 @@ class Point:
 
     @property
     def tflops(self) -> float:
-        """FLOPs over the latency."""
         return self.shape.flops / self.latency_s / 1e12
 
     @property
     def gbs(self) -> float:
-        """Compulsory bytes over the latency."""
         return self.shape.bytes / self.latency_s / 1e9
 
     @property
@@ -65,7 +65,6 @@ class Repeated:
 
     @property
     def apart_pct(self) -> float:
-        """The longest latency over the shortest, minus 1."""
         latencies = [point.latency_s for point in self.points]
         return 100 * (max(latencies) / min(latencies) - 1)
 
@@ -74,8 +73,7 @@ class Repeated:
         return list(dict.fromkeys(point.printed for point in self.points if point.document == document))
 
 
-@dataclass(frozen=True)
-class Corrected:
+class Corrected(NamedTuple):
     """What the documents' roofline says with the datasheet's ceilings.
 
     Attributes:
@@ -105,26 +103,17 @@ def points() -> tuple[Point, ...]:
     for row in (row for name in MEASURED for row in _reference().rows[name].values()):
         if row.unit == "ms" and row.quantity in LATENCIES and row.subject.startswith(("sdpa", "kernel")) and row.shape:
             found.setdefault((row.document, row.subject.split(",")[0], row.shape), []).append(row)
-    return tuple(
-        Point(*key, row.value, row.number.value) for key, rows in found.items() for row in _distinct(rows) if row.number
-    )
+    return tuple(Point(*key, row.value, _number(row).value) for key, rows in found.items() for row in _distinct(rows))
 
 
 @cache
 def roof() -> Roof:
-    """The ceilings of the L4's datasheet."""
     return Roof(_value(DEVICE, "matmul_float16_tflops") / 1e12, _value(DEVICE, "copy_gbs") / 1e9)
 
 
 @cache
 def stated_roof() -> Roof:
-    """The ceilings that document 000 states."""
     return Roof(_value("000", "peak.throughput") / 1e12, _value("000", "peak.bandwidth") / 1e9)
-
-
-def l2_bytes() -> float:
-    """The size of the L4's L2 by its datasheet."""
-    return _value(DEVICE, "l2_mib")
 
 
 def repeated() -> list[Repeated]:
@@ -147,7 +136,7 @@ def corrected() -> Corrected:
         best=min((point for point in points() if point.shape == TARGET), key=lambda point: point.latency_s),
         memory_ms=memory_ms,
         compute_ms=compute_ms,
-        cached_ms=max(compute_ms, (TARGET.bytes - l2_bytes()) / limits.gbs / 1e6),
+        cached_ms=max(compute_ms, (TARGET.bytes - _value(DEVICE, "l2_mib")) / limits.gbs / 1e6),
         over=[point for point in points() if point.is_above],
         fastest=max(points(), key=lambda point: point.tflops),
     )
@@ -157,13 +146,11 @@ def _distinct(rows: list[Row]) -> list[Row]:
     """The rows without means where there are medians, and without numbers that are others with fewer digits."""
     kept = [row for row in rows if row.quantity != "mean latency"] or rows
     kept = list({row.value: row for row in kept}.values())
-    return [row for row in kept if not any(_is_rounded(row, other) for other in kept if other is not row)]
-
-
-def _is_rounded(row: Row, other: Row) -> bool:
-    assert row.number is not None
-    assert other.number is not None
-    return len(row.value) < len(other.value) and row.number.contains(other.number.value)
+    return [
+        row
+        for row in kept
+        if not any(len(row.value) < len(other.value) and _number(row).contains(_number(other).value) for other in kept)
+    ]
 
 
 @cache
@@ -172,7 +159,9 @@ def _reference() -> Reference:
 
 
 def _value(source: str, name: str) -> float:
-    """The number of a row, in base units."""
-    number = _reference().rows[source][name].number
-    assert number is not None
-    return number.value
+    return _number(_reference().rows[source][name]).value
+
+
+def _number(row: Row) -> Number:
+    assert row.number is not None
+    return row.number

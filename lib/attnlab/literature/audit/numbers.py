@@ -62,8 +62,7 @@ class Number:
     def printed(cls, text: str, unit: str) -> "Number":
         """A number as printed; its range is half a unit of the last digit to each side.
 
-        Raises:
-            ValueError: the text is not a finite number.
+        Raises ValueError where the text is not a finite number.
         """
         try:
             decimal = Decimal(text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
@@ -31,15 +31,21 @@ DOCUMENTS = {
 """The documents, by the name of the CSV that holds their numbers."""
 SHEET = "datasheet"
 """The place of a number of a datasheet."""
-CLAIMS = "claims.csv"
-ADVICE = "advice.csv"
-DATASHEETS = "datasheets.csv"
 _SHEET_UNITS = {"tflops": "TFLOP/s", "gbs": "GB/s", "multiprocessors": "count", "mib": "MiB", "w": "W", "gb": "GB"}
 _SIZES = ("batch", "heads", "seq_len", "head_dim")
 
 Words = Annotated[str, Field(min_length=1)]
 Size = Annotated[int, Field(ge=1)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.]*$")]
+
+
+def _known_document(name: str) -> str:
+    if name not in DOCUMENTS:
+        raise UserError(_unknown("document", name, DOCUMENTS))
+    return name
+
+
+Document = Annotated[Words, AfterValidator(_known_document)]
 
 
 class Row(BaseModel):
@@ -68,15 +74,10 @@ class Row(BaseModel):
     plus_minus: str | None = None
     unit: Words
 
-    @field_validator("unit")
-    @classmethod
-    def _known_unit(cls, unit: str) -> str:
-        if unit != TEXT and unit not in SCALES:
-            raise UserError(f"unknown unit {unit!r}; known are {', '.join([*SCALES, TEXT])}")
-        return unit
-
     @model_validator(mode="after")
     def _numbers_are_numbers(self) -> "Row":
+        if self.unit != TEXT and self.unit not in SCALES:
+            raise UserError(f"unknown unit {self.unit!r}; known are {', '.join([*SCALES, TEXT])}")
         for text in (self.value, self.plus_minus) if self.unit != TEXT else ():
             if text is not None:
                 try:
@@ -106,59 +107,47 @@ class Row(BaseModel):
         return f"{self.value} {self.unit}"
 
 
+def _parts(cell: Any) -> Any:
+    return [part.strip() for part in cell.split(";") if part.strip()] if isinstance(cell, str) else cell
+
+
+Parts = Annotated[list[str], BeforeValidator(_parts)]
+"""A cell of parts that are separated by semicolons."""
+
+
 class Claim(BaseModel):
     """A rule applied to rows.
 
     Attributes:
         claim: what the document says, in a few words.
         stated: id of the row that says it.
-        inputs: the rule's inputs, separated by semicolons: ids, ``003:id`` of another document, ``L4:column`` of a
-            datasheet, ``±id`` for the number printed after ±, ``=2`` for a constant; ``*`` matches any part of an id.
-        rests_on: ids of the claims that its inputs state, separated by semicolons, where it can't stand without them.
+        inputs: the rule's inputs: ids, ``003:id`` of another document, ``L4:column`` of a datasheet, ``±id`` for the
+            number printed after ±, ``=2`` for a constant; ``*`` matches any part of an id.
+        rests_on: ids of the claims that its inputs state, where it can't stand without them.
         note: why it matters, where the rule's own words don't say so.
         telling: its rank among the most informative claims; empty for the rest.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     id: Identifier
-    document: Words
+    document: Document
     claim: Words
     rule: Words
     stated: Words
-    inputs: str | None = None
-    rests_on: str | None = None
+    inputs: Parts = []
+    rests_on: Parts = []
     note: str | None = None
     telling: Size | None = None
 
-    @property
-    def terms(self) -> list[str]:
-        """The inputs one by one."""
-        return _parts(self.inputs)
-
-    @property
-    def premises(self) -> list[str]:
-        """The claims that it rests on, one by one."""
-        return _parts(self.rests_on)
-
 
 class Advice(BaseModel):
-    """A document's advice to its readers.
-
-    Attributes:
-        claims: ids of the claims that it rests on, separated by semicolons.
-        instead: what the recomputed numbers say.
-    """
+    """A document's advice to its readers: the claims that it rests on, and what the recomputed numbers say instead."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    document: Words
+    document: Document
     advice: Words
-    claims: Words
+    claims: Parts
     instead: Words
-
-    @property
-    def rests_on(self) -> list[str]:
-        """The claims one by one."""
-        return _parts(self.claims)
 
 
 @dataclass(frozen=True)
@@ -173,8 +162,7 @@ class Term:
 class Reference:
     """All transcribed rows.
 
-    Raises:
-        UserError: a row can't be read; the message names file, line and what is wrong.
+    Raises UserError where a row can't be read; the message names file, line and what is wrong.
     """
 
     def __init__(self, folder: Path = paths.REFERENCE) -> None:
@@ -183,10 +171,8 @@ class Reference:
 
     def claims(self) -> Iterator[tuple[Claim, str]]:
         """The claims, each with the place that an error message names."""
-        path, seen = self.folder / CLAIMS, set()
-        for place, claim in tables.read(path, Claim):
-            if claim.document not in DOCUMENTS:
-                raise UserError(f"{place}: {_unknown('document', claim.document, DOCUMENTS)}")
+        seen = set()
+        for place, claim in tables.read(self.folder / "claims.csv", Claim):
             if claim.id in seen:
                 raise UserError(f"{place}: an earlier claim has the id {claim.id!r}: choose another")
             seen.add(claim.id)
@@ -194,16 +180,13 @@ class Reference:
 
     def advice(self) -> Iterator[tuple[Advice, str]]:
         """The documents' advice, each with the place that an error message names."""
-        for place, advice in tables.read(self.folder / ADVICE, Advice):
-            if advice.document not in DOCUMENTS:
-                raise UserError(f"{place}: {_unknown('document', advice.document, DOCUMENTS)}")
+        for place, advice in tables.read(self.folder / "advice.csv", Advice):
             yield advice, place
 
     def row(self, name: str, document: str) -> Row:
         """The row of an id; for an id after ±, the row whose value is the number printed after ±.
 
-        Raises:
-            UserError: there is none.
+        Raises UserError where there is none.
         """
         if name.startswith("±"):
             row = self.row(name[1:], document)
@@ -220,11 +203,7 @@ class Reference:
         return self.rows[source][identifier]
 
     def terms(self, name: str, document: str) -> list[Term]:
-        """The terms that one input of a claim names.
-
-        Raises:
-            UserError: it names none.
-        """
+        """The terms that one input of a claim names; UserError where it names none."""
         if name.startswith("="):
             try:
                 return [Term(Number.exact(float(name[1:])), None, name[1:])]
@@ -232,11 +211,8 @@ class Reference:
                 raise UserError(f"{name[1:]!r} is not a number: write a constant as in '=2'") from None
         if "*" in name:
             source, _, pattern = name.rpartition(":")
-            found = [
-                row
-                for identifier, row in self.rows.get(source or document, {}).items()
-                if fnmatchcase(identifier, pattern)
-            ]
+            rows = self.rows.get(source or document, {}).items()
+            found = [row for identifier, row in rows if fnmatchcase(identifier, pattern)]
             if not found:
                 raise UserError(f"no row of {source or document} fits {pattern!r}")
             return [_term(row, document) for row in found]
@@ -260,7 +236,7 @@ class Reference:
         A short name that several forms of a card share means the one that stands first.
         """
         sheets: dict[str, dict[str, Row]] = {}
-        for sheet in datasheets(self.folder / DATASHEETS).to_dict("records"):
+        for sheet in datasheets(self.folder / "datasheets.csv").to_dict("records"):
             device = sheet["device"].split()[1]
             rows = (_of_sheet(device, column, value) for column, value in sheet.items())
             sheets.setdefault(device, {row.id: row for row in rows if row})
@@ -268,16 +244,11 @@ class Reference:
 
 
 def _of_sheet(device: str, column: str, value: Any) -> Row | None:
-    """The row of a cell of the datasheets; None for one that states no number."""
     unit = TEXT if column == "memory_kind" else _SHEET_UNITS.get(column.rsplit("_", 1)[-1])
     if not unit or pd.isna(value):
         return None
     printed = value if unit == TEXT else f"{value:g}"
     return Row(id=column, document=device, place=SHEET, subject=device, quantity=column, value=printed, unit=unit)
-
-
-def _parts(cell: str | None) -> list[str]:
-    return [part.strip() for part in (cell or "").split(";") if part.strip()]
 
 
 def _term(row: Row, document: str) -> Term:

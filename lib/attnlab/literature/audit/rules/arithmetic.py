@@ -1,12 +1,12 @@
 """Sums, ratios and orders of numbers that are printed."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from attnlab.literature.audit.numbers import Number
 from attnlab.literature.audit.reference import Row, Term
-from attnlab.literature.audit.rules.rule import Outcome, rule
-from attnlab.literature.audit.rules.terms import brief, number, place, row_of, shape_of, stated_number
+from attnlab.literature.audit.rules.rule import Outcome, brief, number, place, row_of, rule, shape_of, stated_number
 
 
 @rule("same")
@@ -43,17 +43,13 @@ def _reduction(stated: Row, after: Term, before: Term) -> Outcome:
 
 @rule("product", least=2)
 def _product(stated: Row, *inputs: Term) -> Outcome:
-    found = Number.exact(1)
-    for term in inputs:
-        found = found * number(term)
+    found = math.prod(map(number, inputs), start=Number.exact(1))
     return Outcome(found, " × ".join(term.shown for term in inputs))
 
 
 @rule("sum", least=2)
 def _sum(stated: Row, *inputs: Term) -> Outcome:
-    found = Number.exact(0)
-    for term in inputs:
-        found = found + number(term)
+    found = sum(map(number, inputs), Number.exact(0))
     return Outcome(found, " + ".join(term.shown for term in inputs))
 
 
@@ -65,9 +61,7 @@ def _difference(stated: Row, more: Term, less: Term) -> Outcome:
 @rule("compound", least=2)
 def _compound(stated: Row, *inputs: Term) -> Outcome:
     """Gains on top of one another, each a share."""
-    found = Number.exact(1)
-    for term in inputs:
-        found = found * (Number.exact(1) + number(term))
+    found = math.prod((Number.exact(1) + number(term) for term in inputs), start=Number.exact(1))
     return Outcome(found, " × ".join(f"(1 + {term.shown})" for term in inputs))
 
 
@@ -108,14 +102,17 @@ def _below(stated: Row, *inputs: Term) -> Outcome:
 
 @rule("rising", least=2)
 def _rising(stated: Row, *inputs: Term) -> Outcome:
-    agrees = all(number(one).value < number(other).value for one, other in pairwise(inputs))
-    return Outcome("rising" if agrees else "not rising", ", ".join(term.shown for term in inputs), agrees)
+    return _ordered("rising", inputs, inputs)
 
 
 @rule("falling", least=2)
 def _falling(stated: Row, *inputs: Term) -> Outcome:
-    agrees = all(number(one).value > number(other).value for one, other in pairwise(inputs))
-    return Outcome("falling" if agrees else "not falling", ", ".join(term.shown for term in inputs), agrees)
+    return _ordered("falling", inputs, inputs[::-1])
+
+
+def _ordered(word: str, inputs: Sequence[Term], rising: Sequence[Term]) -> Outcome:
+    agrees = all(number(one).value < number(other).value for one, other in pairwise(rising))
+    return Outcome(word if agrees else f"not {word}", ", ".join(term.shown for term in inputs), agrees)
 
 
 @rule("small change")

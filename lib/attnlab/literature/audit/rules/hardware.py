@@ -2,8 +2,16 @@
 
 from attnlab.literature.audit.numbers import Number
 from attnlab.literature.audit.reference import Row, Term
-from attnlab.literature.audit.rules.rule import Outcome, rule
-from attnlab.literature.audit.rules.terms import gigaflop, megabytes, number, row_of, shape_of, stated_number
+from attnlab.literature.audit.rules.rule import (
+    Outcome,
+    gigaflop,
+    megabytes,
+    number,
+    row_of,
+    rule,
+    shape_of,
+    stated_number,
+)
 from attnlab.study.shapes import Shape
 
 
@@ -47,16 +55,14 @@ def _floor(stated: Row, rate: Term, bandwidth: Term) -> Outcome:
 @rule("headroom", otherwise="exceeds the hardware")
 def _headroom(stated: Row, latency: Term, rate: Term, bandwidth: Term) -> Outcome:
     """A speedup over a latency is no more than the ceilings leave: inputs are latency, rate, bandwidth."""
-    least, why = _least(shape_of(row_of(latency)), rate, bandwidth)
-    most = number(latency) / least
+    most, why = _most(latency, rate, bandwidth)
     return Outcome(most, f"{latency.shown} over the floor: {why}", stated_number(stated).low <= most.high)
 
 
 @rule("no headroom", otherwise="unsupported")
 def _no_headroom(stated: Row, latency: Term, rate: Term, bandwidth: Term, bar: Term) -> Outcome:
     """The ceilings leave less than a speedup worth claiming: latency, rate, bandwidth, and what is worth it."""
-    least, why = _least(shape_of(row_of(latency)), rate, bandwidth)
-    most = number(latency) / least
+    most, why = _most(latency, rate, bandwidth)
     how = f"{latency.shown} is {most.value:.2f}× the floor: {why}; {bar.shown} would be worth claiming"
     return Outcome(f"up to {most.value:.2f}×", how, most.high < number(bar).value)
 
@@ -79,8 +85,12 @@ def _side(stated: Row, intensity: Number, rate: Term, bandwidth: Term) -> Outcom
     return Outcome(f"{found}-bound", how, found == told)
 
 
+def _most(latency: Term, rate: Term, bandwidth: Term) -> tuple[Number, str]:
+    least, why = _least(shape_of(row_of(latency)), rate, bandwidth)
+    return number(latency) / least, why
+
+
 def _least(shape: Shape, rate: Term, bandwidth: Term) -> tuple[Number, str]:
-    """The floor of a shape, and what it is made of."""
     compute = Number.exact(shape.flops) / number(rate)
     memory = Number.exact(shape.bytes) / number(bandwidth)
     if compute.value > memory.value:

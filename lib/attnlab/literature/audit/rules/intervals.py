@@ -7,8 +7,7 @@ from itertools import combinations
 from attnlab.base.errors import UserError
 from attnlab.literature.audit.numbers import Number
 from attnlab.literature.audit.reference import Row, Term
-from attnlab.literature.audit.rules.rule import Outcome, rule
-from attnlab.literature.audit.rules.terms import brief, number, place, row_of, shape_of, stated_number
+from attnlab.literature.audit.rules.rule import Outcome, brief, number, place, row_of, rule, shape_of, stated_number
 from attnlab.study.shapes import Shape
 
 
@@ -22,22 +21,24 @@ def _half_width(stated: Row, low: Term, high: Term) -> Outcome:
 @rule("standard error")
 def _standard_error(stated: Row, deviation: Term, size: Term) -> Outcome:
     """Half-width of a mean's 95 % interval: 1.96 standard deviations over the root of the sample size."""
+    return Outcome(*_half(deviation, size))
+
+
+def _half(deviation: Term, size: Term) -> tuple[Number, str]:
     found = number(deviation) * Number.exact(1.96 / math.sqrt(number(size).value))
-    return Outcome(found, f"1.96 × {deviation.shown} / √{size.shown}")
+    return found, f"1.96 × {deviation.shown} / √{size.shown}"
 
 
 @rule("lower bound")
 def _lower_bound(stated: Row, mean: Term, deviation: Term, size: Term) -> Outcome:
-    half = _standard_error(stated, deviation, size)
-    assert isinstance(half.recomputed, Number)
-    return Outcome(number(mean) - half.recomputed, f"{mean.shown} − {half.how}")
+    half, how = _half(deviation, size)
+    return Outcome(number(mean) - half, f"{mean.shown} − {how}")
 
 
 @rule("upper bound")
 def _upper_bound(stated: Row, mean: Term, deviation: Term, size: Term) -> Outcome:
-    half = _standard_error(stated, deviation, size)
-    assert isinstance(half.recomputed, Number)
-    return Outcome(number(mean) + half.recomputed, f"{mean.shown} + {half.how}")
+    half, how = _half(deviation, size)
+    return Outcome(number(mean) + half, f"{mean.shown} + {how}")
 
 
 @rule("apart", least=4)
@@ -87,7 +88,6 @@ def _evidence(stated: Row, quantity: Term, needed: Term, *there: Term) -> Outcom
 
 
 def _overlap(low: Term, high: Term, other_low: Term, other_high: Term) -> bool:
-    """Whether two intervals share more than an edge, as printed."""
     return (number(low).value < number(other_high).value and number(other_low).value < number(high).value) or _ends(
         low, high
     ) == _ends(other_low, other_high)

@@ -1,4 +1,4 @@
-"""What a rule is, and all rules by name."""
+"""What a rule is, all rules by name, and what they read from their inputs."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Literal, TypeAlias
 
+from attnlab.base.errors import UserError
 from attnlab.literature.audit.numbers import Number
+from attnlab.literature.audit.reference import SHEET, Row, Term
+from attnlab.study.shapes import Shape
 
 Finding = Literal[
     "holds",
@@ -75,3 +78,45 @@ def rule(name: str, least: int = 1, otherwise: Finding | None = None, counts: bo
         return apply
 
     return keep
+
+
+def number(term: Term) -> Number:
+    if term.number is None:
+        raise UserError(f"{term.shown!r} is a word, where the rule needs a number")
+    return term.number
+
+
+def stated_number(row: Row) -> Number:
+    if row.number is None:
+        raise UserError(f"the stated {row.value!r} is a word, where the rule needs a number")
+    return row.number
+
+
+def row_of(term: Term) -> Row:
+    if term.row is None:
+        raise UserError(f"{term.shown!r} is a constant, where the rule needs a row")
+    return term.row
+
+
+def shape_of(row: Row) -> Shape:
+    if row.shape is None:
+        raise UserError(f"the row {row.id!r} has no shape, which the rule needs")
+    return row.shape
+
+
+def place(row: Row) -> str:
+    """Document and section of a row."""
+    return f"{row.document}, “{row.place}”" if row.place != SHEET else f"the datasheet of the {row.document}"
+
+
+def brief(shape: Shape) -> str:
+    """A shape by the three axes that the documents vary."""
+    return f"B={shape.batch} H={shape.heads} S={shape.seq_len}"
+
+
+def megabytes(amount: float) -> str:
+    return f"{amount / 1e6:.1f} MB"
+
+
+def gigaflop(amount: float) -> str:
+    return f"{amount / 1e9:.4g} GFLOP"

@@ -5,8 +5,17 @@ from itertools import pairwise
 
 from attnlab.literature.audit.numbers import Number
 from attnlab.literature.audit.reference import Row, Term
-from attnlab.literature.audit.rules.rule import Outcome, rule
-from attnlab.literature.audit.rules.terms import brief, gigaflop, megabytes, number, row_of, shape_of, stated_number
+from attnlab.literature.audit.rules.rule import (
+    Outcome,
+    brief,
+    gigaflop,
+    megabytes,
+    number,
+    row_of,
+    rule,
+    shape_of,
+    stated_number,
+)
 from attnlab.study.shapes import Shape
 
 
@@ -138,7 +147,6 @@ def _equal_tokens(stated: Row, before: Term, after: Term) -> Outcome:
 
 
 def _square(shape: Shape) -> int:
-    """FLOPs if nothing were masked."""
     return 4 * shape.batch * shape.heads * shape.seq_len**2 * shape.head_dim
 
 
@@ -163,7 +171,6 @@ def _best(stated: Row, best: Term, how: str) -> Outcome:
 
 
 def _sizes(terms: Sequence[Term]) -> str:
-    """The shapes of terms, by the axes in which they differ."""
     shapes = [shape_of(row_of(term)) for term in terms]
     axes = {"B": "batch", "H": "heads", "S": "seq_len"}
     differ = {letter: axis for letter, axis in axes.items() if len({getattr(shape, axis) for shape in shapes}) > 1}

@@ -1,6 +1,7 @@
 """A run beside published numbers: the nearest case to each, and the shares of both devices' peaks."""
 
 import math
+import re
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,6 @@ import pandas as pd
 
 from attnlab.infer.lookup import NotMeasured, shape_of
 from attnlab.infer.results import Results
-from attnlab.literature.datasheets import datasheet
 from attnlab.literature.throughputs import Published, published
 from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
@@ -28,8 +28,6 @@ COUNTERPARTS = {
 Row = dict[Hashable, Any]
 Panel = tuple[int, bool]
 """A head_dim, and whether the mask is causal."""
-HOPPER_FLOPS_PER_CLOCK = 4096
-"""Dense FP16 or BF16 FLOPs of a Hopper multiprocessor per clock (FlashAttention-4, arXiv 2603.05451, section 2.2)."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,16 @@ class Cases:
         """
         if number.seq_len is None or number.causal is None:
             return None
-        same, others = self._alike(number, number.causal), self._of_kind(number, number.causal)
-        if not same and others:
-            same = self._alike(number, not number.causal)
-        rows = same or others
-        return self._nearest(rows, number) if rows else None
+        others = self._of_kind(number, number.causal)
+        same = self._alike(number, number.causal) or (others and self._alike(number, not number.causal))
+        row = min(same or others, key=lambda row: _distance(row, number), default=None)
+        return row["of"].shown(row) if row else None
+
+    def shown(self, row: Any) -> Nearest:
+        """A row of this run, with its shares of both peaks."""
+        shape, tflops = shape_of(row), float(row["throughput_tflops"])
+        shares = self.shares_pct(shape.dtype, tflops)
+        return Nearest(str(row["implementation"]), self.results.run.name, shape, tflops, *shares)
 
     @cached_property
     def _stand_in(self) -> "Cases | None":
@@ -100,18 +103,10 @@ class Cases:
     def _of_kind(self, number: Published, causal: bool) -> list[Row]:
         return self._by_kind.get((number.head_dim, causal), [])
 
-    def _nearest(self, rows: list[Row], number: Published) -> Nearest:
-        row = min(rows, key=lambda row: _distance(row, number))
-        shape, tflops = shape_of(row), float(row["throughput_tflops"])
-        of = self if row["run"] == self.results.run.name else self._stand_in
-        assert of is not None
-        return Nearest(str(row["implementation"]), row["run"], shape, tflops, *of.shares_pct(shape.dtype, tflops))
-
     @cached_property
-    def _by_kind(self) -> dict[tuple[int | None, bool | None], list[Row]]:
-        groups = self.rows.groupby(["head_dim", "causal"], sort=False)
-        found = {(int(head_dim), bool(causal)): rows.to_dict("records") for (head_dim, causal), rows in groups}
-        return {kind: [row | {"run": self.results.run.name} for row in rows] for kind, rows in found.items()}
+    def _by_kind(self) -> dict[tuple[int | None, bool], list[Row]]:
+        groups = self.rows.assign(of=self).groupby(["head_dim", "causal"], sort=False)
+        return {(int(head_dim), bool(causal)): rows.to_dict("records") for (head_dim, causal), rows in groups}
 
     def shares_pct(self, dtype: str, tflops: float) -> tuple[float, float]:
         """A throughput over the dense peak in the datasheet, and over the measured matrix product, in percent."""
@@ -127,20 +122,10 @@ class Curves(NamedTuple):
     numbers: list[Published]
 
 
-class PeakAtClock(NamedTuple):
-    """The datasheet's peak of a Hopper GPU, the clock that it implies, and the highest clock of a run."""
-
-    tflops: float
-    multiprocessors: int
-    mhz: float
-    highest_mhz: float
-
-
 def curves(results: Results) -> dict[Panel, Curves]:
     """The shares at the batch and heads of the target, by head_dim and mask, where both have any.
 
-    Raises:
-        NotMeasured: there is no such panel.
+    Raises NotMeasured where there is no such panel.
     """
     numbers = [number for number in published() if number.shape and not number.is_above_peak]
     found = {
@@ -172,26 +157,8 @@ def highest_here(results: Results) -> Nearest | None:
     rows = cases.rows[cases.rows["dtype"].isin(["float16", "bfloat16"])]
     if rows.empty:
         return None
-    row = rows.loc[rows["throughput_tflops"].idxmax()]
-    tflops = float(row["throughput_tflops"])
-    shares = cases.shares_pct(row["dtype"], tflops)
-    return (
-        None
-        if np.isnan(shares).all()
-        else Nearest(row["implementation"], results.run.name, shape_of(row), tflops, *shares)
-    )
-
-
-def peak_at_clock(results: Results) -> PeakAtClock | None:
-    """The peak of a run's card at its highest clock; None where it is no Hopper GPU with a datasheet."""
-    device, clocks = results.run.manifest["device"], results.run.samples["sm_clock_mhz"].dropna()
-    sheet = datasheet(device["name"])
-    if sheet is None or device.get("compute_capability") != "9.0" or clocks.empty:
-        return None
-    peak, multiprocessors = float(sheet["matmul_float16_tflops"]), device["multiprocessors"]
-    return PeakAtClock(
-        peak, multiprocessors, 1e6 * peak / multiprocessors / HOPPER_FLOPS_PER_CLOCK, float(clocks.max())
-    )
+    found = cases.shown(rows.loc[rows["throughput_tflops"].idxmax()])
+    return None if np.isnan([found.datasheet_pct, found.measured_pct]).all() else found
 
 
 def _lines(cases: Cases) -> dict[Panel, dict[str, "pd.Series[float]"]]:
@@ -212,10 +179,9 @@ def _lines(cases: Cases) -> dict[Panel, dict[str, "pd.Series[float]"]]:
 
 def _shown(results: Results) -> list[str]:
     """The implementations that have lines: counterparts of published ones, and the fastest rung."""
-    names = [name for name in dict.fromkeys(COUNTERPARTS.values()) if name in results.study.implementations]
-    rungs = results.at(results.study.target_shape)
-    rungs = rungs[rungs.index.str.startswith(PREFIX)]
-    return [name for name in names if name != "sdpa.efficient"] + ([] if rungs.empty else [rungs["median_us"].idxmin()])
+    counterparts = [name for name in dict.fromkeys(COUNTERPARTS.values()) if name != "sdpa.efficient"]
+    rungs = results.at(results.study.target_shape)["median_us"].filter(regex=rf"^{re.escape(PREFIX)}")
+    return counterparts + ([] if rungs.empty else [str(rungs.idxmin())])
 
 
 def _distance(row: Row, number: Published) -> tuple[float, ...]:
@@ -231,5 +197,4 @@ def _distance(row: Row, number: Published) -> tuple[float, ...]:
 
 
 def _apart(ours: float, theirs: float | None) -> float:
-    """The distance of two sizes by their ratio; 0 where the source does not state its size."""
     return abs(math.log(ours / theirs)) if theirs else 0.0

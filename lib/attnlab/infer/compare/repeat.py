@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,13 +10,13 @@ import pandas as pd
 
 from attnlab.base.errors import UserError
 from attnlab.infer import stats
-from attnlab.infer.cases import AXES, CASE, by_replicate, independent
+from attnlab.infer.cases import by_replicate, independent
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import read
 from attnlab.runs.rules import ALPHA
-from attnlab.runs.schema import Manifest, is_under
+from attnlab.runs.schema import Manifest
 from attnlab.study import ladder, studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
@@ -25,13 +25,8 @@ LEAST_US = 20
 """Shorter medians are left out: the clock's tick and the launch matter too much there for `NEAR_PCT`."""
 NEAR_PCT = 1.0
 """Medians no farther apart than this are called the same."""
-Key = tuple[Any, ...]
-"""A case: the implementation and the axes of its shape."""
-Rows = dict[Key, pd.DataFrame]
 FIELDS = ("driver", "cuda", "cudnn", "python", "system", "threads", "card", "packages", "settings")
 """The fields of the environment that are compared."""
-OF_SIDE = ["replicate", "process", "launches", "latency_us", "sm_clock_mhz", "throttled"]
-"""The columns of a case's samples that its `Side` is made from."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,6 @@ class Side:
 
     @property
     def median_us(self) -> float:
-        """The median of all samples."""
         return float(np.median(np.concatenate([block.ravel() for block in self.samples])))
 
     @property
@@ -88,18 +82,13 @@ class Case:
         """Whether the medians are farther apart than `NEAR_PCT`."""
         return abs(self.change.estimate) > NEAR_PCT
 
-    @property
-    def moved_surely(self) -> bool:
-        """Whether the whole interval of the ratio is beyond `NEAR_PCT`."""
-        return self.moved and not self.change.overlaps(Interval(0, -NEAR_PCT, NEAR_PCT))
-
 
 @dataclass(frozen=True)
 class Repetition:
     """A run and the other run that shares the most cases with it.
 
     Attributes:
-        shared: the cases that both measured under the timing.
+        shared: implementation and shape of the cases that both measured under the timing.
         cases: those whose median here is above `LEAST_US`.
         changed: kernels that both ran from different sources.
     """
@@ -107,7 +96,7 @@ class Repetition:
     here: Results
     there: Results
     timing: Timing
-    shared: list[Key]
+    shared: list[tuple[str, Shape]]
     cases: list[Case]
     changed: list[str]
 
@@ -123,8 +112,7 @@ class Repetition:
 
     @property
     def moved_surely(self) -> int:
-        """How many moved with the whole interval."""
-        return sum(case.moved_surely for case in self.moved)
+        return sum(not case.change.overlaps(Interval(0, -NEAR_PCT, NEAR_PCT)) for case in self.moved)
 
     @property
     def moved_in_cycles_pct(self) -> list[float] | None:
@@ -136,7 +124,7 @@ class Repetition:
     def lacks_kernels(self) -> bool:
         """Whether this run has hand-written kernels, and none of them is compared."""
         mine = {name for name in self.here.study.implementations if name.startswith(ladder.PREFIX)}
-        return bool(mine) and not mine & {key[0] for key in self.shared}
+        return bool(mine) and mine.isdisjoint(name for name, _ in self.shared)
 
     @property
     def scatter(self) -> dict[str, tuple[float, float]] | None:
@@ -144,10 +132,10 @@ class Repetition:
 
         Those of replicates within each run, ``here`` and ``there``, and those of the runs, ``between``.
         """
-        sides = {side: [getattr(case, side).spread_pct for case in self.cases] for side in ("here", "there")}
-        if not self.cases or np.isnan(list(sides.values())).any():
+        apart = {side: [getattr(case, side).spread_pct for case in self.cases] for side in ("here", "there")}
+        apart["between"] = [abs(case.change.estimate) for case in self.cases]
+        if not self.cases or np.isnan(list(apart.values())).any():
             return None
-        apart = sides | {"between": [abs(case.change.estimate) for case in self.cases]}
         return {side: (max(some), float(np.median(some))) for side, some in apart.items()}
 
 
@@ -203,27 +191,24 @@ def changes(here: Results, there: Results) -> list[Change]:
 
 
 def find(results: Results) -> Repetition:
-    """The other run that shares the most cases with this one; of several, the newest.
+    """The other run that shares the most cases with this one; of several, the newest; NotMeasured where there is none.
 
-    Raises:
-        NotMeasured: there is none.
+    Kernels that the two ran from different sources are left out.
     """
-    timing = results.headline
-    mine = _by_case(results, timing)
-    best: tuple[Results, Rows, list[Key]] | None = None
+    timing, study = results.headline, results.study
+    cases = [(name, shape) for shape in study.shapes for name in study.implementations]
+    mine = [case for case in cases if results.samples(*case, timing)]
+    best: Repetition | None = None
     for other in others(results):
-        theirs, changed = _by_case(other, timing), other_sources(results, other)
-        keys = [key for key in mine if key in theirs and key[0] not in changed]
-        if keys and (best is None or len(keys) > len(best[2])):
-            best = other, theirs, keys
+        both, changed = [case for case in mine if other.samples(*case, timing)], other_sources(results, other)
+        shared = [case for case in both if case[0] not in changed]
+        if shared and (best is None or len(shared) > len(best.shared)):
+            best = Repetition(results, other, timing, shared, [], sorted(changed & {name for name, _ in both}))
     if best is None:
         device = results.run.manifest["device"]["name"]
         raise NotMeasured(f"No other complete run here, on {device}, shares a case with this one")
-    other, theirs, keys = best
-    sides = {key: (_side(results, mine[key]), _side(other, theirs[key])) for key in keys}
-    cases = [_case(key, *both) for key, both in sides.items() if both[0].median_us > LEAST_US]
-    both_ran = {key[0] for key in mine.keys() & theirs.keys()}
-    return Repetition(results, other, timing, keys, cases, sorted(both_ran & other_sources(results, other)))
+    sides = [(case, [_side(of, *case, timing) for of in (results, best.there)]) for case in best.shared]
+    return replace(best, cases=[_case(*case, *both) for case, both in sides if both[0].median_us > LEAST_US])
 
 
 def differences(here: Results, there: Results) -> Differences:
@@ -245,7 +230,6 @@ def differences(here: Results, there: Results) -> Differences:
 
 
 def _stated(manifest: Manifest) -> pd.Series:
-    """The environment in a manifest, a text for each value."""
     fields = {field: value for field, value in manifest["environment"].items() if field in FIELDS}
     return pd.json_normalize(fields, sep=" ").iloc[0].dropna().map(str)
 
@@ -257,13 +241,11 @@ def others(results: Results) -> Iterator[Results]:
     is passed over.
     """
     mine = results.run.manifest
-
-    def is_other(stated: Manifest) -> bool:
-        same = stated["device"]["name"] == mine["device"]["name"]
-        return bool(same and stated["complete"] and stated["seal"] != mine["seal"])  # a copy is no other run
-
     found = [
-        (name, _shared(results.study, studies.recorded(other))) for name, other in read.manifests() if is_other(other)
+        (name, _shared(results.study, studies.recorded(stated)))
+        for name, stated in read.manifests()
+        # A copy is no other run.
+        if stated["complete"] and stated["seal"] != mine["seal"] and stated["device"]["name"] == mine["device"]["name"]
     ]
     for name, _ in sorted(found, key=lambda each: -each[1]):
         with suppress(UserError):
@@ -271,46 +253,32 @@ def others(results: Results) -> Iterator[Results]:
 
 
 def _shared(one: Study, other: Study) -> int:
-    """How many cases two studies share."""
     shapes = set(one.shapes) & set(other.shapes)
     return len(shapes) * len(set(one.implementations) & set(other.implementations))
 
 
 def other_sources(one: Results, other: Results) -> set[str]:
-    """The kernels that two runs ran from different sources."""
     here, there = one.run.manifest["kernels"], other.run.manifest["kernels"]
     return {name for name in here.keys() & there.keys() if here[name] != there[name]}
 
 
-def _by_case(results: Results, timing: Timing) -> Rows:
-    """The samples of each case under a timing, in the order of the study, without controls."""
-    passed = results.passed
-    rows = passed[is_under(passed, timing)]
-    found = dict(iter(rows.groupby(CASE, sort=False)[OF_SIDE]))
-    study = results.study
-    keys = [(name, *shape.axes.values()) for shape in study.shapes for name in study.implementations]
-    return {key: found[key] for key in keys if key in found}
+def _case(name: str, shape: Shape, here: Side, there: Side) -> Case:
+    ratio = stats.ratio_ci(here.samples, there.samples, tick=max(here.tick_us, there.tick_us))
+    return Case(name, shape, here, there, ratio)
 
 
-def _case(key: Key, here: Side, there: Side) -> Case:
-    tick_us = max(here.tick_us, there.tick_us)
-    ratio = stats.ratio_ci(here.samples, there.samples, tick=tick_us)
-    return Case(key[0], Shape(**dict(zip(AXES, key[1:], strict=True))), here, there, ratio)
-
-
-def _side(results: Results, rows: pd.DataFrame) -> Side:
-    tick_us = float(results.run.manifest["clocks"]["tick_us"]) / int(rows["launches"].min())
+def _side(results: Results, name: str, shape: Shape, timing: Timing) -> Side:
+    rows = results.samples_of(name, shape, timing)
     medians = [float(np.median(replicate)) for replicate in by_replicate(rows)]
-    apart_us = max(medians) - min(medians) if len(medians) > 1 else float("nan")
-    spread_pct = 100 * apart_us / float(rows["latency_us"].median())
-    clock, held = rows["sm_clock_mhz"].astype("Float64").median(), rows["throttled"].astype("Float64").mean()
-    return Side(independent(rows, results.cards), tick_us, spread_pct, _number(clock), 100 * _number(held))
-
-
-def _number(value: Any) -> float:
-    return float("nan") if pd.isna(value) else float(value)
+    apart_us = max(medians) - min(medians) if len(medians) > 1 else np.nan
+    return Side(
+        independent(rows, results.cards),
+        float(results.run.manifest["clocks"]["tick_us"]) / int(rows["launches"].min()),
+        100 * apart_us / float(rows["latency_us"].median()),
+        float(rows["sm_clock_mhz"].dropna().astype(float).median()),
+        100 * float(rows["throttled"].dropna().astype(float).mean()),
+    )
 
 
 def in_percent(ratio: Interval) -> Interval:
-    """A ratio as a change in percent."""
     return Interval(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))

@@ -1,0 +1,1 @@
+"""A run beside others: the same cases again, and published numbers."""
