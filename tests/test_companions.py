@@ -3,7 +3,7 @@
 import synthetic
 from synthetic import AXES, Recipe
 
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.infer import results
 from attnlab.infer.results import Results
 from attnlab.runs import read
@@ -28,7 +28,7 @@ def shown(name: str) -> Results:
 
 def companion(mine: Results, name: str) -> Results:
     """The run that an exhibit `of` this companion is made from."""
-    return obtain.showing(mine).companions[name]()
+    return select_run.showing(mine).companions[name]()
 
 
 def test_the_newest_run_that_answers_stands_beside(data):
@@ -39,7 +39,7 @@ def test_the_newest_run_that_answers_stands_beside(data):
     mine = shown("mine")
     assert companion(mine, "choices").run.name == "newer"
     assert companion(mine, "peers").run.name == "flex"
-    assert [other.run.name for other in obtain.companions(mine)] == ["newer", "flex"]
+    assert [other.run.name for other in select_run.companions(mine)] == ["newer", "flex"]
 
 
 def test_a_run_that_answers_itself_stands_alone(data):
@@ -48,13 +48,13 @@ def test_a_run_that_answers_itself_stands_alone(data):
     mine = shown("mine")
     assert companion(mine, "choices") is mine
     assert companion(mine, "peers") is mine
-    assert obtain.companions(mine) == []
+    assert select_run.companions(mine) == []
 
 
 def test_one_run_that_answers_twice_stands_beside_once(data):
     record("both", GRID_WITH_FLEX)
     record("mine")
-    assert [other.run.name for other in obtain.companions(shown("mine"))] == ["both"]
+    assert [other.run.name for other in select_run.companions(shown("mine"))] == ["both"]
 
 
 def test_without_an_answer_a_run_stands_for_itself(data):
