@@ -95,7 +95,7 @@ def test_who_may_be_faster_at_another_shape_is_kept_too(tuned):
 
 
 def test_a_tile_is_a_candidate_where_it_serves(tuned):
-    choices = tuned({"fast": takes(1), "slow": takes(3)}, fast={"longest": 8}, slow={"devices": [HERE]})
+    choices = tuned({"fast": takes(1), "slow": takes(3)}, fast={"longest": 8})
     assert [choice.tile for choice in choices] == ["fast", "slow"]
     assert [choice.tile for choice in tuned({"fast": takes(1), "slow": takes(2)}, fast={"masks": ["causal"]})] == [
         "slow",

@@ -58,14 +58,10 @@ class Rung:
         """The speedup over `after` expected at the target."""
         return float(self.stated["expected_speedup"])
 
-    def work_items(self, shape: Shape, device: str) -> int | None:
-        """Tiles of query rows over all heads, which are distributed to the CTAs; None if the rung doesn't serve them.
-
-        Args:
-            device: the name of the device.
-        """
+    def work_items(self, shape: Shape) -> int | None:
+        """Tiles of query rows over all heads, which CTAs work on; None if the rung doesn't serve the shape."""
         tiles = [Served.model_validate(tile) for tile in self.stated["tiles"]]
-        serving = [tile for tile in tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal, device)]
+        serving = [tile for tile in tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal)]
         return serving[0].items(shape.seq_len, shape.batch * shape.heads) if serving else None
 
 
@@ -162,7 +158,7 @@ def resources(results: Results, rung: Rung, shape: Shape) -> Resources | None:
     if rows.empty:
         return None
     row, device = rows.iloc[0], results.run.manifest["device"]
-    items = rung.work_items(shape, device["name"]) or int(row["ctas"])
+    items = rung.work_items(shape) or int(row["ctas"])
     return Resources(
         architecture=str(row["architecture"]),
         **{column: int(row[column]) for column in COUNTS},

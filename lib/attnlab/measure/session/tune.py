@@ -101,8 +101,8 @@ class Finalists:
         return cls([rung for rung in every if own in rung.architectures] or list(every), device)
 
     def at(self, shape: Shape, windows: Windows) -> list[Candidate]:
-        """Every tile that serves a shape on this device."""
-        axes = (shape.head_dim, shape.seq_len, shape.causal, torch.cuda.get_device_name(self.device))
+        """Every tile that serves a shape."""
+        axes = (shape.head_dim, shape.seq_len, shape.causal)
         found = [Candidate(rung, tile, windows, shape) for rung in self.rungs for tile in rung.tiles_for(*axes)]
         return [one for one in found if (one.name, shape.head_dim) not in self.out]
 

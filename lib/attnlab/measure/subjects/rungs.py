@@ -3,7 +3,7 @@
 import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -132,9 +132,12 @@ class Kernel(Launcher):
         return Prepared(launch, compiled, tile)
 
     def _compile(self, dtype: str, tile: Tile, causal: bool) -> _Compiled:
-        cupy = _cupy()
-        from cupy.cuda.compiler import CompileException
-        from cupy_backends.cuda.api import driver
+        try:
+            import cupy
+            from cupy.cuda.compiler import CompileException
+            from cupy_backends.cuda.api import driver
+        except ImportError:
+            raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
 
         rung = self.rung
         capability = torch.cuda.get_device_capability()
@@ -252,10 +255,10 @@ def _served(
     if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
         raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
     kv_len, head_dim = k.shape[2:]
-    device = torch.cuda.get_device_name(q.device)
-    tiles = rung.tiles_for(head_dim, kv_len, causal, device)
+    tiles = rung.tiles_for(head_dim, kv_len, causal)
     if not tiles:
-        raise Unsupported(f"{rung.name} {_why_no_tile(rung, head_dim, kv_len, causal, device)}")
+        mask = ladder.MASKS[causal]
+        raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
     tile = tiles[0]
     if not q.numel() or maps.too_large(q, tile.rows):
         raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
@@ -263,7 +266,7 @@ def _served(
 
 
 def _unlike_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
-    """What plain self-attention such inputs are not, after the rung's name; empty if they are that."""
+    """Why a kernel of plain self-attention can't serve such inputs, after the rung's name; empty if it can."""
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         return f"takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not {shapes}"
@@ -273,7 +276,7 @@ def _unlike_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
 
 
 def _unlike_views(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
-    """Why no problem of a kernel that takes views are such inputs, after the rung's name; empty if they are one."""
+    """Why a kernel that takes views can't serve such inputs, after the rung's name; empty if it can."""
     shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
     if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         return f"takes Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim), not {shapes}"
@@ -285,38 +288,6 @@ def _unlike_views(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
         return f"takes a scale above 0, not {scale:g}"
     refused = ((name, maps.refusal(tensor)) for name, tensor in zip("QKV", (q, k, v), strict=True))
     return next((f"can't take {name}: it {reason}" for name, reason in refused if reason), "")
-
-
-def _why_no_tile(rung: Rung, head_dim: int, kv_len: int, causal: bool, device: str) -> str:
-    """What of a shape and device none of a rung's tiles serves, after the rung's name."""
-    tiles = [tile for tile in rung.tiles if tile.head_dim == head_dim]
-    if not tiles:
-        return f"serves head_dim {_listed(str(tile.head_dim) for tile in rung.tiles)}, not {head_dim}"
-    tiles, others = [tile for tile in tiles if not tile.devices or device in tile.devices], tiles
-    if not tiles:
-        return f"serves {_listed(name for tile in others for name in tile.devices)}, not {device}"
-    tiles = [tile for tile in tiles if ladder.MASKS[causal] in tile.masks]
-    if not tiles:
-        return "serves no causal mask" if causal else "serves the causal mask only"
-    return f"serves {_listed(map(_lengths, tiles))} keys, not {kv_len}"
-
-
-def _lengths(tile: Tile) -> str:
-    if tile.shortest == 1:
-        return f"up to {tile.longest}"
-    return f"from {tile.shortest} to {tile.longest}" if tile.longest else f"from {tile.shortest} on"
-
-
-def _listed(words: Iterable[str]) -> str:
-    return " and ".join(dict.fromkeys(words))
-
-
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError:
-        raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
-    return cupy
 
 
 def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:
