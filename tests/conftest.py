@@ -247,3 +247,27 @@ def unlocked():
     """For a test that locks the environment: puts everything back after it."""
     with torch_as_it_was():
         yield
+
+
+@pytest.fixture(scope="module")
+def locked_gpu():
+    """A locked environment for every test of a module on a GPU, put back afterwards."""
+    import torch
+
+    from attnlab.measure.instruments import devices, environment
+
+    with torch_as_it_was():
+        environment.lock()
+        yield
+        devices.release(torch.device("cuda"))
+
+
+@pytest.fixture
+def released():
+    """Leaves no memory of a GPU held for the next test."""
+    import torch
+
+    from attnlab.measure.instruments import devices
+
+    yield
+    devices.release(torch.device("cuda"))

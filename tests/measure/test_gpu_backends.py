@@ -4,14 +4,14 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import gated, torch_as_it_was
+from conftest import gated
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab
 from attnlab.base.errors import UserError
 from attnlab.measure.gate import ordering
 from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import devices, environment, inspection
+from attnlab.measure.instruments import inspection
 from attnlab.measure.subjects import attend, inputs, registry
 from attnlab.measure.subjects.implementation import Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
@@ -20,7 +20,7 @@ from attnlab.runs.dispatch import Choice, Dispatch
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu", "released")]
 
 GPU = torch.device("cuda")
 PLAIN = Shape(4, 8, 512, 64)
@@ -51,21 +51,6 @@ SERVES = {
     "sdpa.math": [GROUPED, DECODE, GROUPED_DECODE, TRAINING, CAUSAL_TRAINING],
 }
 """The shapes that a backend of SDPA has to serve; others it may refuse with a reason."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def locked():
-    """A locked environment for every test here, put back afterwards."""
-    with torch_as_it_was():
-        environment.lock()
-        yield
-
-
-@pytest.fixture(autouse=True)
-def released():
-    """Leaves no memory held for the next test."""
-    yield
-    devices.release(GPU)
 
 
 def ran(call):

@@ -5,10 +5,9 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import torch_as_it_was
 
 from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import devices, environment
+from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.runs import schema
@@ -16,7 +15,7 @@ from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 from attnlab.study.values import NORMAL
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
 LENGTHS = (1, 7, 63, 64, 65, 127, 128, 129, 300, 512, 576, 777, 1000)
@@ -26,15 +25,6 @@ INSTANCES = [
     for tile, dtype, causal in product(rung.tiles, rung.dtypes, (False, True))
     if ladder.MASKS[causal] in tile.masks
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def locked():
-    """A locked environment for every test here, put back afterwards."""
-    with torch_as_it_was():
-        environment.lock()
-        yield
-    devices.release(GPU)
 
 
 @pytest.mark.parametrize(("rung", "tile", "dtype", "causal"), INSTANCES)

@@ -103,6 +103,10 @@ def test_kinds_are_multiplied_out_like_any_other_axis():
         ({"values": ["all", "sink 9"]}, f"sweeps.values: unknown values 'all'; {KNOWN}"),
         ({"values": 8}, "sweeps.values: values must be the name of a kind, not 8"),
         ({"values": []}, "sweeps.values: the axis 'values' has no values"),
+        (
+            {"values": "positional 25", "head_dim": 4},
+            "sweeps.values: values: positional 25 is for a head_dim of at least 8, not 4",
+        ),
         ({"values": "all", "direction": "training"}, "sweeps.values: direction: training is for values: normal"),
         ({"values": "all", "lengths": "spread"}, "sweeps.values: values: sink 8 is for lengths: equal"),
         (
