@@ -110,9 +110,9 @@ def test_what_takes_no_views_is_passed_over_where_tensors_are_not_plain(kernels,
 
 
 def test_a_choice_names_a_rung_and_a_tile():
-    found, tile = choice("short").instance()
+    found, tile = choice("short").instance(ladder.load())
     assert (found, tile) == (ladder.rung("kernel.plain"), ladder.rung("kernel.plain").tiles[0])
-    found, tile = choice("", rung="other").instance()
+    found, tile = choice("", rung="other").instance(ladder.load())
     assert (found.name, tile.name) == ("other", "")
 
 
@@ -122,7 +122,7 @@ def test_a_kernel_that_changed_is_not_run_under_an_old_choice(kernels):
     (kernels / "ladder.toml").write_text((kernels / "ladder.toml").read_text().replace('"long"', '"longer"'))
     for changed in [mine, choice("long"), *gone]:
         with pytest.raises(UserError, match=r"^kernel\.\w+ changed since it was tuned: run `make tune`$"):
-            changed.instance()
+            changed.instance(ladder.load())
     with pytest.raises(UserError, match=r"^kernel\.plain changed since it was tuned: run `make tune`$"):
         tuned(mine, other).choice(Shape(1, 8, 512, 64))
     assert tuned(mine, other).choice(Shape(1, 8, 64, 64)) == other
@@ -180,7 +180,7 @@ BAD = {
     "no tile": (lambda: with_choice(tile=...), "is no tuning: the field 'choices.0.tile' is missing"),
     "an instance twice": (
         lambda: stated(choices=2 * stated()["choices"]),
-        "is no tuning: choices.1 is for the shape and the instance of an earlier one: leave one",
+        "is no tuning: choices: two are for one shape and one instance: leave one",
     ),
     "another device": (
         lambda: stated(device="NVIDIA L4"),

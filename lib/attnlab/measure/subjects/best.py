@@ -1,6 +1,7 @@
 """`kernel.best`: at each shape, the instance of a rung that the tuning of this device chose."""
 
 import torch
+from torch import Tensor
 
 from attnlab.base.errors import UserError
 from attnlab.measure.subjects import rungs
@@ -13,7 +14,7 @@ from attnlab.study.shapes import LAYOUTS, Shape
 class Best(Launcher):
     """What the tuning of this device chose."""
 
-    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         """A launch of the kernel that was chosen for such tensors, for a caller who keeps it.
 
         Raises:
@@ -23,9 +24,7 @@ class Best(Launcher):
         """
         return self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale)
 
-    def kernel(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-    ) -> Kernel:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Kernel:
         """The kernel that was chosen for such tensors; raises Unsupported as `prepare` does."""
         if q.device.type != "cuda":
             raise Unsupported("best is a CUDA kernel, and the device is no NVIDIA GPU")
@@ -43,7 +42,7 @@ class Best(Launcher):
                 scale=scale or 0.0,
             )
             choice = tuning.load(torch.cuda.get_device_name(q.device)).choice(shape)
-            return rungs.kernel(*choice.instance())
+            return rungs.kernel(*choice.instance(ladder.load()))
         except (UserError, ValueError) as error:
             raise Unsupported(str(error)) from None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.subjects import maps, outputs
 from attnlab.measure.subjects.implementation import Broken, Unsupported
@@ -101,7 +102,7 @@ class Launch:
         self._success = driver.CUresult.CUDA_SUCCESS
         self._own = threading.local()
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Launch it on torch's current stream of the tensors' device; the output has the strides of `q`.
 
         Raises:
@@ -132,7 +133,7 @@ class Launch:
         return parameters
 
 
-def layout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Hashable:
+def layout(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Hashable:
     """What a prepared launch depends on: shapes, strides, dtypes and devices, all but addresses."""
     return (
         *(q.shape, q.stride(), q.dtype, q.get_device()),
