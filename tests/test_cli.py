@@ -218,7 +218,7 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
 
 
 def test_the_device_chooses_the_study():
-    assert select_run.default_study("cuda") == "gpu"
+    assert select_run.default_study("cuda", cluster=True) == "gpu"
     assert select_run.default_study("cpu") == "cpu"
 
 

@@ -113,9 +113,7 @@ def _measure(options: argparse.Namespace) -> str:
             )
         write.require_incomplete(options.run, manifest)  # whatever device is here
     else:
-        stated = stated or select_run.default_study(
-            select_run.kind(options.device, bool(options.gpus or options.scheduler))
-        )
+        stated = stated or select_run.default_study(options.device, bool(options.gpus or options.scheduler))
         study = studies.load(stated)
     where = options.gpus, options.scheduler
     name = select_run.measured(options.run, study, options.device, options.long, *where, stated=stated)

@@ -89,7 +89,8 @@ def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
     Raises:
         UserError: there is no such run, or none of the study and nothing may be measured.
     """
-    require_device(device)
+    if device not in DEVICES:
+        raise UserError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
     if run:
         manifest = read.read_manifest(run)
         if manifest["complete"] or device == "none" or not _same_device(manifest, device):
@@ -207,12 +208,6 @@ def _table_for(name: str, plan: stated_models.Plan) -> Dispatch:
     return choices.table(load(run))
 
 
-def require_device(device: str) -> None:
-    """Raise UserError for a device that isn't one of `DEVICES`."""
-    if device not in DEVICES:
-        raise UserError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
-
-
 def _newest(study: Study, device: str, complete: bool) -> str:
     """The newest run of exactly this study on this kind of device, or ""."""
     stated = study.model_dump(mode="json")
@@ -228,25 +223,12 @@ def _newest(study: Study, device: str, complete: bool) -> str:
 
 
 def _same_device(manifest: Manifest, device: str) -> bool:
-    try:
-        from attnlab.measure.instruments import devices
-    except ImportError:
-        return False
     wanted = manifest["device"]
-    if device not in ("auto", wanted["kind"]):
-        return False
-    try:
-        return bool(devices.describe(devices.resolve(wanted["kind"]))["name"] == wanted["name"])
-    except UserError:
-        return False
-
-
-def kind(device: str, cluster: bool = False) -> str:
-    """``cuda`` or ``cpu``: the kind of the device that ``auto``, ``cuda`` or ``cpu`` is here, or on a cluster."""
-    if cluster:
-        return "cpu" if device == "cpu" else "cuda"
-    devices, _ = _measuring_half()
-    return str(devices.resolve(device).type)
+    with suppress(UserError):
+        devices, _ = _measuring_half()
+        here = device in ("auto", wanted["kind"]) and devices.describe(devices.resolve(wanted["kind"]))
+        return bool(here and here["name"] == wanted["name"])
+    return False
 
 
 def _measuring_half() -> tuple[Any, Any]:
@@ -259,6 +241,9 @@ def _measuring_half() -> tuple[Any, Any]:
     return devices, record
 
 
-def default_study(device: str) -> str:
-    """The study that `make report` measures on a kind of device."""
-    return "gpu" if device == "cuda" else "cpu"
+def default_study(device: str, cluster: bool = False) -> str:
+    """The study that `make report` measures where ``auto``, ``cuda`` or ``cpu`` is stated, here or on a cluster."""
+    if cluster:
+        return "cpu" if device == "cpu" else "gpu"
+    devices, _ = _measuring_half()
+    return "gpu" if devices.resolve(device).type == "cuda" else "cpu"
