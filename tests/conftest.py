@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import ladders
 import pytest
 import yaml
 
@@ -221,6 +222,13 @@ def begin(data, machine) -> Callable[..., str]:
         return name
 
     return begin
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder of kernels that stands for the project's, with one rung."""
+    monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(tmp_path / "kernels"))
+    return ladders.write(tmp_path / "kernels")
 
 
 @pytest.fixture

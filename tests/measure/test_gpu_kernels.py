@@ -29,14 +29,6 @@ GPU = torch.device("cuda")
 RUNGS = [rung.implementation for rung in ladder.load()]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder of kernels that stands for the project's, with one rung."""
-    folder = ladders.write(tmp_path / "kernels")
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
-    return folder
-
-
 def drawn(shape, seed=0):
     return inputs.draw(shape, seed, GPU)
 

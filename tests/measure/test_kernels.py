@@ -32,14 +32,6 @@ from attnlab.study.tuning import Choice
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder of kernels that stands for the project's, with one rung."""
-    folder = ladders.write(tmp_path / "kernels")
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
-    return folder
-
-
-@pytest.fixture
 def compiler():
     """Skips where the extra `kernels` is not installed, and only there."""
     pytest.importorskip("cuda.bindings.nvrtc")

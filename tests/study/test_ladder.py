@@ -13,14 +13,6 @@ from attnlab.base.errors import UserError
 from attnlab.study import implementations, ladder, studies
 
 
-@pytest.fixture
-def kernels(tmp_path, monkeypatch):
-    """A folder of kernels that stands for the project's, with one rung."""
-    folder = ladders.write(tmp_path / "kernels")
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
-    return folder
-
-
 def refused(folder) -> str:
     with pytest.raises(UserError) as caught:
         ladder.load()
@@ -54,7 +46,7 @@ def test_template_arguments_are_named_as_the_kernel_names_them():
 # An entry
 
 
-def test_a_rung_as_it_was_stated(kernels):
+def test_a_rung_as_it_was_stated(folder):
     (one,) = ladder.load()
     assert one.implementation == "kernel.plain"
     assert (one.persistent, one.spill_bytes) == (False, 0)
@@ -83,38 +75,38 @@ WIDE = TILE | {"head_dim": 128, "name": "short"}
         ((32, 32, True), []),
     ],
 )
-def test_tiles_serve_lengths_and_masks_in_the_entrys_order(kernels, asked, names):
-    ladders.write(kernels, rung(SHORT, LONG, WIDE))
+def test_tiles_serve_lengths_and_masks_in_the_entrys_order(folder, asked, names):
+    ladders.write(folder, rung(SHORT, LONG, WIDE))
     (one,) = ladder.load()
     assert [tile.name for tile in one.tiles_for(*asked)] == names
     assert all(tile.head_dim == 64 for tile in one.tiles_for(*asked))
 
 
-def test_sizes_follow_from_the_head_dim_and_the_template_arguments(kernels):
+def test_sizes_follow_from_the_head_dim_and_the_template_arguments(folder):
     sizes = {"rows": "16 * warps", "threads": "32 * warps", "shared_bytes": "(2 * head_dim + 7) // 8 * (warps - 1)"}
     stated = {"head_dim": 64, "keys": 1, "template": {"warps": 4}}
-    ladders.write(kernels, rung(stated, stated | {"head_dim": 32, "threads": 64}, sizes=sizes))
+    ladders.write(folder, rung(stated, stated | {"head_dim": 32, "threads": 64}, sizes=sizes))
     (one,) = ladder.load()
     assert [(tile.rows, tile.threads, tile.shared_bytes) for tile in one.tiles] == [(64, 128, 48), (64, 64, 24)]
     # As if they had been stated.
     before = ladder.hashes()
     tiles = [tile.model_dump(exclude_unset=True) | {"template": stated["template"]} for tile in one.tiles]
-    ladders.write(kernels, rung(*tiles))
+    ladders.write(folder, rung(*tiles))
     assert ladder.hashes() == before
 
 
-def test_a_rung_takes_over_how_an_earlier_one_is_launched(kernels):
+def test_a_rung_takes_over_how_an_earlier_one_is_launched(folder):
     tile = {name: value for name, value in TILE.items() if name != "threads"}
     first = rung(tile, sizes={"threads": 96}, dtypes=["float16"], persistent=True)
     second = rung(name="second", launched_like="plain", architectures=["sm_90a"], tiles=..., dtypes=..., arguments=...)
-    ladders.write(kernels, first, second)
+    ladders.write(folder, first, second)
     plain, other = ladder.load()
     assert (other.tiles, other.dtypes, other.arguments) == (plain.tiles, ["float16"], "pointers")
     assert (other.persistent, other.architectures) == (True, ["sm_90a"])
 
 
-def test_instances_are_named_as_the_compiler_takes_them(kernels):
-    ladders.write(kernels, rung(TILE | {"template": {"n": 4, "m": -1}}))
+def test_instances_are_named_as_the_compiler_takes_them(folder):
+    ladders.write(folder, rung(TILE | {"template": {"n": 4, "m": -1}}))
     (one,) = ladder.load()
     assert one.expression("float16", one.tiles[0], True) == "plain<__half, 64, true, 4, -1>"
     assert one.expression("bfloat16", one.tiles[0], False) == "plain<__nv_bfloat16, 64, false, 4, -1>"
@@ -134,12 +126,12 @@ def test_instances_are_named_as_the_compiler_takes_them(kernels):
         (["sm_100f", "sm_90"], (10, 0), "sm_100f"),
     ],
 )
-def test_a_device_is_compiled_for_by_its_own_architecture(kernels, listed, capability, chosen):
-    ladders.write(kernels, rung(architectures=listed))
+def test_a_device_is_compiled_for_by_its_own_architecture(folder, listed, capability, chosen):
+    ladders.write(folder, rung(architectures=listed))
     assert ladder.load()[0].architecture(capability) == chosen
 
 
-def test_a_rung_is_an_implementation(kernels):
+def test_a_rung_is_an_implementation(folder):
     assert implementations.known()[-2:] == ("kernel.plain", "kernel.best")
     assert implementations.require("kernel.plain") == "kernel.plain"
     with pytest.raises(UserError, match=r"unknown implementation 'kernel\.plane'.*did you mean 'kernel\.plain'\?$"):
@@ -153,7 +145,7 @@ def test_without_a_ladder_there_is_no_kernel(tmp_path, monkeypatch):
     assert not [name for name in implementations.known() if name.startswith(ladder.PREFIX)]
 
 
-def test_a_recorded_study_may_name_a_kernel_that_is_gone(kernels):
+def test_a_recorded_study_may_name_a_kernel_that_is_gone(folder):
     stated = TINY | {"implementations": ["sdpa.auto", "kernel.gone"]}
     assert studies.recorded({"name": "run", "study": stated}).implementations[1] == "kernel.gone"
     with pytest.raises(UserError, match=r"^here: unknown implementation 'kernel\.gone'"):
@@ -207,9 +199,9 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(kernels):
         ),
     ],
 )
-def test_an_entry_that_is_wrong_is_told_in_one_line(kernels, entry, said):
-    ladders.write(kernels, entry)
-    message = refused(kernels)
+def test_an_entry_that_is_wrong_is_told_in_one_line(folder, entry, said):
+    ladders.write(folder, entry)
+    message = refused(folder)
     assert fnmatchcase(message, said.replace("?", "[?]")), message
 
 
@@ -232,10 +224,10 @@ def test_an_entry_that_is_wrong_is_told_in_one_line(kernels, entry, said):
         ({"template": [1]}, "tiles.1.template: input should be a valid dictionary"),
     ],
 )
-def test_a_tile_that_is_wrong_is_told_in_one_line(kernels, tile, said):
+def test_a_tile_that_is_wrong_is_told_in_one_line(folder, tile, said):
     second = {key: value for key, value in (LONG | tile).items() if value is not ...}
-    ladders.write(kernels, rung(TILE, second))
-    assert refused(kernels).startswith(f"rung 'plain': {said}")
+    ladders.write(folder, rung(TILE, second))
+    assert refused(folder).startswith(f"rung 'plain': {said}")
 
 
 @pytest.mark.parametrize(
@@ -248,9 +240,9 @@ def test_a_tile_that_is_wrong_is_told_in_one_line(kernels, tile, said):
         ),
     ],
 )
-def test_a_rung_has_a_name_of_its_own_and_comes_after_one_that_stands_before_it(kernels, second, said):
-    ladders.write(kernels, rung(), second)
-    assert refused(kernels) == said
+def test_a_rung_has_a_name_of_its_own_and_comes_after_one_that_stands_before_it(folder, second, said):
+    ladders.write(folder, rung(), second)
+    assert refused(folder) == said
 
 
 @pytest.mark.parametrize(
@@ -262,32 +254,32 @@ def test_a_rung_has_a_name_of_its_own_and_comes_after_one_that_stands_before_it(
         ("rungs = [1]", "holds rungs alone: each begins with [[rungs]], in double brackets"),
     ],
 )
-def test_a_file_that_is_no_ladder_is_told_in_one_line(kernels, text, said):
-    (kernels / "ladder.toml").write_text(text)
-    assert refused(kernels).startswith(said)
+def test_a_file_that_is_no_ladder_is_told_in_one_line(folder, text, said):
+    (folder / "ladder.toml").write_text(text)
+    assert refused(folder).startswith(said)
 
 
 # What makes a kernel another
 
 
-def test_a_kernel_is_its_source_its_headers_and_its_entry(kernels):
+def test_a_kernel_is_its_source_its_headers_and_its_entry(folder):
     before = ladder.hashes()
     assert list(before) == ["kernel.plain"]
     assert ladder.hashes() == before
     seen = {before["kernel.plain"]}
     for name in ("plain.cu", "widen.cuh"):
-        (kernels / name).write_text((kernels / name).read_text() + "struct Another;\n")
+        (folder / name).write_text((folder / name).read_text() + "struct Another;\n")
         seen.add(ladder.hashes()["kernel.plain"])
-    ladders.write(kernels, rung(hypothesis="another"))
+    ladders.write(folder, rung(hypothesis="another"))
     seen.add(ladder.hashes()["kernel.plain"])
     assert len(seen) == 4
-    ladders.write(kernels)
+    ladders.write(folder)
     assert ladder.hashes() == before
 
 
-def test_comments_make_no_difference_and_what_looks_like_them_does(kernels):
+def test_comments_make_no_difference_and_what_looks_like_them_does(folder):
     before = ladder.hashes()
-    source = kernels / "plain.cu"
+    source = folder / "plain.cu"
     source.write_text("/* what it does,\n   and why */\n\n" + source.read_text() + "// another\n")
     assert ladder.hashes() == before
     apart = 'char a[] = "/* \\" // */";  // gone\nint b = 4 / 2;'
@@ -295,22 +287,22 @@ def test_comments_make_no_difference_and_what_looks_like_them_does(kernels):
     assert ladder.code("int a;/*\n\n*/ int b; //") == "int a;  int b;"
 
 
-def test_fields_that_are_not_stated_make_no_difference(kernels):
+def test_fields_that_are_not_stated_make_no_difference(folder):
     # Measurements of a kernel outlive the fields that are added to entries later.
     content = ladder.load()[0].model_dump(mode="json", exclude_unset=True)
     assert set(content["tiles"][0]) == set(TILE)
     assert "spill_bytes" not in content
 
 
-def test_another_rung_or_header_makes_no_difference(kernels):
+def test_another_rung_or_header_makes_no_difference(folder):
     before = ladder.hashes()["kernel.plain"]
-    ladders.write(kernels, rung(), rung(name="second", after="plain"))
-    (kernels / "unused.cuh").write_text("// nothing\n")
+    ladders.write(folder, rung(), rung(name="second", after="plain"))
+    (folder / "unused.cuh").write_text("// nothing\n")
     assert ladder.hashes()["kernel.plain"] == before
 
 
-def test_headers_are_followed_through_headers_and_round_in_circles(kernels):
-    (kernels / "widen.cuh").write_text('#include "inner.cuh"\n')
-    (kernels / "inner.cuh").write_text('  #  include "widen.cuh"\n#include <cuda_fp16.h>\n#include "not_ours.h"\n')
+def test_headers_are_followed_through_headers_and_round_in_circles(folder):
+    (folder / "widen.cuh").write_text('#include "inner.cuh"\n')
+    (folder / "inner.cuh").write_text('  #  include "widen.cuh"\n#include <cuda_fp16.h>\n#include "not_ours.h"\n')
     names = [path.name for path in ladder.sources(ladder.load()[0])]
     assert names == ["plain.cu", "widen.cuh", "inner.cuh"]
