@@ -2,6 +2,8 @@
 
 import math
 import os
+from functools import partial
+from itertools import product
 
 import ladders
 import numpy as np
@@ -17,16 +19,24 @@ from attnlab.measure.session import record, tune
 from attnlab.measure.subjects import inputs, maps, registry, rungs
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, Unsupported
-from attnlab.runs import read
+from attnlab.runs import read, schema
 from attnlab.runs.tables import TABLES
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
+from attnlab.study.values import NORMAL
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
 RUNGS = [rung.implementation for rung in ladder.load()]
+LENGTHS = (1, 7, 63, 64, 65, 127, 128, 129, 300, 512, 576, 777, 1000)
+INSTANCES = [
+    pytest.param(one, tile, dtype, causal, id=f"{one.name}-{tile.name}{tile.head_dim}-{dtype}-{causal}")
+    for one in ladder.load()
+    for tile, dtype, causal in product(one.tiles, one.dtypes, (False, True))
+    if ladder.MASKS[causal] in tile.masks
+]
 
 
 def drawn(shape, seed=0):
@@ -44,6 +54,35 @@ def served(name, shape):
 
 
 # The project's ladder
+
+
+@pytest.mark.parametrize(("one", "tile", "dtype", "causal"), INSTANCES)
+def test_an_instance_passes_the_gate_at_every_length_on_every_kind_of_inputs(one, tile, dtype, causal):
+    """One test for each instance, so that each is compiled once."""
+    implementation = rungs.pinned(one, tile)
+    axes = {"head_dim": tile.head_dim, "causal": causal, "dtype": dtype}
+    shapes = [Shape(2, 3, seq_len, **axes) for seq_len in LENGTHS]
+    shapes += [Shape(1, 2, 4096, **axes), Shape(64, 32, 64, **axes), Shape(16, 20, 520, **axes)]
+    refused = []
+    for number, shape in enumerate(shape for shape in shapes if tile.serves_length(shape.seq_len)):
+        for kind in (NORMAL, *schema.EXTREMES):
+            refused += _refused(implementation, shape, kind, number)
+        devices.release(GPU)
+    assert not refused, "\n".join(refused)
+
+
+def _refused(implementation, shape, kind, seed):
+    drawn = inputs.draw(shape, seed, GPU, kind)
+    gate = Gate(drawn, shape.causal, kind)
+    call = partial(implementation.call, *drawn, shape.causal)
+    try:
+        check = gate.examine(call)
+    except Unsupported as error:
+        pytest.skip(str(error))
+    checks = [check]
+    if check.passed and kind == NORMAL:
+        checks.append(gate.examine_captured(call))
+    return [f"{implementation.name} at {shape}, {kind}: {check.reason}" for check in checks if not check.passed]
 
 
 @pytest.mark.parametrize(("causal", "seq_len"), [(True, 300), (False, 640)])

@@ -139,20 +139,16 @@ def test_an_error_shows_file_line_flags_and_the_compilers_words(folder, compiler
     )
 
 
-def test_an_error_in_a_header_names_the_header(folder, compiler):
-    (folder / "widen.cuh").write_text(ladders.HEADER + "int nothing = nought;\n")
-    (one,) = ladder.load()
-    build = nvrtc.build(one, "sm_80", [one.expression("float16", one.tiles[0], False)])
-    assert f'{folder}/widen.cuh(6): error: identifier "nought" is undefined' in build.error
-    assert "\n" not in build.error
-
-
-def test_an_instance_that_the_source_does_not_have_is_an_error(folder, compiler):
+def test_an_error_in_a_header_names_the_header_and_an_instance_that_is_not_there_is_one(folder, compiler):
     ladders.write(folder, rung(TILE | {"template": {"n": 7}}))
     (one,) = ladder.load()
     build = nvrtc.build(one, "sm_80", [one.expression("float16", one.tiles[0], False)])
     assert build.error.startswith(f"{folder}/plain.cu does not compile as plain<...> with ")
     assert "error" in build.error.split("--ptxas-options=-v: ")[1]
+    (folder / "widen.cuh").write_text(ladders.HEADER + "int nothing = nought;\n")
+    build = nvrtc.build(one, "sm_80", ["plain<__half, 64, false>"])
+    assert f'{folder}/widen.cuh(6): error: identifier "nought" is undefined' in build.error
+    assert "\n" not in build.error
 
 
 @pytest.mark.parametrize(("declared", "returned"), [(0, 1), (100_000, 0)])
