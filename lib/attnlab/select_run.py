@@ -1,9 +1,8 @@
 """Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
 
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,11 +123,19 @@ def measured(
         stated: what a user states as STUDY, the name of a study or a path; default the study's name.
         command: what a user types for this run, where that isn't ``make measure``.
     """
-    _, record = _measuring_half()
+    devices, record = _measuring_half()
     if name and (gpus or scheduler):
         with write.lock(name):  # before a cluster is started in vain
             pass
-    with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
+    wanted = device if device != "auto" else study.device
+    with ExitStack() as stack:
+        if gpus or scheduler:
+            from attnlab.measure.cluster import start
+
+            executor = stack.enter_context(start.fleet(gpus, scheduler, wanted))
+            described = executor.device
+        else:
+            executor, described = None, devices.describe(devices.resolve(wanted))
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
         begun = command or record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
@@ -145,19 +152,6 @@ def measured(
             except Outdated as error:
                 print(f"{error}, which begins now", file=sys.stderr)
         return recorded(name or record.new_name(described))
-
-
-@contextmanager
-def _device(wanted: str, gpus: str, scheduler: str) -> Iterator[tuple[dict[str, Any], Executor | None]]:
-    """The device that is measured on, described, and the executor over several of them."""
-    devices, _ = _measuring_half()
-    if not gpus and not scheduler:
-        yield devices.describe(devices.resolve(wanted)), None
-        return
-    from attnlab.measure.cluster import start
-
-    with start.fleet(gpus, scheduler, wanted) as executor:
-        yield executor.device, executor
 
 
 def tuned() -> Path:

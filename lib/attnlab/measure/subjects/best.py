@@ -15,17 +15,10 @@ class Best(Launcher):
     """What the tuning of this device chose."""
 
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
-        """A launch of the kernel that was chosen for such tensors, for a caller who keeps it.
-
-        Raises:
-            Unsupported: the device has no tuning, nothing was chosen for the shape, a kernel changed since, or the
-                chosen one does not serve these tensors.
-            Broken: the chosen kernel doesn't compile, or can't be launched as its entry says.
-        """
         return self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale)
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Kernel:
-        """The kernel that was chosen for such tensors; raises Unsupported as `prepare` does."""
+        """The kernel that was chosen for such tensors; raises Unsupported if none was."""
         if q.device.type != "cuda":
             raise Unsupported("best is a CUDA kernel, and the device is no NVIDIA GPU")
         if q.ndim != 4 or k.ndim != 4:
