@@ -74,4 +74,4 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {_value(item)}' for key, item in value.items())}}}"
-    return json.dumps(value)
+    return "nan" if value != value else json.dumps(value)

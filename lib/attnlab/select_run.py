@@ -60,13 +60,11 @@ def _companion(shown: Results, companion: str) -> Results:
     if fits(mine["study"]):
         return shown
 
-    def is_companion(manifest: Manifest) -> bool:
+    for name, manifest in read.manifests():
         same = manifest["device"]["name"] == mine["device"]["name"]
-        return bool(manifest["complete"] and same and fits(manifest["study"]))
-
-    for name in (other for other, manifest in read.manifests() if is_companion(manifest)):
-        with suppress(UserError):  # a run that is refused is no companion
-            return load(name)
+        if manifest["complete"] and same and fits(manifest["study"]):
+            with suppress(UserError):  # a run that is refused is no companion
+                return load(name)
     return shown
 
 
@@ -206,14 +204,14 @@ def _newest(study: Study, device: str, complete: bool) -> str:
     """The newest run of exactly this study on this kind of device, or ""."""
     stated = study.model_dump(mode="json")
 
-    def is_wanted(manifest: Manifest) -> bool:
-        same = manifest["study"] == stated and manifest["complete"] == complete
-        return bool(same and device in ("auto", "none", manifest["device"]["kind"]))
-
     def say(error: UserError) -> None:
         print(f"passed over: {error}", file=sys.stderr)
 
-    return next((name for name, manifest in read.manifests(say) if is_wanted(manifest)), "")
+    for name, manifest in read.manifests(say):
+        same = manifest["study"] == stated and manifest["complete"] == complete
+        if same and device in ("auto", "none", manifest["device"]["kind"]):
+            return name
+    return ""
 
 
 def _same_device(manifest: Manifest, device: str) -> bool:

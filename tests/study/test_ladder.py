@@ -1,5 +1,6 @@
 """The ladder: what an entry means, what is said of one that is wrong, and what makes a kernel another."""
 
+import math
 import re
 from fnmatch import fnmatchcase
 
@@ -172,6 +173,11 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(folder):
         (rung(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers', 'tensor maps' or 'views'*"),
         (rung(expected_speedup=0.0), "rung 'plain': expected_speedup: input should be greater than 0, not 0.0"),
         (rung(expected_speedup="fast"), "rung 'plain': expected_speedup: input should be a valid number, not 'fast'"),
+        (rung(expected_speedup=math.nan), "rung 'plain': expected_speedup: input should be a finite number, not nan"),
+        (rung(name=3), "rung 3: name: input should be a valid string, not 3"),
+        (rung(function="2plain"), "rung 'plain': function: string should match pattern*"),
+        (rung(hypothesis=1), "rung 'plain': hypothesis: input should be a valid string, not 1"),
+        (rung(spill_bytes=-1), "rung 'plain': spill_bytes: input should be greater than or equal to 0, not -1"),
         (rung(persistent=1), "rung 'plain': persistent: input should be a valid boolean, not 1"),
         (rung(launched_like="x"), "rung 'plain': launched_like: no earlier rung is called 'x'; earlier are none"),
         (rung(tiles=...), "rung 'plain': the field 'tiles' is missing"),
@@ -210,6 +216,10 @@ def test_an_entry_that_is_wrong_is_told_in_one_line(folder, entry, said):
     [
         ({"thread": 1}, "unknown field 'tiles.1.thread': leave it out"),
         ({"rows": ...}, "the field 'tiles.1.rows' is missing"),
+        ({"head_dim": 0}, "tiles.1.head_dim: input should be greater than or equal to 1, not 0"),
+        ({"keys": -1}, "tiles.1.keys: input should be greater than or equal to 1, not -1"),
+        ({"box_rows": 0}, "tiles.1.box_rows: input should be greater than or equal to 1, not 0"),
+        ({"rows": "64"}, "tiles.1.rows: input should be a valid integer, not '64'"),
         ({"rows": 0}, "tiles.1.rows: input should be greater than or equal to 1, not 0"),
         ({"name": "Short"}, "tiles.1.name: string should match pattern"),
         ({"shortest": 0}, "tiles.1.shortest: input should be greater than or equal to 1"),

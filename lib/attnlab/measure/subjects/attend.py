@@ -1,10 +1,9 @@
 """`attnlab.attend`: attention by the fastest implementation that a run found at each shape; elsewhere by SDPA."""
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +24,8 @@ Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 KIND = Tensor
 
 
-class Prepared(Protocol):
-    """``(q, k, v) -> o`` for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor: ...
-
-
+Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The call for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
 _table: dict[Key, str] | None = None
 _prepared: dict[Hashable, Prepared] = {}
 
@@ -67,13 +62,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float |
     except AttributeError:
         _require_tensors(q, k, v)
         raise
-    if differentiable:
-        return (_sdpa if _plain(q, k, v) else _elsewhere)(q, k, v, causal, scale)(q, k, v)
+    if differentiable and _plain(q, k, v):
+        return _sdpa(q, k, v, causal, scale)(q, k, v)
     return forward(q, k, v, causal, scale)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    """`attend` without gradients."""
+    """`attend`, without gradients for plain tensors on a GPU."""
     if _plain(q, k, v):
         try:
             key = layout(q, k, v, causal, scale)
@@ -85,7 +80,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None =
         except Unsupported:
             pass
         return _sdpa(q, k, v, causal, scale)(q, k, v)
-    return _elsewhere(q, k, v, causal, scale)(q, k, v)
+    _require_tensors(q, k, v)
+    return sdpa.sdpa(q, k, v, causal, scale)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -113,12 +109,6 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
     """SDPA for tensors of a layout."""
     _require_tensors(q, k, v)
     return _aligned(partial(F.scaled_dot_product_attention, **sdpa.options(q, k, causal, scale)), q, k, v)
-
-
-def _elsewhere(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
-    """SDPA for what is no plain tensor on a GPU."""
-    _require_tensors(q, k, v)
-    return partial(sdpa.sdpa, causal=causal, scale=scale)
 
 
 def _require_tensors(q: object, k: object, v: object) -> None:
