@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.infer import cases as infer_cases
@@ -216,7 +216,7 @@ def tests() -> None:
 
 def measure(device: str, study: str) -> None:
     """Measure a study into a run that is thrown away."""
-    obtain.measured("", studies.load(study), device)
+    select_run.measured("", studies.load(study), device)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -19,11 +19,11 @@ device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 price_per_hour: float = 3.0  # of the device, in dollars; set your own
 
 # %%
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.exhibits.backends import cost
 
 cost.require_price(price_per_hour)
-show = obtain.exhibits(run, study, device)
+show = select_run.exhibits(run, study, device)
 show
 
 # %%

@@ -22,9 +22,9 @@ study: str = "quick"  # what to measure: a file in studies/
 device: str = "auto"  # auto, cuda, cpu, or none to measure nothing
 
 # %%
-from attnlab import obtain
+from attnlab import select_run
 
-show = obtain.exhibits(run, study, device)
+show = select_run.exhibits(run, study, device)
 show
 
 # %% [markdown]

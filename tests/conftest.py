@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import ladders
 import pytest
 import yaml
 
@@ -224,6 +225,13 @@ def begin(data, machine) -> Callable[..., str]:
 
 
 @pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder of kernels that stands for the project's, with one rung."""
+    monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(tmp_path / "kernels"))
+    return ladders.write(tmp_path / "kernels")
+
+
+@pytest.fixture
 def write_study(tmp_path) -> Callable[..., Path]:
     """Writes the tiny study with changes, or a text as it is, to a YAML file."""
 
@@ -247,3 +255,27 @@ def unlocked():
     """For a test that locks the environment: puts everything back after it."""
     with torch_as_it_was():
         yield
+
+
+@pytest.fixture(scope="module")
+def locked_gpu():
+    """A locked environment for every test of a module on a GPU, put back afterwards."""
+    import torch
+
+    from attnlab.measure.instruments import devices, environment
+
+    with torch_as_it_was():
+        environment.lock()
+        yield
+        devices.release(torch.device("cuda"))
+
+
+@pytest.fixture
+def released():
+    """Leaves no memory of a GPU held for the next test."""
+    import torch
+
+    from attnlab.measure.instruments import devices
+
+    yield
+    devices.release(torch.device("cuda"))

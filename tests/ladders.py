@@ -1,5 +1,6 @@
 """Ladders for tests: one kernel that is correct and short, and entries with changes that make them wrong."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,12 @@ def write(folder: Path, *entries: dict[str, Any], source: str = SOURCE) -> Path:
 
 
 def _entry(entry: dict[str, Any]) -> str:
-    tiles = entry.get("tiles", [])
-    lines = ["[[rungs]]", *(f"{key} = {_value(value)}" for key, value in entry.items() if key != "tiles")]
-    for tile in tiles:
-        lines += ["[[rungs.tiles]]", *(f"{key} = {_value(value)}" for key, value in tile.items())]
-    return "\n".join(lines) + "\n"
+    return "\n".join(["[[rungs]]", *(f"{key} = {_value(value)}" for key, value in entry.items())]) + "\n"
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {_value(item)}' for key, item in value.items())}}}"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return "nan" if value != value else json.dumps(value)

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 from conftest import tiny_study
 
-from attnlab import __main__, obtain
+from attnlab import __main__, select_run
 from attnlab.base import paths
 from attnlab.runs import read
 
@@ -189,7 +189,7 @@ def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypa
         asked.append(arguments)
         return arguments[0]
 
-    monkeypatch.setattr(obtain, "measured", measured)
+    monkeypatch.setattr(select_run, "measured", measured)
     begin(tiny_study(), "there")
     assert __main__.main(["measure", "--run", "there", "--device", "cpu"]) == 0
     assert __main__.main(["measure", "--run", "there", "--device", "cpu", "--long"]) == 0
@@ -204,22 +204,22 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(obtain, "measured", interrupted)
+    monkeypatch.setattr(select_run, "measured", interrupted)
     assert __main__.main(["measure", "--study", "quick"]) == 130
     assert capsys.readouterr().err == "attnlab: interrupted; what was recorded is kept\n"
 
     def full(*_, **__):
         raise OSError(28, "No space left on device", "/data/x")
 
-    monkeypatch.setattr(obtain, "measured", full)
+    monkeypatch.setattr(select_run, "measured", full)
     assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
-    monkeypatch.setattr(obtain, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(select_run, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert said(capsys, "measure", "--study", "quick") == "No space left; what was recorded is kept"
 
 
 def test_the_device_chooses_the_study():
-    assert obtain.default_study("cuda") == "gpu"
-    assert obtain.default_study("cpu") == "cpu"
+    assert select_run.default_study("cuda", cluster=True) == "gpu"
+    assert select_run.default_study("cpu") == "cpu"
 
 
 def test_as_a_program(data):

@@ -1,11 +1,12 @@
 """Which recorded runs stand beside another."""
 
+from types import SimpleNamespace
+
+import pytest
 import synthetic
 from synthetic import AXES, Recipe
 
-from attnlab import obtain
-from attnlab.infer import results
-from attnlab.infer.results import Results
+from attnlab import select_run
 from attnlab.runs import read
 from attnlab.study.implementations import DISPATCH, FALLBACK
 
@@ -14,55 +15,47 @@ PLAIN = {"implementations": [FALLBACK], "replicates": 1, "timings": synthetic.ST
 }
 GRID = PLAIN | {"sweeps": {"grid seq_len": [AXES | {"seq_len": 128}]}}
 GROUPED = {"grouped kv_heads": [AXES | {"seq_len": 128, "kv_heads": 1}]}
-WITH_FLEX = PLAIN | {"implementations": [FALLBACK, "peer.flex"], "sweeps": PLAIN["sweeps"] | GROUPED}
-GRID_WITH_FLEX = WITH_FLEX | {"sweeps": GRID["sweeps"] | GROUPED}
+FLEX = PLAIN | {"implementations": [FALLBACK, "peer.flex"], "sweeps": PLAIN["sweeps"] | GROUPED}
+BOTH = FLEX | {"sweeps": GRID["sweeps"] | GROUPED}
+ALL = BOTH | {"implementations": [FALLBACK, "peer.flex", DISPATCH]}
 
 
 def record(name: str, study=PLAIN, **recipe) -> None:
     synthetic.write(name, Recipe(study=study, fates={}, **recipe))
 
 
-def shown(name: str) -> Results:
-    return results.of(read.load(name))
+@pytest.fixture(autouse=True)
+def not_inferred(data, monkeypatch):
+    """Runs stand for what is inferred from them."""
+    monkeypatch.setattr(select_run, "load", lambda name: SimpleNamespace(run=read.load(name)))
 
 
-def companion(mine: Results, name: str) -> Results:
-    """The run that an exhibit `of` this companion is made from."""
-    return obtain.showing(mine).companions[name]()
+def companions(name: str) -> dict[str, str]:
+    """By companion, the run that an exhibit of a run is made from."""
+    shown = select_run.load(name)
+    show = select_run.showing(shown)
+    found = {companion: make().run.name for companion, make in show.companions.items()}
+    others = [other for other in dict.fromkeys(found.values()) if other != name]
+    assert [other.run.name for other in select_run.companions(shown)] == others
+    return found
 
 
-def test_the_newest_run_that_answers_stands_beside(data):
-    for name in ("older", "newer"):
-        record(name, GRID)
-    record("mine")
-    record("flex", WITH_FLEX)
-    mine = shown("mine")
-    assert companion(mine, "choices").run.name == "newer"
-    assert companion(mine, "peers").run.name == "flex"
-    assert [other.run.name for other in obtain.companions(mine)] == ["newer", "flex"]
-
-
-def test_a_run_that_answers_itself_stands_alone(data):
-    record("mine", GRID_WITH_FLEX | {"implementations": [FALLBACK, "peer.flex", DISPATCH]})
-    record("newer", GRID_WITH_FLEX)
-    mine = shown("mine")
-    assert companion(mine, "choices") is mine
-    assert companion(mine, "peers") is mine
-    assert obtain.companions(mine) == []
-
-
-def test_one_run_that_answers_twice_stands_beside_once(data):
-    record("both", GRID_WITH_FLEX)
-    record("mine")
-    assert [other.run.name for other in obtain.companions(shown("mine"))] == ["both"]
-
-
-def test_without_an_answer_a_run_stands_for_itself(data):
-    record("mine")
-    record("other", WITH_FLEX)
-    mine = shown("mine")
-    assert companion(mine, "choices") is mine
-    assert companion(mine, "attended") is mine
+@pytest.mark.parametrize(
+    ("mine", "others", "choices", "peers"),
+    [
+        (PLAIN, {"older": GRID, "newer": GRID, "flex": FLEX}, "newer", "flex"),
+        (ALL, {"other": BOTH}, "mine", "mine"),
+        (PLAIN, {"both": BOTH}, "both", "both"),
+        (PLAIN, {"flex": FLEX}, "mine", "flex"),
+    ],
+    ids=["the newest that answers", "a run answers itself", "one answers twice", "none answers"],
+)
+def test_the_newest_run_that_answers_stands_beside(mine, others, choices, peers):
+    for name, study in others.items():
+        record(name, study)
+    record("mine", mine)
+    found = companions("mine")
+    assert (found["choices"], found["peers"], found["attended"]) == (choices, peers, "mine")
 
 
 def test_runs_that_are_not_whole_not_trusted_or_not_from_here_are_passed_over(data):
@@ -75,4 +68,4 @@ def test_runs_that_are_not_whole_not_trusted_or_not_from_here_are_passed_over(da
     (data / "changed" / "samples.parquet").write_bytes(b"changed")
     manifest = data / "resealed" / "manifest.json"
     manifest.write_text(manifest.read_text().replace("Chosen latencies", "Other latencies"))
-    assert companion(shown("mine"), "choices").run.name == "good"
+    assert companions("mine")["choices"] == "good"

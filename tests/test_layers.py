@@ -19,13 +19,13 @@ LAYERS = (
     ("compile", "runs", "literature"),
     ("measure", "infer"),
     ("exhibits",),
-    ("export", "obtain"),
+    ("export", "select_run"),
     ("paper",),
     ("__main__",),
 )
 """A room may import those of earlier layers; rooms of one layer don't import each other."""
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
-LAZY = {"obtain", "(names)"}
+LAZY = {"select_run", "(names)"}
 """Rooms that import the measuring half, and only within functions: a laptop may lack torch."""
 MOST_MODULES = 17
 FORMER = (
@@ -134,7 +134,7 @@ def test_only_functions_import_the_half_that_measures():
 def test_the_walk_sees_what_there_is_to_see():
     assert len(MODULES) > 100
     assert "torch" in imported("attnlab.measure.session.worker", everywhere=False)
-    assert "attnlab.measure.session.record" in imported("attnlab.obtain")
+    assert "attnlab.measure.session.record" in imported("attnlab.select_run")
     assert ("attnlab.infer.results", "attnlab.infer.parallel") in ARROWS
     assert ("attnlab.__main__", "attnlab.paper.render") in ARROWS
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import yaml
 
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.base import paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.base.version import VERSION
@@ -60,14 +60,14 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=about)
         sub.add_argument("--run", default="", help="name of a run in data/")
         sub.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
-        sub.add_argument("--device", default="auto", choices=obtain.DEVICES[:3], help="where to measure")
+        sub.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
         sub.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
         sub.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
         sub.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
         sub.set_defaults(command=command)
     model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
     model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
-    model.add_argument("--device", default="auto", choices=obtain.DEVICES[:3], help="where to measure")
+    model.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
     model.add_argument("--models", type=_names, help=f"some of {', '.join(models.MODELS)}, by commas")
     for option, about in (("batch", "sizes of batches, by commas"), ("prompt", "tokens of a prompt, by commas")):
         model.add_argument(f"--{option}", type=_sizes, help=about)
@@ -113,17 +113,17 @@ def _measure(options: argparse.Namespace) -> str:
             )
         write.require_incomplete(options.run, manifest)  # whatever device is here
     else:
-        stated = stated or obtain.default_study(obtain.kind(options.device, bool(options.gpus or options.scheduler)))
+        stated = stated or select_run.default_study(options.device, bool(options.gpus or options.scheduler))
         study = studies.load(stated)
     where = options.gpus, options.scheduler
-    name = obtain.measured(options.run, study, options.device, options.long, *where, stated=stated)
+    name = select_run.measured(options.run, study, options.device, options.long, *where, stated=stated)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
 
 
 def _model(options: argparse.Namespace) -> None:
     fields = ("models", "batch", "prompt", "tokens", "rounds", "replicates")
-    name = obtain.modelled(options.run, options.device, {field: getattr(options, field) for field in fields})
+    name = select_run.modelled(options.run, options.device, {field: getattr(options, field) for field in fields})
     folder = paths.shown(schema.folder(recorded.run_of(name)))
     print(f"recorded {folder}/; 09_model shows it in the report of any run on this device")
 
@@ -159,7 +159,7 @@ def _kernels(options: argparse.Namespace) -> None:
 
 
 def _tune(options: argparse.Namespace) -> None:
-    print(f"wrote {paths.shown(obtain.tuned())}")
+    print(f"wrote {paths.shown(select_run.tuned())}")
 
 
 def _readme(options: argparse.Namespace) -> None:

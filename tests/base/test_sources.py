@@ -49,8 +49,9 @@ def test_all_that_recording_loads_is_covered():
     assert loaded <= set(sources.digests(RECORD))
 
 
-def test_measuring_reaches_what_it_runs_in_other_processes_and_languages():
+def test_measuring_reaches_what_it_runs_in_other_processes_and_languages_and_nothing_that_infers():
     reached = set(sources.digests(RECORD))
+    assert {name.split("/")[0] for name in reached} == {"base", "compile", "measure", "runs", "study"}
     assert {
         f"measure/clocks/{name}"
         for name in ("external_tools.py", "cuda_events.py", "in_process.py", "canary.py", "canary.cu")
@@ -58,16 +59,6 @@ def test_measuring_reaches_what_it_runs_in_other_processes_and_languages():
     assert {f"measure/subjects/{name}.py" for name in ("attend", "peers", "rungs", "sdpa", "oracle")} <= reached
     assert {"measure/instruments/counters.py", "measure/gate/poison.cu", "measure/session/ceilings.cu"} <= reached
     assert {"runs/rules.py", "runs/write.py", "study/shapes.py", "compile/nvrtc.py", "base/sources.py"} <= reached
-
-
-def test_measuring_reaches_nothing_that_infers_or_shows():
-    folders = {name.split("/")[0] for name in sources.digests(RECORD)}
-    assert folders == {"base", "compile", "measure", "runs", "study"}
-
-
-def test_a_digest_is_of_the_file():
-    found = sources.digests(RECORD)
-    assert found["runs/rules.py"] == hashlib.sha256((sources.PACKAGE / "runs" / "rules.py").read_bytes()).hexdigest()
 
 
 def test_imports_are_followed_wherever_they_stand(package):
@@ -95,3 +86,4 @@ def test_another_content_is_another_digest(package):
     after = sources.digests("attnlab.a")
     assert before.keys() == after.keys() == {"a.py", "b.py"}
     assert [name for name in before if before[name] != after[name]] == ["b.py"]
+    assert after["b.py"] == hashlib.sha256(b"# changed\n").hexdigest()

@@ -7,7 +7,7 @@ import synthetic
 from reading import column, exhibit, html, plain
 from synthetic import TARGET, VALUED_US, Recipe, inferred, of_kinds, valued
 
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Missing
 from attnlab.exhibits.verdicts import abstract
@@ -148,18 +148,18 @@ def loaded(name: str) -> Results:
 def test_a_run_without_kinds_shows_those_of_another_on_its_device(data):
     record("kinds", of_kinds(FEW_US))
     record("mine", Recipe(study=PLAIN, fates={}))
-    show = obtain.showing(loaded("mine"))
+    show = select_run.showing(loaded("mine"))
     for id in ("verdicts.kinds", "verdicts.values", "verdicts.values.said"):
         assert show(id).run == "kinds"
         assert not isinstance(show(id).content, Missing)
     assert column(show("verdicts.kinds").content, "values") == ["normal", "rising 24"]
-    assert [other.run.name for other in obtain.companions(show.results)] == ["kinds"]
+    assert [other.run.name for other in select_run.companions(show.results)] == ["kinds"]
 
 
 def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other(data):
     record("kinds", of_kinds(FEW_US))
     record("mine", Recipe(study=PLAIN, fates={}))
-    show = obtain.showing(loaded("mine"))
+    show = select_run.showing(loaded("mine"))
     turned = "**Whether `sdpa.flash` is faster than `sdpa.auto` depends on the values**"
     said = plain(show("verdicts.abstract").content)
     assert said.index(turned) < said.index(" (Run `kinds`.) At the target shape")
@@ -171,15 +171,15 @@ def test_a_run_with_kinds_shows_its_own(data):
     record("mine", of_kinds(FEW_US))
     record("newer", of_kinds(FEW_US))
     mine = loaded("mine")
-    assert obtain.showing(mine).companions["valued"]() is mine
-    assert "(Run `" not in plain(obtain.showing(mine)("verdicts.abstract").content)
+    assert select_run.showing(mine).companions["valued"]() is mine
+    assert "(Run `" not in plain(select_run.showing(mine)("verdicts.abstract").content)
 
 
 def test_kinds_of_another_device_are_not_shown(data):
     elsewhere = of_kinds(FEW_US)
     record("elsewhere", Recipe(device="NVIDIA L4", study=elsewhere.study, latencies_us=elsewhere.latencies_us))
     record("mine", Recipe(study=PLAIN, fates={}))
-    show = obtain.showing(loaded("mine"))
+    show = select_run.showing(loaded("mine"))
     assert show.companions["valued"]() is show.results
     assert ALONE in plain(show("verdicts.abstract").content)
     assert isinstance(show("verdicts.values").content, Missing)

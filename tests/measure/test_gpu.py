@@ -1,11 +1,12 @@
 """The measuring half on an NVIDIA GPU: `make test-gpu`."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
-from conftest import EVERY_TIMING, torch_as_it_was
+from conftest import EVERY_TIMING
 
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.gate.gate import Gate
@@ -19,25 +20,10 @@ from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu", "released")]
 
 GPU = torch.device("cuda")
 FUSED = ("sdpa.flash", "sdpa.cudnn", "sdpa.efficient")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def locked():
-    """A locked environment for every test here, put back afterwards."""
-    with torch_as_it_was():
-        environment.lock()
-        yield
-
-
-@pytest.fixture(autouse=True)
-def released():
-    """Leaves no memory held for the next test."""
-    yield
-    devices.release(GPU)
 
 
 def case_of(name, shape, seed=0):
@@ -106,17 +92,7 @@ def test_tf32_would_show_in_the_gate():
     assert check.error.maximum > 1e-5
 
 
-@pytest.mark.parametrize(("name", "words"), [("sdpa.flash", ("flash",)), ("sdpa.cudnn", ("cudnn", "sm90"))])
-def test_the_kernel_that_ran_is_of_the_backend_asked_for(name, words):
-    case, _ = case_of(name, Shape(4, 8, 512, 64))
-    called(case)
-    with case.selected():
-        names = inspection.kernels(case.call, GPU)
-    assert names
-    assert any(word in names[0].lower() for word in words), names
-
-
-def test_backends_run_different_kernels():
+def test_backends_run_kernels_of_their_own():
     ran = {}
     for name in (*FUSED, "sdpa.math"):
         case, _ = case_of(name, Shape(4, 8, 512, 64))
@@ -126,6 +102,8 @@ def test_backends_run_different_kernels():
     assert all(ran.values())
     assert len({names[0] for names in ran.values()}) == 4
     assert len(ran["sdpa.math"]) > 1
+    assert "flash" in ran["sdpa.flash"][0].lower(), ran
+    assert re.search("cudnn|sm90", ran["sdpa.cudnn"][0].lower()), ran
 
 
 def test_flash_in_float32_is_unsupported_and_says_that_it_is_the_dtype():
@@ -270,28 +248,22 @@ def test_the_environment_is_locked_and_names_driver_and_cudnn():
     assert environment.fingerprint(GPU)["hash"] == found["hash"]
 
 
-@pytest.fixture(scope="module")
-def measured_ceilings():
-    return ceilings.measure(GPU, ["float16", "float32"])
-
-
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    ("name", "unit"),
-    [
-        ("matmul.float16", "TFLOP/s"),
-        ("matmul.float32", "TFLOP/s"),
-        ("copy", "GB/s"),
-        ("l2", "GB/s"),
-        ("exponentials", "Gexp/s"),
-    ],
-)
-def test_every_ceiling_is_had(measured_ceilings, name, unit):
-    found = measured_ceilings[name]
-    assert found["unit"] == unit
-    assert len(found["samples"]) == ceilings.SAMPLES
-    assert all(0 < sample < math.inf for sample in found["samples"])
-    assert found["sm_clock_mhz"] > 100
+def test_every_ceiling_is_had_in_order_and_none_is_above_the_datasheet():
+    units = dict.fromkeys(("matmul.float16", "matmul.float32"), "TFLOP/s")
+    units |= {"copy": "GB/s", "l2": "GB/s", "exponentials": "Gexp/s"}
+    measured = ceilings.measure(GPU, ["float16", "float32"])
+    for name, unit in units.items():
+        found = measured[name]
+        assert (found["unit"], len(found["samples"])) == (unit, ceilings.SAMPLES)
+        assert all(0 < sample < math.inf for sample in found["samples"])
+        assert found["sm_clock_mhz"] > 100
+    median = {name: float(np.median(found["samples"])) for name, found in measured.items() if found["samples"]}
+    assert median["matmul.float16"] > median["matmul.float32"]
+    assert median["l2"] > median["copy"]
+    if "H200" in torch.cuda.get_device_name():
+        most = {"matmul.float16": 1.05 * 989, "copy": 4800, "matmul.float32": 1.05 * 67}
+        assert [name for name, peak in most.items() if max(measured[name]["samples"]) >= peak] == []
 
 
 @pytest.fixture
@@ -331,18 +303,3 @@ def test_wgmma_comes_near_the_peak_and_not_past_it(hopper, dtype):
     most_mhz = Telemetry(GPU).limits()["sm_clock_max_mhz"]
     peak = 4096 * torch.cuda.get_device_properties(GPU).multi_processor_count * most_mhz * 1e-6
     assert peak / 2 < np.median(found["samples"]) < peak
-
-
-@pytest.mark.alone
-def test_ceilings_are_in_order(measured_ceilings):
-    median = {name: float(np.median(found["samples"])) for name, found in measured_ceilings.items() if found["samples"]}
-    assert median["matmul.float16"] > median["matmul.float32"]
-    assert median["l2"] > median["copy"]
-
-
-@pytest.mark.alone
-def test_no_ceiling_is_above_the_h200s_datasheet(measured_ceilings):
-    if "H200" in torch.cuda.get_device_name():
-        assert max(measured_ceilings["matmul.float16"]["samples"]) < 1.05 * 989
-        assert max(measured_ceilings["copy"]["samples"]) < 4800
-        assert max(measured_ceilings["matmul.float32"]["samples"]) < 1.05 * 67

@@ -6,33 +6,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import torch_as_it_was
 
 import attnlab
 from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import devices, environment
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
 pytest.importorskip("cupy")
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
 VIEWS = [rung for rung in ladder.load() if rung.arguments == "views"]
 INSTANCES = [
     pytest.param((rung, tile), id=f"{rung.name}-{tile.name}-{tile.head_dim}") for rung in VIEWS for tile in rung.tiles
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def locked():
-    """A locked environment for every test here, put back afterwards."""
-    with torch_as_it_was():
-        environment.lock()
-        yield
-        devices.release(GPU)
 
 
 @pytest.fixture(params=INSTANCES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from forks import live
 
-from attnlab import __main__, obtain
+from attnlab import __main__, select_run
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.measure import subjects
 from attnlab.runs import models, read, schema, write
@@ -195,7 +195,7 @@ def recording(data, unlocked, monkeypatch):
     from attnlab.measure import processes
 
     monkeypatch.setattr(processes, "fresh_processes", lambda: ThreadPoolExecutor(1))
-    return lambda name="mine": obtain.modelled(name, "cpu", TINY)
+    return lambda name="mine": select_run.modelled(name, "cpu", TINY)
 
 
 def test_a_record_holds_what_its_plan_states(recording):
@@ -223,9 +223,9 @@ def test_the_run_of_its_attention_names_the_command_that_measures_it(data, monke
     def measured(name, study, device, command):
         raise UserError(f"{name}, {study.name}, {device}: {command}")
 
-    monkeypatch.setattr(obtain, "measured", measured)
+    monkeypatch.setattr(select_run, "measured", measured)
     with pytest.raises(UserError, match=r"^mine-attention, model, cuda: make model RUN=mine$"):
-        obtain._table_for("mine", stated.plan("cuda"))
+        select_run._table_for("mine", stated.plan("cuda"))
 
 
 def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
@@ -246,7 +246,7 @@ def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
     assert write.recorded(MINE, "samples") == {"r00-tiny-gpt2", "r00-tiny-llama"}
     assert newest() is None
     taken.append("again")
-    assert obtain.modelled("mine", "cpu", {}) == "mine"  # the plan is the one that it began with
+    assert select_run.modelled("mine", "cpu", {}) == "mine"  # the plan is the one that it began with
     assert taken == [0, "again", 1]
     assert read.read_manifest(MINE)["complete"]
     with pytest.raises(UserError, match=r"^the record 'mine' is complete: name another with RUN$"):
@@ -270,7 +270,7 @@ def test_a_record_of_another_plan_is_not_continued(recording, monkeypatch):
     with pytest.raises(Interrupted):
         recording()
     with pytest.raises(UserError, match=r"^the record 'mine' is of another plan: leave PARAMS out, or name another"):
-        obtain.modelled("mine", "cpu", TINY | {"prompt": [8]})
+        select_run.modelled("mine", "cpu", TINY | {"prompt": [8]})
 
 
 def test_what_was_changed_after_it_was_recorded_is_refused(data):

@@ -19,7 +19,7 @@ import yaml
 from conftest import Quickly, tiny_study
 from tqdm import tqdm
 
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.base import paths, sources
 from attnlab.base.errors import Outdated, UserError
 from attnlab.infer.cases import infer
@@ -330,7 +330,7 @@ def threaded(monkeypatch, unlocked):
 
 
 def test_a_named_run_is_what_is_got(recorded):
-    got = obtain.results(run=recorded, device="none")
+    got = select_run.results(run=recorded, device="none")
     assert got.run.name == recorded
     assert got.study == tiny_study()
 
@@ -338,7 +338,7 @@ def test_a_named_run_is_what_is_got(recorded):
 def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
     study = tiny_study(replicates=1)
     name = begin(study)
-    assert obtain.measured("", study, "cpu") == name
+    assert select_run.measured("", study, "cpu") == name
     assert f"{name}: going on where it was cut off\n" in capsys.readouterr().err
     assert len(read.load(name).samples) == 60
 
@@ -346,7 +346,7 @@ def test_what_was_cut_off_is_gone_on_with(begin, threaded, capsys):
 def test_a_named_run_that_was_cut_off_is_shown_as_it_is_or_gone_on_with(begin, threaded):
     study = tiny_study(replicates=1)
     name = begin(study)
-    complete = obtain.results(run=name, device="auto")
+    complete = select_run.results(run=name, device="auto")
     assert complete.run.complete
     assert len(complete.run.samples) == 60
 
@@ -357,7 +357,7 @@ def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, mon
     begin(study, environment=machine["environment"] | ({"hash": 64 * "0"} if what == "environment" else {}))
     if what == "dispatch table":
         monkeypatch.setattr(record, "_dispatched", lambda *_: {"run": "another"})
-    name = obtain.measured("", study, "cpu", stated="/elsewhere/a study.yaml")
+    name = select_run.measured("", study, "cpu", stated="/elsewhere/a study.yaml")
     assert name.startswith("cpu-")
     assert read.load(name).complete
     assert read.read_manifest(name)["command"] == "make measure STUDY='a study.yaml' DEVICE=cpu"
@@ -375,19 +375,19 @@ def test_the_newest_complete_run_of_a_study_is_taken_and_nothing_measured(begin,
     (data / "broken").mkdir()
     (data / "broken" / "manifest.json").write_text("{")
     for device in ("none", "auto", "cpu"):
-        assert obtain.results(study=str(path), device=device).run.name == "a"
+        assert select_run.results(study=str(path), device=device).run.name == "a"
     with pytest.raises(UserError, match=r"^there is no run of the study 'tiny', and device=none measures nothing"):
-        obtain.results(study=str(write_study(samples=9)), device="none")
+        select_run.results(study=str(write_study(samples=9)), device="none")
 
 
 def test_a_device_that_there_is_no_word_for(recorded):
     with pytest.raises(UserError, match=r"^unknown device 'gpu'; choose one of auto, cuda, cpu, none$"):
-        obtain.results(run=recorded, device="gpu")
+        select_run.results(run=recorded, device="gpu")
 
 
 def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
     path = write_study(replicates=1)
-    got = obtain.results(study=str(path), device="cpu")
+    got = select_run.results(study=str(path), device="cpu")
     assert got.run.manifest["study"] == studies.load(path).model_dump(mode="json")
     assert got.run.manifest["study"]["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]
 

@@ -12,7 +12,7 @@ from attnlab.base.errors import UserError
 from attnlab.exhibits.catalogue import STAMP
 from attnlab.paper import assemble
 
-SETUP = "from attnlab import obtain\n\nshow = obtain.exhibits(run, study, device)\nshow"
+SETUP = "from attnlab import select_run\n\nshow = select_run.exhibits(run, study, device)\nshow"
 
 
 @pytest.fixture(autouse=True)

@@ -72,7 +72,7 @@ def test_what_a_notebook_measures_is_measured_before_it_is_executed(monkeypatch)
         asked.append(stated)
         raise Interrupted("interrupted")
 
-    monkeypatch.setattr(render.obtain, "named", named)
+    monkeypatch.setattr(render.select_run, "named", named)
     with pytest.raises(Interrupted):
         render.render_notebook("02_baseline", {"study": "cpu"})
     assert asked == [{"run": "", "study": "cpu", "device": "auto"}]

@@ -19,7 +19,7 @@ from bs4 import BeautifulSoup
 from conftest import Quickly, torch_as_it_was
 from synthetic import TARGET, Recipe
 
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
@@ -429,13 +429,13 @@ def test_the_page_of_models_shows_the_record_that_was_made_on_the_device(tiny):
 
 def test_a_notebook_takes_the_newest_run_of_its_study(tiny):
     folder, _ = tiny
-    assert obtain.results("", str(folder / "tiny.yaml"), "none").run.name == "tiny"
+    assert select_run.results("", str(folder / "tiny.yaml"), "none").run.name == "tiny"
 
 
 def test_a_run_that_is_not_there_is_told_in_one_line(tiny):
     with pytest.raises(UserError, match=r"there is no run 'nowhere'; those that are: tiny, cut$"):
-        obtain.results("nowhere", "quick", "none")
+        select_run.results("nowhere", "quick", "none")
 
 
 def test_a_run_cut_off_is_not_gone_on_with_where_nothing_may_be_measured(tiny):
-    assert not obtain.results("cut", "quick", "none").run.complete
+    assert not select_run.results("cut", "quick", "none").run.complete

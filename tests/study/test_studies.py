@@ -11,7 +11,6 @@ from attnlab.infer.stats import samples_needed
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.study import implementations, ladder, studies, tuning
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
 STUDIES = sorted(path.stem for path in paths.STUDIES.glob("*.yaml"))
 
@@ -70,14 +69,6 @@ def test_gpu_holds_the_ten_configurations_of_the_source_report():
     assert set(lengths) < set(study.sweep("seq_len"))
 
 
-def test_gpu_holds_short_long_and_causal_ones():
-    study = studies.load("gpu")
-    assert {Shape(32, 8, length, 64) for length in (64, 4096, 8192)} <= set(study.shapes)
-    assert study.sweep("causal small") == [
-        Shape(*sizes, 64, causal=True) for sizes in ((1, 1, 128), (4, 8, 128), (8, 8, 128), (8, 8, 256), (16, 8, 512))
-    ]
-
-
 def test_counters_are_of_the_target_and_of_what_is_named_besides():
     study = studies.load("gpu")
     on_others = [study.target_shape.resized(values=kind) for kind in ("captured early", "rising 24")]
@@ -96,22 +87,9 @@ def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
 
 def test_gpu_is_timed_enough():
     study = studies.load("gpu")
-    assert study.timings == [
-        Timing(clock="device", cache="warm"),
-        Timing(clock="cupti", cache="warm"),
-        Timing(clock="device", cache="cold"),
-        Timing(clock="eager", cache="warm"),
-    ]
+    assert [str(timing) for timing in study.timings] == ["device warm", "cupti warm", "device cold", "eager warm"]
     assert (study.device, study.replicates) == ("cuda", 3)
     assert study.replicates * study.samples >= samples_needed(0.95)
-
-
-def test_defaults():
-    study = tiny_study()
-    bare = {key: TINY[key] for key in ("name", "title", "implementations", "baseline", "target", "timings", "sweeps")}
-    assert (study.warmup_calls, study.samples, study.replicates) == (20, 5, 2)
-    assert (bare := studies.parse(bare, "bare")).device == "auto"
-    assert (bare.samples, bare.replicates, bare.warmup_calls) == (100, 1, 20)
 
 
 def test_lists_are_multiplied_out_and_shapes_counted_once():
@@ -141,27 +119,20 @@ def test_a_file_is_named_after_what_it_holds_and_may_say_otherwise(write_study):
     assert studies.load(write_study(name="other")).name == "other"
 
 
-def test_a_study_survives_the_manifest():
-    study = tiny_study()
-    assert studies.parse(study.model_dump(mode="json"), "manifest") == study
-
-
 LENGTHS = TINY["sweeps"]["seq_len"]
-TWENTY_THOUSAND = {
-    name: LENGTHS | {"seq_len": list(range(first, first + 10_000))} for name, first in (("short", 1), ("long", 10_001))
-}
+TWENTY_THOUSAND = dict.fromkeys(
+    ("some", "others"), LENGTHS | {axis: list(range(1, 101)) for axis in ("batch", "seq_len")}
+)
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"sampels": 5}, "unknown field 'sampels'; fields are name, title,"),
-        ({"sampels": 5}, "did you mean 'samples'?"),
+        ({"sampels": 5}, "unknown field 'sampels'; fields are name, title,*; did you mean 'samples'?"),
         ({"title": ...}, "the field 'title' is missing"),
         ({"sweeps": ...}, "the field 'sweeps' is missing"),
         ({"title": 7}, "title: input should be a valid string, not 7"),
-        ({"implementations": ["sdpa.auto", "sdpa.flahs"]}, "unknown implementation 'sdpa.flahs'; known are sdpa.auto,"),
-        ({"implementations": ["sdpa.auto", "sdpa.flahs"]}, "did you mean 'sdpa.flash'?"),
+        ({"implementations": ["sdpa.auto", "sdpa.flahs"]}, "unknown implementation 'sdpa.flahs'; *'sdpa.flash'?"),
         ({"implementations": []}, "implementations: list should have at least 1 item"),
         ({"implementations": "sdpa.auto"}, "implementations: input should be a valid list, not 'sdpa.auto'"),
         ({"implementations": ["sdpa.auto", "sdpa.math", "sdpa.auto"]}, "an implementation is listed twice"),
@@ -171,9 +142,8 @@ TWENTY_THOUSAND = {
         ({"counted": [TINY["target"] | {"seq_len": 48}]}, "counted: no sweep holds B=1 H=4 S=48 D=64 full float32"),
         ({"target": TINY["target"] | {"seq_len": "long"}}, "target: seq_len must be a positive integer, not 'long'"),
         ({"sweeps": {"seq_len": LENGTHS | {"dtype": "half"}}}, "sweeps.seq_len: unknown dtype 'half'"),
-        ({"sweeps": {"seq_len": LENGTHS | {"dtype": [["float32"]]}}}, "sweeps.seq_len: unknown dtype ['float32']"),
-        ({"sweeps": {"seq_len": LENGTHS | {"length": 3}}}, "sweeps.seq_len: unknown axis 'length'; axes are batch,"),
-        ({"sweeps": {"seq_len": LENGTHS | {"seqlen": 3}}}, "did you mean 'seq_len'?"),
+        ({"sweeps": {"seq_len": LENGTHS | {"dtype": [["x"]]}}}, "sweeps.seq_len: unknown dtype ['x']"),
+        ({"sweeps": {"seq_len": LENGTHS | {"seqlen": 3}}}, "sweeps.seq_len: unknown axis 'seqlen'; *'seq_len'?"),
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": []}}}, "sweeps.seq_len: the axis 'seq_len' has no values"),
         ({"sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": 32}}}, "the axis 'head_dim' is missing"),
         ({"sweeps": {"seq_len": LENGTHS | {"batch": "1e2"}}}, "batch must be a positive integer, not '1e2'"),
@@ -207,7 +177,9 @@ def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes,
     with pytest.raises(UserError) as caught:
         studies.load(path)
     message = str(caught.value)
-    assert problem in message
+    start, _, end = problem.partition("*")
+    assert start in message
+    assert message.endswith(end)
     assert message.startswith(f"{path}: ")
     assert "\n" not in message
 
@@ -223,30 +195,18 @@ def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes,
         ("- a\n- b", "must be a mapping with the fields of a study"),
         ("just words", "must be a mapping with the fields of a study"),
         ("7: x", "the field 'title' is missing"),
+        (b"title: \xff\xfe", "is not valid YAML: 'utf-8' codec can't decode"),
     ],
 )
 def test_a_file_that_is_no_study_is_one_line(write_study, text, problem):
-    path = write_study(text)
+    path = write_study("")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as caught:
         studies.load(path)
     message = str(caught.value)
     assert problem in message
     assert message.startswith(str(path))
     assert "\n" not in message
-
-
-def test_bytes_that_are_no_text_are_one_line(write_study):
-    path = write_study("")
-    path.write_bytes(b"title: \xff\xfe")
-    with pytest.raises(UserError, match=r"written\.yaml is not valid YAML: 'utf-8' codec can't decode"):
-        studies.load(path)
-
-
-def test_one_e_two_in_yaml_is_a_string_and_is_refused(write_study):
-    path = write_study()
-    path.write_text(path.read_text().replace("samples: 5", "samples: 1e2"))
-    with pytest.raises(UserError, match=r"samples: input should be a valid integer, not '1e2'$"):
-        studies.load(path)
 
 
 @pytest.mark.parametrize("name", ["nope", "../studies/nope", "nope.yaml", ""])
@@ -259,10 +219,9 @@ def test_a_study_that_is_not_there_tells_which_are(name):
 
 def test_a_name_is_known_or_the_nearest_is_told():
     assert implementations.require("reference.float64") == "reference.float64"
-    with pytest.raises(UserError, match=r"unknown implementation 'sdpa\.Flash'; .*; did you mean 'sdpa\.flash'\?$"):
-        implementations.require("sdpa.Flash")
-    with pytest.raises(UserError, match=r"reference\.float64\b[^;]*$"):
-        implementations.require("zzzzzz")
+    for name, end in (("sdpa.Flash", r"; did you mean 'sdpa\.flash'\?$"), ("zzzzzz", r"reference\.float64\b[^;]*$")):
+        with pytest.raises(UserError, match=rf"^unknown implementation '{name}'; .*{end}"):
+            implementations.require(name)
 
 
 def test_every_name_is_one_that_the_measuring_half_can_call():

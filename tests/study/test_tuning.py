@@ -1,6 +1,7 @@
 """Tunings: which choice is the nearest, what is refused, and what makes a tuning another."""
 
 import json
+from itertools import product
 
 import ladders
 import pytest
@@ -32,14 +33,8 @@ def choice(tile: str = "long", **changes) -> Choice:
 
 
 def tuned(*choices: Choice, device: str = H200) -> Tuning:
-    return Tuning(
-        device=device,
-        multiprocessors=16,
-        torch="2.11.0",
-        command="make tune",
-        clock="device clock",
-        choices=list(choices),
-    )
+    about = {"torch": "2.11.0", "command": "make tune", "clock": "device clock"}
+    return Tuning(device=device, multiprocessors=16, choices=list(choices), **about)
 
 
 # The nearest choice
@@ -90,13 +85,8 @@ def test_of_what_is_tuned_nearby_the_one_expected_to_be_the_fastest_is_chosen(ke
     # takes 0.65, 1 and 1.65 of 17.5 us: a last round that is half full costs 0.3 + 0.7 / 2.
     ladders.write(kernels, rung(SHORT, LONG | {"rows": 128}))
     near = {"short": 20.0, "long": 17.5}
-    made = tuned(
-        *(
-            choice(tile, heads=16, seq_len=96, latency_us=latency_us, causal=mask)
-            for tile, latency_us in near.items()
-            for mask in (False, True)
-        )
-    )
+    stated = product(near.items(), (False, True))
+    made = tuned(*(choice(tile, heads=16, seq_len=96, latency_us=us, causal=mask) for (tile, us), mask in stated))
     assert [made.choice(Shape(batch, 8, 96, 64, mask)).tile for mask in (False, True)] == [full, causal]
 
 
@@ -109,20 +99,13 @@ def test_what_takes_no_views_is_passed_over_where_tensors_are_not_plain(kernels,
     assert made.choice(Shape(1, 8, 512, 64, **special)) == views
 
 
-def test_a_choice_names_a_rung_and_a_tile():
-    found, tile = choice("short").instance()
-    assert (found, tile) == (ladder.rung("kernel.plain"), ladder.rung("kernel.plain").tiles[0])
-    found, tile = choice("", rung="other").instance()
-    assert (found.name, tile.name) == ("other", "")
-
-
 def test_a_kernel_that_changed_is_not_run_under_an_old_choice(kernels):
     mine, other = choice(), choice("", rung="other", seq_len=64)
     gone = [choice("longer"), mine.model_copy(update={"rung": "gone"})]
     (kernels / "ladder.toml").write_text((kernels / "ladder.toml").read_text().replace('"long"', '"longer"'))
     for changed in [mine, choice("long"), *gone]:
         with pytest.raises(UserError, match=r"^kernel\.\w+ changed since it was tuned: run `make tune`$"):
-            changed.instance()
+            changed.instance(ladder.load())
     with pytest.raises(UserError, match=r"^kernel\.plain changed since it was tuned: run `make tune`$"):
         tuned(mine, other).choice(Shape(1, 8, 512, 64))
     assert tuned(mine, other).choice(Shape(1, 8, 64, 64)) == other
@@ -145,21 +128,25 @@ def test_a_device_without_a_file_says_what_to_do():
     tuning.write(tuned(choice()))
     with pytest.raises(UserError, match=r"^no tuning for NVIDIA L4: run `make tune`$"):
         tuning.load("NVIDIA L4")
+    tuning.path("NVIDIA L4").mkdir()
+    with pytest.raises(UserError, match=r"nvidia-l4\.json can't be read: Is a directory$"):
+        tuning.load("NVIDIA L4")
+
+
+def kept(content: dict) -> dict:
+    return {key: value for key, value in content.items() if value is not ...}
 
 
 def stated(**changes) -> dict:
-    first = json.loads(choice().model_dump_json())
-    whole = json.loads(tuned().model_dump_json()) | {"choices": [first]}
-    return {key: value for key, value in (whole | changes).items() if value is not ...}
+    return kept(tuned(choice()).model_dump(mode="json") | changes)
 
 
 def with_choice(**changes) -> dict:
-    (first,) = stated()["choices"]
-    return stated(choices=[{key: value for key, value in (first | changes).items() if value is not ...}])
+    return stated(choices=[kept(choice().model_dump() | changes)])
 
 
 BAD = {
-    "torn": (lambda: json.dumps(stated())[:99], "is no tuning: `make tune` writes one"),
+    "torn": (lambda: json.dumps(stated())[:99].encode(), "is no tuning: `make tune` writes one"),
     "no text": (lambda: b"\xff\xfe", "is no tuning: `make tune` writes one"),
     "a list": (lambda: [1], "is no tuning: input should be a valid dictionary or instance of Tuning, not [1]"),
     "another version": (lambda: stated(version=2), "is no tuning: version: input should be 3, not 2"),
@@ -180,7 +167,7 @@ BAD = {
     "no tile": (lambda: with_choice(tile=...), "is no tuning: the field 'choices.0.tile' is missing"),
     "an instance twice": (
         lambda: stated(choices=2 * stated()["choices"]),
-        "is no tuning: choices.1 is for the shape and the instance of an earlier one: leave one",
+        "is no tuning: choices: two are for one shape and one instance: leave one",
     ),
     "another device": (
         lambda: stated(device="NVIDIA L4"),
@@ -194,22 +181,10 @@ def test_a_file_that_is_no_tuning_is_told_in_a_line(content, said):
     path = tuning.path(H200)
     path.parent.mkdir()
     written = content()
-    path.write_bytes(
-        written
-        if isinstance(written, bytes)
-        else written.encode()
-        if isinstance(written, str)
-        else json.dumps(written).encode()
-    )
+    path.write_bytes(written if isinstance(written, bytes) else json.dumps(written).encode())
     with pytest.raises(UserError) as caught:
         tuning.load(H200)
     assert str(caught.value) == f"{paths.shown(path)} {said}"
-
-
-def test_a_file_that_can_not_be_read_is_told():
-    tuning.path(H200).mkdir(parents=True)
-    with pytest.raises(UserError, match=r"nvidia-h200\.json can't be read: Is a directory$"):
-        tuning.load(H200)
 
 
 # What makes it another

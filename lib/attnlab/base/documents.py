@@ -38,9 +38,8 @@ def read(path: Path, model: type[Model], kind: str, absent: str, command: str) -
         raise UserError(absent) from None
     except OSError as error:
         raise UserError(f"{where} can't be read: {error.strerror}") from None
-    except UserError as error:
-        raise UserError(f"{where} is no {kind}: {error}") from None
-    except ValidationError as error:
-        raise UserError(f"{where} is no {kind}: {first_problem(error, model.model_fields)}") from None
+    except (UserError, ValidationError) as error:
+        said = error if isinstance(error, UserError) else first_problem(error, model.model_fields)
+        raise UserError(f"{where} is no {kind}: {said}") from None
     except (ValueError, RecursionError):
         raise UserError(f"{where} is no {kind}: `{command}` writes one") from None

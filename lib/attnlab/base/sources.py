@@ -14,7 +14,8 @@ BESIDE = (".cu", ".cuh")
 @cache
 def digests(module: str) -> dict[str, str]:
     """SHA-256 of each source that `module` imports, directly or through others, by its path in the package."""
-    return {path.relative_to(PACKAGE).as_posix(): _digest(path) for path in reached(module)}
+    files = {path.relative_to(PACKAGE).as_posix(): path for path in reached(module)}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
 
 def reached(module: str) -> list[Path]:
@@ -29,7 +30,7 @@ def reached(module: str) -> list[Path]:
         name = waiting.pop()
         path = _file(name)
         if path is not None and path not in found:
-            found |= {path, *_beside(path)}
+            found |= {path, *(there for suffix in BESIDE if (there := path.with_suffix(suffix)).is_file())}
             waiting += [*_packages(name), *_imports(path)]
     return sorted(found)
 
@@ -37,10 +38,6 @@ def reached(module: str) -> list[Path]:
 def _file(module: str) -> Path | None:
     place = PACKAGE.joinpath(*module.split(".")[1:])
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
-
-
-def _beside(path: Path) -> list[Path]:
-    return [there for suffix in BESIDE if (there := path.with_suffix(suffix)).is_file()]
 
 
 def _packages(module: str) -> list[str]:
@@ -53,15 +50,7 @@ def _imports(path: Path) -> Iterator[str]:
     """What a file imports from this package. Names imported from a module are among them: they might be modules."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if _is_ours(alias.name))
-        elif isinstance(node, ast.ImportFrom) and node.module and _is_ours(node.module):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE.name)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE.name:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _is_ours(module: str) -> bool:
-    return module.split(".")[0] == PACKAGE.name
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -3,38 +3,21 @@
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
 from itertools import product
+from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.compile import nvrtc, occupancy
-from attnlab.compile.nvrtc import Build, Instance
+from attnlab.compile.nvrtc import Build
 from attnlab.study import ladder
 from attnlab.study.ladder import MASKS, Rung, Tile
 
 TARGET = {"batch": 32, "heads": 8, "seq_len": 512}
 """The shape at which CTAs and waves are counted."""
-COLUMNS = ("rung", "compiled for", "D", "mask", "dtype", "registers", "spill", "shared")
-RESIDENCY = ("CTAs/SM", "occupancy", "CTAs", "waves on")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; instances that differ only in mask and dtype share it."""
-
-    rung: str
-    architecture: str
-    head_dim: int
-    tile: str
-    masks: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    residency: tuple[str, str, str, str]
 
 
 def check(name: str = "") -> None:
@@ -52,7 +35,9 @@ def check(name: str = "") -> None:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         compiled = pool.map(build, *zip(*jobs, strict=True))
         built = list(tqdm(compiled, total=len(jobs), desc="compiling", disable=None, leave=False))
-    print(table([row for job, build in zip(jobs, built, strict=True) for row in rows(*job, build)]))
+    lines = [row for job, build in zip(jobs, built, strict=True) for row in rows(*job, build)]
+    if lines:
+        print(table(lines))
     problems = [line for job, build in zip(jobs, built, strict=True) for line in wrong(*job, build)]
     for problem in problems[:-1]:
         print(f"attnlab: {problem}", file=sys.stderr)
@@ -60,15 +45,25 @@ def check(name: str = "") -> None:
         raise UserError(problems[-1])
 
 
-def rows(rung: Rung, architecture: str, build: Build) -> list[Row]:
-    """The lines of one rung and architecture; dtypes, and then masks, are merged where all else agrees."""
-    apart = [
-        _row(rung, architecture, tile, causal, dtype, build.instances[expression])
-        for tile, causal, dtype, expression in _instances(rung)
-        if expression in build.instances
-    ]
-    by_dtype = [replace(same[0], dtypes=tuple(row.dtypes[0] for row in same)) for same in _agreeing(apart, "dtypes")]
-    return [replace(same[0], masks=tuple(row.masks[0] for row in same)) for same in _agreeing(by_dtype, "masks")]
+def rows(rung: Rung, architecture: str, build: Build) -> list[dict[str, Any]]:
+    """What each instance of one rung and architecture needs, by the heads of the table's columns."""
+    found = []
+    for tile, causal, dtype, expression in _instances(rung):
+        if expression in build.instances:
+            instance = build.instances[expression]
+            shared_bytes = instance.static_shared_bytes + tile.shared_bytes
+            row = {
+                "rung": rung.name,
+                "compiled for": architecture,
+                "D": f"{tile.head_dim} {tile.name}".rstrip(),
+                "mask": MASKS[causal],
+                "dtype": dtype,
+                "registers": instance.registers,
+                "spill": instance.spill_bytes,
+                "shared": shared_bytes,
+            }
+            found.append(row | residency(rung, architecture, tile, instance.registers, shared_bytes))
+    return found
 
 
 def wrong(rung: Rung, architecture: str, build: Build) -> list[str]:
@@ -84,14 +79,16 @@ def wrong(rung: Rung, architecture: str, build: Build) -> list[str]:
     return found + [f"{rung.source} for {architecture}: {warning}" for warning in build.warnings]
 
 
-def table(lines: list[Row]) -> str:
-    """The rows as text in columns, with a heading."""
-    cells = [(*COLUMNS, *RESIDENCY), *map(_cells, lines)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    text = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+def table(lines: list[dict[str, Any]]) -> str:
+    """The rows as text in columns, with a heading; those that differ only in dtype, and then only in mask, are one."""
+    found = pd.DataFrame(lines)
+    columns = list(found.columns)
+    for merged in ("dtype", "mask"):
+        rest = [column for column in columns if column != merged]
+        found = found.groupby(rest, sort=False, as_index=False)[merged].agg(", ".join)
     shape = f"B={TARGET['batch']} H={TARGET['heads']} S={TARGET['seq_len']}"
     note = f"spill and shared in bytes, of a thread and of a CTA; occupancy is the theoretical one; CTAs at {shape}"
-    return "\n".join([*text, note])
+    return f"{found[columns].to_string(index=False)}\n{note}"
 
 
 def build(rung: Rung, architecture: str) -> Build:
@@ -108,55 +105,18 @@ def _instances(rung: Rung) -> list[tuple[Tile, bool, str, str]]:
     ]
 
 
-def _row(rung: Rung, architecture: str, tile: Tile, causal: bool, dtype: str, instance: Instance) -> Row:
-    shared_bytes = instance.static_shared_bytes + tile.shared_bytes
-    return Row(
-        rung=rung.name,
-        architecture=architecture,
-        head_dim=tile.head_dim,
-        tile=tile.name,
-        masks=(MASKS[causal],),
-        dtypes=(dtype,),
-        registers=instance.registers,
-        spill_bytes=instance.spill_bytes,
-        shared_bytes=shared_bytes,
-        residency=residency(rung, architecture, tile, instance.registers, shared_bytes),
-    )
-
-
-def residency(
-    rung: Rung, architecture: str, tile: Tile, registers: int, shared_bytes: int
-) -> tuple[str, str, str, str]:
+def residency(rung: Rung, architecture: str, tile: Tile, registers: int, shared_bytes: int) -> dict[str, str]:
     """CTAs that one multiprocessor holds, its occupancy, CTAs that are launched, and the number of waves, as text."""
     items = tile.items(TARGET["seq_len"], TARGET["batch"] * TARGET["heads"])
     number = occupancy.number(architecture)
     if number not in occupancy.LIMITS:
-        return "n/a", "n/a", "n/a" if rung.persistent else str(items), "n/a"
-    limits, gpu = occupancy.LIMITS[number], occupancy.GPUS[number]
+        return dict.fromkeys(("CTAs/SM", "occupancy", "CTAs", "waves on"), "n/a")
+    limits, (gpu, multiprocessors) = occupancy.LIMITS[number], occupancy.GPUS[number]
     held = occupancy.ctas_per_sm(limits, tile.threads, registers, shared_bytes)
-    at_once = held * gpu.multiprocessors
-    ctas = min(items, at_once) if rung.persistent else items
-    share = held * tile.threads / occupancy.WARP / limits.warps
-    return str(held), f"{share:.0%}", str(ctas), f"{ctas / at_once:.2f} {gpu.name}" if held else "n/a"
-
-
-def _agreeing(lines: list[Row], field: str) -> list[list[Row]]:
-    """Groups of rows that differ in one field only, in the order of their first rows."""
-    groups: dict[str, list[Row]] = {}
-    for row in lines:
-        rest = {name: value for name, value in asdict(row).items() if name != field}
-        groups.setdefault(repr(rest), []).append(row)
-    return list(groups.values())
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    numbers = (str(row.registers), str(row.spill_bytes), str(row.shared_bytes))
-    return (
-        row.rung,
-        row.architecture,
-        f"{row.head_dim} {row.tile}".rstrip(),
-        ", ".join(row.masks),
-        ", ".join(row.dtypes),
-        *numbers,
-        *row.residency,
-    )
+    launched = min(items, held * multiprocessors) if rung.persistent else items
+    return {
+        "CTAs/SM": str(held),
+        "occupancy": f"{held * tile.threads / occupancy.WARP / limits.warps:.0%}",
+        "CTAs": str(launched),
+        "waves on": f"{launched / (held * multiprocessors):.2f} {gpu}" if held else "n/a",
+    }

@@ -39,13 +39,10 @@ def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -
 
 def _errors(log: str) -> list[str]:
     """The lines that hold the compiler's errors, without the lines of explanation that may follow each."""
-    lines = [" ".join(line.split()) for line in log.splitlines()]
-    return [_relative(line) for line in lines if re.search(r"\berror\b", line) and "detected in the comp" not in line]
-
-
-def _relative(line: str) -> str:
     # The compiler names headers by the folder that the flag -I gives.
-    return line.replace(f"{paths.kernels()}/", f"{paths.shown(paths.kernels())}/")
+    log = log.replace(f"{paths.kernels()}/", f"{paths.shown(paths.kernels())}/")
+    lines = [" ".join(line.split()) for line in log.splitlines()]
+    return [line for line in lines if re.search(r"\berror\b", line) and "detected in the comp" not in line]
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,6 @@ class Limits:
     registers: int = 65536
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A model of GPU on which waves are counted."""
-
-    name: str
-    multiprocessors: int
-
-
 # CUDA Programming Guide 13.0, "Compute Capabilities": technical specifications and shared memory capacity. Granules and
 # partitions are those of cuda_occupancy.h, and so is the arithmetic.
 LIMITS = {
@@ -38,7 +30,8 @@ LIMITS = {
     "89": Limits(warps=48, ctas=24, shared_bytes=100 * 1024),
     "90": Limits(warps=64, ctas=32, shared_bytes=228 * 1024),
 }
-GPUS = {"80": Gpu("A100", 108), "86": Gpu("A10", 72), "89": Gpu("L4", 58), "90": Gpu("H200", 132)}
+GPUS = {"80": ("A100", 108), "86": ("A10", 72), "89": ("L4", 58), "90": ("H200", 132)}
+"""The GPU on which waves are counted, and how many multiprocessors it has, by compute capability."""
 
 
 def allowed(limits: Limits, threads: int, registers: int, shared_bytes: int) -> dict[str, int]:

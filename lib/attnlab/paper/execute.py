@@ -61,9 +61,9 @@ def check(notebook: Path, values: Mapping[str, object]) -> None:
 
 
 def shown_run(notebook: Path, values: Mapping[str, object]) -> dict[str, str]:
-    """What a notebook says to `obtain.exhibits` if it is given these values; empty where it shows no run."""
+    """What a notebook says to `select_run.exhibits` if it is given these values; empty where it shows no run."""
     cells = nbformat.read(notebook, as_version=4).cells
-    if not any(cell.cell_type == "code" and "obtain.exhibits(run, study, device)" in cell.source for cell in cells):
+    if not any(cell.cell_type == "code" and "select_run.exhibits(run, study, device)" in cell.source for cell in cells):
         return {}
     known = parameters(notebook)
     return {name: str(values.get(name, literal_eval(known[name].default))) for name in ("run", "study", "device")}

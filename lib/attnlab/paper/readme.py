@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
@@ -76,7 +76,7 @@ class Block:
 
 
 def _throughput(results: Results, picture: str) -> str:
-    said = obtain.showing(results)("verdicts.values.said")
+    said = select_run.showing(results)("verdicts.values.said")
     return "\n\n".join(filter(None, [picture, said.markdown]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from attnlab import obtain
+from attnlab import select_run
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits.explore import page as explorer_page
@@ -31,7 +31,7 @@ def render(name: str) -> Path:
     run = read.load(name)
     print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
     shown = results.of(run)
-    in_use = [shown, *obtain.companions(shown)]  # as long as they are here, every notebook finds them
+    in_use = [shown, *select_run.companions(shown)]  # as long as they are here, every notebook finds them
     values = {"run": name, "device": "none"}
     *others, paper = parts()
     with _alone(name):
@@ -78,7 +78,7 @@ def render_notebook(part: str, values: Mapping[str, object]) -> Path:
     execute.check(_source(part), values)
     run = str(values.get("run") or "latest")
     if stated := execute.shown_run(_source(part), values):
-        obtain.named(**stated)  # measured here, where progress is shown and Ctrl-C arrives, and not in a kernel
+        select_run.named(**stated)  # measured here, where progress is shown and Ctrl-C arrives, and not in a kernel
     with _alone(run):
         return _page(part, run, values, execute.KERNEL)
 

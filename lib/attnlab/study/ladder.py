@@ -10,7 +10,8 @@ import math
 import operator
 import re
 import tomllib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,6 @@ from pydantic import (
     Field,
     ValidationError,
     field_serializer,
-    field_validator,
     model_validator,
 )
 
@@ -58,7 +58,6 @@ class Served(BaseModel):
         rows: queries that one work item covers.
         shortest: the smallest number of keys that it serves; `longest` the largest, 0 for any.
         masks: the masks that it serves.
-        devices: the devices that it serves, by the names that torch gives them; empty for all.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -67,7 +66,6 @@ class Served(BaseModel):
     shortest: Positive = 1
     longest: Annotated[int, Field(ge=0)] = 0
     masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
-    devices: list[str] = []
 
     def items(self, seq_len: int, heads: int) -> int:
         """The work items of a call with so many queries a head, and heads over all batches."""
@@ -77,10 +75,9 @@ class Served(BaseModel):
         """Whether it serves this number of keys."""
         return self.shortest <= kv_len <= (self.longest or kv_len)
 
-    def serves(self, head_dim: int, kv_len: int, causal: bool, device: str) -> bool:
-        """Whether it serves such shapes on the device of this name."""
-        here = not self.devices or device in self.devices
-        return self.head_dim == head_dim and self.serves_length(kv_len) and MASKS[causal] in self.masks and here
+    def serves(self, head_dim: int, kv_len: int, causal: bool) -> bool:
+        """Whether it serves such shapes."""
+        return self.head_dim == head_dim and self.serves_length(kv_len) and MASKS[causal] in self.masks
 
 
 class Tile(Served):
@@ -103,11 +100,6 @@ class Tile(Served):
     box_rows: Positive | None = None
     name: Name = ""
 
-    @field_validator("masks", "devices")
-    @classmethod
-    def _none_twice(cls, values: list[str]) -> list[str]:
-        return _without_repeats(values)
-
     @field_serializer("template")
     def _values(self, template: dict[str, int]) -> list[int]:
         # As runs have recorded them since before they had names.
@@ -116,7 +108,7 @@ class Tile(Served):
     @model_validator(mode="after")
     def _serves_a_length(self) -> "Tile":
         if self.longest and self.longest < self.shortest:
-            raise UserError(f"longest: {self.longest} is less than `shortest`, {self.shortest}: no length is served")
+            raise UserError(f"{self.title}: `longest`, {self.longest}, is less than `shortest`, {self.shortest}")
         return self
 
     @property
@@ -181,17 +173,25 @@ class Rung(Step):
     sizes: dict[str, int | str] = Field({}, exclude=True)
     tiles: Annotated[list[Tile], Field(min_length=1)]
 
-    @field_validator("dtypes", "architectures")
+    @model_validator(mode="before")
     @classmethod
-    def _none_twice(cls, values: list[str]) -> list[str]:
-        return _without_repeats(values)
+    def _sizes_follow(cls, stated: Any) -> Any:
+        tiles, sizes = stated.get("tiles"), stated.get("sizes", {})
+        if isinstance(tiles, list) and isinstance(sizes, dict):
+            return stated | {"tiles": [_sized(tile, sizes) for tile in tiles]}
+        return stated  # which is refused by its type
 
     @model_validator(mode="after")
     def _tiles_fit(self) -> "Rung":
-        for head_dim in dict.fromkeys(tile.head_dim for tile in self.tiles):
-            _require_names(head_dim, [tile.name for tile in self.tiles if tile.head_dim == head_dim])
+        ((head_dim, name), times), *_ = Counter((tile.head_dim, tile.name) for tile in self.tiles).most_common(1)
+        if times > 1:
+            raise UserError(f"{times} tiles for head_dim {head_dim} are called {name!r}: give each a `name` of its own")
         for tile in self.tiles if self.arguments != "pointers" else ():
-            _require_boxes(tile)
+            if tile.head_dim % 64 or max(tile.keys, tile.box) > MOST_BOX_ROWS:
+                raise UserError(
+                    f"{tile.title}: a box of a tensor map has 64 columns and at most {MOST_BOX_ROWS} rows, which "
+                    "`head_dim`, `keys` and `box_rows` have to go by"
+                )
         return self
 
     @property
@@ -199,9 +199,9 @@ class Rung(Step):
         """The name that a study calls it by."""
         return PREFIX + self.name
 
-    def tiles_for(self, head_dim: int, kv_len: int, causal: bool, device: str) -> list[Tile]:
-        """The tiles that serve such shapes on the device of this name, in the entry's order; the first is what runs."""
-        return [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal, device)]
+    def tiles_for(self, head_dim: int, kv_len: int, causal: bool) -> list[Tile]:
+        """The tiles that serve such shapes, in the entry's order; the first is what runs."""
+        return [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
 
     def architecture(self, capability: tuple[int, int]) -> str | None:
         """The architecture to compile for on a device of this compute capability; None if the rung doesn't serve it.
@@ -240,24 +240,24 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
         stated = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{where} is not valid TOML: {error}") from None
-    for key in stated:
-        if key != "rungs":
-            raise UserError(f"{where}: unknown key {key!r}; a rung begins with [[rungs]]")
-    entries = stated.get("rungs", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UserError(f"{where}: each rung begins with [[rungs]], in double brackets")
+    entries = stated.pop("rungs", [])
+    if stated or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{where} holds rungs alone: each begins with [[rungs]], in double brackets")
     rungs: list[Rung] = []
-    launches: dict[Any, dict[str, Any]] = {}
+    launches: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
         name = entry.get("name")
-        place = f"{where}: rung {name!r}" if isinstance(name, str) else f"{where}: rung {number}"
-        launched_like = entry.get("launched_like")
-        if isinstance(launched_like, str):
-            _require_earlier(launched_like, list(launches), f"{place}: launched_like")
-            entry = launches[launched_like] | entry
-        rungs.append(_rung(entry, place))
-        _require_place(rungs, folder, place)
-        launches[name] = {field: entry[field] for field in LAUNCH if field in entry}
+        try:
+            if like := entry.get("launched_like"):
+                entry = launches[_earlier("launched_like", like, launches)] | entry
+            rung = Rung.model_validate(entry)
+            _require_place(rung, list(launches), folder)
+        except UserError as error:
+            raise UserError(f"{where}: rung {name or number!r}: {error}") from None
+        except ValidationError as error:
+            raise UserError(f"{where}: rung {name or number!r}: {first_problem(error, Rung.model_fields)}") from None
+        rungs.append(rung)
+        launches[rung.name] = {field: entry[field] for field in LAUNCH if field in entry}
     return tuple(rungs)
 
 
@@ -285,21 +285,20 @@ def hashes(rungs: Iterable[Rung] | None = None) -> dict[str, str]:
     return {rung.implementation: _hash(rung) for rung in (load() if rungs is None else rungs)}
 
 
-def sources(rung: Rung, folder: Path | None = None) -> list[Path]:
+def sources(rung: Rung) -> list[Path]:
     """The source of a rung, and the headers beside it that it includes, directly or through others.
 
     Raises:
         UserError: one of them is not a text file.
     """
-    folder = folder or paths.kernels()
     found: list[Path] = []
-    waiting = [folder / rung.source]
+    waiting = [paths.kernels() / rung.source]
     while waiting:
         path = waiting.pop(0)
         if path in found or not path.is_file():  # a header that isn't ours
             continue
         found.append(path)
-        waiting += [folder / name for name in _INCLUDE.findall(_text(path))]
+        waiting += [paths.kernels() / name for name in _INCLUDE.findall(_text(path))]
     return found
 
 
@@ -328,25 +327,6 @@ def _hash(rung: Rung) -> str:
     # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
     content = {"entry": rung.model_dump(mode="json", exclude_unset=True), "files": files}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _rung(entry: dict[str, Any], place: str) -> Rung:
-    model: type[BaseModel] = Rung
-    try:
-        tiles, sizes = entry.get("tiles"), entry.get("sizes", {})
-        if isinstance(tiles, list) and isinstance(sizes, dict):
-            tiles = [_sized(tile, sizes) for tile in tiles]
-            entry = entry | {"tiles": tiles}
-            model, whole = Tile, place
-            for number, tile in enumerate(tiles, 1):
-                place = f"{whole}, tile {number}"
-                Tile.model_validate(tile)
-            model, place = Rung, whole
-        return Rung.model_validate(entry)
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from None
-    except ValidationError as error:
-        raise UserError(f"{place}: {first_problem(error, model.model_fields)}") from None
 
 
 def _sized(tile: Any, sizes: dict[str, Any]) -> Any:
@@ -383,60 +363,23 @@ def _computed(formula: str, known: dict[str, int]) -> int:
         ) from None
 
 
-def _require_place(rungs: list[Rung], folder: Path, place: str) -> None:
-    """Raise UserError unless the last rung has a new name, a source, and comes after the rung that it names."""
-    *before, last = rungs
-    earlier = [rung.name for rung in before]
-    if last.implementation == BEST:
-        raise UserError(f"{place}: `{BEST}` is what `make tune` chose: choose another name")
-    if last.name in earlier:
-        raise UserError(f"{place}: an earlier rung has this name: choose another")
-    if last.after:
-        _require_earlier(last.after, earlier, f"{place}: after")
-    if not (folder / last.source).is_file():
-        there = [path.name for path in sorted(folder.glob("*.cu"))]
-        raise UserError(
-            f"{place}: {paths.shown(folder / last.source)} is missing: add it, or correct `source`"
-            f"{suggestion(last.source, there)}"
-        )
+def _require_place(rung: Rung, earlier: list[str], folder: Path) -> None:
+    """Raise UserError unless a rung has a new name, a source, and comes after the rung that it names."""
+    if rung.implementation == BEST:
+        raise UserError(f"`{BEST}` is what `make tune` chose: choose another name")
+    if rung.name in earlier:
+        raise UserError("an earlier rung has this name: choose another")
+    if rung.after:
+        _earlier("after", rung.after, earlier)
+    if not (folder / rung.source).is_file():
+        near = suggestion(rung.source, (path.name for path in sorted(folder.glob("*.cu"))))
+        raise UserError(f"{paths.shown(folder / rung.source)} is missing: add it, or correct `source`{near}")
 
 
-def _require_earlier(name: str, earlier: list[str], place: str) -> None:
-    """Raise UserError unless an earlier rung has this name."""
-    if name not in earlier:
-        known = ", ".join(earlier) or "none"
-        raise UserError(f"{place}: no earlier rung is called {name!r}; earlier are {known}{suggestion(name, earlier)}")
-
-
-def _require_names(head_dim: int, names: list[str]) -> None:
-    """Raise UserError unless the tiles of one head_dim, which have these names, can be told apart."""
-    if len(names) > 1 and "" in names:
-        raise UserError(f"{len(names)} tiles serve head_dim {head_dim}: give each a `name`, or leave one")
-    if repeated := _repeated(names):
-        raise UserError(f"two tiles for head_dim {head_dim} are called {repeated!r}: rename one")
-
-
-def _require_boxes(tile: Tile) -> None:
-    """Raise UserError unless tensor maps can be made for a tile."""
-    if tile.head_dim % 64:
-        raise UserError(f"{tile.title}: a box of a tensor map has 64 columns")
-    for field, rows in (("keys", tile.keys), ("box_rows", tile.box)):
-        if rows > MOST_BOX_ROWS:
-            raise UserError(
-                f"{tile.title}: {field}: a box of a tensor map has at most {MOST_BOX_ROWS} rows, not {rows}"
-            )
-
-
-def _without_repeats(values: list[str]) -> list[str]:
-    if repeated := _repeated(values):
-        raise UserError(f"{repeated} is listed twice")
-    return values
-
-
-def _repeated(values: Iterable[Any]) -> Any:
-    seen: set[Any] = set()
-    for value in values:
-        if value in seen:
-            return value
-        seen.add(value)
-    return None
+def _earlier(field: str, name: Any, earlier: Collection[str]) -> str:
+    """The name that a field states, if an earlier rung has it."""
+    if name in earlier:
+        return str(name)
+    known = ", ".join(earlier) or "none"
+    near = suggestion(str(name), earlier)
+    raise UserError(f"{field}: no earlier rung is called {name!r}; earlier are {known}{near}")

@@ -111,10 +111,12 @@ class Study(BaseModel):
             implementations.require(name, known)
         if self.baseline not in self.implementations:
             raise UserError(f"the baseline {self.baseline} is not among the implementations")
-        for word, values in (("implementation", self.implementations), ("timing", self.timings)):
+        for word, values in (("an implementation", self.implementations), ("a timing", self.timings)):
             if len(set(values)) < len(values):
-                raise UserError(f"an {word} is listed twice" if word[0] in "aeiou" else f"a {word} is listed twice")
-        stated = sum(_amount(block) for blocks in self.sweeps.values() for block in blocks)
+                raise UserError(f"{word} is listed twice")
+        stated = sum(
+            math.prod(map(len, _stated(block).values())) for blocks in self.sweeps.values() for block in blocks
+        )
         if stated > MOST_SHAPES:
             raise UserError(f"sweeps: {stated} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
         for name in self.sweeps:
@@ -202,27 +204,27 @@ def _misnamed(name: str, shapes: list[Shape]) -> str:
     return ""
 
 
-def parse(stated: dict[str, Any], where: str) -> Study:
-    """The study with these fields; `where` names their origin in messages.
+def parse(stated: dict[str, Any], where: str, known: Collection[str] = ()) -> Study:
+    """The study with these fields.
+
+    Args:
+        where: their origin, for messages.
+        known: the names of the implementations that it may have; empty for `implementations.known`.
 
     Raises:
         UserError: something is wrong with a field; the message is one line.
     """
-    return _validated(stated, where)
-
-
-def recorded(manifest: dict[str, Any]) -> Study:
-    """The study of a run. It may name kernels that are not on the ladder here, or no longer."""
-    return _validated(manifest["study"], manifest["name"], manifest["study"]["implementations"])
-
-
-def _validated(stated: dict[str, Any], where: str, known: Collection[str] = ()) -> Study:
     try:
         return Study.model_validate(stated, context=known)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except ValidationError as error:
         raise UserError(f"{where}: {first_problem(error, Study.model_fields)}") from None
+
+
+def recorded(manifest: dict[str, Any]) -> Study:
+    """The study of a run. It may name kernels that are not on the ladder here, or no longer."""
+    return parse(manifest["study"], manifest["name"], manifest["study"]["implementations"])
 
 
 def _multiply_out(block: Block, where: str) -> list[Shape]:
@@ -236,11 +238,6 @@ def _stated(block: Block) -> dict[str, list[Any]]:
     """The values of each axis that a block of a sweep states; ``values: all`` are those of `kinds.STANDARD`."""
     axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
     return axes | ({"values": list(kinds.STANDARD)} if axes.get("values") == [kinds.ALL] else {})
-
-
-def _amount(block: Block) -> int:
-    """How many shapes a block of a sweep states."""
-    return math.prod(map(len, _stated(block).values()))
 
 
 def _shape(axes: Block, where: str) -> Shape:

@@ -49,10 +49,6 @@ class Choice(BaseModel):
         """The shape that it is for."""
         return self.heads, self.seq_len, self.head_dim, self.causal
 
-    def is_like(self, shape: Shape) -> bool:
-        """Whether it is for the head_dim and mask of a shape."""
-        return (self.head_dim, self.causal) == (shape.head_dim, shape.causal)
-
     def distance(self, shape: Shape) -> float:
         """How far its lengths and heads are from those of a shape, in doublings."""
         heads = shape.batch * shape.heads
@@ -70,16 +66,13 @@ class Choice(BaseModel):
         there, here = tile.items(shape.seq_len, shape.batch * shape.heads), tile.items(self.seq_len, self.heads)
         return self.latency_us * _rounds(there, multiprocessors) / _rounds(here, multiprocessors)
 
-    def instance(self, every: tuple[Rung, ...] | None = None) -> tuple[Rung, Tile]:
-        """The rung and the tile that it names.
-
-        Args:
-            every: the ladder's rungs; by default they are read.
+    def instance(self, every: Collection[Rung]) -> tuple[Rung, Tile]:
+        """The rung and the tile that it names, of these rungs.
 
         Raises:
             UserError: the rung changed since, or is gone.
         """
-        rungs = [rung for rung in (ladder.load() if every is None else every) if rung.name == self.rung]
+        rungs = [rung for rung in every if rung.name == self.rung]
         named = (self.head_dim, self.tile)
         tiles = [tile for rung in rungs for tile in rung.tiles if (tile.head_dim, tile.name) == named]
         if not tiles or ladder.hashes(rungs)[PREFIX + self.rung] != self.source:
@@ -111,12 +104,9 @@ class Tuning(BaseModel):
 
     @model_validator(mode="after")
     def _names_no_instance_twice(self) -> "Tuning":
-        seen = set()
-        for number, choice in enumerate(self.choices):
-            stated = (choice.place, choice.rung, choice.tile)
-            if stated in seen:
-                raise UserError(f"choices.{number} is for the shape and the instance of an earlier one: leave one")
-            seen.add(stated)
+        stated = [(choice.place, choice.rung, choice.tile) for choice in self.choices]
+        if len(set(stated)) < len(stated):
+            raise UserError("choices: two are for one shape and one instance: leave one")
         return self
 
     def choice(self, shape: Shape) -> Choice:
@@ -127,7 +117,8 @@ class Tuning(BaseModel):
         Raises:
             UserError: there is none, or a kernel changed since.
         """
-        alike = sorted(filter(lambda choice: choice.is_like(shape), self.choices), key=lambda one: one.distance(shape))
+        alike = [one for one in self.choices if (one.head_dim, one.causal) == (shape.head_dim, shape.causal)]
+        alike.sort(key=lambda one: one.distance(shape))
         every = ladder.load()
         for _, near in groupby(alike, key=lambda one: one.place):
             stated = [(choice, *choice.instance(every)) for choice in near]

@@ -43,12 +43,9 @@ class Rung:
     expected: float
     tiles: list[Served]
 
-    def work_items(self, shape: Shape, device: str) -> int | None:
-        """Tiles of query rows over all heads, which are distributed to the CTAs; None if it doesn't serve them there.
-
-        `device` is the name of the device.
-        """
-        serving = (tile for tile in self.tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal, device))
+    def work_items(self, shape: Shape) -> int | None:
+        """Tiles of query rows over all heads, which CTAs work on; None if the rung doesn't serve the shape."""
+        serving = (tile for tile in self.tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal))
         first = next(serving, None)
         return first.items(shape.seq_len, shape.batch * shape.heads) if first else None
 
@@ -146,7 +143,7 @@ def resources(results: Results, rung: Rung, shape: Shape) -> Resources | None:
     if rows.empty:
         return None
     row, device = rows.iloc[0], results.run.manifest["device"]
-    items = rung.work_items(shape, device["name"]) or int(row["ctas"])
+    items = rung.work_items(shape) or int(row["ctas"])
     return Resources(
         architecture=str(row["architecture"]),
         **{column: int(row[column]) for column in COUNTS},

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attnlab.runs.rules import GATE_FACTOR
 
@@ -19,7 +20,7 @@ class Error:
     mean: float
 
     @classmethod
-    def between(cls, output: torch.Tensor, oracle: torch.Tensor) -> "Error":
+    def between(cls, output: Tensor, oracle: Tensor) -> "Error":
         """Compare two tensors of the same shape, a slab at a time to bound memory."""
         worst, total = 0.0, 0.0
         for got, right in zip(output.flatten(0, 1).split(64), oracle.flatten(0, 1).split(64), strict=True):

@@ -26,6 +26,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.gate import ordering, poison, rounding
 from attnlab.measure.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Error
@@ -42,6 +43,8 @@ FINGERPRINT = 4096
 # Runs that differ from the first in ever more elements, in the end in so many times as many, are not merely rounded
 # differently.
 RUNS, GROWTH = 4, 10
+UNLIKE = "differs between two runs on the same inputs, in {} of {} elements"
+LATE = "doesn't wait for the stream that calls it: differs in {} of {} elements when that has yet to write the inputs"
 
 
 class Gate:
@@ -79,7 +82,7 @@ class Gate:
         self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
         right = partial(composed, scale=scale)
         attention: Attention = partial(by_sequence, right, sequences=sequences) if sequences else right
-        compared = self._compared_inputs()
+        compared = given if heads is None else tuple(map(self._compared, of_each_head(*given)))
         exact = _computed(attention, tuple(tensor.double() for tensor in compared), causal)
         self._oracle = exact
         self._framework_errors = [
@@ -95,7 +98,7 @@ class Gate:
         """The number of tensors that a call returns."""
         return 1 if len(self._inputs) == 3 else len(OUTPUTS)
 
-    def check(self, output: torch.Tensor | Tensors, faults: Sequence[str] = ()) -> Check:
+    def check(self, output: Tensor | Tensors, faults: Sequence[str] = ()) -> Check:
         """Compare what was computed from this gate's inputs with the oracle.
 
         Args:
@@ -106,12 +109,8 @@ class Gate:
         if wrong := self._misshapen(returned):
             return Check(UNBOUNDED, self._framework_errors[0], self._unavoidable, (*faults, wrong))
         known = tuple(dict.fromkeys(faults))
-        checks = [
-            Check(error, framework_error, self._unavoidable, known, name)
-            for error, framework_error, name in zip(
-                self.errors(returned), self._framework_errors, OUTPUTS, strict=False
-            )
-        ]
+        each = zip(self.errors(returned), self._framework_errors, OUTPUTS, strict=False)
+        checks = [Check(error, framework, self._unavoidable, known, name) for error, framework, name in each]
         return max(checks, key=lambda check: check.strain)
 
     def examine(self, call: Call, earlier: set[bytes] | None = None, repeats: bool = True) -> Check:
@@ -130,7 +129,7 @@ class Gate:
         differing = unlike(first, second)
         if differing and self._exact(repeats):
             again, _ = self._run(call, 1)
-            faults.append(_why_different(differing, _elements(first), only_before_inputs=not unlike(first, again)))
+            faults.append((UNLIKE if unlike(first, again) else LATE).format(differing, _elements(first)))
         elif differing:
             faults += self._growing(call, first)
         if earlier is not None:
@@ -160,10 +159,10 @@ class Gate:
         faults += more
         differing = unlike(first, second)
         if differing and self._exact(repeats):
-            faults.append(_why_different(differing, _elements(first), only_before_inputs=False))
+            faults.append(UNLIKE.format(differing, _elements(first)))
         return self._worst([first, second], faults, differing, repeats)
 
-    def errors(self, returned: torch.Tensor | Tensors) -> list[Error]:
+    def errors(self, returned: Tensor | Tensors) -> list[Error]:
         """The error of each tensor that a call returned, against the oracle."""
         return [
             Error.between(self._compared(tensor), oracle)
@@ -205,7 +204,7 @@ class Gate:
         self,
         call: Call,
         turn: int,
-        calling: Callable[[Call, Inputs, tuple[torch.Tensor, ...]], Any] | None = None,
+        calling: Callable[[Call, Inputs, tuple[Tensor, ...]], Any] | None = None,
         guards: outputs.Guards | None = None,
     ) -> tuple[Tensors, list[str]]:
         """Run on poisoned memory; returns copies of the outputs, and what is wrong.
@@ -244,9 +243,7 @@ class Gate:
             faults += self._faults_of(output, copied, earlier, guards)
         return faults
 
-    def _faults_of(
-        self, output: torch.Tensor, at_once: torch.Tensor, earlier: torch.Tensor | None, guards: outputs.Guards
-    ) -> list[str]:
+    def _faults_of(self, output: Tensor, at_once: Tensor, earlier: Tensor | None, guards: outputs.Guards) -> list[str]:
         """The fault of one returned tensor; `earlier` is the one that the run before returned in its place."""
         faults = []
         if any(_overlap(output, held) for held in self._inputs):
@@ -269,13 +266,7 @@ class Gate:
         output.fill_(torch.nan)  # an implementation that returns this memory again has to write it again
         return faults
 
-    def _compared_inputs(self) -> Tensors:
-        if self._heads is None:
-            return self._inputs
-        q, k, v = self._inputs
-        return tuple(self._compared(tensor) for tensor in of_each_head(q, k, v))
-
-    def _compared(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _compared(self, tensor: Tensor) -> Tensor:
         return tensor if self._heads is None else tensor.flatten(0, 1)[self._heads].unsqueeze(0)
 
 
@@ -287,18 +278,18 @@ def _computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
     return with_gradients(attention, given, causal)
 
 
-def _each(output: torch.Tensor | Tensors) -> Tensors:
+def _each(output: Tensor | Tensors) -> Tensors:
     return output if isinstance(output, tuple) else (output,)
 
 
-def _replayed(replay: Replay) -> torch.Tensor | Tensors:
+def _replayed(replay: Replay) -> Tensor | Tensors:
     for output in _each(replay.output):
         output.fill_(torch.nan)
     replay.graph.replay()
     return replay.output
 
 
-def _differing(a: torch.Tensor, b: torch.Tensor) -> int:
+def _differing(a: Tensor, b: Tensor) -> int:
     """The number of elements in which two tensors differ in any bit."""
     return int((_bits(a) != _bits(b)).sum())
 
@@ -315,17 +306,10 @@ def _elements(tensors: Tensors) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def _bits(tensor: Tensor) -> Tensor:
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(integers[tensor.element_size()])
 
 
-def _why_different(differing: int, elements: int, only_before_inputs: bool) -> str:
-    where = f"in {differing} of {elements} elements"
-    if only_before_inputs:
-        return f"doesn't wait for the stream that calls it: differs {where} when that has yet to write the inputs"
-    return f"differs between two runs on the same inputs, {where}"
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _overlap(a: Tensor, b: Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

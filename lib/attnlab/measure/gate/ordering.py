@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects.case import Call, Output, Replay
@@ -19,7 +20,7 @@ class NotCaptured(Exception):
     """A call can't be captured in a graph: it does something that the current stream does not order."""
 
 
-def before_inputs(call: Call, inputs: tuple[torch.Tensor, ...], values: tuple[torch.Tensor, ...]) -> Output:
+def before_inputs(call: Call, inputs: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Output:
     """The output of `call`, made while `inputs` hold NaN and the current stream has yet to copy `values` there.
 
     Work that the current stream orders sees the values; work on any other stream that doesn't wait for it sees NaN.

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import Gate
@@ -187,7 +188,7 @@ class Tally:
         return Comparison(self._reference.name, errors, units, self._reference.bounds)
 
 
-def _largest(tensor: torch.Tensor) -> torch.Tensor:
+def _largest(tensor: Tensor) -> Tensor:
     return torch.linalg.vector_norm(tensor, math.inf, dtype=torch.float32)
 
 

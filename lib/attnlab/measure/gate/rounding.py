@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.gate.check import Error
 from attnlab.measure.subjects.implementation import Tensors
@@ -13,7 +14,7 @@ HELD_SCORES = 2**24
 
 
 def unavoidable(
-    given: Tensors, causal: bool, oracle: torch.Tensor, sequences: tuple[int, ...], scale: float | None = None
+    given: Tensors, causal: bool, oracle: Tensor, sequences: tuple[int, ...], scale: float | None = None
 ) -> Error:
     """The standard deviation of the output when each score is independently off by one float32 ulp: largest and mean.
 
@@ -35,9 +36,7 @@ def unavoidable(
     return Error(max(error.maximum for error, _ in errors), mean)
 
 
-def _of_slabs(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, oracle: torch.Tensor, causal: bool, scale: float | None
-) -> Error:
+def _of_slabs(q: Tensor, k: Tensor, v: Tensor, oracle: Tensor, causal: bool, scale: float | None) -> Error:
     seq_len, kv_len, factor = q.shape[-2], k.shape[-2], scale or 1 / math.sqrt(q.shape[-1])
     hidden = masked(seq_len, kv_len, q.device) if causal else None
     largest, total, ulp = 0.0, 0.0, 0.0

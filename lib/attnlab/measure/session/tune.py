@@ -70,7 +70,7 @@ class Finalists:
         """The tiles that may be the fastest at a shape or nearby, the fastest first."""
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
         windows.draw(_seed(shape, "checked"))
-        axes = (shape.head_dim, shape.seq_len, shape.causal, torch.cuda.get_device_name(self.device))
+        axes = (shape.head_dim, shape.seq_len, shape.causal)
         served = [(rung, tile, rungs.pinned(rung, tile)) for rung in self.rungs for tile in rung.tiles_for(*axes)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
         subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]

@@ -1,13 +1,13 @@
 """`attnlab.attend`: attention by the fastest implementation that a run found at each shape; elsewhere by SDPA."""
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -21,22 +21,16 @@ from attnlab.study.shapes import Shape
 
 Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 # Subclasses of it compute attention in their own ways.
-KIND = torch.Tensor
+KIND = Tensor
 
 
-class Prepared(Protocol):
-    """``(q, k, v) -> o`` for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor: ...
-
-
+Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The call for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
 _table: dict[Key, str] | None = None
 _prepared: dict[Hashable, Prepared] = {}
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
-) -> torch.Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device names for the shape.
 
     It is PyTorch's scaled_dot_product_attention for shapes that are not in the table, on devices other than a GPU, when
@@ -61,22 +55,20 @@ def attend(
         RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
     """
     if torch.compiler.is_compiling():
-        output: torch.Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
+        output: Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
     try:
         differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     except AttributeError:
         _require_tensors(q, k, v)
         raise
-    if differentiable:
-        return (_sdpa if _plain(q, k, v) else _elsewhere)(q, k, v, causal, scale)(q, k, v)
+    if differentiable and _plain(q, k, v):
+        return _sdpa(q, k, v, causal, scale)(q, k, v)
     return forward(q, k, v, causal, scale)
 
 
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-) -> torch.Tensor:
-    """`attend` without gradients."""
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
+    """`attend`, without gradients for plain tensors on a GPU."""
     if _plain(q, k, v):
         try:
             key = layout(q, k, v, causal, scale)
@@ -88,49 +80,44 @@ def forward(
         except Unsupported:
             pass
         return _sdpa(q, k, v, causal, scale)(q, k, v)
-    return _elsewhere(q, k, v, causal, scale)(q, k, v)
+    _require_tensors(q, k, v)
+    return sdpa.sdpa(q, k, v, causal, scale)
 
 
-def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return type(q) is type(k) is type(v) is KIND and q.is_cuda
 
 
 # Where addresses or strides are no multiples of 16 bytes, PyTorch 2.11 computes wrong numbers by cuDNN, without an
 # error, and by its other backends fails with a misaligned address, after which the process can't use the GPU any more.
-def _aligned(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Prepared:
+def _aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
     """What torch computes from tensors with such strides on a GPU: from copies where they are not aligned."""
     return partial(_of_copies if any(map(maps.odd_strides, (q, k, v))) else _of_aligned, call)
 
 
-def _of_aligned(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+def _of_aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
         return _of_copies(call, q, k, v)
     return call(q, k, v)
 
 
-def _of_copies(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+def _of_copies(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
     return call(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v)))
 
 
-def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
     """SDPA for tensors of a layout."""
     _require_tensors(q, k, v)
     return _aligned(partial(F.scaled_dot_product_attention, **sdpa.options(q, k, causal, scale)), q, k, v)
 
 
-def _elsewhere(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
-    """SDPA for what is no plain tensor on a GPU."""
-    _require_tensors(q, k, v)
-    return partial(sdpa.sdpa, causal=causal, scale=scale)
-
-
 def _require_tensors(q: object, k: object, v: object) -> None:
     """Raise TypeError for what is no tensor, and ValueError where K and V differ in length: torch may read beyond V."""
     for name, given in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(given, torch.Tensor):
+        if not isinstance(given, Tensor):
             raise TypeError(f"attend takes tensors, and {name} is of type {type(given).__name__}")
-    assert isinstance(k, torch.Tensor)
-    assert isinstance(v, torch.Tensor)
+    assert isinstance(k, Tensor)
+    assert isinstance(v, Tensor)
     if type(k) is type(v) is KIND and not k.is_nested and k.shape[-2:-1] != v.shape[-2:-1]:
         raise ValueError(f"k and v differ in length: {tuple(k.shape)} and {tuple(v.shape)}")
 
@@ -168,17 +155,13 @@ def _chosen(table: dispatch.Dispatch, source: Path) -> dict[Key, str]:
     try:
         choices = table.chosen()
         for choice in choices:
-            _require_callable(choice.implementation)
+            if choice.implementation.startswith(PREFIX):
+                best.implementation(choice.implementation)
+            else:
+                implementations.require(choice.implementation, implementations.SDPA)
     except UserError as error:
         raise UserError(f"{paths.shown(source)}: {error}") from None
     return {_key(choice.shape): choice.implementation for choice in choices}
-
-
-def _require_callable(name: str) -> None:
-    if name.startswith(PREFIX):
-        best.implementation(name)
-    else:
-        implementations.require(name, implementations.SDPA)
 
 
 def _key(shape: Shape) -> Key:
@@ -187,9 +170,7 @@ def _key(shape: Shape) -> Key:
     return queries, values, getattr(torch, shape.dtype), shape.causal
 
 
-def _prepare(
-    key: Hashable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-) -> Prepared:
+def _prepare(key: Hashable, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
     """The call for tensors of a layout; it is kept."""
     table = _table if _table is not None else use()
     alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
@@ -200,9 +181,7 @@ def _prepare(
     return prepared
 
 
-def _call(
-    name: str | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-) -> Prepared:
+def _call(name: str | None, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
     """An implementation, with as little Python as possible between it and its caller."""
     if name is None or name == implementations.FALLBACK:
         return _sdpa(q, k, v, causal, scale)
@@ -213,9 +192,7 @@ def _call(
     return _aligned(partial(_by_torch, partial(called, causal=causal, scale=scale)), q, k, v)
 
 
-def _launch(
-    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-) -> Prepared:
+def _launch(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
     try:
         launcher = _best() if name == ladder.BEST else rungs.of(ladder.rung(name))
         return launcher.prepare(q, k, v, causal, scale).launch
@@ -226,7 +203,7 @@ def _launch(
 _best = cache(best.Best)
 
 
-def _by_torch(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+def _by_torch(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
     """What one of torch's operators computes.
 
     Raises:
@@ -245,29 +222,27 @@ def _by_torch(call: Prepared, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
 
 def _within(
     implementation: Implementation,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     causal: bool,
     scale: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     with implementation.selected():
         return implementation.call(q, k, v, causal, scale)
 
 
 # SDPA's backends as the operators that it would call: selecting a backend takes longer than many of them run.
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[0]
 
 
-def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     attention = torch.ops.aten._scaled_dot_product_cudnn_attention
     return attention(q, k, v, None, False, 0.0, causal, scale=scale)[0]
 
 
-def _efficient(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-) -> torch.Tensor:
+def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     attention = torch.ops.aten._scaled_dot_product_efficient_attention
     return attention(q, k, v, None, False, 0.0, causal, scale=scale)[0]
 

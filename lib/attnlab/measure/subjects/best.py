@@ -1,6 +1,7 @@
 """`kernel.best`: at each shape, the instance of a rung that the tuning of this device chose."""
 
 import torch
+from torch import Tensor
 
 from attnlab.base.errors import UserError
 from attnlab.measure.subjects import rungs
@@ -13,20 +14,11 @@ from attnlab.study.shapes import LAYOUTS, Shape
 class Best(Launcher):
     """What the tuning of this device chose."""
 
-    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
-        """A launch of the kernel that was chosen for such tensors, for a caller who keeps it.
-
-        Raises:
-            Unsupported: the device has no tuning, nothing was chosen for the shape, a kernel changed since, or the
-                chosen one does not serve these tensors.
-            Broken: the chosen kernel doesn't compile, or can't be launched as its entry says.
-        """
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         return self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale)
 
-    def kernel(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-    ) -> Kernel:
-        """The kernel that was chosen for such tensors; raises Unsupported as `prepare` does."""
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Kernel:
+        """The kernel that was chosen for such tensors; raises Unsupported if none was."""
         if q.device.type != "cuda":
             raise Unsupported("best is a CUDA kernel, and the device is no NVIDIA GPU")
         if q.ndim != 4 or k.ndim != 4:
@@ -43,7 +35,7 @@ class Best(Launcher):
                 scale=scale or 0.0,
             )
             choice = tuning.load(torch.cuda.get_device_name(q.device)).choice(shape)
-            return rungs.kernel(*choice.instance())
+            return rungs.kernel(*choice.instance(ladder.load()))
         except (UserError, ValueError) as error:
             raise Unsupported(str(error)) from None
 

@@ -5,12 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.subjects.implementation import Implementation
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.study.shapes import Shape
 
-Output = torch.Tensor | tuple[torch.Tensor, ...]
+Output = Tensor | tuple[Tensor, ...]
 Call = Callable[[], Output]
 
 

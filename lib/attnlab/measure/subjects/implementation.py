@@ -9,14 +9,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from attnlab.study.shapes import Shape
 
 T = TypeVar("T")
-Attention = Callable[..., torch.Tensor]
+Attention = Callable[..., Tensor]
 """``(q, k, v, causal) -> o``. Those of the registry take the keyword `scale`, the factor of the scores, as well."""
-Ragged = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, tuple[int, ...]], torch.Tensor]
-Tensors = tuple[torch.Tensor, ...]
+Ragged = Callable[[Tensor, Tensor, Tensor, bool, tuple[int, ...]], Tensor]
+Tensors = tuple[Tensor, ...]
 # The logger with which torch says why a backend doesn't take nested tensors.
 NESTED = "torch.nested._internal.sdpa"
 # What torch says of nested tensors to every user, once per process, does not belong in a log.
@@ -71,24 +72,16 @@ class Implementation:
         """
         call = partial(self.call, scale=shape.scale) if shape.scale else self.call
         if shape.direction == "training":
-            return partial(with_gradients, self._differentiated(call), given, shape.causal)
+            attention = call if self.differentiable else partial(_refused, f"{self.name} computes no gradients")
+            return partial(with_gradients, attention, given, shape.causal)
         q, k, v = given
         if shape.lengths == "spread":
-            return partial(self._end_to_end, q, k, v, shape.causal, shape.sequences)
+            ragged = self.ragged or partial(_refused, f"{self.name} takes sequences of one length")
+            return partial(ragged, q, k, v, shape.causal, shape.sequences)
         return partial(call, q, k, v, shape.causal)
 
-    def _differentiated(self, call: Attention) -> Attention:
-        return call if self.differentiable else partial(_refused, f"{self.name} computes no gradients")
 
-    def _end_to_end(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
-    ) -> torch.Tensor:
-        if self.ragged is None:
-            raise Unsupported(f"{self.name} takes sequences of one length")
-        return self.ragged(q, k, v, causal, sequences)
-
-
-def _refused(reason: str, *_: Any) -> torch.Tensor:
+def _refused(reason: str, *_: Any) -> Tensor:
     raise Unsupported(reason)
 
 
@@ -101,8 +94,8 @@ def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensor
 
 
 def by_sequence(
-    attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
-) -> torch.Tensor:
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]
+) -> Tensor:
     """Attention within each of several sequences that lie end to end."""
     apart = zip(*(tensor.split(sequences, dim=2) for tensor in (q, k, v)), strict=True)
     return torch.cat([attention(queries, keys, values, causal) for queries, keys, values in apart], dim=2)
@@ -117,16 +110,16 @@ def attempt(work: Callable[[], T]) -> T:
         Broken: the implementation can't be called at all.
         torch.AcceleratorError: the device itself failed; nothing that it returns from then on can be trusted.
     """
-    with _all_warnings() as said:
+    with _all_warnings() as caught:
         try:
             return work()
         except torch.AcceleratorError:
             raise
         except RuntimeError as error:
-            message = _one_line(error)
+            message = " ".join(str(error).split())
             if ran_out_of_memory(error):
                 raise OutOfMemory(message) from None
-            raise Unsupported(_reason(message, said())) from None
+            raise Unsupported(_reason(message, [str(warning.message) for warning in caught])) from None
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
@@ -135,31 +128,26 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def _all_warnings() -> Iterator[Callable[[], list[str]]]:
-    """Inside, torch's warnings are collected instead of shown; the function returns those so far."""
+def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Inside, torch's warnings are collected in the list instead of shown."""
     # torch issues each of its warnings once per process, but the second shape that is refused needs its reason too. For
     # nested tensors it uses a logger.
-    before, logger, kept = torch.is_warn_always_enabled(), logging.getLogger(NESTED), _Kept()
+    before, logger = torch.is_warn_always_enabled(), logging.getLogger(NESTED)
     torch.set_warn_always(True)
-    logger.addHandler(kept)
-    logger.propagate = False
+    logger.addFilter(_warned)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            yield lambda: [*(str(warning.message) for warning in caught), *kept.messages]
+            yield caught
     finally:
-        logger.propagate = True
-        logger.removeHandler(kept)
+        logger.removeFilter(_warned)
         torch.set_warn_always(before)
 
 
-class _Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
+def _warned(record: logging.LogRecord) -> bool:
+    """Turn what is logged into a warning."""
+    warnings.warn(record.getMessage(), stacklevel=1)
+    return False
 
 
 def _reason(message: str, said: list[str]) -> str:
@@ -168,7 +156,3 @@ def _reason(message: str, said: list[str]) -> str:
     lines = [" ".join(text.split(" (Triggered", 1)[0].split()) for text in said]
     reasons = [line for line in lines if not any(words in line for words in NO_REASON)]
     return reasons[0] if reasons else message
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.values import drawn
 from attnlab.measure.values.drawn import Memory
 from attnlab.runs.schema import CONSTANT_ROWS, EXTREMES
 from attnlab.study.shapes import Shape
 
-Inputs = tuple[torch.Tensor, ...]
+Inputs = tuple[Tensor, ...]
 """Q, K and V, in training also the gradient of O."""
 # Standard deviation of the scores where they are large.
 LOGITS = 50.0
@@ -116,7 +117,7 @@ class Windows:
         windowed = [(size[0] + more, *size[1:]) for size, more in zip((queries, values), further, strict=True)]
         return [*windowed, values] + ([queries] if shape.direction == "training" else [])
 
-    def _view(self, memory: torch.Tensor, elements: int, heads: int, begin: int) -> torch.Tensor:
+    def _view(self, memory: Tensor, elements: int, heads: int, begin: int) -> Tensor:
         shape = self._shape
         window = memory[begin : begin + elements // memory[0].numel()]
         if self._by_token:
@@ -124,7 +125,7 @@ class Windows:
             return window.view(sequences, -1, heads, shape.head_dim).transpose(1, 2)
         return window.view(shape.batch, heads, *memory.shape[1:])
 
-    def _constant(self, keys: torch.Tensor) -> torch.Tensor:
+    def _constant(self, keys: Tensor) -> Tensor:
         """Keys that are equal within each head."""
         if self._by_token:
             return keys[torch.arange(len(keys), device=keys.device) % self._shape.kv_heads]
@@ -149,7 +150,7 @@ class Windows:
             places.append(begin + within)
         return Memory(self._memory[:3], (heads[0], heads[1]), (places[0], places[1]), generator)
 
-    def _some_signs(self, memory: torch.Tensor, kept: int) -> torch.Tensor:
+    def _some_signs(self, memory: Tensor, kept: int) -> Tensor:
         heads, _, columns = memory.shape
         begin = random.SystemRandom().randrange(SIGNS)
         signs = self._signs[begin : begin + heads * columns].view(heads, 1, columns)

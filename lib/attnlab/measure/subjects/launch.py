@@ -2,10 +2,13 @@
 
 import ctypes
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.subjects import maps, outputs
 from attnlab.measure.subjects.implementation import Broken, Unsupported
@@ -15,7 +18,7 @@ Addresses = tuple[int, int, int, int]
 ALIGNMENT = 64
 
 
-class Parameters:
+class Parameters(ABC):
     """The parameters of a kernel in memory: four tensors, then scalars.
 
     The driver copies them when it launches or captures the kernel. Until then they belong to one thread.
@@ -36,9 +39,9 @@ class Parameters:
         self._pointers = (ctypes.c_void_p * len(each))(*each)
         self.address = ctypes.addressof(self._pointers)
 
+    @abstractmethod
     def point(self, addresses: Addresses) -> None:
         """Let Q, K, V and O lie at these addresses of the device."""
-        raise NotImplementedError
 
 
 class Pointers(Parameters):
@@ -72,10 +75,11 @@ class Maps(Parameters):
                 held[number] = address
 
 
+@dataclass
 class Launch:
     """A kernel that is ready to be launched on tensors of one layout, from any thread.
 
-    Args:
+    Attributes:
         function: the driver's handle.
         ctas: CTAs of the grid, of `threads` threads and `shared_bytes` of dynamic shared memory each.
         device: the number of the device that the tensors lie on.
@@ -83,25 +87,21 @@ class Launch:
         failed: the error to raise, by the name of the driver's.
     """
 
-    def __init__(
-        self,
-        function: int,
-        ctas: int,
-        threads: int,
-        shared_bytes: int,
-        device: int,
-        parameters: Callable[[], Parameters],
-        failed: Callable[[str], Exception],
-    ) -> None:
+    function: int
+    ctas: int
+    threads: int
+    shared_bytes: int
+    device: int
+    parameters: Callable[[], Parameters]
+    failed: Callable[[str], Exception]
+
+    def __post_init__(self) -> None:
         driver = maps.driver()
-        self.ctas = ctas
-        self._function, self._launch = driver.CUfunction(function), driver.cuLaunchKernel
-        self._size = (ctas, 1, 1, threads, 1, 1, shared_bytes)
-        self._device, self._make, self._failed = device, parameters, failed
-        self._success = driver.CUresult.CUDA_SUCCESS
+        self._launch, self._success = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
+        self._fixed = (driver.CUfunction(self.function), self.ctas, 1, 1, self.threads, 1, 1, self.shared_bytes)
         self._own = threading.local()
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Launch it on torch's current stream of the tensors' device; the output has the strides of `q`.
 
         Raises:
@@ -111,8 +111,8 @@ class Launch:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) % maps.ALIGNMENT:
             raise Unsupported(f"tensors have to begin at addresses that are multiples of {maps.ALIGNMENT}")
-        if torch._C._cuda_getDevice() != self._device:
-            with torch.cuda.device(self._device):
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
                 return self(q, k, v)
         output = outputs.like(q)
         try:
@@ -120,19 +120,19 @@ class Launch:
         except AttributeError:
             parameters = self._of_this_thread()
         parameters.point((at_q, at_k, at_v, output.data_ptr()))
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
-        (error,) = self._launch(self._function, *self._size, stream, parameters.address, 0)
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
         if error != self._success:
-            raise self._failed(error.name)
+            raise self.failed(error.name)
         return output
 
     def _of_this_thread(self) -> Parameters:
-        torch.cuda.set_device(self._device)  # a new thread has no context before that
-        parameters = self._own.parameters = self._make()
+        torch.cuda.set_device(self.device)  # a new thread has no context before that
+        parameters = self._own.parameters = self.parameters()
         return parameters
 
 
-def layout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Hashable:
+def layout(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Hashable:
     """What a prepared launch depends on: shapes, strides, dtypes and devices, all but addresses."""
     return (
         *(q.shape, q.stride(), q.dtype, q.get_device()),

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.subjects.implementation import Broken, Unsupported
 
@@ -20,7 +21,7 @@ FARTHEST = 2**40
 MOST_HEADS, MOST_BATCHES = 2**16, 2**15
 
 
-def contiguous(tensor: torch.Tensor, address: int, rows: int) -> bytes:
+def contiguous(tensor: Tensor, address: int, rows: int) -> bytes:
     """A map of a contiguous tensor ``(batch, heads, seq_len, head_dim)`` in which all heads are one dimension.
 
     Its three dimensions are, innermost first, head_dim, seq_len, and heads over all batches. A box is 64 columns of
@@ -34,7 +35,7 @@ def contiguous(tensor: torch.Tensor, address: int, rows: int) -> bytes:
     return _encoded(tensor, address, (head_dim, seq_len, batch * heads), (head_dim, head_dim * seq_len), rows)
 
 
-def strided(tensor: torch.Tensor, address: int, rows: int) -> bytes:
+def strided(tensor: Tensor, address: int, rows: int) -> bytes:
     """A map of a tensor ``(batch, heads, seq_len, head_dim)`` with any strides that `refusal` doesn't refuse.
 
     Its four dimensions are, innermost first, head_dim, seq_len, heads and batch; boxes are those of `contiguous`.
@@ -48,7 +49,7 @@ def strided(tensor: torch.Tensor, address: int, rows: int) -> bytes:
     return _encoded(tensor, address, tuple(sizes), valid, rows)
 
 
-def refusal(tensor: torch.Tensor) -> str:
+def refusal(tensor: Tensor) -> str:
     """Why no map describes a tensor ``(batch, heads, seq_len, head_dim)``, to follow its name; empty if one does."""
     innermost, bytes_apart = tensor.stride()[-1], _bytes_apart(tensor)
     if innermost != 1:
@@ -60,18 +61,18 @@ def refusal(tensor: torch.Tensor) -> str:
     return ""
 
 
-def odd_strides(tensor: torch.Tensor) -> list[int]:
+def odd_strides(tensor: Tensor) -> list[int]:
     """The strides of a tensor, but for the innermost, that are no multiples of 16 bytes, in bytes."""
     return [apart for apart in _bytes_apart(tensor) if apart % ALIGNMENT]
 
 
-def _bytes_apart(tensor: torch.Tensor) -> list[int]:
+def _bytes_apart(tensor: Tensor) -> list[int]:
     """The strides in bytes of all dimensions but the innermost that have more than one element."""
     sizes, strides = tensor.shape[:-1], tensor.stride()[:-1]
     return [stride * tensor.element_size() for size, stride in zip(sizes, strides, strict=True) if size > 1]
 
 
-def _encoded(tensor: torch.Tensor, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], rows: int) -> bytes:
+def _encoded(tensor: Tensor, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], rows: int) -> bytes:
     """The map of a tensor at an address, with the strides in elements of all dimensions but the innermost."""
     cuda = driver()
     types = {
@@ -119,7 +120,7 @@ def driver() -> Any:
     return driver
 
 
-def too_large(q: torch.Tensor, rows: int) -> bool:
+def too_large(q: Tensor, rows: int) -> bool:
     """Whether a kernel's 32-bit numbers of heads, batches and work items of `rows` rows don't hold such queries."""
     batch, heads, seq_len, _ = q.shape
     return heads >= MOST_HEADS or batch >= MOST_BATCHES or batch * heads * math.ceil(seq_len / rows) >= 2**31

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers.generation import BaseStreamer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -20,20 +21,20 @@ REGISTERED = {BASELINE: "sdpa", CANDIDATE: CANDIDATE, control(BASELINE): "sdpa"}
 """The attentions that take turns, each with its name in transformers; the baseline has a second turn as its control."""
 BEYOND = ("position_bias", "softcap", "s_aux", "cache")
 """Arguments of other attentions than softmax(scale·Q·Kᵀ)·V."""
-Attention = Callable[..., tuple[torch.Tensor, None]]
+Attention = Callable[..., tuple[Tensor, None]]
 
 
 def attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
     **others: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """`attend` as transformers calls an attention; what `attend` doesn't compute goes to transformers' own SDPA.
 
     That is whatever has a mask, such as padding, or dropout or a bias; and a causal prompt over more keys than queries,
@@ -115,7 +116,7 @@ class Generation:
         rest_us: from then to the last.
     """
 
-    tokens: torch.Tensor
+    tokens: Tensor
     first_us: float
     rest_us: float
 
@@ -126,14 +127,14 @@ class _Stamps(BaseStreamer):
     def __init__(self) -> None:
         self.at_ns: list[int] = []
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value: Tensor) -> None:
         self.at_ns.append(time.perf_counter_ns())
 
     def end(self) -> None:
         pass
 
 
-def generate(model: Any, prompts: torch.Tensor, tokens: int) -> Generation:
+def generate(model: Any, prompts: Tensor, tokens: int) -> Generation:
     """Continue prompts, ``(batch, length)``, by the most likely tokens, with a cache of keys and values."""
     stamps, everything = _Stamps(), torch.ones_like(prompts)
     begin = time.perf_counter_ns()

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from attnlab.measure.subjects.implementation import Attention
 from attnlab.measure.subjects.oracle import masked
@@ -20,20 +21,18 @@ def register(forward: Attention) -> None:
     scaled_dot_product_attention, which the backward pass calls anew.
     """
 
-    def attention(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
-    ) -> torch.Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
         output = forward(q, k, v, causal, scale)
         # Whatever is newly allocated is dense: with the strides of `q`, it is laid out as expected.
-        return output if output.stride() == q.stride() else _laid_out(output, _empty(q, k, v, causal, scale))
+        if output.stride() == q.stride() or output.stride() == (expected := _empty(q, k, v, causal, scale)).stride():
+            return output
+        return expected.copy_(output)
 
-    def differentiable(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
-    ) -> torch.Tensor:
+    def differentiable(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            found: torch.Tensor = _Differentiable.apply(q, k, v, causal, scale)
+            found: Tensor = _Differentiable.apply(q, k, v, causal, scale)
             return found
-        if type(q) is type(k) is type(v) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
+        if type(q) is type(k) is type(v) is Tensor and not torch._C._len_torch_dispatch_stack():
             return attention(q, k, v, causal, scale)  # nobody traces: the dispatcher would take as long as a launch
         return _below_autograd(q, k, v, causal, scale)
 
@@ -43,36 +42,26 @@ def register(forward: Attention) -> None:
     torch.library.register_fake(NAME, _empty, lib=_LIBRARY)
 
 
-def _below_autograd(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-) -> torch.Tensor:
+def _below_autograd(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     with torch._C._AutoDispatchBelowAutograd():
-        output: torch.Tensor = torch.ops.attnlab.attention.default(q, k, v, causal, scale)
+        output: Tensor = torch.ops.attnlab.attention.default(q, k, v, causal, scale)
     return output
 
 
-def _laid_out(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    return output if output.stride() == expected.stride() else expected.copy_(output)
-
-
-def _empty(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
-) -> torch.Tensor:
+def _empty(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     torch._check(v.shape == k.shape, lambda: f"V has to have the shape of K, {tuple(k.shape)}, not {tuple(v.shape)}")
     return torch.empty_like(q)
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-    ) -> torch.Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.causal, ctx.scale = causal, scale
         return _below_autograd(q, k, v, causal, scale)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
             q, k, v = given = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
             queries, keys = q.shape[-2], k.shape[-2]

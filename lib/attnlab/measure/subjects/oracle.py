@@ -3,14 +3,13 @@
 import math
 
 import torch
+from torch import Tensor
 
 # Scores held at once, in elements: 2 GiB of float64.
 REFERENCE_CHUNK = 2**28
 
 
-def composed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-) -> torch.Tensor:
+def composed(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V, by default with 1/√D, from single operations, in the dtype of the inputs.
 
     It takes a group of heads at a time, so that the scores of long sequences fit into memory. There may be any number
@@ -28,19 +27,17 @@ def composed(
     return torch.cat(parts).view(q.shape)
 
 
-def masked(seq_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
+def masked(seq_len: int, kv_len: int, device: torch.device) -> Tensor:
     """Which keys each query doesn't see under a causal mask, ``(seq_len, kv_len)``: the last query sees all."""
     return torch.ones(seq_len, kv_len, dtype=torch.bool, device=device).triu(1 + kv_len - seq_len)
 
 
-def of_each_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def of_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V, with keys and values repeated for the heads that share them."""
     shared = q.shape[1] // k.shape[1]
     return (q, k, v) if shared == 1 else (q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1))
 
 
-def float64(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-) -> torch.Tensor:
+def float64(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """The oracle: `composed` in double precision, on the same input values."""
     return composed(q.double(), k.double(), v.double(), causal, scale)

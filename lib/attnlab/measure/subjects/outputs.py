@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 # What memory holds before an implementation runs, as 16-bit words: NaN in float16 and bfloat16, and, when repeated, in
 # float32 and float64. There are two of them, so that whatever an implementation doesn't write, or reads before it has
@@ -21,9 +22,9 @@ class Guards:
     """The outputs that were allocated under the gate, each between two guards, all of them poisoned."""
 
     poison: int
-    _buffers: list[tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=list)
+    _buffers: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
 
-    def like(self, q: torch.Tensor) -> torch.Tensor:
+    def like(self, q: Tensor) -> Tensor:
         """Poisoned memory for an output as large as `q`, between two guards."""
         head = q[0, 0].numel() * q.element_size()
         words = -(-max(GUARD_BYTES, GUARD_HEADS * head) // ALIGNMENT) * ALIGNMENT // 2
@@ -46,7 +47,7 @@ class Guards:
                 found.append(f"wrote outside its output: {' and '.join(sides)}")
         return found
 
-    def unwritten(self, output: torch.Tensor, values: torch.Tensor) -> int:
+    def unwritten(self, output: Tensor, values: Tensor) -> int:
         """How many of an output's elements still held the poison when `values` were copied from it.
 
         It is 0 if the output was not allocated here, since nothing is known about such memory.
@@ -60,7 +61,7 @@ class Guards:
 _guards: Guards | None = None
 
 
-def like(q: torch.Tensor) -> torch.Tensor:
+def like(q: Tensor) -> Tensor:
     """Memory for the output of a kernel, dense, in the order of `q` in memory. Our kernels all allocate with it."""
     return torch.empty_like(q) if _guards is None else _guards.like(q)
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
 from attnlab.measure.subjects.sdpa import offsets
@@ -14,7 +15,7 @@ from attnlab.measure.subjects.sdpa import offsets
 FLEX_SHAPES = 1024
 
 
-def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """PyTorch's FlexAttention, compiled for each shape; a causal mask is a block mask, aligned to the end.
 
     Raises:
@@ -23,11 +24,11 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale:
     if q.device.type != "cuda":
         raise Unsupported("peer.flex is measured only on an NVIDIA GPU")
     mask = _causal_blocks(q.shape[2], k.shape[2], q.device) if causal else None
-    output: torch.Tensor = _compiled_flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
+    output: Tensor = _compiled_flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
     return output
 
 
-def flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+def flash4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """flash-attn-4's `flash_attn_func`, whose causal mask is aligned to the end.
 
     Its tensors are ``(batch, seq_len, heads, head_dim)``: views, without a copy.
@@ -40,9 +41,7 @@ def flash4(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scal
     return _first(output).transpose(1, 2)
 
 
-def flash4_ragged(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
-) -> torch.Tensor:
+def flash4_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
     """flash-attn-4's `flash_attn_varlen_func`; raises as `flash4` does."""
     package = _flash4(q)
     begins = offsets(sequences, q.device, torch.int32)
@@ -60,12 +59,12 @@ def flash4_ragged(
     return _first(output).transpose(0, 1).unsqueeze(0)
 
 
-def _first(output: Any) -> torch.Tensor:
+def _first(output: Any) -> Tensor:
     # Some versions return the log-sum-exp beside the output.
     return output[0] if isinstance(output, tuple) else output
 
 
-def _flash4(q: torch.Tensor) -> Any:
+def _flash4(q: Tensor) -> Any:
     if q.device.type != "cuda":
         raise Unsupported("flash-attn-4 needs an NVIDIA GPU")
     return _installed("flash_attn.cute", "flash-attn-4")
@@ -109,9 +108,7 @@ def _causal_blocks(seq_len: int, kv_len: int, device: torch.device) -> Any:
     return create_block_mask(seen, None, None, seq_len, kv_len, device=str(device))
 
 
-def xformers(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-) -> torch.Tensor:
+def xformers(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """xFormers' `memory_efficient_attention`, which chooses among its own kernels.
 
     Its tensors are ``(batch, length, heads, head_dim)``, with grouped heads ``(batch, length, kv_heads, heads of each,
@@ -128,7 +125,7 @@ def xformers(
         queries = queries.unflatten(2, (k.shape[1], shared))
         keys, values = (tensor.unsqueeze(3).expand(-1, -1, -1, shared, -1) for tensor in (keys, values))
     mask = fmha.attn_bias.LowerTriangularFromBottomRightMask() if causal else None
-    output: torch.Tensor = fmha.memory_efficient_attention(queries, keys, values, attn_bias=mask, scale=scale)
+    output: Tensor = fmha.memory_efficient_attention(queries, keys, values, attn_bias=mask, scale=scale)
     return output.reshape(q.transpose(1, 2).shape).transpose(1, 2)
 
 

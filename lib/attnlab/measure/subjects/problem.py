@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import count
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from attnlab.study.ladder import Tile
 
@@ -57,9 +57,7 @@ class Problem(ctypes.Structure):
     )
 
     @classmethod
-    def of(
-        cls, q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float, tile: Tile, ctas: int, l2_bytes: int
-    ) -> "Problem":
+    def of(cls, q: Tensor, k: Tensor, causal: bool, scale: float, tile: Tile, ctas: int, l2_bytes: int) -> "Problem":
         """The problem of these queries and keys, for so many CTAs that work with `tile`."""
         batch, heads, queries, head_dim = q.shape
         kv_heads, keys = k.shape[1:3]

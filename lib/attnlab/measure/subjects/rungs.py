@@ -3,12 +3,13 @@
 import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.base import paths
 from attnlab.compile import nvrtc
@@ -51,7 +52,7 @@ class Launcher(ABC):
         self._prepared: dict[Hashable, Prepared] = {}
 
     @abstractmethod
-    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         """A launch for such tensors, for a caller who keeps it.
 
         Raises:
@@ -59,15 +60,11 @@ class Launcher(ABC):
             Broken: its kernel doesn't compile, or can't be launched as its entry says.
         """
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
         """Launch on torch's current stream; raises as `prepare` does."""
         return self.prepared(q, k, v, causal, scale).launch(q, k, v)
 
-    def prepared(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-    ) -> Prepared:
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Prepared:
         """The launch for such tensors, which is kept; raises as `prepare` does."""
         key = layout(q, k, v, causal, scale)
         found = self._prepared.get(key)
@@ -77,9 +74,7 @@ class Launcher(ABC):
             found = self._prepared[key] = self.prepare(q, k, v, causal, scale)
         return found
 
-    def resources(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None
-    ) -> dict[str, Any]:
+    def resources(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
         """What the instance for such tensors needs, and what a call launches: columns of the table ``resources``."""
         prepared = self.prepared(q, k, v, causal, scale)
         compiled, tile = prepared.compiled, prepared.tile
@@ -105,7 +100,7 @@ class Kernel(Launcher):
         self._compiled: dict[tuple[str, int, str, bool, int], _Compiled] = {}
         self._source = ""
 
-    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Prepared:
+    def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         rung, device = self.rung, q.get_device()
         dtype, tile = _served(rung, q, k, v, causal, scale)
         batch, heads, seq_len, head_dim = q.shape
@@ -132,9 +127,12 @@ class Kernel(Launcher):
         return Prepared(launch, compiled, tile)
 
     def _compile(self, dtype: str, tile: Tile, causal: bool) -> _Compiled:
-        cupy = _cupy()
-        from cupy.cuda.compiler import CompileException
-        from cupy_backends.cuda.api import driver
+        try:
+            import cupy
+            from cupy.cuda.compiler import CompileException
+            from cupy_backends.cuda.api import driver
+        except ImportError:
+            raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
 
         rung = self.rung
         capability = torch.cuda.get_device_capability()
@@ -210,7 +208,7 @@ def of(rung: Rung) -> Kernel:
 _KERNELS: dict[str, Kernel] = {}
 
 
-def _encoded(rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[bytes]:
+def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor) -> list[bytes]:
     """The tensor maps of Q, K, V and O; none for a rung that takes addresses."""
     if rung.arguments == "pointers":
         return []
@@ -228,9 +226,7 @@ def _resident(rung: Rung, tile: Tile, items: int, held: int, causal: bool) -> in
     return min(items * (shares(items, held, tile.rows // tile.box) if shared else 1), held)
 
 
-def _scalars(
-    rung: Rung, tile: Tile, q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float | None, ctas: int
-) -> list[Any]:
+def _scalars(rung: Rung, tile: Tile, q: Tensor, k: Tensor, causal: bool, scale: float | None, ctas: int) -> list[Any]:
     """What follows the tensors among the parameters of a kernel."""
     batch, heads, seq_len, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
@@ -240,9 +236,7 @@ def _scalars(
     return [Problem.of(q, k, causal, scale, tile, ctas, l2_bytes)]
 
 
-def _served(
-    rung: Rung, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None
-) -> tuple[str, Tile]:
+def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[str, Tile]:
     """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
@@ -252,18 +246,18 @@ def _served(
     if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
         raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
     kv_len, head_dim = k.shape[2:]
-    device = torch.cuda.get_device_name(q.device)
-    tiles = rung.tiles_for(head_dim, kv_len, causal, device)
+    tiles = rung.tiles_for(head_dim, kv_len, causal)
     if not tiles:
-        raise Unsupported(f"{rung.name} {_why_no_tile(rung, head_dim, kv_len, causal, device)}")
+        mask = ladder.MASKS[causal]
+        raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
     tile = tiles[0]
     if not q.numel() or maps.too_large(q, tile.rows):
         raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
     return dtypes[0], tile
 
 
-def _unlike_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
-    """What plain self-attention such inputs are not, after the rung's name; empty if they are that."""
+def _unlike_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """Why a kernel of plain self-attention can't serve such inputs, after the rung's name; empty if it can."""
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         return f"takes Q, K and V of one shape (batch, heads, seq_len, head_dim), not {shapes}"
@@ -272,8 +266,8 @@ def _unlike_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
     return "" if all(tensor.is_contiguous() for tensor in (q, k, v)) else "takes contiguous Q, K and V"
 
 
-def _unlike_views(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> str:
-    """Why no problem of a kernel that takes views are such inputs, after the rung's name; empty if they are one."""
+def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """Why a kernel that takes views can't serve such inputs, after the rung's name; empty if it can."""
     shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
     if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         return f"takes Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim), not {shapes}"
@@ -285,38 +279,6 @@ def _unlike_views(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: boo
         return f"takes a scale above 0, not {scale:g}"
     refused = ((name, maps.refusal(tensor)) for name, tensor in zip("QKV", (q, k, v), strict=True))
     return next((f"can't take {name}: it {reason}" for name, reason in refused if reason), "")
-
-
-def _why_no_tile(rung: Rung, head_dim: int, kv_len: int, causal: bool, device: str) -> str:
-    """What of a shape and device none of a rung's tiles serves, after the rung's name."""
-    tiles = [tile for tile in rung.tiles if tile.head_dim == head_dim]
-    if not tiles:
-        return f"serves head_dim {_listed(str(tile.head_dim) for tile in rung.tiles)}, not {head_dim}"
-    tiles, others = [tile for tile in tiles if not tile.devices or device in tile.devices], tiles
-    if not tiles:
-        return f"serves {_listed(name for tile in others for name in tile.devices)}, not {device}"
-    tiles = [tile for tile in tiles if ladder.MASKS[causal] in tile.masks]
-    if not tiles:
-        return "serves no causal mask" if causal else "serves the causal mask only"
-    return f"serves {_listed(map(_lengths, tiles))} keys, not {kv_len}"
-
-
-def _lengths(tile: Tile) -> str:
-    if tile.shortest == 1:
-        return f"up to {tile.longest}"
-    return f"from {tile.shortest} to {tile.longest}" if tile.longest else f"from {tile.shortest} on"
-
-
-def _listed(words: Iterable[str]) -> str:
-    return " and ".join(dict.fromkeys(words))
-
-
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError:
-        raise Unsupported("CuPy, which compiles and launches kernels, is not installed") from None
-    return cupy
 
 
 def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:

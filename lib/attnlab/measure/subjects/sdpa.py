@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
@@ -13,12 +14,12 @@ from attnlab.measure.subjects.implementation import Implementation, by_sequence
 from attnlab.measure.subjects.oracle import float64
 
 
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None = None) -> torch.Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """PyTorch's scaled_dot_product_attention, by default with the scale 1/√D; a causal mask is aligned to the end."""
     return F.scaled_dot_product_attention(q, k, v, **options(q, k, causal, scale))
 
 
-def options(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
+def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
     """What PyTorch's function has to be told besides Q, K and V, for tensors of these shapes."""
     if q.shape == k.shape:  # looked at first, since a user's own call would look at nothing
         return {"is_causal": causal, "scale": scale}
@@ -28,9 +29,7 @@ def options(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float | None)
     return {"attn_mask": causal_lower_right(q.shape[-2], k.shape[-2]), "scale": scale, "enable_gqa": grouped}
 
 
-def sdpa_ragged(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sequences: tuple[int, ...]
-) -> torch.Tensor:
+def sdpa_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
     """The same for sequences that lie end to end, as nested tensors of the jagged layout, without a copy."""
     begins = offsets(sequences, q.device)
     queries, keys, values = (
@@ -44,7 +43,7 @@ def sdpa_ragged(
 
 
 @cache
-def offsets(sequences: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+def offsets(sequences: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """The offset of each sequence, and the end of the last one."""
     return torch.tensor([0, *accumulate(sequences)], dtype=dtype, device=device)
 

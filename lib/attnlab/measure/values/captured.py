@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -19,7 +20,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 from attnlab.study.values import CAPTURED, CAPTURED_FILE, split
 
-Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Layer = tuple[Tensor, Tensor, Tensor]
 FILE = "ATTNLAB_CAPTURED"
 """The variable that tells this process, and those that it starts, which file its study names."""
 
@@ -43,10 +44,14 @@ def digests(study: Study) -> dict[str, str]:
     layers = {word for name, word in (split(shape.values) for shape in study.shapes) if name == CAPTURED}
     if not layers:
         return {}
+    from safetensors import safe_open
+
     file = path(study.captured)
     where = f"captured: {paths.shown(file)}"
     try:
-        there, content = sizes(file), file.read_bytes()
+        with safe_open(file, "pt") as held:
+            there = {name: tuple(held.get_slice(name).get_shape()) for name in held.keys()}  # noqa: SIM118
+        content = file.read_bytes()
     except OSError as error:
         raise UserError(f"{where} can't be read ({error.strerror or error}): name another") from None
     except Exception as error:  # safetensors' own error has no public base
@@ -71,14 +76,6 @@ def _wrong(layer: str, there: dict[str, tuple[int, ...]]) -> str:
         alike = "K and V have to be alike, and Q have a multiple of their heads"
         return f"holds {layer}.q as {q}, {layer}.k as {k} and {layer}.v as {v}: {alike}"
     return ""
-
-
-def sizes(file: Path) -> dict[str, tuple[int, ...]]:
-    """The sizes of the tensors in a file, by name."""
-    from safetensors import safe_open
-
-    with safe_open(file, "pt") as content:
-        return {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
 
 
 def layer(name: str, shape: Shape, device: torch.device) -> Layer:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attnlab.measure.values import captured
 from attnlab.study.shapes import Shape
@@ -34,16 +35,12 @@ class Memory:
         generator: what numbers are drawn by.
     """
 
-    tensors: list[torch.Tensor]
-    heads: tuple[torch.Tensor, torch.Tensor]
-    places: tuple[torch.Tensor, torch.Tensor]
+    tensors: list[Tensor]
+    heads: tuple[Tensor, Tensor]
+    places: tuple[Tensor, Tensor]
     generator: torch.Generator
 
-    def random(self, *sizes: int) -> torch.Tensor:
-        """Numbers from 0 to 1."""
-        return torch.rand(sizes, generator=self.generator, device=self.tensors[0].device)
-
-    def impose(self, columns: int, queries: torch.Tensor | float, keys: torch.Tensor | float) -> None:
+    def impose(self, columns: int, queries: Tensor | float, keys: Tensor | float) -> None:
         """Put what a kind says into the first columns of Q and K."""
         for tensor, said in zip(self.tensors, (queries, keys), strict=False):
             tensor[..., :columns] = said
@@ -111,7 +108,8 @@ def _positional(shape: Shape, memory: Memory, word: str) -> None:
 def _scales(shape: Shape, memory: Memory, word: str) -> None:
     queries, heads = memory.tensors[0], memory.heads[0]
     least, more = HEADS
-    of_head = 2 ** (least + more * memory.random(int(heads.max()) + 1))[heads]
+    drawn = torch.rand(int(heads.max()) + 1, generator=memory.generator, device=queries.device)
+    of_head = 2 ** (least + more * drawn)[heads]
     of_row = torch.randn(queries.shape[:2], generator=memory.generator, device=queries.device).mul_(ROWS).exp_()
     queries.mul_((of_head[:, None] * of_row).unsqueeze(-1).to(queries.dtype))
 

@@ -8,9 +8,9 @@ function makeCite(explorer, part) {
   const link =
     explorer.model.address?.() ?? `reports/${run.name}/explore.html${hashOf(explorer.model.get("state") ?? {})}`;
   const python = [
-    `from attnlab import Shape, obtain`,
+    `from attnlab import Shape, select_run`,
     `shape = Shape(${[shape.batch, shape.heads, shape.seq_len, shape.head_dim].join(", ")}, causal=${shape.causal ? "True" : "False"}, dtype=${quoted(shape.dtype)}${extra(shape)})`,
-    `results = obtain.results(${quoted(run.name)}, device="none")`,
+    `results = select_run.results(${quoted(run.name)}, device="none")`,
     `results.compare(${quoted(state.candidate)}, shape, results.timings[${state.timing}])`,
   ].join("\n");
   const commands = `make report RUN=${run.name}`;

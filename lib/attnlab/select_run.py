@@ -1,9 +1,8 @@
 """Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
 
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,13 +60,11 @@ def _companion(shown: Results, companion: str) -> Results:
     if fits(mine["study"]):
         return shown
 
-    def is_companion(manifest: Manifest) -> bool:
+    for name, manifest in read.manifests():
         same = manifest["device"]["name"] == mine["device"]["name"]
-        return bool(manifest["complete"] and same and fits(manifest["study"]))
-
-    for name in (other for other, manifest in read.manifests() if is_companion(manifest)):
-        with suppress(UserError):  # a run that is refused is no companion
-            return load(name)
+        if manifest["complete"] and same and fits(manifest["study"]):
+            with suppress(UserError):  # a run that is refused is no companion
+                return load(name)
     return shown
 
 
@@ -89,7 +86,8 @@ def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
     Raises:
         UserError: there is no such run, or none of the study and nothing may be measured.
     """
-    require_device(device)
+    if device not in DEVICES:
+        raise UserError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
     if run:
         manifest = read.read_manifest(run)
         if manifest["complete"] or device == "none" or not _same_device(manifest, device):
@@ -123,11 +121,19 @@ def measured(
         stated: what a user states as STUDY, the name of a study or a path; default the study's name.
         command: what a user types for this run, where that isn't ``make measure``.
     """
-    _, record = _measuring_half()
+    devices, record = _measuring_half()
     if name and (gpus or scheduler):
         with write.lock(name):  # before a cluster is started in vain
             pass
-    with _device(device if device != "auto" else study.device, gpus, scheduler) as (described, executor):
+    wanted = device if device != "auto" else study.device
+    with ExitStack() as stack:
+        if gpus or scheduler:
+            from attnlab.measure.cluster import start
+
+            executor = stack.enter_context(start.fleet(gpus, scheduler, wanted))
+            described = executor.device
+        else:
+            executor, described = None, devices.describe(devices.resolve(wanted))
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
         begun = command or record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
@@ -144,19 +150,6 @@ def measured(
             except Outdated as error:
                 print(f"{error}, which begins now", file=sys.stderr)
         return recorded(name or record.new_name(described))
-
-
-@contextmanager
-def _device(wanted: str, gpus: str, scheduler: str) -> Iterator[tuple[dict[str, Any], Executor | None]]:
-    """The device that is measured on, described, and the executor over several of them."""
-    devices, _ = _measuring_half()
-    if not gpus and not scheduler:
-        yield devices.describe(devices.resolve(wanted)), None
-        return
-    from attnlab.measure.cluster import start
-
-    with start.fleet(gpus, scheduler, wanted) as executor:
-        yield executor.device, executor
 
 
 def tuned() -> Path:
@@ -207,46 +200,27 @@ def _table_for(name: str, plan: stated_models.Plan) -> Dispatch:
     return choices.table(load(run))
 
 
-def require_device(device: str) -> None:
-    """Raise UserError for a device that isn't one of `DEVICES`."""
-    if device not in DEVICES:
-        raise UserError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
-
-
 def _newest(study: Study, device: str, complete: bool) -> str:
     """The newest run of exactly this study on this kind of device, or ""."""
     stated = study.model_dump(mode="json")
 
-    def is_wanted(manifest: Manifest) -> bool:
-        same = manifest["study"] == stated and manifest["complete"] == complete
-        return bool(same and device in ("auto", "none", manifest["device"]["kind"]))
-
     def say(error: UserError) -> None:
         print(f"passed over: {error}", file=sys.stderr)
 
-    return next((name for name, manifest in read.manifests(say) if is_wanted(manifest)), "")
+    for name, manifest in read.manifests(say):
+        same = manifest["study"] == stated and manifest["complete"] == complete
+        if same and device in ("auto", "none", manifest["device"]["kind"]):
+            return name
+    return ""
 
 
 def _same_device(manifest: Manifest, device: str) -> bool:
-    try:
-        from attnlab.measure.instruments import devices
-    except ImportError:
-        return False
     wanted = manifest["device"]
-    if device not in ("auto", wanted["kind"]):
-        return False
-    try:
-        return bool(devices.describe(devices.resolve(wanted["kind"]))["name"] == wanted["name"])
-    except UserError:
-        return False
-
-
-def kind(device: str, cluster: bool = False) -> str:
-    """``cuda`` or ``cpu``: the kind of the device that ``auto``, ``cuda`` or ``cpu`` is here, or on a cluster."""
-    if cluster:
-        return "cpu" if device == "cpu" else "cuda"
-    devices, _ = _measuring_half()
-    return str(devices.resolve(device).type)
+    with suppress(UserError):
+        devices, _ = _measuring_half()
+        here = device in ("auto", wanted["kind"]) and devices.describe(devices.resolve(wanted["kind"]))
+        return bool(here and here["name"] == wanted["name"])
+    return False
 
 
 def _measuring_half() -> tuple[Any, Any]:
@@ -259,6 +233,9 @@ def _measuring_half() -> tuple[Any, Any]:
     return devices, record
 
 
-def default_study(device: str) -> str:
-    """The study that `make report` measures on a kind of device."""
-    return "gpu" if device == "cuda" else "cpu"
+def default_study(device: str, cluster: bool = False) -> str:
+    """The study that `make report` measures where ``auto``, ``cuda`` or ``cpu`` is stated, here or on a cluster."""
+    if cluster:
+        return "cpu" if device == "cpu" else "gpu"
+    devices, _ = _measuring_half()
+    return "gpu" if devices.resolve(device).type == "cuda" else "cpu"
