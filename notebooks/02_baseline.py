@@ -37,16 +37,10 @@ show("baseline.correctness")
 # %%
 show("baseline.checks")
 
-# %%
-show("baseline.errors")
-
 # %% [markdown]
 # ## Along the sweeps
 #
 # Sequence length, without and with the causal mask, batch and heads.
-
-# %%
-show("baseline.sweeps")
 
 # %%
 show("baseline.latency")
@@ -101,10 +95,7 @@ show("baseline.kernels")
 # %% [markdown]
 # ## Clock and cache
 #
-# What the launch adds to a call, and how the clocks compare with others, is on [01_environment](#environment.launch_gap).
-
-# %%
-show("baseline.timings")
+# The verdicts under each timing are on [06_verdicts](#verdicts.timings). What the launch adds to a call, and how the clocks compare with others, is on [01_environment](#environment.launch_gap).
 
 # %% [markdown]
 # ## What must be beaten

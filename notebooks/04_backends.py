@@ -35,9 +35,6 @@ show("backends.summary")
 # %%
 show("backends.rules")
 
-# %%
-show("backends.verdicts")
-
 # %% [markdown]
 # ## Batches, lengths and heads
 #

@@ -18,7 +18,7 @@ from attnlab.exhibits.display import Figure, Group, Missing, Prose, Table
 from attnlab.infer.results import Results
 from attnlab.runs import schema
 
-SHOWN = [id for id in catalogue.every() if id.startswith("backends.") and id != "backends.verdicts"]
+SHOWN = [id for id in catalogue.every() if id.startswith("backends.")]
 PRICED = {"backends.cost": {"price_per_hour": 3.0}}
 LACKING = {
     "backends.rules": "No verdict of this run is faster or slower",
@@ -31,7 +31,6 @@ LACKING = {
     "backends.attend.chosen": "There is no dispatch table for Imaginary X1",
     "backends.attend.overhead": "No stream of requests to `dispatch.attend` and `sdpa.auto` was recorded",
     "backends.peers.support": "This run measured no peer: the study `peers` does",
-    "backends.peers.beside": "This run measured no peer: the study `peers` does",
 }
 
 
@@ -316,18 +315,6 @@ def test_the_last_column_says_at_how_many_shapes_a_sequence_alone_has_the_same_b
 def test_each_has_a_word_of_its_own_on_a_sequence_alone():
     told = alone({"sdpa.auto": [0, 0, 0, 0], "sdpa.flash": [0, 0, 2, 0], "peer.flex": [5, 5, 5, 5]})
     assert told == ["yes", "at 1 of 2 shapes", None, "at 0 of 2 shapes", None]
-
-
-def test_peers_stand_beside_the_baseline():
-    frame = peers.beside(chosen()).frame
-    there = frame[frame["shape"] == "(2, 4, 64, 64) float16"].set_index("implementation")
-    assert list(there.index) == synthetic.BACKENDS
-    assert [median.estimate for median in there["median_us"]] == pytest.approx([10, 8, 8, 20, 9.5], rel=5e-3)
-    assert there["decision"].tolist()[1:] == ["faster", "faster", "slower", "faster"]
-    assert there["speedup"]["peer.flash4"].estimate == pytest.approx(1 / 0.95, abs=1e-3)
-    lost = frame[frame["shape"].str.contains("spread")]
-    assert lost["decision"].isna().all()
-    assert len(lost) == 4
 
 
 # ------------------------------------------------------------------------------------------------------------ runs

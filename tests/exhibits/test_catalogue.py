@@ -76,7 +76,7 @@ def test_export_and_readmes_take_exhibits_that_there_are():
 def test_the_parts_of_a_group_have_anchors_of_their_own():
     # An anchor is an id, or that of a group with the name of its part.
     groups = [id for id, one in EXHIBITS.items() if "Group" in str(signature(one.make).return_annotation)]
-    assert {"kernels.ablation", "verdicts.maps", "audit.documents"} <= set(groups)
+    assert {"kernels.ablation", "audit.documents"} <= set(groups)
     assert [id for id in EXHIBITS for group in groups if id.startswith(f"{group}.")] == []
 
 

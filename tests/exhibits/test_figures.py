@@ -1,6 +1,5 @@
 """What is drawn of the synthetic runs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from reading import exhibit
 from synthetic import ONE_BATCH, inferred, lonely
 
 from attnlab.exhibits import style
-from attnlab.exhibits.baseline import correctness, spread
+from attnlab.exhibits.baseline import spread
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
 from attnlab.exhibits.environment import clocks
-from attnlab.infer.results import Results
 
 TOLERANCE = 1.0
 """Root mean square of the differences between two pictures, of 255: a line less is 3, solid for dashed 1.4."""
@@ -29,7 +27,6 @@ DRAWN = [
     "baseline.distribution",
     "environment.timings",
     "roofline.roofline",
-    "baseline.errors",
 ]
 
 
@@ -136,26 +133,6 @@ def test_an_unknown_device_has_the_measured_roof_alone():
     axes = exhibit(lonely, "roofline.roofline").figure.axes[0]
     assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 200]) == 1
     assert not [line for line in axes.get_lines() if line.get_linestyle() == ":"]
-
-
-def test_errors_stand_under_what_is_allowed():
-    figure = exhibit(inferred, "baseline.errors")
-    drawn = lines(panels(figure)["sdpa.auto"])
-    assert figure.caption.startswith("The error of `sdpa.math` comes nearest to what is allowed, 50 % of it.")
-    assert drawn["allowed"] == list(zip(LENGTHS, [2e-3] * 4, strict=True))
-    assert drawn["sdpa.auto"] == list(zip(LENGTHS, [1e-3] * 4, strict=True))
-
-
-def test_errors_that_a_logarithm_cannot_show_stand_on_the_edges():
-    checks = inferred().run.checks.copy()
-    checks.loc[(checks["implementation"] == "sdpa.flash") & (checks["seq_len"] == 64), "max_error"] = np.inf
-    checks.loc[(checks["implementation"] == "sdpa.cudnn") & (checks["seq_len"] == 128), "max_error"] = 0.0
-    figure = correctness.errors(Results(replace(inferred().run, checks=checks), inferred().table))
-    edges = [line for axes in figure.figure.axes for line in axes.get_lines() if line.get_label() == "_"]
-    assert [(*line.get_xdata(), *line.get_ydata()) for line in edges] == [(64, 1.0), (128, 0.0)]
-    assert "upper edge are errors that are not finite" in figure.caption
-    assert "lower edge are errors of exactly zero" in figure.caption
-    assert "edge" not in exhibit(inferred, "baseline.errors").caption
 
 
 def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():

@@ -287,8 +287,6 @@ NOT_REACHED = {
     "kernels.lead": "*`kernel.best` was measured beside no other implementation.*",
     "kernels.ablation": "takes as long as it does. It has no latency here: not reached yet.",
     "kernels.summary": "*No rung and the one before it both have a latency at (2, 4, 128, 64) float16.*",
-    "kernels.l4": "*No rung has a latency at the five causal configurations",
-    "kernels.l4.limits": "- **The clock**",
 }
 
 

@@ -125,8 +125,6 @@ LIMITS = {"numbers": 258, "whole": 200, "grouped": 9, "untyped": 3, "at_once": 2
             FOUND | {"above": published()[:1]},
             "1 number is above what the device can do and can't be ",
         ),
-        ("compared", {"higher": 1, "of": 1}, "At 1 of 1 length of the same D and mask"),
-        ("compared", {"higher": 0, "of": 0}, "No length, D and mask of this run is among"),
         ("higher", {"higher": 1, "of": 2}, "In 1 of 2 rows that have a case"),
         ("limits", LIMITS | {"clock": None, "flops_per_clock": 0}, "at one clock.\n- **Clocks and power.** No source"),
     ],

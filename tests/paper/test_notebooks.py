@@ -382,9 +382,8 @@ def test_some_links_lead_to_other_pages(tiny):
 
 def test_the_sweep_on_the_page_is_the_one_inferred(tiny):
     folder, of = tiny
-    rows = body(read(folder, "02_baseline"), "baseline.sweeps.seq_len")
-    assert [row[0] for row in rows] == ["16", "32", "64"]
-    printed = [float(row[1].split()[0].replace(",", "")) for row in rows]
+    rows = body(read(folder, "02_baseline"), "baseline.implementations.seq_len")
+    printed = [float(cell.split()[0].replace(",", "")) for cell in rows[0][1:]]
     medians = [of.at(shape).loc["sdpa.auto", "median_us"] for shape in of.study.sweep("seq_len")]
     assert printed == pytest.approx(medians, rel=1e-2)
     pooled = [np.median(np.concatenate(of.samples("sdpa.auto", shape))) for shape in of.study.sweep("seq_len")]

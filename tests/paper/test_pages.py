@@ -164,13 +164,13 @@ def test_links_to_other_pages_lead_there_and_keep_their_words():
 
 
 def test_a_link_to_an_exhibit_leads_to_the_page_of_its_cell(tmp_path):
-    text = v4.new_markdown_cell("## A\n\n[](#baseline.checks) [](#kernels.ladder) [the L4](#kernels.l4)")
+    text = v4.new_markdown_cell("## A\n\n[](#baseline.checks) [](#kernels.ladder) [the lead](#kernels.lead)")
     ladder = code("show()", html(TABLE.replace("tab-{0}", "kernels.ladder").format("it")))
     soup = page(tmp_path, text, ladder, name="report")
     assert [(link["href"], link.get_text()) for link in soup.main.select("p a")] == [
         ("02_baseline.html#baseline.checks", "02_baseline"),
         ("#kernels.ladder", "Table 1"),
-        ("05_kernels.html#kernels.l4", "the L4"),
+        ("05_kernels.html#kernels.lead", "the lead"),
     ]
 
 

@@ -3,16 +3,15 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
 
 from attnlab.exhibits import cells, formats, quantities
-from attnlab.exhibits.catalogue import exhibit, target
-from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.display import Group, Prose, Table
-from attnlab.exhibits.environment.clocks import cold_note
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of, shape_of
@@ -47,30 +46,6 @@ def span(results: Results) -> Prose:
     """The extremes of the baseline's latency and rates over all shapes."""
     name = results.study.baseline
     return Prose(say("baseline.span", name=name, e=results.extremes(name), at=partial(cells.where, results)))
-
-
-@exhibit("baseline.sweeps")
-def sweeps(results: Results) -> Group:
-    """The baseline along each sweep of one axis."""
-    return over(OF_BASELINE, lambda name: sweep(results, name, results.study.baseline))
-
-
-def sweep(results: Results, name: str, implementation: str) -> Table:
-    """One implementation along one sweep: latency, throughput, bandwidth, memory.
-
-    Raises:
-        NotMeasured: the study has no such sweep, or the implementation no latency in it.
-    """
-    axis, shapes, along = axis_of(name), results.sweep(name), results.along(name, implementation)
-    rows = [
-        {LETTERS[axis]: getattr(shape, axis)}
-        | quantities.cells(row, "median_us", "throughput_tflops", "bandwidth_gbs")
-        | {"peak_memory_bytes": results.peak_bytes(implementation, shape), "samples": row["samples"]}
-        for shape, row in along
-    ]
-    caption = f"{SWEEP_TITLES[axis]} sweep, `{implementation}`, {_fixed(shapes, axis)}; {results.headline.words}."
-    note = CAUSAL_NOTE if shapes[0].causal else ""
-    return Table(pd.DataFrame(rows), caption, note, place(results, [shape for shape, _ in along]))
 
 
 @exhibit("baseline.implementations")
@@ -143,19 +118,6 @@ def _step(results: Results, axis: str, smaller: tuple[Shape, Any], larger: tuple
     }
 
 
-@exhibit("baseline.timings", shape=target)
-def timings(results: Results, shape: Shape) -> Table:
-    """One shape under every timing."""
-    there = {str(timing): results.at(shape, timing) for timing in results.timings}
-    rows = [
-        {"implementation": name} | {t: median_of(at.loc[name]) for t, at in there.items() if name in at.index}
-        for name in results.study.implementations
-        if any(name in at.index for at in there.values())
-    ]
-    caption = f"The target, {shape.label}, under every timing: median in µs with {CI} interval."
-    return Table(pd.DataFrame(rows), caption, f"The columns are clock and cache.{cold_note(results)}")
-
-
 @exhibit("baseline.every_case")
 def every_case(results: Results) -> Table:
     """Every case under every timing."""
@@ -185,31 +147,15 @@ def kernels(results: Results) -> Table:
         its = cases[cases["implementation"] == name]
         everywhere = _shapes_of(its)
         for kernel, group in its.groupby("kernel", sort=False):
-            rows.append({"implementation": name, "longest kernel": kernel, "at": _where(_shapes_of(group), everywhere)})
+            some = _shapes_of(group)
+            at = "all" if some == everywhere else formats.shapes(some, everywhere)
+            rows.append({"implementation": name, "longest kernel": kernel, "at": at})
     note = "At: of the shapes at which the implementation was measured. A shape that is in two rows ran both, in turn."
     return Table(pd.DataFrame(rows), "The longest kernel of each call, by torch.profiler, and where it ran.", note)
 
 
 def _shapes_of(cases: pd.DataFrame) -> list[Shape]:
     return [shape_of(row) for row in cases[list(Shape.AXES)].drop_duplicates().to_dict("records")]
-
-
-def _where(some: list[Shape], everywhere: list[Shape]) -> str:
-    """The values of one or two axes that distinguish some shapes from all others, or else the shapes."""
-    if set(some) == set(everywhere):
-        return "all"
-    shared = [axis for axis in Shape.AXES if not _differ(some, axis)]
-    for axes in [*combinations(shared, 1), *combinations(shared, 2)]:
-        alike = [shape for shape in everywhere if all(getattr(shape, a) == getattr(some[0], a) for a in axes)]
-        if set(alike) == set(some):
-            return " ".join(_named(axis, getattr(some[0], axis)) for axis in axes)
-    return formats.shapes(some, everywhere)
-
-
-def _named(axis: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "causal" if value else "not causal"
-    return f"{'D' if axis == 'head_dim' else LETTERS[axis]}={value}" if isinstance(value, int) else str(value)
 
 
 def place(results: Results, shapes: list[Shape]) -> int | None:
