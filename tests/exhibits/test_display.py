@@ -13,7 +13,8 @@ from reading import html, plain
 from attnlab.base import paths
 from attnlab.exhibits import drawing as page_drawing
 from attnlab.exhibits import style
-from attnlab.exhibits.display import Figure, Group, Inline, Listing, Prose, Table, files
+from attnlab.exhibits.display import Figure, Group, Listing, Prose, Table, files
+from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import Marked
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval

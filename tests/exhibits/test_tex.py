@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from attnlab.exhibits import tex
-from attnlab.exhibits.display import Group, Inline, Listing, Prose, Table
+from attnlab.exhibits.display import Group, Listing, Prose, Table
+from attnlab.exhibits.markdown import Inline
 from attnlab.infer.stats import Interval
 from attnlab.paper.latex import PREAMBLE
 

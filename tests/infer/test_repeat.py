@@ -176,24 +176,12 @@ def test_on_a_cpu_there_are_no_clocks_to_show(folder):
     synthetic.write("here", cpu)
     shown = reproducibility.reproducibility(results.of(read.load("here")))
     assert isinstance(shown, Group)
-    assert list(shown.parts) == ["words", "drawn", "moved", "differences"]
+    assert list(shown.parts) == ["words", "moved", "differences"]
     words, figure, table, _ = shown.parts.values()
     assert "cycles" not in words.markdown
     assert "nan" not in words.markdown
     assert "cycles" not in figure.caption
     assert not [title for title in table.frame if title.startswith(("SM clock", "throttled", "in cycles"))]
-
-
-def test_it_is_drawn(by_clock):
-    figure = reproducibility.drawn(by_clock)
-    panels = {axes.get_title(): axes for axes in figure.figure.axes if axes.get_visible()}
-    assert list(panels) == by_clock.here.study.implementations
-    latency, cycles = panels["sdpa.flash"].get_lines()
-    for line, factor in ((latency, 1), (cycles, 2000 / 2040)):
-        us, changes = line.get_data()
-        assert us == pytest.approx([32, 128, 64])
-        assert changes == pytest.approx([100 * (0.8 / 0.784 * factor - 1)] * 3)
-    assert "are within ±1 % of those of `there`, the band" in figure.caption
 
 
 def test_what_else_differs_is_listed(folder):

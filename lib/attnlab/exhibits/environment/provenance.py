@@ -4,8 +4,9 @@ import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Inline, Listing, Table
+from attnlab.exhibits.display import Listing, Table
 from attnlab.exhibits.environment.machine import sample_words
+from attnlab.exhibits.markdown import Inline
 from attnlab.infer.machine.effort import effort
 from attnlab.infer.results import Results
 from attnlab.runs import rules

@@ -6,7 +6,8 @@ import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Inline, Prose, Table
+from attnlab.exhibits.display import Prose, Table
+from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.words import say
 from attnlab.infer.beside import published
