@@ -13,7 +13,7 @@ from attnlab.exhibits import catalogue, style
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing, Prose
 from attnlab.exhibits.kernels import ablation, climb, compiled, lead
-from attnlab.exhibits.verdicts import abstract
+from attnlab.exhibits.verdicts import findings
 from attnlab.infer.kernels.cross_device import CrossDevice
 from attnlab.infer.kernels.leads import Lead
 from attnlab.infer.results import Results
@@ -178,7 +178,7 @@ def test_where_the_best_rung_stands_is_said():
     told = climb.standing_sentence(climbed())
     assert told.startswith("The fastest of 5 hand-written kernels, `kernel.wgmma`, takes 36.0")
     assert "Compared with `sdpa.flash`, SDPA's fastest backend, it is slower by `device` warm (0.8889 [" in told
-    assert told in plain(abstract.abstract(climbed()))
+    assert told in plain(findings.abstract(climbed()))
     one = at_target({}, "sdpa.auto", "sdpa.cudnn", "kernel.wgmma")
     assert climb.standing_sentence(one).startswith("The hand-written kernel `kernel.wgmma` takes 36.0")
     gone = {(name, TARGET): ("failed", "before timing") for name in ("kernel.wgmma", "kernel.mma")}
@@ -198,7 +198,7 @@ def test_the_lead_of_the_best_is_said():
     count = len(led.study.shapes)
     assert told.startswith("At each shape, the fastest of `sdpa.flash`, `sdpa.cudnn` and `peer.flash4` takes 0.632×")
     assert f" the interval of the ratio is above 1 at {count - 1} of {count} shapes. By `device` warm it is " in told
-    assert told in plain(abstract.abstract(led))
+    assert told in plain(findings.abstract(led))
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"
     assert lead.sentence(climbed()) == ""

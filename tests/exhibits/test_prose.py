@@ -7,7 +7,7 @@ from synthetic import AT_TARGET, CPU, TARGET, Recipe, inferred, lonely
 
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.environment import clocks
-from attnlab.exhibits.verdicts import abstract
+from attnlab.exhibits.verdicts import findings
 
 
 @pytest.mark.parametrize("run", [inferred, lonely])
@@ -30,5 +30,5 @@ def test_a_run_without_samples_says_why_and_its_links_lead_somewhere(stated, fat
     alone = {"implementations": ["sdpa.auto"], "sweeps": AT_TARGET["sweeps"]}
     run = synthetic.infer(Recipe("Imaginary X1", CPU | alone | stated, fates=fates))
     assert len(run.run.samples) == 0
-    assert f"Nothing was timed on the CPU (Imaginary X1, 2 threads): {why}" == plain(abstract.abstract(run))
+    assert f"Nothing was timed on the CPU (Imaginary X1, 2 threads): {why}" == plain(findings.abstract(run))
     assert len(clocks.clocks(run).frame) == len(run.study.timings)

@@ -10,7 +10,7 @@ from synthetic import TARGET, VALUED_US, Recipe, inferred, of_kinds, valued
 from attnlab import obtain
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Missing
-from attnlab.exhibits.verdicts import abstract
+from attnlab.exhibits.verdicts import findings
 from attnlab.exhibits.verdicts import values as shown
 from attnlab.infer import results
 from attnlab.infer.results import Results
@@ -57,10 +57,10 @@ def test_values_come_first():
         assert re.match(TURNED, plain(exhibit(valued, told)))
     assert re.match(rf"1\. \*\*Values\.\*\* {TURNED}", exhibit(valued, "verdicts.findings").text)
     assert exhibit(inferred, "verdicts.findings").text.startswith(f"1. **Values.** {ALONE}\n2. ")
-    assert f"each a fresh process. {ALONE} At the target shape" in plain(abstract.abstract(inferred()))
+    assert f"each a fresh process. {ALONE} At the target shape" in plain(findings.abstract(inferred()))
     assert re.search(
         r"`sdpa\.flash` has the smallest median there\. .* Over the values: 0\.80+ \[[^]]*\] on rising 24 values",
-        plain(abstract.abstract(only("sdpa.flash", "sdpa.cudnn"))),
+        plain(findings.abstract(only("sdpa.flash", "sdpa.cudnn"))),
     )
 
 

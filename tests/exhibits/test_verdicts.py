@@ -17,7 +17,7 @@ from synthetic import ONE_BATCH, TARGET, climbed, inferred, lonely, valued
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
-from attnlab.exhibits.verdicts import abstract, accuracy, every, target
+from attnlab.exhibits.verdicts import accuracy, every, findings, target
 from attnlab.infer import stats
 from attnlab.infer.results import Results
 
@@ -256,10 +256,10 @@ def test_a_statement_says_what_was_found_whichever_way_it_came_out(run, shape, s
 
 
 def test_the_abstract_says_what_the_tables_do():
-    told = plain(abstract.abstract(contradicted()))
+    told = plain(findings.abstract(contradicted()))
     assert "the verdict depends on the timing: faster by `device` warm (1.25" in told
     assert "0.839 TFLOP/s, 42 % of what the ceilings measured in the same run allow" in told
-    alone = plain(abstract.abstract(lonely()))
+    alone = plain(findings.abstract(lonely()))
     assert "the CPU (Imaginary X1, 2 threads)" in alone
     assert "faster" not in alone
 

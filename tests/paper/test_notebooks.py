@@ -24,7 +24,7 @@ from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show, Shown
-from attnlab.exhibits.verdicts import abstract
+from attnlab.exhibits.verdicts import findings
 from attnlab.infer import results
 from attnlab.measure.session import record
 from attnlab.paper import assemble, execute, render
@@ -393,7 +393,7 @@ def test_the_sweep_on_the_page_is_the_one_inferred(tiny):
 def test_the_abstract_on_the_page_is_the_one_written(tiny):
     folder, of = tiny
     printed = read(folder, "report").select_one("section.abstract").get_text()
-    before, after = abstract.abstract(of).markdown.replace("`", "").split("[](#environment.hashes)")
+    before, after = findings.abstract(of).markdown.replace("`", "").split("[](#environment.hashes)")
     assert re.search(f"{re.escape(before)}01_environment{re.escape(after)}", printed)
     assert "We measure 3 implementations" in printed
     assert "at 7 shapes, with 8 samples" in printed

@@ -16,6 +16,7 @@ from attnlab.runs import rules
 FOLDER = Path(__file__).with_name("templates")
 FILTERS = (
     cells.explained,
+    decisions.against,
     decisions.claim,
     decisions.relation,
     decisions.under_each,
@@ -58,6 +59,7 @@ def _template(page: str) -> Template:
     )
     environment.filters |= {function.__name__: function for function in FILTERS}
     environment.globals |= {"CI": formats.CI, "MARGIN": formats.MARGIN, "cite": bibliography.cite, "rules": rules}
+    environment.globals["REGIMES"] = cells.REGIMES
     return environment.get_template(f"{page}.md.j2")
 
 

@@ -15,6 +15,7 @@ from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of, shape_of
+from attnlab.infer.regimes import grouped
 from attnlab.infer.results import Results, absences
 from attnlab.infer.stats import ratio_ci
 from attnlab.runs.schema import MEASURED
@@ -64,7 +65,8 @@ def backends(results: Results, name: str) -> Table:
     by_axis = axis in LETTERS and not any(_differ(shapes, size) for size in SIZES if size != axis)
     at = _fixed(shapes, axis) if by_axis else f"at the shapes of “{name}”"
     caption = f"Median latency in µs with {CI} interval, every implementation, {at}; {results.headline.words}."
-    note = f"{cells.at_shapes(results, shapes)} {say('baseline.absent', all=absences(results, shapes))}".strip()
+    in_regimes = say("environment.at_shapes", by_regime=grouped(results, shapes), among=results.study.shapes)
+    note = f"{in_regimes} {say('baseline.absent', all=absences(results, shapes))}".strip()
     titles = [f"{LETTERS[axis]}={getattr(s, axis)}" if by_axis else _sizes(s) for s in shapes]
     frame = _medians(results, shapes, titles)
     if not by_axis and len(shapes) > len(frame):

@@ -5,7 +5,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from attnlab.exhibits import cells, decisions, formats, quantities, style
+from attnlab.exhibits import cells, formats, quantities, style
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.formats import CI
@@ -133,5 +133,4 @@ def standing_sentence(results: Results) -> str:
     found = steps.standing(results)
     if not found:
         return ""
-    judged = decisions.against(f"`{found.rival}`, SDPA's fastest backend", found.verdicts) if found.verdicts else ""
-    return say("kernels.standing", s=found, judged=judged)
+    return say("kernels.standing", s=found)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from attnlab.exhibits import decisions, formats, quantities
 from attnlab.exhibits.catalogue import exhibit, target
-from attnlab.exhibits.cells import REGIMES, without
+from attnlab.exhibits.cells import without
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.environment.cards import held_for, scope
 from attnlab.exhibits.environment.machine import replicate_words
@@ -46,7 +46,7 @@ def supported(results: Results, pair: Pair, shape: Shape, timing: Timing, verdic
         medians={name: median_of(results.row(name, shape, timing)) for name in pair},
         verdict=verdicts[timing],
         timing=timing,
-        regime=REGIMES[regimes.compared(results, pair, shape, timing)],
+        regime=regimes.compared(results, pair, shape, timing),
         others={other: found for other, found in verdicts.items() if other != timing},
     )
 
@@ -173,7 +173,6 @@ def statement(results: Results, shape: Shape) -> Prose:
             timing=results.headline,
             others={timing: other for timing, other in found.under.items() if timing != results.headline},
             regime=regime,
-            in_regime=REGIMES[regime],
             candidates=len(results.candidates(shape)),
             power=power(results, shape, results.headline, found.verdict),
             scope=scope(results),
