@@ -1,6 +1,5 @@
 """Every exhibit is registered once, has one home, and says of which run it is."""
 
-import ast
 import re
 from collections import defaultdict
 from inspect import signature
@@ -19,10 +18,8 @@ from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show, exhibit
 from attnlab.exhibits.display import FILES, Figure, Group, Missing, Prose, Table
 from attnlab.exhibits.style import STYLE
-from attnlab.export import report
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
-from attnlab.paper import readme
 
 PAGES = [*catalogue.pages().values(), "report"]
 EXHIBITS = catalogue.every()
@@ -48,29 +45,9 @@ for page in PAGES[:-1]:
 # ---------------------------------------------------------------------------------------------------------- the whole
 
 
-def test_the_pages_are_those_of_the_paper_and_each_has_exhibits():
-    assert PAGES[:2] == ["01_environment", "02_baseline"]
-    assert len(PAGES) == 11
-    assert {id.split(".")[0] for id in EXHIBITS} == set(catalogue.pages())
-
-
 @pytest.mark.parametrize("id", EXHIBITS)
 def test_an_exhibit_has_its_cell_on_its_page_and_nowhere_else(id):
     assert HOMES[id] == [catalogue.pages()[id.split(".")[0]]]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_notebook_shows_exhibits_that_there_are_and_defines_nothing(page):
-    assert shown(page)
-    assert set(shown(page)) <= set(EXHIBITS)
-    for source in code(page):
-        assert not any(isinstance(node, ast.FunctionDef | ast.Lambda) for node in ast.walk(ast.parse(source)))
-
-
-def test_export_and_readmes_take_exhibits_that_there_are():
-    taken = {id for ids in report.SECTIONS.values() for id in ids}
-    taken |= {block.picture for block in readme.BLOCKS} | {readme.LADDER}
-    assert taken <= set(EXHIBITS)
 
 
 def test_the_parts_of_a_group_have_anchors_of_their_own():

@@ -7,10 +7,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from bs4 import BeautifulSoup
 from reading import html, plain
 
-from attnlab.base import paths
 from attnlab.exhibits import drawing as page_drawing
 from attnlab.exhibits import style
 from attnlab.exhibits.display import Figure, Group, Listing, Prose, Table, files
@@ -18,7 +16,6 @@ from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import Marked
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval
-from attnlab.study import studies
 
 
 def drawing():
@@ -38,10 +35,6 @@ def test_a_figure_is_a_drawing_with_caption_and_description():
     assert "<strong>then</strong>" in str(soup.figcaption)
     assert soup.figcaption.find("msup").get_text() == "x2"
     assert figure._repr_mimebundle_()["text/plain"] == 'a "line" <falls>'
-
-
-def test_a_figure_drawn_twice_has_the_same_bytes():
-    assert Figure(drawing(), "", "").svg == Figure(drawing(), "", "").svg
 
 
 def test_a_drawing_on_a_page_has_text_the_colours_of_the_theme_and_ids_of_its_own():
@@ -182,22 +175,9 @@ def test_a_listing_keeps_its_text():
     assert html(Listing(text, "plain")).pre.get_text() == text
 
 
-def test_a_table_in_plain_text_has_dashes_too():
-    table = Table(pd.DataFrame({"a": ["x", None], "b": [1.5, np.nan]}), "")
-    assert plain(table).split() == ["a", "b", "x", "1.50", "—", "—"]
-
-
 def test_a_table_without_rows_is_not_there():
     with pytest.raises(NotMeasured, match=r"^Nothing was measured for “Latencies of `x`”$"):
         Table(pd.DataFrame(), "Latencies of `x`.")
-
-
-def test_prose_is_markdown():
-    assert Prose("**3** of 4")._repr_mimebundle_() == {
-        "text/markdown": "**3** of 4",
-        "text/plain": "**3** of 4",
-        "text/latex": "\\textbf{3} of 4\n\n",
-    }
 
 
 def test_a_group_shows_its_parts_in_order():
@@ -216,31 +196,3 @@ def test_a_table_in_markdown_keeps_each_row_on_a_line():
     rows = ["| name | µs |", "| --- | ---: |", "| a\\|b | 1.00 [0.90, 1.10] |", "| — | 2 |"]
     assert table.grid.splitlines() == rows
     assert table.markdown == "\n\n".join(["**Caption.**", "\n".join(rows), "Note."])
-
-
-# -------------------------------------------------------------------------------------------------------------- printed
-
-A4_PT = (210 - 2 * 18) / 25.4 * 72
-"""What the margins of a printed page leave of its width."""
-EM = 0.6
-"""What a character takes of the size of its font."""
-
-
-def printed_pt(table: Table) -> float:
-    """The least width to which a printed table can be broken, by the sizes in the style sheet."""
-    style = (paths.ROOT / "lib/attnlab/paper/template/attnlab/style.css").read_text().partition("@media print {")[2]
-    assert re.search(r"td, \.num \{ white-space: pre-line; \}", style)
-    size = float(re.search(r"  table \{ font-size: ([\d.]+)pt; \}", style)[1])
-    root = float(re.search(r"  :root \{ .*font-size: ([\d.]+)pt; \}", style)[1])
-    padding = root * float(re.search(r"th, td \{ padding-inline: ([\d.]+)rem; \}", style)[1])
-    rows = BeautifulSoup(table.bundle()["text/html"].replace("<wbr>", " "), "html.parser").select("tr")
-    columns = zip(*(row.select("th, td") for row in rows), strict=True)
-    longest = [max(max(map(len, cell.get_text().split()), default=0) for cell in column) for column in columns]
-    return sum(EM * size * letters + 2 * padding for letters in longest)
-
-
-def test_the_widest_tables_fit_a_printed_page():
-    names = studies.load("gpu").implementations
-    by_size = {"implementation": ["kernel.pipelined", *names]}
-    by_size |= {f"S={2**n}": ["—", *["10,593\n[10,585, 10,601]"] * len(names)] for n in range(6, 14)}
-    assert printed_pt(Table(pd.DataFrame(by_size), "Wide.")) < A4_PT

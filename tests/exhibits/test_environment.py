@@ -214,12 +214,6 @@ def test_a_run_without_says_so(show):
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
-def test_each_timing_of_a_run_is_explained():
-    table = exhibit(inferred, "environment.clocks")
-    assert list(table.frame["timing"]) == [str(timing) for timing in inferred().timings]
-    assert table.frame.notna().all(axis=None)
-
-
 def test_every_method_but_our_own_clocks_is_explained():
     assert {*panel.CLOCKS, "device", "device.cold"} == {method.name for method in methods.METHODS}
 
@@ -249,11 +243,6 @@ def test_ceilings_beside_the_datasheet():
     assert frame.loc["L2 reads", ["datasheet", "of datasheet"]].isna().all()
 
 
-def test_an_unknown_device_has_no_datasheet():
-    frame = machine.ceilings(lonely()).frame
-    assert frame[["datasheet", "of datasheet", "sm_clock_mhz"]].isna().all(axis=None)
-
-
 def test_cases_without_a_latency_have_a_reason():
     frame = machine.cases(inferred()).frame
     assert frame[["implementation", "shape", "status"]].to_numpy().tolist() == [
@@ -281,10 +270,6 @@ def test_the_checklist_and_the_hashes_come_from_the_run():
     assert "| 40 samples in each of 1 replicate |" in provenance.checklist(closed()).markdown
     assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
     assert hashes["measure/clocks/cuda_events.py"] == "5" * 32 + "…"
-
-
-def test_twelve_rules_are_answered():
-    assert list(Show()("environment.rules").content.frame[""]) == [str(number) for number in range(1, 13)]
 
 
 def test_machines_and_settings():

@@ -287,14 +287,6 @@ def test_the_page_is_one_file_that_asks_for_nothing_and_needs_no_anywidget(tmp_p
     assert text.count("</script>") == 2
 
 
-def test_the_same_run_gives_the_same_bytes():
-    assert data.payload(inferred()) == ordinary()
-
-
-def test_a_page_names_its_run_safely():
-    assert "<title>explore · a&lt;b&gt;</title>" in page.html("a<b>", b"")
-
-
 # -------------------------------------------------------------------------------------------------- in a notebook
 
 

@@ -8,13 +8,11 @@ import pytest
 from bs4 import BeautifulSoup
 from matplotlib.testing.compare import compare_images
 from reading import exhibit
-from synthetic import ONE_BATCH, inferred, lonely
+from synthetic import ONE_BATCH, inferred
 
 from attnlab.exhibits import style
 from attnlab.exhibits.baseline import spread
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Missing
-from attnlab.exhibits.environment import clocks
 
 TOLERANCE = 1.0
 """Root mean square of the differences between two pictures, of 255: a line less is 3, solid for dashed 1.4."""
@@ -129,12 +127,6 @@ def test_the_roofline_draws_points_and_ceilings():
     assert list(exponentials.get_ydata()) == pytest.approx([25.6] * 2)  # 4·64 FLOPs an exponential, 100 G of them
 
 
-def test_an_unknown_device_has_the_measured_roof_alone():
-    axes = exhibit(lonely, "roofline.roofline").figure.axes[0]
-    assert len([line for line in axes.get_lines() if len(line.get_xdata()) == 200]) == 1
-    assert not [line for line in axes.get_lines() if line.get_linestyle() == ":"]
-
-
 def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():
     near, far = exhibit(inferred, "baseline.distribution"), spread.distribution(inferred(), ONE_BATCH)
     assert near.figure.axes[0].get_xscale() == "linear"
@@ -144,11 +136,3 @@ def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():
     assert "linear within ±2 % and logarithmic beyond" in far.caption
     *_, last = filter(lambda axes: axes.get_visible(), far.figure.axes)
     assert {"−10", "−2", "0", "+2", "+10"} <= set(ticks(last))
-
-
-def test_figures_of_a_sweep_that_the_study_lacks_say_so():
-    assert clocks.timings(lonely(), "batch") == Missing("*The study “synthetic” has no sweep “batch”.*")
-
-
-def test_a_sweep_that_the_study_lacks_has_no_panel():
-    assert len(exhibit(lonely, "baseline.latency").figure.axes) == 1

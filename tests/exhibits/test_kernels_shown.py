@@ -9,7 +9,7 @@ import synthetic
 from reading import NOT_A_NUMBER, html, plain
 from synthetic import LONG, RUNGS, TARGET, climbed, inferred
 
-from attnlab.exhibits import catalogue, style
+from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing, Prose
 from attnlab.exhibits.kernels import ablation, climb, compiled, lead
@@ -18,7 +18,6 @@ from attnlab.infer.kernels.cross_device import CrossDevice
 from attnlab.infer.kernels.leads import Lead
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
-from attnlab.study import studies
 
 COMPILED = "kernels.compiled"
 SHOWN = [id for id in catalogue.every() if id.startswith("kernels.") and id != "kernels.cross_device"]
@@ -93,13 +92,6 @@ def test_instances_are_shown_where_there_are_several_for_a_shape():
     assert "B=2 H=4 S=128, " in ran["long"]
 
 
-def test_instances_of_the_best_are_always_shown():
-    names = climbed().run.resources["implementation"].replace({"kernel.wgmma": "kernel.best"})
-    frame = compiled.compiled(with_resources(implementation=names), TARGET).parts["instances"].frame
-    assert set(frame["implementation"]) == {"kernel.best"}
-    assert frame["instance"].tolist() == ["kernel.wgmma"]
-
-
 def test_another_mask_is_no_other_instance():
     used = climbed().run.resources
     functions = used["function"] + used["causal"].astype(str)
@@ -159,13 +151,6 @@ def test_the_picture_of_the_ladder():
     (line,) = (line for line in axes.get_lines() if line.get_linestyle() == ":")
     assert line.get_xdata()[0] == pytest.approx(max(widths[-3:]))
     assert drawn.svg == climb.climb(climbed(), TARGET).svg
-
-
-def test_rungs_look_different():
-    looks = [tuple(style.look(f"kernel.{name}")[key] for key in ("color", "marker")) for name in RUNGS]
-    assert len(set(looks)) == len(looks)
-    assert style.look("kernel.mine") == style.look("kernel.mine")
-    assert style.look("kernel.mine")["color"] not in {colour for colour, _ in style.LOOKS.values()}
 
 
 def at_target(fates, *names: str) -> Results:
@@ -295,7 +280,3 @@ def test_a_run_whose_kernels_were_not_reached():
     shown = {id: Show(cut)(id).markdown for id in SHOWN if id != "kernels.stale"}
     assert shown.keys() == NOT_REACHED.keys()
     assert [id for id, told in NOT_REACHED.items() if told not in shown[id]] == []
-
-
-def test_the_synthetic_study_is_one():
-    assert studies.recorded({"name": "synthetic", "study": synthetic.LADDER.stated}).shapes
