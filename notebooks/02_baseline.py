@@ -63,15 +63,6 @@ show("baseline.implementations")
 show("baseline.odd_lengths")
 
 # %% [markdown]
-# ## Scaling
-#
-# From one step of a sweep to the next, latency should grow as the work does: four times for twice the length, twice
-# for twice the batch or heads. Less means that the smaller shape left the machine idle.
-
-# %%
-show("baseline.scaling")
-
-# %% [markdown]
 # ## Spread and tails
 
 # %%

@@ -63,9 +63,6 @@ show("backends.decode")
 # %%
 show("backends.ragged")
 
-# %%
-show("backends.on_the_host")
-
 # %% [markdown]
 # ### Training
 

@@ -78,7 +78,7 @@ def test_one_cell_holds_the_parameters_and_they_are_literals(part):
     stated = {statement.target.id: ast.literal_eval(statement.value) for statement in statements}
     price = {"price_per_hour": 3.0} if part in PRICED else {}
     assert stated == {"run": "", "study": "quick", "device": "auto"} | price
-    assert {name: known.type for name, known in execute.parameters(source(part)).items()} == {
+    assert {name: known["inferred_type_name"] for name, known in execute.parameters(source(part)).items()} == {
         name: type(value).__name__ for name, value in stated.items()
     }
 

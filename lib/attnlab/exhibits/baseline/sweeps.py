@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -17,7 +16,6 @@ from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of, shape_of
 from attnlab.infer.regimes import grouped
 from attnlab.infer.results import Results, absences
-from attnlab.infer.stats import ratio_ci
 from attnlab.runs.schema import MEASURED
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
@@ -92,32 +90,6 @@ def _medians(results: Results, shapes: list[Shape], titles: list[str]) -> pd.Dat
         for name in results.study.implementations
     ]
     return pd.DataFrame(rows, columns=["implementation", *titles])
-
-
-@exhibit("baseline.scaling")
-def scaling(results: Results) -> Table:
-    """The growth of the baseline's latency and of its work from each step of a sweep to the next."""
-    name, rows = results.study.baseline, []
-    for along in OF_BASELINE:
-        with suppress(NotMeasured):
-            rows += [_step(results, axis_of(along), *step) for step in pairwise(results.along(along, name))]
-    caption = f"Scaling between steps of the sweeps, `{name}`; {results.headline.words}."
-    note = "Below 1 in the last column, the larger size takes less time per FLOP."
-    return Table(pd.DataFrame(rows), caption, note)
-
-
-def _step(results: Results, axis: str, smaller: tuple[Shape, Any], larger: tuple[Shape, Any]) -> dict[str, Any]:
-    (few, its_row), (many, row), name = smaller, larger, results.study.baseline
-    tick = max(results.tick_us(row), results.tick_us(its_row))
-    growth, work = ratio_ci(results.samples(name, many), results.samples(name, few), tick=tick), many.flops / few.flops
-    mask = ", causal" if few.causal else ""
-    return {
-        "step": f"{LETTERS[axis]}={getattr(few, axis)} → {getattr(many, axis)}{mask}",
-        "latency ×": growth,
-        "FLOPs ×": work,
-        "bytes ×": many.bytes / few.bytes,
-        "latency over FLOPs": growth.estimate / work,
-    }
 
 
 @exhibit("baseline.every_case")

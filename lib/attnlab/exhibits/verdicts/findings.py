@@ -5,7 +5,7 @@ from collections.abc import Callable
 from attnlab.exhibits import formats
 from attnlab.exhibits.audit import in_short
 from attnlab.exhibits.baseline.correctness import timed_outputs
-from attnlab.exhibits.baseline.lengths import costliest
+from attnlab.exhibits.baseline.figures import costliest
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Box, Figure, Prose
 from attnlab.exhibits.environment.load import slowest
