@@ -11,7 +11,7 @@ from reading import html, plain
 
 from attnlab.exhibits import drawing as page_drawing
 from attnlab.exhibits import style
-from attnlab.exhibits.display import Figure, Group, Listing, Prose, Table, files
+from attnlab.exhibits.display import Figure, Group, Prose, Table, files
 from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import Marked
 from attnlab.infer.lookup import NotMeasured
@@ -164,15 +164,6 @@ def test_intervals_of_wide_tables_take_two_lines():
 def test_a_table_with_repeated_titles_keeps_every_column():
     frame = pd.DataFrame([["a", 1]], columns=["x", "x"])
     assert [cell.get("class") for cell in html(Table(frame, "")).select("td")] == [None, ["num"]]
-
-
-def test_a_listing_keeps_its_text():
-    text = "if (a < b && c) {\n    x = 1;\n}\n"
-    soup = html(Listing(text, "A kernel", language="cuda"), "kernels.source")
-    assert soup.figure["id"] == "kernels.source"
-    assert soup.pre.code.get_text() == text
-    assert soup.select("pre span.k")
-    assert html(Listing(text, "plain")).pre.get_text() == text
 
 
 def test_a_table_without_rows_is_not_there():

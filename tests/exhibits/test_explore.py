@@ -17,7 +17,7 @@ from reading import exhibit
 from synthetic import TARGET, Recipe, inferred
 
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.explore import data, explorer, looks, page, recorded
+from attnlab.exhibits.explore import data, explorer, looks, recorded
 from attnlab.exhibits.explore.samples import STEPS, THROTTLED, pack
 from attnlab.exhibits.quantities import QUANTITIES
 from attnlab.exhibits.style import LOOKS
@@ -196,7 +196,7 @@ def test_the_page_of_half_a_million_samples_fits():
     assert packed.codes.size == len(many.passed) >= 0.9 * MANY
     block = data._block(data._said([of]), [packed], [1])
     assert len(block) <= data.MOST_BYTES
-    assert len(page.html("many", block).encode()) < LIMIT_BYTES
+    assert len(explorer.html("many", block).encode()) < LIMIT_BYTES
 
 
 def test_more_samples_than_fit_are_thinned(monkeypatch):
@@ -278,7 +278,7 @@ def test_the_fewest_samples_have_a_page():
 
 def test_the_page_is_one_file_that_asks_for_nothing_and_needs_no_anywidget(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    text = page.write(inferred(), tmp_path).read_text(encoding="utf-8")
+    text = explorer.write(inferred(), tmp_path).read_text(encoding="utf-8")
     assert not re.search(r"(?:src|href)=", text.split("<script")[0])
     assert "default-src 'none'" in text
     assert "@import" not in text

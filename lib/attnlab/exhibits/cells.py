@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pandas as pd
-
 from attnlab.exhibits import formats
 from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Results, absence
@@ -20,14 +18,6 @@ REGIMES = {
     "not recorded": "in a regime that was not recorded",
 }
 """How a sentence names each regime."""
-
-
-def whole(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """A frame of rows, with columns in the order of the longest row."""
-    longest = max(rows, key=len)
-    columns = list(longest)
-    columns += dict.fromkeys(column for row in rows for column in row if column not in columns)
-    return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
 def without(results: Results, names: list[str], shape: Shape) -> str:

@@ -18,9 +18,6 @@ import matplotlib.figure
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
 
 from attnlab.exhibits import drawing, formats, markdown, tex
 from attnlab.exhibits.markdown import Inline
@@ -202,27 +199,6 @@ class Table(_Exhibit):
 
 
 @dataclass(frozen=True)
-class Listing(_Exhibit):
-    """A text shown verbatim, such as a kernel's source; `language` is a name that Pygments knows."""
-
-    text: str
-    caption: str
-    language: str = ""
-
-    def bundle(self, anchor: str = "") -> Bundle:
-        """The listing in every format, with its anchor on the page."""
-        code = highlight(self.text, get_lexer_by_name(self.language or "text"), HtmlFormatter(nowrap=True))
-        body = f'<pre class="highlight"><code>{code}</code></pre>'
-        latex = f"\\paragraph{{{tex.inline(self.caption)}}}\n\n{tex.verbatim(self.text)}"
-        return _bundle(_float(anchor, "listing", _caption(self.caption), body), self.text, latex)
-
-    @property
-    def markdown(self) -> str:
-        """The text between fences, below its caption."""
-        return f"**{self.caption}**\n\n```{self.language}\n{self.text}\n```"
-
-
-@dataclass(frozen=True)
 class Prose(_Exhibit):
     """Paragraphs in markdown, whose numbers were computed."""
 
@@ -268,7 +244,7 @@ class Box(_Exhibit):
 class Group(_Exhibit):
     """Several exhibits in one, one below the other; the names of the parts distinguish their anchors."""
 
-    parts: Mapping[str, "Figure | Table | Listing | Prose | Box"]
+    parts: Mapping[str, "Figure | Table | Prose | Box"]
 
     def bundle(self, anchor: str = "") -> Bundle:
         """All parts in every format; the anchor of each is that of the group and its own name."""
@@ -283,7 +259,7 @@ class Group(_Exhibit):
         return "\n\n".join(part.markdown for part in self.parts.values())
 
 
-Content: TypeAlias = Figure | Table | Listing | Prose | Box | Group
+Content: TypeAlias = Figure | Table | Prose | Box | Group
 
 
 def files(content: Content, anchor: str) -> dict[str, str]:

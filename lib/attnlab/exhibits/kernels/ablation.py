@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from attnlab.exhibits import cells, decisions, formats
+import pandas as pd
+
+from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.words import say
@@ -25,7 +27,7 @@ def ablation(results: Results, shape: Shape) -> Group:
     if not judged:
         return Group({"hypotheses": hypotheses})
     table = Table(
-        cells.whole(judged),
+        pd.DataFrame(judged, dtype=object),
         f"Each rung against the rung that it builds on, at {shape.label}; {results.headline.words}.",
         say("kernels.ablation", comparisons=len(judged)),
         shows={"expected": formats.times},
@@ -61,7 +63,7 @@ def summary(results: Results, shape: Shape) -> Table:
     outcomes = [step.outcome for step in found if step.outcome]
     counts = formats.listing([f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)])
     return Table(
-        cells.whole(rows),
+        pd.DataFrame(rows, dtype=object),
         f"Of {formats.count(len(outcomes), 'expectation')} of the ladder, {counts}: each rung against the rung that it "
         f"builds on at {shape.label}, {results.headline.words}.",
         "Expected and measured are speedups over that rung, stated before and inferred after.",

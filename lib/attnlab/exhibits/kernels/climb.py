@@ -98,7 +98,7 @@ def ladder(results: Results, shape: Shape) -> Table:
         f"Speed of light is the floor over the median. {without(results, shape)}"
     )
     caption = f"The ladder at {shape.label}, and SDPA's backends; {results.headline.words}."
-    return Table(cells.whole(rows), caption, note.strip())
+    return Table(pd.DataFrame(rows, dtype=object), caption, note.strip())
 
 
 def without(results: Results, shape: Shape) -> str:
