@@ -43,6 +43,3 @@ def values(table: Table) -> dict[str, Any]:
     return dict(table.frame.itertuples(index=False, name=None))
 
 
-def first_number(cell: object) -> float:
-    """The number at the head of a cell, such as an estimate before its interval."""
-    return float(str(cell).split()[0].replace(",", "").replace("×", ""))

@@ -159,11 +159,6 @@ def without_lengths() -> Results:
     return with_lengths(batch=[synthetic.AXES | {"batch": [1, 2], "seq_len": 128}])
 
 
-def test_without_lengths_there_is_no_figure_of_them():
-    for id in ("latency", "throughput", "memory"):
-        assert isinstance(shown(id, without_lengths), Missing)
-
-
 # ----------------------------------------------------------------------------------------------------------- sentences
 
 OUTPUTS = Outputs(1200, 67.2, [(["sdpa.math", "kernel.naive"], TARGET), (["sdpa.flash"], ONE_BATCH)])

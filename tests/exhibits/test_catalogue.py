@@ -4,7 +4,6 @@ import re
 from collections import defaultdict
 from inspect import signature
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import nbformat
 import pandas as pd
@@ -17,7 +16,6 @@ from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show, exhibit
 from attnlab.exhibits.display import FILES, Figure, Group, Missing, Prose, Table
-from attnlab.exhibits.style import STYLE
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 
@@ -130,12 +128,6 @@ def test_what_was_not_measured_is_said_in_a_sentence():
     assert Show(inferred())("kernels.missing").content == Missing("*Nothing has a latency.*")
 
 
-def test_an_exhibit_without_rows_says_so():
-    exhibit("kernels.empty")(lambda results: Table(pd.DataFrame(), "Latencies of `x`."))
-    told = "*Nothing was measured for “Latencies of `x`”.*"
-    assert Show(inferred())("kernels.empty").content == Missing(told)
-
-
 def test_a_run_that_has_nothing_of_a_kind_shows_nothing():
     made = exhibit("kernels.some", where=lambda results: results is inferred())(table)
     assert isinstance(made(inferred()), Table)
@@ -144,17 +136,6 @@ def test_a_run_that_has_nothing_of_a_kind_shows_nothing():
     assert shown.markdown == ""
     assert shown._repr_mimebundle_()[0] == {"text/html": "", "text/plain": "", "text/latex": ""}
     assert stamp(shown)["exhibit"] == "kernels.some"
-
-
-def test_it_is_drawn_in_the_style_of_the_project():
-    seen = {}
-    exhibit("kernels.drawn")(lambda results: seen.update(mpl.rcParams))
-    outside = dict(mpl.rcParams)
-    Show(inferred())("kernels.drawn")
-    style = mpl.rc_params_from_file(STYLE, use_default_template=False)
-    assert {key: seen[key] for key in style} == dict(style)
-    assert dict(mpl.rcParams) == outside
-    assert any(outside[key] != value for key, value in style.items())
 
 
 def test_an_exhibit_may_be_of_a_companion_of_the_run():

@@ -62,14 +62,6 @@ def panels(figure) -> dict[str, Any]:
     return {axes.get_title(): axes for axes in figure.figure.axes if axes.get_visible()}
 
 
-def test_latency_along_the_length():
-    found = panels(exhibit(inferred, "baseline.latency"))
-    own = {name: axes.get_lines()[len(found) - 1].get_xydata() for name, axes in found.items()}
-    np.testing.assert_allclose(own["sdpa.auto"], list(zip(LENGTHS, [2.5, 10, 40, 160], strict=True)))
-    assert [size for size, _ in own["sdpa.cudnn"]] == [64, 128, 256]
-    assert [size for size, _ in own["sdpa.math"]] == [32, 64, 128]
-
-
 @pytest.mark.parametrize(
     ("heights", "spread"),
     [([], []), ([0.5], [0.5]), ([0.5, 0.5], [0.45, 0.55]), ([0, 0, 0.9], [0, 0.1, 0.9]), ([0.98, 1.0], [0.9, 1.0])],

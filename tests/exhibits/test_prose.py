@@ -3,20 +3,10 @@
 import pytest
 import synthetic
 from reading import plain
-from synthetic import AT_TARGET, CPU, TARGET, Recipe, inferred, lonely
+from synthetic import AT_TARGET, CPU, TARGET, Recipe
 
-from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.environment import clocks
 from attnlab.exhibits.verdicts import findings
-
-
-@pytest.mark.parametrize("run", [inferred, lonely])
-def test_a_line_says_which_run_is_shown(run):
-    bundle, _ = Show(run())._repr_mimebundle_()
-    day = run().run.manifest["created"][:10]
-    device = run().run.manifest["device"]["name"]
-    assert bundle["text/plain"] == f"run synthetic · {device} · {day} · attnlab 0.1.0"
-    assert bundle["text/html"] == f'<p class="meta">{bundle["text/plain"]}</p>'
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import synthetic
-from reading import column, exhibit, html, plain
+from reading import column, exhibit, plain
 from synthetic import TARGET, VALUED_US, Recipe, inferred, of_kinds, valued
 
 from attnlab import obtain
@@ -88,16 +88,6 @@ def test_the_map_has_a_cell_for_each_case():
     ]
 
 
-def test_the_medians_are_text_in_the_drawing():
-    texts = [text.get_text() for text in html(exhibit(valued, "verdicts.values")).svg("text")]
-    every = [us for by_kind in VALUED_US.values() for us in by_kind.values()]
-    assert {text: texts.count(text) for text in dict.fromkeys(f"{us:.1f}" for us in every if us)} == {
-        f"{us:.1f}": every.count(us) for us in every if us
-    }
-    assert texts.count("–") == every.count(None)
-    assert set(KINDS) | set(VALUED_US) <= set(texts)
-
-
 def test_a_cell_is_coloured_by_its_ratio_to_the_first_kind():
     (axes,) = exhibit(valued, "verdicts.values").figure.axes
     drawn = axes.images[0].get_array()
@@ -112,11 +102,6 @@ def test_every_other_shape_of_several_kinds_has_a_map():
     (figure,) = group.parts.values()
     (axes,) = figure.figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["sd 4", "normal"]
-
-
-def test_without_another_shape_of_several_kinds_there_is_no_further_map():
-    missing = Missing("*No other shape was timed on several kinds of values.*")
-    assert Show(only("sdpa.cudnn"))("verdicts.values.elsewhere").content == missing
 
 
 def test_each_kind_is_listed_once_with_its_words():

@@ -20,8 +20,7 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.markdown import mathml
 from attnlab.infer import results
 from attnlab.infer.results import Results
-from attnlab.literature import bibliography
-from attnlab.paper import numbering, pages, references
+from attnlab.paper import numbering, pages
 from attnlab.runs import read, schema
 
 
@@ -98,10 +97,6 @@ def test_every_kind_of_mathematics_in_markdown_is_converted():
 )
 def test_mathematics_prices_and_code_in_markdown(text, shown):
     assert shown in markdown.block(text)
-
-
-def test_inline_markdown_has_no_blocks():
-    assert markdown.inline("1. **a** `b<c` $x$") == "1. <strong>a</strong> <code>b&lt;c</code> <math><mi>x</mi></math>"
 
 
 def test_sections_are_numbered():
@@ -206,17 +201,6 @@ def test_a_page_that_cites_nothing_has_no_references(tmp_path):
     soup = page(tmp_path, v4.new_markdown_cell("# T\n\n[](#ref-holm1979)"))
     assert soup.main.select("h2, ol")[-1].name == "ol"
     assert soup.main.ol.li["id"] == "ref-holm1979"
-
-
-def test_a_page_with_references_of_its_own_keeps_them():
-    soup = numbered('[](#ref-mine)\n\n## References\n\n<ol>\n<li id="ref-mine">Mine</li>\n</ol>\n')
-    assert soup.ol.li.get_text() == "Mine"
-
-
-def test_the_list_of_references_has_every_entry():
-    items = BeautifulSoup(references.listing(), "html.parser").select("ol > li")
-    assert [item["id"].removeprefix("ref-") for item in items] == list(bibliography.load())
-    assert all(item.get_text().strip() for item in items)
 
 
 @pytest.mark.parametrize("link", ["[](#fig-rofline)", "[see](#fig-rofline)"])

@@ -78,16 +78,6 @@ def test_a_block_is_what_the_command_writes(published, block):
     assert block.current((paths.ROOT / block.readme).read_text()) == text(block, published), "run `make readme`"
 
 
-def test_the_readmes_block_is_a_picture_and_its_caption(published):
-    begin, picture, caption, values, end = text(THROUGHPUT, published).split("\n\n")
-    assert (begin, end) == THROUGHPUT.markers
-    assert picture == f"![{THROUGHPUT.alt}](figures/{PUBLISHED}.svg)"
-    assert caption.startswith(f"*NVIDIA H200, PyTorch {published.run.manifest['environment']['packages']['torch']}")
-    assert f"run `{PUBLISHED}`. " in caption
-    assert caption.endswith(f"{THROUGHPUT.made(published)[1].caption}*")
-    assert values.startswith("**Whether `kernel.bounded` is faster than `sdpa.auto` depends on the values**")
-
-
 @EVERY
 def test_a_picture_is_what_the_command_draws(published, block):
     kept = curves((paths.ROOT / block.location(PUBLISHED)).read_text())
