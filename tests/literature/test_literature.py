@@ -263,8 +263,7 @@ def test_a_device_without_a_datasheet_has_no_share():
     assert math.isnan(beside.datasheet_pct)
     assert "nan" not in plain(literature.every(of))
     assert published.peak_at_clock(of) is None
-    for draw in (drawn.figure, drawn.shares):
-        assert isinstance(draw(of), Missing)
+    assert isinstance(drawn.shares(of), Missing)
 
 
 def test_a_run_is_higher_at_the_lengths_where_its_fastest_is():
