@@ -41,5 +41,3 @@ def column(table: Table, title: str) -> list[Any]:
 def values(table: Table) -> dict[str, Any]:
     """A table of two columns: the second by the first."""
     return dict(table.frame.itertuples(index=False, name=None))
-
-

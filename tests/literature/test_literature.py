@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import synthetic
 from bs4 import BeautifulSoup
@@ -264,12 +263,6 @@ def test_a_device_without_a_datasheet_has_no_share():
     assert "nan" not in plain(literature.every(of))
     assert published.peak_at_clock(of) is None
     assert isinstance(drawn.shares(of), Missing)
-
-
-def test_a_run_is_higher_at_the_lengths_where_its_fastest_is():
-    lines = {"sdpa.flash": pd.Series({128: 40.0, 256: 60.0}), "sdpa.cudnn": pd.Series({128: 52.0, 512: 10.0})}
-    numbers = [number(), number(seq_len=256, value=700)]  # 50 % and 71 %
-    assert published.higher([published.Curves(lines, numbers)]) == (1, 2)
 
 
 def test_every_number_is_in_the_table_with_its_source():

@@ -90,11 +90,6 @@ class Profile:
         """The launch that took the most cycles."""
         return self.launches.loc[self.launches[CYCLES].idxmax()]
 
-    @property
-    def longest_share_pct(self) -> float:
-        """Its share of the call's cycles."""
-        return 100 * float(self.longest[CYCLES] / self.launches[CYCLES].sum())
-
     def total(self, metric: str) -> float:
         """A sum over the launches; NaN where it wasn't counted."""
         return float(self.launches[metric].sum(min_count=1)) if metric in self.launches else np.nan
@@ -163,10 +158,6 @@ class Step(NamedTuple):
     cycles_before: float
     cycles: float
     changes: list[tuple[str, float]]
-
-
-Shares = dict[str, list[tuple[str, float]]]
-"""Implementations with a share in percent, by what it is of."""
 
 
 def of(results: Results, shape: Shape | None = None) -> list[Profile]:
@@ -255,17 +246,6 @@ def steps(results: Results) -> list[Step]:
             changes = sorted(change.items(), key=lambda each: each[1])
             found.append(Step(rung["name"], rung["after"], before.total(CYCLES), after.total(CYCLES), changes))
     return found
-
-
-def first_bottlenecks(results: Results) -> tuple[Shares, Shares]:
-    """The first bottleneck of each implementation: the busy units, and the losses of those without a busy unit."""
-    busy: Shares = {}
-    waiting: Shares = {}
-    for profile in of(results):
-        for first in profile.bottlenecks[:1]:
-            kind = busy if first.title in UNITS else waiting
-            kind.setdefault(first.title, []).append((profile.implementation, first.share_pct))
-    return busy, waiting
 
 
 def _cycles(launch: pd.Series) -> dict[str, float]:
