@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 import synthetic
@@ -67,6 +68,37 @@ def test_geometry():
     assert by_rung(grid.frame).loc["kernel.tiled", ["persistent", "CTAs", "at once"]].tolist() == ["no", 1024, 660]
     assert "work items differ in size" in grid.note
     assert "work items differ in size" not in compiled.compiled(climbed(), TARGET).parts["grid"].note
+
+
+def with_resources(**columns) -> Results:
+    """The run with kernels, with other columns in its resources."""
+    return Results(replace(climbed().run, resources=climbed().run.resources.assign(**columns)), climbed().table)
+
+
+def test_instances_are_shown_where_there_are_several_for_a_shape():
+    used = climbed().run.resources
+    by_length = np.where(used["seq_len"] >= 128, "long", "short")
+    functions = used["function"].where(used["implementation"] != "kernel.mma", by_length)
+    frame = compiled.compiled(with_resources(function=functions), TARGET).parts["instances"].frame
+    assert set(frame["implementation"]) == {"kernel.mma"}
+    ran = frame.set_index("instance")["ran at"].to_dict()
+    assert set(ran) == {"short", "long"}
+    assert "B=2 H=4 S=32" in ran["short"]
+    assert "B=2 H=4 S=128, " in ran["long"]
+
+
+def test_instances_of_the_best_are_always_shown():
+    names = climbed().run.resources["implementation"].replace({"kernel.wgmma": "kernel.best"})
+    frame = compiled.compiled(with_resources(implementation=names), TARGET).parts["instances"].frame
+    assert set(frame["implementation"]) == {"kernel.best"}
+    assert frame["instance"].tolist() == ["kernel.wgmma"]
+
+
+def test_another_mask_is_no_other_instance():
+    used = climbed().run.resources
+    functions = used["function"] + used["causal"].astype(str)
+    assert functions.nunique() == 2 * used["function"].nunique()
+    assert "instances" not in compiled.compiled(with_resources(function=functions), TARGET).parts
 
 
 # ------------------------------------------------------------------------------------------------------------- ladder

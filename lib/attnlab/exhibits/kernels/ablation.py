@@ -52,18 +52,23 @@ def _judged(step: Step, verdict: Verdict) -> dict[str, Any]:
 def summary(results: Results, shape: Shape) -> Table:
     """A row for each rung: change, expectation, outcome, and the first bottleneck by the counters."""
     found, limits = compared(results, shape), _limits(results)
-    rows = []
-    for step in found:
-        row: dict[str, Any] = {"rung": step.rung.name, "what it changes": step.rung.title}
-        if step.verdict:
-            row |= {"expected": step.rung.expected, "outcome": step.outcome, "speedup": step.verdict.speedup}
-        if limit := limits.get(step.rung.name):
-            row |= {"held back most by": limit.title, "its share": limit.share_pct}
-        rows.append(row)
+    rows = [
+        {
+            "rung": step.rung.name,
+            "what it changes": step.rung.title,
+            "expected": step.rung.expected if step.verdict else None,
+            "outcome": step.outcome if step.verdict else None,
+            "speedup": step.verdict.speedup if step.verdict else None,
+            "held back most by": limit.title if limit else None,
+            "its share": limit.share_pct if limit else None,
+        }
+        for step in found
+        for limit in [limits.get(step.rung.name)]
+    ]
     outcomes = [step.outcome for step in found if step.outcome]
     counts = formats.listing([f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)])
     return Table(
-        pd.DataFrame(rows, dtype=object),
+        pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all"),
         f"Of {formats.count(len(outcomes), 'expectation')} of the ladder, {counts}: each rung against the rung that it "
         f"builds on at {shape.label}, {results.headline.words}.",
         "Expected and measured are speedups over that rung, stated before and inferred after.",

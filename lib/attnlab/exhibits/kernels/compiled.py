@@ -1,4 +1,4 @@
-"""What each kernel needs of a multiprocessor, and how its grid fills the device."""
+"""What each kernel needs of a multiprocessor, how its grid fills the device, and which instances ran."""
 
 import pandas as pd
 
@@ -7,7 +7,7 @@ from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Group, Table
 from attnlab.exhibits.kernels.climb import without
 from attnlab.exhibits.words import say
-from attnlab.infer.kernels.rungs import Resources, resources, rungs
+from attnlab.infer.kernels.rungs import Resources, instances, resources, rungs
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.study.shapes import Shape
@@ -15,11 +15,12 @@ from attnlab.study.shapes import Shape
 
 @exhibit("kernels.compiled", shape=target)
 def compiled(results: Results, shape: Shape) -> Group:
-    """Resources and launch geometry of every rung at a shape."""
+    """Resources and launch geometry of every rung at a shape, and which instances ran."""
     used = {rung.name: found for rung in rungs(results) if (found := resources(results, rung, shape))}
     if not used:
         raise NotMeasured(f"No kernel was launched at {shape.label}")
-    return Group({"resources": _resources(results, used, shape), "grid": _grid(used, shape)})
+    parts = {"resources": _resources(results, used, shape), "grid": _grid(used, shape)}
+    return Group(parts | ({"instances": _instances(ran)} if (ran := instances(results)) else {}))
 
 
 def _resources(results: Results, used: dict[str, Resources], shape: Shape) -> Table:
@@ -62,3 +63,23 @@ def _grid(used: dict[str, Resources], shape: Shape) -> Table:
     shows |= dict.fromkeys(("last wave", "SMs with work"), formats.percent)
     note = say("kernels.grid", causal=shape.causal)
     return Table(pd.DataFrame(rows), f"Launch geometry at {shape.label}.", note, shows=shows)
+
+
+def _instances(ran: dict[str, dict[str, list[Shape]]]) -> Table:
+    rows = [
+        {"implementation": name, "instance": function, "ran at": _sizes(shapes)}
+        for name, functions in ran.items()
+        for function, shapes in functions.items()
+    ]
+    note = "An instance is named by its template arguments: first the dtype, the head dimension and the mask."
+    return Table(pd.DataFrame(rows), "Which instance ran where, of kernels that have several for a shape.", note)
+
+
+def _sizes(shapes: list[Shape]) -> str:
+    """The sizes of shapes of one head_dim, with the lengths of one batch and number of heads together."""
+    lengths: dict[tuple[int, int], list[int]] = {}
+    for shape in shapes:
+        lengths.setdefault((shape.batch, shape.heads), []).append(shape.seq_len)
+    return "; ".join(
+        f"B={batch} H={heads} S={', '.join(map(str, sorted(found)))}" for (batch, heads), found in lengths.items()
+    )

@@ -8,9 +8,9 @@ from attnlab.base import paths
 from attnlab.compile import occupancy
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
-from attnlab.runs.schema import Run, is_of
+from attnlab.runs.schema import CASE, Run, is_of
 from attnlab.study import ladder, tuning
-from attnlab.study.ladder import PREFIX, Served
+from attnlab.study.ladder import BEST, PREFIX, Served
 from attnlab.study.shapes import Shape
 
 
@@ -171,6 +171,23 @@ def resources(results: Results, rung: Rung, shape: Shape) -> Resources | None:
         multiprocessors=int(device["multiprocessors"]),
         threads_per_sm=device.get("threads_per_multiprocessor"),
     )
+
+
+def instances(results: Results) -> dict[str, dict[str, list[Shape]]]:
+    """By implementation and function, the shapes at which an instance ran, where that has to be said.
+
+    It has to be said of `kernel.best`, and of a rung that ran several instances for one head_dim, mask and dtype.
+    """
+    rows = results.run.resources
+    if rows.empty:
+        return {}
+    several = rows.groupby(["implementation", "head_dim", "causal", "dtype"])["function"].nunique() > 1
+    names = {BEST, *several[several].index.get_level_values("implementation")}
+    found: dict[str, dict[str, list[Shape]]] = {}
+    for row in rows[rows["implementation"].isin(names)].drop_duplicates([*CASE, "function"]).to_dict("records"):
+        shapes = found.setdefault(row["implementation"], {}).setdefault(row["function"], [])
+        shapes.append(Shape(**{axis: row[axis] for axis in Shape.AXES}))
+    return found
 
 
 def stale(run: Run) -> list[str]:
