@@ -17,7 +17,7 @@ from synthetic import ONE_BATCH, TARGET, climbed, inferred, lonely, valued
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
-from attnlab.exhibits.verdicts import accuracy, every, findings, target
+from attnlab.exhibits.verdicts import every, findings, target
 from attnlab.infer import stats
 from attnlab.infer.results import Results
 
@@ -271,5 +271,5 @@ def test_the_mean_error_stands_beside_the_latency():
     assert list(table.frame["of the limit"]) == pytest.approx([50] * 5)
     assert "`kernel.pipelined` has no latency here: failed, before timing" in exhibit(climbed, "verdicts.accuracy").note
     gone = replace(inferred().run, checks=inferred().run.checks.head(0))
-    shown = accuracy.accuracy(Results(gone, inferred().table), TARGET)
+    shown = target.accuracy(Results(gone, inferred().table), TARGET)
     assert "Nothing has both a latency and a checked error" in plain(shown)

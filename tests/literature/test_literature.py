@@ -18,7 +18,6 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.roofline import literature
-from attnlab.exhibits.roofline import published as drawn
 from attnlab.infer.beside import published
 from attnlab.infer.beside.published import Cases
 from attnlab.infer.results import Results
@@ -262,7 +261,7 @@ def test_a_device_without_a_datasheet_has_no_share():
     assert math.isnan(beside.datasheet_pct)
     assert "nan" not in plain(literature.every(of))
     assert published.peak_at_clock(of) is None
-    assert isinstance(drawn.shares(of), Missing)
+    assert isinstance(literature.shares(of), Missing)
 
 
 def test_every_number_is_in_the_table_with_its_source():
