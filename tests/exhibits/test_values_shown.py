@@ -5,13 +5,12 @@ import re
 import pytest
 import synthetic
 from reading import column, exhibit, plain
-from synthetic import TARGET, VALUED_US, Recipe, inferred, of_kinds, valued
+from synthetic import VALUED_US, Recipe, inferred, of_kinds, valued
 
 from attnlab import obtain
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Missing
 from attnlab.exhibits.verdicts import findings
-from attnlab.exhibits.verdicts import values as shown
 from attnlab.infer import results
 from attnlab.infer.results import Results
 from attnlab.runs import read
@@ -28,22 +27,6 @@ ALONE = "At the target, all of this is of normal values alone."
 def only(*names: str) -> Results:
     """The latencies of few candidates, at the target alone."""
     return synthetic.infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
-
-
-@pytest.mark.parametrize(
-    ("us", "said"),
-    [
-        (VALUED_US, "take the same time on all kinds within 5 %; from the fastest kind to the slowest, the time grows"),
-        ({"sdpa.auto": {"normal": 40.0, "sd 4": 48.0}}, "From the fastest kind to the slowest, the time grows by"),
-        ({"sdpa.auto": {"normal": 40.0, "sd 4": 40.0}}, "`sdpa.auto` takes the same time on all kinds within 5 %."),
-        (
-            {name: {"normal": us, "sd 4": us} for name, us in zip(VALUED_US, range(40, 90, 10), strict=True)},
-            "5 of 5 implementations take the same time",
-        ),
-    ],
-)
-def test_each_case_of_steadiness_has_its_words(us, said):
-    assert said in plain(shown.said(synthetic.infer(of_kinds(us)), TARGET))
 
 
 @pytest.mark.parametrize("id", ["verdicts.values.said", "verdicts.values"])
