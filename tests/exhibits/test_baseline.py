@@ -78,12 +78,16 @@ def test_a_kernel_is_placed_by_what_distinguishes_its_shapes():
     assert set(frame["at"]) == {"all"}
     long = (run.cases["seq_len"] == 256) & (run.cases["implementation"] == "sdpa.auto")
     odd = (run.cases["implementation"] == "sdpa.flash") & is_of(run.cases, ONE_BATCH)
-    named = run.cases["kernels"].mask(long | odd, "other(int)")
+    masked = (run.cases["implementation"] == "sdpa.efficient") & run.cases["causal"]
+    some = (run.cases["implementation"] == "sdpa.math") & run.cases["seq_len"].isin([32, 128])
+    named = run.cases["kernels"].mask(long | odd | masked | some, "other(int)")
     frame = sweeps.kernels(Results(replace(run, cases=run.cases.assign(kernels=named)), inferred().table)).frame
     others = frame[frame["longest kernel"] == "other"].set_index("implementation")["at"]
     assert others.to_dict() == {
-        "sdpa.auto": "B=2 H=4 S=256",
-        "sdpa.flash": "B=1 H=4 S=128",
+        "sdpa.auto": "S=256",
+        "sdpa.flash": "B=1",
+        "sdpa.efficient": "causal",
+        "sdpa.math": "B=2 H=4 S=32; B=2 H=4 S=128, with and without the causal mask; B=1 H=4 S=128; B=2 H=8 S=128",
     }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import pandas as pd
@@ -121,15 +122,31 @@ def kernels(results: Results) -> Table:
         its = cases[cases["implementation"] == name]
         everywhere = _shapes_of(its)
         for kernel, group in its.groupby("kernel", sort=False):
-            some = _shapes_of(group)
-            at = "all" if some == everywhere else formats.shapes(some, everywhere)
-            rows.append({"implementation": name, "longest kernel": kernel, "at": at})
+            rows.append({"implementation": name, "longest kernel": kernel, "at": _where(_shapes_of(group), everywhere)})
     note = "At: of the shapes at which the implementation was measured. A shape that is in two rows ran both, in turn."
     return Table(pd.DataFrame(rows), "The longest kernel of each call, by torch.profiler, and where it ran.", note)
 
 
 def _shapes_of(cases: pd.DataFrame) -> list[Shape]:
     return [shape_of(row) for row in cases[list(Shape.AXES)].drop_duplicates().to_dict("records")]
+
+
+def _where(some: list[Shape], everywhere: list[Shape]) -> str:
+    """The values of one or two axes that distinguish some shapes from all others, or else the shapes."""
+    if set(some) == set(everywhere):
+        return "all"
+    shared = [axis for axis in Shape.AXES if not _differ(some, axis)]
+    for axes in [*combinations(shared, 1), *combinations(shared, 2)]:
+        alike = [shape for shape in everywhere if all(getattr(shape, a) == getattr(some[0], a) for a in axes)]
+        if set(alike) == set(some):
+            return " ".join(_named(axis, getattr(some[0], axis)) for axis in axes)
+    return formats.shapes(some, everywhere)
+
+
+def _named(axis: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "causal" if value else "not causal"
+    return f"{'D' if axis == 'head_dim' else LETTERS[axis]}={value}" if isinstance(value, int) else str(value)
 
 
 def place(results: Results, shapes: list[Shape]) -> int | None:
