@@ -16,7 +16,7 @@ from statistics import median
 from bench import made_up
 from playwright.sync_api import Page, sync_playwright
 
-from attnlab.exhibits.explore import data, page
+from attnlab.exhibits.explore import data, explorer
 from attnlab.infer import results
 from attnlab.runs import read
 
@@ -44,7 +44,7 @@ def main(name: str = "") -> None:
     block = data.payload(results.of(run))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "explore.html"
-        path.write_text(page.html(run.name, block), encoding="utf-8")
+        path.write_text(explorer.html(run.name, block), encoding="utf-8")
         print(f"{len(run.samples):,} samples, a page of {path.stat().st_size / 1e6:.2f} MB")
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]

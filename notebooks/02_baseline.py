@@ -37,16 +37,10 @@ show("baseline.correctness")
 # %%
 show("baseline.checks")
 
-# %%
-show("baseline.errors")
-
 # %% [markdown]
 # ## Along the sweeps
 #
 # Sequence length, without and with the causal mask, batch and heads.
-
-# %%
-show("baseline.sweeps")
 
 # %%
 show("baseline.latency")
@@ -67,15 +61,6 @@ show("baseline.implementations")
 
 # %%
 show("baseline.odd_lengths")
-
-# %% [markdown]
-# ## Scaling
-#
-# From one step of a sweep to the next, latency should grow as the work does: four times for twice the length, twice
-# for twice the batch or heads. Less means that the smaller shape left the machine idle.
-
-# %%
-show("baseline.scaling")
 
 # %% [markdown]
 # ## Spread and tails
@@ -101,10 +86,7 @@ show("baseline.kernels")
 # %% [markdown]
 # ## Clock and cache
 #
-# What the launch adds to a call, and how the clocks compare with others, is on [01_environment](#environment.launch_gap).
-
-# %%
-show("baseline.timings")
+# The verdicts under each timing are on [06_verdicts](#verdicts.timings). What the launch adds to a call, and how the clocks compare with others, is on [01_environment](#environment.launch_gap).
 
 # %% [markdown]
 # ## What must be beaten

@@ -71,9 +71,6 @@ show("roofline.literature")
 show("roofline.literature.shares")
 
 # %%
-show("roofline.literature.figure")
-
-# %%
 show("roofline.literature.limits")
 
 # %%

@@ -35,9 +35,6 @@ show("backends.summary")
 # %%
 show("backends.rules")
 
-# %%
-show("backends.verdicts")
-
 # %% [markdown]
 # ## Batches, lengths and heads
 #
@@ -65,9 +62,6 @@ show("backends.decode")
 
 # %%
 show("backends.ragged")
-
-# %%
-show("backends.on_the_host")
 
 # %% [markdown]
 # ### Training

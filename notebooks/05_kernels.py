@@ -65,13 +65,3 @@ show("kernels.cross_device")
 # %%
 show("kernels.ablation")
 
-# %% [markdown]
-# ## A published kernel, then and now
-#
-# What that report states is recomputed on [08_audit](#audit.documents).
-
-# %%
-show("kernels.l4")
-
-# %%
-show("kernels.l4.limits")

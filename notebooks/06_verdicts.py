@@ -101,9 +101,6 @@ show("verdicts.by_timing")
 # %%
 show("verdicts.by_candidate")
 
-# %%
-show("verdicts.maps")
-
 # %% [markdown]
 # ## Power
 #

@@ -44,9 +44,6 @@ show("profile.how")
 # latency if every unit is below it, and only then looks at what warps wait for.
 
 # %%
-show("profile.findings")
-
-# %%
 show("profile.bottlenecks")
 
 # %% [markdown]

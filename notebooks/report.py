@@ -343,11 +343,11 @@ show("environment.rules")
 # The pages beside this paper hold every table. Each names its run, and shows the code that made it.
 #
 # - [01_environment](01_environment.html): the machine, its settings and ceilings, the clocks one by one, the caches, the power, what was not measured.
-# - [02_baseline](02_baseline.html): every case under every timing, the sweeps, variance and tails, memory, errors, and the same cases in another run.
+# - [02_baseline](02_baseline.html): every case under every timing, the sweeps, variance and tails, memory, and the same cases in another run.
 # - [03_roofline](03_roofline.html): floors and limits, and every published number with its place.
 # - [04_backends](04_backends.html): which backend to choose, what models call, cost and energy, peers.
 # - [05_kernels](05_kernels.html): each rung of the ladder against the one before, with resources and geometry.
-# - [06_verdicts](06_verdicts.html): every comparison, the map of verdicts, controls and calibration.
+# - [06_verdicts](06_verdicts.html): every comparison, controls and calibration.
 # - [07_profile](07_profile.html): the counters.
 # - [08_audit](08_audit.html): the audit.
 # - [09_model](09_model.html): models of Hugging Face transformers with `attnlab.attend`, end to end.

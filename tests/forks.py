@@ -201,7 +201,7 @@ def render(name: str) -> int:
     execute.execute, assemble.assemble, pages.render = begin_and_end, assembled, whole
     render_module.results.of = lambda run: None
     render_module.select_run.companions = lambda shown: []
-    render_module.explorer_page.write = lambda *_: None
+    render_module.explorer.write = lambda *_: None
     latex.files, latex.pack, printed.tool = lambda notebook: {}, lambda *_: None, lambda: ""
     return command("report", "--run", name)
 

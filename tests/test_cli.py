@@ -60,14 +60,6 @@ def test_the_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"attnlab {stated}\n"
 
 
-def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit) as caught:
-        __main__.main(["--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(command in shown for command in ("measure", "report", "notebook", "readme"))
-
-
 def test_a_run_that_is_not_there(capsys, begin):
     begin(tiny_study(), "there")
     assert said(capsys, "report", "--run", "nope") == "there is no run 'nope'; those that are: there"
@@ -215,11 +207,6 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
     assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
     monkeypatch.setattr(select_run, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert said(capsys, "measure", "--study", "quick") == "No space left; what was recorded is kept"
-
-
-def test_the_device_chooses_the_study():
-    assert select_run.default_study("cuda", cluster=True) == "gpu"
-    assert select_run.default_study("cpu") == "cpu"
 
 
 def test_as_a_program(data):

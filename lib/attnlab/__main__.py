@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
     model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
     model.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
-    model.add_argument("--models", type=_names, help=f"some of {', '.join(models.MODELS)}, by commas")
+    model.add_argument(
+        "--models", type=lambda text: text.split(","), help=f"some of {', '.join(models.MODELS)}, by commas"
+    )
     for option, about in (("batch", "sizes of batches, by commas"), ("prompt", "tokens of a prompt, by commas")):
         model.add_argument(f"--{option}", type=_sizes, help=about)
     for option, about in (("tokens", "generated for a prompt"), ("rounds", "in a replicate"), ("replicates", "in all")):
@@ -93,12 +95,11 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
     kernels = commands.add_parser("kernels", help="compile every kernel for every architecture; needs no GPU")
     kernels.add_argument("--rung", default="", help="the name of the only one to compile")
-    kernels.set_defaults(command=_kernels)
-    for name, command, about in (
-        ("tune", _tune, "choose the kernel that kernel.best runs at each shape; needs an NVIDIA GPU"),
-        ("calibrate", _calibrate, "simulate how often the inference is wrong"),
-    ):
-        commands.add_parser(name, help=about).set_defaults(command=command)
+    kernels.set_defaults(command=lambda options: check.check(options.rung))
+    about = "choose the kernel that kernel.best runs at each shape; needs an NVIDIA GPU"
+    tune = commands.add_parser("tune", help=about)
+    tune.set_defaults(command=lambda options: print(f"wrote {paths.shown(select_run.tuned())}"))
+    commands.add_parser("calibrate", help="simulate how often the inference is wrong").set_defaults(command=_calibrate)
     return parser
 
 
@@ -154,14 +155,6 @@ def _notebook(options: argparse.Namespace) -> None:
     print(f"rendered {paths.shown(page)}")
 
 
-def _kernels(options: argparse.Namespace) -> None:
-    check.check(options.rung)
-
-
-def _tune(options: argparse.Namespace) -> None:
-    print(f"wrote {paths.shown(select_run.tuned())}")
-
-
 def _readme(options: argparse.Namespace) -> None:
     from attnlab.paper import readme
 
@@ -203,10 +196,6 @@ def _calibrate(options: argparse.Namespace) -> None:
 
     simulation.write(simulation.run(), simulation.path())
     print(f"wrote {paths.shown(simulation.path())}")
-
-
-def _names(text: str) -> list[str]:
-    return text.split(",")
 
 
 def _sizes(text: str) -> list[int]:

@@ -10,7 +10,8 @@ import pytest
 import synthetic
 from synthetic import TARGET, Recipe
 
-from attnlab.exhibits.explore import data, page
+from attnlab.exhibits.explore import data
+from attnlab.exhibits.explore.explorer import html
 from attnlab.infer import cases, results
 from attnlab.infer.compare import repeat
 from attnlab.infer.results import Results
@@ -88,7 +89,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
     found = {}
     for name, block in blocks.items():
         path = folder / f"{name}.html"
-        path.write_text(page.html(name, block), encoding="utf-8")
+        path.write_text(html(name, block), encoding="utf-8")
         found[name] = path.as_uri()
     return found
 

@@ -1,11 +1,9 @@
 """Every exhibit is registered once, has one home, and says of which run it is."""
 
-import ast
 import re
 from collections import defaultdict
 from inspect import signature
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import nbformat
 import pandas as pd
@@ -18,11 +16,8 @@ from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show, exhibit
 from attnlab.exhibits.display import FILES, Figure, Group, Missing, Prose, Table
-from attnlab.exhibits.style import STYLE
-from attnlab.export import report
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
-from attnlab.paper import readme
 
 PAGES = [*catalogue.pages().values(), "report"]
 EXHIBITS = catalogue.every()
@@ -48,35 +43,15 @@ for page in PAGES[:-1]:
 # ---------------------------------------------------------------------------------------------------------- the whole
 
 
-def test_the_pages_are_those_of_the_paper_and_each_has_exhibits():
-    assert PAGES[:2] == ["01_environment", "02_baseline"]
-    assert len(PAGES) == 11
-    assert {id.split(".")[0] for id in EXHIBITS} == set(catalogue.pages())
-
-
 @pytest.mark.parametrize("id", EXHIBITS)
 def test_an_exhibit_has_its_cell_on_its_page_and_nowhere_else(id):
     assert HOMES[id] == [catalogue.pages()[id.split(".")[0]]]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_notebook_shows_exhibits_that_there_are_and_defines_nothing(page):
-    assert shown(page)
-    assert set(shown(page)) <= set(EXHIBITS)
-    for source in code(page):
-        assert not any(isinstance(node, ast.FunctionDef | ast.Lambda) for node in ast.walk(ast.parse(source)))
-
-
-def test_export_and_readmes_take_exhibits_that_there_are():
-    taken = {id for ids in report.SECTIONS.values() for id in ids}
-    taken |= {block.picture for block in readme.BLOCKS} | {readme.LADDER}
-    assert taken <= set(EXHIBITS)
-
-
 def test_the_parts_of_a_group_have_anchors_of_their_own():
     # An anchor is an id, or that of a group with the name of its part.
     groups = [id for id, one in EXHIBITS.items() if "Group" in str(signature(one.make).return_annotation)]
-    assert {"kernels.ablation", "verdicts.maps", "audit.documents"} <= set(groups)
+    assert {"kernels.ablation", "audit.documents"} <= set(groups)
     assert [id for id in EXHIBITS for group in groups if id.startswith(f"{group}.")] == []
 
 
@@ -153,12 +128,6 @@ def test_what_was_not_measured_is_said_in_a_sentence():
     assert Show(inferred())("kernels.missing").content == Missing("*Nothing has a latency.*")
 
 
-def test_an_exhibit_without_rows_says_so():
-    exhibit("kernels.empty")(lambda results: Table(pd.DataFrame(), "Latencies of `x`."))
-    told = "*Nothing was measured for “Latencies of `x`”.*"
-    assert Show(inferred())("kernels.empty").content == Missing(told)
-
-
 def test_a_run_that_has_nothing_of_a_kind_shows_nothing():
     made = exhibit("kernels.some", where=lambda results: results is inferred())(table)
     assert isinstance(made(inferred()), Table)
@@ -167,17 +136,6 @@ def test_a_run_that_has_nothing_of_a_kind_shows_nothing():
     assert shown.markdown == ""
     assert shown._repr_mimebundle_()[0] == {"text/html": "", "text/plain": "", "text/latex": ""}
     assert stamp(shown)["exhibit"] == "kernels.some"
-
-
-def test_it_is_drawn_in_the_style_of_the_project():
-    seen = {}
-    exhibit("kernels.drawn")(lambda results: seen.update(mpl.rcParams))
-    outside = dict(mpl.rcParams)
-    Show(inferred())("kernels.drawn")
-    style = mpl.rc_params_from_file(STYLE, use_default_template=False)
-    assert {key: seen[key] for key in style} == dict(style)
-    assert dict(mpl.rcParams) == outside
-    assert any(outside[key] != value for key, value in style.items())
 
 
 def test_an_exhibit_may_be_of_a_companion_of_the_run():

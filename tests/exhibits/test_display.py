@@ -7,17 +7,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from bs4 import BeautifulSoup
 from reading import html, plain
 
-from attnlab.base import paths
 from attnlab.exhibits import drawing as page_drawing
 from attnlab.exhibits import style
-from attnlab.exhibits.display import Figure, Group, Inline, Listing, Prose, Table, files
+from attnlab.exhibits.display import Figure, Group, Prose, Table, files
+from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import Marked
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval
-from attnlab.study import studies
 
 
 def drawing():
@@ -37,10 +35,6 @@ def test_a_figure_is_a_drawing_with_caption_and_description():
     assert "<strong>then</strong>" in str(soup.figcaption)
     assert soup.figcaption.find("msup").get_text() == "x2"
     assert figure._repr_mimebundle_()["text/plain"] == 'a "line" <falls>'
-
-
-def test_a_figure_drawn_twice_has_the_same_bytes():
-    assert Figure(drawing(), "", "").svg == Figure(drawing(), "", "").svg
 
 
 def test_a_drawing_on_a_page_has_text_the_colours_of_the_theme_and_ids_of_its_own():
@@ -65,14 +59,6 @@ def test_the_dark_theme_turns_lightness_round_and_keeps_the_hue():
     (orange,) = re.findall(r": #(\w+);", page_drawing.dark("var(--cd55e00, #d55e00)"))
     red, green, blue = bytes.fromhex(orange)
     assert red > green > blue
-
-
-def test_a_drawing_no_letter_of_which_is_small_on_a_narrow_screen():
-    style = html(Figure(drawing(), "", "")).svg["style"]
-    least = float(re.search(r"min-width: (\d+)px", style)[1])
-    width = float(html(Figure(drawing(), "", "")).svg["viewbox"].split()[2])
-    smallest = min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", Figure(drawing(), "", "").svg.decode()))
-    assert smallest * least / width >= 9
 
 
 def test_a_figure_is_a_pdf_of_the_same_bytes_that_its_latex_includes():
@@ -167,36 +153,9 @@ def test_intervals_of_wide_tables_take_two_lines():
     assert html(Table(pd.DataFrame(cells), "")).td.get_text() == "47.46\n[47.41, 47.52]"
 
 
-def test_a_table_with_repeated_titles_keeps_every_column():
-    frame = pd.DataFrame([["a", 1]], columns=["x", "x"])
-    assert [cell.get("class") for cell in html(Table(frame, "")).select("td")] == [None, ["num"]]
-
-
-def test_a_listing_keeps_its_text():
-    text = "if (a < b && c) {\n    x = 1;\n}\n"
-    soup = html(Listing(text, "A kernel", language="cuda"), "kernels.source")
-    assert soup.figure["id"] == "kernels.source"
-    assert soup.pre.code.get_text() == text
-    assert soup.select("pre span.k")
-    assert html(Listing(text, "plain")).pre.get_text() == text
-
-
-def test_a_table_in_plain_text_has_dashes_too():
-    table = Table(pd.DataFrame({"a": ["x", None], "b": [1.5, np.nan]}), "")
-    assert plain(table).split() == ["a", "b", "x", "1.50", "—", "—"]
-
-
 def test_a_table_without_rows_is_not_there():
     with pytest.raises(NotMeasured, match=r"^Nothing was measured for “Latencies of `x`”$"):
         Table(pd.DataFrame(), "Latencies of `x`.")
-
-
-def test_prose_is_markdown():
-    assert Prose("**3** of 4")._repr_mimebundle_() == {
-        "text/markdown": "**3** of 4",
-        "text/plain": "**3** of 4",
-        "text/latex": "\\textbf{3} of 4\n\n",
-    }
 
 
 def test_a_group_shows_its_parts_in_order():
@@ -215,31 +174,3 @@ def test_a_table_in_markdown_keeps_each_row_on_a_line():
     rows = ["| name | µs |", "| --- | ---: |", "| a\\|b | 1.00 [0.90, 1.10] |", "| — | 2 |"]
     assert table.grid.splitlines() == rows
     assert table.markdown == "\n\n".join(["**Caption.**", "\n".join(rows), "Note."])
-
-
-# -------------------------------------------------------------------------------------------------------------- printed
-
-A4_PT = (210 - 2 * 18) / 25.4 * 72
-"""What the margins of a printed page leave of its width."""
-EM = 0.6
-"""What a character takes of the size of its font."""
-
-
-def printed_pt(table: Table) -> float:
-    """The least width to which a printed table can be broken, by the sizes in the style sheet."""
-    style = (paths.ROOT / "lib/attnlab/paper/template/attnlab/style.css").read_text().partition("@media print {")[2]
-    assert re.search(r"td, \.num \{ white-space: pre-line; \}", style)
-    size = float(re.search(r"  table \{ font-size: ([\d.]+)pt; \}", style)[1])
-    root = float(re.search(r"  :root \{ .*font-size: ([\d.]+)pt; \}", style)[1])
-    padding = root * float(re.search(r"th, td \{ padding-inline: ([\d.]+)rem; \}", style)[1])
-    rows = BeautifulSoup(table.bundle()["text/html"].replace("<wbr>", " "), "html.parser").select("tr")
-    columns = zip(*(row.select("th, td") for row in rows), strict=True)
-    longest = [max(max(map(len, cell.get_text().split()), default=0) for cell in column) for column in columns]
-    return sum(EM * size * letters + 2 * padding for letters in longest)
-
-
-def test_the_widest_tables_fit_a_printed_page():
-    names = studies.load("gpu").implementations
-    by_size = {"implementation": ["kernel.pipelined", *names]}
-    by_size |= {f"S={2**n}": ["—", *["10,593\n[10,585, 10,601]"] * len(names)] for n in range(6, 14)}
-    assert printed_pt(Table(pd.DataFrame(by_size), "Wide.")) < A4_PT

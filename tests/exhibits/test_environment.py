@@ -9,7 +9,7 @@ import pytest
 import synthetic
 from instruments import ADDS, BESIDE_CUPTI, LARGE, loads, of, scattered, seen, timed, with_l2
 from reading import exhibit, plain, values
-from synthetic import TARGET, Recipe, inferred, lonely
+from synthetic import Recipe, inferred, lonely
 
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing, Prose
@@ -18,7 +18,6 @@ from attnlab.exhibits.words import say
 from attnlab.infer.machine.effort import Effort
 from attnlab.infer.results import Results
 from attnlab.runs import methods
-from attnlab.study import studies
 
 
 def with_manifest(results: Results, **changes) -> Results:
@@ -80,13 +79,10 @@ TOLD = {
         (lonely, "Clock, power and throttling were not recorded: the device is no NVIDIA GPU."),
     ],
     "launch_gap": [
-        (inferred, "float16, 200 % of the 2.50 µs that `device` reads, and 5.00"),
         (inferred, "At (2, 4, 32, 64) float16, a comparison by events around each call mostly compares"),
     ],
     "residency": [
         (cached, "Cold was cold: in each of 3 cases, a call after our flush read at least 100 %"),
-        (cached, "Warm was warm: where Q, K, V and O take at most a third of the L2"),
-        (cached, "tensors in the L2, and when an `eager` one does at least 100 %. At the target"),
         (lambda: cached(cold_pct=64), "Cold was not everywhere cold"),
         (lambda: cached(warm_pct=20), "Warm was not everywhere warm"),
     ],
@@ -120,7 +116,6 @@ TOLD = {
         (inferred, "are 1.50 µs apart."),
         (lambda: with_clocks(smallest_graph_us=4.5), "apart, and around a graph of one smallest kernel 4.50 µs."),
     ],
-    "commands": [(inferred, "make measure STUDY=synthetic")],
 }
 
 
@@ -173,13 +168,6 @@ def test_what_is_said_of_neighbours_follows_from_the_decision(decision):
     assert told.startswith(f"By the device clock, warm cache, {said[decision]} Ratio:")
 
 
-def test_a_clock_that_takes_fewer_samples_is_named():
-    assert machine.sample_words(inferred().study) == "40 samples"
-    traced = {"timings": [*synthetic.STUDY["timings"], {"clock": "cupti", "cache": "warm"}]}
-    study = studies.parse(synthetic.STUDY | traced, "traced")
-    assert machine.sample_words(study) == "40 samples (10 by `cupti`)"
-
-
 def test_a_cold_sample_of_the_device_clock_is_not_told_from_a_warm_one_by_the_cache_alone():
     cold = {"timings": [*synthetic.STUDY["timings"], {"clock": "device", "cache": "cold"}]}
     note = clocks.cold_note(synthetic.infer(Recipe(study=synthetic.AT_TARGET | cold, fates={})))
@@ -200,12 +188,6 @@ def test_a_run_without_says_so(show):
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
-
-
-def test_each_timing_of_a_run_is_explained():
-    table = exhibit(inferred, "environment.clocks")
-    assert list(table.frame["timing"]) == [str(timing) for timing in inferred().timings]
-    assert table.frame.notna().all(axis=None)
 
 
 def test_every_method_but_our_own_clocks_is_explained():
@@ -237,11 +219,6 @@ def test_ceilings_beside_the_datasheet():
     assert frame.loc["L2 reads", ["datasheet", "of datasheet"]].isna().all()
 
 
-def test_an_unknown_device_has_no_datasheet():
-    frame = machine.ceilings(lonely()).frame
-    assert frame[["datasheet", "of datasheet", "sm_clock_mhz"]].isna().all(axis=None)
-
-
 def test_cases_without_a_latency_have_a_reason():
     frame = machine.cases(inferred()).frame
     assert frame[["implementation", "shape", "status"]].to_numpy().tolist() == [
@@ -254,12 +231,6 @@ def test_cases_without_a_latency_have_a_reason():
     assert machine.cases(lonely()) == Prose("No case so far failed, was skipped or ran out of memory.")
 
 
-def test_the_second_turn_of_the_baseline_is_named_as_such():
-    fates = {("control.sdpa.auto", TARGET): ("failed", "after timing, call: differs")}
-    frame = machine.cases(synthetic.infer(Recipe(study=synthetic.AT_TARGET, control_pace=1.0, fates=fates))).frame
-    assert frame[["implementation", "status"]].to_numpy().tolist() == [["sdpa.auto again", "failed"]]
-
-
 def test_the_checklist_and_the_hashes_come_from_the_run():
     told, hashes = values(provenance.checklist(inferred())), values(provenance.hashes(inferred()))
     assert told["correctness gate"] == "147 of 150 checks passed"
@@ -269,10 +240,6 @@ def test_the_checklist_and_the_hashes_come_from_the_run():
     assert "| 40 samples in each of 1 replicate |" in provenance.checklist(closed()).markdown
     assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
     assert hashes["measure/clocks/cuda_events.py"] == "5" * 32 + "…"
-
-
-def test_twelve_rules_are_answered():
-    assert list(Show()("environment.rules").content.frame[""]) == [str(number) for number in range(1, 13)]
 
 
 def test_machines_and_settings():
@@ -310,14 +277,6 @@ def test_replicates_on_another_card_are_told_from_those_on_the_same(names, card,
     assert "CPU governor" not in told
     assert note in shown.note
     assert bool(shown.note) == bool(note)
-
-
-def test_a_run_that_is_older_than_what_processes_record_says_nothing_of_it():
-    unknown = inferred().run.processes[["process", "replicate"]].assign(**dict.fromkeys(PROCESS | {"card": None}))
-    shown = machine.machine_table(of(processes=unknown))
-    assert values(shown)["power limit"] == "700 W"  # of the environment
-    assert not {"card", "ECC", "MIG", "CPU"} & set(values(shown))
-    assert shown.note == ""
 
 
 # -------------------------------------------------------------------------------------------------------------- figures

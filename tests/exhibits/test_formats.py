@@ -54,84 +54,50 @@ def test_an_interval_shows_its_width_to_two_digits_and_its_estimate_to_three(est
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("show", "value", "text"),
     [
-        (Interval(47.4567, 47.41, 47.52), "47.46 [47.41, 47.52]"),
-        (Interval(1234.5, 1200.0, 1300.0), "1,234 [1,200, 1,300]"),
-        (Interval(0.5, 0.5, 0.5), "0.500 [0.500, 0.500]"),
-        (Interval(1.25, 1.2494, 1.2506), "1.2500 [1.2494, 1.2506]"),
-        (Interval(math.nan, 1.0, 2.0), "—"),
+        (formats.interval, Interval(47.4567, 47.41, 47.52), "47.46 [47.41, 47.52]"),
+        (formats.interval, Interval(1234.5, 1200.0, 1300.0), "1,234 [1,200, 1,300]"),
+        (formats.interval, Interval(0.5, 0.5, 0.5), "0.500 [0.500, 0.500]"),
+        (formats.interval, Interval(1.25, 1.2494, 1.2506), "1.2500 [1.2494, 1.2506]"),
+        (formats.interval, Interval(math.nan, 1.0, 2.0), "—"),
+        (formats.interval, Interval(-4.2, -7.9, -0.5), "−4.2 [−7.9, −0.5]"),
+        (formats.interval, Interval(20.0, -math.inf, math.inf), "20.0 [−∞, ∞]"),
+        (formats.percent, 9.94, "9.9 %"),
+        (formats.percent, 10.0, "10 %"),
+        (formats.percent, 150.4, "150 %"),
+        (formats.percent, -3.21, "−3.2 %"),
+        (formats.percent, math.inf, "not finite"),
+        (formats.percent, math.nan, "—"),
+        (formats.pvalue, 1.0, "1.0000"),
+        (formats.pvalue, 1e-4, "0.0001"),
+        (formats.pvalue, 9.9e-5, "<0.0001"),
+        (formats.mebibytes, 1536 * 2**10, "1.50"),
+        (formats.mebibytes, 2**31, "2,048"),
+        (formats.mebibytes, math.nan, "—"),
+        (formats.change, Interval(-20.0, -20.5, -19.5), "−20.0 % [−20.5, −19.5]"),
+        (formats.change, Interval(300.0, 250.0, 350.0), "+300 % [+250, +350]"),
+        (formats.change, Interval(0.123, -0.2, 0.4), "+0.1 % [−0.2, +0.4]"),
+        (formats.change, Interval(math.nan, math.nan, math.nan), "—"),
+        (formats.times, 1.3, "1.30×"),
+        (formats.kibibytes, 131184, "128.1"),
+        (formats.signed, 1.0, "+1.00"),
+        (formats.signed, -0.333, "−0.33"),
+        (formats.ended, "it\nfailed.", "it failed."),
+        (formats.ended, "it", "it."),
+        (formats.ended, 300 * "a", 199 * "a" + "…"),
+        (formats.listing, [], "none"),
+        (formats.listing, ["a"], "a"),
+        (formats.listing, ["a", "b", "c"], "a, b and c"),
     ],
 )
-def test_intervals(value, text):
-    assert formats.interval(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (9.94, "9.9 %"),
-        (0.0, "0.0 %"),
-        (10.0, "10 %"),
-        (41.94, "42 %"),
-        (150.4, "150 %"),
-        (-3.21, "−3.2 %"),
-        (math.inf, "not finite"),
-        (math.nan, "—"),
-    ],
-)
-def test_percentages(value, text):
-    assert formats.percent(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1.0, "1.0000"), (0.05, "0.0500"), (1e-4, "0.0001"), (9.9e-5, "<0.0001"), (0.0, "<0.0001")],
-)
-def test_pvalues(value, text):
-    assert formats.pvalue(value) == text
-
-
-def test_bytes_are_mebibytes():
-    assert formats.mebibytes(2**20) == "1.00"
-    assert formats.mebibytes(1536 * 2**10) == "1.50"
-    assert formats.mebibytes(2**31) == "2,048"
-    assert formats.mebibytes(math.nan) == "—"
-
-
-@pytest.mark.parametrize(
-    ("ends", "text"),
-    [
-        ((-20.0, -20.5, -19.5), "−20.0 % [−20.5, −19.5]"),
-        ((300.0, 250.0, 350.0), "+300 % [+250, +350]"),
-        ((0.123, -0.2, 0.4), "+0.1 % [−0.2, +0.4]"),
-        ((math.nan, math.nan, math.nan), "—"),
-    ],
-)
-def test_changes_in_percent(ends, text):
-    assert formats.change(Interval(*ends)) == text
-
-
-def test_factors_and_kibibytes():
-    assert [formats.times(value) for value in (1.3, 10, 0.5)] == ["1.30×", "10.0×", "0.500×"]
-    assert [formats.kibibytes(value) for value in (0, 1024, 49152, 131184)] == ["0", "1", "48", "128.1"]
-
-
-@pytest.mark.parametrize(("value", "text"), [(1.0, "+1.00"), (-0.333, "−0.33"), (0.0, "+0.00")])
-def test_signed_numbers(value, text):
-    assert formats.signed(value) == text
+def test_values_in_print(show, value, text):
+    assert show(value) == text
 
 
 @pytest.mark.parametrize(("amount", "text"), [(0, "0 cases"), (1, "1 case"), (2, "2 cases")])
 def test_counts(amount, text):
     assert formats.count(amount, "case") == text
-
-
-@pytest.mark.parametrize(
-    ("text", "ended"), [("it\nfailed.", "it failed."), ("it", "it."), ("a long story", "a long s…")]
-)
-def test_a_sentence_ends_once(text, ended):
-    assert formats.ended(text, 9 if "long" in text else 20) == ended
 
 
 def test_many_shapes_are_grouped():
@@ -166,23 +132,3 @@ def test_shapes_are_told_apart_by_what_is_special():
 def test_one_of_a_kind_is_no_plural():
     assert Shape(2, 4, 1, 64, kv_heads=1, kv_len=16).label == "(2, 4, 1, 64) float16, 1 KV head, 16 keys"
     assert Shape(2, 4, 8, 64, kv_len=1).label == "(2, 4, 8, 64) float16, 1 key"
-
-
-@pytest.mark.parametrize(
-    ("ends", "text"),
-    [((-4.2, -7.9, -0.5), "−4.2 [−7.9, −0.5]"), ((20.0, -math.inf, math.inf), "20.0 [−∞, ∞]")],
-)
-def test_ends_below_zero_and_without_end(ends, text):
-    assert formats.interval(Interval(*ends)) == text
-
-
-def test_shapes():
-    assert Shape(32, 8, 512, 64).label == "(32, 8, 512, 64) float16"
-    assert Shape(1, 2, 3, 4, True, "float32").label == "(1, 2, 3, 4) float32, causal"
-
-
-@pytest.mark.parametrize(
-    ("words", "text"), [([], "none"), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
-)
-def test_listings(words, text):
-    assert formats.listing(words) == text

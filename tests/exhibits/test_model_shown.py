@@ -12,11 +12,9 @@ import synthetic
 from attnlab.base.errors import UserError
 from attnlab.exhibits import model
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.words import say
-from attnlab.infer.models.comparisons import comparisons, decided, tokens_per_second
+from attnlab.infer.models.comparisons import comparisons, decided
 from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_pct
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval
 from attnlab.runs import dispatch, models, schema
 from attnlab.runs import write as runs_write
 from attnlab.runs.schema import FIRST, REST
@@ -170,11 +168,6 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
     assert list(rest["decision"]) == ["equivalent"] * 2
 
 
-def test_a_rate_has_no_upper_end_where_the_time_has_no_lower():
-    rate = tokens_per_second(PLAN.workloads(PLAN.models[0])[0], Interval(1000.0, -1.0, 2000.0))
-    assert rate == Interval(4000, 2000, np.inf)
-
-
 def test_what_is_gained_and_what_ran_is_said(data):
     write()
     record = models.newest(GPU)
@@ -190,20 +183,6 @@ def test_what_is_gained_and_what_ran_is_said(data):
     said = model.compared(shown()).parts["said"].markdown
     assert "SDPA's own kernel ran for gpt2 (4 × 512); `best` ran for llama-128 (4 × 512). Each later token" in said
     assert "**First token:** a gain at llama-128 (4 × 512); no gain (equivalent within ±2 %) at gpt2 (4 × 512)." in said
-
-
-@pytest.mark.parametrize(
-    ("facts", "said"),
-    [
-        ({"dispatch": None}, "On a CPU `attend` is SDPA"),
-        (
-            {"dispatch": {"run": "r", "choices": [1]}, "ran": {}},
-            "1 shape of prompts; in the models, CUPTI did not show",
-        ),
-    ],
-)
-def test_what_was_called_is_said_without_a_gpu_and_without_cupti(facts, said):
-    assert said in say("model.called", **{"fallback": FALLBACK, "chosen": 0, "ran": {}} | facts)
 
 
 def test_outputs_are_compared(data):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import synthetic
-from synthetic import LONG, SHORT, TARGET, inferred, lonely
+from synthetic import TARGET, inferred, lonely
 
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.roofline import floor
@@ -69,9 +69,6 @@ def test_without_ceilings_there_is_neither_ridge_nor_share():
     assert "ridge" not in floor.regimes(runs[1]).markdown
 
 
-NOTE = {"wgmma": None, "library": 2.0, "cache": "warm", "l2": 400.0, "within": [SHORT], "all_within": False} | {
-    "has_clocks": True, "throttled": [LONG], "causal": ""
-}  # fmt: skip
 FOUND = {"numbers": published(), "read": {"table": 1, "text": 2, "label on figure": 3, "plot": 0}} | {
     "best": published()[:2], "above": [], "here": None
 }  # fmt: skip
@@ -82,39 +79,6 @@ LIMITS = {"numbers": 258, "whole": 200, "grouped": 9, "untyped": 3, "at_once": 2
 @pytest.mark.parametrize(
     ("id", "facts", "said"),
     [
-        (
-            "regimes",
-            {"limits": {"L2": [SHORT, LONG]}, "timing": "warm", "ridge": 20.0, "target": TARGET},
-            "right of it",
-        ),
-        ("regimes", {"limits": {"L2": [SHORT]}, "timing": "warm", "ridge": 200.0, "target": TARGET}, "left of it."),
-        (
-            "regimes",
-            {"limits": {"a": [SHORT], "b": [LONG]}, "timing": "", "ridge": math.nan, "target": TARGET},
-            "by b",
-        ),
-        ("roofline", {"said": "", "dtype": "a", "timing": "b", "has_causal": True, "head_dim": 64}, "score, at D=64."),
-        ("roofline", {"said": "", "dtype": "a", "timing": "b", "has_causal": False, "head_dim": None}, "a; b."),
-        (
-            "floors",
-            NOTE | {"wgmma": 4.0},
-            "Matrix: over the 4.00 TFLOP/s of wgmma alone; the library's product",
-        ),
-        ("floors", NOTE, "Bytes: over the warm L2's 400 GB/s, or what it can't hold over memory's, whichever takes"),
-        ("floors", NOTE | {"all_within": True}, "Bytes: over the warm L2's 400 GB/s. The ceilings"),
-        (
-            "floors",
-            NOTE | {"l2": math.nan},
-            "Bytes: none at S = 32, which fit the warm cache; its rate was not me",
-        ),
-        ("floors", NOTE | {"l2": math.nan, "within": []}, "Bytes: what it can't hold over memory's. The"),
-        ("floors", NOTE | {"l2": math.nan, "all_within": True}, "its rate was not measured. The"),
-        (
-            "floors",
-            NOTE | {"cache": "cold", "throttled": []},
-            "The ceilings were measured in bursts, at the SM clock",
-        ),
-        ("floors", NOTE | {"cache": "cold", "has_clocks": False}, ""),
         ("literature", FOUND, "figures and 2 from text; none from the axis of a plot. The highest"),
         ("literature", FOUND | {"here": HERE}, "75 % of the dense peak and 98 % of the matrix product measured here ("),
         ("literature", FOUND | {"here": replace(HERE, datasheet_pct=math.nan)}, "highest is 98 % of the matrix"),
@@ -125,8 +89,6 @@ LIMITS = {"numbers": 258, "whole": 200, "grouped": 9, "untyped": 3, "at_once": 2
             FOUND | {"above": published()[:1]},
             "1 number is above what the device can do and can't be ",
         ),
-        ("compared", {"higher": 1, "of": 1}, "At 1 of 1 length of the same D and mask"),
-        ("compared", {"higher": 0, "of": 0}, "No length, D and mask of this run is among"),
         ("higher", {"higher": 1, "of": 2}, "In 1 of 2 rows that have a case"),
         ("limits", LIMITS, "at one clock.\n- **Clocks and power.** No source"),
     ],

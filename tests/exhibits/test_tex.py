@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from attnlab.exhibits import tex
-from attnlab.exhibits.display import Group, Inline, Listing, Prose, Table
+from attnlab.exhibits.display import Group, Prose, Table
+from attnlab.exhibits.markdown import Inline
 from attnlab.infer.stats import Interval
 from attnlab.paper.latex import PREAMBLE
 
@@ -93,7 +94,7 @@ def names_everywhere() -> Group:
             "wide": Table(wide, "Wide."),
             "text": Table(pd.DataFrame({"a": ["word " * 60], "b": ["word " * 30], "c": ["1"]}), "Text."),
             "long": Table(pd.DataFrame({"x": [f"{name}{n}" for n in range(9) for name in NAMES]}), "Long."),
-            "code": Listing("\n".join(["    def f(x):  # 100 %", *NAMES]), "Code."),
+            "code": Prose("\n".join(["```", "    def f(x):  # 100 %", *NAMES, "```"])),
             "prose": Prose("\n\n".join(f"Named {name} here." for name in map(quoted, NAMES))),
         }
     )

@@ -10,20 +10,18 @@ import pandas as pd
 import pytest
 import scipy.stats
 import synthetic
-from matplotlib.text import Text
 from reading import NOT_A_NUMBER, exhibit, plain
 from statsmodels.stats.multitest import multipletests
 from synthetic import ONE_BATCH, TARGET, climbed, inferred, lonely, valued
 
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.decisions import SIGNS
-from attnlab.exhibits.display import Figure, Group, Missing
-from attnlab.exhibits.verdicts import abstract, accuracy, every, target
+from attnlab.exhibits.display import Missing
+from attnlab.exhibits.verdicts import every, findings, target
 from attnlab.infer import stats
 from attnlab.infer.results import Results
 
-COUNTED = ("counted", "by_timing", "by_candidate", "every", "maps")
+COUNTED = ("counted", "by_timing", "by_candidate", "every")
 """What shows comparisons."""
 ALL = [id for id in catalogue.every() if id.startswith("verdicts.")]
 
@@ -258,110 +256,20 @@ def test_a_statement_says_what_was_found_whichever_way_it_came_out(run, shape, s
 
 
 def test_the_abstract_says_what_the_tables_do():
-    told = plain(abstract.abstract(contradicted()))
+    told = plain(findings.abstract(contradicted()))
     assert "the verdict depends on the timing: faster by `device` warm (1.25" in told
     assert "0.839 TFLOP/s, 42 % of what the ceilings measured in the same run allow" in told
-    alone = plain(abstract.abstract(lonely()))
+    alone = plain(findings.abstract(lonely()))
     assert "the CPU (Imaginary X1, 2 threads)" in alone
     assert "faster" not in alone
 
 
-# ---------------------------------------------------------------------------------------------------------------- map
-
-
-def cells(figure: Figure) -> dict[str, list[str]]:
-    """The texts in the cells of each row, by its label and place."""
-    (axes,) = figure.figure.axes
-    labels = dict(zip(axes.get_yticks(), [label.get_text() for label in axes.get_yticklabels()], strict=True))
-    texts = [text for text in axes.texts if text.get_position()[0] >= 0]
-    return {
-        f"{row} {label}": [
-            t.get_text() for t in sorted(texts, key=lambda t: t.get_position()[0]) if t.get_position()[1] == row
-        ]
-        for row, label in labels.items()
-    }
-
-
-def test_the_map_has_a_cell_for_each_candidate_and_shape():
-    figure = exhibit(controlled, "verdicts.maps").parts["device_warm"]
-    drawn = cells(figure)
-    assert [label.split(" ", 1)[1] for label in drawn] == [
-        "S=32", "S=64", "S=128", "S=256", "B=1", "H=8", "S=64", "S=128"
-    ]  # fmt: skip
-    assert drawn["3 S=128"] == ["★ 1.250", "= 0.995", "▼ 0.667", "▼ 0.250"]
-    assert drawn["4 S=256"][3] == "×"  # out of memory
-    assert drawn["6 B=1"][2] == "? 0.971"
-    (axes,) = figure.figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == controlled().study.implementations[1:]
-    assert [text.get_text() for text in axes.texts if text.get_position()[0] < 0] == [
-        "seq_len", "batch", "heads", "causal seq_len"
-    ]  # fmt: skip
-    (frame,) = (patch for patch in axes.patches if not patch.get_fill())
-    assert frame.get_y() == 2.5
-
-
-def test_signs_follow_verdicts_and_the_legend_names_them():
-    maps = exhibit(controlled, "verdicts.maps")
-    assert isinstance(maps, Group)
-    assert list(maps.parts) == ["device_warm", "eager_warm"]
-    for timing, figure in zip(controlled().timings, maps.parts.values(), strict=True):
-        drawn = [text.split()[0] for row in cells(figure).values() for text in row]
-        found = [verdict for (_, under, _), verdict in compared(controlled()).items() if under == timing]
-        expected = Counter("★" if verdict.claimable else SIGNS[verdict.decision] for verdict in found)
-        assert Counter(sign for sign in drawn if sign != "×") == expected
-        (legend,) = figure.figure.legends
-        assert {text.get_text().split()[0] for text in legend.get_texts()} == set(drawn)
-    assert figure.svg == every.maps(controlled()).parts["eager_warm"].svg
-
-
-def test_shapes_that_are_no_burst_say_so():
-    run = controlled().run
-    held = run.samples["throttled"] | (run.samples["seq_len"] == 256)
-    of = Results(replace(run, samples=run.samples.assign(throttled=held)), controlled().table)
-    assert [label for label in cells(every.maps(of).parts["device_warm"]) if "sustained" in label] == [
-        "4 S=256, sustained"
-    ]
-
-
-# -------------------------------------------------------------------------------------------------------------- plane
-
-
-def test_the_plane_is_latency_against_mean_error():
-    figure = exhibit(inferred, "verdicts.accuracy")
-    (axes,) = figure.figure.axes
-    drawn = {line.get_marker(): line for line in axes.get_lines() if line.get_marker() not in ("None", None, "")}
-    assert len(drawn) == 5
-    latencies = sorted(float(line.get_xdata()[0]) for line in drawn.values())
-    assert latencies == pytest.approx([32, 40, 40.2, 60, 160])
-    assert {float(line.get_ydata()[0]) for line in drawn.values()} == {1e-4}
-    (limit,) = (line for line in axes.get_lines() if line.get_linestyle() == "--")
-    assert list(limit.get_ydata()) == [2e-4, 2e-4]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-
-
-@pytest.mark.parametrize("run", [inferred, climbed])
-def test_no_name_in_the_plane_covers_another_or_leaves_it(run):
-    figure = exhibit(run, "verdicts.accuracy")
-    (axes,) = figure.figure.axes
-    figure.figure.draw_without_rendering()
-    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the lines that lead to points
-    names = {text.get_text() for text in axes.texts[1:]}
-    assert names == set(run().at(TARGET).index)
-    inside = axes.get_window_extent().padded(0.01)
-    for number, box in enumerate(boxes):
-        assert box.count_overlaps(boxes[:number]) == 0
-        assert inside.x0 <= box.x0 < box.x1 <= inside.x1
-        assert inside.y0 <= box.y0 < box.y1 <= inside.y1
-
-
-def test_the_plane_is_drawn_the_same_each_time():
-    assert accuracy.plane(climbed(), TARGET).svg == exhibit(climbed, "verdicts.accuracy").svg
-
-
-def test_who_is_not_in_the_plane_has_a_reason():
-    assert (
-        "`kernel.pipelined` has no latency here: failed, before timing" in exhibit(climbed, "verdicts.accuracy").caption
-    )
+def test_the_mean_error_stands_beside_the_latency():
+    table = exhibit(inferred, "verdicts.accuracy")
+    assert [median.estimate for median in table.frame["median_us"]] == pytest.approx([40, 32, 40.2, 60, 160])
+    assert set(table.frame["mean error"]) == {1e-4}
+    assert list(table.frame["of the limit"]) == pytest.approx([50] * 5)
+    assert "`kernel.pipelined` has no latency here: failed, before timing" in exhibit(climbed, "verdicts.accuracy").note
     gone = replace(inferred().run, checks=inferred().run.checks.head(0))
-    shown = accuracy.plane(Results(gone, inferred().table), TARGET)
-    assert "Nothing has both a latency and an error above zero" in plain(shown)
+    shown = target.accuracy(Results(gone, inferred().table), TARGET)
+    assert "Nothing has both a latency and a checked error" in plain(shown)

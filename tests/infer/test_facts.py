@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from synthetic import LONG, SHORT, TARGET, inferred, lonely
+from synthetic import SHORT, TARGET, inferred, lonely
 
 from attnlab.infer.cases import passed_samples
 from attnlab.infer.facts import gate, lengths
@@ -14,10 +14,6 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.schema import is_of
 from attnlab.study.shapes import Shape
-
-
-def with_checks(checks: pd.DataFrame) -> Results:
-    return Results(replace(inferred().run, checks=checks), inferred().table)
 
 
 def with_samples(**columns) -> Results:
@@ -43,16 +39,6 @@ def test_what_differs_between_two_runs_on_the_same_inputs_is_found():
     assert gate.differing(checks.assign(differing=None)) == []
     trained = Shape(2, 4, 128, 64, causal=True, direction="training", kv_heads=2)
     assert gate.outputs_of(trained) == 2 * 65536 + 2 * 32768  # O and dQ, dK and dV
-
-
-def test_the_error_nearest_to_the_limit_is_named():
-    found = gate.errors(inferred(), "seq_len")
-    assert list(found.allowed.values()) == [2e-3] * 4
-    assert found.of["sdpa.auto"] == dict.fromkeys(found.allowed, 1e-3)
-    assert LONG not in found.of["sdpa.math"]
-    assert found.nearest == (50, "sdpa.math")  # all are as near; the last of the alphabet
-    endless = inferred().run.checks.assign(max_error=np.inf)
-    assert gate.errors(with_checks(endless), "seq_len").nearest is None
 
 
 def test_errors_of_zero_and_errors_without_end():

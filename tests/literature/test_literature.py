@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import synthetic
 from bs4 import BeautifulSoup
@@ -19,8 +18,6 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
 from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.roofline import literature
-from attnlab.exhibits.roofline import published as drawn
-from attnlab.infer.compare import published
 from attnlab.infer.compare.published import Cases
 from attnlab.infer.results import Results
 from attnlab.literature import bibliography, datasheets, throughputs
@@ -226,14 +223,7 @@ def test_a_device_without_a_datasheet_has_no_share():
     beside = Cases(of).nearest(number())
     assert math.isnan(beside.datasheet_pct)
     assert "nan" not in plain(literature.every(of))
-    for draw in (drawn.figure, drawn.shares):
-        assert isinstance(draw(of), Missing)
-
-
-def test_a_run_is_higher_at_the_lengths_where_its_fastest_is():
-    lines = {"sdpa.flash": pd.Series({128: 40.0, 256: 60.0}), "sdpa.cudnn": pd.Series({128: 52.0, 512: 10.0})}
-    numbers = [number(), number(seq_len=256, value=700)]  # 50 % and 71 %
-    assert published.higher([published.Curves(lines, numbers)]) == (1, 2)
+    assert isinstance(literature.shares(of), Missing)
 
 
 @pytest.mark.parametrize(

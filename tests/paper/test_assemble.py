@@ -118,7 +118,7 @@ def test_a_cell_that_is_no_exhibit_is_refused(tmp_path, pages, source):
 
 @pytest.mark.parametrize(
     ("source", "ids"),
-    [('show("kernels.l4.work")', ["kernels.l4.work"]), (SETUP, ["run"]), ('run: str = ""', []), ("shown", [])],
+    [('show("kernels.ladder")', ["kernels.ladder"]), (SETUP, ["run"]), ('run: str = ""', []), ("shown", [])],
 )
 def test_what_a_cell_names(source, ids):
     assert assemble.named(source) == ids

@@ -35,13 +35,6 @@ def notebook(tmp_path: Path, *sources: str, parameters: str = PARAMETERS) -> Pat
     return path
 
 
-def test_parameters_have_type_default_and_help(tmp_path):
-    known = execute.parameters(notebook(tmp_path))
-    assert list(known) == ["run", "samples", "tolerance", "measure", "anything"]
-    assert known["run"] == execute.Parameter("run", "str", '""', "the run's name")
-    assert known["samples"].type == "int"
-
-
 def test_a_notebook_without_parameters_is_refused(tmp_path):
     with pytest.raises(UserError, match="02_baseline has no parameters"):
         execute.check(notebook(tmp_path, "1", parameters=""), {})

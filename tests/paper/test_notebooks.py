@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -21,10 +20,9 @@ from synthetic import TARGET, Recipe
 
 from attnlab import select_run
 from attnlab.base import paths
-from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show, Shown
-from attnlab.exhibits.verdicts import abstract
+from attnlab.exhibits.verdicts import findings
 from attnlab.infer import results
 from attnlab.measure.session import record
 from attnlab.paper import assemble, execute, render
@@ -73,11 +71,6 @@ def parameters_of(part: str) -> Any:
     return cell
 
 
-def test_these_are_notebooks_of_the_paper():
-    assert set(PARTS) <= set(render.parts())
-    assert render.parts()[-1] == "report"
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_one_cell_holds_the_parameters_and_they_are_literals(part):
     statements = ast.parse(parameters_of(part).source).body
@@ -85,7 +78,7 @@ def test_one_cell_holds_the_parameters_and_they_are_literals(part):
     stated = {statement.target.id: ast.literal_eval(statement.value) for statement in statements}
     price = {"price_per_hour": 3.0} if part in PRICED else {}
     assert stated == {"run": "", "study": "quick", "device": "auto"} | price
-    assert {name: known.type for name, known in execute.parameters(source(part)).items()} == {
+    assert {name: known["inferred_type_name"] for name, known in execute.parameters(source(part)).items()} == {
         name: type(value).__name__ for name, value in stated.items()
     }
 
@@ -113,12 +106,6 @@ def test_a_notebook_and_its_text_say_the_same(part):
     assert jupytext.writes(notebook, fmt="py:percent", config=config) == source(part).with_suffix(".py").read_text()
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_no_cell_shows_what_another_notebook_cell_shows(part):
-    shown = [cell.source for cell in cells(part)]
-    assert len(set(shown)) == len(shown)
-
-
 def exhibits_of(part: str) -> list[str]:
     """The ids that a notebook's cells show, in their order."""
     return [ast.parse(cell).body[0].value.args[0].value for cell in calls_of(part)]
@@ -138,14 +125,6 @@ def test_each_other_cell_shows_one_exhibit(part):
         (call,) = ast.parse(source).body
         assert isinstance(call.value, ast.Call)
         assert all(isinstance(keyword.value, ast.Name) for keyword in call.value.keywords)
-
-
-def test_every_exhibit_has_one_home():
-    homes = Counter(id for part in PARTS[:-1] for id in exhibits_of(part))
-    assert set(homes) == set(catalogue.every())
-    assert set(homes.values()) == {1}
-    for part in PARTS[:-1]:
-        assert {catalogue.pages()[id.split(".")[0]] for id in exhibits_of(part)} == {part}
 
 
 def test_the_report_shows_exhibits_of_the_pages_each_once():
@@ -278,14 +257,6 @@ def body(page: BeautifulSoup, id: str) -> list[list[str]]:
     return [[cell.get_text() for cell in row.select("td")] for row in rows]
 
 
-def test_the_run_is_whole(tiny):
-    _, of = tiny
-    assert of.run.complete
-    assert of.study.samples == 8
-    assert len(of.table) == 7 * 3
-    assert set(of.run.cases["status"]) == {"measured"}
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_each_cell_shows_its_exhibit_of_the_run_and_none_failed(part, tiny):
     folder, _ = tiny
@@ -344,13 +315,6 @@ def test_a_page_asks_nobody_for_anything(page):
     assert "default-src 'none'" in policy["content"]
 
 
-def test_every_figure_is_described(page):
-    for figure in page.select("figure.plot"):
-        (drawing,) = figure.select("svg")
-        assert drawing["role"] == "img"
-        assert len(drawing["aria-label"]) > 40
-
-
 def test_links_lead_somewhere(page, tiny):
     folder, _ = tiny
     anchors = {element["id"] for element in page.select("[id]")}
@@ -374,17 +338,10 @@ def test_links_to_other_pages_lead_to_their_exhibits(part, tiny):
         assert (read(folder, other).find(id=id) is not None) == has_anchor
 
 
-def test_some_links_lead_to_other_pages(tiny):
-    folder, _ = tiny
-    links = [link["href"] for part in PARTS for link in read(folder, part).select("a[href*='.html#']")]
-    assert "02_baseline.html#baseline.correctness" in links
-
-
 def test_the_sweep_on_the_page_is_the_one_inferred(tiny):
     folder, of = tiny
-    rows = body(read(folder, "02_baseline"), "baseline.sweeps.seq_len")
-    assert [row[0] for row in rows] == ["16", "32", "64"]
-    printed = [float(row[1].split()[0].replace(",", "")) for row in rows]
+    rows = body(read(folder, "02_baseline"), "baseline.implementations.seq_len")
+    printed = [float(cell.split()[0].replace(",", "")) for cell in rows[0][1:]]
     medians = [of.at(shape).loc["sdpa.auto", "median_us"] for shape in of.study.sweep("seq_len")]
     assert printed == pytest.approx(medians, rel=1e-2)
     pooled = [np.median(np.concatenate(of.samples("sdpa.auto", shape))) for shape in of.study.sweep("seq_len")]
@@ -394,26 +351,10 @@ def test_the_sweep_on_the_page_is_the_one_inferred(tiny):
 def test_the_abstract_on_the_page_is_the_one_written(tiny):
     folder, of = tiny
     printed = read(folder, "report").select_one("section.abstract").get_text()
-    before, after = abstract.abstract(of).markdown.replace("`", "").split("[](#environment.hashes)")
+    before, after = findings.abstract(of).markdown.replace("`", "").split("[](#environment.hashes)")
     assert re.search(f"{re.escape(before)}01_environment{re.escape(after)}", printed)
     assert "We measure 3 implementations" in printed
     assert "at 7 shapes, with 8 samples" in printed
-
-
-def test_a_page_lists_every_case(tiny):
-    folder, of = tiny
-    rows = body(read(folder, "02_baseline"), "baseline.every_case")
-    assert [row[0] for row in rows] == list(of.table["implementation"])
-
-
-def test_the_roofline_page_has_the_floor_of_each_length(tiny):
-    folder, of = tiny
-    rows = body(read(folder, "03_roofline"), "roofline.floors.seq_len")
-    assert [row[0] for row in rows] == ["16", "32", "64"]
-    assert [row[3] for row in rows] == ["4.00", "8.00", "16.0"]  # S/4 FLOP a byte in float32
-    # What limits all of them is said below the table.
-    (limit,) = {of.ceilings.limit(shape, of.headline.cache) for shape in of.study.sweep("seq_len")}
-    assert f"limit {limit}" in read(folder, "03_roofline").find(id="roofline.floors.seq_len").get_text()
 
 
 def test_the_page_of_models_shows_the_record_that_was_made_on_the_device(tiny):
@@ -430,11 +371,6 @@ def test_the_page_of_models_shows_the_record_that_was_made_on_the_device(tiny):
 def test_a_notebook_takes_the_newest_run_of_its_study(tiny):
     folder, _ = tiny
     assert select_run.results("", str(folder / "tiny.yaml"), "none").run.name == "tiny"
-
-
-def test_a_run_that_is_not_there_is_told_in_one_line(tiny):
-    with pytest.raises(UserError, match=r"there is no run 'nowhere'; those that are: tiny, cut$"):
-        select_run.results("nowhere", "quick", "none")
 
 
 def test_a_run_cut_off_is_not_gone_on_with_where_nothing_may_be_measured(tiny):

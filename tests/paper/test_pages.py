@@ -20,8 +20,7 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.markdown import mathml
 from attnlab.infer import results
 from attnlab.infer.results import Results
-from attnlab.literature import bibliography
-from attnlab.paper import numbering, pages, references
+from attnlab.paper import numbering, pages
 from attnlab.runs import read, schema
 
 
@@ -100,10 +99,6 @@ def test_mathematics_prices_and_code_in_markdown(text, shown):
     assert shown in markdown.block(text)
 
 
-def test_inline_markdown_has_no_blocks():
-    assert markdown.inline("1. **a** `b<c` $x$") == "1. <strong>a</strong> <code>b&lt;c</code> <math><mi>x</mi></math>"
-
-
 def test_sections_are_numbered():
     soup = numbered(
         "# T\n\n## Abstract\n\na\n\n## Method\n\n### One\n\n### Two\n\n## Results\n\n### Three\n\n## References\n\n"
@@ -164,13 +159,13 @@ def test_links_to_other_pages_lead_there_and_keep_their_words():
 
 
 def test_a_link_to_an_exhibit_leads_to_the_page_of_its_cell(tmp_path):
-    text = v4.new_markdown_cell("## A\n\n[](#baseline.checks) [](#kernels.ladder) [the L4](#kernels.l4)")
+    text = v4.new_markdown_cell("## A\n\n[](#baseline.checks) [](#kernels.ladder) [the lead](#kernels.lead)")
     ladder = code("show()", html(TABLE.replace("tab-{0}", "kernels.ladder").format("it")))
     soup = page(tmp_path, text, ladder, name="report")
     assert [(link["href"], link.get_text()) for link in soup.main.select("p a")] == [
         ("02_baseline.html#baseline.checks", "02_baseline"),
         ("#kernels.ladder", "Table 1"),
-        ("05_kernels.html#kernels.l4", "the L4"),
+        ("05_kernels.html#kernels.lead", "the lead"),
     ]
 
 
@@ -206,17 +201,6 @@ def test_a_page_that_cites_nothing_has_no_references(tmp_path):
     soup = page(tmp_path, v4.new_markdown_cell("# T\n\n[](#ref-holm1979)"))
     assert soup.main.select("h2, ol")[-1].name == "ol"
     assert soup.main.ol.li["id"] == "ref-holm1979"
-
-
-def test_a_page_with_references_of_its_own_keeps_them():
-    soup = numbered('[](#ref-mine)\n\n## References\n\n<ol>\n<li id="ref-mine">Mine</li>\n</ol>\n')
-    assert soup.ol.li.get_text() == "Mine"
-
-
-def test_the_list_of_references_has_every_entry():
-    items = BeautifulSoup(references.listing(), "html.parser").select("ol > li")
-    assert [item["id"].removeprefix("ref-") for item in items] == list(bibliography.load())
-    assert all(item.get_text().strip() for item in items)
 
 
 @pytest.mark.parametrize("link", ["[](#fig-rofline)", "[see](#fig-rofline)"])

@@ -70,7 +70,7 @@ def text(block: readme.Block, of: Results) -> str:
     """The block as `update` writes it, beside the tracked runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ATTNLAB_DATA", raising=False)
-        return block.text(of, block.drawing(of))
+        return block.made(of)[0]
 
 
 @EVERY
@@ -78,25 +78,10 @@ def test_a_block_is_what_the_command_writes(published, block):
     assert block.current((paths.ROOT / block.readme).read_text()) == text(block, published), "run `make readme`"
 
 
-def test_there_are_two_blocks():
-    assert {block.readme: block.name for block in readme.BLOCKS} == {"README.md": "run", "kernels/README.md": "ladder"}
-    assert LADDER.markers == ("<!-- ladder: written by `make readme` -->", "<!-- /ladder -->")
-
-
-def test_the_readmes_block_is_a_picture_and_its_caption(published):
-    begin, picture, caption, values, end = text(THROUGHPUT, published).split("\n\n")
-    assert (begin, end) == THROUGHPUT.markers
-    assert picture == f"![{THROUGHPUT.alt}](figures/{PUBLISHED}.svg)"
-    assert caption.startswith(f"*NVIDIA H200, PyTorch {published.run.manifest['environment']['packages']['torch']}")
-    assert f"run `{PUBLISHED}`. " in caption
-    assert caption.endswith(f"{THROUGHPUT.drawing(published).caption}*")
-    assert values.startswith("**Whether `kernel.bounded` is faster than `sdpa.auto` depends on the values**")
-
-
 @EVERY
 def test_a_picture_is_what_the_command_draws(published, block):
     kept = curves((paths.ROOT / block.location(PUBLISHED)).read_text())
-    drawn = curves(block.drawing(published).svg.decode())
+    drawn = curves(block.made(published)[1].svg.decode())
     assert [colour for colour, _ in kept] == [colour for colour, _ in drawn]
     # Throughputs without and with the mask; the intervals of the ladder's bars.
     assert len(kept) == (2 * len(LINES) if block is THROUGHPUT else len(timed(published) - {BEST}))
@@ -105,7 +90,7 @@ def test_a_picture_is_what_the_command_draws(published, block):
 
 
 def test_the_pictures_lines_are_the_medians_of_the_samples(published):
-    (plain, causal) = THROUGHPUT.drawing(published).figure.axes
+    (plain, causal) = THROUGHPUT.made(published)[1].figure.axes
     for axes, sweep in ((plain, "seq_len"), (causal, "causal seq_len")):
         lines = {line.get_label(): line.get_data() for line in axes.get_lines()}
         assert set(lines) == LINES
@@ -142,7 +127,7 @@ def test_another_latency_is_another_block(published, block):
     table[["median_us", "low_us", "high_us"]] *= 1.01
     table["throughput_tflops"] = table["flops"] / table["median_us"] / 1e6
     changed = results.Results(published.run, table)
-    assert block.drawing(changed).svg != block.drawing(published).svg
+    assert block.made(changed)[1].svg != block.made(published)[1].svg
     assert text(block, changed) != text(block, published)
 
 
@@ -160,7 +145,7 @@ def test_a_run_with_kernels_shows_its_ladder(climbed, tmp_path):
     readme.update(tmp_path, "synthetic")
     block = LADDER.current((tmp_path / "kernels" / "README.md").read_text())
     assert block == text(LADDER, climbed)
-    assert (tmp_path / "figures" / "synthetic-ladder.svg").read_bytes() == LADDER.drawing(climbed).svg
+    assert (tmp_path / "figures" / "synthetic-ladder.svg").read_bytes() == LADDER.made(climbed)[1].svg
     assert f"![{LADDER.alt}](../figures/synthetic-ladder.svg)" in block
     rows = [line for line in block.splitlines() if line.startswith("| kernel.")]
     assert len(rows) == len(synthetic.RUNGS)

@@ -7,32 +7,20 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.quantities import Marked
-from attnlab.exhibits.style import plain_logarithm
 from attnlab.exhibits.words import say
 from attnlab.literature import audit
 from attnlab.literature.audit import latencies
 from attnlab.literature.audit.latencies import Point, Roof
 from attnlab.literature.audit.reference import DOCUMENTS
 
-LOOKS = {
-    "000": ("#000000", "o", 3),
-    "002": ("#CC79A7", "v", 5),
-    "003": ("#0072B2", "s", 6),
-    "004": ("#E69F00", "D", 7),
-}
-"""Colour, marker and marker size of each document that gives latencies; a marker may be inside another."""
-SOLID = 5
-"""Larger markers are hollow."""
+TIMED = ("000", "002", "003", "004")
+"""The documents that give latencies."""
 MEANINGS = {
     "holds": "the recomputed number prints as stated, or the statement is true",
     "rounding": "it does not, but the printed digits allow for the difference",
@@ -117,7 +105,7 @@ def across() -> Table:
     repeated = latencies.repeated()
     rows = [
         _sizes(one.points[0])
-        | {f"{name} (ms)": "\n".join(one.of(name)) or None for name in LOOKS}
+        | {f"{name} (ms)": "\n".join(one.of(name)) or None for name in TIMED}
         | {"apart": one.apart_pct}
         for one in repeated
     ]
@@ -140,7 +128,7 @@ def _sizes(point: Point) -> dict[str, Any]:
 def roofline() -> Group:
     """The documents' latencies under the L4's ceilings, with the FLOPs and bytes of their shapes."""
     told = Prose(say("audit.corrected", c=latencies.corrected()))
-    return Group({"told": told, "drawing": _drawn(), "points": _points()})
+    return Group({"told": told, "points": _points()})
 
 
 def _points() -> Table:
@@ -169,63 +157,6 @@ def _of_the_roof(point: Point) -> float | Marked:
 
 def _words(roof: Roof) -> str:
     return f"{roof.tflops:g} TFLOP/s and {roof.gbs:g} GB/s"
-
-
-def _drawn() -> Figure:
-    drawing, (whole, near) = plt.subplots(1, 2, figsize=(7.2, 4.2), width_ratios=(1, 1.5))
-    lines, _ = (_roofs(axes) for axes in (whole, near))
-    points, ridge = latencies.points(), latencies.roof().ridge
-    full = [point for point in points if not point.shape.causal and point.subject == "sdpa"]
-    for axes, shown in ((whole, points), (near, full)):
-        _scatter(axes, shown)
-        axes.set(xscale="log", yscale="log", xlabel="intensity (FLOP/byte), logarithmic")
-        axes.axvline(ridge, color="#888888", linewidth=0.8, linestyle=":")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    least = min(point.tflops for point in points)
-    whole.set(ylabel="throughput (TFLOP/s), logarithmic", title="all", ylim=(least / 2, 300))
-    whole.xaxis.set_major_locator(FixedLocator([32, 128, 512]))
-    near.set(title="SDPA without a mask", xlim=(45, 1600), ylim=(0.8 * min(point.tflops for point in full), 160))
-    near.xaxis.set_major_locator(FixedLocator([64, 128, 256, 512, 1024]))
-    for axes in (whole, near):
-        plain_logarithm(axes.yaxis)
-    handles = [handle for handle in whole.get_legend_handles_labels()[0] if handle not in lines]
-    drawing.legend(handles=handles, loc="outside upper center", ncols=3)
-    drawing.legend(handles=lines, loc="outside lower center", ncols=2)
-    return Figure(
-        drawing,
-        "The L4's roofline with the datasheet's ceilings, and every latency of the documents with the FLOPs and bytes "
-        f"of its shape. The dotted line is the ridge, {ridge:.0f} FLOP/byte. Points with a ring are above what memory "
-        "delivers; their tensors fit the L2.",
-        "Roofline plots on logarithmic axes: throughput over intensity of each latency in the documents, under the "
-        "ceilings of the datasheet and under those that the documents assume.",
-    )
-
-
-def _roofs(axes: Axes) -> list[Any]:
-    """Draw the datasheet's roof and the documents', and return the lines for a legend."""
-    span, lines = np.geomspace(8, 2048, 300), []
-    roofs = {"L4": latencies.roof(), "as 000 and 002 state it": latencies.stated_roof()}
-    for (name, roof), dash in zip(roofs.items(), ("-", "--"), strict=True):
-        heights = [roof.at(intensity) for intensity in span]
-        style: dict[str, Any] = {"color": "#444444", "linewidth": 1.4, "linestyle": dash}
-        lines += axes.plot(span, heights, label=f"{name}: {_words(roof)}", **style)
-    return lines
-
-
-def _scatter(axes: Axes, shown: Sequence[Point]) -> None:
-    for name, (colour, marker, size) in LOOKS.items():
-        for kernel in (False, True):
-            there = [p for p in shown if p.document == name and (p.subject == "kernel") == kernel]
-            if there:
-                style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "none", "markersize": size}
-                style |= {"label": f"{name}, {'its kernel' if kernel else 'SDPA'}", "markeredgewidth": 1.1}
-                style |= {"markerfacecolor": "none"} if kernel or size > SOLID else {}
-                axes.plot([p.shape.intensity for p in there], [p.tflops for p in there], **style)
-    over = [p for p in shown if p.is_above]
-    ring: dict[str, Any] = {"marker": "o", "markersize": 15, "markerfacecolor": "none", "linestyle": "none"}
-    spots = [p.shape.intensity for p in over], [p.tflops for p in over]
-    axes.plot(*spots, color="#C00000", label="above memory's line", **ring)
 
 
 @exhibit("audit.survives")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from html import escape
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib.pyplot as plt
@@ -171,7 +172,7 @@ def find(id: str) -> Exhibit:
     """
     page = id.split(".")[0]
     if page in pages():
-        import_module(f"attnlab.exhibits.{page}")
+        _register(page)
     if id not in _EXHIBITS:
         raise UserError(f"there is no exhibit {id!r}{suggestion(id, _EXHIBITS)}")
     return _EXHIBITS[id]
@@ -180,8 +181,15 @@ def find(id: str) -> Exhibit:
 def every() -> dict[str, Exhibit]:
     """All exhibits by id, those of one page after those of another."""
     for page in pages():
-        import_module(f"attnlab.exhibits.{page}")
+        _register(page)
     return dict(_EXHIBITS)
+
+
+def _register(page: str) -> None:
+    """Import the module of a page, or every module of its folder, which registers their exhibits."""
+    module = import_module(f"attnlab.exhibits.{page}")
+    for found in iter_modules(getattr(module, "__path__", [])):
+        import_module(f"{module.__name__}.{found.name}")
 
 
 def pages() -> dict[str, str]:

@@ -1,13 +1,9 @@
 """Cells and notes that several tables share."""
 
-from collections.abc import Sequence
 from typing import Any
-
-import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.infer.lookup import shape_of
-from attnlab.infer.regimes import Regime, compared
 from attnlab.infer.results import Results, absence
 from attnlab.study.shapes import Shape
 
@@ -22,30 +18,6 @@ REGIMES = {
     "not recorded": "in a regime that was not recorded",
 }
 """How a sentence names each regime."""
-
-
-def whole(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """A frame of rows, with columns in the order of the longest row."""
-    longest = max(rows, key=len)
-    columns = list(longest)
-    columns += dict.fromkeys(column for row in rows for column in row if column not in columns)
-    return pd.DataFrame(rows, columns=columns, dtype=object)
-
-
-def at_shapes(results: Results, shapes: Sequence[Shape]) -> str:
-    """A sentence on the regime at each of the shapes, under the headline's timing."""
-    groups: dict[Regime, list[Shape]] = {}
-    for shape in shapes:
-        names = [str(name) for name in results.at(shape).index]
-        if names:
-            groups.setdefault(compared(results, names, shape), []).append(shape)
-    if not groups:
-        return ""
-    if len(groups) == 1:
-        return f"All shapes were timed {REGIMES[next(iter(groups))]}."
-    among = results.study.shapes
-    parts = "; ".join(f"{REGIMES[name]}: {formats.shapes(some, among)}" for name, some in groups.items())
-    return f"Shapes timed {parts}."
 
 
 def without(results: Results, names: list[str], shape: Shape) -> str:

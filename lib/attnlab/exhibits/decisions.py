@@ -53,7 +53,7 @@ def claim(verdict: Verdict) -> str:
     return ", and claimable" if verdict.claimable else ", but not claimable"
 
 
-def against(other: str, verdicts: Mapping[Timing, Verdict]) -> str:
+def against(verdicts: Mapping[Timing, Verdict], other: str) -> str:
     """A sentence on how a candidate compares with another implementation under each timing."""
     relation = "the verdict depends on the timing:" if disagree(verdicts) else "it is"
     return f"Compared with {other}, {relation} {under_each(verdicts)}."

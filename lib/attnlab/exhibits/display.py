@@ -6,7 +6,8 @@ of an exhibit, for "Figure 3".
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -17,11 +18,9 @@ import matplotlib.figure
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
 
 from attnlab.exhibits import drawing, formats, markdown, tex
+from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import QUANTITIES, Marked
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval
@@ -43,18 +42,19 @@ Shows: TypeAlias = Mapping[str, Callable[[Any], str]]
 """How the values of some columns are printed, by the columns' names."""
 
 
+class _Exhibit(ABC):
+    """What every kind of exhibit can do."""
+
+    @abstractmethod
+    def bundle(self, anchor: str = "") -> Bundle:
+        """The exhibit in every format, with its anchor on the page."""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        return self.bundle()
+
+
 @dataclass(frozen=True)
-class Inline:
-    """A cell of a table in markdown, such as a citation; other cells are printed as they are."""
-
-    markdown: str
-
-    def __str__(self) -> str:
-        return self.markdown
-
-
-@dataclass(frozen=True)
-class Figure:
+class Figure(_Exhibit):
     """A drawing with its caption, and a description for readers who can't see it."""
 
     figure: matplotlib.figure.Figure
@@ -89,12 +89,9 @@ class Figure:
         """Caption and description, which replace the drawing in a text."""
         return f"**{self.caption}** {self.alt}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        return self.bundle()
-
 
 @dataclass(frozen=True)
-class Table:
+class Table(_Exhibit):
     """A frame without its index. Its cells are numbers, intervals, marked numbers and texts.
 
     A column that is named like one of `QUANTITIES` has that quantity's head, and its values are printed as it says.
@@ -121,19 +118,15 @@ class Table:
 
     def bundle(self, anchor: str = "") -> Bundle:
         """The table in every format, with its anchor on the page."""
-        rows = f"<thead>{self._head()}</thead><tbody>{self._body()}</tbody>"
-        table = f'<div class="scroll" tabindex="0"><table>{rows}</table></div>'
+        table = f'<div class="scroll" tabindex="0"><table>{self._rows()}</table></div>'
         note = f'<p class="note">{markdown.inline(self.legend)}</p>' if self.legend else ""
         html = _float(anchor, "table", _caption(self.caption), table, note)
         return _bundle(html, self._shown.to_string(index=False), self._latex(anchor))
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        return self.bundle()
-
     def _latex(self, anchor: str) -> str:
         return tex.table(
-            ["\n".join(map(tex.breakable, str(title).split("\n"))) for title in self._shown.columns],
-            [[_cell_in_latex(cell) for cell in row] for row in self._shown.itertuples(index=False, name=None)],
+            list(self._shown.columns),
+            list(self._shown.itertuples(index=False, name=None)),
             self._numeric,
             caption=tex.inline(self.caption),
             note=tex.inline(self.legend),
@@ -195,46 +188,18 @@ class Table:
         """Of each column that is shown, whether it holds numbers, which are aligned right."""
         return [_is_numeric(self.frame.iloc[:, place]) for place in self._kept]
 
-    def _head(self) -> str:
-        columns = zip(self._shown.columns, self._numeric, strict=True)
-        titles = (f'<th scope="col"{ALIGNED[numeric]}>{_breakable(title)}</th>' for title, numeric in columns)
-        return f"<tr>{''.join(titles)}</tr>"
-
-    def _body(self) -> str:
-        return "".join(self._row(*row) for row in enumerate(self._shown.itertuples(index=False, name=None)))
-
-    def _row(self, position: int, cells: Iterable[object]) -> str:
-        emphasis = ' class="target"' if position == self.highlight else ""
-        texts = (_cell(cell, ALIGNED[numeric]) for cell, numeric in zip(cells, self._numeric, strict=True))
-        return f"<tr{emphasis}>{''.join(texts)}</tr>"
+    def _rows(self) -> str:
+        heads = zip(self._shown.columns, self._numeric, strict=True)
+        titles = (f'<th scope="col"{ALIGNED[numeric]}>{_breakable(title)}</th>' for title, numeric in heads)
+        body = ""
+        for position, row in enumerate(self._shown.itertuples(index=False, name=None)):
+            emphasis = ' class="target"' if position == self.highlight else ""
+            body += f"<tr{emphasis}>{''.join(map(_cell, row, self._numeric))}</tr>"
+        return f"<thead><tr>{''.join(titles)}</tr></thead><tbody>{body}</tbody>"
 
 
 @dataclass(frozen=True)
-class Listing:
-    """A text shown verbatim, such as a kernel's source; `language` is a name that Pygments knows."""
-
-    text: str
-    caption: str
-    language: str = ""
-
-    def bundle(self, anchor: str = "") -> Bundle:
-        """The listing in every format, with its anchor on the page."""
-        code = highlight(self.text, get_lexer_by_name(self.language or "text"), HtmlFormatter(nowrap=True))
-        body = f'<pre class="highlight"><code>{code}</code></pre>'
-        latex = f"\\paragraph{{{tex.inline(self.caption)}}}\n\n{tex.verbatim(self.text)}"
-        return _bundle(_float(anchor, "listing", _caption(self.caption), body), self.text, latex)
-
-    @property
-    def markdown(self) -> str:
-        """The text between fences, below its caption."""
-        return f"**{self.caption}**\n\n```{self.language}\n{self.text}\n```"
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        return self.bundle()
-
-
-@dataclass(frozen=True)
-class Prose:
+class Prose(_Exhibit):
     """Paragraphs in markdown, whose numbers were computed."""
 
     markdown: str
@@ -243,16 +208,13 @@ class Prose:
         """The paragraphs, which have no anchor."""
         return {"text/markdown": self.markdown, "text/plain": self.markdown, "text/latex": tex.block(self.markdown)}
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        return self.bundle()
-
 
 class Missing(Prose):
     """A sentence that says what the run lacks, in place of what it would show."""
 
 
 @dataclass(frozen=True)
-class Box:
+class Box(_Exhibit):
     """Paragraphs in markdown that are set apart in a frame, such as the findings.
 
     Attributes:
@@ -277,15 +239,12 @@ class Box:
         """Title and paragraphs."""
         return f"**{self.title}**\n\n{self.text}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        return self.bundle()
-
 
 @dataclass(frozen=True)
-class Group:
+class Group(_Exhibit):
     """Several exhibits in one, one below the other; the names of the parts distinguish their anchors."""
 
-    parts: Mapping[str, "Figure | Table | Listing | Prose | Box"]
+    parts: Mapping[str, "Figure | Table | Prose | Box"]
 
     def bundle(self, anchor: str = "") -> Bundle:
         """All parts in every format; the anchor of each is that of the group and its own name."""
@@ -299,11 +258,8 @@ class Group:
         """All parts, one below the other."""
         return "\n\n".join(part.markdown for part in self.parts.values())
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        return self.bundle()
 
-
-Content: TypeAlias = Figure | Table | Listing | Prose | Box | Group
+Content: TypeAlias = Figure | Table | Prose | Box | Group
 
 
 def files(content: Content, anchor: str) -> dict[str, str]:
@@ -332,16 +288,11 @@ def _caption(text: str) -> str:
     return f"<figcaption>{markdown.inline(text)}</figcaption>"
 
 
-def _cell(cell: object, align: str) -> str:
+def _cell(cell: object, is_numeric: bool) -> str:
     text = str(cell)
     # Short cells keep their lines as they are; only those that read like text may be broken.
-    kind = align or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
+    kind = ALIGNED[is_numeric] or (' class="long"' if max(map(len, text.split("\n"))) > LONG else "")
     return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
-
-
-def _cell_in_latex(cell: object) -> str:
-    lines = str(cell).split("\n")
-    return "\n".join(map(tex.inline if isinstance(cell, Inline) else tex.breakable, lines))
 
 
 def _breakable(title: str) -> str:

@@ -58,10 +58,10 @@ def inline(svg: str, name: str, alt: str) -> str:
 
 def dark(page: str) -> str:
     """Declarations of the variables for all colours of the drawings on a page, as the dark theme has them."""
-    return " ".join(f"--c{colour}: {_inverted(colour)};" for colour in sorted(set(_USED.findall(page))))
+    return " ".join(f"--c{colour}: {inverted(colour)};" for colour in sorted(set(_USED.findall(page))))
 
 
-def _inverted(colour: str) -> str:
+def inverted(colour: str) -> str:
     """The same hue as light as it was dark, from the dark page's own black to its white.
 
     Lines of implementations stay in the lighter half: a pale one would vanish.

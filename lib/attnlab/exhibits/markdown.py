@@ -1,6 +1,7 @@
 """Markdown as HTML, the same for cells, outputs and captions. HTML within Markdown is shown as the text that it is."""
 
 import re
+from dataclasses import dataclass
 
 from math_core import LatexError, LatexToMathML
 from mistune import BaseRenderer, BlockParser, BlockState, HTMLRenderer, InlineParser, InlineState, Markdown
@@ -12,6 +13,17 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from attnlab.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Inline:
+    """A cell of a table in markdown, such as a citation; other cells are printed as they are."""
+
+    markdown: str
+
+    def __str__(self) -> str:
+        return self.markdown
+
 
 PLUGINS = ("strikethrough", "table", "url", "task_lists", "def_list")
 _FORMULA = r"\$\$[\s\S]*?\$\$"

@@ -121,10 +121,3 @@ def steps(results: Results) -> Table:
         cycles = {"cycles before": step.cycles_before, "cycles": step.cycles}
         rows.append({"rung": step.rung, "after": step.after} | cycles | changes)
     return Table(pd.DataFrame(rows), "Where each rung of the ladder saves and adds cycles.", say("profile.steps"))
-
-
-@exhibit("profile.findings", where=has_counters)
-def findings(results: Results) -> Prose:
-    """The bottleneck of each implementation, in sentences."""
-    busy, waiting = counters.first_bottlenecks(results)
-    return Prose(say("profile.findings", busy=busy, waiting=waiting, saturated_pct=SATURATED_PCT))

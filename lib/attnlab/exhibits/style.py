@@ -7,7 +7,6 @@ medians; where none shows, it is smaller than the marker.
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -15,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from scipy.optimize import isotonic_regression
 
 from attnlab.infer.lookup import axis_of
 from attnlab.infer.results import Results
@@ -99,20 +99,11 @@ def label_ends(axes: Axes) -> None:
         )
 
 
-def _spread(heights: Sequence[float], step: float) -> list[float]:
+def _spread(heights: Sequence[float], step: float) -> np.ndarray:
     """Heights in their order, at least `step` apart and within 0 to 1, moved as little as that needs."""
-    groups = [[height] for height in heights]
-    place = 0
-    while place < len(groups) - 1:
-        low, high = groups[place], groups[place + 1]
-        if fmean(high) - fmean(low) < step * (len(low) + len(high)) / 2:
-            groups[place : place + 2] = [low + high]
-            place = max(place - 1, 0)
-        else:
-            place += 1
-    found = [fmean(group) + step * (rank - (len(group) - 1) / 2) for group in groups for rank in range(len(group))]
-    floor = [max(height, rank * step) for rank, height in enumerate(found)]
-    return [min(height, 1 - (len(floor) - 1 - rank) * step) for rank, height in enumerate(floor)]
+    below = step * np.arange(len(heights))
+    moved = isotonic_regression(heights - below).x if len(heights) else below
+    return np.clip(moved, 0, 1 - below[-1:].sum()) + below
 
 
 def multiples(results: Results, sweeps: Sequence[str], column: str, title: str) -> tuple[Drawing, list[Axes]]:

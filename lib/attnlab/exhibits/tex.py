@@ -2,13 +2,13 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from mistune import BaseRenderer, BlockState
 
-from attnlab.exhibits.markdown import parser, slug
+from attnlab.exhibits.markdown import Inline, parser, slug
 
 TEXT_WIDTH_IN = 6.5
 """The width of the text on a page."""
@@ -106,13 +106,11 @@ def code(text: str) -> str:
 
 def breakable(text: str) -> str:
     """Plain text as LaTeX whose words may be broken: behind punctuation, and anywhere if they are long."""
-    return "".join(_pieces(text))
+    return "".join(r"\allowbreak{}".join(map(escape, _pieces(word))) for word in re.split(r"(\s+)", text))
 
 
-def _pieces(text: str) -> Iterator[str]:
-    for word in re.split(r"(\s+)", text):
-        apart = r"(?<=[._/,:=-])(?=[^\W\d])" if len(word) <= LONGEST else r"(?<=\S)(?=\w)"
-        yield r"\allowbreak{}".join(map(escape, re.split(apart, word)))
+def _pieces(word: str) -> list[str]:
+    return re.split(r"(?<=[._/,:=-])(?=[^\W\d])" if len(word) <= LONGEST else r"(?<=\S)(?=\w)", word)
 
 
 def label(anchor: str) -> str:
@@ -123,10 +121,30 @@ def label(anchor: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ markdown
 
 
+_FORMS = {
+    "emphasis": r"\emph{{{}}}",
+    "strong": r"\textbf{{{}}}",
+    "strikethrough": "{}",
+    "inline_math": "${}$",
+    "block_text": "{}",
+    "paragraph": "{}\n\n",
+    "linebreak": "\\newline\n",
+    "softbreak": "\n",
+    "blank_line": "",
+    "thematic_break": "",
+}
+"""What is the same for every token of a type, around its text."""
+
+
 class _Renderer(BaseRenderer):
     """Markdown as LaTeX: ``[](#ref-x)`` cites, and other empty links refer to what they lead to."""
 
     NAME = "latex"
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, form in _FORMS.items():
+            self.register(name, lambda _, *text, form=form: form.format(*text))
 
     def render_token(self, token: dict[str, Any], state: BlockState) -> str:
         attributes = token.get("attrs", {})
@@ -137,16 +155,7 @@ class _Renderer(BaseRenderer):
         return self._get_method(token["type"])(**attributes)
 
     def text(self, text: str) -> str:
-        return "".join(_pieces(text))
-
-    def emphasis(self, text: str) -> str:
-        return rf"\emph{{{text}}}"
-
-    def strong(self, text: str) -> str:
-        return rf"\textbf{{{text}}}"
-
-    def strikethrough(self, text: str) -> str:
-        return text
+        return breakable(text)
 
     def codespan(self, text: str) -> str:
         return code(text)
@@ -162,23 +171,11 @@ class _Renderer(BaseRenderer):
     def image(self, text: str, url: str, title: str | None = None) -> str:
         return text
 
-    def linebreak(self) -> str:
-        return "\\newline\n"
-
-    def softbreak(self) -> str:
-        return "\n"
-
-    def blank_line(self) -> str:
-        return ""
-
     def inline_html(self, html: str) -> str:
         return breakable(html)
 
     def block_html(self, html: str) -> str:
-        return self.paragraph(breakable(html.strip()))
-
-    def inline_math(self, body: str) -> str:
-        return f"${body}$"
+        return f"{breakable(html.strip())}\n\n"
 
     def block_math(self, body: str) -> str:
         return f"\\[{body.strip()}\\]"
@@ -186,20 +183,11 @@ class _Renderer(BaseRenderer):
     def latex_environment(self, name: str, body: str) -> str:
         return rf"\begin{{{name}}}{body}\end{{{name}}}"
 
-    def paragraph(self, text: str) -> str:
-        return f"{text}\n\n"
-
-    def block_text(self, text: str) -> str:
-        return text
-
     def heading(self, text: str, level: int, **_: Any) -> str:
         command = {1: "title", 2: "section", 3: "subsection"}.get(level, "paragraph")
         return (
             f"\\{command}{{{text}}}\\label{{sec-{slug(text)}}}\n\n" if 1 < level < 4 else f"\\{command}{{{text}}}\n\n"
         )
-
-    def thematic_break(self) -> str:
-        return ""
 
     def block_code(self, code: str, info: str | None = None) -> str:
         return verbatim(code)
@@ -240,12 +228,12 @@ def figure(file: str, width_in: float, height_in: float, caption: str, anchor: s
     """A figure from a file, at most as wide as the text, and half as high as a page."""
     scale = min(0.86, TEXT_WIDTH_IN / width_in, TALLEST_IN / height_in)
     picture = rf"\includegraphics[width={scale * width_in:.3f}in]{{figures/{file}}}"
-    return _float("figure", [r"\centering", picture, *_caption(caption, anchor)])
+    return _float("figure", [r"\centering", picture, _caption(caption, anchor)])
 
 
 def table(
     titles: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Sequence[str | Inline]],
     numeric: Sequence[bool],
     *,
     caption: str,
@@ -256,21 +244,24 @@ def table(
     """A table in the manner of booktabs.
 
     Args:
-        titles: of the columns, as LaTeX; lines are separated by newlines here and in `rows`.
-        rows: the cells as LaTeX.
+        titles: of the columns; lines are separated by newlines here and in `rows`.
+        rows: the cells as they are printed.
         numeric: for each column, whether it is set right.
         highlight: position of the row that is emphasized.
     """
-    widths = _widths([titles, *rows])
-    kinds = [_kind(width, right) for width, right in zip(widths, numeric, strict=True)]
-    head = _row(titles, widths, numeric, bold=True)
-    body = [_row(row, widths, numeric, bold=place == highlight) for place, row in enumerate(rows)]
+    widths = _widths([list(map(str, row)) for row in (titles, *rows)])
+
+    def row(cells: Sequence[str | Inline], bold: bool) -> str:
+        return " & ".join(_cell(*cell, bold) for cell in zip(cells, widths, numeric, strict=True)) + r" \\"
+
+    columns = f"@{{}}{''.join(map(_kind, widths, numeric))}@{{}}"
+    head = row(titles, bold=True)
+    body = [row(cells, bold=place == highlight) for place, cells in enumerate(rows)]
     if highlight is not None:
         body[highlight] = rf"\rowcolor{{target}}{body[highlight]}"
-    columns = f"@{{}}{''.join(kinds)}@{{}}"
     below = [rf"\par\smallskip\parbox{{\linewidth}}{{\footnotesize {note}}}"] if note else []
     if len(rows) > TALLEST:
-        lines = [rf"\begin{{longtable}}{{{columns}}}", *_caption(caption, anchor, r"\\"), r"\toprule", head]
+        lines = [rf"\begin{{longtable}}{{{columns}}}", rf"{_caption(caption, anchor)}\\", r"\toprule", head]
         lines += [r"\midrule", r"\endhead", r"\bottomrule", r"\endfoot", *body, r"\end{longtable}"]
         return "\n".join([r"{\tablesize", *lines, r"}", *below, "", ""])
     lines = [
@@ -282,7 +273,7 @@ def table(
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    return _float("table", [r"\centering", *_caption(caption, anchor), r"{\tablesize", *lines, r"}", *below])
+    return _float("table", [r"\centering", _caption(caption, anchor), r"{\tablesize", *lines, r"}", *below])
 
 
 def verbatim(text: str) -> str:
@@ -298,24 +289,21 @@ def _float(kind: str, lines: Sequence[str]) -> str:
     return "\n".join([rf"\begin{{{kind}}}[tbp]", *lines, rf"\end{{{kind}}}", "", ""])
 
 
-def _caption(caption: str, anchor: str, end: str = "") -> list[str]:
-    mark = rf"\label{{{label(anchor)}}}" if anchor else ""
-    return [rf"\caption{{{caption}}}{mark}{end}"]
+def _caption(caption: str, anchor: str) -> str:
+    return rf"\caption{{{caption}}}" + (rf"\label{{{label(anchor)}}}" if anchor else "")
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[float | None]:
     """The width of each column in parts of the text's; None where it is as wide as its cells.
 
-    Where the cells don't fit side by side, columns of text are broken, in proportion to the roots of their lengths.
+    Where the cells don't fit side by side, columns of text are broken, the longest most.
     """
-    lines = [
-        [max((_length(line) for line in row[place].split("\n")), default=0) for row in rows]
-        for place in range(len(rows[0]))
-    ]
-    natural = [max(column) + GAP for column in lines]
+    columns = [[_LINK.sub("[00]", cell) for cell in column] for column in zip(*rows, strict=True)]
+    natural = [GAP + max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
     if sum(natural) <= TEXT_WIDTH:
         return [None] * len(natural)
-    least = [max(_longest_word(row[place]) for row in rows) + GAP for place in range(len(natural))]
+    words = ([word for cell in column for word in cell.split()] for column in columns)
+    least = [GAP + max((len(piece) for word in each for piece in _pieces(word)), default=0) for each in words]
     shares = _shared(natural, least, TEXT_WIDTH)
     return [None if share >= full else (share - GAP) / TEXT_WIDTH for share, full in zip(shares, natural, strict=True)]
 
@@ -340,12 +328,9 @@ def _kind(width: float | None, right: bool) -> str:
     return rf">{{{side}\arraybackslash}}p{{{width:.4f}\linewidth}}"
 
 
-def _row(cells: Sequence[str], widths: Sequence[float | None], numeric: Sequence[bool], bold: bool) -> str:
-    return " & ".join(_lines(*cell, bold) for cell in zip(cells, widths, numeric, strict=True)) + r" \\"
-
-
-def _lines(cell: str, width: float | None, right: bool, bold: bool) -> str:
-    lines = [rf"\textbf{{{line}}}" if bold and line else line for line in cell.split("\n")]
+def _cell(cell: str | Inline, width: float | None, right: bool, bold: bool) -> str:
+    set_line = inline if isinstance(cell, Inline) else breakable
+    lines = [rf"\textbf{{{line}}}" if bold and line else line for line in map(set_line, str(cell).split("\n"))]
     if len(lines) == 1:
         return lines[0]
     if width is not None:
@@ -354,16 +339,5 @@ def _lines(cell: str, width: float | None, right: bool, bold: bool) -> str:
     return rf"\begin{{tabular}}[t]{{@{{}}{side}@{{}}}}{text}\end{{tabular}}"
 
 
-_COMMAND = re.compile(
-    r"\\(?:allowbreak|texttt|textbf|emph)\b(?:\{\})?|\\(?:href|hyperref)(?:\{[^}]*\}|\[[^\]]*\])|[{}$]"
-)
-_LETTER = re.compile(r"\\(?:text\w+|ldots|times|pm|le|ge|to|cdot|approx|\w+)(?:\{\})?|\\.")
-
-
-def _length(cell: str) -> int:
-    """About how many letters a cell in LaTeX takes."""
-    return len(_LETTER.sub("x", _COMMAND.sub("", cell))) + (5 if r"\autoref" in cell else 0)
-
-
-def _longest_word(cell: str) -> int:
-    return max((_length(word) for word in re.split(r"\s+|\\allowbreak\{\}", cell)), default=0)
+_LINK = re.compile(r"\[\]\([^)]*\)")
+"""A link whose text is a number, in Markdown."""

@@ -4,6 +4,7 @@ A macro's lines are joined within a paragraph and within an item of a list; an e
 """
 
 from functools import cache
+from inspect import getmembers, isfunction
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +15,8 @@ from attnlab.literature import bibliography
 from attnlab.runs import rules
 
 FOLDER = Path(__file__).with_name("templates")
-FILTERS = (
-    cells.explained,
-    decisions.claim,
-    decisions.relation,
-    decisions.under_each,
-    formats.change,
-    formats.clause,
-    formats.code,
-    formats.count,
-    formats.ended,
-    formats.interval,
-    formats.kibibytes,
-    formats.listing,
-    formats.mebibytes,
-    formats.multiple,
-    formats.names,
-    formats.number,
-    formats.percent,
-    formats.pvalue,
-    formats.shapes,
-    formats.signed,
-    formats.times,
-    formats.whole,
-)
-"""Filters are the functions that print numbers, by their own names."""
+# Filters are these and the functions that print numbers, by their own names.
+WORDS = (cells.explained, decisions.against, decisions.claim, decisions.relation, decisions.under_each)
 
 
 def say(id: str, **facts: Any) -> str:
@@ -56,8 +34,9 @@ def _template(page: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {function.__name__: function for function in FILTERS}
+    environment.filters |= dict(getmembers(formats, isfunction)) | {word.__name__: word for word in WORDS}
     environment.globals |= {"CI": formats.CI, "MARGIN": formats.MARGIN, "cite": bibliography.cite, "rules": rules}
+    environment.globals["REGIMES"] = cells.REGIMES
     return environment.get_template(f"{page}.md.j2")
 
 

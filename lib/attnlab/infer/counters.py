@@ -149,10 +149,6 @@ class Step(NamedTuple):
     changes: list[tuple[str, float]]
 
 
-Shares = dict[str, list[tuple[str, float]]]
-"""Implementations with a share in percent, by what it is of."""
-
-
 def of(results: Results, shape: Shape | None = None) -> list[Profile]:
     """The profiles at a shape, by default the target, in the order of the study.
 
@@ -237,17 +233,6 @@ def steps(results: Results) -> list[Step]:
             changes = sorted(change.items(), key=lambda each: each[1])
             found.append(Step(rung["name"], rung["after"], before.total(CYCLES), after.total(CYCLES), changes))
     return found
-
-
-def first_bottlenecks(results: Results) -> tuple[Shares, Shares]:
-    """The first bottleneck of each implementation: the busy units, and the losses of those without a busy unit."""
-    busy: Shares = {}
-    waiting: Shares = {}
-    for profile in of(results):
-        for first in profile.bottlenecks[:1]:
-            kind = busy if first.title in UNITS else waiting
-            kind.setdefault(first.title, []).append((profile.implementation, first.share_pct))
-    return busy, waiting
 
 
 def _cycles(launch: pd.Series) -> dict[str, float]:

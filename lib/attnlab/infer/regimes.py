@@ -35,6 +35,15 @@ def by_shape(results: Results, timing: Timing | None = None) -> dict[Shape, Regi
     return {shape: found.get(tuple(shape.axes.values()), "not recorded") for shape in results.study.shapes}
 
 
+def grouped(results: Results, shapes: Sequence[Shape]) -> dict[Regime, list[Shape]]:
+    """The shapes that have latencies under the headline's timing, by the regime of all that was compared there."""
+    groups: dict[Regime, list[Shape]] = {}
+    for shape in shapes:
+        if names := [str(name) for name in results.at(shape).index]:
+            groups.setdefault(compared(results, names, shape), []).append(shape)
+    return groups
+
+
 def compared(results: Results, names: Sequence[str], shape: Shape, timing: Timing | None = None) -> Regime:
     """The regime of a comparison at a shape: by the samples of the implementations compared, all sides'."""
     return _of(*results.throttled(names, shape, timing))

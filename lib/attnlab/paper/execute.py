@@ -3,8 +3,8 @@
 import logging
 from ast import literal_eval
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import papermill
@@ -19,29 +19,15 @@ KERNEL = "nbclient"
 _ACCEPTED: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A variable of a notebook's ``parameters`` cell; type, default and comment as they are written there."""
-
-    name: str
-    type: str
-    default: str
-    help: str
-
-
-def parameters(notebook: Path) -> dict[str, Parameter]:
-    """The parameters of a notebook, by name.
+def parameters(notebook: Path) -> dict[str, Any]:
+    """The parameters of a notebook by name, as papermill infers them: type, default and comment as they are written.
 
     Raises:
         UserError: the notebook has no cell tagged ``parameters``, or that cell sets nothing.
     """
-    found = papermill.inspect_notebook(str(notebook))
-    if not found:
-        raise UserError(f"{notebook.stem} has no parameters; tag the cell that sets them 'parameters'")
-    return {
-        name: Parameter(name, inferred["inferred_type_name"], inferred["default"], inferred["help"])
-        for name, inferred in found.items()
-    }
+    if found := papermill.inspect_notebook(str(notebook)):
+        return found
+    raise UserError(f"{notebook.stem} has no parameters; tag the cell that sets them 'parameters'")
 
 
 def check(notebook: Path, values: Mapping[str, object]) -> None:
@@ -55,7 +41,7 @@ def check(notebook: Path, values: Mapping[str, object]) -> None:
         if name not in known:
             has = f"it has {', '.join(known)}{suggestion(name, known)}"
             raise UserError(f"{notebook.stem} has no parameter {name!r}; {has}")
-        stated = known[name].type
+        stated = known[name]["inferred_type_name"]
         if stated in _ACCEPTED and type(value) not in _ACCEPTED[stated]:
             raise UserError(f"{notebook.stem}: {name} must be {stated}, not {value!r} ({type(value).__name__})")
 
@@ -66,7 +52,7 @@ def shown_run(notebook: Path, values: Mapping[str, object]) -> dict[str, str]:
     if not any(cell.cell_type == "code" and "select_run.exhibits(run, study, device)" in cell.source for cell in cells):
         return {}
     known = parameters(notebook)
-    return {name: str(values.get(name, literal_eval(known[name].default))) for name in ("run", "study", "device")}
+    return {name: str(values.get(name, literal_eval(known[name]["default"]))) for name in ("run", "study", "device")}
 
 
 def execute(notebook: Path, output: Path, values: Mapping[str, object], cwd: Path, engine: str) -> None:

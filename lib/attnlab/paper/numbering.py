@@ -1,4 +1,4 @@
-"""Numbers sections, figures, tables, listings and references, and writes the texts of links to them."""
+"""Numbers sections, figures, tables and references, and writes the texts of links to them."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from attnlab.base.errors import UserError, suggestion
 from attnlab.exhibits.markdown import slug
 from attnlab.paper import references
 
-_FLOATS = {"plot": "Figure", "table": "Table", "listing": "Listing"}
+_FLOATS = {"plot": "Figure", "table": "Table"}
 """The word for a float, by the class of its element."""
 _UNNUMBERED = {"Abstract", "References"}
 

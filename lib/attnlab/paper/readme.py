@@ -33,7 +33,7 @@ class Block:
         readme: its path from the project's root.
         name: the word in both markers.
         picture: the id of the exhibit that is drawn.
-        file: name of the picture in figures/, without its suffix; ``{run}`` stands for the run.
+        suffix: of the name of the picture in figures/, after that of the run.
         alt: the picture described, for readers who can't see it.
         content: makes the text between the markers from a run and from the picture's Markdown.
     """
@@ -41,7 +41,7 @@ class Block:
     readme: str
     name: str
     picture: str
-    file: str
+    suffix: str
     alt: str
     content: Callable[[Results, str], str]
 
@@ -55,24 +55,19 @@ class Block:
         found = re.search(".*?".join(map(re.escape, self.markers)), text, re.DOTALL)
         return found[0] if found else ""
 
-    def drawing(self, results: Results) -> Figure | None:
-        """The picture; None for a run that has none."""
-        drawn = Show(results)(self.picture).content
-        return drawn if isinstance(drawn, Figure) else None
-
     def location(self, run: str) -> str:
         """The path of the picture from the project's root."""
-        return f"figures/{self.file.format(run=run)}.svg"
+        return f"figures/{run}{self.suffix}.svg"
 
-    def text(self, results: Results, drawing: Figure | None) -> str:
-        """The block as a run makes it, markers included; `drawing` is its picture."""
-        picture = ""
-        if drawing:
+    def made(self, results: Results) -> tuple[str, Figure | None]:
+        """The block as a run makes it, markers included, and its picture; None for a run that has none."""
+        drawn, picture = Show(results)(self.picture).content, ""
+        if isinstance(drawn, Figure):
             link = os.path.relpath(self.location(results.run.name), Path(self.readme).parent)
-            caption = f"{_device(results)}; run `{results.run.name}`. {drawing.caption}"
-            picture = f"![{self.alt}]({link})\n\n*{caption}*"
+            picture = f"![{self.alt}]({link})\n\n*{_device(results)}; run `{results.run.name}`. {drawn.caption}*"
         begin, end = self.markers
-        return "\n\n".join([begin, without_html(self.content(results, picture)), end])
+        text = "\n\n".join([begin, without_html(self.content(results, picture)), end])
+        return text, drawn if isinstance(drawn, Figure) else None
 
 
 def _throughput(results: Results, picture: str) -> str:
@@ -93,7 +88,7 @@ BLOCKS = (
         "README.md",
         "run",
         THROUGHPUT,
-        "{run}",
+        "",
         "Throughput of each implementation over the sequence length, without and with the causal mask.",
         _throughput,
     ),
@@ -101,7 +96,7 @@ BLOCKS = (
         "kernels/README.md",
         "ladder",
         CLIMB,
-        "{run}-ladder",
+        "-ladder",
         "How near each hand-written kernel and each backend of SDPA comes to the floor at the target shape.",
         _ladder,
     ),
@@ -124,8 +119,8 @@ def update(root: Path, run: str) -> None:
         if not (current := block.current(text)):
             begin, end = block.markers
             raise UserError(f"{paths.shown(readme)} has no lines {begin} and {end} to write between: put them in")
-        drawing = block.drawing(results)
-        written[readme] = text.replace(current, block.text(results, drawing)).encode()
+        made, drawing = block.made(results)
+        written[readme] = text.replace(current, made).encode()
         if drawing:
             written[root / block.location(run)] = drawing.svg
     for path, content in written.items():

@@ -4,9 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import formats, quantities
+from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.cells import whole
 from attnlab.exhibits.decisions import FASTER
 from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.style import look, ratio_rows
@@ -36,25 +35,6 @@ def support(results: Results) -> Table:
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in asked]
     note = say("backends.support", reasons=_reasons(results))
     return Table(frame, "What each implementation supports, by kind of shape.", note)
-
-
-@exhibit("backends.peers.beside", of="peers")
-def beside(results: Results) -> Table:
-    """Every implementation at every shape of the study, with its speedup over the baseline."""
-    _require_peers(results)
-    rows = [_beside(results, shape, str(name)) for shape in results.study.shapes for name in results.at(shape).index]
-    caption = f"Peers beside SDPA's backends and the ladder's best; {results.headline.words}."
-    note = f"Speedup over `{results.study.baseline}`; a dash where that has no latency."
-    return Table(whole(rows), caption, note)
-
-
-def _beside(results: Results, shape: Shape, name: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"shape": shape.label, "implementation": name}
-    row |= quantities.cells(results.row(name, shape), "median_us", "throughput_tflops")
-    if name == results.study.baseline or results.study.baseline not in results.at(shape).index:
-        return row
-    verdict = results.compare(name, shape)
-    return row | {"speedup": verdict.speedup, "decision": verdict.decision}
 
 
 @exhibit("backends.peers.dots", of="peers")

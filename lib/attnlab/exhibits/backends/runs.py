@@ -1,10 +1,10 @@
 """The runs that this page shows, and exhibits of other pages made from them."""
 
-from attnlab.exhibits.catalogue import exhibit, find, target
+from attnlab.exhibits.catalogue import exhibit, find
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.infer.results import Results
 
-exhibit("backends.verdicts", of="choices", shape=target)(find("verdicts.target").make)
+exhibit("backends.peers.beside", of="peers")(find("baseline.implementations").make)
 
 
 @exhibit("backends.run")

@@ -19,6 +19,7 @@ from attnlab.study.studies import Timing
 
 GROUPED, DECODE, ALONE = "grouped kv_heads", "decode kv_len", "decode alone kv_len"
 TRAINING, RAGGED = "training seq_len", "end to end seq_len"
+EAGER = Timing(clock="eager", cache="warm")
 
 
 @exhibit("backends.grouped", of="choices")
@@ -80,7 +81,8 @@ def _packed(results: Results, shape: Shape) -> dict[str, Any]:
     if results.at(shape).empty or results.at(padded).empty:
         return {}
     packed, filled = best(results, shape), best(results, padded)
-    return {
+    with_host = packed.name in results.at(shape, EAGER).index and results.headline != EAGER
+    row = {
         "longest S": shape.seq_len,
         "tokens": shape.tokens,
         "padded to": padded.tokens,
@@ -91,25 +93,8 @@ def _packed(results: Results, shape: Shape) -> dict[str, Any]:
         "padded by": filled.name,
         f"padded over end to end [{CI}]": _ratio(results, filled, packed),
     }
-
-
-@exhibit("backends.on_the_host", of="choices")
-def on_the_host(results: Results) -> Table:
-    """The host time of PyTorch's nested tensors, which `device` leaves out."""
-    eager = Timing(clock="eager", cache="warm")
-    shapes = [shape for shape in results.sweep(RAGGED) if not results.at(shape, eager).empty]
-    if not shapes or results.headline == eager:
-        raise NotMeasured(f"No sequences end to end were timed by the {eager.words} and another clock")
-    rows = [
-        {
-            "longest S": setting.shape.seq_len,
-            "fastest": setting.name,
-            f"{results.headline} (µs) [{CI}]": median_of(setting.row),
-        }
-        | {f"{eager} (µs) [{CI}]": median_of(results.row(setting.name, setting.shape, eager))}
-        for setting in (best(results, shape) for shape in shapes)
-    ]
-    return Table(pd.DataFrame(rows), "Sequences end to end with the host's time.", say("backends.on_the_host"))
+    eager = {f"end to end, {EAGER} (µs) [{CI}]": median_of(results.row(packed.name, shape, EAGER))} if with_host else {}
+    return row | eager
 
 
 @exhibit("backends.training", of="choices")

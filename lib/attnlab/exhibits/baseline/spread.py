@@ -17,11 +17,9 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import samples_needed
 from attnlab.study.shapes import Shape
 
-NEAR_PCT = 5
-"""Samples that are all this near to their median are drawn on a linear axis."""
 LINEAR_PCT = 2
 """A logarithmic axis is linear up to this distance."""
-DEVIATIONS_PCT = (2, 10, 100, 1000)
+DEVIATIONS_PCT = (-1000, -100, -10, -2, 0, 2, 10, 100, 1000)
 TAILS = ("median_us", "p95_us", "p99_us", "cv_pct", "outliers_pct", "lag1", "effective_n", "samples", "throttled_pct")
 
 
@@ -48,8 +46,10 @@ def distribution(results: Results, shape: Shape) -> Figure:
         axes.set_title(f"{name}\n{formats.number(row['median_us'], 4)} µs")
     first = panels[rows.index[0]]
     first.set(ylim=(0, 100), yticks=[0, 50, 100])
-    furthest = max(float(np.abs(deviations).max()) for deviations in pooled.values())
-    _scale(first, furthest)
+    first.set_xscale("symlog", linthresh=LINEAR_PCT)
+    low, high = first.get_xlim()
+    first.xaxis.set_major_locator(FixedLocator([value for value in DEVIATIONS_PCT if low <= value <= high]))
+    signed_ticks(first.xaxis)
     quartiles = {name: float(np.subtract(*np.quantile(found, [0.75, 0.25]))) for name, found in pooled.items()}
     widest = max(quartiles, key=lambda name: quartiles[name])
     caption = say(
@@ -58,7 +58,7 @@ def distribution(results: Results, shape: Shape) -> Figure:
         quartiles_pct=quartiles[widest],
         shape=shape,
         timing=results.headline.words,
-        linear_pct=LINEAR_PCT if furthest > NEAR_PCT else None,
+        linear_pct=LINEAR_PCT,
         several=several,
     )
     alt = "Cumulative shares of samples over their distance from the median, one panel for each implementation."
@@ -69,21 +69,6 @@ def _draw_shares(axes: Axes, deviations: np.ndarray, **drawn: Any) -> None:
     """Draw the share of samples that are no larger, in percent."""
     shares = np.linspace(0, 100, deviations.size + 1)
     axes.step([deviations.min(), *np.sort(deviations)], shares, where="post", **drawn)
-
-
-def _scale(axes: Axes, furthest: float) -> None:
-    """Set the scale of deviations in percent: linear up to `NEAR_PCT`, logarithmic beyond."""
-    if furthest <= NEAR_PCT:
-        reach = max(furthest, LINEAR_PCT) * 1.05
-        axes.set_xlim(-reach, reach)
-        signed_ticks(axes.xaxis)
-        return
-    axes.set_xscale("symlog", linthresh=LINEAR_PCT)
-    drawn = [value for value in DEVIATIONS_PCT if value <= furthest]
-    low, high = axes.get_xlim()
-    places = [value for value in (*(-v for v in reversed(drawn)), 0, *drawn) if low <= value <= high]
-    axes.xaxis.set_major_locator(FixedLocator(places))
-    signed_ticks(axes.xaxis)
 
 
 @exhibit("baseline.tails")

@@ -3,21 +3,20 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import pandas as pd
 
 from attnlab.exhibits import cells, formats, quantities
-from attnlab.exhibits.catalogue import exhibit, target
-from attnlab.exhibits.cells import CAUSAL_NOTE, LETTERS
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.display import Group, Prose, Table
-from attnlab.exhibits.environment.clocks import cold_note
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of, shape_of
+from attnlab.infer.regimes import grouped
 from attnlab.infer.results import Results, absences
-from attnlab.infer.stats import ratio_ci
 from attnlab.runs.schema import MEASURED
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
@@ -49,30 +48,6 @@ def span(results: Results) -> Prose:
     return Prose(say("baseline.span", name=name, e=results.extremes(name), at=partial(cells.where, results)))
 
 
-@exhibit("baseline.sweeps")
-def sweeps(results: Results) -> Group:
-    """The baseline along each sweep of one axis."""
-    return over(OF_BASELINE, lambda name: sweep(results, name, results.study.baseline))
-
-
-def sweep(results: Results, name: str, implementation: str) -> Table:
-    """One implementation along one sweep: latency, throughput, bandwidth, memory.
-
-    Raises:
-        NotMeasured: the study has no such sweep, or the implementation no latency in it.
-    """
-    axis, shapes, along = axis_of(name), results.sweep(name), results.along(name, implementation)
-    rows = [
-        {LETTERS[axis]: getattr(shape, axis)}
-        | quantities.cells(row, "median_us", "throughput_tflops", "bandwidth_gbs")
-        | {"peak_memory_bytes": results.peak_bytes(implementation, shape), "samples": row["samples"]}
-        for shape, row in along
-    ]
-    caption = f"{SWEEP_TITLES[axis]} sweep, `{implementation}`, {_fixed(shapes, axis)}; {results.headline.words}."
-    note = CAUSAL_NOTE if shapes[0].causal else ""
-    return Table(pd.DataFrame(rows), caption, note, place(results, [shape for shape, _ in along]))
-
-
 @exhibit("baseline.implementations")
 def every_sweep(results: Results) -> Group:
     """Every implementation along every sweep."""
@@ -89,7 +64,8 @@ def backends(results: Results, name: str) -> Table:
     by_axis = axis in LETTERS and not any(_differ(shapes, size) for size in SIZES if size != axis)
     at = _fixed(shapes, axis) if by_axis else f"at the shapes of “{name}”"
     caption = f"Median latency in µs with {CI} interval, every implementation, {at}; {results.headline.words}."
-    note = f"{cells.at_shapes(results, shapes)} {say('baseline.absent', all=absences(results, shapes))}".strip()
+    in_regimes = say("environment.at_shapes", by_regime=grouped(results, shapes), among=results.study.shapes)
+    note = f"{in_regimes} {say('baseline.absent', all=absences(results, shapes))}".strip()
     titles = [f"{LETTERS[axis]}={getattr(s, axis)}" if by_axis else _sizes(s) for s in shapes]
     frame = _medians(results, shapes, titles)
     if not by_axis and len(shapes) > len(frame):
@@ -115,45 +91,6 @@ def _medians(results: Results, shapes: list[Shape], titles: list[str]) -> pd.Dat
         for name in results.study.implementations
     ]
     return pd.DataFrame(rows, columns=["implementation", *titles])
-
-
-@exhibit("baseline.scaling")
-def scaling(results: Results) -> Table:
-    """The growth of the baseline's latency and of its work from each step of a sweep to the next."""
-    name, rows = results.study.baseline, []
-    for along in OF_BASELINE:
-        with suppress(NotMeasured):
-            rows += [_step(results, axis_of(along), *step) for step in pairwise(results.along(along, name))]
-    caption = f"Scaling between steps of the sweeps, `{name}`; {results.headline.words}."
-    note = "Below 1 in the last column, the larger size takes less time per FLOP."
-    return Table(pd.DataFrame(rows), caption, note)
-
-
-def _step(results: Results, axis: str, smaller: tuple[Shape, Any], larger: tuple[Shape, Any]) -> dict[str, Any]:
-    (few, its_row), (many, row), name = smaller, larger, results.study.baseline
-    tick = max(results.tick_us(row), results.tick_us(its_row))
-    growth, work = ratio_ci(results.samples(name, many), results.samples(name, few), tick=tick), many.flops / few.flops
-    mask = ", causal" if few.causal else ""
-    return {
-        "step": f"{LETTERS[axis]}={getattr(few, axis)} → {getattr(many, axis)}{mask}",
-        "latency ×": growth,
-        "FLOPs ×": work,
-        "bytes ×": many.bytes / few.bytes,
-        "latency over FLOPs": growth.estimate / work,
-    }
-
-
-@exhibit("baseline.timings", shape=target)
-def timings(results: Results, shape: Shape) -> Table:
-    """One shape under every timing."""
-    there = {str(timing): results.at(shape, timing) for timing in results.timings}
-    rows = [
-        {"implementation": name} | {t: median_of(at.loc[name]) for t, at in there.items() if name in at.index}
-        for name in results.study.implementations
-        if any(name in at.index for at in there.values())
-    ]
-    caption = f"The target, {shape.label}, under every timing: median in µs with {CI} interval."
-    return Table(pd.DataFrame(rows), caption, f"The columns are clock and cache.{cold_note(results)}")
 
 
 @exhibit("baseline.every_case")

@@ -7,7 +7,6 @@ without pause shows how long a burst lasts.
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab.exhibits import cells
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Prose
 from attnlab.exhibits.style import label_ends, look
@@ -21,8 +20,9 @@ from attnlab.study.shapes import Shape
 def throttling(results: Results) -> Prose:
     """Whether and at which shapes the card throttled, or why that isn't known."""
     found, telemetry = regimes.throttling(results), results.run.manifest["telemetry"]
-    at_shapes = cells.at_shapes(results, results.study.shapes)
-    return Prose(say("environment.throttling", t=found, telemetry=telemetry, regimes=at_shapes))
+    shapes = results.study.shapes
+    grouped = regimes.grouped(results, shapes)
+    return Prose(say("environment.throttling", t=found, telemetry=telemetry, by_regime=grouped, among=shapes))
 
 
 @exhibit("environment.endurance")

@@ -4,22 +4,23 @@ import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Inline, Listing, Table
+from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.environment.machine import sample_words
+from attnlab.exhibits.markdown import Inline
 from attnlab.infer.machine.effort import effort
 from attnlab.infer.results import Results
 from attnlab.runs import rules
 
 
 @exhibit("environment.commands")
-def commands(results: Results) -> Listing:
+def commands(results: Results) -> Prose:
     """The commands that render this report again, and measure it again."""
     manifest = results.run.manifest
-    text = (
+    return Prose(
+        "Rendering this report again, and measuring again:\n\n```bash\n"
         f"make report RUN={results.run.name}    # render the recorded run, measure nothing\n"
-        f"{manifest['command']}    # measure again\n"
+        f"{manifest['command']}    # measure again\n```"
     )
-    return Listing(text, "Rendering this report again, and measuring again.", "bash")
 
 
 @exhibit("environment.checklist")

@@ -1,5 +1,1 @@
 """The page 10_explore, and the explorer: one widget, in JupyterLab and on a page that needs no server."""
-
-from attnlab.exhibits.explore import explorer
-
-__all__ = ["explorer"]

@@ -1,11 +1,15 @@
-"""The explorer in a notebook: a widget where someone can use it, a link to its page elsewhere."""
+"""The explorer: a widget where someone can use it, a link elsewhere, and its page, one file that fetches nothing."""
 
+import base64
 import os
 from dataclasses import dataclass
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from attnlab.base.files import write_atomically
+from attnlab.base.version import VERSION
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose
 from attnlab.exhibits.explore import data
@@ -16,6 +20,32 @@ PAGE = "explore.html"
 HOST, LAST = "host.js", "explorer.js"
 WATCHED = ("JPY_SESSION_NAME", "VSCODE_PID")
 """Set for a kernel whose notebook is open: by Jupyter's server and by VS Code, not by papermill."""
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="attnlab {version}">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body class="attnlab-page">
+<main id="explorer"><noscript>The explorer needs JavaScript; 06_verdicts.html says the same.</noscript></main>
+<script id="payload" type="application/octet-stream">{payload}</script>
+<script type="module">
+{code}
+{host}
+</script>
+</body>
+</html>
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 
 
 @dataclass(frozen=True)
@@ -68,3 +98,24 @@ def widget(results: Results) -> Any:
         state = traitlets.Dict().tag(sync=True)
 
     return Widget(payload=data.payload(results))
+
+
+def write(results: Results, folder: Path) -> Path:
+    """Write the explorer of a run into a folder, whole or not at all, and return its page."""
+    page = folder / PAGE
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, html(results.run.name, data.payload(results)).encode())
+    return page
+
+
+def html(name: str, payload: bytes) -> str:
+    """The page of the run of this name; `payload` is what `data.payload` packed."""
+    return _PAGE.format(
+        policy=_POLICY,
+        version=VERSION,
+        title=escape(f"explore · {name}"),
+        style=style(),
+        payload=base64.b64encode(payload).decode(),
+        code=code(),
+        host=(WEB / HOST).read_text(encoding="utf-8"),
+    )

@@ -8,7 +8,6 @@ import numpy as np
 
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
-from attnlab.exhibits.verdicts.every import short
 from attnlab.exhibits.verdicts.target import judged, power, supported
 from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import median_of
@@ -150,6 +149,11 @@ def _absent(results: Results) -> list[list[Any]]:
         for number, name in enumerate(results.study.implementations)
         if (name, *shape.axes.values()) not in there
     ]
+
+
+def short(speedup: float) -> str:
+    """A speedup as a cell of the map prints it."""
+    return f"{speedup:.3f}" if speedup < 10 else f"{speedup:.1f}" if speedup < 100 else f"{speedup:.0f}"
 
 
 def _shown(name: str, cell: Any) -> str:

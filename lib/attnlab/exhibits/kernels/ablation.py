@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from attnlab.exhibits import cells, decisions, formats
+import pandas as pd
+
+from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.words import say
@@ -25,7 +27,7 @@ def ablation(results: Results, shape: Shape) -> Group:
     if not judged:
         return Group({"hypotheses": hypotheses})
     table = Table(
-        cells.whole(judged),
+        pd.DataFrame(judged, dtype=object),
         f"Each rung against the rung that it builds on, at {shape.label}; {results.headline.words}.",
         say("kernels.ablation", comparisons=len(judged)),
         shows={"expected": formats.times},
@@ -50,18 +52,23 @@ def _judged(step: Step, verdict: Verdict) -> dict[str, Any]:
 def summary(results: Results, shape: Shape) -> Table:
     """A row for each rung: change, expectation, outcome, and the first bottleneck by the counters."""
     found, limits = compared(results, shape), _limits(results)
-    rows = []
-    for step in found:
-        row: dict[str, Any] = {"rung": step.rung.name, "what it changes": step.rung.title}
-        if step.verdict:
-            row |= {"expected": step.rung.expected, "outcome": step.outcome, "speedup": step.verdict.speedup}
-        if limit := limits.get(step.rung.name):
-            row |= {"held back most by": limit.title, "its share": limit.share_pct}
-        rows.append(row)
+    rows = [
+        {
+            "rung": step.rung.name,
+            "what it changes": step.rung.title,
+            "expected": step.rung.expected if step.verdict else None,
+            "outcome": step.outcome if step.verdict else None,
+            "speedup": step.verdict.speedup if step.verdict else None,
+            "held back most by": limit.title if limit else None,
+            "its share": limit.share_pct if limit else None,
+        }
+        for step in found
+        for limit in [limits.get(step.rung.name)]
+    ]
     outcomes = [step.outcome for step in found if step.outcome]
     counts = formats.listing([f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)])
     return Table(
-        cells.whole(rows),
+        pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all"),
         f"Of {formats.count(len(outcomes), 'expectation')} of the ladder, {counts}: each rung against the rung that it "
         f"builds on at {shape.label}, {results.headline.words}.",
         "Expected and measured are speedups over that rung, stated before and inferred after.",

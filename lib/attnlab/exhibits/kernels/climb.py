@@ -5,7 +5,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from attnlab.exhibits import cells, decisions, formats, quantities, style
+from attnlab.exhibits import cells, formats, quantities, style
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure, Prose, Table
 from attnlab.exhibits.formats import CI
@@ -98,7 +98,7 @@ def ladder(results: Results, shape: Shape) -> Table:
         f"Speed of light is the floor over the median. {without(results, shape)}"
     )
     caption = f"The ladder at {shape.label}, and SDPA's backends; {results.headline.words}."
-    return Table(cells.whole(rows), caption, note.strip())
+    return Table(pd.DataFrame(rows, dtype=object), caption, note.strip())
 
 
 def without(results: Results, shape: Shape) -> str:
@@ -133,5 +133,4 @@ def standing_sentence(results: Results) -> str:
     found = steps.standing(results)
     if not found:
         return ""
-    judged = decisions.against(f"`{found.rival}`, SDPA's fastest backend", found.verdicts) if found.verdicts else ""
-    return say("kernels.standing", s=found, judged=judged)
+    return say("kernels.standing", s=found)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import cells
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.environment.machine import replicate_words
@@ -33,7 +32,9 @@ def table(results: Results) -> Table:
         f"Ratios of medians from rounds taken together with {CI} intervals, and the other. They are not adjusted for "
         "their number; the other is chosen by the same samples, which favours it."
     )
-    return Table(cells.whole(rows), _said(results, found), note)
+    columns = ["shape", *(title for one in found for title in (str(one.timing), f"over, {one.timing}"))]
+    frame = pd.DataFrame(rows, columns=columns, dtype=object).dropna(axis="columns", how="all")
+    return Table(frame, _said(results, found), note)
 
 
 def sentence(results: Results) -> str:

@@ -1,5 +1,1 @@
 """The page 03_roofline."""
-
-from attnlab.exhibits.roofline import floor, literature, published
-
-__all__ = ["floor", "literature", "published"]

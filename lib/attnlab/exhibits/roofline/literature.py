@@ -1,20 +1,26 @@
 """Numbers that others published, beside this run."""
 
+import math
 from collections import Counter
 
+import matplotlib.pyplot as plt
 import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Inline, Prose, Table
+from attnlab.exhibits.display import Figure, Prose, Table
+from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import Marked
+from attnlab.exhibits.style import look
 from attnlab.exhibits.words import say
 from attnlab.infer.compare import published
 from attnlab.infer.compare.published import Cases, Nearest
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.literature import bibliography, throughputs
 from attnlab.literature.throughputs import Published
 
+GREY = "#bbbbbb"
 OVER = "‡ above what the device can do: taken as an error of the source until it is explained"
 
 
@@ -83,3 +89,41 @@ def limits(results: Results) -> Prose:
         "at_once": target.batch * target.heads,
     }
     return Prose(say("roofline.limits", numbers=len(numbers), **facts))
+
+
+@exhibit("roofline.literature.shares")
+def shares(results: Results, peers: Results | None = None) -> Figure:
+    """A row for each device and implementation: the highest published share, and the nearest case of this run."""
+    cases, best = Cases(results, peers), throughputs.highest(throughputs.published(), "device", "implementation")
+    pairs = [(number, cases.nearest(number)) for number in best if not number.is_above_peak]
+    near = [(n.share_pct, ours) for n, ours in pairs if ours and not math.isnan(ours.datasheet_pct)]
+    if not near:
+        raise NotMeasured("This run has no case near a published number, on a device with a datasheet")
+    drawing, axes = plt.subplots(figsize=(6.5, 1.0 + 0.2 * len(pairs)))
+    for place, (number, ours) in enumerate(pairs):
+        axes.plot([number.share_pct], [place], "o", color="#888888", markersize=5.5)
+        if ours and not math.isnan(ours.datasheet_pct):
+            colour, side = look(ours.name)["color"], 1 if ours.datasheet_pct >= number.share_pct else -1
+            axes.plot([number.share_pct, ours.datasheet_pct], [place] * 2, color=GREY, linewidth=1, zorder=1)
+            axes.plot([ours.datasheet_pct], [place], "D", color=colour, markersize=5)
+            axes.annotate(
+                ours.name,
+                (ours.datasheet_pct, place),
+                (6 * side, 0),
+                textcoords="offset points",
+                ha="left" if side > 0 else "right",
+                va="center",
+                fontsize=7,
+                color=colour,
+            )
+    titles = [f"{number.implementation}, {number.device.removeprefix('NVIDIA ')}" for number, _ in pairs]
+    axes.set_yticks(range(len(pairs)), titles, fontsize=7.5)
+    axes.set(xlim=(0, 100), xlabel="share of the dense peak in the device's datasheet (%)")
+    axes.invert_yaxis()
+    higher = sum(ours.datasheet_pct > share for share, ours in near)
+    said = say("roofline.higher", higher=higher, of=len(near))
+    return Figure(
+        drawing,
+        say("roofline.shares", said=said, timing=results.headline.words),
+        f"Dots and diamonds on an axis of percent of the dense peak, a row for each published implementation. {said}",
+    )

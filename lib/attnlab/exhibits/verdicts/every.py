@@ -2,36 +2,20 @@
 
 from collections.abc import Iterable
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
 
-from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.decisions import CLAIMABLE, EQUIVALENT, FASTER, INCONCLUSIVE, SIGNS, SLOWER, kind
-from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.decisions import EQUIVALENT, FASTER, INCONCLUSIVE, SLOWER
+from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.verdicts.target import judged
 from attnlab.exhibits.words import say
 from attnlab.infer import regimes
 from attnlab.infer.families import tally
-from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Comparison, Results, comparisons
-from attnlab.infer.stats import Verdict, holm
+from attnlab.infer.stats import holm
 from attnlab.runs.rules import ALPHA
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
-NO_LATENCY = "no latency"
-LOOKS = {
-    CLAIMABLE: (SIGNS[CLAIMABLE], "#08519c", "white"),
-    FASTER: (SIGNS[FASTER], "#c6dbef", "black"),
-    EQUIVALENT: (SIGNS[EQUIVALENT], "#e3e3e3", "black"),
-    INCONCLUSIVE: (SIGNS[INCONCLUSIVE], "#ffffff", "black"),
-    SLOWER: (SIGNS[SLOWER], "#fdd0a2", "black"),
-    NO_LATENCY: ("×", "#ffffff", "#777777"),
-}
-"""Sign, fill and ink of a cell."""
 LETTERS = {"batch": "B", "heads": "H", "seq_len": "S", "head_dim": "D"}
 
 
@@ -103,107 +87,3 @@ def every(results: Results) -> Table:
 def _mask(shape: Shape, target: Shape) -> str:
     dtype = [] if shape.dtype == target.dtype else [shape.dtype]
     return ", ".join(["causal" if shape.causal else "full", *dtype, *shape.special])
-
-
-@exhibit("verdicts.maps")
-def maps(results: Results) -> Group:
-    """The verdict on every candidate at every shape, by sweep: a map for each timing, the headline's first."""
-    timings = dict.fromkeys(one.timing for one in comparisons(results))
-    return Group({str(timing).replace(" ", "_"): _chart(results, timing) for timing in timings})
-
-
-def _chart(results: Results, timing: Timing) -> Figure:
-    found = {(one.shape, one.candidate): one.verdict for one in comparisons(results) if one.timing == timing}
-    names = [name for name in results.study.implementations if name != results.study.baseline]
-    groups = _by_sweep(results, {shape for shape, _ in found})
-    rows = sum(len(shapes) + 1 for shapes in groups.values())
-    drawing, axes = plt.subplots(figsize=(1.8 + 0.56 * max(len(names), 5), 1.4 + 0.19 * rows))
-    row, ticks = 0, {}
-    for sweep, shapes in groups.items():
-        axes.text(-0.55, row, sweep, fontsize=7, fontweight="bold", va="center", ha="left")
-        for shape, label in zip(shapes, _labels(sweep, shapes), strict=True):
-            row += 1
-            ticks[row] = f"{label}{_remark(results, names, shape, timing)}"
-            for column, name in enumerate(names):
-                _cell(axes, column, row, found.get((shape, name)))
-            if shape == results.study.target_shape:
-                axes.add_patch(Rectangle((-0.5, row - 0.5), len(names), 1, fill=False, linewidth=1.4, zorder=3))
-        row += 1
-    axes.set(xlim=(-0.55, len(names) - 0.45), ylim=(row - 0.4, -0.6))
-    axes.set_yticks(list(ticks), list(ticks.values()), fontsize=7)
-    axes.set_xticks(range(len(names)), names, fontsize=7, rotation=30, ha="left", rotation_mode="anchor")
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    shown = {_kind(found.get((shape, name))) for shapes in groups.values() for shape in shapes for name in names}
-    looks = {kind: look for kind, look in LOOKS.items() if kind in shown}
-    drawing.legend(
-        handles=[
-            Patch(facecolor=fill, edgecolor="#999999", label=f"{sign}  {kind}")
-            for kind, (sign, fill, _) in looks.items()
-        ],
-        loc="outside lower center",
-        ncols=3,
-    )
-    return Figure(
-        drawing,
-        say("verdicts.map", baseline=results.study.baseline, timing=timing),
-        "Grid of coloured cells, candidates by shapes, each with a sign for its verdict and the speedup: "
-        f"{_summary(list(found.values()))}.",
-    )
-
-
-def _remark(results: Results, names: list[str], shape: Shape, timing: Timing) -> str:
-    regime = regimes.compared(results, [results.study.baseline, *names], shape, timing)
-    return f", {regime}" if regime in ("sustained", "mixed") else ""
-
-
-def _by_sweep(results: Results, there: set[Shape]) -> dict[str, list[Shape]]:
-    """The shapes of each sweep that no sweep before it has."""
-    groups: dict[str, list[Shape]] = {}
-    placed: set[Shape] = set()
-    for sweep in results.study.sweeps:
-        shapes = [shape for shape in dict.fromkeys(results.sweep(sweep)) if shape in there - placed]
-        if shapes:
-            groups[sweep] = shapes
-            placed.update(shapes)
-    if not groups:
-        raise NotMeasured(f"Nothing was compared with `{results.study.baseline}` under this timing")
-    return groups
-
-
-def _labels(sweep: str, shapes: list[Shape]) -> list[str]:
-    """The axes in which the shapes of a sweep differ."""
-    varying = [axis for axis in LETTERS if len({getattr(shape, axis) for shape in shapes}) > 1]
-    axes = varying or [axis for axis in LETTERS if axis == axis_of(sweep)] or list(LETTERS)
-    special = len({tuple(shape.special) for shape in shapes}) > 1
-    return [
-        " ".join([*(f"{LETTERS[axis]}={getattr(shape, axis)}" for axis in axes), *(shape.special if special else [])])
-        for shape in shapes
-    ]
-
-
-def _kind(verdict: Verdict | None) -> str:
-    return NO_LATENCY if verdict is None else kind(verdict)
-
-
-def _cell(axes: Axes, column: int, row: int, verdict: Verdict | None) -> None:
-    sign, fill, ink = LOOKS[_kind(verdict)]
-    box = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=fill, edgecolor="#999999", linewidth=0.5)
-    axes.add_artist(box)  # unlike a patch, it isn't measured for the limits, which are set
-    words = sign if verdict is None else f"{sign} {short(verdict.speedup.estimate)}"
-    weight = "bold" if _kind(verdict) == CLAIMABLE else "normal"
-    text = axes.text(column, row, words, fontsize=6.5, color=ink, fontweight=weight, ha="center", va="center_baseline")
-    for artist in (box, text):
-        artist.set_in_layout(False)  # both are within the axes
-
-
-def short(speedup: float) -> str:
-    """A speedup as a cell of a map prints it."""
-    return f"{speedup:.3f}" if speedup < 10 else f"{speedup:.1f}" if speedup < 100 else f"{speedup:.0f}"
-
-
-def _summary(verdicts: list[Verdict]) -> str:
-    kinds = [_kind(verdict) for verdict in verdicts]
-    return formats.listing([f"{kinds.count(kind)} {kind}" for kind in LOOKS if kind in kinds])

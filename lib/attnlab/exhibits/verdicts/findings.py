@@ -1,22 +1,24 @@
-"""What a reader should keep: whether a candidate is faster depends on the timing, and the findings in a box."""
+"""What a reader should keep: the abstract, the findings in a box, and the sign of the lead under each timing."""
 
 from collections.abc import Callable
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.audit import in_short
-from attnlab.exhibits.baseline.lengths import costliest
+from attnlab.exhibits.baseline.correctness import timed_outputs
+from attnlab.exhibits.baseline.figures import costliest
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Box, Figure
+from attnlab.exhibits.display import Box, Figure, Prose
 from attnlab.exhibits.environment.load import slowest
+from attnlab.exhibits.environment.machine import device_words, effort_words
 from attnlab.exhibits.environment.panel import agreeing
-from attnlab.exhibits.kernels import lead
+from attnlab.exhibits.kernels import lead as of_kernels
 from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.style import TIMINGS, ratio_rows
 from attnlab.exhibits.verdicts import values
 from attnlab.exhibits.words import say
-from attnlab.infer.families import flipping_axes, tally
-from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.results import Results
+from attnlab.infer.facts.lead import lead
+from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.results import Results, absence
 
 
 @exhibit("verdicts.signs")
@@ -33,24 +35,11 @@ def signs(results: Results) -> Figure:
         for timing, (colour, marker) in looks.items()
     }
     drawn = {name: (look, ratios) for name, (look, ratios) in series.items() if ratios}
-    said = counted(results)
+    said = say("verdicts.counted", lead=lead(results), baseline=results.study.baseline)
     return Figure(
         ratio_rows(drawn, list(titles.values()), f"speedup over {results.study.baseline}"),
         say("verdicts.signs", counted=said),
         f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each timing. {said}",
-    )
-
-
-def counted(results: Results) -> str:
-    """At how many shapes the leading candidate is faster and slower, under each timing."""
-    found = results.leads()
-    judged = {timing: [under[timing] for under in found.values() if timing in under] for timing in results.timings}
-    return say(
-        "verdicts.counted",
-        candidate=results.leader(),
-        is_alone=len(results.candidates(results.study.target_shape)) == 1,
-        counts={timing: (tally(verdicts), len(verdicts)) for timing, verdicts in judged.items() if verdicts},
-        baseline=results.study.baseline,
     )
 
 
@@ -62,29 +51,9 @@ def findings(results: Results, valued: Results | None = None) -> Box:
     return Box("Findings", "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)))
 
 
-def _sign(results: Results) -> str:
-    shape = results.study.target_shape
-    return say(
-        "verdicts.sign",
-        counted=counted(results),
-        axes=flipping_axes(results.leads().values()),
-        at_target=results.under_each(results.leader(), shape),
-        label=shape.label,
-    )
-
-
-def _control(results: Results) -> str:
-    return say(
-        "verdicts.instrument",
-        baseline=results.study.baseline,
-        found=results.false_positives,
-        agreeing=agreeing(results),
-    )
-
-
 def standing(results: Results) -> str:
     """What hand-written kernels reach; empty for a run without any."""
-    return lead.sentence(results) or standing_sentence(results)
+    return of_kernels.sentence(results) or standing_sentence(results)
 
 
 def _ladder(results: Results) -> str:
@@ -92,12 +61,61 @@ def _ladder(results: Results) -> str:
     return f"**The ladder.** {sentence}" if sentence else ""
 
 
+@exhibit("verdicts.abstract")
+def abstract(results: Results, valued: Results | None = None) -> Prose:
+    """The paper in one paragraph."""
+    study = results.study
+    if results.table.empty:
+        return Prose(_nothing(results))
+    return Prose(
+        say(
+            "verdicts.abstract",
+            implementations=len(study.implementations),
+            shapes=len(study.shapes),
+            device=device_words(results),
+            effort=effort_words(results),
+            values=values.in_short(results, valued),
+            at_target=_at_target(results),
+            standing=standing(results),
+            outputs=timed_outputs(results),
+        )
+    )
+
+
+def _nothing(results: Results) -> str:
+    study, missing = results.study, results.run.manifest["missing_clocks"]
+    return say(
+        "verdicts.nothing",
+        device=device_words(results),
+        missing_clocks=missing if len(missing) == len(study.timings) else [],
+        reasons={name: absence(results, name, study.target_shape) for name in study.implementations},
+    )
+
+
+def _at_target(results: Results) -> str:
+    shape, baseline = results.study.target_shape, results.study.baseline
+    try:
+        row = results.row(baseline, shape)
+    except NotMeasured as missing:
+        return f"{missing}."
+    ahead = lead(results) if results.fastest(shape) != baseline else None
+    facts = {"row": row, "median": median_of(row), "label": shape.label, "timing": results.headline}
+    return say("verdicts.at_target", lead=ahead, **facts)
+
+
 FINDINGS: tuple[Callable[[Results], str], ...] = (
-    _sign,
+    lambda results: say(
+        "verdicts.sign", lead=lead(results), baseline=results.study.baseline, label=results.study.target_shape.label
+    ),
     lambda results: f"**Lengths.** {costliest(results)}",
     lambda results: f"**Power.** {slowest(results)}",
     _ladder,
-    _control,
+    lambda results: say(
+        "verdicts.instrument",
+        baseline=results.study.baseline,
+        found=results.false_positives,
+        agreeing=agreeing(results),
+    ),
     lambda results: f"**Published numbers.** {in_short()}",
 )
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from attnlab.exhibits import decisions, formats, quantities
 from attnlab.exhibits.catalogue import exhibit, target
-from attnlab.exhibits.cells import REGIMES, without
+from attnlab.exhibits.cells import without
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.environment.cards import held_for, scope
 from attnlab.exhibits.environment.machine import replicate_words
@@ -17,10 +17,11 @@ from attnlab.exhibits.words import say
 from attnlab.infer import kinds, regimes, stats
 from attnlab.infer.compare.repeat import in_percent
 from attnlab.infer.families import disagree
-from attnlab.infer.lookup import median_of
+from attnlab.infer.lookup import NotMeasured, median_of, on_values
 from attnlab.infer.results import NO_CONTROL, Pair, Results
 from attnlab.infer.stats import Verdict
-from attnlab.runs.rules import CLAIM_SPEEDUP
+from attnlab.runs.rules import CLAIM_SPEEDUP, GATE_FACTOR
+from attnlab.runs.schema import is_of
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -46,7 +47,7 @@ def supported(results: Results, pair: Pair, shape: Shape, timing: Timing, verdic
         medians={name: median_of(results.row(name, shape, timing)) for name in pair},
         verdict=verdicts[timing],
         timing=timing,
-        regime=REGIMES[regimes.compared(results, pair, shape, timing)],
+        regime=regimes.compared(results, pair, shape, timing),
         others={other: found for other, found in verdicts.items() if other != timing},
     )
 
@@ -173,7 +174,6 @@ def statement(results: Results, shape: Shape) -> Prose:
             timing=results.headline,
             others={timing: other for timing, other in found.under.items() if timing != results.headline},
             regime=regime,
-            in_regime=REGIMES[regime],
             candidates=len(results.candidates(shape)),
             power=power(results, shape, results.headline, found.verdict),
             scope=scope(results),
@@ -194,3 +194,29 @@ def power(results: Results, shape: Shape, timing: Timing, verdict: Verdict) -> s
         verdict=verdict,
         effect_pct=100 * np.expm1(abs(np.log(verdict.speedup.estimate))),
     )
+
+
+@exhibit("verdicts.accuracy", shape=target)
+def accuracy(results: Results, shape: Shape) -> Table:
+    """Latency beside the mean error at one shape, and the share that this is of the gate's limit."""
+    checks = on_values(results.run.checks)
+    checks = checks[is_of(checks, shape)] if len(checks) else checks
+    there = [name for name in results.at(shape).index if name in set(checks["implementation"])]
+    if not there:
+        raise NotMeasured(f"Nothing has both a latency and a checked error at {shape.label}")
+    allowed = GATE_FACTOR * float(checks["framework_mean_error"].min())
+    errors = checks.groupby("implementation")["mean_error"].agg(["mean", "max"])
+    rows = [
+        {
+            "implementation": name,
+            "median_us": results.median(name, shape),
+            "mean error": errors.at[name, "mean"],
+            "its largest": errors.at[name, "max"],
+            "of the limit": 100 * errors.at[name, "max"] / allowed,
+        }
+        for name in there
+    ]
+    lost = [name for name in results.study.implementations if name not in there]
+    note = say("verdicts.accuracy", allowed=allowed, absent=without(results, lost, shape))
+    caption = f"Speed and accuracy at {shape.label}; {results.headline.words}."
+    return Table(pd.DataFrame(rows), caption, note, shows={"of the limit": formats.percent})

@@ -1,19 +1,17 @@
 """A run beside published numbers: the nearest case to each, and the shares of both devices' peaks."""
 
 import math
-import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from attnlab.infer.lookup import NotMeasured, shape_of
+from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Results
-from attnlab.literature.throughputs import Published, published
-from attnlab.study.ladder import PREFIX
+from attnlab.literature.throughputs import Published
 from attnlab.study.shapes import Shape
 from attnlab.study.values import NORMAL
 
@@ -26,8 +24,6 @@ COUNTERPARTS = {
 }
 """The name of the same algorithm in a run; its version may differ."""
 Row = dict[Hashable, Any]
-Panel = tuple[int, bool]
-"""A head_dim, and whether the mask is causal."""
 
 
 @dataclass(frozen=True)
@@ -115,42 +111,6 @@ class Cases:
         return 100 * tflops / (stated or math.nan), 100 * tflops / ceilings.rate(name)
 
 
-class Curves(NamedTuple):
-    """Shares of the dense peak in percent: of this run by length for each implementation, and the published numbers."""
-
-    lines: dict[str, "pd.Series[float]"]
-    numbers: list[Published]
-
-
-def curves(results: Results) -> dict[Panel, Curves]:
-    """The shares at the batch and heads of the target, by head_dim and mask, where both have any.
-
-    Raises NotMeasured where there is no such panel.
-    """
-    numbers = [number for number in published() if number.shape and not number.is_above_peak]
-    found = {
-        panel: Curves(lines, [n for n in numbers if (n.head_dim, n.causal) == panel])
-        for panel, lines in sorted(_lines(Cases(results)).items())
-    }
-    if not any(curves.numbers for curves in found.values()):
-        raise NotMeasured(
-            "No case of this run has a share of a datasheet's peak, and the D and mask of published numbers"
-        )
-    return {panel: curves for panel, curves in found.items() if curves.numbers}
-
-
-def higher(panels: Iterable[Curves]) -> tuple[int, int]:
-    """At how many lengths this run's highest share is above every published one, and how many lengths both have."""
-    above = of = 0
-    for lines, numbers in panels:
-        ours = pd.concat(list(lines.values())).groupby(level=0).max()
-        theirs = pd.Series([n.share_pct for n in numbers], [n.seq_len for n in numbers]).groupby(level=0).max()
-        shared = ours.index.intersection(theirs.index)
-        of += len(shared)
-        above += int((ours[shared] > theirs[shared]).sum())
-    return above, of
-
-
 def highest_here(results: Results) -> Nearest | None:
     """The case of a run with the highest throughput in FP16 or BF16; None where neither share of it is known."""
     cases = Cases(results)
@@ -159,29 +119,6 @@ def highest_here(results: Results) -> Nearest | None:
         return None
     found = cases.shown(rows.loc[rows["throughput_tflops"].idxmax()])
     return None if np.isnan([found.datasheet_pct, found.measured_pct]).all() else found
-
-
-def _lines(cases: Cases) -> dict[Panel, dict[str, "pd.Series[float]"]]:
-    """This run's shares in percent by length, at the batch and heads of its target, of the implementations shown."""
-    target = cases.results.study.target_shape
-    fixed = {"batch": target.batch, "heads": target.heads, "kv_heads": target.heads, "dtype": target.dtype}
-    rows = cases.rows
-    rows = rows[np.logical_and.reduce([rows[axis] == value for axis, value in fixed.items()])]
-    rows = rows[np.log2(rows["seq_len"].astype(float)) % 1 == 0]  # ragged lengths would notch the line
-    rows = rows.assign(share=[cases.shares_pct(target.dtype, tflops)[0] for tflops in rows["throughput_tflops"]])
-    rows = rows[rows["implementation"].isin(_shown(cases.results))].dropna(subset=["share"])
-    found: dict[Panel, dict[str, pd.Series[float]]] = {}
-    for (head_dim, causal, name), line in rows.groupby(["head_dim", "causal", "implementation"], sort=False):
-        shares = line.set_index("seq_len")["share"].sort_index()
-        found.setdefault((int(head_dim), bool(causal)), {})[str(name)] = shares
-    return found
-
-
-def _shown(results: Results) -> list[str]:
-    """The implementations that have lines: counterparts of published ones, and the fastest rung."""
-    counterparts = [name for name in dict.fromkeys(COUNTERPARTS.values()) if name != "sdpa.efficient"]
-    rungs = results.at(results.study.target_shape)["median_us"].filter(regex=rf"^{re.escape(PREFIX)}")
-    return counterparts + ([] if rungs.empty else [str(rungs.idxmin())])
 
 
 def _distance(row: Row, number: Published) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer.cases import AXES
-from attnlab.infer.lookup import NotMeasured, on_values, shape_of
+from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Results
 from attnlab.runs.rules import GATE_FACTOR
 from attnlab.study import implementations
@@ -30,24 +30,6 @@ class Differing(NamedTuple):
     elements: int
     of: int
     shapes: int
-
-
-class Errors(NamedTuple):
-    """The largest errors of the checks along a sweep, by implementation and shape, and what the gate allows there."""
-
-    of: dict[str, dict[Shape, float]]
-    allowed: dict[Shape, float]
-
-    @property
-    def nearest(self) -> tuple[float, str] | None:
-        """The largest share of what is allowed in percent, and whose error it is; None where none is finite."""
-        shares = [
-            (100 * error / self.allowed[shape], name)
-            for name, errors in self.of.items()
-            for shape, error in errors.items()
-            if np.isfinite(error) and self.allowed[shape] > 0
-        ]
-        return max(shares, default=None)
 
 
 def timed_outputs(results: Results) -> Outputs | None:
@@ -80,28 +62,8 @@ def outputs_of(shape: Shape) -> int:
     return shape.query_elements + (gradients if shape.direction == "training" else 0)
 
 
-def errors(results: Results, sweep: str) -> Errors:
-    """The largest error of each implementation at each shape of a sweep, over all checks on the values that are timed.
-
-    Raises NotMeasured where the study has no such sweep, or nothing in it was checked.
-    """
-    checks, shapes = on_values(results.run.checks), results.sweep(sweep)
-    allowed = {shape: GATE_FACTOR * error for shape, error in _largest(checks, shapes, "framework_max_error").items()}
-    if not allowed:
-        raise NotMeasured(f"No case of the sweep “{sweep}” was checked")
-    names = results.study.implementations
-    found = {name: _largest(checks[checks["implementation"] == name], shapes, "max_error") for name in names}
-    return Errors({name: of for name, of in found.items() if of}, allowed)
-
-
 def share_pct(checks: pd.DataFrame) -> float:
     """The largest error in percent of what is allowed, by maximum or mean; an error of zero is 0 % of zero."""
     largest = checks["max_error"] / (GATE_FACTOR * checks["framework_max_error"])
     mean = checks["mean_error"] / (GATE_FACTOR * checks["framework_mean_error"])
     return 100 * float(np.maximum(largest.fillna(0), mean.fillna(0)).max())
-
-
-def _largest(checks: pd.DataFrame, shapes: list[Shape], column: str) -> dict[Shape, float]:
-    largest = checks.groupby(AXES, sort=False)[column].max()
-    there = [(shape, tuple(shape.axes.values())) for shape in shapes]
-    return {shape: float(largest[place]) for shape, place in there if place in largest.index}

@@ -131,7 +131,7 @@ def _choices(finalists: Finalists) -> Iterator[Choice]:
         if not fastest:
             say(f"{number} of {len(SHAPES)}, {shape}: nothing serves it")
             continue
-        rung, tile = fastest[0].instance()
+        rung, tile = fastest[0].instance(finalists.rungs)
         say(f"{number} of {len(SHAPES)}, {shape}: {rungs.pinned(rung, tile).name}, {fastest[0].latency_us:.4g} us")
         yield from fastest
 

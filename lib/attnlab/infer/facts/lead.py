@@ -1,0 +1,49 @@
+"""The candidate that is fastest at the target, compared with the baseline there and at every other shape."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from attnlab.infer import kinds
+from attnlab.infer.families import flipping_axes, tally
+from attnlab.infer.kinds import OverKinds
+from attnlab.infer.results import Results
+from attnlab.infer.stats import Verdict
+from attnlab.study.studies import Timing
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The comparisons of one candidate.
+
+    Attributes:
+        is_alone: whether there is no other candidate at the target.
+        counts: under each timing, the tally of the verdicts over all shapes, and how many shapes these are.
+        axes: the timing axes (clock, cache) that flip the sign.
+        at_target: the verdict under each timing.
+        over: the verdicts over every kind of values at the target.
+    """
+
+    candidate: str
+    is_alone: bool
+    counts: dict[Timing, tuple[Counter[str], int]]
+    axes: list[str]
+    at_target: dict[Timing, Verdict]
+    over: OverKinds
+
+
+def lead(results: Results) -> Lead:
+    """The comparisons of the candidate with the smallest median at the target.
+
+    Raises:
+        NotMeasured: there is no candidate or no baseline there.
+    """
+    shape, name, found = results.study.target_shape, results.leader(), results.leads()
+    judged = {timing: [under[timing] for under in found.values() if timing in under] for timing in results.timings}
+    return Lead(
+        name,
+        len(results.candidates(shape)) == 1,
+        {timing: (tally(verdicts), len(verdicts)) for timing, verdicts in judged.items() if verdicts},
+        flipping_axes(found.values()),
+        results.under_each(name, shape),
+        kinds.over(results, name, shape),
+    )
