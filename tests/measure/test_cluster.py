@@ -189,7 +189,7 @@ def test_a_run_on_two_workers_is_that_of_one(two, begin, capsys):
     assert run.samples.groupby("replicate")["process"].nunique().tolist() == [2, 2]
     assert len(run.stream) == 2 * 3 * 3
     said = lines(capsys)
-    begun = [line.split(": replicate ") for line in said if "replicate" in line]
+    begun = [line.split(": replicate ") for line in said if ": replicate " in line]
     assert {shapes for _, shapes in begun} == {f"{r}, {s}" for r in (0, 1) for s in ("1 shape", "2 shapes")}
     assert len({card for card, _ in begun}) == 2
     for shapes in ("1 shape", "2 shapes"):
