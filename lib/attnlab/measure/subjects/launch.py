@@ -75,7 +75,7 @@ class Maps(Parameters):
                 held[number] = address
 
 
-@dataclass
+@dataclass(eq=False)
 class Launch:
     """A kernel that is ready to be launched on tensors of one layout, from any thread.
 
