@@ -16,8 +16,6 @@ SCHEDULER ?=
 LONG ?=
 # For `make kernels`: the name of a rung to compile alone.
 RUNG ?=
-# For `make dispatch`: eager, or device for programs that replay graphs.
-CLOCK ?=
 # For `make notebook`: which, and NAME=VALUE pairs; for `make model` pairs alone.
 NAME =
 PARAMS =
@@ -40,7 +38,7 @@ export_TAKES := RUN=<name>
 readme_TAKES := RUN=<name>
 kernels_TAKES := RUNG=<name>
 lab_TAKES := DEVICE=<cuda|cpu>
-dispatch_TAKES := RUN=<name> CLOCK=<eager|device>
+dispatch_TAKES := RUN=<name>
 
 GOALS := $(or $(MAKECMDGOALS),help)
 TAKEN := $(foreach goal,$(GOALS),$($(goal)_TAKES)) PYTHON=<interpreter>
@@ -144,8 +142,8 @@ ifeq ($(HARDWARE),cuda)
 	$(python) benchmarks/launch.py
 endif
 
-dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name> CLOCK=<eager|device>
-	$(python) -m attnlab dispatch --run="$$RUN" --clock="$${CLOCK:-eager}"
+dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name>
+	$(python) -m attnlab dispatch --run="$$RUN"
 
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv; takes minutes
 	$(python) -m attnlab calibrate

@@ -78,10 +78,14 @@ show("backends.cost", price_per_hour=price_per_hour)
 # %% [markdown]
 # ## Letting a table choose
 #
-# `attnlab.attend` calls at each shape what a run found to be faster than SDPA's own choice, and SDPA everywhere else.
+# `attnlab.attend` calls at each shape what a run found to be faster than SDPA's own choice; at a shape that was not
+# measured, what is ahead at the nearest ones by more than the estimate's error; and SDPA elsewhere.
 
 # %%
 show("backends.attend.chosen")
+
+# %%
+show("backends.attend.regret")
 
 # %%
 show("backends.attend.overhead")

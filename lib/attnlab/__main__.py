@@ -90,8 +90,6 @@ def _parser() -> argparse.ArgumentParser:
     ):
         sub = commands.add_parser(name, help=about)
         sub.add_argument("--run", required=True, help="name of a run in data/")
-        if name == "dispatch":
-            sub.add_argument("--clock", default="eager", help="eager, or device for programs that replay graphs")
         sub.set_defaults(command=command)
     kernels = commands.add_parser("kernels", help="compile every kernel for every architecture; needs no GPU")
     kernels.add_argument("--rung", default="", help="the name of the only one to compile")
@@ -176,19 +174,26 @@ def _dispatch(options: argparse.Namespace) -> None:
     from attnlab.infer import choices, results
     from attnlab.runs import dispatch
 
-    made = choices.table(results.load(options.run), options.clock)
+    made = choices.table(results.load(options.run))
     replaced = ""
     with suppress(UserError):  # there was none, or nothing that is one
         before = dispatch.load(dispatch.path(made.device), made.device)
         replaced = f"; it replaces the table by {before.run!r}, {before.timing}"
     table = dispatch.write(made)
+    others = sum(choice.implementation != implementations.FALLBACK for choice in made.choices)
     study = table.with_suffix(".yaml")
     study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))
+    fallback = implementations.FALLBACK
     print(
-        f"wrote {paths.shown(table)} by {made.run!r}, {made.timing}: {len(made.choices)} shapes, {len(made.chosen())} "
-        f"of them not by {implementations.FALLBACK}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend "
-        f"at each{replaced}"
+        f"wrote {paths.shown(table)} by {made.run!r}, {made.timing}: {len(made.choices)} shapes, {others} of them "
+        f"not by {fallback}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend at each{replaced}"
     )
+    for cost in made.regret:
+        print(
+            f"{cost.clock}: at {cost.shapes} shapes drawn at random, choices take {cost.mean_pct:.2g} % longer than "
+            f"the best in the mean, {cost.worst_pct:.2g} % at most; they lead {fallback} by {cost.lead:.3f} in the "
+            f"mean, {cost.least_lead:.3f} at least"
+        )
 
 
 def _calibrate(options: argparse.Namespace) -> None:

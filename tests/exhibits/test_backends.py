@@ -26,6 +26,7 @@ LACKING = {
     "backends.decode": "has no sweep “decode kv_len”",
     "backends.ragged": "has no sweep “end to end seq_len”",
     "backends.training": "has no sweep “training seq_len”",
+    "backends.attend.regret": "There is no dispatch table for Imaginary X1",
     "backends.attend.chosen": "There is no dispatch table for Imaginary X1",
     "backends.attend.overhead": "No stream of requests to `dispatch.attend` and `sdpa.auto` was recorded",
     "backends.peers.support": "This run measured no peer: the study `peers` does",

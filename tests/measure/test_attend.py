@@ -38,8 +38,8 @@ SHAPES = [
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """No table was read before, or stays read afterwards."""
-    monkeypatch.setattr(attend, "_table", None)
-    monkeypatch.setattr(attend, "_prepared", {})
+    for name, value in (("_table", None), ("_looked", False), ("_prepared", {}), ("_last", attend._NOTHING)):
+        monkeypatch.setattr(attend, name, value)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -49,7 +49,7 @@ def test_on_a_cpu_it_is_sdpa(shape, unlocked):
     expected = scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.kv_heads != shape.heads)
     assert torch.equal(attnlab.attend(q, k, v, causal=shape.causal), expected)
     assert torch.equal(attnlab.attend(q, k, v, shape.causal), expected)
-    assert attend._table is None  # no table was looked for
+    assert not attend._looked  # for a table
 
 
 def test_on_a_cpu_it_has_gradients():
@@ -74,13 +74,15 @@ def test_it_is_importable_and_the_package_alone_imports_no_torch():
 # The table that it goes by
 
 
-def choice(shape: Shape, implementation: str, source: str = "") -> Choice:
+def choice(shape: Shape, implementation: str, **speedups: float) -> Choice:
     axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
-    return Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3, source=source)
+    measured = {"speedup": 1.2, "low": 1.1, "high": 1.3, "speedups": {f"sdpa.{n}": s for n, s in speedups.items()}}
+    return Choice(**axes, implementation=implementation, **measured)
 
 
-def table(*made: Choice, device: str = "NVIDIA H200") -> Dispatch:
-    return Dispatch(run="r", seal="s", device=device, torch=torch.__version__, timing="eager clock", choices=list(made))
+def table(*made: Choice, device: str = "NVIDIA H200", **fields) -> Dispatch:
+    stated = {"run": "r", "seal": "s", "device": device, "torch": torch.__version__, "timing": "eager clock"}
+    return Dispatch(**stated | fields, choices=list(made))
 
 
 @pytest.fixture
@@ -98,41 +100,22 @@ def test_without_a_gpu_there_is_nothing_to_go_by(monkeypatch, data):
             attend.use(source)
 
 
-def test_the_table_of_this_device_is_found(h200):
-    assert attend.use() == {}  # `make dispatch` wrote none yet
-    grouped, decode = PLAIN.resized(kv_heads=2, causal=True), PLAIN.resized(seq_len=1, kv_len=65)
-    dispatch.write(
-        table(
-            choice(PLAIN, "sdpa.flash"),
-            choice(grouped, "sdpa.cudnn"),
-            choice(decode, "sdpa.efficient"),
-            choice(PLAIN.resized(batch=3), "sdpa.math"),
-            choice(PLAIN.resized(batch=4), "sdpa.auto"),
-        )
-    )
-    chosen = attend.use()
-    assert chosen == {
-        attend._key(PLAIN): "sdpa.flash",
-        attend._key(grouped): "sdpa.cudnn",
-        attend._key(decode): "sdpa.efficient",
-        attend._key(PLAIN.resized(batch=3)): "sdpa.math",
-    }
-    assert attend._table is chosen
-
-
-def test_another_table_may_be_named(h200, tmp_path):
-    dispatch.write(table(choice(PLAIN, "sdpa.flash")))
+def test_the_table_of_this_device_is_found_and_another_may_be_named(h200, tmp_path):
+    assert attend.use() is None  # `make dispatch` wrote none yet
+    made = table(choice(PLAIN, "sdpa.flash"))
+    dispatch.write(made)
+    assert attend.use() == made
+    assert attend._table == made
     other = tmp_path / "mine.json"
     other.write_text(table(choice(PLAIN, "sdpa.cudnn")).model_dump_json())
-    assert attend.use(str(other)) == {attend._key(PLAIN): "sdpa.cudnn"}
-    assert attend.use() == {attend._key(PLAIN): "sdpa.flash"}
+    assert attend.use(str(other)).choose(PLAIN) == "sdpa.cudnn"
 
 
 def test_a_table_of_another_pytorch_is_refused_where_it_is_named_and_else_warned_of(h200):
     written = dispatch.write(table(choice(PLAIN, "sdpa.flash")).model_copy(update={"torch": "1.0"}))
     said = f"{paths.shown(written)} was made under PyTorch 1.0, and this is {torch.__version__}"
     with pytest.warns(UserWarning, match=re.escape(f"attend calls SDPA: {said}")):
-        assert attend.use() == {}
+        assert attend.use() is None
     with pytest.raises(UserError, match=re.escape(said)):
         attend.use(written)
 
@@ -171,10 +154,9 @@ def test_a_kernel_is_called_as_long_as_it_is_the_one_that_was_measured(h200, mon
     (rung, *_) = ladder.load()
     now = ladder.hashes([rung])[rung.implementation]
     shape = PLAIN.resized(dtype="float16", head_dim=64)
-    dispatch.write(table(choice(shape, rung.implementation, now)))
-    assert list(attend.use()) == [attend._key(shape)]
-    dispatch.write(table(choice(shape, rung.implementation, "0" * 64)))
-    assert attend.use() == {}
+    for source, chosen in ((now, rung.implementation), ("0" * 64, "sdpa.auto")):
+        dispatch.write(table(choice(shape, rung.implementation), sources={rung.implementation: source}))
+        assert attend.use().choose(shape) == chosen
 
 
 # What is called. Tensors that say they are on a GPU stand in for those that are.
@@ -206,7 +188,8 @@ def called(monkeypatch):
         return q
 
     monkeypatch.setattr(attend, "KIND", OnGpu)
-    monkeypatch.setattr(attend, "_table", {attend._key(PLAIN.resized(dtype="float16")): "sdpa.flash"})
+    monkeypatch.setattr(attend, "_table", table(choice(PLAIN.resized(dtype="float16"), "sdpa.flash")))
+    monkeypatch.setattr(attend, "_looked", True)
     monkeypatch.setattr(attend, "_DIRECT", {"sdpa.flash": flash})
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
     return SimpleNamespace(names=names, answer=answer)
@@ -249,9 +232,29 @@ def test_the_chosen_one_is_called_at_its_shape(called):
         ((2, 4, 0, 32), Q, Q, False),
     ],
 )
-def test_any_other_shape_is_for_sdpa(called, q, k, v, causal):
+def test_a_shape_that_the_table_can_not_speak_of_is_for_sdpa(called, q, k, v, causal):
     attend.attend(tensor(*q), tensor(*k), tensor(*v), causal)
     assert called.names == ["sdpa"]
+
+
+def test_a_shape_near_measured_ones_is_for_what_is_ahead_there(called, monkeypatch):
+    near = [choice(PLAIN.resized(dtype="float16", batch=batch), "sdpa.flash", flash=1.3) for batch in (4, 8)]
+    monkeypatch.setattr(attend, "_table", table(*near, error_pct={"sdpa.flash": 10.0}))
+    attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))
+    attend.attend(tensor(2, 4, 33, 64), tensor(2, 4, 33, 64), tensor(2, 4, 33, 64))
+    assert called.names == ["flash", "sdpa"]
+
+
+def test_the_same_layout_again_needs_no_key_and_another_in_between_does_no_harm(called, monkeypatch):
+    monkeypatch.setattr(attend, "layout", lambda *_, made=attend.layout: called.names.append("key") or made(*_))
+    given = [tensor(*Q) for _ in range(3)]
+    other = [tensor(2, 4, 34, 32) for _ in range(3)]
+    for some in (given, given, other, other, given):
+        attend.attend(*some)
+    assert called.names == ["key", "flash", "flash", "key", "sdpa", "sdpa", "key", "flash"]
+    attend.attend(*given, causal=True)
+    attend.attend(*given, scale=0.5)
+    assert called.names[8:] == ["key", "sdpa", "key", "flash"]
 
 
 @pytest.mark.parametrize("changed", range(3))
@@ -296,11 +299,12 @@ def test_what_the_chosen_one_does_not_serve_is_for_sdpa_and_whatever_else_fails_
 
 
 def test_the_table_is_read_at_the_first_call_and_a_bad_one_is_told(h200, called, monkeypatch):
-    monkeypatch.setattr(attend, "_table", None)
+    monkeypatch.setattr(attend, "_looked", False)
     attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))
     assert called.names == ["sdpa"]
-    assert attend._table == {}
-    monkeypatch.setattr(attend, "_table", None)
+    assert (attend._table, attend._looked) == (None, True)
+    monkeypatch.setattr(attend, "_looked", False)
+    monkeypatch.setattr(attend, "_last", attend._NOTHING)
     attend._prepared.clear()
     dispatch.path("NVIDIA H200").parent.mkdir(parents=True)
     dispatch.path("NVIDIA H200").write_text("{")

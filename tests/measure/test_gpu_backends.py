@@ -149,15 +149,14 @@ def test_flash_attn_4_passes_where_it_is_installed(shape):
 
 def choice(shape: Shape, implementation: str) -> Choice:
     axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
-    source = ladder.hashes()[implementation] if implementation.startswith("kernel.") else ""
-    return Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3, source=source)
+    return Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3)
 
 
 @pytest.fixture
 def by_table(monkeypatch, data):
     """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
-    monkeypatch.setattr(attend, "_table", None)
-    monkeypatch.setattr(attend, "_prepared", {})
+    for name, value in (("_table", None), ("_looked", False), ("_prepared", {}), ("_last", attend._NOTHING)):
+        monkeypatch.setattr(attend, name, value)
 
     def use(*made: tuple[Shape, str]) -> None:
         table = Dispatch(
@@ -167,6 +166,7 @@ def by_table(monkeypatch, data):
             torch=torch.__version__,
             timing="eager clock, warm cache",
             choices=[choice(shape, implementation) for shape, implementation in made],
+            sources={name: ladder.hashes()[name] for _, name in made if name.startswith("kernel.")},
         )
         dispatch.write(table)
         attend.use()

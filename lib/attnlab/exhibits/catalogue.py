@@ -179,10 +179,10 @@ def find(id: str) -> Exhibit:
 
 
 def every() -> dict[str, Exhibit]:
-    """All exhibits by id, those of one page after those of another."""
+    """All exhibits by id, in the order of the ids, whichever were imported first."""
     for page in pages():
         _register(page)
-    return dict(_EXHIBITS)
+    return dict(sorted(_EXHIBITS.items()))
 
 
 def _register(page: str) -> None:

@@ -1,61 +1,74 @@
 """The dispatch table of `attnlab.attend` from a run, and the study that compares `attend` with `sdpa.auto`."""
 
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from attnlab.base.errors import UserError
 from attnlab.infer import kinds
 from attnlab.infer.kernels import rungs
+from attnlab.infer.kinds import OverKinds
+from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval, Verdict
-from attnlab.runs.dispatch import Choice, Dispatch
+from attnlab.infer.stats import Interval
+from attnlab.runs.dispatch import Choice, Dispatch, Regret
 from attnlab.study import implementations, tuning
 from attnlab.study.implementations import FALLBACK
+from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-CLOCKS = {clock: Timing(clock=clock, cache="warm") for clock in ("eager", "device")}
-"""The timing that decides, by the clock that a program goes by: ``eager`` for one that calls, launch gap included, and
-``device`` for one that replays graphs."""
-CALLABLE = ("sdpa.", "kernel.")
+CLOCKS = [Timing(clock=clock, cache="warm") for clock in ("eager", "device")]
+"""The timings that decide: what a program sees that calls, launch gap included, and one that replays graphs."""
+CALLABLE = ("sdpa.", PREFIX)
 REQUESTS = 2000
 """Length of the stream of requests in each replicate."""
+BEST_PCT = 1.0
+"""A choice that takes no more than this much longer than the fastest is among the best."""
+Judged = dict[str, dict[Timing, OverKinds]]
+"""The candidates that have a latency under each clock and on each kind of values, with what was found of them."""
 
 
-def table(results: Results, clock: str = "eager") -> Dispatch:
+def table(results: Results) -> Dispatch:
     """At each shape of a run, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
 
-    Where the run timed several kinds of values, the verdict is that on the worst of them, and the fastest is the one of
-    the highest speedup there. Left out are shapes with an axis that a table doesn't have, peers, and what has no
-    latency on some kind.
+    The verdict is faster by one of `CLOCKS` and slower by none; where the run timed several kinds of values, it is that
+    on the worst of them. Of several, the one whose lowest speedup is the highest is the fastest. Left out are shapes
+    with an axis that a table doesn't have, peers, and what has no latency on some kind. Shapes that the study drew are
+    not in the table: they show what it is worth elsewhere.
 
-    Args:
-        clock: one of `CLOCKS`.
-
-    Raises UserError where there is no such clock; or the run has another baseline, was not timed by it, or was not
-    recorded on a GPU.
+    Raises UserError where the run has another baseline, was timed by none of the clocks, or was not recorded on a GPU.
     """
-    if clock not in CLOCKS:
-        raise UserError(f"attend goes by one of the clocks {', '.join(CLOCKS)}, not by {clock!r}")
-    timing = CLOCKS[clock]
     name, manifest = results.run.name, results.run.manifest
     if manifest["device"]["kind"] != "cuda":
         raise UserError(f"the run {name!r} was recorded on a CPU, where `attend` is SDPA: name one of a GPU")
     if results.study.baseline != FALLBACK:
         raise UserError(f"the baseline of {name!r} is {results.study.baseline}, and has to be {FALLBACK}")
-    if timing not in results.timings:
-        raise UserError(f"the run {name!r} was not timed by the {timing.words}, by which `attend` is to choose")
+    timings = [timing for timing in CLOCKS if timing in results.timings]
+    if not timings:
+        words = " or ".join(timing.words for timing in CLOCKS)
+        raise UserError(f"the run {name!r} was not timed by the {words}, by which `attend` is to choose")
     stale = rungs.stale(results.run)
-    choices = [_choice(results, shape, timing, stale) for shape in _served(results, timing)]
+    names = [n for n in results.study.implementations if n.startswith(CALLABLE) and n not in (FALLBACK, *stale)]
+    stated = {shape.plain for sweep in results.study.sweeps for shape in results.study.sweep(sweep)}
+    served = _served(results, timings)
+    choices = [_choice(shape, _judged(results, shape, timings, names)) for shape in served if shape in stated]
     if not choices:
         raise UserError(f"the run {name!r} has no latency of {FALLBACK} that a table could speak of")
-    return Dispatch(
+    made = Dispatch(
         run=name,
         seal=manifest["seal"],
         device=manifest["device"]["name"],
         torch=manifest["environment"]["packages"]["torch"],
-        timing=timing.words,
+        timing=" and ".join(timing.words for timing in timings),
         choices=choices,
+        sources=tuning.hashes([n for n in names if n.startswith(PREFIX)], manifest["device"]["name"]),
     )
+    made = made.model_copy(update={"error_pct": _errors_pct(made)})
+    held_out = [shape for shape in served if shape not in stated]
+    regrets = [_regret(results, made, timing, held_out) for timing in timings] if held_out else []
+    return made.model_copy(update={"regret": regrets})
 
 
 def study(made: Dispatch) -> dict[str, Any]:
@@ -66,7 +79,7 @@ def study(made: Dispatch) -> dict[str, Any]:
         "implementations": [FALLBACK, implementations.DISPATCH],
         "baseline": FALLBACK,
         "target": _axes(made.choices[0].shape),
-        "timings": [timing.model_dump() for timing in CLOCKS.values() if timing.words == made.timing],
+        "timings": [timing.model_dump() for timing in CLOCKS if timing.words in made.timing],
         "samples": 50,
         "replicates": 5,
         "panel": False,
@@ -75,29 +88,90 @@ def study(made: Dispatch) -> dict[str, Any]:
     }
 
 
-def _served(results: Results, timing: Timing) -> list[Shape]:
-    plain = [shape for shape in results.study.shapes if shape == Shape(**_chosen_by(shape))]
-    return [shape for shape in plain if FALLBACK in results.at(shape, timing).index]
+def _served(results: Results, timings: list[Timing]) -> list[Shape]:
+    """The shapes that a table can speak of, each once, whatever its values."""
+    plain = dict.fromkeys(shape.plain for shape in results.study.shapes)
+    known = [shape for shape in plain if shape == Shape(**_chosen_by(shape))]
+    return [shape for shape in known if all(_timed(results, shape, timing) for timing in timings)]
 
 
-def _choice(results: Results, shape: Shape, timing: Timing, stale: list[str]) -> Choice:
-    device = results.run.manifest["device"]["name"]
-    faster: dict[str, Verdict] = {}
-    for name in results.at(shape, timing).index:
-        if name != FALLBACK and name.startswith(CALLABLE) and name not in stale:
-            found = kinds.over(results, str(name), shape, timing)
-            if not found.lacking and found.verdict.decision == "faster":
-                faster[str(name)] = found.verdict
-    best = max(faster, key=lambda name: faster[name].speedup.estimate, default=FALLBACK)
-    speedup = faster[best].speedup if faster else Interval(1.0, 1.0, 1.0)
+def _timed(results: Results, shape: Shape, timing: Timing) -> list[Shape]:
+    """The shapes with the values on which the fallback was timed."""
+    return [other for other in kinds.shapes(results, shape, timing) if FALLBACK in results.at(other, timing).index]
+
+
+def _judged(results: Results, shape: Shape, timings: list[Timing], names: list[str]) -> Judged:
+    found: Judged = {}
+    for name in names:
+        with suppress(NotMeasured):
+            over = {timing: kinds.over(results, name, shape, timing) for timing in timings}
+            if not any(one.lacking for one in over.values()):
+                found[name] = over
+    return found
+
+
+def _choice(shape: Shape, judged: Judged) -> Choice:
+    speedups = {name: [one.verdict.speedup for one in over.values()] for name, over in judged.items()}
+    least = {name: min(some, key=lambda speedup: speedup.estimate) for name, some in speedups.items()}
+    decisions = {name: {one.verdict.decision for one in over.values()} for name, over in judged.items()}
+    faster = [name for name, said in decisions.items() if "faster" in said and "slower" not in said]
+    best = max(faster, key=lambda name: least[name].estimate, default=FALLBACK)
+    speedup = least.get(best, Interval(1.0, 1.0, 1.0))
     return Choice(
         **_chosen_by(shape),
         implementation=best,
         speedup=speedup.estimate,
         low=speedup.low,
         high=speedup.high,
-        source=tuning.hashes([best], device)[best] if best.startswith("kernel.") else "",
+        speedups={name: interval.estimate for name, interval in least.items()},
     )
+
+
+def _errors_pct(made: Dispatch) -> dict[str, float]:
+    """How far each implementation's speedups are from the estimates by the other shapes, in percent."""
+    errors: dict[str, list[float]] = {}
+    for choice in made.choices:
+        for name, expected in made.estimate(choice.shape).items():
+            if name in choice.speedups:
+                errors.setdefault(name, []).append(math.log(choice.speedups[name] / expected))
+    return {name: 100 * math.sqrt(sum(e * e for e in some) / len(some)) for name, some in errors.items()}
+
+
+def _regret(results: Results, made: Dispatch, timing: Timing, shapes: list[Shape]) -> Regret:
+    """What the choices of a table cost at these shapes by one clock."""
+    costs, leads = {}, {}
+    for shape in shapes:
+        name = made.choose(shape)
+        both = list(_costs(results, name, shape, timing))
+        costs[shape], leads[shape] = max(cost for cost, _ in both), min(lead for _, lead in both)
+    worst = max(costs, key=lambda shape: costs[shape])
+    return Regret(
+        clock=timing.words,
+        shapes=len(costs),
+        best_pct=100 * sum(cost <= 1 + BEST_PCT / 100 for cost in costs.values()) / len(costs),
+        mean_pct=100 * (_geometric(costs.values()) - 1),
+        worst_pct=100 * (costs[worst] - 1),
+        worst=worst.label,
+        lead=_geometric(leads.values()),
+        least_lead=min(leads.values()),
+    )
+
+
+def _costs(results: Results, name: str, shape: Shape, timing: Timing) -> Iterator[tuple[float, float]]:
+    """On each kind of values, the latency of a choice over the least, and the fallback's over its own.
+
+    A choice that has no latency there is refused when it is called: the fallback serves.
+    """
+    for other in _timed(results, shape, timing):
+        medians = results.at(other, timing)["median_us"]
+        callable_ = medians[[str(n).startswith(CALLABLE) for n in medians.index]]
+        own = callable_.get(name, callable_[FALLBACK])
+        yield float(own / callable_.min()), float(callable_[FALLBACK] / own)
+
+
+def _geometric(ratios: Iterable[float]) -> float:
+    logs = list(map(math.log, ratios))
+    return math.exp(sum(logs) / len(logs))
 
 
 def _chosen_by(shape: Shape) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Dispatch tables: which implementation `attnlab.attend` calls at each shape, by the results of a run on one device."""
 
+import math
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,17 +13,25 @@ from attnlab.study import tuning
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NEAREST = 4
+"""The measured shapes by which one is judged that was not measured."""
+SOFTENING = 0.3
+"""What is added to distances, in doublings, so that a very near shape doesn't decide alone: it has its own noise."""
+FARTHEST = 4.0
+"""Where the nearest measured shape is more doublings away, nothing is known."""
+
 
 class OtherPyTorch(UserError):
     """A table was made by a run under another PyTorch than the one that would call what it names."""
 
 
 class Choice(BaseModel):
-    """The implementation to call at one shape.
+    """The implementation to call at one shape that was measured.
 
     Attributes:
         speedup: its speedup over the fallback; `low` and `high` are the ends of the interval.
-        source: the hash of the kernel, as `tuning.hashes` gives it; empty if it is none of the hand-written ones.
+        speedups: that of every candidate, whether faster or not, by the clock and on the values where it gains least.
     """
 
     AXES: ClassVar[tuple[str, ...]] = Shape.AXES[:8]
@@ -35,10 +45,10 @@ class Choice(BaseModel):
     kv_heads: int
     kv_len: int
     implementation: str
-    speedup: float = Field(gt=0, allow_inf_nan=False)
-    low: float = Field(gt=0, allow_inf_nan=False)
-    high: float = Field(gt=0, allow_inf_nan=False)
-    source: str = ""
+    speedup: Positive
+    low: Positive
+    high: Positive
+    speedups: dict[str, Positive] = {}
 
     @model_validator(mode="after")
     def _is_of_a_shape(self) -> "Choice":
@@ -58,31 +68,130 @@ class Choice(BaseModel):
         return Shape(**{axis: getattr(self, axis) for axis in self.AXES})
 
 
-class Dispatch(BaseModel):
-    """The choices by one run on one device."""
+class Regret(BaseModel):
+    """How much longer the choices of a table take than the best ones, at shapes drawn at random that it doesn't hold.
+
+    At each shape the values count on which a choice does worst.
+
+    Attributes:
+        best_pct: the share of the shapes at which nothing was more than 1 % faster than the choice.
+        mean_pct: how much longer than the best the choices take, in the geometric mean.
+        worst_pct: the same at the shape where it is most, `worst`.
+        lead: the speedup of the choices over the fallback in the geometric mean; `least_lead` the lowest.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    version: Literal[1] = 1
+    clock: str
+    shapes: int
+    best_pct: float
+    mean_pct: float
+    worst_pct: float
+    worst: str
+    lead: float
+    least_lead: float
+
+
+class Dispatch(BaseModel):
+    """The choices by one run on one device, and what they say of shapes that it did not measure.
+
+    Attributes:
+        timing: the clocks that the choices go by.
+        sources: the hash of each kernel that it names, as `tuning.hashes` gives it.
+        error_pct: by implementation, how far its speedup at a measured shape is from the estimate by the others: the
+            root mean square.
+        regret: for each clock, what the choices cost at shapes drawn at random; empty where none were measured.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    version: Literal[2] = 2
     run: str
     seal: str
     device: str
     torch: str
     timing: str
     choices: list[Choice]
+    sources: dict[str, str] = {}
+    error_pct: dict[str, float] = {}
+    regret: list[Regret] = []
 
     @model_validator(mode="after")
     def _names_no_shape_twice(self) -> "Dispatch":
-        for number, choice in enumerate(self.choices):
-            if any(choice.shape == earlier.shape for earlier in self.choices[:number]):
-                raise UserError(f"{choice.shape} is there twice: leave one")
+        if len(self._at) < len(self.choices):
+            twice = next(choice.shape for choice in self.choices if self._at[choice.shape] is not choice)
+            raise UserError(f"{twice} is there twice: leave one")
         return self
 
-    def chosen(self) -> list[Choice]:
-        """The choices other than the fallback, without kernels that have changed since."""
-        named = [choice for choice in self.choices if choice.implementation != FALLBACK]
-        kernels = [choice.implementation for choice in named if choice.source]
-        now = tuning.hashes(kernels, self.device) if kernels else {}
-        return [choice for choice in named if choice.source == now.get(choice.implementation, "")]
+    @cached_property
+    def named(self) -> list[str]:
+        """The implementations other than the fallback that it may choose, without kernels that have changed since."""
+        names = {choice.implementation for choice in self.choices} | {n for c in self.choices for n in c.speedups}
+        now = tuning.hashes(list(self.sources), self.device) if self.sources else {}
+        changed = {name for name, source in self.sources.items() if source != now.get(name)}
+        return sorted(names - changed - {FALLBACK})
+
+    def choose(self, shape: Shape) -> str:
+        """What to call at a shape: what was chosen there, or else what is ahead by more than the estimate's error.
+
+        It is the fallback where nothing is, or nothing near was measured.
+        """
+        if measured := self._at.get(shape):
+            return measured.implementation if measured.implementation in self.named else FALLBACK
+        ahead = {
+            name: speedup / (1 + self.error_pct[name] / 100)
+            for name, speedup in self.estimate(shape).items()
+            if name in self.named and name in self.error_pct
+        }
+        best = max(ahead, key=lambda name: ahead[name], default=FALLBACK)
+        return best if ahead.get(best, 0) > 1 else FALLBACK
+
+    def estimate(self, shape: Shape) -> dict[str, float]:
+        """The speedups to be expected at a shape, of the candidates that all of the `NEAREST` measured ones have.
+
+        It is the mean of their logarithms, weighted by the inverse square of the distance (Shepard 1968), among shapes
+        of the same head_dim and mask, in 16 or in 32 bits alike. The shape itself is no neighbour of its own.
+        """
+        near = sorted(self._near(shape), key=lambda pair: pair[0])[:NEAREST]
+        if not near or near[0][0] > FARTHEST:
+            return {}
+        weights = [1 / (distance + SOFTENING) ** 2 for distance, _ in near]
+        shared = set.intersection(*(set(choice.speedups) for _, choice in near))
+        return {
+            name: math.exp(
+                sum(w * math.log(choice.speedups[name]) for w, (_, choice) in zip(weights, near, strict=True))
+                / sum(weights)
+            )
+            for name in sorted(shared)
+        }
+
+    def _near(self, shape: Shape) -> list[tuple[float, Choice]]:
+        """The measured shapes that are like one in what is no size, each with its distance."""
+        place = _place(shape)
+        return [
+            (math.dist(place, its), choice)
+            for choice, its in self._places.get(_kind(shape), [])
+            if self._at.get(shape) is not choice
+        ]
+
+    @cached_property
+    def _at(self) -> dict[Shape, Choice]:
+        return {choice.shape: choice for choice in self.choices}
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, bool, bool], list[tuple[Choice, tuple[float, ...]]]]:
+        found: dict[tuple[int, bool, bool], list[tuple[Choice, tuple[float, ...]]]] = {}
+        for shape, choice in self._at.items():
+            found.setdefault(_kind(shape), []).append((choice, _place(shape)))
+        return found
+
+
+def _kind(shape: Shape) -> tuple[int, bool, bool]:
+    return shape.head_dim, shape.causal, shape.dtype == "float32"
+
+
+def _place(shape: Shape) -> tuple[float, ...]:
+    """Where a shape lies among others, in doublings."""
+    sizes = shape.batch * shape.heads, shape.seq_len, shape.kv_len, shape.heads // shape.kv_heads
+    return tuple(map(math.log2, sizes))
 
 
 def path(device_name: str) -> Path:

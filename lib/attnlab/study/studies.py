@@ -13,7 +13,7 @@ from yaml.constructor import ConstructorError
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, first_problem, suggestion
-from attnlab.study import implementations
+from attnlab.study import drawn, implementations
 from attnlab.study import values as kinds
 from attnlab.study.shapes import Shape
 
@@ -67,6 +67,15 @@ class Timing(BaseModel):
         return f"{self.clock} clock, {self.cache} cache"
 
 
+class Drawn(BaseModel):
+    """So many shapes drawn at random by a seed, each on all of these kinds of values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    shapes: Annotated[int, Field(ge=1, le=1000)]
+    seed: Annotated[int, Field(ge=0)]
+    values: Annotated[list[str], Field(min_length=1)] = [kinds.NORMAL]
+
+
 class Study(BaseModel):
     """What a run measures, as a file in studies/ states it.
 
@@ -75,7 +84,8 @@ class Study(BaseModel):
     multiplied out, and ``values: all`` stands for every kind that is timed by default. If one call of a case takes
     longer than `longest_call_ms`, it is neither checked nor timed. With `panel`, a run on a GPU ends with a panel that
     times the same calls with every available clock, and with loads without pause; this takes about a minute. After its
-    shapes, a replicate answers `stream` requests of random shapes. Captured values come from the file `captured`.
+    shapes, a replicate answers `stream` requests of random shapes. Captured values come from the file `captured`. The
+    shapes `drawn` follow those of the sweeps, and belong to none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -94,6 +104,7 @@ class Study(BaseModel):
     panel: bool = True
     stream: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
     captured: Line = kinds.CAPTURED_FILE
+    drawn: Drawn | None = None
     sweeps: Annotated[dict[str, Annotated[list[Block], Field(min_length=1)]], Field(min_length=1)]
 
     @field_validator("sweeps", mode="before")
@@ -153,9 +164,18 @@ class Study(BaseModel):
         return [shape for block in self.sweeps[name] for shape in _multiply_out(block, f"sweeps.{name}")]
 
     @cached_property
+    def drawn_shapes(self) -> list[Shape]:
+        """The shapes drawn at random, on each of their kinds of values."""
+        if self.drawn is None:
+            return []
+        plain = drawn.draw(self.drawn.shapes, self.drawn.seed)
+        return [_shape(shape.axes | {"values": kind}, "drawn") for shape in plain for kind in self.drawn.values]
+
+    @cached_property
     def shapes(self) -> list[Shape]:
         """Every shape of the study once, in the order in which they are first stated."""
-        return list(dict.fromkeys(shape for name in self.sweeps for shape in self.sweep(name)))
+        swept = [shape for name in self.sweeps for shape in self.sweep(name)]
+        return list(dict.fromkeys([*swept, *self.drawn_shapes]))
 
 
 def shown(name: str) -> str:

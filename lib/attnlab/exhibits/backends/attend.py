@@ -25,11 +25,35 @@ def chosen(results: Results) -> Table | Prose:
         for choice in table.choices
         if choice.implementation != FALLBACK
     ]
-    said = f"By the run `{table.run}` ({table.timing}), at {len(rows)} of {formats.count(len(table.choices), 'shape')}"
+    shapes = f"{len(rows)} of {formats.count(len(table.choices), 'shape')}"
+    said = f"By the run `{table.run}` ({table.timing}; the lower speedup counts), at {shapes}"
     if not rows:
         return Prose(f"{said} another call is faster than `{FALLBACK}`.")
     note = f"{said}, each with the verdict *faster* over `{FALLBACK}`."
     return Table(pd.DataFrame(rows), "What `attnlab.attend` calls instead of SDPA, by shape.", note)
+
+
+@exhibit("backends.attend.regret", of="attended")
+def regret(results: Results) -> Table | Prose:
+    """What the choices cost at shapes drawn at random that the table doesn't hold, a row for each clock."""
+    table = attend.table(results)
+    if not table.regret:
+        return Prose(say("backends.unjudged", run=table.run))
+    rows = [
+        {
+            "clock": one.clock,
+            "shapes": one.shapes,
+            "best (%)": one.best_pct,
+            "longer, mean (%)": one.mean_pct,
+            "longer, worst (%)": one.worst_pct,
+            "worst at": one.worst,
+            f"lead over {FALLBACK}": one.lead,
+            "least lead": one.least_lead,
+        }
+        for one in table.regret
+    ]
+    caption = "What the choices of `attnlab.attend` cost at shapes drawn at random, which its table does not hold."
+    return Table(pd.DataFrame(rows), caption, say("backends.regret"))
 
 
 @exhibit("backends.attend.overhead", of="attended")

@@ -1,13 +1,15 @@
-"""`attnlab.attend`: attention by the fastest implementation that a run found at each shape; elsewhere by SDPA."""
+"""`attnlab.attend`: attention by the implementation that a run found to be the fastest at such shapes, or by SDPA."""
 
 import warnings
 from collections.abc import Callable, Hashable
 from functools import cache, partial
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -15,27 +17,48 @@ from attnlab.measure.subjects import best, maps, operator, rungs, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
 from attnlab.measure.subjects.launch import layout
 from attnlab.runs import dispatch
+from attnlab.runs.dispatch import Dispatch
 from attnlab.study import implementations, ladder
 from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
 
-Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 # Subclasses of it compute attention in their own ways.
 KIND = Tensor
 
 
 Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The call for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
-_table: dict[Key, str] | None = None
-_prepared: dict[Hashable, Prepared] = {}
+_table: Dispatch | None = None
+_looked = False
+"""Whether the table of this device was looked for."""
+
+
+class _Ready(NamedTuple):
+    """A call for tensors of one layout, and whether they have to begin at multiples of `maps.ALIGNMENT` for it.
+
+    Torch's own guards, `is_alike`, compare a layout in a third of the time that it takes to make a key of it.
+    """
+
+    is_alike: Callable[[Tensor, Tensor, Tensor], bool]
+    causal: bool
+    scale: float | None
+    call: Prepared
+    of_aligned: bool
+
+
+_prepared: dict[Hashable, _Ready] = {}
+_NOTHING = _Ready(lambda q, k, v: False, False, None, F.scaled_dot_product_attention, True)
+_last = _NOTHING
+"""What was called last, mostly by the layer before; it has no gradients."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-    """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device names for the shape.
+    """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
-    It is PyTorch's scaled_dot_product_attention for shapes that are not in the table, on devices other than a GPU, when
-    gradients are needed, and when the chosen implementation does not serve these tensors (because of their strides, for
-    example). The table is read at the first call on a GPU: the one given to `use`, otherwise the one that
+    Of a shape that was not measured, the table estimates the speedups by the nearest shapes that were. It is PyTorch's
+    scaled_dot_product_attention where nothing is ahead of it by more than the estimate's error, on devices other than a
+    GPU, when gradients are needed, and when the chosen implementation does not serve these tensors (because of their
+    strides, for example). The table is read at the first call on a GPU: the one given to `use`, otherwise the one that
     `make dispatch` wrote for this device, if there is one. Under `torch.compile`, it is the operator
     ``attnlab::attention``.
 
@@ -57,31 +80,31 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float |
     if torch.compiler.is_compiling():
         output: Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
-    try:
-        differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    except AttributeError:
-        _require_tensors(q, k, v)
-        raise
-    if differentiable and _plain(q, k, v):
-        return _sdpa(q, k, v, causal, scale)(q, k, v)
     return forward(q, k, v, causal, scale)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    """`attend`, without gradients for plain tensors on a GPU."""
-    if _plain(q, k, v):
+    """`attend` where nothing is traced."""
+    global _last
+    ready = _last
+    if not (ready.is_alike(q, k, v) and ready.causal is causal and ready.scale == scale):
+        if not _plain(q, k, v):
+            _require_tensors(q, k, v)
+            return sdpa.sdpa(q, k, v, causal, scale)
+        differentiable = q.requires_grad or k.requires_grad or v.requires_grad
+        if differentiable and torch.is_grad_enabled():
+            return _called(*_sdpa(q, k, v, causal, scale), q, k, v)
         try:
             key = layout(q, k, v, causal, scale)
         except RuntimeError:  # such tensors have no strides
             return sdpa.sdpa(q, k, v, causal, scale)
-        prepared = _prepared.get(key) or _prepare(key, q, k, v, causal, scale)
-        try:
-            return prepared(q, k, v)
-        except Unsupported:
-            pass
-        return _sdpa(q, k, v, causal, scale)(q, k, v)
-    _require_tensors(q, k, v)
-    return sdpa.sdpa(q, k, v, causal, scale)
+        ready = _prepared.get(key) or _prepare(key, q, k, v, causal, scale)
+        if not differentiable:
+            _last = ready
+    try:
+        return _called(ready.call, ready.of_aligned, q, k, v)
+    except Unsupported:
+        return _called(*_sdpa(q, k, v, causal, scale), q, k, v)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -90,13 +113,14 @@ def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 # Where addresses or strides are no multiples of 16 bytes, PyTorch 2.11 computes wrong numbers by cuDNN, without an
 # error, and by its other backends fails with a misaligned address, after which the process can't use the GPU any more.
-def _aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
-    """What torch computes from tensors with such strides on a GPU: from copies where they are not aligned."""
-    return partial(_of_copies if any(map(maps.odd_strides, (q, k, v))) else _of_aligned, call)
+def _aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor) -> tuple[Prepared, bool]:
+    """What torch computes from tensors with such strides on a GPU, and whether only from addresses that are aligned."""
+    odd = any(map(maps.odd_strides, (q, k, v)))
+    return (partial(_of_copies, call), False) if odd else (call, True)
 
 
-def _of_aligned(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
-    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
+def _called(call: Prepared, of_aligned: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if of_aligned and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
         return _of_copies(call, q, k, v)
     return call(q, k, v)
 
@@ -105,10 +129,12 @@ def _of_copies(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
     return call(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v)))
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
-    """SDPA for tensors of a layout."""
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Prepared, bool]:
+    """SDPA for tensors of a layout, as `_aligned` gives it."""
     _require_tensors(q, k, v)
-    return _aligned(partial(F.scaled_dot_product_attention, **sdpa.options(q, k, causal, scale)), q, k, v)
+    stated = {name: value for name, value in sdpa.options(q, k, causal, scale).items() if value not in (False, None)}
+    function = F.scaled_dot_product_attention
+    return _aligned(partial(function, **stated) if stated else function, q, k, v)
 
 
 def _require_tensors(q: object, k: object, v: object) -> None:
@@ -122,68 +148,77 @@ def _require_tensors(q: object, k: object, v: object) -> None:
         raise ValueError(f"k and v differ in length: {tuple(k.shape)} and {tuple(v.shape)}")
 
 
-def use(source: Path | str | None = None) -> dict[Key, str]:
+def use(source: Path | str | None = None) -> Dispatch | None:
     """Make `attend` use this dispatch table from now on; None for the one that `make dispatch` wrote for this device.
 
     Returns:
-        The implementation by shape of Q, shape of K, dtype, and whether there is a causal mask.
+        The table; None where there is none for this device, and `attend` calls SDPA.
 
     Raises:
         UserError: torch sees no GPU; or the table can't be read, names something that can't be called, or was made on
             another device, or the one that is named under another PyTorch. Of the table for this device, a warning says
             the last, and `attend` goes by none.
     """
-    global _table
+    global _table, _looked, _last
     if not torch.cuda.is_available():
         raise UserError("a dispatch table serves an NVIDIA GPU, and torch sees none here")
     device_name = torch.cuda.get_device_name()
     found = dispatch.path(device_name) if source is None else Path(source)
-    chosen: dict[Key, str] = {}
+    table = None
     if source is not None or found.is_file():
         try:
-            chosen = _chosen(dispatch.load(found, device_name, torch.__version__), found)
+            table = dispatch.load(found, device_name, torch.__version__)
+            _require_callable(table, found)
         except dispatch.OtherPyTorch as error:
             if source is not None:
                 raise
             warnings.warn(f"attend calls SDPA: {error}", stacklevel=2)
-    _table = chosen
+    _table, _looked, _last = table, True, _NOTHING
     _prepared.clear()
-    return chosen
+    return table
 
 
-def _chosen(table: dispatch.Dispatch, source: Path) -> dict[Key, str]:
+def _require_callable(table: Dispatch, source: Path) -> None:
     try:
-        choices = table.chosen()
-        for choice in choices:
-            if choice.implementation.startswith(PREFIX):
-                best.implementation(choice.implementation)
+        for name in table.named:
+            if name.startswith(PREFIX):
+                best.implementation(name)
             else:
-                implementations.require(choice.implementation, implementations.SDPA)
+                implementations.require(name, implementations.SDPA)
     except UserError as error:
         raise UserError(f"{paths.shown(source)}: {error}") from None
-    return {_key(choice.shape): choice.implementation for choice in choices}
 
 
-def _key(shape: Shape) -> Key:
-    queries = (shape.batch, shape.heads, shape.seq_len, shape.head_dim)
-    values = (shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim)
-    return queries, values, getattr(torch, shape.dtype), shape.causal
-
-
-def _prepare(key: Hashable, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
+def _prepare(key: Hashable, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> _Ready:
     """The call for tensors of a layout; it is kept."""
-    table = _table if _table is not None else use()
-    alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
-    name = table.get((tuple(q.shape), tuple(k.shape), q.dtype, causal)) if alike else None
+    tensors, guarded = (q, k, v), cast(Any, TensorGuards)  # torch's stub has other types
+    sizes, strides = ([list(size(tensor)) for tensor in tensors] for size in (Tensor.size, Tensor.stride))
+    guards = guarded(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     if len(_prepared) >= rungs.KEPT:
         _prepared.clear()
-    _prepared[key] = prepared = _call(name, q, k, v, causal, scale)
-    return prepared
+    _prepared[key] = ready = _Ready(
+        guards.check, causal, scale, *_call(_chosen(q, k, v, causal), q, k, v, causal, scale)
+    )
+    return ready
 
 
-def _call(name: str | None, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
-    """An implementation, with as little Python as possible between it and its caller."""
-    if name is None or name == implementations.FALLBACK:
+def _chosen(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
+    """What the table chooses for such tensors; the fallback for those that it can't speak of."""
+    table = _table if _looked else use()
+    alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
+    if table is None or not alike or (q.ndim, k.ndim) != (4, 4) or q.shape[::3] != k.shape[::3]:
+        return implementations.FALLBACK
+    (batch, heads, seq_len, head_dim), (_, kv_heads, kv_len, _) = q.shape, k.shape
+    dtype = str(q.dtype).removeprefix("torch.")
+    try:
+        return table.choose(Shape(batch, heads, seq_len, head_dim, causal, dtype, kv_heads=kv_heads, kv_len=kv_len))
+    except ValueError:
+        return implementations.FALLBACK
+
+
+def _call(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Prepared, bool]:
+    """An implementation, as `_aligned` gives it, with as little Python as possible between it and its caller."""
+    if name == implementations.FALLBACK:
         return _sdpa(q, k, v, causal, scale)
     if name.startswith(PREFIX):
         return _launch(name, q, k, v, causal, scale)
@@ -192,10 +227,10 @@ def _call(name: str | None, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale
     return _aligned(partial(_by_torch, partial(called, causal=causal, scale=scale)), q, k, v)
 
 
-def _launch(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
+def _launch(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Prepared, bool]:
     try:
         launcher = _best() if name == ladder.BEST else rungs.of(ladder.rung(name))
-        return launcher.prepare(q, k, v, causal, scale).launch
+        return launcher.prepare(q, k, v, causal, scale).launch, False
     except Unsupported:
         return _sdpa(q, k, v, causal, scale)
 

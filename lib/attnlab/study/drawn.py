@@ -1,0 +1,60 @@
+"""Shapes drawn at random, each time the same for a seed: shapes of no grid, by which choices are judged."""
+
+import math
+import random
+from collections.abc import Iterator
+
+from attnlab.study.shapes import Shape
+
+MOST_FLOPS = 2e12
+"""A shape with more is drawn again: its call takes milliseconds on any GPU, where choosing is easy."""
+MOST_BYTES = 2e9
+QUERIES = {"all": 0.7, "chunk": 0.15, "few": 0.15}
+"""How often a shape has as many queries as keys, a chunk of them after what a cache holds, or at most `FEW`."""
+FEW = 64
+
+
+def draw(count: int, seed: int) -> list[Shape]:
+    """As many different shapes as `count`.
+
+    Lengths and batches are drawn evenly over doublings: 16 to 8192 queries, up to 32,768 keys, 1 to 64 sequences.
+    Heads, heads that share keys and values, head_dim, dtype and mask are drawn evenly of those that models have.
+    """
+    found: dict[Shape, None] = {}
+    for shape in _shapes(random.Random(seed)):
+        if shape.flops <= MOST_FLOPS and shape.bytes <= MOST_BYTES:
+            found[shape] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def _shapes(source: random.Random) -> Iterator[Shape]:
+    while True:
+        keys, queries = _lengths(source)
+        sharing = source.choice((1, 1, 2, 4, 8))
+        kv_heads = source.choice((1, 2, 3, 4, 6, 8, 12, 16))
+        yield Shape(
+            _log_uniform(source, 1, 64),
+            kv_heads * sharing,
+            queries,
+            source.choice((64, 128)),
+            source.random() < 0.5 or 1 < queries < keys,
+            source.choice(("float16", "bfloat16")),
+            kv_heads=kv_heads,
+            kv_len=keys,
+        )
+
+
+def _lengths(source: random.Random) -> tuple[int, int]:
+    """The number of keys, and of queries."""
+    (kind,) = source.choices(list(QUERIES), weights=list(QUERIES.values()))
+    if kind == "all":
+        keys = _log_uniform(source, 16, 8192)
+        return keys, keys
+    keys = _log_uniform(source, 512, 32768)
+    return keys, _log_uniform(source, 1, FEW) if kind == "few" else _log_uniform(source, FEW, keys)
+
+
+def _log_uniform(source: random.Random, least: int, most: int) -> int:
+    return round(math.exp(source.uniform(math.log(least), math.log(most))))

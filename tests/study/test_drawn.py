@@ -1,0 +1,67 @@
+"""Shapes drawn at random."""
+
+from collections import Counter
+
+import pytest
+import small
+
+from attnlab.base.errors import UserError
+from attnlab.study import drawn, studies
+from attnlab.study.shapes import Shape
+
+
+def test_a_seed_draws_the_same_shapes_each_time_and_more_of_them_begin_with_these():
+    few, many = drawn.draw(20, 1), drawn.draw(300, 1)
+    assert many[:20] == few == drawn.draw(20, 1) != drawn.draw(20, 2)
+    assert len(set(many)) == 300
+
+
+def test_they_have_the_sizes_heads_and_masks_that_programs_have():
+    shapes = drawn.draw(400, 3)
+    assert all(shape.flops <= drawn.MOST_FLOPS and shape.bytes <= drawn.MOST_BYTES for shape in shapes)
+    kinds = Counter(
+        "all" if shape.kv_len == shape.seq_len else "few" if shape.seq_len <= drawn.FEW else "chunk" for shape in shapes
+    )
+    assert 0.6 < kinds["all"] / 400 < 0.8
+    assert min(kinds["few"], kinds["chunk"]) > 30
+    for axis, expected in {
+        "head_dim": {64, 128},
+        "dtype": {"float16", "bfloat16"},
+        "causal": {True, False},
+    }.items():
+        assert {getattr(shape, axis) for shape in shapes} == expected
+    assert {shape.heads // shape.kv_heads for shape in shapes} == {1, 2, 4, 8}
+    lengths = [shape.kv_len for shape in shapes]
+    assert min(lengths) < 32
+    assert max(lengths) > 8192
+
+
+def test_a_study_has_them_after_those_of_its_sweeps_on_each_of_its_kinds_of_values():
+    study = small.study(drawn={"shapes": 3, "seed": 5, "values": ["normal", "sd 4"]})
+    swept = small.study().shapes
+    assert study.shapes[: len(swept)] == swept
+    assert study.drawn_shapes == study.shapes[len(swept) :]
+    assert [shape.values for shape in study.drawn_shapes] == ["normal", "sd 4"] * 3
+    assert list(dict.fromkeys(shape.plain for shape in study.drawn_shapes)) == drawn.draw(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"shapes": 0, "seed": 1}, "drawn.shapes: input should be greater than or equal to 1, not 0"),
+        ({"shapes": 3}, "the field 'drawn.seed' is missing"),
+        ({"shapes": 3, "seed": 1, "values": ["norml"]}, "drawn: unknown values 'norml'"),
+    ],
+)
+def test_what_can_not_be_drawn_is_told_in_a_line(stated, said):
+    with pytest.raises(UserError, match=said):
+        small.study(drawn=stated)
+
+
+def test_the_study_by_which_attend_chooses_holds_no_drawn_shape_in_its_grid():
+    study = studies.load("dispatch")
+    swept = {shape for name in study.sweeps for shape in study.sweep(name)}
+    assert len(study.drawn_shapes) == 400
+    assert not swept & set(study.drawn_shapes)
+    assert {shape.head_dim for shape in swept} == {64, 128}
+    assert isinstance(study.target_shape, Shape)
