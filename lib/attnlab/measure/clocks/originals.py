@@ -34,14 +34,22 @@ def intact() -> Iterator[None]:
     set_aside = _set_aside_bytes()
     try:
         yield
-    finally:
-        replaced = _put_back()
-        if (bytes_ := _set_aside_bytes()) != set_aside:
-            _set_aside(set_aside)
-    if replaced:
-        raise Broken(f"replaced {', '.join(replaced)}, by which it is timed")
+    except Exception as error:  # may have come of what was replaced
+        if wrong := _undone(set_aside):
+            raise Broken(wrong) from error
+        raise
+    if wrong := _undone(set_aside):
+        raise Broken(wrong)
+
+
+def _undone(set_aside: int) -> str:
+    """What was replaced or set aside, in words, once it is put back; "" if nothing was."""
+    replaced, bytes_ = _put_back(), _set_aside_bytes()
     if bytes_ != set_aside:
-        raise Broken(f"set {bytes_} bytes of the L2 aside, where lines outlast a flush")
+        _set_aside(set_aside)
+    if replaced:
+        return f"replaced {', '.join(replaced)}, by which it is timed"
+    return f"set {bytes_} bytes of the L2 aside, where lines outlast a flush" if bytes_ != set_aside else ""
 
 
 def _now() -> dict[tuple[Any, str], Any]:
