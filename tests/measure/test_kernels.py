@@ -438,6 +438,11 @@ VIEW = Q.transpose(1, 2).contiguous().transpose(1, 2)
         (Q, on_gpu(2, 1, 8, 64).expand(2, 3, 8, 64), Q, False, None, "can't take K: it repeats itself in memory"),
         (Q, Q, on_gpu(2, 3, 8, 65)[..., :64], False, None, "can't take V: it has a stride of 130 bytes, which is"),
         (*[Q[:1, :1].expand(1, 2**16, 8, 64)] * 3, False, None, "can't take Q: it repeats itself in memory"),
+        (
+            *[on_gpu(2**15, 1, 1, 64)] * 3,
+            *(False, None),
+            "serves at most 32,767 sequences in a batch, which queries of (32768, 1, 1, 64) exceed",
+        ),
     ],
 )
 def test_what_a_rung_of_views_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, causal, scale, reason):

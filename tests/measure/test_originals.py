@@ -127,10 +127,14 @@ def test_whatever_is_replaced_is_named_and_put_back(owner, name):
         pass
 
 
+def call_after(replace):
+    replace()
+    torch.cuda.Event().record()
+
+
 def test_what_comes_of_a_replaced_clock_is_told_as_that():
     with pytest.raises(Broken, match=r"^replaced torch\.cuda\.Event, by which it is timed$"), originals.intact():
-        torch.cuda.Event = lambda **_: 0
-        torch.cuda.Event().record()
+        call_after(lambda: setattr(torch.cuda, "Event", lambda **_: 0))
 
 
 def test_the_plain_is_no_disguise():
