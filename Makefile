@@ -173,7 +173,7 @@ lock: $(call ready,cpu-check)  ## pin the versions for pyproject.toml in require
 clean:  ## delete everything generated except runs and the environment
 	find figures -type f ! -name README.md ! -name '$(PUBLISHED)*.svg' -delete
 	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
-	rm -rf exports reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
+	rm -rf exports reports/$(PUBLISHED)/notebooks kernels/.compiled_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # An interpreter that was named, into which nothing is installed, has to have what a report needs.

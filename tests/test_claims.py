@@ -14,9 +14,11 @@ import pytest
 from attnlab.base import paths
 from attnlab.exhibits import audit
 from attnlab.infer import counters
+from attnlab.literature.audit import reference
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.session import rounds
 from attnlab.measure.subjects import maps
+from attnlab.measure.values import captured
 from attnlab.runs import rules
 
 ROOT = paths.ROOT
@@ -126,3 +128,10 @@ def test_every_field_of_a_manifest_is_explained():
     explained = (ROOT / "data" / "README.md").read_text()
     fields = {field for path in (ROOT / "data").glob("*/manifest.json") for field in json.loads(path.read_text())}
     assert {field for field in fields if f"`{field}`" not in explained} == set()
+    assert {field for field in reference.Claim.model_fields if f"`{field}`" not in explained} == set()
+
+
+def test_every_variable_of_the_environment_is_explained():
+    found = {name for path in (ROOT / "lib").rglob("*.py") for name in re.findall(r"ATTNLAB_[A-Z]+", path.read_text())}
+    explained = (ROOT / "docs" / "development.md").read_text()
+    assert {name for name in found if f"`{name}`" not in explained} == {captured.FILE}

@@ -15,7 +15,7 @@ import attnlab
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import environment
-from attnlab.measure.subjects import attend, inputs, rungs
+from attnlab.measure.subjects import attend, inputs, rungs, sdpa
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.runs import dispatch
 from attnlab.runs.dispatch import Choice, Dispatch
@@ -50,6 +50,12 @@ def test_on_a_cpu_it_is_sdpa(shape, unlocked):
     assert torch.equal(attnlab.attend(q, k, v, causal=shape.causal), expected)
     assert torch.equal(attnlab.attend(q, k, v, shape.causal), expected)
     assert not attend._looked  # for a table
+
+
+def test_a_batch_of_no_sequences_needs_no_mask_of_its_own():
+    q, k = torch.zeros(0, 4, 2, 64), torch.zeros(0, 4, 8, 64)
+    assert "attn_mask" not in sdpa.options(q, k, True, None)
+    assert attnlab.attend(q, k, k, causal=True).shape == q.shape
 
 
 def test_on_a_cpu_it_has_gradients():

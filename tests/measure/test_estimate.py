@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import TINY, tiny_study
 
-from attnlab.measure.clocks import cuda_events
+from attnlab.measure.clocks import originals
 from attnlab.measure.session import estimate
 from attnlab.measure.session.estimate import Cost
 from attnlab.measure.subjects import registry
@@ -94,7 +94,7 @@ def test_calls_climb_from_little_work_to_the_most_of_the_study(target, axis, siz
 
 def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeypatch):
     called, now_us = [], [0]
-    monkeypatch.setattr(cuda_events.time, "perf_counter_ns", lambda: 1000 * now_us[0])
+    monkeypatch.setattr(originals, "perf_counter_ns", lambda: 1000 * now_us[0])
 
     def slow(q, k, v, causal):
         called.append(q.shape[2])

@@ -13,7 +13,7 @@ from conftest import EVERY_TIMING, gated, timed
 from attnlab.measure.gate import ordering, poison
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import devices
-from attnlab.measure.subjects import inputs, outputs, rungs
+from attnlab.measure.subjects import inputs, maps, outputs, rungs
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
@@ -241,6 +241,70 @@ def test_inputs_arrive_after_the_call_was_made():
     torch.cuda.synchronize()
     assert output.tolist() == [2.0] * 4
     assert seen[-1].isnan().all()
+
+
+def escaping(honest, captures):
+    """The honest kernel, which from some capture on works on a stream that is not captured."""
+    other, left = torch.cuda.Stream(), [captures]
+
+    def call(q, k, v, causal):
+        if torch.cuda.is_current_stream_capturing():
+            left[0] -= 1
+        if left[0] >= 0:
+            return honest(q, k, v, causal)
+        output = outputs.like(q)
+        with torch.cuda.stream(other):
+            output.copy_(honest(q, k, v, causal))
+        return output
+
+    return call
+
+
+def test_a_call_that_escapes_its_graph_is_caught(kernel):
+    subject, _ = gated(escaping(kernel("honest"), captures=0), SHAPE, "cuda")
+    assert subject.status == "failed"
+    assert subject.reason.startswith("before timing, graph of 1: "), subject.reason
+
+
+def test_a_call_that_escapes_the_graphs_that_are_timed_is_caught(kernel):
+    subject, _ = timed(escaping(kernel("honest"), captures=1), SHAPE, TIMINGS[0], "cuda", samples=20)
+    assert subject.status == "failed"
+    assert subject.reason.startswith("while timed, device warm, round 0: "), subject.reason
+
+
+# The clock
+
+
+@pytest.mark.parametrize("timing", BY_EVENTS, ids=str)
+@pytest.mark.parametrize(
+    ("owner", "name"), [(torch.cuda.Event, "elapsed_time"), (torch.cuda.CUDAGraph, "replay"), (torch.cuda, "Event")]
+)
+def test_who_replaces_what_it_is_timed_by_is_not_timed(kernel, timing, owner, name):
+    honest, before = kernel("honest"), getattr(owner, name)
+
+    def call(q, k, v, causal):
+        setattr(owner, name, lambda *_: 1e-6)
+        return honest(q, k, v, causal)
+
+    subject, samples = timed(call, SHAPE, timing, "cuda", samples=5)
+    assert (subject.status, samples) == ("failed", [])
+    assert subject.reason.endswith(f".{name}, by which it is timed"), subject.reason
+    assert getattr(owner, name) is before
+
+
+def test_who_sets_part_of_the_l2_aside_is_not_timed(kernel):
+    honest, driver = kernel("honest"), maps.driver()
+    limit = driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+    before = driver.cuCtxGetLimit(limit)
+
+    def call(q, k, v, causal):
+        driver.cuCtxSetLimit(limit, 2**20)
+        return honest(q, k, v, causal)
+
+    subject, samples = timed(call, SHAPE, Timing(clock="device", cache="cold"), "cuda", samples=5)
+    assert (subject.status, samples) == ("failed", [])
+    assert re.fullmatch(r"set \d+ bytes of the L2 aside, where lines outlast a flush", subject.reason), subject.reason
+    assert driver.cuCtxGetLimit(limit) == before
 
 
 # What the gate leans on

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import attnlab
 from attnlab.measure.gate.gate import Gate
@@ -98,6 +99,27 @@ def kernel():
     except Unsupported as error:
         pytest.skip(str(error))
     return kernel
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("kv_len", [2, 8])
+def test_attend_gives_an_empty_batch_an_empty_tensor(kv_len, kv_heads, causal):
+    q = torch.zeros(0, 4, 2, 64, dtype=torch.float16, device=GPU, requires_grad=True)
+    k = torch.zeros(0, kv_heads, kv_len, 64, dtype=torch.float16, device=GPU)
+    for queries in (q, q.detach()):
+        output = attnlab.attend(queries, k, k, causal=causal)
+        assert (output.shape, output.dtype, output.device) == (q.shape, q.dtype, q.device)
+
+
+@pytest.mark.parametrize("name", ["naive", "wgmma"])
+def test_kernels_that_pack_no_heads_serve_any_batch(name):
+    drawn = inputs.draw(Shape(2**15 + 1, 1, 8, 64), 1, GPU)
+    try:
+        output = rungs.implementation(f"kernel.{name}").call(*drawn, False)
+    except Unsupported:
+        pytest.skip(f"{name} isn't written for this device")
+    torch.testing.assert_close(output, F.scaled_dot_product_attention(*drawn), atol=5e-3, rtol=0)
 
 
 def test_a_graph_of_calls_on_several_tensors_reads_each(kernel):

@@ -84,7 +84,7 @@ def test_only_what_is_served_is_compiled(folder, monkeypatch):
     ladders.write(folder, rung(*tiles, TILE | {"name": "longest", "template": {"n": 2}}, dtypes=["float16"]))
     (one,) = ladder.load()
     asked = []
-    monkeypatch.setattr(nvrtc, "build", lambda rung, architecture, expressions: asked.extend(expressions))
+    monkeypatch.setattr(nvrtc, "build", lambda _, __, expressions: asked.extend(expressions) or Build({}, "refused"))
     check.build(one, "sm_80")
     assert asked == [f"plain<__half, 64, {rest}>" for rest in ("true, 1", "false, 2", "true, 2")]
 
@@ -98,6 +98,7 @@ def test_registers_and_shared_memory_are_the_compilers(folder, compiler):
     assert (build.error, build.warnings) == ("", ())
     (instance,) = build.instances.values()
     assert 64 < instance.registers <= 255
+    assert (instance.parameters, instance.most_threads) == ((8, 8, 8, 8, 4, 4, 4), 0)
     assert instance.spill_bytes == 0
     assert instance.static_shared_bytes >= 400
 
@@ -131,11 +132,11 @@ def test_an_error_shows_file_line_flags_and_the_compilers_words(folder, compiler
     ended = command()
     assert ended.returncode == 1
     lines = ended.stderr.splitlines()
-    assert len(lines) == 2  # an architecture each
+    assert len(lines) == 1  # for both architectures
     line = SOURCE[: SOURCE.index("float score")].count("\n") + 1
     assert lines[-1] == (
-        f"attnlab: {folder}/plain.cu does not compile as plain<...> with -std=c++17 -arch=sm_90a -I{folder} "
-        f'--ptxas-options=-v: {folder}/plain.cu({line}): error: identifier "nought" is undefined'
+        f"attnlab: {folder}/plain.cu does not compile as plain<...> with -std=c++17 -arch=sm_80 -I{folder} "
+        f'--ptxas-options=-v: {folder}/plain.cu({line}): error: identifier "nought" is undefined; likewise for sm_90a'
     )
 
 
@@ -151,11 +152,54 @@ def test_an_error_in_a_header_names_the_header_and_an_instance_that_is_not_there
     assert "\n" not in build.error
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (rung(function="plane"), "no kernel `plane` in plain.cu; did you mean 'plain'?"),
+        (
+            rung(arguments="tensor maps"),
+            'plain.cu: `plain` takes pointers, and the ladder says `arguments = "tensor maps"`',
+        ),
+        (
+            rung(TILE | {"threads": 96}),
+            "plain.cu: `plain` is written for 64 threads (`__launch_bounds__`), and the tile for head_dim 64, "
+            "which has `rows = 64`, says `threads = 96`",
+        ),
+    ],
+)
+def test_an_entry_that_does_not_fit_its_kernel_is_told_once(folder, compiler, command, entry, said):
+    source = SOURCE.replace("__global__ void plain", "__global__ void __launch_bounds__(64) plain")
+    ladders.write(folder, entry, source=source)
+    assert command().stderr == f"attnlab: {said}\n"
+
+
+def test_what_has_not_changed_is_not_compiled_again(folder, compiler, command, monkeypatch):
+    compiled, compile_ = [], nvrtc.build
+
+    def build(rung, architecture, expressions):
+        compiled.append(architecture)
+        return compile_(rung, architecture, expressions)
+
+    monkeypatch.setattr(nvrtc, "build", build)
+    first = command().stdout
+    assert (sorted(compiled), command().stdout) == (["sm_80", "sm_90a"], first)
+    (folder / "widen.cuh").write_text(ladders.HEADER + "struct Another;\n")
+    assert (command().stdout, len(compiled)) == (first, 4)
+    ladders.write(folder, rung(architectures=["sm_80"], dtypes=["float16"]))
+    command()
+    assert len(compiled) == 5
+    for kept in (folder / check.CACHE).iterdir():
+        kept.write_text("{")
+    command()
+    assert len(compiled) == 6
+
+
 @pytest.mark.parametrize(("declared", "returned"), [(0, 1), (100_000, 0)])
 def test_a_spill_is_an_error_unless_it_is_declared(folder, compiler, command, declared, returned):
     source = SOURCE.replace("__global__ void plain", "__global__ void __launch_bounds__(1024, 2) plain")
     source = source.replace("for (int d", '_Pragma("unroll") for (int d')
-    ladders.write(folder, rung(dtypes=["float16"], architectures=["sm_80"], spill_bytes=declared), source=source)
+    entry = rung(TILE | {"threads": 1024}, dtypes=["float16"], architectures=["sm_80"], spill_bytes=declared)
+    ladders.write(folder, entry, source=source)
     ended = command()
     assert ended.returncode == returned
     if declared:
@@ -394,6 +438,11 @@ VIEW = Q.transpose(1, 2).contiguous().transpose(1, 2)
         (Q, on_gpu(2, 1, 8, 64).expand(2, 3, 8, 64), Q, False, None, "can't take K: it repeats itself in memory"),
         (Q, Q, on_gpu(2, 3, 8, 65)[..., :64], False, None, "can't take V: it has a stride of 130 bytes, which is"),
         (*[Q[:1, :1].expand(1, 2**16, 8, 64)] * 3, False, None, "can't take Q: it repeats itself in memory"),
+        (
+            *[on_gpu(2**15, 1, 1, 64)] * 3,
+            *(False, None),
+            "serves at most 32,767 sequences in a batch, which queries of (32768, 1, 1, 64) exceed",
+        ),
     ],
 )
 def test_what_a_rung_of_views_does_not_serve_is_refused_in_a_sentence(folder, h200, q, k, v, causal, scale, reason):

@@ -247,8 +247,15 @@ def test_why_no_map_describes_a_tensor(tensor, reason):
     assert maps.refusal(tensor).startswith(reason)
 
 
-def test_what_32_bits_do_not_hold_is_too_large():
-    assert not maps.too_large(Q, 64)
-    assert maps.too_large(Q[:1].expand(2**15, 3, 8, 64), 64)
-    assert maps.too_large(Q[:1, :1].expand(1, 2**16, 8, 64), 64)
-    assert maps.too_large(Q[:1, :1, :1].expand(2**14, 2**12, 2**11, 64), 64)
+@pytest.mark.parametrize(
+    ("size", "rows", "packed", "limit"),
+    [
+        ((2**15 - 1, 3, 8, 64), 64, True, ""),
+        ((2**15, 1, 8, 64), 64, True, "at most 32,767 sequences in a batch"),
+        ((1, 2**16, 8, 64), 64, True, "at most 65,535 heads"),
+        ((2**15, 2**16 - 1, 8, 64), 64, False, ""),
+        ((2**15, 2**16, 8, 64), 64, False, "at most 2,147,483,647 work items"),
+    ],
+)
+def test_what_a_kernels_numbers_do_not_hold_is_told_by_its_limit(size, rows, packed, limit):
+    assert maps.limit(Q[:1, :1, :1, :1].expand(size), rows, packed) == limit

@@ -7,7 +7,7 @@ from ladders import TILE, rung
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.clocks import cuda_events
+from attnlab.measure.clocks import cuda_events, originals
 from attnlab.measure.session import tune
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.case import Replay
@@ -55,7 +55,7 @@ def tuned(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(tune, "SHAPES", SMALL)
-    monkeypatch.setattr(cuda_events.time, "perf_counter_ns", lambda: Clock.ns)
+    monkeypatch.setattr(originals, "perf_counter_ns", lambda: Clock.ns)
     monkeypatch.setattr(tune.devices, "describe", lambda _: {"multiprocessors": 4})
 
     def captured(case, pool):

@@ -194,7 +194,7 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(folder):
             "rung 'plain': sizes: 'n + m' is no formula of whole numbers and head_dim, n with +, -, [*] and //",
         ),
         (rung(sizes={"box_rows": "4 // 0"}), "rung 'plain': sizes: '4 // 0' is no formula *"),
-        (rung(sizes={"depth": 1}), "rung 'plain': unknown field 'tiles.0.depth': leave it out"),
+        (rung(sizes={"depth": 1}), "rung 'plain': unknown field 'tiles.0.depth'; fields are head_dim, rows, *"),
         (rung(sizes=7), "rung 'plain': sizes: input should be a valid dictionary, not 7"),
         *(
             (
@@ -214,7 +214,8 @@ def test_an_entry_that_is_wrong_is_told_in_one_line(folder, entry, said):
 @pytest.mark.parametrize(
     ("tile", "said"),
     [
-        ({"thread": 1}, "unknown field 'tiles.1.thread': leave it out"),
+        ({"thread": 1}, "unknown field 'tiles.1.thread'; fields are head_dim, rows, "),
+        ({"shared_byte": 0, "shared_bytes": ...}, "unknown field 'tiles.1.shared_byte'; fields are head_dim, rows, "),
         ({"rows": ...}, "the field 'tiles.1.rows' is missing"),
         ({"head_dim": 0}, "tiles.1.head_dim: input should be greater than or equal to 1, not 0"),
         ({"keys": -1}, "tiles.1.keys: input should be greater than or equal to 1, not -1"),

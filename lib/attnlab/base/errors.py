@@ -1,9 +1,11 @@
 """Errors that a user can correct, each explained in one line."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 
 class UserError(Exception):
@@ -30,17 +32,25 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return "".join(f"; did you mean {match!r}?" for match in get_close_matches(word, known, n=1))
 
 
-def first_problem(error: ValidationError, fields: Collection[str]) -> str:
-    """The first problem that a model with these fields found, in words."""
-    problem = error.errors()[0]
+def first_problem(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
+    """The first problem that a model with these fields found, in words; an unknown field before all others."""
+    # A field that is misspelt is missing too.
+    problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        if len(problem["loc"]) > 1:  # not one of these fields, but inside one of them
-            return f"unknown field {field!r}: leave it out"
-        near = suggestion(str(problem["loc"][-1]), fields)
-        return f"unknown field {field!r}; fields are {', '.join(fields)}{near}"
+        *outer, last = problem["loc"]
+        for name in outer:
+            fields = _fields_within(fields[name].annotation) if isinstance(name, str) and name in fields else fields
+        return f"unknown field {field!r}; fields are {', '.join(fields)}{suggestion(str(last), fields)}"
     if problem["type"] == "missing":
         return f"the field {field!r} is missing"
     expected = problem["msg"].partition(" after validation")[0]  # it goes on with the number of items
     what = f"{expected[0].lower()}{expected[1:]}, not {problem['input']!r}"
     return f"{field}: {what}" if field else what  # no field if the model as a whole is wrong
+
+
+def _fields_within(annotation: Any) -> Mapping[str, FieldInfo]:
+    """The fields of the model that a field holds, alone or in a list or mapping; none if it holds no model."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation.model_fields
+    return next(filter(None, map(_fields_within, get_args(annotation))), {})

@@ -1,23 +1,34 @@
 """Every rung compiled for each of its architectures without a GPU: registers, spills, occupancy, and problems."""
 
+import hashlib
 import os
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
+from attnlab.base.files import write_atomically
 from attnlab.compile import nvrtc, occupancy
-from attnlab.compile.nvrtc import Build
+from attnlab.compile.nvrtc import Build, Instance
 from attnlab.study import ladder
 from attnlab.study.ladder import MASKS, Rung, Tile
 
 TARGET = {"batch": 32, "heads": 8, "seq_len": 512}
 """The shape at which CTAs and waves are counted."""
+PASSED = {"pointers": (8,) * 4, "tensor maps": (128,) * 4 + (4,), "views": (128,) * 4}
+"""The bytes with which a kernel's parameters begin, by the `arguments` of its entry."""
+CACHE = ".compiled_cache"
+"""The folder beside the kernels that keeps what came of compiling them."""
+_BUILD = TypeAdapter(Build)
 
 
 def check(name: str = "") -> None:
@@ -25,7 +36,8 @@ def check(name: str = "") -> None:
 
     Raises:
         UserError: the ladder has no such rung; or a rung doesn't compile, spills more than it declares, or loses
-            performance according to ptxas. The message is the last problem; those before it have been printed.
+            performance according to ptxas, or takes other arguments or threads than its entry says. The message is the
+            last problem; those before it have been printed.
     """
     rungs = (ladder.rung(ladder.PREFIX + name),) if name else ladder.load()
     if not rungs:
@@ -38,7 +50,7 @@ def check(name: str = "") -> None:
     lines = [row for job, build in zip(jobs, built, strict=True) for row in rows(*job, build)]
     if lines:
         print(table(lines))
-    problems = [line for job, build in zip(jobs, built, strict=True) for line in wrong(*job, build)]
+    problems = once((job[1], line) for job, build in zip(jobs, built, strict=True) for line in wrong(*job, build))
     for problem in problems[:-1]:
         print(f"attnlab: {problem}", file=sys.stderr)
     if problems:
@@ -71,12 +83,42 @@ def wrong(rung: Rung, architecture: str, build: Build) -> list[str]:
     if build.error:
         return [build.error]
     found = [
-        f"{rung.source} for {architecture}: {expression} spills {instance.spill_bytes} bytes, and the ladder declares "
-        f"{rung.spill_bytes} (`spill_bytes`)"
+        f"{expression} spills {instance.spill_bytes} bytes, and the ladder declares {rung.spill_bytes} (`spill_bytes`)"
         for expression, instance in build.instances.items()
         if instance.spill_bytes > rung.spill_bytes
     ]
-    return found + [f"{rung.source} for {architecture}: {warning}" for warning in build.warnings]
+    built = [
+        (tile, build.instances[expression])
+        for tile, *_, expression in _instances(rung)
+        if expression in build.instances
+    ]
+    misfits = dict.fromkeys(line for tile, instance in built for line in _misfits(rung, tile, instance))
+    compiled = [f"{rung.source} for {architecture}: {line}" for line in (*found, *build.warnings)]
+    return [f"{rung.source}: {line}" for line in misfits] + compiled
+
+
+def _misfits(rung: Rung, tile: Tile, instance: Instance) -> Iterable[str]:
+    """How the source of a rung contradicts its entry: in the arguments of the kernel, and in a tile's threads."""
+    if taken := instance.parameters:
+        arguments = next((known for known, sizes in PASSED.items() if taken[: len(sizes)] == sizes), "other arguments")
+        if arguments != rung.arguments:
+            yield f'`{rung.function}` takes {arguments}, and the ladder says `arguments = "{rung.arguments}"`'
+    if instance.most_threads not in (0, tile.threads):
+        yield (
+            f"`{rung.function}` is written for {instance.most_threads} threads (`__launch_bounds__`), and "
+            f"{tile.title}, which has `rows = {tile.rows}`, says `threads = {tile.threads}`"
+        )
+
+
+def once(problems: Iterable[tuple[str, str]]) -> list[str]:
+    """Problems by architecture, a line each: one that names its own, and that others have too, names these as well."""
+    found: dict[str, dict[str, str]] = {}
+    for architecture, line in problems:
+        found.setdefault(line.replace(architecture, ""), {}).setdefault(line, architecture)
+    return [
+        "; likewise for ".join(filter(None, (next(iter(lines)), ", ".join(list(lines.values())[1:]))))
+        for lines in found.values()
+    ]
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -92,9 +134,26 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def build(rung: Rung, architecture: str) -> Build:
-    """Every instance of a rung, compiled for one architecture."""
+    """Every instance of a rung, compiled for one architecture, or as it was when nothing has changed since."""
     # Tiles that differ only in where they are used share an instance.
-    return nvrtc.build(rung, architecture, list(dict.fromkeys(expression for *_, expression in _instances(rung))))
+    expressions = list(dict.fromkeys(expression for *_, expression in _instances(rung)))
+    kept = paths.kernels() / CACHE / f"{rung.name}-{architecture}-{_key(rung, architecture, expressions)}.json"
+    with suppress(OSError, ValidationError):
+        return _BUILD.validate_json(kept.read_bytes())
+    built = nvrtc.build(rung, architecture, expressions)
+    if not built.error:
+        with suppress(OSError):  # without it, it is compiled again
+            kept.parent.mkdir(exist_ok=True)
+            for older in kept.parent.glob(f"{rung.name}-{architecture}-*"):
+                older.unlink(missing_ok=True)
+            write_atomically(kept, _BUILD.dump_json(built))
+    return built
+
+
+def _key(rung: Rung, architecture: str, expressions: list[str]) -> str:
+    """A hash of all that a build follows from."""
+    asked = (nvrtc.program(rung), nvrtc.flags(architecture), nvrtc.version(), expressions)
+    return hashlib.sha256(Path(nvrtc.__file__).read_bytes() + repr(asked).encode()).hexdigest()[:16]
 
 
 def _instances(rung: Rung) -> list[tuple[Tile, bool, str, str]]:

@@ -2,11 +2,13 @@
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from attnlab.base import paths
-from attnlab.base.errors import UserError
+from attnlab.base.errors import UserError, suggestion
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung
 
@@ -30,7 +32,9 @@ def flags(architecture: str) -> tuple[str, ...]:
 
 def explained(rung: Rung, expression: str, options: tuple[str, ...], log: str) -> str:
     """Why a rung doesn't compile, in one paragraph: its file, the line, the flags and the compiler's words."""
-    words = _errors(log)
+    words, kernels = _errors(log), _kernels(rung)
+    if rung.function not in kernels and words and all("__nv_name_map" in line for line in words):
+        return f"no kernel `{rung.function}` in {rung.source}{suggestion(rung.function, kernels)}"
     more = f" (and {len(words) - SHOWN} more)" if len(words) > SHOWN else ""
     said = "; ".join(words[:SHOWN]) or " ".join(log.split())[:500] or "nothing"
     source = paths.shown(paths.kernels() / rung.source)
@@ -45,13 +49,26 @@ def _errors(log: str) -> list[str]:
     return [line for line in lines if re.search(r"\berror\b", line) and "detected in the comp" not in line]
 
 
+def _kernels(rung: Rung) -> list[str]:
+    """The names of the kernels in a rung's source and our headers in it."""
+    text = "".join(ladder.code(path.read_text()) for path in ladder.sources(rung))
+    return re.findall(r"__global__[^;{]*?\b(?!__)([A-Za-z_]\w*)\s*\(", text)
+
+
 @dataclass(frozen=True)
 class Instance:
-    """What ptxas reports of one instance of a kernel: registers and spills per thread, shared memory per CTA."""
+    """What the compiler reports of one instance of a kernel: registers and spills per thread, shared memory per CTA.
+
+    Attributes:
+        parameters: the size in bytes of each.
+        most_threads: of a CTA, as its ``__launch_bounds__`` say; 0 without them.
+    """
 
     registers: int
     spill_bytes: int
     static_shared_bytes: int
+    parameters: tuple[int, ...] = ()
+    most_threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,23 +106,38 @@ def build(rung: Rung, architecture: str, expressions: list[str]) -> Build:
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             return Build({}, explained(rung, f"{rung.function}<...>", options, said))
         names = {e: _checked(nvrtc.nvrtcGetLoweredName(program_, e.encode())).decode() for e in expressions}
+        ptx = b" " * _checked(nvrtc.nvrtcGetPTXSize(program_))
+        _checked(nvrtc.nvrtcGetPTX(program_, ptx))
     finally:
         nvrtc.nvrtcDestroyProgram(program_)
-    reported = report(said)
+    reported = report(said, ptx.decode())
     return Build({expression: reported[name] for expression, name in names.items()}, warnings=warnings(said))
 
 
-def report(log: str) -> dict[str, Instance]:
-    """What ptxas reports with ``-v``, by the mangled name of each instance."""
-    found = {}
+def report(log: str, ptx: str = "") -> dict[str, Instance]:
+    """What ptxas reports with ``-v`` and the PTX declares, by the mangled name of each instance."""
+    found, declared = {}, dict(_declared(ptx))
     for part in log.split("Compiling entry function")[1:]:
         name = re.search(r"'(\w+)'", part)
         used = re.search(r"Used (\d+) registers", part)
         if name and used:
             spilled = [int(size) for size in re.findall(r"(\d+) bytes spill (?:stores|loads)", part)]
             shared = re.search(r"(\d+) bytes smem", part)
-            found[name[1]] = Instance(int(used[1]), max(spilled, default=0), int(shared[1]) if shared else 0)
+            shared_bytes = int(shared[1]) if shared else 0
+            of_entry = declared.get(name[1], ((), 0))
+            found[name[1]] = Instance(int(used[1]), max(spilled, default=0), shared_bytes, *of_entry)
     return found
+
+
+def _declared(ptx: str) -> Iterator[tuple[str, tuple[tuple[int, ...], int]]]:
+    """The name of each entry, the bytes of its parameters, and the most threads of its CTAs."""
+    for name, parameters, directives in _ENTRY.findall(ptx):
+        each = re.findall(r"\.param\b.*?\.[busf](\d+)\b[^\[,]*(?:\[(\d+)\])?", parameters)
+        threads = re.search(r"\.maxntid (\d+)", directives)
+        yield name, (tuple(int(bits) // 8 * int(n or 1) for bits, n in each), int(threads[1]) if threads else 0)
+
+
+_ENTRY = re.compile(r"\.entry (\w+)\s*\(([^)]*)\)([^{]*)\{")
 
 
 def warnings(log: str) -> tuple[str, ...]:
@@ -116,6 +148,14 @@ def warnings(log: str) -> tuple[str, ...]:
 
 # C7508: setmaxnreg is ignored; C7510 and similar codes: wgmma is serialised.
 _LOST = re.compile(r"ptxas.*(warning|C75\d\d|wgmma.*serializ|setmaxnreg.*ignored)", re.IGNORECASE)
+
+
+def version() -> str:
+    """The version of NVRTC's package; empty where it is not a package."""
+    try:
+        return metadata.version("nvidia-cuda-nvrtc")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _toolkit() -> tuple[Any, str]:

@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from attnlab.measure.clocks import traced
+from attnlab.measure.clocks import originals, traced
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects.case import Call, Case, Replay
 from attnlab.study.shapes import Shape
@@ -153,17 +153,17 @@ def timed(device: torch.device, work: Callable[[], Any], hold: bool = False) -> 
         hold: whether a GPU's stream is held until the work is queued.
     """
     if device.type == "cpu":
-        begin = time.perf_counter_ns()
+        begin = originals.perf_counter_ns()
         returned = work()
-        return (time.perf_counter_ns() - begin) / 1e3, returned
+        return (originals.perf_counter_ns() - begin) / 1e3, returned
     start, end = _events()
     if hold:
         torch.cuda._sleep(HOLD_CYCLES)
-    start.record()
+    originals.record(start)
     returned = work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3, returned
+    originals.record(end)
+    originals.wait(end)
+    return originals.elapsed_ms(start, end) * 1e3, returned
 
 
 def timed_us(device: torch.device, work: Callable[[], object]) -> float:

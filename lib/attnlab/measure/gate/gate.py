@@ -5,6 +5,7 @@ fails a check:
 
 - elements that were not written, or are not finite: memory is poisoned before each run;
 - bytes written outside the output: it lies between guards, if the implementation allocates it with `outputs.like`;
+- an output that is no plain tensor, so that it may be computed only when it is looked at;
 - inputs that were changed, or returned as the output;
 - the output for earlier inputs: inputs change in place from check to check, and a returned output is poisoned;
 - two runs that differ in any bit, where the implementation has to repeat itself: shared memory and registers of the
@@ -246,6 +247,8 @@ class Gate:
     def _faults_of(self, output: Tensor, at_once: Tensor, earlier: Tensor | None, guards: outputs.Guards) -> list[str]:
         """The fault of one returned tensor; `earlier` is the one that the run before returned in its place."""
         faults = []
+        if wrong := outputs.disguised(output, self._inputs[0].device):
+            return [wrong]
         if any(_overlap(output, held) for held in self._inputs):
             return ["returned memory of its inputs"]
         if any(size > 1 and not stride for size, stride in zip(output.shape, output.stride(), strict=True)):

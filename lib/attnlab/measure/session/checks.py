@@ -55,7 +55,8 @@ def check_all(
                     subject.drop(FAILED, f"{moment} timing, {at}: {check.reason}")
                     break
             if moment == "before" and kind == shape.values and subject.alive:
-                subject.details["alone_differing"] = alone.differing(subject.implementation, windows[0], shape)
+                asked = partial(alone.differing, subject.implementation, windows[0], shape)
+                subject.details["alone_differing"] = subject.attempt(asked)
             devices.release(session.device)
     return checked
 

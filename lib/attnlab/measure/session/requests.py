@@ -5,13 +5,13 @@ no call is repeated to warm the cache for the one that is timed.
 """
 
 import random
-import time
 from functools import partial
 
 import pandas as pd
 import torch
 
 from attnlab.base.errors import UserError
+from attnlab.measure.clocks import originals
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
@@ -58,11 +58,11 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
 def _answered(case: Case, device: torch.device) -> dict[str, float]:
     with case.selected():
         devices.synchronize(device)
-        begin = time.perf_counter_ns()
+        begin = originals.perf_counter_ns()
         case.call()
-        returned = time.perf_counter_ns()
+        returned = originals.perf_counter_ns()
         devices.synchronize(device)
-        end = time.perf_counter_ns()
+        end = originals.perf_counter_ns()
     return {"latency_us": (end - begin) / 1e3, "host_us": (returned - begin) / 1e3}
 
 

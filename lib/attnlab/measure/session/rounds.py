@@ -9,14 +9,16 @@ from functools import partial
 
 import torch
 
-from attnlab.measure.clocks import cuda_events, in_process
+from attnlab.measure.clocks import cuda_events, in_process, originals
 from attnlab.measure.gate.reference_check import Bound, ReferenceCheck, Tally
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import gate_of
 from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive
-from attnlab.measure.subjects.implementation import OutOfMemory, attempt
+from attnlab.measure.subjects.case import Output
+from attnlab.measure.subjects.implementation import Broken, OutOfMemory, attempt
 from attnlab.measure.subjects.inputs import Windows
+from attnlab.measure.subjects.outputs import disguised
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -92,8 +94,10 @@ class Rounds:
         card = self._session.telemetry.read()
         taken = []
         for position, subject in enumerate(turns):
-            with self._unless_out_of_memory(subject):
-                sample = sampler(subject.case)
+            with self._unless_refused(subject):
+                with originals.intact():
+                    sample = sampler(subject.case)
+                _require_plain(sample.output, self._session.device)
                 turn = number, position
                 row = rows.sample(self._session, self._shape, subject, self._timing, turn, sample.launches, card)
                 taken.append((row, sample))
@@ -107,7 +111,7 @@ class Rounds:
             many, cut = subject.case.many, subject.case.cut
             if many is None or cut is None:
                 continue
-            with self._unless_out_of_memory(subject):
+            with self._unless_refused(subject):
                 with subject.case.scrambled():
                     many.graph.replay()
                 cut.graph.replay()
@@ -140,8 +144,18 @@ class Rounds:
         self._reference.forget()
 
     @contextmanager
-    def _unless_out_of_memory(self, subject: Subject) -> Iterator[None]:
+    def _unless_refused(self, subject: Subject) -> Iterator[None]:
+        """Inside, a sample is taken; where it can't be, or doesn't count, the subject is dropped."""
         try:
             yield
         except (torch.OutOfMemoryError, OutOfMemory) as error:
             subject.drop(OUT_OF_MEMORY, f"while timed, {self._timing}: {error}")
+        except Broken as error:
+            subject.drop(FAILED, f"while timed, {self._timing}: {error}")
+
+
+def _require_plain(output: Output, device: torch.device) -> None:
+    """Raise Broken unless an output is made of plain tensors on the device."""
+    returned = output if isinstance(output, tuple) else (output,)
+    if wrong := next(filter(None, (disguised(tensor, device) for tensor in returned)), ""):
+        raise Broken(wrong)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from attnlab.measure.clocks import cuda_events
+from attnlab.measure.clocks import cuda_events, originals
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.case import Case
@@ -98,7 +98,7 @@ class Subject:
     def attempt(self, work: Callable[[], T]) -> T | None:
         """The result of `work`; where it can't be done, None, and the subject is dropped with the reason."""
         try:
-            with self.implementation.selected():
+            with originals.intact(), self.implementation.selected():
                 return attempt(work)
         except Unsupported as error:
             self.drop(SKIPPED, str(error))

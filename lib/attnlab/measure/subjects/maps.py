@@ -17,8 +17,8 @@ BOX_COLUMNS = 64
 # What the driver asks of addresses and of strides, in bytes (cuTensorMapEncodeTiled).
 ALIGNMENT = 16
 FARTHEST = 2**40
-# Kernels pack a head, and its batch above it, into 32 bits.
-MOST_HEADS, MOST_BATCHES = 2**16, 2**15
+# Kernels that take views pack a head, and its batch above it, into 32 bits; all number their work items in 31.
+MOST_HEADS, MOST_BATCHES, MOST_ITEMS = 2**16 - 1, 2**15 - 1, 2**31 - 1
 
 
 def contiguous(tensor: Tensor, address: int, rows: int) -> bytes:
@@ -120,7 +120,15 @@ def driver() -> Any:
     return driver
 
 
-def too_large(q: Tensor, rows: int) -> bool:
-    """Whether a kernel's 32-bit numbers of heads, batches and work items of `rows` rows don't hold such queries."""
+def limit(q: Tensor, rows: int, packed: bool) -> str:
+    """The limit that such queries exceed, as ``at most 65,535 heads``; "" for none.
+
+    Args:
+        rows: queries of a work item.
+        packed: whether the kernel packs batch and head, as those that take views do.
+    """
     batch, heads, seq_len, _ = q.shape
-    return heads >= MOST_HEADS or batch >= MOST_BATCHES or batch * heads * math.ceil(seq_len / rows) >= 2**31
+    counts = [("work items", batch * heads * math.ceil(seq_len / rows), MOST_ITEMS)]
+    if packed:
+        counts += [("sequences in a batch", batch, MOST_BATCHES), ("heads", heads, MOST_HEADS)]
+    return next((f"at most {most:,} {what}" for what, count, most in counts if count > most), "")

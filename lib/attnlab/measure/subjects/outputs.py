@@ -58,6 +58,14 @@ class Guards:
         return int((words == self.poison).all(dim=1).sum())
 
 
+def disguised(output: Tensor, device: torch.device) -> str:
+    """What is wrong with a returned tensor whose elements may be computed only when they are looked at; "" if none."""
+    plain = type(output) is Tensor and output.device == device and not torch._is_functional_tensor(output)
+    if plain and output.layout is torch.strided:
+        return ""
+    return f"returned a {type(output).__name__} on {output.device}, which is no plain tensor on {device}"
+
+
 _guards: Guards | None = None
 
 

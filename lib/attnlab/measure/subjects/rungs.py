@@ -251,8 +251,10 @@ def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
         mask = ladder.MASKS[causal]
         raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
     tile = tiles[0]
-    if not q.numel() or maps.too_large(q, tile.rows):
+    if not q.numel():
         raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
+    if limit := maps.limit(q, tile.rows, packed=rung.arguments == "views"):
+        raise Unsupported(f"{rung.name} serves {limit}, which queries of {tuple(q.shape)} exceed")
     return dtypes[0], tile
 
 

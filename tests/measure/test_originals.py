@@ -1,0 +1,144 @@
+"""Saboteurs in Python, in the process that times them: the clock, and outputs that are not computed yet."""
+
+import time
+from functools import partial
+
+import pytest
+import torch
+from conftest import gated, timed
+
+from attnlab.measure.clocks import cuda_events, originals
+from attnlab.measure.instruments import environment
+from attnlab.measure.subjects import outputs, sdpa
+from attnlab.measure.subjects.implementation import Broken
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+SHAPE = Shape(2, 3, 65, 64, dtype="float32")
+WARM = Timing(clock="eager", cache="warm")
+GATED = 40
+"""More calls than precede the rounds."""
+
+
+@pytest.fixture(autouse=True)
+def locked(unlocked):
+    """A locked environment, put back afterwards."""
+    environment.lock()
+
+
+class Turns:
+    """Computes honestly for so many calls, and then as its subclass does."""
+
+    def __init__(self, honest=0):
+        self.honest = honest
+
+    def __call__(self, q, k, v, causal):
+        self.honest -= 1
+        return (sdpa.sdpa if self.honest >= 0 else self.otherwise)(q, k, v, causal)
+
+
+class SlowsTheClock(Turns):
+    """Has a nanosecond last a microsecond."""
+
+    def otherwise(self, q, k, v, causal):
+        time.perf_counter_ns = lambda now=originals.perf_counter_ns: now() // 1000
+        return sdpa.sdpa(q, k, v, causal)
+
+
+class Later(torch.Tensor):
+    """A tensor that is computed when it is looked at."""
+
+    compute = None
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        for later in arguments:
+            if isinstance(later, Later) and later.compute:
+                compute, later.compute = later.compute, None
+                later.as_subclass(torch.Tensor).copy_(compute())
+        return super().__torch_function__(function, types, arguments, named or {})
+
+
+class ComputesLater(Turns):
+    """Returns a tensor that is computed when it is looked at."""
+
+    def otherwise(self, q, k, v, causal):
+        later = torch.empty_like(q).as_subclass(Later)
+        later.compute = partial(sdpa.sdpa, q, k, v, causal)
+        return later
+
+
+FAULTS = {
+    SlowsTheClock: "replaced time.perf_counter_ns, by which it is timed",
+    ComputesLater: "returned a Later on cpu, which is no plain tensor on cpu",
+}
+
+
+@pytest.mark.parametrize("saboteur", FAULTS)
+def test_who_meddles_at_once_is_not_timed(saboteur):
+    subject, _ = gated(saboteur(), SHAPE)
+    assert subject.status == "failed"
+    assert FAULTS[saboteur] in subject.reason
+    assert time.perf_counter_ns is originals.perf_counter_ns
+
+
+@pytest.mark.parametrize("saboteur", FAULTS)
+def test_who_meddles_while_it_is_timed_loses_the_sample(saboteur):
+    subject, samples = timed(saboteur(honest=GATED), SHAPE, WARM, samples=100)
+    assert subject.status == "failed"
+    assert subject.reason == f"while timed, eager warm: {FAULTS[saboteur]}"
+    assert 0 < len(samples) < 100
+    assert time.perf_counter_ns is originals.perf_counter_ns
+
+
+def test_who_puts_the_clock_back_was_timed_by_the_one_that_was_taken(monkeypatch):
+    def reading():
+        monkeypatch.undo()
+        return 0
+
+    def call():
+        monkeypatch.setattr(time, "perf_counter_ns", reading)
+        return now()
+
+    now = originals.perf_counter_ns
+    before = now()
+    latency_us, inside = cuda_events.timed(torch.device("cpu"), call)
+    assert 0 < latency_us < (now() - before) / 1e3
+    assert before < inside
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (torch.cuda, "Event"),
+        (torch.cuda, "synchronize"),
+        (torch.cuda.Event, "elapsed_time"),
+        (torch.cuda.Event, "__getattribute__"),
+        (torch.cuda.CUDAGraph, "replay"),
+        (torch.cuda.graph, "__enter__"),
+    ],
+)
+def test_whatever_is_replaced_is_named_and_put_back(owner, name):
+    before = vars(owner).get(name)
+    with pytest.raises(Broken, match=rf"^replaced \S*{name}, by which it is timed$"), originals.intact():
+        setattr(owner, name, lambda *_: 0)
+    assert vars(owner).get(name) is before
+    with originals.intact():
+        pass
+
+
+def call_after(replace):
+    replace()
+    torch.cuda.Event().record()
+
+
+def test_what_comes_of_a_replaced_clock_is_told_as_that():
+    with pytest.raises(Broken, match=r"^replaced torch\.cuda\.Event, by which it is timed$"), originals.intact():
+        call_after(lambda: setattr(torch.cuda, "Event", lambda **_: 0))
+
+
+def test_the_plain_is_no_disguise():
+    plain = torch.zeros(2)
+    assert outputs.disguised(plain, plain.device) == ""
+    assert outputs.disguised(torch._to_functional_tensor(plain), plain.device)
+    assert outputs.disguised(torch.zeros(2, device="meta"), plain.device)
