@@ -29,7 +29,7 @@ DRIVER := 580
 
 comma := ,
 
-TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate check format lock clean
+TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate wheel check format lock clean
 # What a target takes besides PYTHON, as it is typed; those that are not here take nothing else.
 report_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
 measure_TAKES := $(report_TAKES)
@@ -150,6 +150,9 @@ dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each 
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv; takes minutes
 	$(python) -m attnlab calibrate
 
+wheel: $(rendering)  ## build dist/attnlab-*.whl: the package with its kernels, studies, notebooks and tables
+	$(python) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 check: $(call ready,cpu-check)  ## check format, lint, types and notebook pairs
 	$(python) -m ruff format --check --quiet $(CODE)
 	$(python) -m ruff check --quiet $(CODE)
@@ -175,7 +178,7 @@ lock: $(call ready,cpu-check)  ## pin the versions for pyproject.toml in require
 clean:  ## delete everything generated except runs and the environment
 	find figures -type f ! -name README.md ! -name '$(PUBLISHED)*.svg' -delete
 	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
-	rm -rf exports reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
+	rm -rf dist exports reports/$(PUBLISHED)/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # An interpreter that was named, into which nothing is installed, has to have what a report needs.

@@ -158,6 +158,7 @@ def _notebook(options: argparse.Namespace) -> None:
 def _readme(options: argparse.Namespace) -> None:
     from attnlab.paper import readme
 
+    _require_checkout()
     readme.update(paths.ROOT, options.run)
 
 
@@ -194,8 +195,14 @@ def _dispatch(options: argparse.Namespace) -> None:
 def _calibrate(options: argparse.Namespace) -> None:
     from attnlab.infer import simulation
 
+    _require_checkout()
     simulation.write(simulation.run(), simulation.path())
     print(f"wrote {paths.shown(simulation.path())}")
+
+
+def _require_checkout() -> None:
+    if not (paths.ROOT / "Makefile").is_file():
+        raise UserError("this writes files of the project, and attnlab is installed here: run it in a checkout")
 
 
 def _sizes(text: str) -> list[int]:
