@@ -208,7 +208,8 @@ def called(monkeypatch):
     monkeypatch.setattr(attend, "KIND", OnGpu)
     monkeypatch.setattr(attend, "_table", {attend._key(PLAIN.resized(dtype="float16")): "sdpa.flash"})
     monkeypatch.setattr(attend, "_DIRECT", {"sdpa.flash": flash})
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
+    for module in (attend, attend.sdpa):
+        monkeypatch.setattr(module, "scaled_dot_product_attention", sdpa)
     return SimpleNamespace(names=names, answer=answer)
 
 

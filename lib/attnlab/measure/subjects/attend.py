@@ -6,8 +6,8 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -108,7 +108,7 @@ def _of_copies(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
     """SDPA for tensors of a layout."""
     _require_tensors(q, k, v)
-    return _aligned(partial(F.scaled_dot_product_attention, **sdpa.options(q, k, causal, scale)), q, k, v)
+    return _aligned(partial(scaled_dot_product_attention, **sdpa.options(q, k, causal, scale)), q, k, v)
 
 
 def _require_tensors(q: object, k: object, v: object) -> None:
