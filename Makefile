@@ -21,6 +21,11 @@ CLOCK ?=
 # For `make notebook`: which, and NAME=VALUE pairs; for `make model` pairs alone.
 NAME =
 PARAMS =
+# For `make compare`: the run before, the run that is judged; anything: for a pull request; slower: fail.
+A =
+B =
+MARKDOWN ?=
+FAIL_IF ?=
 
 PUBLISHED := h200-2026-11-23
 CODE := lib tests tools benchmarks
@@ -29,7 +34,7 @@ DRIVER := 580
 
 comma := ,
 
-TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate wheel check format lock clean
+TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch compare calibrate wheel check format lock clean
 # What a target takes besides PYTHON, as it is typed; those that are not here take nothing else.
 report_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
 measure_TAKES := $(report_TAKES)
@@ -39,6 +44,7 @@ notebook_TAKES := NAME=02_baseline PARAMS="run=<name> device=none"
 export_TAKES := RUN=<name>
 readme_TAKES := RUN=<name>
 kernels_TAKES := RUNG=<name>
+compare_TAKES := A=<run> B=<run> MARKDOWN=1 FAIL_IF=slower
 lab_TAKES := DEVICE=<cuda|cpu>
 dispatch_TAKES := RUN=<name> CLOCK=<eager|device>
 
@@ -146,6 +152,9 @@ endif
 
 dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name> CLOCK=<eager|device>
 	$(python) -m attnlab dispatch --run="$$RUN" --clock="$${CLOCK:-eager}"
+
+compare: $(rendering)  ## judge each case of a run against the run before it: A=<run> B=<run>
+	$(python) -m attnlab compare $${MARKDOWN:+--markdown} $${FAIL_IF:+--fail-if="$$FAIL_IF"} -- "$$A" "$$B"
 
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv; takes minutes
 	$(python) -m attnlab calibrate
