@@ -19,6 +19,11 @@ RUNG ?=
 # For `make notebook`: which, and NAME=VALUE pairs; for `make model` pairs alone.
 NAME =
 PARAMS =
+# For `make compare`: the run before, the run that is judged; anything: for a pull request; slower: fail.
+A =
+B =
+MARKDOWN ?=
+FAIL_IF ?=
 
 PUBLISHED := h200-2026-11-23
 CODE := lib tests tools benchmarks
@@ -27,7 +32,7 @@ DRIVER := 580
 
 comma := ,
 
-TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch calibrate check format lock clean
+TARGETS := help report measure close model notebook export readme lab kernels tune test test-browser test-gpu sanitize faults bench dispatch compare calibrate wheel check format lock clean
 # What a target takes besides PYTHON, as it is typed; those that are not here take nothing else.
 report_TAKES := RUN=<name> STUDY=<name|file> DEVICE=<cuda|cpu> GPUS=<number|all> SCHEDULER=<tcp://HOST:PORT> LONG=1
 measure_TAKES := $(report_TAKES)
@@ -37,6 +42,7 @@ notebook_TAKES := NAME=02_baseline PARAMS="run=<name> device=none"
 export_TAKES := RUN=<name>
 readme_TAKES := RUN=<name>
 kernels_TAKES := RUNG=<name>
+compare_TAKES := A=<run> B=<run> MARKDOWN=1 FAIL_IF=slower
 lab_TAKES := DEVICE=<cuda|cpu>
 dispatch_TAKES := RUN=<name>
 
@@ -145,8 +151,14 @@ endif
 dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name>
 	$(python) -m attnlab dispatch --run="$$RUN"
 
+compare: $(rendering)  ## judge each case of a run against the run before it: A=<run> B=<run>
+	$(python) -m attnlab compare $${MARKDOWN:+--markdown} $${FAIL_IF:+--fail-if="$$FAIL_IF"} -- "$$A" "$$B"
+
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv; takes minutes
 	$(python) -m attnlab calibrate
+
+wheel: $(rendering)  ## build dist/attnlab-*.whl: the package with its kernels, studies, notebooks and tables
+	$(python) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 check: $(call ready,cpu-check)  ## check format, lint, types and notebook pairs
 	$(python) -m ruff format --check --quiet $(CODE)
@@ -173,7 +185,7 @@ lock: $(call ready,cpu-check)  ## pin the versions for pyproject.toml in require
 clean:  ## delete everything generated except runs and the environment
 	find figures -type f ! -name README.md ! -name '$(PUBLISHED)*.svg' -delete
 	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
-	rm -rf exports reports/$(PUBLISHED)/notebooks kernels/.compiled_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
+	rm -rf dist exports reports/$(PUBLISHED)/notebooks kernels/.compiled_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # An interpreter that was named, into which nothing is installed, has to have what a report needs.

@@ -11,7 +11,7 @@ import yaml
 
 from attnlab import select_run
 from attnlab.base import paths
-from attnlab.base.errors import Interrupted, UserError
+from attnlab.base.errors import Slower, UserError
 from attnlab.base.version import VERSION
 from attnlab.compile import check
 from attnlab.runs import models as recorded
@@ -20,7 +20,9 @@ from attnlab.study import implementations, models, studies
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status: 1 after an error, which is reported in one line, 130 after Ctrl-C.
+    """Run one command and return its exit status.
+
+    It is 1 after an error, which is reported in one line, 3 where `compare` was to fail, and 130 after Ctrl-C.
 
     Raises:
         SystemExit: the arguments can't be parsed; the status is 2.
@@ -31,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.command(options)
     except UserError as error:
         print(f"attnlab: {str(error).replace(chr(10), ' ')}", file=sys.stderr)
-        return 130 if isinstance(error, Interrupted) else 1
+        return error.status
     except KeyboardInterrupt:
         print("attnlab: interrupted; what was recorded is kept", file=sys.stderr)
         return 130
@@ -91,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=about)
         sub.add_argument("--run", required=True, help="name of a run in data/")
         sub.set_defaults(command=command)
+    compare = commands.add_parser("compare", help="judge each case of a run against the same case of the run before it")
+    compare.add_argument("before", metavar="A", help="name of a run in data/")
+    compare.add_argument("after", metavar="B", help="name of the run that is judged")
+    compare.add_argument("--markdown", action="store_true", help="print it for a pull request")
+    compare.add_argument("--fail-if", choices=["slower"], help="exit with status 3 if any case is slower")
+    compare.set_defaults(command=_compare)
     kernels = commands.add_parser("kernels", help="compile every kernel for every architecture; needs no GPU")
     kernels.add_argument("--rung", default="", help="the name of the only one to compile")
     kernels.set_defaults(command=lambda options: check.check(options.rung))
@@ -156,6 +164,7 @@ def _notebook(options: argparse.Namespace) -> None:
 def _readme(options: argparse.Namespace) -> None:
     from attnlab.paper import readme
 
+    _require_checkout()
     readme.update(paths.ROOT, options.run)
 
 
@@ -196,11 +205,35 @@ def _dispatch(options: argparse.Namespace) -> None:
         )
 
 
+def _compare(options: argparse.Namespace) -> None:
+    from attnlab.exhibits.compared import Comparison
+    from attnlab.infer import results
+    from attnlab.infer.lookup import NotMeasured
+
+    if not (options.before and options.after):
+        raise UserError("two runs are compared: name both, the one before as A and the one that is judged as B")
+    there, here = results.load(options.before), results.load(options.after)
+    comparison = Comparison(here, there)
+    try:
+        print(comparison.markdown if options.markdown else comparison.text)
+    except NotMeasured as error:
+        raise UserError(f"{error}: name runs that do") from None
+    slower = sum(case.verdict.decision == "slower" for case in comparison.cases)
+    if slower and options.fail_if:
+        raise Slower(f"{slower} of {len(comparison.cases)} cases are slower in {here.run.name!r}")
+
+
 def _calibrate(options: argparse.Namespace) -> None:
     from attnlab.infer import simulation
 
+    _require_checkout()
     simulation.write(simulation.run(), simulation.path())
     print(f"wrote {paths.shown(simulation.path())}")
+
+
+def _require_checkout() -> None:
+    if not (paths.ROOT / "Makefile").is_file():
+        raise UserError("this writes files of the project, and attnlab is installed here: run it in a checkout")
 
 
 def _sizes(text: str) -> list[int]:

@@ -197,7 +197,8 @@ def called(monkeypatch):
     monkeypatch.setattr(attend, "_table", table(choice(PLAIN.resized(dtype="float16"), "sdpa.flash")))
     monkeypatch.setattr(attend, "_looked", True)
     monkeypatch.setattr(attend, "_DIRECT", {"sdpa.flash": flash})
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
+    for module in (attend, attend.sdpa):
+        monkeypatch.setattr(module, "scaled_dot_product_attention", sdpa)
     return SimpleNamespace(names=names, answer=answer)
 
 

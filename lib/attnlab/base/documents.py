@@ -14,7 +14,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def write(path: Path, held: BaseModel) -> Path:
-    """Write a model to a file, whose folder is made if need be; returns the path."""
+    """Write a model to a file, or to the user's own version of an installed one; returns the path that was written."""
+    path = paths.users(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (held.model_dump_json(indent=1) + "\n").encode())
     return path

@@ -11,8 +11,10 @@ from pydantic.fields import FieldInfo
 class UserError(Exception):
     """Bad input, or a bad state of the machine. The message is one line that says what to do.
 
-    The command line prints it without a traceback and exits with 1; a notebook shows it without a traceback too.
+    The command line prints it without a traceback and exits with `status`; a notebook shows it without a traceback too.
     """
+
+    status = 1
 
     def _render_traceback_(self) -> list[str]:
         # IPython calls this to find out how to show an exception.
@@ -21,6 +23,14 @@ class UserError(Exception):
 
 class Interrupted(UserError):
     """The user pressed Ctrl-C. What was recorded is kept."""
+
+    status = 130
+
+
+class Slower(UserError):
+    """A run is slower than the one before it, where the user asked that this be a failure."""
+
+    status = 3
 
 
 class Outdated(UserError):

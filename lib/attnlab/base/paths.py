@@ -1,12 +1,23 @@
-"""Where everything is on disk."""
+"""Where everything is on disk.
+
+In a checkout all of it lies there. An installed package holds the project's own folders (kernels, studies, notebooks,
+reference data, dispatch tables) in ``attnlab/project/``; its runs, reports and exports are kept in the working folder.
+"""
 
 import os
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+_PACKAGE = Path(__file__).resolve().parents[1]
+_INSTALLED = _PACKAGE / "project"
+ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 STUDIES = ROOT / "studies"
 REFERENCE = ROOT / "data" / "reference"
+
+
+def working() -> Path:
+    """The folder that holds runs, reports and exports: the checkout, or of an installed package the current folder."""
+    return Path.cwd() if ROOT == _INSTALLED else ROOT
 
 
 def kernels() -> Path:
@@ -16,20 +27,42 @@ def kernels() -> Path:
 
 def data() -> Path:
     """The folder of the runs: ``data/``, or the value of ATTNLAB_DATA."""
-    return Path(os.environ.get("ATTNLAB_DATA", ROOT / "data"))
+    return Path(os.environ.get("ATTNLAB_DATA", working() / "data"))
+
+
+def dispatch() -> Path:
+    """The folder of the dispatch tables: ``dispatch/`` in the project's ``data/``, or in the value of ATTNLAB_DATA."""
+    return Path(os.environ.get("ATTNLAB_DATA", ROOT / "data")) / "dispatch"
 
 
 def reports() -> Path:
     """The folder of the reports: ``reports/``, or the value of ATTNLAB_REPORTS."""
-    return Path(os.environ.get("ATTNLAB_REPORTS", ROOT / "reports"))
+    return Path(os.environ.get("ATTNLAB_REPORTS", working() / "reports"))
 
 
 def exports() -> Path:
     """The folder of the exports: ``exports/``, or the value of ATTNLAB_EXPORTS."""
-    return Path(os.environ.get("ATTNLAB_EXPORTS", ROOT / "exports"))
+    return Path(os.environ.get("ATTNLAB_EXPORTS", working() / "exports"))
+
+
+def cache() -> Path:
+    """The user's cache folder: the value of ATTNLAB_CACHE, or ``attnlab/`` in $XDG_CACHE_HOME or ``~/.cache/``."""
+    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("ATTNLAB_CACHE") or Path(above) / "attnlab")
+
+
+def users(path: Path) -> Path:
+    """Where a user's own version of a file is written: the path itself; of an installed file, its place in `cache`."""
+    return cache() / path.relative_to(_INSTALLED) if path.is_relative_to(_INSTALLED) else path
+
+
+def preferred(path: Path) -> Path:
+    """The file to read: the user's own version where there is one, else the path itself."""
+    own = users(path)
+    return own if own.is_file() else path
 
 
 def shown(path: Path) -> str:
-    """A path as messages show it: relative to the project if it lies inside."""
-    path = Path(path).resolve()
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+    """A path as messages show it: relative to the folder of the runs and reports if it lies inside."""
+    path, folder = Path(path).resolve(), working()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

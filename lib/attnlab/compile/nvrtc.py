@@ -161,8 +161,10 @@ def version() -> str:
 def _toolkit() -> tuple[Any, str]:
     try:
         from cuda.bindings import nvrtc
-        from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError:
+        from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("nvrtc")
+    except (ImportError, RuntimeError):  # no bindings, or bindings without the library
         nvrtc, include = None, None
     else:
         include = find_nvidia_header_directory("cudart")

@@ -196,10 +196,13 @@ class Results(Lookup):
         return self.smallest_effect(shape, timing) if self.is_controlled(shape, timing) else 0.0
 
     def _job(self, shape: Shape, timing: Timing) -> tuple[dict[str, Sides], Sides | None]:
+        control = self.control_sides(shape, timing) if self.is_controlled(shape, timing) else None
+        return self._pairs(self.study.baseline, shape, timing), control
+
+    def control_sides(self, shape: Shape, timing: Timing) -> Sides:
+        """The samples of the baseline and of its control, at a place where the run `is_controlled`."""
         baseline = self.study.baseline
-        against_itself = (baseline, implementations.control(baseline))
-        control = self._sides(against_itself, shape, timing) if self.is_controlled(shape, timing) else None
-        return self._pairs(baseline, shape, timing), control
+        return self._sides((baseline, implementations.control(baseline)), shape, timing)
 
     def _pairs(self, baseline: str, shape: Shape, timing: Timing | None) -> dict[str, Sides]:
         """What is compared with a baseline at one place, by name; NotMeasured where that has no latency."""

@@ -12,8 +12,8 @@ from nbconvert.filters import Highlight2HTML
 from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
+from attnlab.base import paths
 from attnlab.base.files import write_atomically
-from attnlab.base.paths import ROOT
 from attnlab.base.version import VERSION
 from attnlab.exhibits import catalogue, drawing, markdown
 from attnlab.paper import numbering
@@ -107,7 +107,7 @@ def _highlighting() -> str:
 
 def _withhold_folders(soup: BeautifulSoup) -> None:
     """Write paths relative to the project or the home folder, so that a page names no place on this machine."""
-    for folder, short in ((ROOT, "."), (Path.home(), "~")):
+    for folder, short in ((paths.ROOT, "."), (paths.working(), "."), (Path.home(), "~")):
         if folder == Path(folder.anchor):
             continue
         path = re.compile(rf"(?<![\w.]){re.escape(str(folder))}(?![\w-])")

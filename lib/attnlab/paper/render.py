@@ -94,7 +94,7 @@ def _alone(run: str) -> AbstractContextManager[None]:
 
 
 def _page(part: str, run: str, values: Mapping[str, object], by: str) -> Path:
-    execute.execute(_source(part), _executed(part, run), values, paths.NOTEBOOKS, by)
+    execute.execute(_source(part), _executed(part, run), values, paths.working(), by)
     return _rendered(part, run)
 
 

@@ -196,7 +196,7 @@ def _place(shape: Shape) -> tuple[float, ...]:
 
 def path(device_name: str) -> Path:
     """The file of the table for a device of this name."""
-    return paths.data() / "dispatch" / f"{'-'.join(device_name.lower().split())}.json"
+    return paths.preferred(paths.dispatch() / f"{'-'.join(device_name.lower().split())}.json")
 
 
 def write(table: Dispatch) -> Path:

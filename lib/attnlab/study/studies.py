@@ -183,7 +183,7 @@ def shown(name: str) -> str:
     if not name.endswith(FILES):
         return name
     path = Path(name).resolve()
-    return paths.shown(path) if path.is_relative_to(paths.ROOT) else path.name
+    return paths.shown(path) if path.is_relative_to(paths.working()) else path.name
 
 
 def load(name: str | Path) -> Study:

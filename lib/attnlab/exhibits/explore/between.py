@@ -1,15 +1,14 @@
 """Verdicts that change sign with the clock, the cache or the run, and one run beside another in benchstat's manner."""
 
-import math
 from typing import Any
 
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.explore.recorded import against
-from attnlab.infer.compare.repeat import Change, changes, in_percent, other_sources
+from attnlab.infer.compare.repeat import Change, changes, in_percent, inverse, other_sources
 from attnlab.infer.families import flipping_axes, opposed
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval, Verdict
+from attnlab.infer.stats import Verdict
 from attnlab.study.studies import Timing
 
 
@@ -56,8 +55,7 @@ def _delta(here: Results, there: Results, change: Change, is_other: bool) -> lis
     rows = [run.row(name, shape, timing) for run in (here, there)]
     said = ["~", "~"]
     if ratio := change.shown:
-        back = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
-        said = [formats.change(in_percent(one)) for one in (ratio, back)]
+        said = [formats.change(in_percent(one)) for one in (ratio, inverse(ratio))]
     p = formats.pvalue(change.pvalue)
     return [
         *(str(timing), str(shape), name),

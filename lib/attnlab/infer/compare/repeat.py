@@ -1,5 +1,6 @@
 """A run beside another recorded run of the same device: the same cases again."""
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -278,6 +279,11 @@ def _side(results: Results, name: str, shape: Shape, timing: Timing) -> Side:
         float(rows["sm_clock_mhz"].dropna().astype(float).median()),
         100 * float(rows["throttled"].dropna().astype(float).mean()),
     )
+
+
+def inverse(ratio: Interval) -> Interval:
+    """The ratio of the same two the other way round."""
+    return Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low if ratio.low else math.inf)
 
 
 def in_percent(ratio: Interval) -> Interval:

@@ -21,8 +21,10 @@ def files(about: Any) -> dict[str, bytes]:
     parts = [
         path for path in (folder / schema.PARTS).glob("[!.]*.parquet") if path.name.split(".")[1].startswith(start)
     ]
-    found = [folder / "manifest.json", *parts, *([table] if table.is_file() else [])]
-    return {str(path.relative_to(paths.data())): path.read_bytes() for path in found}
+    found = {str(path.relative_to(paths.data())): path for path in (folder / "manifest.json", *parts)}
+    if table.is_file():
+        found[f"{paths.dispatch().name}/{table.name}"] = table
+    return {name: path.read_bytes() for name, path in found.items()}
 
 
 def take(run: str, blocks: dict[str, bytes]) -> None:

@@ -284,8 +284,10 @@ def _commit() -> str:
         return os.environ["ATTNLAB_COMMIT"]
     git = ["git", "-C", os.fspath(paths.ROOT)]
     asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+    within = os.environ | {"GIT_CEILING_DIRECTORIES": os.fspath(paths.ROOT.parent)}  # not one that holds the project
+    quiet: dict[str, Any] = {"text": True, "stderr": subprocess.DEVNULL, "env": within}
     try:
-        commit, changed = (subprocess.check_output([*git, *one], text=True, stderr=subprocess.DEVNULL) for one in asked)
+        commit, changed = (subprocess.check_output([*git, *one], **quiet) for one in asked)
     except (OSError, subprocess.CalledProcessError):
         return "n/a"
     return commit.strip() + ("+" if changed.strip() else "")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -47,7 +47,7 @@ class _Ready(NamedTuple):
 
 
 _prepared: dict[Hashable, _Ready] = {}
-_NOTHING = _Ready(lambda q, k, v: False, False, None, F.scaled_dot_product_attention, True)
+_NOTHING = _Ready(lambda q, k, v: False, False, None, scaled_dot_product_attention, True)
 _last = _NOTHING
 """What was called last, mostly by the layer before; it has no gradients."""
 
@@ -132,8 +132,9 @@ def _of_copies(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Prepared, bool]:
     """SDPA for tensors of a layout, as `_aligned` gives it."""
     _require_tensors(q, k, v)
-    stated = {name: value for name, value in sdpa.options(q, k, causal, scale).items() if value not in (False, None)}
-    function = F.scaled_dot_product_attention
+    options = sdpa.options(q, k, causal, scale).items()
+    stated = {name: value for name, value in options if value is not None and value is not False}
+    function = scaled_dot_product_attention
     return _aligned(partial(function, **stated) if stated else function, q, k, v)
 
 

@@ -49,16 +49,39 @@ def attention(
     """
     causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     plain = attention_mask is None and not dropout and all(others.get(name) is None for name in BEYOND)
+    plain = plain and key.shape == value.shape
     if not plain or (causal and query.shape[2] != key.shape[2]):
         masked = (attention_mask, dropout, scaling, is_causal)
         return sdpa_attention_forward(module, query, key, value, *masked, **others)
     return attend(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None
 
 
-def register(name: str, function: Attention) -> None:
-    """Let models of transformers name an attention, with the masks that they make for SDPA."""
+def _mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **others: Any,
+) -> Tensor | None:
+    """The mask that transformers makes for SDPA, and none for a plain causal prompt, under torch.compile either.
+
+    For PyTorch before 2.14, transformers makes one there.
+    """
+    whole = attention_mask is None and isinstance(q_offset, int) and not q_offset and q_length == kv_length
+    if allow_is_causal_skip and whole and (local_size is None or kv_length < local_size):
+        return None
+    given = {"attention_mask": attention_mask, "local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip}
+    made: Tensor | None = sdpa_mask(q_length=q_length, kv_length=kv_length, q_offset=q_offset, **given, **others)
+    return made
+
+
+def register(name: str = "attnlab", function: Attention = attention) -> None:
+    """Let models of transformers name an attention as `attn_implementation`, with the masks that they make for SDPA."""
     transformers.AttentionInterface.register(name, function)
-    transformers.AttentionMaskInterface.register(name, sdpa_mask)
+    transformers.AttentionMaskInterface.register(name, _mask)
 
 
 def registered(name: str) -> Attention:

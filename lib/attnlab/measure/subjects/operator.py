@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.measure.subjects.implementation import Attention
 from attnlab.measure.subjects.oracle import masked
@@ -68,7 +68,7 @@ class _Differentiable(torch.autograd.Function):
             aligned = ctx.causal and bool(queries != keys)
             # torch.compile traces this, and can't trace SDPA's own mask that is aligned to the end.
             mask = ~masked(queries, keys, q.device) if aligned else None
-            output = F.scaled_dot_product_attention(
+            output = scaled_dot_product_attention(
                 q,
                 k,
                 v,

@@ -5,10 +5,10 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention  # its own, whatever `attnlab.attention` puts in its place
 
 from attnlab.measure.subjects.implementation import Implementation, by_sequence
 from attnlab.measure.subjects.oracle import float64
@@ -16,7 +16,7 @@ from attnlab.measure.subjects.oracle import float64
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     """PyTorch's scaled_dot_product_attention, by default with the scale 1/√D; a causal mask is aligned to the end."""
-    return F.scaled_dot_product_attention(q, k, v, **options(q, k, causal, scale))
+    return scaled_dot_product_attention(q, k, v, **options(q, k, causal, scale))
 
 
 def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def sdpa_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[
         ).transpose(1, 2)
         for tensor in (q, k, v)
     )
-    output = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+    output = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
     return output.transpose(1, 2).values().transpose(0, 1).unsqueeze(0)
 
 

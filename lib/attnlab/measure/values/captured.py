@@ -31,8 +31,9 @@ def use(study: Study) -> None:
 
 
 def path(stated: str) -> Path:
-    """The file that a study states; a relative path is one in the project."""
-    return paths.ROOT / stated
+    """The file that a study states; a relative path is one in the folder of the runs, or in the project."""
+    own = paths.working() / stated
+    return own if own.is_file() else paths.ROOT / stated
 
 
 def digests(study: Study) -> dict[str, str]:

@@ -1,0 +1,144 @@
+"""`attnlab.attention`: what reaches `attend` within the block, what is left to PyTorch, and what is put back."""
+
+from contextlib import nullcontext
+from threading import Event, Thread
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import attnlab
+from attnlab.measure import attention
+
+PYTORCH = F.scaled_dot_product_attention
+Q = torch.randn(2, 4, 8, 16, generator=torch.Generator().manual_seed(0))
+KEYS = torch.randn(2, 4, 12, 16, generator=torch.Generator().manual_seed(1))
+MASK = torch.ones(8, 8, dtype=torch.bool).tril()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What `attend` was called with."""
+    calls = []
+    inner = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *given: calls.append(given) or inner(*given))
+    yield calls
+    assert F.scaled_dot_product_attention is PYTORCH
+
+
+def outcome(given, options, context):
+    torch.manual_seed(0)
+    try:
+        with context:
+            return F.scaled_dot_product_attention(*given, **options)
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "reaches"),
+    [
+        ((Q, Q, Q), {}, True),
+        ((Q, Q, Q, None, 0.0, True), {"scale": 0.5}, True),
+        ((Q, KEYS, KEYS), {}, True),
+        ((Q, KEYS[:, :2], KEYS[:, :2]), {"enable_gqa": True}, True),
+        ((Q, Q, Q, MASK), {}, False),
+        ((Q, Q, Q), {"dropout_p": 0.5}, False),
+        ((Q, KEYS, KEYS), {"is_causal": True}, False),
+        ((Q, KEYS[:, :2], KEYS[:, :2]), {}, False),  # an error
+        ((Q, KEYS[:, :1], KEYS[:, :1]), {}, False),
+        ((Q, KEYS[:, :3], KEYS[:, :3]), {"enable_gqa": True}, False),
+        ((Q, KEYS[:1], KEYS[:1]), {}, False),
+        ((Q, KEYS, KEYS[..., :8]), {}, False),
+        ((Q, KEYS[..., :8], KEYS[..., :8]), {}, False),
+        ((Q[0], Q[0], Q[0]), {}, False),
+        ((Q, Q.double(), Q.double()), {}, False),
+        ((Q.clone().requires_grad_(), Q, Q), {}, False),
+        ((torch.nn.Parameter(Q, requires_grad=False), Q, Q), {}, False),
+    ],
+)
+def test_within_the_block_attend_computes_what_it_serves_and_pytorch_the_rest(calls, given, options, reaches):
+    expected = outcome(given, options, nullcontext())
+    found = outcome(given, options, attnlab.attention())
+    assert len(calls) == reaches
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
+        assert found.requires_grad == expected.requires_grad
+
+
+def test_what_autocast_casts_is_left_to_pytorch(calls):
+    with attnlab.attention(), torch.autocast("cpu", torch.bfloat16):
+        assert F.scaled_dot_product_attention(Q, Q, Q).dtype == torch.bfloat16
+        assert calls == []
+        half = Q.bfloat16()
+        F.scaled_dot_product_attention(half, half, half)
+    assert len(calls) == 1
+
+
+def test_nested_blocks_errors_and_threads_put_pytorchs_function_back(calls):
+    within = []
+
+    def fail():
+        with attnlab.attention():
+            with attnlab.attention():
+                pass
+            within.append(F.scaled_dot_product_attention)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert within != [PYTORCH]
+    assert F.scaled_dot_product_attention is PYTORCH
+    entered, leave = Event(), Event()
+
+    def work():
+        with attnlab.attention():
+            entered.set()
+            leave.wait()
+
+    other = Thread(target=work)
+    with attnlab.attention():
+        other.start()
+        entered.wait()
+    assert F.scaled_dot_product_attention is not PYTORCH
+    leave.set()
+    other.join()
+
+
+def test_a_compiled_model_calls_the_operator_within_the_block_without_a_graph_break():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph.code)
+        return graph.forward
+
+    def model(q, k):
+        return F.scaled_dot_product_attention(q, k, k, is_causal=q.shape[2] == k.shape[2]) + 1
+
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    expected = compiled(Q, Q)
+    with attnlab.attention():
+        torch.testing.assert_close(compiled(Q, Q), expected)
+        torch.testing.assert_close(compiled(Q, KEYS), model(Q, KEYS))
+    compiled(Q, Q)
+    assert ["ops.attnlab.attention" in code for code in graphs] == [False, True, True]
+
+
+def test_a_model_of_transformers_takes_attend_by_its_name():
+    transformers = pytest.importorskip("transformers")
+    attnlab.register()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="attnlab").eval()
+    tokens, graphs = torch.arange(12).view(1, 12), []
+    with torch.no_grad():
+        ours = model(tokens, use_cache=False).logits
+        compiled = torch.compile(
+            model, fullgraph=True, backend=lambda graph, _: graphs.append(graph.code) or graph.forward
+        )
+        torch.testing.assert_close(compiled(tokens).logits, ours)
+        model.set_attn_implementation("sdpa")
+        torch.testing.assert_close(model(tokens, use_cache=False).logits, ours)
+    assert ["ops.attnlab.attention" in code for code in graphs] == [True]
