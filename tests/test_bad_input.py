@@ -50,6 +50,7 @@ def runs(recorded, session_data, machine, tmp_path_factory) -> Path:
     shutil.copytree(session_data / recorded, folder / "there")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(folder))
+        write._write_manifest(folder / "there", json.loads((folder / "there" / "manifest.json").read_text()) | {"name": "there"})
         write.create("cut", machine | {"study": tiny_study().model_dump(mode="json"), "missing_clocks": []})
         for part in small.blocks(tiny_study())[:4]:
             write.add_part("cut", *part)
