@@ -119,7 +119,7 @@ show("environment.clocks")
 # PyTorch operations [](#ref-dao2023). A case that fails has no latency.
 #
 # **Estimates and intervals.** An estimate is the median of all samples; nothing is dropped. Over several replicates its
-# interval is Student's $t$ over their medians, at least half as long as that of a bootstrap over replicates and the samples
+# interval is Student's $t$ over their log medians, at least half as long as that of a bootstrap over replicates and the samples
 # within them; for a single one it is the percentile bootstrap's with 10 000 resamples
 # [](#ref-efron1993), and where neighbouring samples resemble each other, the replicate is cut into five stretches that stand
 # in for replicates [](#ref-nakayama2014). A speedup is a ratio of medians from rounds taken together.

@@ -493,7 +493,7 @@ def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, A
     gpu = recipe.kind == "cuda"
     rounds = np.arange(ROUNDS)
     columns = {"implementation": name, **shape.axes, **timing.model_dump(), **where, "round": rounds} | {
-        "position": 0,
+        "position": _study(recipe).subjects.index(name),
         "started_s": rounds / 100,
         "launches": LAUNCHES if timing.clock == "device" else 1,
         "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe)

@@ -50,6 +50,9 @@ def runs(recorded, session_data, machine, tmp_path_factory) -> Path:
     shutil.copytree(session_data / recorded, folder / "there")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLAB_DATA", os.fspath(folder))
+        write._write_manifest(
+            folder / "there", json.loads((folder / "there" / "manifest.json").read_text()) | {"name": "there"}
+        )
         write.create("cut", machine | {"study": tiny_study().model_dump(mode="json"), "missing_clocks": []})
         for part in small.blocks(tiny_study())[:4]:
             write.add_part("cut", *part)
@@ -291,6 +294,10 @@ STUDIES = [
     (sweep(dtype=["float32", "float64"]), "unknown dtype 'float64'; known are float16, bfloat16, float32\n"),
     (sweep(length=3), "study.yaml: sweeps.seq_len: unknown axis 'length'; axes are batch, heads, seq_len, head_dim,"),
     (sweep(batch=list(range(1, 200)), seq_len=list(range(1, 200))), "39601 shapes, and a run can hold 10000"),
+    (sweep(batch=list(range(1, 60_000))), " bytes, and a study 262,144 at most: state fewer values"),
+    (study(title="x" * 100_000), "study.yaml: title: string should have at most 200 characters, not 'xxx"),
+    (study(sweeps={"x" * 1000: SWEEP}), "study.yaml: sweeps: 'xxx"),
+    (study(name="<script>"), "study.yaml: name: string should match pattern"),
 ]
 LADDERS = [
     (toml("[[rungs"), "ladder.toml is not valid TOML: Expected ']]'"),

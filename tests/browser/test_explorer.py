@@ -185,10 +185,20 @@ def test_a_shape_is_found_in_words(explorer, asked, differs):
     assert "at (2, 4, 128, 64)" in text(explorer, "cell")
 
 
-def test_words_that_name_no_shape_are_said(explorer):
-    explorer.get_by_label("Which kernel for").fill("fast please")
+@pytest.mark.parametrize("asked", ["fast please", "S=0", "constructor"])
+def test_words_that_name_no_shape_are_said(explorer, asked):
+    explorer.get_by_label("Which kernel for").fill(asked)
     explorer.keyboard.press("Enter")
-    assert "Not understood: fast, please." in text(explorer, "find")
+    assert f"Not understood: {', '.join(asked.lower().split())}." in text(explorer, "find")
+    assert "as asked" not in text(explorer, "find")
+
+
+def test_a_matrix_of_many_columns_is_whole_beside_its_cell_on_a_wide_screen(visit, pages):
+    opened = visit(pages["two runs"], width=1500)
+    widths = "[...document.querySelectorAll('.columns > div')].map((one) => one.clientWidth)"
+    matrix, beside = opened.evaluate(widths)
+    assert matrix >= 1043  # the published run's 17 columns with a scroll bar
+    assert beside >= 22 * 16
 
 
 def test_a_point_of_a_line_says_how_it_was_measured(explorer):

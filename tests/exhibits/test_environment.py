@@ -237,6 +237,7 @@ def test_the_checklist_and_the_hashes_come_from_the_run():
     assert told["raw samples"] == "5,920 rows, none dropped, hashed below"  # 72 cases and 2 that failed late, 80 each
     assert told["hardware named"] == "NVIDIA H200, driver 580.65"
     assert str(told["samples a case and timing"]) == "40 samples in each of 2 replicates"
+    assert told["intervals"].startswith("Student's t over the logarithms of the medians of 2 replicates")
     assert "| 40 samples in each of 1 replicate |" in provenance.checklist(closed()).markdown
     assert hashes["samples.parquet"] == inferred().run.manifest["files"]["samples.parquet"][:32] + "…"
     assert hashes["measure/clocks/cuda_events.py"] == "5" * 32 + "…"

@@ -343,12 +343,20 @@ def test_a_slow_replicate_hides_nothing_that_every_replicate_shows():
 def test_the_interval_over_replicates_is_students():
     replicates = [noisy(median, seed=index) for index, median in enumerate((94, 97, 100, 103, 109))]
     ours = stats.bootstrap_ci(replicates, 0.9)
-    low, high = scipy.stats.t.interval(0.9, 4, 100.6, scipy.stats.sem([94, 97, 100, 103, 109]))
-    assert (ours.low, ours.high) == pytest.approx((low, high))
-    ratio = stats.ratio_ci(replicates, np.array(replicates) * 0.5, 0.9, resamples=500)
     logs = np.log([94, 97, 100, 103, 109])
+    expected = np.exp(scipy.stats.t.interval(0.9, 4, logs.mean(), scipy.stats.sem(logs)))
+    assert (ours.low, ours.high) == pytest.approx(tuple(expected))
+    around_0 = stats.bootstrap_ci(np.array(replicates) - 100, 0.9)
+    expected = scipy.stats.t.interval(0.9, 4, 0.6, scipy.stats.sem([94, 97, 100, 103, 109]))
+    assert (around_0.low, around_0.high) == pytest.approx(expected)
+    ratio = stats.ratio_ci(replicates, np.array(replicates) * 0.5, 0.9, resamples=500)
     expected = scipy.stats.ttest_ind(logs, logs - math.log(2), equal_var=False).confidence_interval(0.9)
     assert (ratio.low, ratio.high) == pytest.approx(tuple(np.exp(expected)))
+
+
+def test_the_interval_of_a_duration_over_two_replicates_that_differ_lies_above_0():
+    ours = stats.bootstrap_ci([noisy(95), noisy(102, seed=1)])
+    assert 0 < ours.low < 95 < 102 < ours.high
 
 
 def test_replicates_that_agree_by_chance_promise_no_certainty():

@@ -239,6 +239,8 @@ def test_a_device_without_a_datasheet_has_no_share():
         ({"convention": "half"}, "convention: input should be 'full', 'halved' or 'masked', not 'half'"),
         ({"speed": "1"}, "unknown field 'speed'"),
         ({"seq_len": "1k"}, "seq_len: input should be a valid integer"),
+        ({}, "it repeats line 2: leave one"),
+        ({"url": "javascript:alert(1)"}, "url: string should match pattern"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path, changes, said):
@@ -247,6 +249,17 @@ def test_a_row_that_cannot_be_used_is_named_in_one_line(tmp_path, changes, said)
         throughputs.published(path)
     assert f"literature.csv, line 3: {said}" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_rows_is_told_and_a_byte_order_mark_is_read_over(tmp_path):
+    path = written(tmp_path, STATED)
+    path.write_text("\ufeff" + path.read_text())
+    assert throughputs.published(path) == [number()]
+    for text in ("", path.read_text().splitlines()[0]):
+        empty = tmp_path / f"empty{len(text)}.csv"
+        empty.write_text(text)
+        with pytest.raises(UserError, match=r"\.csv: it has no line below its head: restore it$"):
+            throughputs.published(empty)
 
 
 def test_a_row_with_a_cell_too_many_is_named(tmp_path):
@@ -262,11 +275,15 @@ def test_a_row_with_a_cell_too_many_is_named(tmp_path):
         ("@misc{one, title = {A}}", "the entry 'one' has none of doi, eprint, url: give it one"),
         ("@misc{one, url = {x}}\n@misc{one, url = {y}}", "repeated bib"),
         ("@misc{one, title = }", "syntax error in line 1"),
+        ("", "it has no entry: restore it"),
+        ("@misc{one, doi = {10.1/x}, url = {}}", "the entry 'one': url is empty: leave it out"),
+        ("@misc{one, url = {javascript:alert(1)}}", "the entry 'one': url is 'javascript:alert(1)': begin it with"),
+        ("@misc{one, title = {\udcff}}", "can't decode byte 0xff"),
     ],
 )
 def test_references_that_cannot_be_read_are_told_in_one_line(tmp_path, text, said):
     path = tmp_path / "references.bib"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(UserError, match=re.escape(said)) as caught:
         bibliography.load(path)
     assert "references.bib: " in str(caught.value)

@@ -178,6 +178,7 @@ SAME = "this row has the implementation, clock, cache, replicate, round of one/s
 VALUES = [
     ("samples", 3, "latency_us", NAN, "NaN"),
     ("samples", 3, "latency_us", -1.5, "-1.5"),
+    ("samples", 3, "latency_us", 1e-9, "1e-09"),
     ("samples", 0, "latency_us", 0.0, "0.0"),
     ("samples", 23, "latency_us", INFINITE, "inf"),
     ("samples", ..., "latency_us", "fast", "'fast'"),
@@ -344,6 +345,22 @@ ROWS = [
         keep("stream", lambda rows: (rows["replicate"] == 0) | (rows["position"] == 0)),
         "stream.parquet: sdpa.auto in replicate 1 didn't answer request 1",
     ),
+    (
+        cell("samples", 1, position=0),
+        f"samples.parquet, row 1: {MATH} under eager warm is at position 0 of round 0, where another is",
+    ),
+    (
+        cell("samples", 2, started_s=0.25),
+        f"samples.parquet, row 2: {AUTO} under eager warm began in round 1 before the sample before it",
+    ),
+    (
+        column("samples", "latency_us", 20.0),
+        f"samples.parquet: {FIRST} in replicate 0 under eager warm holds 6 samples, and all are of 20 µs",
+    ),
+    (
+        cell("cases", 0, status=schema.FAILED),
+        f"cases.parquet, row 0: {AUTO} counts as failed, and passed every check, before and after timing",
+    ),
     (cell("panel", 1, why=""), f"panel.parquet, row 1: sdpa.auto at {FIRST} has a latency_us and a why, or neither"),
     (
         cell("endurance", 0, why="no such device"),
@@ -386,7 +403,21 @@ MANIFESTS = [
     (stated(environment__packages={}), "environment.packages: the version of torch is missing"),
     (stated(ladder=[{}]), "the field 'ladder.0.name' is missing"),
     (stated(device__threads=...), "device.threads is missing, and the device is of the kind cpu"),
-    (stated(rules__gate_factor=...), "rules: 'gate_factor' is missing"),
+    (stated(rules__gate_factor=...), "the field 'rules.gate_factor' is missing"),
+    (stated(rules__gate_factor=20.0), "rules.gate_factor: input should be less than or equal to 2, not 20.0"),
+    (stated(rules__confidence=9.5), "rules.confidence: input should be less than 1, not 9.5"),
+    (stated(ceilings={}), "ceilings: 'copy' is missing"),
+    (stated(finished="2020-01-01T00:00:00+00:00"), "finished: it is before 'created'"),
+    (
+        stated(order="2020-01-01T00:00:00+00:00+"),
+        "order: '2020-01-01T00:00:00+00:00+' is neither 'created' nor that of a newer run and a '+'",
+    ),
+    (stated(order="last"), f"order: string should match pattern '^({schema.TIME.pattern})?$', not 'last'"),
+    (
+        stated(ladder=[synthetic._rung("tiled") | {"after": "tiled"}]),
+        "ladder.0: 'tiled' is there twice, or isn't after 'tiled'",
+    ),
+    (stated(device__name="<script>"), "device.name: string should match pattern '^[^<>]+$', not '<script>'"),
     (stated(profile=...), "the field 'profile' is missing"),
     (
         stated(closed_early={"replicates": 1, "shapes": 2, "planned": 5}),
@@ -438,7 +469,7 @@ WORKLOAD = "tiny-gpt2 (1 × 8)"
     [
         (
             cell("samples", 1, first_us=-1.0),
-            "samples.parquet, row 1: first_us is -1.0 and has to be a finite number above 0",
+            "samples.parquet, row 1: first_us is -1.0 and has to be a finite number of at least 0.001",
         ),
         (
             cell("kernels", 0, phase="middle"),
@@ -526,11 +557,16 @@ def test_a_run_that_was_edited_and_sealed_anew_is_held_to_the_same(data):
 
     sealed(recorded(), spoil)
     # Rows are counted from none, whatever index they have.
-    said = f"samples.parquet, row 3: latency_us is -1.0 and has to be a finite number above 0{RESTORE}"
+    said = f"samples.parquet, row 3: latency_us is -1.0 and has to be a finite number of at least 0.001{RESTORE}"
     assert refused(lambda: read.load("one")) == said
     sealed("one", stated(device__kind="tpu"))
     said = "manifest.json: device.kind: input should be 'cuda' or 'cpu', not 'tpu': restore it from where the run came"
     assert refused(lambda: read.load("one")).startswith(said)
+
+
+def test_a_folder_that_was_renamed_is_refused(data):
+    schema.folder(recorded()).rename(schema.folder("two"))
+    assert refused(lambda: read.load("two")).endswith("is of the run 'one': give the folder that name again")
 
 
 def test_what_is_no_table_is_a_line(data):
@@ -596,10 +632,13 @@ def in_its_part(spoiled: Path) -> str:
 
 
 SHOWN = [
-    (lambda rows: rows.assign(latency_us=-1.0), ", row 0: latency_us is -1.0 and has to be a finite number above 0"),
+    (
+        lambda rows: rows.assign(latency_us=-1.0),
+        ", row 0: latency_us is -1.0 and has to be a finite number of at least 0.001",
+    ),
     (
         lambda rows: rows.assign(latency_us="fast"),
-        ", row 0: latency_us is 'fast' and has to be a finite number above 0",
+        ", row 0: latency_us is 'fast' and has to be a finite number of at least 0.001",
     ),
     (
         lambda rows: rows.assign(round=[0, 0, 1, 1, 3, 2]),

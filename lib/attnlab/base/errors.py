@@ -7,6 +7,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+MOST_SHOWN = 200
+"""The most characters of a wrong value that a message shows."""
+
 
 class UserError(Exception):
     """Bad input, or a bad state of the machine. The message is one line that says what to do.
@@ -55,7 +58,9 @@ def first_problem(error: ValidationError, fields: Mapping[str, FieldInfo]) -> st
     if problem["type"] == "missing":
         return f"the field {field!r} is missing"
     expected = problem["msg"].partition(" after validation")[0]  # it goes on with the number of items
-    what = f"{expected[0].lower()}{expected[1:]}, not {problem['input']!r}"
+    stated = repr(problem["input"])
+    stated = stated if len(stated) <= MOST_SHOWN else f"{stated[:MOST_SHOWN]} …"
+    what = f"{expected[0].lower()}{expected[1:]}, not {stated}"
     return f"{field}: {what}" if field else what  # no field if the model as a whole is wrong
 
 

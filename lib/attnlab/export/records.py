@@ -55,8 +55,8 @@ CONVENTIONS = {
     "speed_of_light": "floor over median",
     "centre": "the median over all samples of all replicates; mean_us, std_us, cv_pct and hedges_g alone rest on means",
     "interval": {
-        OVER_REPLICATES: "of the medians of the replicates, at least half as long as the percentile interval of the "
-        "two-level bootstrap",
+        OVER_REPLICATES: "of the logarithms of the medians of the replicates, at least half as long as the percentile "
+        "interval of the two-level bootstrap",
         OVER_STRETCHES: f"the same, over {bootstrap.BATCHES} stretches of the only replicate, whose samples resemble "
         "their neighbours",
         BOOTSTRAPPED: "over the samples of the only replicate",

@@ -397,15 +397,17 @@ class Bootstrap:
     Where the samples were independent, that is the percentile interval (Efron & Tibshirani 1993, section 13.3). Where
     only blocks are, it is Student's t over the blocks' own medians, since the percentile interval of a few blocks is
     too short where they differ and too long where they don't (Davison & Hinkley 1997, section 3.8); but at least half
-    as long as the percentile interval, so that a few blocks which agree by chance promise no certainty.
+    as long as the percentile interval, so that a few blocks which agree by chance promise no certainty. What is
+    positive is taken by its logarithm: no interval of a duration reaches 0, however few its blocks.
     """
 
     floor: Interval
     """The estimate, with the narrowest interval around it that the clock's tick allows."""
     distribution: Array
     scatter: Scatter | None = None
-    """Of the blocks; of the logarithms of a ratio. None where samples were resampled one by one."""
-    ratio: bool = False
+    """Of the logarithms of the blocks, over `unit`. None where samples were resampled one by one."""
+    unit: float | None = 1.0
+    """None where blocks scatter by themselves, since not all samples are positive."""
 
     def interval(self, confidence: float) -> Interval:
         """The interval; it holds the estimate and the floor."""
@@ -413,11 +415,11 @@ class Bootstrap:
         tail, estimate = (1 - confidence) / 2, self.floor.estimate
         low, high = map(float, np.quantile(self.distribution, [tail, 1 - tail]))
         if self.scatter is not None:
-            length = math.log(high / low) if self.ratio else high - low
+            length = math.log(high / low) if self.unit else high - low
             reach = max(self.scatter.reach(confidence), length / 4)
             low, high = self.scatter.mean - reach, self.scatter.mean + reach
-            if self.ratio:
-                low, high = math.exp(low), math.exp(high)
+            if self.unit:
+                low, high = self.unit * math.exp(low), self.unit * math.exp(high)
         return Interval(estimate, min(low, estimate, self.floor.low), max(high, estimate, self.floor.high))
 
     @property
@@ -431,7 +433,12 @@ def of_median(samples: Samples, resamples: int, seed: int, tick: float) -> Boots
     side = replicates_of(samples)
     floor, cut = _median(side, tick), blocks([side], paired=False)
     (distribution,) = medians(cut or [side], resamples, seed)
-    return Bootstrap(floor, distribution, scatter(_medians_of(cut[0])) if cut else None)
+    if cut is None:
+        return Bootstrap(floor, distribution)
+    centres, positive_only = _medians_of(cut[0]), min(block.min() for block in side) > 0
+    # Over the estimate, so that blocks that are all the same have exactly their own value as their interval.
+    unit = floor.estimate if positive_only else None
+    return Bootstrap(floor, distribution, scatter(np.log(centres / unit) if unit else centres), unit)
 
 
 def of_ratio(baseline: Samples, candidate: Samples, resamples: int, seed: int, tick: float, paired: bool) -> Bootstrap:
@@ -449,7 +456,7 @@ def of_ratio(baseline: Samples, candidate: Samples, resamples: int, seed: int, t
         max(above.low, 0.0) / below.high,
         above.high / below.low if below.low > 0 else math.inf,
     )
-    return Bootstrap(floor, distribution, scatter_of_log_ratio(cut, paired) if cut else None, ratio=True)
+    return Bootstrap(floor, distribution, scatter_of_log_ratio(cut, paired) if cut else None)
 
 
 def _median(side: Side, tick: float) -> Interval:

@@ -58,7 +58,7 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
     """
     replicates = [replicate for block in samples for replicate in np.atleast_2d(block)]
     pooled = np.concatenate(replicates)
-    median = median_us(samples, tick_us)
+    median = stats.bootstrap_ci(samples, tick=tick_us)
     lower, upper = np.quantile(pooled, [0.25, 0.75])
     reach = 1.5 * (upper - lower)
     row: dict[str, float] = {
@@ -80,12 +80,6 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
         for end, title in (("estimate", name), ("low", f"{name}_low"), ("high", f"{name}_high")):
             row[f"{title}_us"] = getattr(interval, end, np.nan)
     return row
-
-
-def median_us(samples: list[np.ndarray], tick_us: float) -> stats.Interval:
-    """The median with its interval; Student's t over few replicates doesn't know that no latency is below 0."""
-    median = stats.bootstrap_ci(samples, tick=tick_us)
-    return stats.Interval(median.estimate, max(median.low, 0.0), median.high)
 
 
 def _context(rows: pd.DataFrame) -> dict[str, float]:

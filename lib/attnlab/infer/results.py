@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import scipy.stats
 
 from attnlab.infer import parallel, stats
-from attnlab.infer.cases import infer, median_us
+from attnlab.infer.cases import infer
 from attnlab.infer.families import FalsePositives, Family, Place, Sides, infer_family, judge, judge_family
 from attnlab.infer.lookup import Lookup, NotMeasured, median_of
 from attnlab.infer.stats import Verdict
@@ -40,7 +40,7 @@ class Results(Lookup):
         samples = self.samples(name, shape, timing)
         if not samples or not implementations.is_control(name):
             return median_of(self.row(name, shape, timing))
-        return median_us(samples, self._sides((name, name), shape, timing).tick_us)
+        return stats.bootstrap_ci(samples, tick=self._sides((name, name), shape, timing).tick_us)
 
     def candidates(self, shape: Shape, timing: Timing | None = None) -> list[str]:
         """The implementations compared with the baseline at one shape: one family of tests.

@@ -107,7 +107,8 @@ def bootstrap_ci(
     """Bootstrap interval of the median of all samples, in their unit.
 
     One replicate whose samples don't resemble their neighbours: the percentile bootstrap (Efron & Tibshirani 1993,
-    section 13.3). Several replicates: Student's t over the medians of the replicates, because samples of one process
+    section 13.3). Several replicates: Student's t over the medians of the replicates, by their logarithms where all
+    samples are positive, so that no interval of a duration reaches 0. For samples of one process
     share what that process drew (addresses, clocks, temperature) and the next process draws anew, so that a replicate
     counts once however many samples it has (Kalibera & Jones 2013, Rigorous benchmarking in reasonable time, ISMM). It
     is at least half as long as the percentile interval of the two-level bootstrap, replicates first and then the

@@ -38,7 +38,7 @@ class Sheet(BaseModel):
     power_w: Rate | None = None
     memory_gb: Rate | None = None
     memory_kind: Words | None = None
-    source: Words
+    source: Annotated[str, Field(pattern=r"https?://\S")]
 
 
 def datasheets(path: Path = PATH) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from attnlab.base import paths
 from attnlab.base.errors import UserError, suggestion
 from attnlab.literature import bibliography, tables
+from attnlab.literature.bibliography import WEB
 from attnlab.literature.datasheets import datasheets
 from attnlab.study.shapes import Shape
 
@@ -37,7 +38,7 @@ class Published(BaseModel):
 
     source: Name
     place: Name
-    url: str = ""
+    url: Annotated[str, Field(pattern=WEB)] = ""
     device: Name
     implementation: Name
     batch: Size | None = None

@@ -1,6 +1,7 @@
 """What no run may hold: rules over its tables, its study and its manifest.
 
-They find the bugs of what writes runs, and clumsy edits. Whoever scales every latency and seals the run again passes.
+They find the bugs of what writes runs, and clumsy edits, but no forger: whoever scales every latency and seals the run
+again passes.
 
 A run that is complete holds every shape of its study in every replicate. One that was closed early, or that is still
 being measured, may lack shapes, and may hold blocks of samples of a shape whose cases were not recorded any more; what
@@ -18,6 +19,7 @@ import pandas as pd
 
 from attnlab.runs.held import Rows
 from attnlab.runs.schema import (
+    AFTER,
     BEFORE,
     CASE,
     EXTREMES,
@@ -43,6 +45,8 @@ TIMED = [*FATE, *TIMING]
 WHO_OF_MODELS = [column.name for column in WHO]
 BLOCKS = "blocks"
 """The samples, a row for each case, timing and process: what holds for all samples of a block is looked at there."""
+MOST_ALIKE = 5
+"""Samples of one shape and replicate that may all be the same by chance, by a coarse clock."""
 OF_STUDY = (BLOCKS, "checks", "cases", "resources", "stream")
 """Tables that hold nothing but what the study asks for."""
 
@@ -233,6 +237,30 @@ def _failed_before(run: OfStudy) -> pd.DataFrame:
     return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == BEFORE)]
 
 
+def _same_turn(run: OfStudy, samples: pd.DataFrame) -> pd.DataFrame:
+    return samples[samples.duplicated([*BLOCK, *TIMING, "round", "position"])]
+
+
+def _backwards(run: OfStudy, samples: pd.DataFrame) -> pd.DataFrame:
+    """Samples that began before the one that took its turn before them."""
+    block = samples.groupby([*BLOCK, *TIMING, "process"], sort=False).ngroup()
+    ordered = samples.assign(block=block).sort_values(["block", "round", "position"])
+    return ordered[ordered.groupby("block")["started_s"].diff() < 0]
+
+
+def _constant(run: OfStudy, samples: pd.DataFrame) -> pd.DataFrame:
+    """Blocks of `MOST_ALIKE` samples and more that are all the same, of whatever implementation."""
+    held = samples.groupby([*BLOCK, *TIMING], sort=False)["latency_us"].agg(["size", "min", "max"]).reset_index()
+    return held[(held["size"] > MOST_ALIKE) & (held["min"] == held["max"])]
+
+
+def _failed_in_nothing(run: OfStudy, cases: pd.DataFrame) -> pd.DataFrame:
+    """Cases that count as not measured, though they were checked after timing, and no check failed."""
+    after = run["checks"][run["checks"]["moment"] == AFTER]
+    unmeasured = semi_join(cases[cases["status"] != MEASURED], after, FATE)
+    return anti_join(unmeasured, run["checks"][~run["checks"]["passed"]], FATE)
+
+
 def _other_rounds(run: OfStudy, _: pd.DataFrame) -> pd.DataFrame:
     """Cases that were measured with fewer rounds than were asked for, and any with more."""
     rounds = run.rounds
@@ -275,6 +303,9 @@ RULES = (
         "is at position {position}, beyond the turns of a round",
         lambda run, samples: samples[samples["position"] >= len(run.study.subjects)],
     ),
+    Rule(("samples",), "is at position {position} of round {round}, where another is", _same_turn),
+    Rule(("samples",), "began in round {round} before the sample before it", _backwards),
+    Rule(("samples",), "holds {size} samples, and all are of {min:g} µs", _constant),
     Rule(("panel", "endurance"), "has a latency_us and a why, or neither", _with_or_without("latency_us")),
     Rule(("residency",), "has a value and a why, or neither", _with_or_without("value")),
     Rule(("cases",), "is missing", lambda run, cases: anti_join(run.due, cases, FATE)),
@@ -306,6 +337,7 @@ RULES = (
         "failed a check and counts as measured",
         lambda run, checks: semi_join(checks[~checks["passed"]], run.measured, FATE),
     ),
+    Rule(("cases",), "counts as {status}, and passed every check, before and after timing", _failed_in_nothing),
     Rule(
         ("cases",),
         "counts as measured, and no check of it is recorded",
@@ -335,6 +367,13 @@ MODEL_RULES = (
         ("samples",),
         "is in round {round}, beyond those of the plan",
         lambda run, rows: anti_join(rows, run.rounds, ["round"]),
+    ),
+    Rule(
+        ("samples",),
+        "is at position {position} of round {round}, where another is",
+        lambda run, samples: samples[
+            samples.duplicated(["model", "batch", "prompt", "replicate", "round", "position"])
+        ],
     ),
     Rule(
         ("samples",),

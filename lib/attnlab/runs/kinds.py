@@ -88,5 +88,7 @@ TEXT = Kind("a text", "str", "str", _is_text)
 NAME = Kind("a text that is not empty", "str", "str", lambda values: _is_text(values) & (values != ""))
 FLAG = Kind("true or false", "bool", "boolean", _is_flag)
 POSITIVE, AT_LEAST_0 = number(0, above=True), number(0)
+LATENCY = number(1e-3)
+"""In us; no call takes less than a nanosecond."""
 ERROR = number(0, infinite=True)
 COUNT, SIZE = whole(0), whole(1)

@@ -6,7 +6,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from attnlab.base.errors import UserError, first_problem
 from attnlab.runs.dispatch import Dispatch
-from attnlab.runs.schema import Manifest
+from attnlab.runs.rules import GATE_FACTOR
+from attnlab.runs.schema import NAME, TIME, Manifest
 from attnlab.runs.tables import MODEL_TABLES, TABLES
 from attnlab.study import studies
 from attnlab.study.ladder import Recorded
@@ -17,6 +18,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Share = Annotated[float, Field(gt=0, lt=1)]
 Words = Annotated[str, Field(min_length=1)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
 Named = Annotated[str, Field(pattern=r"^(copy|l2|exponentials|(matmul|wgmma)\.\w+)$")]
@@ -33,7 +35,7 @@ class Device(Part):
     """What was measured on; sizes in bytes."""
 
     kind: Literal["cuda", "cpu"]
-    name: Words
+    name: Annotated[str, Field(pattern=r"^[^<>]+$")]
     multiprocessors: Size | None = None
     compute_capability: Words | None = None
     threads: Size | None = None
@@ -69,6 +71,21 @@ class Ceiling(Part):
     samples: list[Positive]
     sm_clock_mhz: Positive | None
     how: Words
+
+
+class Rules(Part):
+    """The rules that a run was recorded under; one whose gate let more pass than today's is refused."""
+
+    gate_factor: Annotated[float, Field(ge=1, le=GATE_FACTOR)]
+    steady: Share
+    seed: float
+    resamples: Positive
+    confidence: Share
+    alpha: Share
+    equivalence_margin: Share
+    claim_speedup: Annotated[float, Field(ge=1, lt=10)]
+    claim_delta: Share
+    power: Share
 
 
 class Clocks(Part):
@@ -112,17 +129,17 @@ class Common(Part):
     packages_of: ClassVar[tuple[str, ...]] = ("torch",)
     """The packages whose versions it states."""
     schema_: Annotated[int, Field(ge=1, alias="schema")]
-    name: Words
+    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     created: Time
     finished: Time | None = None
     complete: bool
-    order: str = ""
+    order: Annotated[str, Field(pattern=f"^({TIME.pattern})?$")] = ""
     attnlab: str
     commit: str
     command: str
     device: Device
     environment: Environment
-    rules: Annotated[dict[str, Positive], Field(min_length=1)]
+    rules: Rules
     sources: dict[str, Hash]
     files: dict[str, Hash] = {}
 
@@ -130,6 +147,11 @@ class Common(Part):
     def _states_files_and_packages(self) -> "Common":
         if self.complete and not self.finished:
             raise UserError("the field 'finished' is missing")
+        if self.finished and self.finished < self.created:
+            raise UserError("finished: it is before 'created'")
+        began, order = self.created.isoformat()[:19], self.order[:19]
+        if self.order and order != began and not (order > began and self.order.endswith("+")):
+            raise UserError(f"order: {self.order!r} is neither 'created' nor that of a newer run and a '+'")
         if missing := [name for name in self.packages_of if name not in self.environment.packages]:
             raise UserError(f"environment.packages: the version of {missing[0]} is missing")
         for name in self.files:
@@ -176,8 +198,12 @@ class Fields(Common):
 
     @model_validator(mode="after")
     def _agrees(self) -> "Fields":
-        if "gate_factor" not in self.rules:
-            raise UserError("rules: 'gate_factor' is missing")
+        if "copy" not in self.ceilings:
+            raise UserError("ceilings: 'copy' is missing")
+        names = [rung.name for rung in self.ladder]
+        for number, rung in enumerate(self.ladder):
+            if rung.name in names[:number] or rung.after in names[number:]:
+                raise UserError(f"ladder.{number}: {rung.name!r} is there twice, or isn't after {rung.after!r}")
         if self.complete and self.profile is None:
             raise UserError("the field 'profile' is missing")
         self._require_study()

@@ -14,7 +14,7 @@ from attnlab.base.errors import UserError
 from attnlab.runs import consistency
 from attnlab.runs.held import Rows, refusal
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.schema import OLDEST, PARTS, SCHEMA, Manifest, Run, digest, folder, short_hash
+from attnlab.runs.schema import OLDEST, PARTS, SCHEMA, TIME, Manifest, Run, digest, folder, short_hash
 from attnlab.runs.tables import Table, of
 
 _JUDGED: set[str] = set()
@@ -113,6 +113,8 @@ def read_manifest(name: str) -> Manifest:
     if manifest.get("seal") != digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
     require_manifest(manifest, where)
+    if manifest["name"] != path.parent.name:
+        raise UserError(f"{where} is of the run {manifest['name']!r}: give the folder that name again")
     return manifest
 
 
@@ -178,6 +180,7 @@ def _verified(part: Path) -> bytes:
 def _order(manifest: Path) -> str:
     try:
         stated = json.loads(manifest.read_text())
-        return str(stated.get("order") or stated.get("created", ""))
+        order = str(stated.get("order") or stated.get("created", ""))
+        return order if TIME.fullmatch(order) else ""
     except (OSError, ValueError, AttributeError, RecursionError):
         return ""

@@ -92,6 +92,8 @@ OF_MODELS = f"{MODELS}/"
 """How the names of runs begin that record how models generate; they lie in a folder of their own."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """The names that runs may have. Programs that are handed paths take other characters for their own."""
+TIME = re.compile(r"\d{4}-\d\d-\d\d\S*")
+"""How runs state when they began, by which they are put in order."""
 TAKEN = (paths.REFERENCE.name, "dispatch", MODELS)
 """Folders beside the runs: what others published, dispatch tables, and records of models that generate."""
 

@@ -10,7 +10,21 @@ from typing import Any, get_args
 import pandas as pd
 
 from attnlab.runs import methods, metrics
-from attnlab.runs.kinds import AT_LEAST_0, COUNT, ERROR, FLAG, NAME, POSITIVE, SIZE, TEXT, Kind, matching, one_of, whole
+from attnlab.runs.kinds import (
+    AT_LEAST_0,
+    COUNT,
+    ERROR,
+    FLAG,
+    LATENCY,
+    NAME,
+    POSITIVE,
+    SIZE,
+    TEXT,
+    Kind,
+    matching,
+    one_of,
+    whole,
+)
 from attnlab.runs.rules import GATE_FACTOR, STEADY
 from attnlab.runs.schema import MOMENTS, OF_MODELS, OLDEST, PHASES, STATUSES, Row
 from attnlab.study.studies import Timing
@@ -151,7 +165,7 @@ SAMPLES = Table(
         Column("position", COUNT, "the place within the round's random order"),
         Column("started_s", AT_LEAST_0, "when it began, since the process did"),
         Column("launches", SIZE, "calls that one timing spans; the latency is their mean"),
-        Column("latency_us", POSITIVE, "the sample"),
+        Column("latency_us", LATENCY, "the sample"),
         Column(
             "strain",
             ERROR,
@@ -272,9 +286,9 @@ STREAM = Table(
     (
         *SHARED,
         Column("position", COUNT, "the number of the request within the replicate", key=True),
-        Column("latency_us", POSITIVE, "from before the call until its output was there, by the host's clock"),
+        Column("latency_us", LATENCY, "from before the call until its output was there, by the host's clock"),
         Column(
-            "host_us", POSITIVE, "from before the call until it returned, which on a GPU is before the output is there"
+            "host_us", LATENCY, "from before the call until it returned, which on a GPU is before the output is there"
         ),
     ),
 )
@@ -296,7 +310,7 @@ PANEL = Table(
             empty=True,
             key=True,
         ),
-        Column("latency_us", POSITIVE, "the sample", empty=True),
+        Column("latency_us", LATENCY, "the sample", empty=True),
         replace(SM_CLOCK, means="the SM clock, read after it"),
         WHY,
     ),
@@ -325,7 +339,7 @@ ENDURANCE = Table(
             empty=True,
             key=True,
         ),
-        Column("latency_us", POSITIVE, "of a call in that slice", empty=True),
+        Column("latency_us", LATENCY, "of a call in that slice", empty=True),
         replace(SM_CLOCK, means="the SM clock, read while the slice ran"),
         *(POWER, TEMPERATURE, THROTTLED, WHY),
     ),
@@ -380,8 +394,8 @@ GENERATIONS = Table(
         *WHO,
         Column("round", COUNT, "the round within the replicate", key=True),
         Column("position", COUNT, "the place within the round's random order"),
-        Column("first_us", POSITIVE, "from the call to the first token of every sequence, by the host's clock"),
-        Column("rest_us", POSITIVE, "from then to the last token, likewise"),
+        Column("first_us", LATENCY, "from the call to the first token of every sequence, by the host's clock"),
+        Column("rest_us", LATENCY, "from then to the last token, likewise"),
         Column("agreeing", COUNT, "tokens that are those of `transformers.sdpa` in the same round"),
     ),
 )

@@ -167,8 +167,10 @@ def close_early(name: str) -> None:
 
 
 def _close(name: str, target: Path, more: Manifest) -> None:
-    tables, stamp = tables_of_parts(name), datetime.now(UTC).isoformat(timespec="seconds")
-    manifest = read_manifest(name) | more | {"complete": True, "finished": stamp, "files": {}}
+    tables, manifest = tables_of_parts(name), read_manifest(name)
+    # The machine's clock may have been set back since.
+    finished = max(datetime.now(UTC), datetime.fromisoformat(manifest["created"])).isoformat(timespec="seconds")
+    manifest |= more | {"complete": True, "finished": finished, "files": {}}
     judge(tables, manifest)
     for table, held in tables.items():
         path = target / f"{table}.parquet"

@@ -18,7 +18,11 @@ from attnlab.study import values as kinds
 from attnlab.study.shapes import Shape
 
 Block = dict[str, Any]
-Line = Annotated[str, Field(pattern=r"^[^\r\n]+$")]
+LONGEST = 200
+"""The most characters of a name or a title."""
+Line = Annotated[str, Field(max_length=LONGEST, pattern=r"^[^\r\n]+$")]
+LARGEST_FILE = 2**18
+"""The most bytes of a study's file; YAML of more takes longer to be read than anyone waits."""
 MOST_SHAPES = 10_000
 """The most shapes that the sweeps of a study may state; multiplying out many more takes longer than anyone waits."""
 MOST_SAMPLES, MOST_REPLICATES, MOST_REQUESTS = 100_000, 1_000, 10_000_000
@@ -89,7 +93,7 @@ class Study(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    name: Line
+    name: Annotated[str, Field(max_length=LONGEST, pattern=r"^[^\r\n<>]+$")]
     title: Line
     device: Literal["auto", "cuda", "cpu"] = "auto"
     implementations: Annotated[list[str], Field(min_length=1)]
@@ -131,8 +135,8 @@ class Study(BaseModel):
         if stated > MOST_SHAPES:
             raise UserError(f"sweeps: {stated} shapes, and a run can hold {MOST_SHAPES}: state fewer values")
         for name in self.sweeps:
-            if not name.strip():
-                raise UserError(f"sweeps: {name!r} is no name")
+            if not name.strip() or len(name) > LONGEST:
+                raise UserError(f"sweeps: {name[:LONGEST]!r} is no name of 1 to {LONGEST} characters")
         if self.target_shape not in self.shapes:
             raise UserError(f"no sweep holds the target {self.target_shape}")
         if lacking := [shape for shape in self.counted_shapes if shape not in self.shapes]:
@@ -197,7 +201,9 @@ def load(name: str | Path) -> Study:
         there = ", ".join(sorted(p.stem for p in paths.STUDIES.glob("*.yaml")))
         ends = f"; a path to a study ends with {' or '.join(FILES)}" if Path(name).is_file() else ""
         raise UserError(f"there is no study {str(name)!r}; studies/ has {there}{ends}")
-    where = paths.shown(path)
+    where, size = paths.shown(path), path.stat().st_size
+    if size > LARGEST_FILE:
+        raise UserError(f"{where} has {size:,} bytes, and a study {LARGEST_FILE:,} at most: state fewer values")
     try:
         stated = yaml.load(path.read_text(), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that isn't one is a ValueError

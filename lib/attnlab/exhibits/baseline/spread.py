@@ -10,6 +10,7 @@ from matplotlib.ticker import FixedLocator
 from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure, Table
+from attnlab.exhibits.environment.machine import interval_words
 from attnlab.exhibits.style import look, panel_each, signed_ticks
 from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured
@@ -77,5 +78,5 @@ def tails(results: Results) -> Table:
     name = results.study.baseline
     along = results.along("seq_len", name)
     rows = [{"S": shape.seq_len} | quantities.cells(row, *TAILS) for shape, row in along]
-    note = say("baseline.tails", p95=samples_needed(0.95), p99=samples_needed(0.99))
+    note = say("baseline.tails", p95=samples_needed(0.95), p99=samples_needed(0.99), intervals=interval_words(results))
     return Table(pd.DataFrame(rows), f"Spread and tails of the latency, `{name}`; {results.headline.words}.", note)

@@ -12,6 +12,7 @@ from attnlab.exhibits import cells, formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.display import Group, Prose, Table
+from attnlab.exhibits.environment.machine import interval_words
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of, shape_of
@@ -107,7 +108,8 @@ def every_case(results: Results) -> Table:
         | quantities.cells(row, "median_us", "throughput_tflops", "bandwidth_gbs", "speed_of_light_pct")
         for row in results.table.to_dict("records")
     ]
-    note = "k: launches per sample, which each replicate chooses for itself; speed of light: floor over median."
+    note = "k: launches per sample, which each replicate chooses for itself; speed of light: floor over median. "
+    note += f"Intervals: {interval_words(results)}."
     return Table(pd.DataFrame(rows), "Every case under every timing.", note)
 
 

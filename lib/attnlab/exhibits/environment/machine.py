@@ -9,6 +9,7 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
+from attnlab.infer.bootstrap import BATCHES
 from attnlab.infer.cases import CASE
 from attnlab.infer.lookup import NotMeasured, shape_of
 from attnlab.infer.machine.effort import effort as of_effort
@@ -107,6 +108,12 @@ def sample_words(study: Study) -> str:
 def replicate_words(results: Results) -> str:
     """``4 replicates, each a fresh process``; or in how many, where one was continued or shared by two cards."""
     return say("environment.replicates", e=of_effort(results))
+
+
+def interval_words(results: Results) -> str:
+    """What intervals of medians rest on: ``Student's t over the logarithms of the medians of 2 replicates``."""
+    cards = len(results.run.cards) if results.over_cards else 0
+    return say("environment.intervals", cards=cards, replicates=of_effort(results).replicates, stretches=BATCHES)
 
 
 def device_words(results: Results) -> str:

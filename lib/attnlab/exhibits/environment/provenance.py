@@ -5,7 +5,7 @@ import pandas as pd
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
-from attnlab.exhibits.environment.machine import sample_words
+from attnlab.exhibits.environment.machine import interval_words, sample_words
 from attnlab.exhibits.markdown import Inline
 from attnlab.infer.machine.effort import effort
 from attnlab.infer.results import Results
@@ -46,10 +46,7 @@ def checklist(results: Results) -> Table:
         ),
         ("correctness gate", f"{int(checks['passed'].sum()):,} of {len(checks):,} checks passed"),
         ("clock, power and throttling", manifest["telemetry"]),
-        (
-            "intervals",
-            f"percentile bootstrap, {resamples} resamples, seed {rules.SEED}; Student's t over replicates",
-        ),
+        ("intervals", f"{interval_words(results)}; {resamples} resamples, seed {rules.SEED}"),
         ("raw samples", f"{len(results.run.samples):,} rows, none dropped, hashed below"),
         ("code", f"attnlab {manifest['attnlab']}, commit {manifest['commit'][:12]}, sources hashed below"),
     ]

@@ -25,7 +25,7 @@ from attnlab.base.errors import UserError
 from attnlab.measure.cluster import run_sync, scheduling
 from attnlab.measure.cluster.admission import Admission, admission, difference
 from attnlab.measure.cluster.remote import Outcome, Task, answer, carry_out
-from attnlab.measure.session import record
+from attnlab.measure.session import estimate, record
 from attnlab.measure.session.subject import Job
 from attnlab.study.shapes import Shape
 
@@ -124,7 +124,7 @@ class Fleet(Executor):
         if not all(isinstance(one, Job) for one in every):
             yield from self._do([Work(work, (one,)) for one in every])
             return
-        cut = scheduling.pieces(every, run_sync.seconds(every[0]), len(self._cards))
+        cut = scheduling.pieces(every, estimate.recorded(every[0]), len(self._cards))
         self._do([Work(work, (piece,), number) for number, piece in cut])
         # A stream of requests builds on all shapes of its replicate.
         self._do([Work(work, (replace(job, shapes=()),)) for job in every if job.stream])

@@ -5,7 +5,6 @@ from typing import Any
 from attnlab.base import paths
 from attnlab.measure.session.subject import Job
 from attnlab.runs import dispatch, read, schema, write
-from attnlab.study.shapes import Shape
 
 
 def files(about: Any) -> dict[str, bytes]:
@@ -40,9 +39,3 @@ def take(run: str, blocks: dict[str, bytes]) -> None:
 
     for name in sorted(blocks, key=turn):
         write.take_part(run, name, blocks[name])
-
-
-def seconds(job: Job) -> dict[Shape, float]:
-    """About how long a replicate of each of the study's shapes takes, as it was estimated when the run began."""
-    planned_s = read.read_manifest(job.run).get("planned_s") or [1.0] * len(job.study.shapes)
-    return dict(zip(job.study.shapes, planned_s, strict=True))

@@ -27,7 +27,7 @@ from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.base.version import VERSION
 from attnlab.measure import processes
 from attnlab.measure.instruments import counters, devices
-from attnlab.measure.session import once, worker
+from attnlab.measure.session import estimate, once, worker
 from attnlab.measure.session.subject import Job
 from attnlab.measure.values import captured
 from attnlab.runs import dispatch, read, rules, schema, write
@@ -227,10 +227,11 @@ def _work_through(pool: Executor, jobs: list[Job]) -> None:
         for job in jobs
         for shape in job.shapes
     }
+    pace = estimate.Pace(jobs)
     shapes, results = max(1, len(write.recorded(name, "cases")) + len(left)), pool.map(worker.measure, jobs)
     with (
         tqdm(total=shapes, desc=name, unit="shape", disable=None, leave=False) as bar,
-        _every(POLL_S, partial(_show, bar, name, left)),
+        _every(POLL_S, partial(_show, bar, name, left), partial(_correct, name, pace)),
     ):
         deque(results, maxlen=0)
 
@@ -246,14 +247,22 @@ def _show(bar: tqdm, name: str, left: dict[str, str]) -> None:
         print(f"{name}: {bar.n} of {shapes} shapes measured{then}", file=sys.stderr, flush=True)
 
 
+def _correct(name: str, pace: estimate.Pace) -> None:
+    """Say how long the run still takes, where the shapes measured so far say otherwise than what was said last."""
+    left_s = pace.correction(write.recorded(name, "cases"))
+    if left_s is not None:
+        tqdm.write(f"{name}: {_duration(left_s)} left, by the shapes measured so far", file=sys.stderr)
+
+
 @contextmanager
-def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Inside, do this every so often in a thread, and once more at the end."""
+def _every(seconds: float, *acts: Callable[[], object]) -> Iterator[None]:
+    """Inside, do these every so often in a thread, and once more at the end."""
     over = threading.Event()
 
     def repeat() -> None:
         while not over.wait(seconds):
-            act()
+            for act in acts:
+                act()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
@@ -262,7 +271,8 @@ def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        act()
+        for act in acts:
+            act()
 
 
 def _take_once(pool: Executor, name: str, study: Study, device: str, environment: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 const MOST_FOUND = 12;
 
 const DTYPES = {
+  __proto__: null,
   fp16: "float16",
   half: "float16",
   float16: "float16",
@@ -12,6 +13,7 @@ const DTYPES = {
   float32: "float32",
 };
 const SIZES = {
+  __proto__: null,
   b: "batch",
   batch: "batch",
   h: "heads",
@@ -33,7 +35,7 @@ function requested(text) {
     const [, axis, size] = word.match(/^([a-z_]+)[=:]?(\d+)$/) ?? [];
     if (DTYPES[word]) wanted.dtype = DTYPES[word];
     else if (word === "causal" || word === "full") wanted.causal = word === "causal";
-    else if (SIZES[axis]) wanted[SIZES[axis]] = Number(size);
+    else if (SIZES[axis] && Number(size) > 0) wanted[SIZES[axis]] = Number(size);
     else unknown.push(word);
   }
   return { wanted, unknown };
@@ -128,7 +130,7 @@ function found(explorer) {
         h(
           "p",
           { class: "notice" },
-          `Not understood: ${unknown.join(", ")}. A request names S, B, H or D with a number, causal or full, fp16, bf16 or fp32.`,
+          `Not understood: ${unknown.join(", ")}. A request names S, B, H or D with a number above 0, causal or full, fp16, bf16 or fp32.`,
         ),
       ]
     : [];
