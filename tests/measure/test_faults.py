@@ -464,7 +464,7 @@ def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkey
     assert read.names() == ["c", "a", "b"]
     created = [read.read_manifest(name)["created"] for name in read.names()]
     assert created == sorted(created, reverse=True)
-    assert select_run._newest(tiny_study(), "cpu", complete=False) == "b"
+    assert select_run._newest(tiny_study(), "Imaginary X1", complete=False) == "b"
     # It is put right in part: still before the first of them, but after the last.
     write.create("0", small.manifest(created="2026-11-21T10:30:00+00:00"))
     assert read.names() == ["c", "a", "b", "0"]
@@ -573,6 +573,6 @@ def test_a_manifest_that_cannot_be_read_hides_no_other_run(data):
         (data / name / "manifest.json").write_text(content)
     live("whole")
     assert "whole" in read.names()
-    assert select_run._newest(tiny_study(), "cpu", complete=True) == ""
+    assert select_run._newest(tiny_study(), "Imaginary X1", complete=True) == ""
     with pytest.raises(UserError, match="is not a manifest"):
         read.load("deep")
