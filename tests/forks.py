@@ -129,7 +129,9 @@ def command(*arguments: str) -> int:
     """A command of attnlab that forks its measuring processes instead of starting new ones."""
     from conftest import Quickly
 
-    processes.fresh_processes = lambda: Quickly(ProcessPoolExecutor(1, mp_context=_forking()))
+    processes.fresh_processes = lambda: Quickly(
+        ProcessPoolExecutor(1, mp_context=_forking(), initializer=processes.begin, initargs=({},))
+    )
     return __main__.main(list(arguments))
 
 

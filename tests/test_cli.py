@@ -8,7 +8,7 @@ import tomllib
 import pytest
 from conftest import tiny_study
 
-from attnlab import __main__, select_run
+from attnlab import __main__, commands, select_run
 from attnlab.base import paths
 from attnlab.runs import read
 
@@ -163,15 +163,15 @@ def test_a_notebook_is_told_only_what_it_knows(capsys, data, arguments, problem)
 
 def test_quotes_hold_a_value_together():
     text = """ run='a b'  title="it's" n=[1,2] x= """
-    assert __main__._pairs(text) == ["run='a b'", """title="it's\"""", "n=[1,2]", "x="]
-    assert __main__._assignment("run='a b'") == ("run", "a b")
+    assert commands._pairs(text) == ["run='a b'", """title="it's\"""", "n=[1,2]", "x="]
+    assert commands._assignment("run='a b'") == ("run", "a b")
 
 
 def test_a_value_is_what_yaml_makes_of_it():
-    assert __main__._assignment("n=3") == ("n", 3)
-    assert __main__._assignment("name=a=b") == ("name", "a=b")
-    assert __main__._assignment("empty=") == ("empty", "")
-    assert __main__._assignment("yes=true") == ("yes", True)
+    assert commands._assignment("n=3") == ("n", 3)
+    assert commands._assignment("name=a=b") == ("name", "a=b")
+    assert commands._assignment("empty=") == ("empty", "")
+    assert commands._assignment("yes=true") == ("yes", True)
 
 
 def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypatch, data):
@@ -207,6 +207,24 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
     assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
     monkeypatch.setattr(select_run, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert said(capsys, "measure", "--study", "quick") == "No space left; what was recorded is kept"
+
+
+def test_ctrl_c_while_a_command_is_imported():
+    program = """
+import signal, sys
+from attnlab import __main__
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "attnlab.commands":
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
+sys.meta_path.insert(0, Interrupting())
+sys.exit(__main__.main(["measure"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "attnlab: interrupted; what was recorded is kept\n")
 
 
 def test_as_a_program(data):

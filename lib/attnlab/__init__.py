@@ -1,19 +1,22 @@
 """Is your attention kernel really faster? This package measures it, and shows what the samples say."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from attnlab.base.version import VERSION
-from attnlab.runs.read import load
-from attnlab.study.shapes import Shape
+
+if TYPE_CHECKING:
+    from attnlab.measure.subjects.attend import attend
+    from attnlab.runs.read import load
+    from attnlab.study.shapes import Shape
 
 __version__ = VERSION
 __all__ = ["Shape", "__version__", "attend", "load"]
+_HOMES = {"Shape": "attnlab.study.shapes", "attend": "attnlab.measure.subjects.attend", "load": "attnlab.runs.read"}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: it needs torch, rendering a recorded run doesn't.
-    if name == "attend":
-        from attnlab.measure.subjects.attend import attend
-
-        return attend
+    # Imported on first use: every process begins with this module, and rendering a recorded run needs no torch.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'attnlab' has no attribute {name!r}")

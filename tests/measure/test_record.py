@@ -60,6 +60,21 @@ def test_each_job_gets_a_process_of_its_own():
     assert len({os.getpid(), *ids}) == 4
 
 
+def test_a_process_without_a_job_ends_with_the_one_that_started_it():
+    program = """
+import multiprocessing, os, signal
+from attnlab.measure import processes
+with processes.fresh_processes() as pool:
+    done = pool.submit(os.getpid).result()
+    while {child.pid for child in multiprocessing.active_children()} <= {done}:
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    # It inherits the pipe, which ends with the last of them.
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+
+
 def test_each_replicate_is_a_job_of_its_own(recorded):
     run = read.load(recorded)
     assert run.processes["replicate"].tolist() == [0, 1]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnlab.base import sources
-from attnlab.measure import processes
 from attnlab.measure.instruments import devices, environment, telemetry
 from attnlab.measure.session import record
 from attnlab.study import implementations, tuning
@@ -24,7 +23,6 @@ class Admission:
 
 def admission(wanted: str) -> Admission:
     """The admission of the worker whose card this process sees; `wanted` is ``auto``, ``cuda`` or ``cpu``."""
-    processes.die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
     found = devices.describe(device)

@@ -90,7 +90,6 @@ def record_models(
 
 def survey(kind: str) -> dict[str, Any]:
     """What a manifest says of the machine: device, locked environment, and the step of the clock."""
-    processes.die_quietly()
     device = torch.device(kind)
     environment.lock()
     tick_us = cuda_events.calibrate(torch.device("cpu"))["tick_us"]  # of the host's clock
@@ -119,7 +118,6 @@ def take(job: Job) -> None:
     Raises:
         UserError: the environment isn't the one that the record began in, or the device's memory doesn't hold a model.
     """
-    processes.die_quietly()
     device, name = torch.device(job.device), schema.folder(job.run).name
     environment.lock()
     if _environment(device)["hash"] != job.environment:
