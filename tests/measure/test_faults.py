@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -565,6 +566,19 @@ def test_what_changed_of_the_environment_is_named(begin, machine, unlocked, one_
     name = begin(tiny_study(), environment=before)
     with pytest.raises(UserError, match=r"^the environment changed .* 'begun' began \(driver\): start a new run$"):
         record.record(name, tiny_study(), "cpu", Quickly(one_thread))
+
+
+def test_a_package_that_changed_is_named_with_what_brings_it_back(begin, machine, unlocked, one_thread):
+    now = machine["environment"]["packages"]
+    assert set(now) == {"torch", "numpy"}  # what else is installed, a CPU doesn't use
+    before = machine["environment"] | {"packages": now | {"numpy": "1.0", "pytest": "n/a"}, "hash": 64 * "0"}
+    name = begin(tiny_study(), "other", environment=before)
+    with pytest.raises(UserError) as caught:
+        record.record(name, tiny_study(), "cpu", Quickly(one_thread))
+    said = str(caught.value)
+    assert f"(numpy is {now['numpy']}, was 1.0; pytest is {pytest.__version__}, was n/a): `" in said
+    pip = f"{sys.executable} -m pip"
+    assert f"`{pip} install numpy==1.0 && {pip} uninstall --yes pytest` undoes that, or start a new run" in said
 
 
 def test_a_manifest_that_cannot_be_read_hides_no_other_run(data):

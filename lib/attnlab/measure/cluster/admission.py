@@ -26,7 +26,7 @@ def admission(wanted: str) -> Admission:
     device = devices.resolve(wanted)
     environment.lock()
     found = devices.describe(device)
-    locked = environment.fingerprint(device)
+    locked = environment.fingerprint(device, environment.packages(device, implementations.PEERS))
     return Admission(found, locked, _code(found["name"]), telemetry.card(device), platform.node())
 
 

@@ -37,7 +37,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})
     found = {
         "device": devices.describe(device),
-        "environment": environment.fingerprint(device),
+        "environment": environment.fingerprint(device, environment.packages(device, study.implementations)),
         "ceilings": ceilings.measure(device, dtypes),
         "clocks": cuda_events.calibrate(device),
         "missing_clocks": missing,
