@@ -109,7 +109,10 @@ readme: $(rendering)  ## write the pictures and tables of README.md and kernels/
 	$(python) tools/data_readme.py
 
 lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
-	$(python) -m jupyterlab --notebook-dir=notebooks
+	echo 'the notebooks here are saved without outputs, as git tracks them: File > Save Notebook As keeps outputs in a copy'
+	[ "$$(id -u)" != 0 ] || { echo 'as root: who has the address below has this machine'; root=--allow-root; }; \
+	JUPYTER_CONFIG_PATH="$(CURDIR)/tools/lab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+	$(python) -m jupyterlab --notebook-dir=notebooks $$root
 
 kernels: $(call ready,kernels)  ## compile every kernel, or RUNG=<name>, for every architecture; prints registers, spills and occupancy, needs no GPU
 	$(python) -m attnlab kernels $${RUNG:+--rung="$$RUNG"}
