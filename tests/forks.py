@@ -204,7 +204,7 @@ def render(name: str) -> int:
     render_module.results.of = lambda run: None
     render_module.select_run.companions = lambda shown: []
     render_module.explorer.write = lambda *_: None
-    latex.files, latex.pack, printed.tool = lambda notebook: {}, lambda *_: None, lambda: ""
+    latex.files, latex.packed, printed.tool = lambda notebook: {}, lambda *_: b"", lambda: ""
     return command("report", "--run", name)
 
 

@@ -6,6 +6,7 @@ import sys
 import tomllib
 
 import pytest
+import synthetic
 from conftest import tiny_study
 
 from attnlab import __main__, commands, select_run
@@ -75,6 +76,16 @@ def test_a_run_is_not_called_what_lies_beside_the_runs(capsys, data, command, na
     assert not data.exists()
 
 
+def test_reports_that_can_not_be_written_are_told_before_anything_is_measured_or_inferred(capsys, data):
+    synthetic.write("there", synthetic.LONELY)
+    reports = data.parent / "reports"
+    for command in (["report"], ["report", "--run", "there"], ["notebook", "01_environment"]):
+        reports.write_text("")
+        said_of = f"{reports}: File exists: have it take files, or name another folder by ATTNLAB_REPORTS"
+        assert said(capsys, *command) == said_of
+        reports.unlink()
+
+
 @pytest.mark.parametrize("more", [["--study", "quick"], ["--device", "cpu"], ["--long"]])
 def test_rendering_a_run_takes_nothing_that_measuring_takes(capsys, begin, more):
     begin(tiny_study(), "there")
@@ -97,6 +108,8 @@ def test_measuring_into_a_complete_run(capsys, recorded):
 def test_a_study_that_is_not_there(capsys, data):
     expected = "there is no study 'nope'; studies/ has backends, cpu, gpu, ladder, peers, quick, scaling, values"
     assert said(capsys, "measure", "--study", "nope") == expected
+    for near in ("quick.yaml", "quik"):
+        assert said(capsys, "measure", "--study", near).endswith("values; did you mean 'quick'?")
     assert not data.exists()
 
 
@@ -146,6 +159,7 @@ def test_a_tampered_run(capsys, data, begin):
     ("arguments", "problem"),
     [
         (["00_nothing"], "there is no notebook '00_nothing'; there are 01_environment, 02_baseline,"),
+        (["baseline"], "report; did you mean '02_baseline'?"),
         (["01_environment", "-p", "run"], "-p takes NAME=VALUE, not 'run'"),
         (["01_environment", "-p", "runn=x"], "01_environment has no parameter 'runn'; it has run, study, device"),
         (["01_environment", "-p", "runn=x"], "; did you mean 'run'?"),

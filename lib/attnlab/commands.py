@@ -10,7 +10,7 @@ from typing import NoReturn
 import yaml
 
 from attnlab import select_run
-from attnlab.base import paths
+from attnlab.base import files, paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.base.version import VERSION
 from attnlab.compile import check
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--run", required=True, help="name of a run in data/")
         if name == "dispatch":
             sub.add_argument("--clock", default="eager", help="eager, or device for programs that replay graphs")
+            sub.add_argument("--replace", action="store_true", help="write over another table of this device")
         sub.set_defaults(command=command)
     kernels = commands.add_parser("kernels", help="compile every kernel for every architecture; needs no GPU")
     kernels.add_argument("--rung", default="", help="the name of the only one to compile")
@@ -138,6 +139,7 @@ def _report(options: argparse.Namespace) -> None:
         raise UserError(
             "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHEDULER and LONG out"
         )
+    files.require_writable(paths.reports(), "ATTNLAB_REPORTS")
     name = options.run or _measure(options)
 
     from attnlab.paper import render
@@ -175,10 +177,13 @@ def _dispatch(options: argparse.Namespace) -> None:
     from attnlab.runs import dispatch
 
     made = choices.table(results.load(options.run), options.clock)
-    replaced = ""
-    with suppress(UserError):  # there was none, or nothing that is one
+    before, replaced = made, ""
+    with suppress(UserError):  # there is none, or nothing that is one
         before = dispatch.load(dispatch.path(made.device), made.device)
         replaced = f"; it replaces the table by {before.run!r}, {before.timing}"
+    if before != made and not options.replace:
+        where = paths.shown(dispatch.path(made.device))
+        raise UserError(f"{where} is by {before.run!r}, {before.timing}: add REPLACE=1 (--replace) to write over it")
     table = dispatch.write(made)
     study = table.with_suffix(".yaml")
     study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))

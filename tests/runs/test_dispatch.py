@@ -270,7 +270,14 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
     assert stated.target_shape == SHORT
     assert stated.stream == choices.REQUESTS
     assert stated.timings == [EAGER]
-    assert __main__.main(["dispatch", "--run", "here", "--clock", "device"]) == 0
+    assert __main__.main(["dispatch", "--run", "here"]) == 0  # the same again
+    capsys.readouterr()
+    another = ["dispatch", "--run", "here", "--clock", "device"]
+    assert __main__.main(another) == 1
+    said = f"attnlab: {table} is by 'here', {EAGER.words}: add REPLACE=1 (--replace) to write over it\n"
+    assert capsys.readouterr().err == said
+    assert dispatch.load(table, "NVIDIA H200") == made
+    assert __main__.main([*another, "--replace"]) == 0
     assert capsys.readouterr().out.endswith(f" at each; it replaces the table by 'here', {EAGER.words}\n")
     assert dispatch.load(table, "NVIDIA H200").timing == DEVICE.words
 

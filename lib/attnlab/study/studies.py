@@ -174,9 +174,10 @@ def load(name: str | Path) -> Study:
     """
     path = Path(name) if str(name).endswith(FILES) else paths.STUDIES / f"{name}.yaml"
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in paths.STUDIES.glob("*.yaml")))
+        there = sorted(p.stem for p in paths.STUDIES.glob("*.yaml"))
         ends = f"; a path to a study ends with {' or '.join(FILES)}" if Path(name).is_file() else ""
-        raise UserError(f"there is no study {str(name)!r}; studies/ has {there}{ends}")
+        near = ends or suggestion(Path(name).stem, there)
+        raise UserError(f"there is no study {str(name)!r}; studies/ has {', '.join(there)}{near}")
     where = paths.shown(path)
     try:
         stated = yaml.load(path.read_text(), _Loader)
