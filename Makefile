@@ -16,6 +16,8 @@ SCHEDULER ?=
 LONG ?=
 # For `make kernels`: the name of a rung to compile alone.
 RUNG ?=
+# For `make dispatch`, anything: write over another table of the device.
+REPLACE ?=
 # For `make notebook`: which, and NAME=VALUE pairs; for `make model` pairs alone.
 NAME =
 PARAMS =
@@ -44,7 +46,7 @@ readme_TAKES := RUN=<name>
 kernels_TAKES := RUNG=<name>
 compare_TAKES := A=<run> B=<run> MARKDOWN=1 FAIL_IF=slower
 lab_TAKES := DEVICE=<cuda|cpu>
-dispatch_TAKES := RUN=<name>
+dispatch_TAKES := RUN=<name> REPLACE=1
 
 GOALS := $(or $(MAKECMDGOALS),help)
 TAKEN := $(foreach goal,$(GOALS),$($(goal)_TAKES)) PYTHON=<interpreter>
@@ -113,7 +115,10 @@ readme: $(rendering)  ## write the pictures and tables of README.md and kernels/
 	$(python) tools/data_readme.py
 
 lab: $(call ready,$(HARDWARE)-lab)  ## open the notebooks in JupyterLab
-	$(python) -m jupyterlab --notebook-dir=notebooks
+	echo 'the notebooks here are saved without outputs, as git tracks them: File > Save Notebook As keeps outputs in a copy'
+	[ "$$(id -u)" != 0 ] || { echo 'as root: who has the address below has this machine'; root=--allow-root; }; \
+	JUPYTER_CONFIG_PATH="$(CURDIR)/tools/lab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+	$(python) -m jupyterlab --notebook-dir=notebooks $$root
 
 kernels: $(call ready,kernels)  ## compile every kernel, or RUNG=<name>, for every architecture; prints registers, spills and occupancy, needs no GPU
 	$(python) -m attnlab kernels $${RUNG:+--rung="$$RUNG"}
@@ -121,20 +126,21 @@ kernels: $(call ready,kernels)  ## compile every kernel, or RUNG=<name>, for eve
 tune: $(call ready,$(HARDWARE))  ## choose the kernel that kernel.best runs at each shape, on the NVIDIA GPU that is here
 	$(python) -m attnlab tune
 
+# Playwright leaves an event loop running in its process, in which Dask's client can't start one: tests/browser is apart.
 test: $(call ready,cpu-dask-kernels-model-test)  ## run the tests that need no GPU
-	$(python) -m pytest --numprocesses 2 --dist loadfile
+	$(python) -m pytest --ignore=tests/browser --numprocesses 2 --dist loadfile
 
 test-browser: $(call ready,cpu-test-browser)  ## open the published pages in Chromium, which has to be installed
 	for browser in chromium chromium-browser google-chrome; do command -v $$browser >/dev/null && found=1; done; \
 	[ "$$found" ] || { echo 'Chromium is not here: apt-get install chromium' >&2; exit 1; }; \
 	$(python) -m pytest tests/browser
 
-test-gpu: $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
+test-gpu: .gpu $(call ready,$(HARDWARE)-test)  ## run the tests that need an NVIDIA GPU
 	$(python) -m pytest -m 'gpu and not alone' --numprocesses 8 --dist loadfile
 	$(python) -m pytest -m 'gpu and alone'
 
 # CUDA's toolkit often lies beside the path.
-sanitize: $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sanitizer's memcheck and racecheck, on an NVIDIA GPU
+sanitize: .gpu $(call ready,$(HARDWARE)-test)  ## run every kernel under compute-sanitizer's memcheck and racecheck, on an NVIDIA GPU
 	PATH="$$PATH:/usr/local/cuda/bin"; \
 	command -v compute-sanitizer >/dev/null || { echo 'compute-sanitizer is not here: it comes with the CUDA toolkit' >&2; exit 1; }; \
 	$(python) tests/sanitize.py
@@ -149,7 +155,7 @@ ifeq ($(HARDWARE),cuda)
 endif
 
 dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name>
-	$(python) -m attnlab dispatch --run="$$RUN"
+	$(python) -m attnlab dispatch --run="$$RUN" $${REPLACE:+--replace}
 
 compare: $(rendering)  ## judge each case of a run against the run before it: A=<run> B=<run>
 	$(python) -m attnlab compare $${MARKDOWN:+--markdown} $${FAIL_IF:+--fail-if="$$FAIL_IF"} -- "$$A" "$$B"
@@ -187,6 +193,10 @@ clean:  ## delete everything generated except runs and the environment
 	find reports -mindepth 1 -maxdepth 1 -type d ! -name $(PUBLISHED) -exec rm -rf {} +
 	rm -rf dist exports reports/$(PUBLISHED)/notebooks kernels/.compiled_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis lib/*.egg-info
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: .gpu
+.gpu:
+	[ '$(HARDWARE)' = cuda ] || { echo 'this needs an NVIDIA GPU with a driver from $(DRIVER) on, and none is here' >&2; exit 1; }
 
 # An interpreter that was named, into which nothing is installed, has to have what a report needs.
 NEEDED := pandas papermill pydantic yaml

@@ -86,12 +86,12 @@ show("baseline.kernels")
 # %% [markdown]
 # ## Clock and cache
 #
-# The verdicts under each timing are on [06_verdicts](#verdicts.timings). What the launch adds to a call, and how the clocks compare with others, is on [01_environment](#environment.launch_gap).
+# The verdicts under each timing are on [06_verdicts](06_verdicts.ipynb#verdicts.timings). What the launch adds to a call, and how the clocks compare with others, is on [01_environment](01_environment.ipynb#environment.launch_gap).
 
 # %% [markdown]
 # ## What must be beaten
 #
-# The bar at the target, and the verdict on each implementation, are on [06_verdicts](#verdicts.to_beat).
+# The bar at the target, and the verdict on each implementation, are on [06_verdicts](06_verdicts.ipynb#verdicts.to_beat).
 
 # %% [markdown]
 # ## Reproducibility

@@ -39,7 +39,7 @@ show
 # That is for a cold cache. A warm L2 of $L$ bytes may hold that much of $M$, which then takes its rate $\lambda$:
 # $\max\left(M / \lambda,\; (M - L) / \beta\right)$ stands in for $M / \beta$.
 #
-# The rates themselves are on [01_environment](#environment.ceilings).
+# The rates themselves are on [01_environment](01_environment.ipynb#environment.ceilings).
 
 # %%
 show("roofline.roofline")

@@ -30,7 +30,7 @@ show("kernels.stale")
 # ## What do they use?
 #
 # Kernels pass through the same gate as every other implementation, before they are timed and after; its errors are on
-# [02_baseline](#baseline.correctness).
+# [02_baseline](02_baseline.ipynb#baseline.correctness).
 
 # %%
 show("kernels.compiled")
@@ -57,8 +57,8 @@ show("kernels.lead")
 show("kernels.cross_device")
 
 # %% [markdown]
-# All lengths, with every implementation, are on [02_baseline](#baseline.latency), and cases without a
-# latency on [01_environment](#environment.cases).
+# All lengths, with every implementation, are on [02_baseline](02_baseline.ipynb#baseline.latency), and cases without a
+# latency on [01_environment](01_environment.ipynb#environment.cases).
 #
 # ## Did each rung gain what was expected?
 

@@ -125,7 +125,7 @@ show("verdicts.calibration")
 # ## Burst or sustained?
 #
 # Tables name the regime of each comparison. What a load without pause does to the clock is on
-# [01_environment](#environment.load).
+# [01_environment](01_environment.ipynb#environment.load).
 
 # %% [markdown]
 # ## Appendix: Every verdict

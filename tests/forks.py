@@ -129,7 +129,9 @@ def command(*arguments: str) -> int:
     """A command of attnlab that forks its measuring processes instead of starting new ones."""
     from conftest import Quickly
 
-    processes.fresh_processes = lambda: Quickly(ProcessPoolExecutor(1, mp_context=_forking()))
+    processes.fresh_processes = lambda: Quickly(
+        ProcessPoolExecutor(1, mp_context=_forking(), initializer=processes.begin, initargs=({},))
+    )
     return __main__.main(list(arguments))
 
 
@@ -202,7 +204,7 @@ def render(name: str) -> int:
     render_module.results.of = lambda run: None
     render_module.select_run.companions = lambda shown: []
     render_module.explorer.write = lambda *_: None
-    latex.files, latex.pack, printed.tool = lambda notebook: {}, lambda *_: None, lambda: ""
+    latex.files, latex.packed, printed.tool = lambda notebook: {}, lambda *_: b"", lambda: ""
     return command("report", "--run", name)
 
 

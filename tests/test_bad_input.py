@@ -178,8 +178,8 @@ COMMANDS = [
     (nothing, (*RUN, "--device", "cpu"), "RUN renders what was recorded and measures nothing: leave STUDY, DEV"),
     (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("export",), "the following arguments are required: --run"),
-    (nothing, ("export", "--run", ""), "'' can't be the name of a run: it is a folder in "),
-    (nothing, ("export", "--run", "../there"), "'../there' can't be the name of a run: it is a folder in "),
+    (nothing, ("export", "--run", ""), "'' can't be the name of a run: name a folder in "),
+    (nothing, ("export", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
     (nothing, ("export", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (exported("notes.txt"), EXPORT, "/exports/there/ is there and is no export: move it away"),
     (exported(""), EXPORT, "/exports/there is no folder of an export: move it away"),
@@ -189,8 +189,8 @@ COMMANDS = [
     (nothing, ("close", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
     (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),
-    (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: it is a folder in "),
-    (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: it is a folder in "),
+    (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
+    (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: name a folder in "),
     (
         nothing,
         ("measure", "--run", "{a}"),
@@ -371,7 +371,7 @@ NOTEBOOKS = [
     ((*NOTEBOOK, "run=["), "-p run: '[' is not a value; quote it"),
     ((*NOTEBOOK, "run=2026-13-45"), "-p run: '2026-13-45' is not a value; quote it"),
     ((*NOTEBOOK, "run=nope"), "there is no run 'nope'; those that are: there, cut"),
-    ((*NOTEBOOK, "run=../there"), "'../there' can't be the name of a run: it is a folder in "),
+    ((*NOTEBOOK, "run=../there"), "'../there' can't be the name of a run: name a folder in "),
     ((*NOTEBOOK, "study=true"), "02_baseline: study must be str, not True (bool)"),
     ((*PRICED, "price_per_hour=cheap"), "04_backends: price_per_hour must be float, not 'cheap' (str)"),
     ((*PRICED, "price_per_hour='3'"), "04_backends: price_per_hour must be float, not '3' (str)"),
@@ -425,7 +425,7 @@ def held(data: Path) -> dict[Path, bytes]:
 
 
 WORDS = [
-    (["report", "RUN=../there"], "attnlab: '../there' can't be the name of a run: it is a folder in "),
+    (["report", "RUN=../there"], "attnlab: '../there' can't be the name of a run: name a folder in "),
     (
         ["measure", "STUDY=no such"],
         "attnlab: there is no study 'no such'; studies/ has backends, cpu, dispatch, gpu, ladder, peers, quick",

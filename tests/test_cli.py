@@ -6,9 +6,10 @@ import sys
 import tomllib
 
 import pytest
+import synthetic
 from conftest import tiny_study
 
-from attnlab import __main__, select_run
+from attnlab import __main__, commands, select_run
 from attnlab.base import paths
 from attnlab.runs import read
 
@@ -75,6 +76,16 @@ def test_a_run_is_not_called_what_lies_beside_the_runs(capsys, data, command, na
     assert not data.exists()
 
 
+def test_reports_that_can_not_be_written_are_told_before_anything_is_measured_or_inferred(capsys, data):
+    synthetic.write("there", synthetic.LONELY)
+    reports = data.parent / "reports"
+    for command in (["report"], ["report", "--run", "there"], ["notebook", "01_environment"]):
+        reports.write_text("")
+        said_of = f"{reports}: File exists: have it take files, or name another folder by ATTNLAB_REPORTS"
+        assert said(capsys, *command) == said_of
+        reports.unlink()
+
+
 @pytest.mark.parametrize("more", [["--study", "quick"], ["--device", "cpu"], ["--long"]])
 def test_rendering_a_run_takes_nothing_that_measuring_takes(capsys, begin, more):
     begin(tiny_study(), "there")
@@ -99,6 +110,8 @@ def test_a_study_that_is_not_there(capsys, data):
         "there is no study 'nope'; studies/ has backends, cpu, dispatch, gpu, ladder, peers, quick, scaling, values"
     )
     assert said(capsys, "measure", "--study", "nope") == expected
+    for near in ("quick.yaml", "quik"):
+        assert said(capsys, "measure", "--study", near).endswith("values; did you mean 'quick'?")
     assert not data.exists()
 
 
@@ -148,6 +161,7 @@ def test_a_tampered_run(capsys, data, begin):
     ("arguments", "problem"),
     [
         (["00_nothing"], "there is no notebook '00_nothing'; there are 01_environment, 02_baseline,"),
+        (["baseline"], "report; did you mean '02_baseline'?"),
         (["01_environment", "-p", "run"], "-p takes NAME=VALUE, not 'run'"),
         (["01_environment", "-p", "runn=x"], "01_environment has no parameter 'runn'; it has run, study, device"),
         (["01_environment", "-p", "runn=x"], "; did you mean 'run'?"),
@@ -165,15 +179,15 @@ def test_a_notebook_is_told_only_what_it_knows(capsys, data, arguments, problem)
 
 def test_quotes_hold_a_value_together():
     text = """ run='a b'  title="it's" n=[1,2] x= """
-    assert __main__._pairs(text) == ["run='a b'", """title="it's\"""", "n=[1,2]", "x="]
-    assert __main__._assignment("run='a b'") == ("run", "a b")
+    assert commands._pairs(text) == ["run='a b'", """title="it's\"""", "n=[1,2]", "x="]
+    assert commands._assignment("run='a b'") == ("run", "a b")
 
 
 def test_a_value_is_what_yaml_makes_of_it():
-    assert __main__._assignment("n=3") == ("n", 3)
-    assert __main__._assignment("name=a=b") == ("name", "a=b")
-    assert __main__._assignment("empty=") == ("empty", "")
-    assert __main__._assignment("yes=true") == ("yes", True)
+    assert commands._assignment("n=3") == ("n", 3)
+    assert commands._assignment("name=a=b") == ("name", "a=b")
+    assert commands._assignment("empty=") == ("empty", "")
+    assert commands._assignment("yes=true") == ("yes", True)
 
 
 def test_measure_goes_on_with_a_run_and_names_its_folder(capsys, begin, monkeypatch, data):
@@ -209,6 +223,24 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
     assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
     monkeypatch.setattr(select_run, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert said(capsys, "measure", "--study", "quick") == "No space left; what was recorded is kept"
+
+
+def test_ctrl_c_while_a_command_is_imported():
+    program = """
+import signal, sys
+from attnlab import __main__
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "attnlab.commands":
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
+sys.meta_path.insert(0, Interrupting())
+sys.exit(__main__.main(["measure"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "attnlab: interrupted; what was recorded is kept\n")
 
 
 def test_as_a_program(data):

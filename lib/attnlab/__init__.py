@@ -1,27 +1,28 @@
 """Is your attention kernel really faster? This package measures it, and shows what the samples say."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from attnlab.base.version import VERSION
-from attnlab.runs.read import load
-from attnlab.study.shapes import Shape
+
+if TYPE_CHECKING:
+    from attnlab.measure.subjects.attend import attend
+    from attnlab.runs.read import load
+    from attnlab.study.shapes import Shape
 
 __version__ = VERSION
 __all__ = ["Shape", "__version__", "attend", "attention", "load", "register"]
+_HOMES = {
+    "Shape": "attnlab.study.shapes",
+    "attend": "attnlab.measure.subjects.attend",
+    "attention": "attnlab.measure.attention",
+    "load": "attnlab.runs.read",
+    "register": "attnlab.measure.subjects.model",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: they need torch, and `register` transformers, rendering a recorded run doesn't.
-    if name == "attend":
-        from attnlab.measure.subjects.attend import attend
-
-        return attend
-    if name == "attention":
-        from attnlab.measure.attention import attention
-
-        return attention
-    if name == "register":
-        from attnlab.measure.subjects.model import register
-
-        return register
+    # Imported on first use: every process begins with this module, and rendering a recorded run needs no torch.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'attnlab' has no attribute {name!r}")

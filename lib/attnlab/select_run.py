@@ -74,9 +74,10 @@ def results(run: str = "", study: str = "quick", device: str = "auto") -> Result
 
 
 def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
-    """The named run, or the newest of this study on this device; what it lacks is measured.
+    """The named run, or the newest of this study on the device that is here; what it lacks is measured.
 
-    A run that is not complete is continued where the device is here; elsewhere it is taken as it is.
+    A run of another device is taken only if it is named. A run that is not complete is continued where its device is
+    here; elsewhere it is taken as it is.
 
     Args:
         run: a folder in data/; empty for the newest run of the study, which is measured now if there is none.
@@ -84,7 +85,8 @@ def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
         device: ``auto``, ``cuda``, ``cpu``, or ``none`` to measure nothing.
 
     Raises:
-        UserError: there is no such run, or none of the study and nothing may be measured.
+        UserError: there is no such run, the device is not here, or there is no run of the study on it and nothing may
+            be measured.
     """
     if device not in DEVICES:
         raise UserError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
@@ -94,10 +96,13 @@ def named(run: str = "", study: str = "quick", device: str = "auto") -> str:
             return run
         return measured(run, studies.parse(manifest["study"], run), device)
     wanted = studies.load(study)
-    if found := _newest(wanted, device, complete=True):
+    here = _here(wanted.device if device in ("auto", "none") else device)["name"]
+    if found := _newest(wanted, here, complete=True):
         return found
     if device == "none":
-        raise UserError(f"there is no run of the study {wanted.name!r}, and device=none measures nothing: name a run")
+        raise UserError(
+            f"there is no run of the study {wanted.name!r} on {here}, and device=none measures nothing: name a run"
+        )
     return measured("", wanted, device, stated=study)
 
 
@@ -121,7 +126,7 @@ def measured(
         stated: what a user states as STUDY, the name of a study or a path; default the study's name.
         command: what a user types for this run, where that isn't ``make measure``.
     """
-    devices, record = _measuring_half()
+    _, record = _measuring_half()
     if name and (gpus or scheduler):
         with write.lock(name):  # before a cluster is started in vain
             pass
@@ -133,7 +138,7 @@ def measured(
             executor = stack.enter_context(start.fleet(gpus, scheduler, wanted))
             described = executor.device
         else:
-            executor, described = None, devices.describe(devices.resolve(wanted))
+            executor, described = None, _here(wanted)
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
         begun = command or record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
@@ -142,7 +147,7 @@ def measured(
             again = command or (where and f"make measure RUN={run} {where}")
             return str(record.record(run, study, kind, executor, long, begun, again))
 
-        unfinished = "" if name else _newest(study, kind, complete=False)
+        unfinished = "" if name else _newest(study, described["name"], complete=False)
         if unfinished:
             print(f"{unfinished}: going on where it was cut off", file=sys.stderr)
             try:
@@ -201,15 +206,15 @@ def _table_for(name: str, plan: stated_models.Plan) -> Dispatch:
 
 
 def _newest(study: Study, device: str, complete: bool) -> str:
-    """The newest run of exactly this study on this kind of device, or ""."""
+    """The newest run of exactly this study on the device of this name, or ""."""
     stated = study.model_dump(mode="json")
 
     def say(error: UserError) -> None:
         print(f"passed over: {error}", file=sys.stderr)
 
     for name, manifest in read.manifests(say):
-        same = manifest["study"] == stated and manifest["complete"] == complete
-        if same and device in ("auto", "none", manifest["device"]["kind"]):
+        found = manifest["study"], manifest["device"]["name"], manifest["complete"]
+        if found == (stated, device, complete):
             return name
     return ""
 
@@ -217,10 +222,14 @@ def _newest(study: Study, device: str, complete: bool) -> str:
 def _same_device(manifest: Manifest, device: str) -> bool:
     wanted = manifest["device"]
     with suppress(UserError):
-        devices, _ = _measuring_half()
-        here = device in ("auto", wanted["kind"]) and devices.describe(devices.resolve(wanted["kind"]))
-        return bool(here and here["name"] == wanted["name"])
+        return device in ("auto", wanted["kind"]) and _here(wanted["kind"])["name"] == wanted["name"]
     return False
+
+
+def _here(kind: str) -> dict[str, Any]:
+    """The device of this machine that ``auto``, ``cuda`` or ``cpu`` means; raises UserError if there is none."""
+    devices, _ = _measuring_half()
+    return dict(devices.describe(devices.resolve(kind)))
 
 
 def _measuring_half() -> tuple[Any, Any]:
@@ -237,5 +246,4 @@ def default_study(device: str, cluster: bool = False) -> str:
     """The study that `make report` measures where ``auto``, ``cuda`` or ``cpu`` is stated, here or on a cluster."""
     if cluster:
         return "cpu" if device == "cpu" else "gpu"
-    devices, _ = _measuring_half()
-    return "gpu" if devices.resolve(device).type == "cuda" else "cpu"
+    return "gpu" if _here(device)["kind"] == "cuda" else "cpu"

@@ -1,6 +1,7 @@
-"""JupyterLab itself: open 10_explore, run all cells, choose another clock, and the verdict is another."""
+"""JupyterLab itself: the explorer in 10_explore, links between notebooks, and what is saved of them."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def lab(notebook, tmp_path) -> Iterator[str]:
     with open(tmp_path / "lab.log", "w") as log:
         server = subprocess.Popen(
             [*command, f"--ServerApp.root_dir={notebook.parent}"],
-            env=os.environ | own | {"PYTHONPATH": library},
+            env=os.environ | own | {"PYTHONPATH": library, "JUPYTER_CONFIG_PATH": str(paths.ROOT / "tools" / "lab")},
             stdout=log,
             stderr=log,
         )
@@ -96,3 +97,19 @@ def test_run_all_then_another_clock_another_verdict(browser, lab):
     sync_api.expect(cell.first).to_have_text("★ 1.216")
     assert "eager clock, warm cache" in opened.locator('[data-part="cell"]').inner_text()
     opened.close()
+
+
+def test_a_link_opens_the_other_notebook_and_saving_changes_nothing(browser, lab, notebook):
+    here, there = (notebook.parent / f"{name}.ipynb" for name in ("02_baseline", "06_verdicts"))
+    for path in (here, there):
+        shutil.copy(paths.NOTEBOOKS / path.name, path)
+    opened = browser.new_page(viewport={"width": 1400, "height": 1000})
+    opened.set_default_timeout(PATIENCE_MS)
+    opened.goto(f"{lab}/lab/tree/{here.name}")
+    opened.get_by_text("| Idle").wait_for()  # now the notebook's metadata name a kernel
+    with opened.expect_response(lambda sent: sent.request.method == "PUT" and here.name in sent.url):
+        opened.keyboard.press("Control+s")
+    opened.get_by_role("link", name=there.stem).first.click()
+    opened.get_by_role("tab", name=there.name).wait_for()
+    opened.close()
+    assert here.read_bytes() == (paths.NOTEBOOKS / here.name).read_bytes()

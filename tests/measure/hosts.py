@@ -66,4 +66,4 @@ def _fork(path: str, arguments: list[str], descriptors: list[int]) -> int:
 
 def _forked(environment: dict[str, str]) -> Executor:
     context = multiprocessing.get_context("forkserver")
-    return ProcessPoolExecutor(1, context, initializer=processes.set_variables, initargs=(environment,))
+    return ProcessPoolExecutor(1, context, initializer=processes.begin, initargs=(environment,))

@@ -137,7 +137,11 @@ def parts(monkeypatch, tmp_path):
     """The panel of a run that is begun, with stand-ins that take each of its pieces at once."""
     monkeypatch.setenv("ATTNLAB_DATA", str(tmp_path))
     monkeypatch.setattr(environment, "lock", lambda: None)
-    monkeypatch.setattr(environment, "fingerprint", lambda device: {"driver": "now", "hash": "e"})
+    monkeypatch.setattr(
+        environment,
+        "fingerprint",
+        lambda *_: {"driver": "now", "packages": {"torch": "2.11.0", "numpy": "2.3.0"}, "hash": "e"},
+    )
     monkeypatch.setattr(panel, "_canary", lambda device: "none")
     taken = []
 

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -464,7 +465,7 @@ def test_where_the_clock_goes_back_the_newest_run_is_still_the_last(data, monkey
     assert read.names() == ["c", "a", "b"]
     created = [read.read_manifest(name)["created"] for name in read.names()]
     assert created == sorted(created, reverse=True)
-    assert select_run._newest(tiny_study(), "cpu", complete=False) == "b"
+    assert select_run._newest(tiny_study(), "Imaginary X1", complete=False) == "b"
     # It is put right in part: still before the first of them, but after the last.
     write.create("0", small.manifest(created="2026-11-21T10:30:00+00:00"))
     assert read.names() == ["c", "a", "b", "0"]
@@ -567,12 +568,25 @@ def test_what_changed_of_the_environment_is_named(begin, machine, unlocked, one_
         record.record(name, tiny_study(), "cpu", Quickly(one_thread))
 
 
+def test_a_package_that_changed_is_named_with_what_brings_it_back(begin, machine, unlocked, one_thread):
+    now = machine["environment"]["packages"]
+    assert set(now) == {"torch", "numpy"}  # what else is installed, a CPU doesn't use
+    before = machine["environment"] | {"packages": now | {"numpy": "1.0", "pytest": "n/a"}, "hash": 64 * "0"}
+    name = begin(tiny_study(), "other", environment=before)
+    with pytest.raises(UserError) as caught:
+        record.record(name, tiny_study(), "cpu", Quickly(one_thread))
+    said = str(caught.value)
+    assert f"(numpy is {now['numpy']}, was 1.0; pytest is {pytest.__version__}, was n/a): `" in said
+    pip = f"{sys.executable} -m pip"
+    assert f"`{pip} install numpy==1.0 && {pip} uninstall --yes pytest` undoes that, or start a new run" in said
+
+
 def test_a_manifest_that_cannot_be_read_hides_no_other_run(data):
     for name, content in (("deep", "[" * 100_000), ("list", "[1]"), ("text", json.dumps({"created": [1]}))):
         (data / name).mkdir(parents=True)
         (data / name / "manifest.json").write_text(content)
     live("whole")
     assert "whole" in read.names()
-    assert select_run._newest(tiny_study(), "cpu", complete=True) == ""
+    assert select_run._newest(tiny_study(), "Imaginary X1", complete=True) == ""
     with pytest.raises(UserError, match="is not a manifest"):
         read.load("deep")

@@ -240,12 +240,12 @@ def test_the_device_is_the_one_that_torch_sees():
 
 
 def test_the_environment_is_locked_and_names_driver_and_cudnn():
-    found = environment.fingerprint(GPU)
+    found = environment.fingerprint(GPU, environment.packages(GPU))
     assert found["settings"] == {name: wanted for name, (_, wanted) in environment.SETTINGS.items()}
     assert found["cuda"] == torch.version.cuda
     assert int(found["cudnn"]) > 90000
     assert found["driver"][0].isdigit()
-    assert environment.fingerprint(GPU)["hash"] == found["hash"]
+    assert environment.fingerprint(GPU, environment.packages(GPU))["hash"] == found["hash"]
 
 
 @pytest.mark.alone

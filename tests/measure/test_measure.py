@@ -125,17 +125,17 @@ def test_tf32_set_again_stops_the_run(unlocked, monkeypatch):
 
 
 def test_the_fingerprint_is_the_same_twice_and_changes_with_its_content(locked, monkeypatch):
-    first = environment.fingerprint(CPU)
-    assert environment.fingerprint(CPU) == first
+    first = environment.fingerprint(CPU, environment.PACKAGES)
+    assert environment.fingerprint(CPU, environment.PACKAGES) == first
     assert first["hash"] == schema.digest({key: value for key, value in first.items() if key != "hash"})
     assert first["settings"] == LOCKED
     assert first["packages"]["torch"] == torch.__version__
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "2.99.0")
-        assert environment.fingerprint(CPU)["hash"] != first["hash"]
+        assert environment.fingerprint(CPU, environment.PACKAGES)["hash"] != first["hash"]
     with monkeypatch.context() as patch:
         patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-        assert environment.fingerprint(CPU)["hash"] != first["hash"]
+        assert environment.fingerprint(CPU, environment.PACKAGES)["hash"] != first["hash"]
 
 
 # Inputs
@@ -875,7 +875,10 @@ def insert(monkeypatch):
 
 def test_another_card_of_the_same_type_is_told_by_its_hash_and_is_the_same_environment(locked, insert):
     names, environments = zip(
-        *((telemetry.card(insert(uuid)), environment.fingerprint(insert(uuid))) for uuid in ("1234", "5678")),
+        *(
+            (telemetry.card(insert(uuid)), environment.fingerprint(insert(uuid), environment.PACKAGES))
+            for uuid in ("1234", "5678")
+        ),
         strict=True,
     )
     # printf GPU-1234 | sha256sum

@@ -60,6 +60,21 @@ def test_each_job_gets_a_process_of_its_own():
     assert len({os.getpid(), *ids}) == 4
 
 
+def test_a_process_without_a_job_ends_with_the_one_that_started_it():
+    program = """
+import multiprocessing, os, signal
+from attnlab.measure import processes
+with processes.fresh_processes() as pool:
+    done = pool.submit(os.getpid).result()
+    while {child.pid for child in multiprocessing.active_children()} <= {done}:
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    # It inherits the pipe, which ends with the last of them.
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+
+
 def test_each_replicate_is_a_job_of_its_own(recorded):
     run = read.load(recorded)
     assert run.processes["replicate"].tolist() == [0, 1]
@@ -365,18 +380,18 @@ def test_where_a_run_cannot_go_on_a_new_one_begins(begin, machine, threaded, mon
     assert re.search(rf"^{said}.*: start a new run, which begins now$", capsys.readouterr().err, re.MULTILINE)
 
 
-def test_the_newest_complete_run_of_a_study_is_taken_and_nothing_measured(begin, threaded, write_study, data):
-    path = write_study(replicates=1)
+def test_the_newest_complete_run_of_a_study_on_this_device_is_taken(begin, threaded, write_study, data, machine):
+    path, here = write_study(replicates=1), machine["device"]
     study = studies.load(path)
-    for name, created in (("b", "2026-01-01T00:00:00+00:00"), ("a", "2026-01-02T00:00:00+00:00")):
-        record.record(begin(study, name, created=created), study, "cpu", processes.fresh_processes())
+    for name, device in (("b", here), ("a", here), ("other", here | {"name": "Another CPU"})):
+        record.record(begin(study, name, device=device), study, "cpu", processes.fresh_processes())
     begin(study, "c")
     begin(tiny_study(samples=7), "d")
     (data / "broken").mkdir()
     (data / "broken" / "manifest.json").write_text("{")
     for device in ("none", "auto", "cpu"):
         assert select_run.results(study=str(path), device=device).run.name == "a"
-    with pytest.raises(UserError, match=r"^there is no run of the study 'tiny', and device=none measures nothing"):
+    with pytest.raises(UserError, match=r"^there is no run of the study 'tiny' on .+, and device=none measures"):
         select_run.results(study=str(write_study(samples=9)), device="none")
 
 

@@ -1,6 +1,7 @@
 """The report as LaTeX and as PDF: the same bytes each time, nothing undefined, nothing wider than its page."""
 
 import gzip
+import io
 import os
 import re
 import shutil
@@ -12,11 +13,13 @@ import matplotlib.pyplot as plt
 import nbformat
 import pandas as pd
 import pytest
+import synthetic
 from nbformat import v4
 
+from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits.display import FILES, Box, Figure, Prose, Table, files
-from attnlab.paper import latex, printed
+from attnlab.paper import latex, printed, render
 
 CREATED = "2026-11-21T10:00:00+00:00"
 NAME = r"a_b % & # $ ^ ~ \ { } größe 核 " + "x" * 200
@@ -81,13 +84,10 @@ def test_a_reference_to_nothing_is_named(tmp_path):
 
 
 def test_the_archive_has_the_same_bytes_each_time(tmp_path):
-    archives = [tmp_path / name / "report-source.tar.gz" for name in ("a", "b")]
-    for archive in archives:
-        archive.parent.mkdir()
-        latex.pack(latex.files(report(tmp_path)), archive, CREATED)
-    assert archives[0].read_bytes() == archives[1].read_bytes()
-    assert gzip.decompress(archives[0].read_bytes())[:13] == b"report-source"
-    with tarfile.open(archives[0]) as tar:
+    archives = [latex.packed(latex.files(report(tmp_path)), "report-source.tar.gz", CREATED) for _ in range(2)]
+    assert archives[0] == archives[1]
+    assert gzip.decompress(archives[0])[:13] == b"report-source"
+    with tarfile.open(fileobj=io.BytesIO(archives[0])) as tar:
         names = [entry.name.removeprefix("report-source/") for entry in tar]
     assert names == ["figures/kernels-line.pdf", "main.bbl", "main.tex"]
 
@@ -150,3 +150,28 @@ def test_pdflatex_comes_first_then_a_browser(tmp_path, monkeypatch, there, found
         os.chmod(tmp_path / name, 0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert Path(printed.tool()).name == found
+
+
+def test_a_pdf_is_made_anew_only_where_its_source_changed(data, monkeypatch, capsys):
+    synthetic.write("there", synthetic.LONELY)
+    folder = paths.reports() / "there"
+    folder.mkdir(parents=True)
+    pdf, formats = folder / "report.pdf", []
+    monkeypatch.setattr(render, "_rendered", lambda part, run, stated: formats.append(list(stated)))
+    monkeypatch.setattr(printed, "compile", lambda source, pdf, created: pdf.write_bytes(source["main.tex"]))
+
+    def rendered(text: bytes, tool: str) -> bytes:
+        monkeypatch.setattr(latex, "files", lambda notebook: {"main.tex": text})
+        monkeypatch.setattr(printed, "tool", lambda: tool)
+        render._paper("there", folder / "report.ipynb")
+        assert ("PDF" in formats[-1]) == pdf.is_file()
+        return pdf.read_bytes() if pdf.is_file() else b""
+
+    assert rendered(b"a", "pdflatex") == b"a"
+    pdf.write_bytes(b"a by another version")
+    for tool in ("pdflatex", "chromium", ""):
+        assert rendered(b"a", tool) == b"a by another version"
+    assert capsys.readouterr().err == ""
+    assert rendered(b"b", "") == b""
+    assert capsys.readouterr().err == f"{printed.HOW}\n"
+    assert rendered(b"b", "pdflatex") == b"b"

@@ -65,6 +65,6 @@ def test_the_run_that_a_notebook_takes_is_the_newest_that_can_be_read(data, caps
         synthetic.write(name, synthetic.LONELY)
     path = schema.folder("spoilt") / "manifest.json"
     path.write_text(path.read_text().replace("Imaginary", "Another"))
-    assert select_run._newest(study, "none", complete=True) == "newer"
+    assert select_run._newest(study, "Imaginary X1", complete=True) == "newer"
     said = f"passed over: {path} was changed after it was recorded, so the run is refused: restore it\n"
     assert capsys.readouterr().err == said

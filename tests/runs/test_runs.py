@@ -252,7 +252,7 @@ def test_the_newest_run_is_last(data):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../one", "a/b", "/etc", "one/", ".hidden"])
 def test_a_name_that_is_a_path_is_refused(data, name):
-    assert refused(name) == f"{name!r} can't be the name of a run: it is a folder in {data}/"
+    assert refused(name) == f"{name!r} can't be the name of a run: name a folder in {data}/, without the path to it"
 
 
 def test_a_digest_is_of_the_content_not_of_its_order():

@@ -5,6 +5,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+
+from attnlab.base import paths
+from attnlab.base.errors import UserError
 
 
 @contextmanager
@@ -34,6 +38,23 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def require_writable(folder: Path, variable: str) -> None:
+    """Make sure that a folder is there and takes files, before work is done whose result it is for.
+
+    Args:
+        variable: of the environment, which names the folder.
+
+    Raises:
+        UserError: it isn't, or doesn't.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        where = f"{paths.shown(folder)}: {error.strerror}"
+        raise UserError(f"{where}: have it take files, or name another folder by {variable}") from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -12,7 +11,7 @@ from itertools import starmap
 from typing import Any, TypeVar
 
 from attnlab.base.errors import UserError
-from attnlab.base.parent import end_with_parent
+from attnlab.base.parent import ctrl_c_blocked, end_with_parent
 
 T = TypeVar("T")
 FEWEST = 64
@@ -49,11 +48,8 @@ def _processes() -> Iterator[ProcessPoolExecutor]:
     # The first job starts the server that forks them all, and what is blocked there is blocked in all: Ctrl-C is for
     # this process alone.
     with _without_main(), pool:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
+        with ctrl_c_blocked():
             pool.submit(os.getpid)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         yield pool
 
 

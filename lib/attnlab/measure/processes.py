@@ -3,11 +3,20 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from typing import Any
 
-from attnlab.base.parent import end_with_parent
+from attnlab.base.parent import ctrl_c_blocked, end_with_parent
+
+
+class _Processes(ProcessPoolExecutor):
+    """Its processes take Ctrl-C from `begin` on: while they import what they need, it would print a traceback."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future:
+        """Submit a call, which starts a process, or the thread that starts the others."""
+        with ctrl_c_blocked():
+            return super().submit(call, *arguments, **named)
 
 
 def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
@@ -16,14 +25,24 @@ def fresh_processes(environment: Mapping[str, str] | None = None) -> Executor:
     Args:
         environment: variables that its processes have besides those of this process.
     """
-    variables = dict(environment or {})
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, context, initializer=set_variables, initargs=(variables,), max_tasks_per_child=1)
+    return _Processes(1, context, initializer=begin, initargs=(dict(environment or {}),), max_tasks_per_child=1)
 
 
-def set_variables(variables: Mapping[str, str]) -> None:
-    """Set variables of this process's environment."""
+def begin(variables: Mapping[str, str]) -> None:
+    """Prepare this process for its job: it ends with the one that started it, and on Ctrl-C without a word.
+
+    Args:
+        variables: what its environment has besides that of the one that started it.
+    """
+    # The lock on a run ends with the process that holds it: one that resumes the run must not find this one measuring.
+    end_with_parent()
     os.environ.update(variables)
+    # Ctrl-C reaches the whole process group, and the parent explains it. Under nohup, or as a shell's background job,
+    # the parent goes on after it and needs this process.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def stop(pool: Executor) -> None:
@@ -31,14 +50,3 @@ def stop(pool: Executor) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for child in multiprocessing.active_children():
         child.terminate()
-
-
-def die_quietly() -> None:
-    """Have this process, which a run started, end silently when the run is stopped."""
-    # Ctrl-C reaches the whole process group. The parent explains it; a traceback from here would only confuse.
-    # The lock on the run ends with it: a process that resumes the run must not find this one measuring.
-    end_with_parent()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        return  # nohup, or a shell's background job: the parent goes on after Ctrl-C and needs this process
-    with suppress(ValueError):  # not in the main thread, as where a test uses an executor of threads
-        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -13,7 +13,6 @@ from typing import Any
 import nbformat
 
 from attnlab.base.errors import UserError, suggestion
-from attnlab.base.files import write_atomically
 from attnlab.exhibits import catalogue, tex
 from attnlab.exhibits.display import FILES
 from attnlab.paper import references
@@ -76,19 +75,20 @@ def files(notebook: Path) -> dict[str, bytes]:
     return {MAIN: _document(body).encode(), "main.bbl": references.latex(cited).encode(), **used}
 
 
-def pack(files: Mapping[str, bytes], archive: Path, created: str) -> None:
-    """Write the files as a .tar.gz whose bytes depend on nothing but them.
+def packed(files: Mapping[str, bytes], archive: str, created: str) -> bytes:
+    """The files as a .tar.gz whose bytes depend on nothing but them.
 
     Args:
+        archive: its name, that of the folder in it.
         created: when the run was recorded, the time of every file in the archive.
     """
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in sorted(files.items()):
-            entry = tarfile.TarInfo(f"{archive.name.removesuffix('.tar.gz')}/{name}")
+            entry = tarfile.TarInfo(f"{archive.removesuffix('.tar.gz')}/{name}")
             entry.size, entry.mtime = len(content), epoch(created)
             tar.addfile(entry, io.BytesIO(content))
-    write_atomically(archive, gzip.compress(packed.getvalue(), mtime=0))
+    return gzip.compress(buffer.getvalue(), mtime=0)
 
 
 def epoch(created: str) -> int:

@@ -16,10 +16,13 @@ from attnlab.paper import references
 _FLOATS = {"plot": "Figure", "table": "Table"}
 """The word for a float, by the class of its element."""
 _UNNUMBERED = {"Abstract", "References"}
+_NOTEBOOK = re.compile(r"(\w+)\.ipynb#(.+)")
 
 
 def number(soup: BeautifulSoup, elsewhere: Callable[[str], str] = lambda anchor: "") -> None:
     """Number a page in place, write the text of its empty links, and insert a table of contents after the abstract.
+
+    Links to notebooks, which JupyterLab follows, lead to their pages.
 
     The references that the page cites are listed below its heading "References", or else at its end, in the order of
     first citation.
@@ -31,12 +34,21 @@ def number(soup: BeautifulSoup, elsewhere: Callable[[str], str] = lambda anchor:
         ValueError: two elements have the same id.
         UserError: a link leads to something that neither the page nor another has.
     """
+    _lead_to_pages(soup, elsewhere)
     _list_references(soup)
     names = _number_sections(soup) | _number_floats(soup) | _number_references(soup)
     _require_unique_ids(soup)
     _name_links(soup, names, elsewhere)
     _frame_abstract(soup)
     _insert_contents(soup)
+
+
+def _lead_to_pages(soup: BeautifulSoup, elsewhere: Callable[[str], str]) -> None:
+    for link in soup.find_all("a", href=_NOTEBOOK):
+        page, anchor = _NOTEBOOK.findall(str(link["href"]))[0]
+        if elsewhere(anchor) != page:
+            raise UserError(f"the page refers to '{page}.ipynb#{anchor}', which that notebook does not have")
+        link["href"] = f"{page}.html#{anchor}"
 
 
 def _number_sections(soup: BeautifulSoup) -> dict[str, str]:

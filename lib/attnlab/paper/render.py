@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnlab import select_run
 from attnlab.base import files, paths
-from attnlab.base.errors import UserError
+from attnlab.base.errors import UserError, suggestion
 from attnlab.exhibits.explore import explorer
 from attnlab.infer import results
 from attnlab.paper import assemble, engine, execute, latex, pages, printed
@@ -29,6 +29,7 @@ def render(name: str) -> Path:
         UserError: the run isn't there or is refused, or a notebook failed; what was executed is kept.
     """
     run = read.load(name)
+    files.require_writable(paths.reports() / name, "ATTNLAB_REPORTS")
     print(f"{name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
     shown = results.of(run)
     in_use = [shown, *select_run.companions(shown)]  # as long as they are here, every notebook finds them
@@ -44,18 +45,26 @@ def render(name: str) -> Path:
 
 
 def _paper(name: str, assembled: Path) -> Path:
-    """The report in all its forms: LaTeX, PDF and a page; without a tool for PDF, a line says how to get one."""
+    """The report in all its forms: LaTeX, PDF and a page; without a tool for PDF, a line says how to get one.
+
+    A PDF is made anew only where its source changed: other tools, and other versions of one, make other bytes of it.
+    """
     folder, created = paths.reports() / name, read.read_manifest(name)["created"]
-    pdf, source = folder / "report.pdf", latex.files(assembled)
-    latex.pack(source, folder / "report-source.tar.gz", created)
-    tool = printed.tool()
-    formats = {"PDF": pdf.name} if tool else {}
+    pdf, archive, source = folder / "report.pdf", folder / "report-source.tar.gz", latex.files(assembled)
+    packed = latex.packed(source, archive.name, created)
+    if not archive.is_file() or archive.read_bytes() != packed:
+        pdf.unlink(missing_ok=True)
+        files.write_atomically(archive, packed)
+    there, tool = pdf.is_file(), printed.tool()
+    formats = {"PDF": pdf.name} if there or tool else {}
     formats |= {
-        "LaTeX source": "report-source.tar.gz",
+        "LaTeX source": archive.name,
         "explorer": "explore.html",
         "the run's folder": _address(name, folder),
     }
     page = _rendered(PAPER, name, formats)
+    if there:
+        return page
     if Path(tool).name == "pdflatex":
         printed.compile(source, pdf, created)
     elif tool:
@@ -72,11 +81,12 @@ def render_notebook(part: str, values: Mapping[str, object]) -> Path:
         UserError: there is no such notebook, parameter or run, or a cell failed.
     """
     if part not in parts():
-        raise UserError(f"there is no notebook {part!r}; there are {', '.join(parts())}")
+        raise UserError(f"there is no notebook {part!r}; there are {', '.join(parts())}{suggestion(part, parts())}")
     if part == PAPER:
         raise UserError("the report is put together from all notebooks: `make report` renders it")
     execute.check(_source(part), values)
     run = str(values.get("run") or "latest")
+    files.require_writable(paths.reports(), "ATTNLAB_REPORTS")
     if stated := execute.shown_run(_source(part), values):
         select_run.named(**stated)  # measured here, where progress is shown and Ctrl-C arrives, and not in a kernel
     with _alone(run):

@@ -106,7 +106,8 @@ def folder(name: str) -> Path:
     """
     own = name.removeprefix(OF_MODELS)
     if not own or own != Path(own).name or own.startswith("."):
-        raise UserError(f"{own!r} can't be the name of a run: it is a folder in {paths.shown(paths.data())}/")
+        where = paths.shown(paths.data())
+        raise UserError(f"{own!r} can't be the name of a run: name a folder in {where}/, without the path to it")
     if not NAME.fullmatch(own):
         raise UserError(
             f"{own!r} can't be the name of a run: use letters, digits and '_', from the second on also '-' and '.'"

@@ -198,9 +198,10 @@ def load(name: str | Path) -> Study:
     """
     path = Path(name) if str(name).endswith(FILES) else paths.STUDIES / f"{name}.yaml"
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in paths.STUDIES.glob("*.yaml")))
+        there = sorted(p.stem for p in paths.STUDIES.glob("*.yaml"))
         ends = f"; a path to a study ends with {' or '.join(FILES)}" if Path(name).is_file() else ""
-        raise UserError(f"there is no study {str(name)!r}; studies/ has {there}{ends}")
+        near = ends or suggestion(Path(name).stem, there)
+        raise UserError(f"there is no study {str(name)!r}; studies/ has {', '.join(there)}{near}")
     where, size = paths.shown(path), path.stat().st_size
     if size > LARGEST_FILE:
         raise UserError(f"{where} has {size:,} bytes, and a study {LARGEST_FILE:,} at most: state fewer values")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnlab.base import sources
-from attnlab.measure import processes
 from attnlab.measure.instruments import devices, environment, telemetry
 from attnlab.measure.session import record
 from attnlab.study import implementations, tuning
@@ -24,11 +23,10 @@ class Admission:
 
 def admission(wanted: str) -> Admission:
     """The admission of the worker whose card this process sees; `wanted` is ``auto``, ``cuda`` or ``cpu``."""
-    processes.die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
     found = devices.describe(device)
-    locked = environment.fingerprint(device)
+    locked = environment.fingerprint(device, environment.packages(device, implementations.PEERS))
     return Admission(found, locked, _code(found["name"]), telemetry.card(device), platform.node())
 
 

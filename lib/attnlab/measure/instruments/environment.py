@@ -3,7 +3,9 @@
 import os
 import platform
 import random
-from collections.abc import Callable
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -16,11 +18,20 @@ from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.runs import read, rules, schema
 
 CUBLAS_WORKSPACE = ":4096:8"
-PACKAGES = (
-    *("torch", "numpy", "triton", "cupy-cuda13x"),
-    *("nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py"),
-    *("flash-attn-4", "nvidia-cutlass-dsl", "xformers"),
+PACKAGES = ("torch", "numpy")
+"""The packages whose versions results depend on, on every device; on a GPU those of `ON_A_GPU` too."""
+ON_A_GPU = (
+    "triton",
+    "cupy-cuda13x",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cudnn-cu13",
+    "nvidia-cublas",
+    "nvidia-ml-py",
 )
+OF_PEERS = {"peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"), "peer.xformers": ("xformers",)}
+"""On a GPU, by the implementation that imports them."""
+MISSING = "n/a"
+"""The version of a package that is not installed."""
 
 SETTINGS: dict[str, tuple[Callable[[], Any], Any]] = {
     "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
@@ -79,12 +90,23 @@ def lock_as_begun(run: str, expected: str, device: torch.device) -> None:
         Outdated: the environment is another; the message names the parts that differ.
     """
     lock()
-    found = fingerprint(device)
+    before = read.read_manifest(run)["environment"]
+    found = fingerprint(device, before["packages"])
     if found["hash"] != expected:
-        before = read.read_manifest(run)["environment"]
-        changed = ", ".join(part for part in found if part != "hash" and found[part] != before.get(part))
-        what = f" ({changed})" if changed else ""
-        raise Outdated(f"the environment changed since the run {run!r} began{what}: start a new run")
+        parts = [part for part in found if part not in ("hash", "packages") and found[part] != before.get(part)]
+        packages = {name: was for name, was in before["packages"].items() if found["packages"][name] != was}
+        versions = [f"{name} is {found['packages'][name]}, was {was}" for name, was in packages.items()]
+        what = f" ({'; '.join([*versions, *parts])})" if versions or parts else ""
+        undone = f"`{_installing(packages)}` undoes that, or " if packages and not parts else ""
+        raise Outdated(f"the environment changed since the run {run!r} began{what}: {undone}start a new run")
+
+
+def _installing(versions: Mapping[str, str]) -> str:
+    """The command that brings packages to these versions."""
+    wanted = [f"{name}=={version}" for name, version in versions.items() if version != MISSING]
+    unwanted = [name for name, version in versions.items() if version == MISSING]
+    steps = [("install", *wanted)] * bool(wanted) + [("uninstall", "--yes", *unwanted)] * bool(unwanted)
+    return " && ".join(shlex.join([sys.executable, "-m", "pip", *step]) for step in steps)
 
 
 def settings() -> dict[str, Any]:
@@ -92,14 +114,25 @@ def settings() -> dict[str, Any]:
     return {name: found() for name, (found, _) in SETTINGS.items()}
 
 
-def fingerprint(device: torch.device) -> dict[str, Any]:
-    """Everything in the environment that a run's results may depend on, and its SHA-256 as ``hash``."""
+def packages(device: torch.device, named: Iterable[str] = ()) -> list[str]:
+    """The packages that measuring on a device imports, where the implementations `named` are measured."""
+    if device.type != "cuda":
+        return [*PACKAGES]
+    return [*PACKAGES, *ON_A_GPU, *(package for name in named for package in OF_PEERS.get(name, ()))]
+
+
+def fingerprint(device: torch.device, packages: Iterable[str]) -> dict[str, Any]:
+    """Everything in the environment that a run's results may depend on, and its SHA-256 as ``hash``.
+
+    Args:
+        packages: those whose versions count.
+    """
     found = {
         "settings": settings(),
         "device": devices.describe(device),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": _versions(),
+        "packages": {package: _version(package) for package in packages},
         "cuda": torch.version.cuda or "n/a",
         "cudnn": str(torch.backends.cudnn.version()) if device.type == "cuda" else "n/a",
         "driver": Telemetry(device).driver,
@@ -109,11 +142,10 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
     return found | {"hash": schema.digest(found)}
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "n/a"
-    return found | {"torch": torch.__version__}
+def _version(package: str) -> str:
+    if package == "torch":
+        return torch.__version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return MISSING

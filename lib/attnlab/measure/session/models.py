@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from attnlab.runs import models, read, rules, schema, write
 from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.models import WORKLOAD
-from attnlab.runs.schema import FIRST, PHASES, REST, Row, digest
+from attnlab.runs.schema import FIRST, PHASES, REST, Row
 from attnlab.runs.tables import GENERATIONS, MODEL_TABLES
 from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload
 
@@ -90,18 +89,11 @@ def record_models(
 
 def survey(kind: str) -> dict[str, Any]:
     """What a manifest says of the machine: device, locked environment, and the step of the clock."""
-    processes.die_quietly()
     device = torch.device(kind)
     environment.lock()
+    found = environment.fingerprint(device, [*environment.packages(device), "transformers"])
     tick_us = cuda_events.calibrate(torch.device("cpu"))["tick_us"]  # of the host's clock
-    return {"device": devices.describe(device), "environment": _environment(device), "tick_us": tick_us}
-
-
-def _environment(device: torch.device) -> dict[str, Any]:
-    """The environment of a run, with the version of transformers."""
-    found = {key: value for key, value in environment.fingerprint(device).items() if key != "hash"}
-    found["packages"] = found["packages"] | {"transformers": metadata.version("transformers")}
-    return found | {"hash": digest(found)}
+    return {"device": devices.describe(device), "environment": found, "tick_us": tick_us}
 
 
 def _jobs(run: str, begun: ModelFields, device: torch.device) -> Iterator[Job]:
@@ -117,13 +109,11 @@ def take(job: Job) -> None:
     """Measure a replicate, a model at a time.
 
     Raises:
-        UserError: the environment isn't the one that the record began in, or the device's memory doesn't hold a model.
+        UserError: the device's memory doesn't hold a model.
+        Outdated: the environment isn't the one that the record began in.
     """
-    processes.die_quietly()
     device, name = torch.device(job.device), schema.folder(job.run).name
-    environment.lock()
-    if _environment(device)["hash"] != job.environment:
-        raise UserError(f"the environment changed since the record {name!r} began: name another with RUN")
+    environment.lock_as_begun(job.run, job.environment, device)
     model.register(CANDIDATE, model.attention)
     if job.table:
         attend.use(job.table)

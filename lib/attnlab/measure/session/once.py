@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from attnlab.measure import processes
 from attnlab.measure.instruments import counters, environment
 from attnlab.measure.session import load, panel
 from attnlab.measure.values import captured
@@ -38,7 +37,6 @@ def take(part: Part) -> dict[str, str]:
     Raises:
         Outdated: the environment isn't the one that the run began in.
     """
-    processes.die_quietly()
     captured.use(part.study)
     if part.name == "counters":
         return counters.take(part.run, part.study, part.device)

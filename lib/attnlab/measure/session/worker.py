@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from attnlab.base.errors import UserError
-from attnlab.measure import processes
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices, environment, telemetry
 from attnlab.measure.instruments.telemetry import Telemetry
@@ -24,7 +23,6 @@ from attnlab.study.studies import Study
 def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     """The manifest's fields of the machine (device, locked environment, ceilings, clocks, what each shape will take),
     and the seconds that the whole study will take on one."""
-    processes.die_quietly()
     device = devices.resolve(wanted)
     environment.lock()
     missing = [str(timing) for timing in study.timings if not cuda_events.available(device, timing)]
@@ -39,7 +37,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
         dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})
     found = {
         "device": devices.describe(device),
-        "environment": environment.fingerprint(device),
+        "environment": environment.fingerprint(device, environment.packages(device, study.implementations)),
         "ceilings": ceilings.measure(device, dtypes),
         "clocks": cuda_events.calibrate(device),
         "missing_clocks": missing,
@@ -58,7 +56,6 @@ def measure(job: Job) -> None:
         UserError: the environment can't be locked.
         Outdated: it isn't the one that the run began in.
     """
-    processes.die_quietly()
     started = time.monotonic()
     device = torch.device(job.device)
     environment.lock_as_begun(job.run, job.environment, device)

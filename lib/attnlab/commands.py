@@ -1,0 +1,265 @@
+"""The commands behind the Makefile: their options, and what each does."""
+
+import argparse
+import re
+import sys
+import warnings
+from contextlib import suppress
+from typing import NoReturn
+
+import yaml
+
+from attnlab import select_run
+from attnlab.base import files, paths
+from attnlab.base.errors import Slower, UserError
+from attnlab.base.version import VERSION
+from attnlab.compile import check
+from attnlab.runs import models as recorded
+from attnlab.runs import read, schema, write
+from attnlab.study import implementations, models, studies
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    It is 1 after an error, which is reported in one line, 3 where `compare` was to fail, and 130 after Ctrl-C.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, where nothing was being measured.
+        SystemExit: the arguments can't be parsed; the status is 2.
+    """
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except UserError as error:
+        print(f"attnlab: {str(error).replace(chr(10), ' ')}", file=sys.stderr)
+        return error.status
+    except OSError as error:
+        what = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
+        print(f"attnlab: {what}; what was recorded is kept", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line, as every other error is reported."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"attnlab: {' '.join(message.split())}; `python -m {self.prog} --help` lists what there is\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="attnlab", description="Is your attention kernel really faster?")
+    parser.add_argument("--version", action="version", version=f"attnlab {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, command, about in (
+        ("measure", _measure, "measure a study into a new run, or continue a run that was cut off"),
+        ("report", _report, "render a recorded run, or measure one and render it"),
+    ):
+        sub = commands.add_parser(name, help=about)
+        sub.add_argument("--run", default="", help="name of a run in data/")
+        sub.add_argument("--study", default="", help="a study in studies/, or a path to a YAML file")
+        sub.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
+        sub.add_argument("--gpus", default="", help="on how many GPUs of this host, or all; one without it")
+        sub.add_argument("--scheduler", default="", help="the address of the Dask scheduler of a cluster to measure on")
+        sub.add_argument("--long", action="store_true", help="measure it even if that takes longer than a day")
+        sub.set_defaults(command=command)
+    model = commands.add_parser("model", help="measure how models of transformers generate, with attend and with SDPA")
+    model.add_argument("--run", default="", help="name of a record in data/models/, begun or continued")
+    model.add_argument("--device", default="auto", choices=select_run.DEVICES[:3], help="where to measure")
+    model.add_argument(
+        "--models", type=lambda text: text.split(","), help=f"some of {', '.join(models.MODELS)}, by commas"
+    )
+    for option, about in (("batch", "sizes of batches, by commas"), ("prompt", "tokens of a prompt, by commas")):
+        model.add_argument(f"--{option}", type=_sizes, help=about)
+    for option, about in (("tokens", "generated for a prompt"), ("rounds", "in a replicate"), ("replicates", "in all")):
+        model.add_argument(f"--{option}", type=int, help=about)
+    model.set_defaults(command=_model)
+    notebook = commands.add_parser("notebook", help="execute and render one notebook")
+    notebook.add_argument("name", help="such as 02_baseline")
+    notebook.add_argument(
+        "-p", dest="parameters", type=_pairs, action="extend", default=[], metavar="PARAMS", help="NAME=VALUE pairs"
+    )
+    notebook.set_defaults(command=_notebook)
+    for name, command, about in (
+        ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
+        ("export", _export, "write a recorded run as JSON, NumPy arrays and a report in Markdown"),
+        ("close", _close, "close a run that was cut off with the replicates that it holds"),
+        ("dispatch", _dispatch, "write the table of what attnlab.attend calls at each shape, from a run"),
+    ):
+        sub = commands.add_parser(name, help=about)
+        sub.add_argument("--run", required=True, help="name of a run in data/")
+        if name == "dispatch":
+            sub.add_argument("--replace", action="store_true", help="write over another table of this device")
+        sub.set_defaults(command=command)
+    compare = commands.add_parser("compare", help="judge each case of a run against the same case of the run before it")
+    compare.add_argument("before", metavar="A", help="name of a run in data/")
+    compare.add_argument("after", metavar="B", help="name of the run that is judged")
+    compare.add_argument("--markdown", action="store_true", help="print it for a pull request")
+    compare.add_argument("--fail-if", choices=["slower"], help="exit with status 3 if any case is slower")
+    compare.set_defaults(command=_compare)
+    kernels = commands.add_parser("kernels", help="compile every kernel for every architecture; needs no GPU")
+    kernels.add_argument("--rung", default="", help="the name of the only one to compile")
+    kernels.set_defaults(command=lambda options: check.check(options.rung))
+    about = "choose the kernel that kernel.best runs at each shape; needs an NVIDIA GPU"
+    tune = commands.add_parser("tune", help=about)
+    tune.set_defaults(command=lambda options: print(f"wrote {paths.shown(select_run.tuned())}"))
+    commands.add_parser("calibrate", help="simulate how often the inference is wrong").set_defaults(command=_calibrate)
+    return parser
+
+
+def _measure(options: argparse.Namespace) -> str:
+    stated = options.study
+    if options.run and (schema.folder(options.run) / "manifest.json").is_file():
+        manifest = read.read_manifest(options.run)
+        study = studies.parse(manifest["study"], options.run)
+        if stated and studies.load(stated) != study:
+            raise UserError(
+                f"the run {options.run!r} is of the study {study.name!r}: leave STUDY out, or name a new run"
+            )
+        write.require_incomplete(options.run, manifest)  # whatever device is here
+    else:
+        stated = stated or select_run.default_study(options.device, bool(options.gpus or options.scheduler))
+        study = studies.load(stated)
+    where = options.gpus, options.scheduler
+    name = select_run.measured(options.run, study, options.device, options.long, *where, stated=stated)
+    print(f"recorded {paths.shown(schema.folder(name))}/")
+    return name
+
+
+def _model(options: argparse.Namespace) -> None:
+    fields = ("models", "batch", "prompt", "tokens", "rounds", "replicates")
+    name = select_run.modelled(options.run, options.device, {field: getattr(options, field) for field in fields})
+    folder = paths.shown(schema.folder(recorded.run_of(name)))
+    print(f"recorded {folder}/; 09_model shows it in the report of any run on this device")
+
+
+def _close(options: argparse.Namespace) -> None:
+    write.close_early(options.run)
+    print(f"closed {paths.shown(schema.folder(options.run))}/")
+
+
+def _report(options: argparse.Namespace) -> None:
+    measuring = options.study, options.device != "auto", options.long, options.gpus, options.scheduler
+    if options.run and any(measuring):
+        raise UserError(
+            "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHEDULER and LONG out"
+        )
+    files.require_writable(paths.reports(), "ATTNLAB_REPORTS")
+    name = options.run or _measure(options)
+
+    from attnlab.paper import render
+
+    page = render.render(name)
+    print(f"rendered {paths.shown(page)}")
+
+
+def _notebook(options: argparse.Namespace) -> None:
+    from attnlab.paper import render
+
+    page = render.render_notebook(options.name, dict(map(_assignment, options.parameters)))
+    print(f"rendered {paths.shown(page)}")
+
+
+def _readme(options: argparse.Namespace) -> None:
+    from attnlab.paper import readme
+
+    _require_checkout()
+    readme.update(paths.ROOT, options.run)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from attnlab import export
+    from attnlab.infer import results
+
+    run, target = read.load(options.run), export.folder(options.run)
+    export.require_place(target, run.name)
+    print(f"{run.name}: inferring from {len(run.samples):,} samples", file=sys.stderr, flush=True)
+    export.write(results.of(run), target)
+    print(f"exported {paths.shown(target)}/")
+
+
+def _dispatch(options: argparse.Namespace) -> None:
+    from attnlab.infer import choices, results
+    from attnlab.runs import dispatch
+
+    made = choices.table(results.load(options.run))
+    before, replaced = made, ""
+    with suppress(UserError):  # there is none, or nothing that is one
+        before = dispatch.load(dispatch.path(made.device), made.device)
+        replaced = f"; it replaces the table by {before.run!r}, {before.timing}"
+    if before != made and not options.replace:
+        where = paths.shown(dispatch.path(made.device))
+        raise UserError(f"{where} is by {before.run!r}, {before.timing}: add REPLACE=1 (--replace) to write over it")
+    table = dispatch.write(made)
+    others = sum(choice.implementation != implementations.FALLBACK for choice in made.choices)
+    study = table.with_suffix(".yaml")
+    study.write_text(yaml.safe_dump(choices.study(made), sort_keys=False, default_flow_style=None, width=120))
+    fallback = implementations.FALLBACK
+    print(
+        f"wrote {paths.shown(table)} by {made.run!r}, {made.timing}: {len(made.choices)} shapes, {others} of them "
+        f"not by {fallback}; `make measure STUDY={paths.shown(study)}` measures attnlab.attend at each{replaced}"
+    )
+    for cost in made.regret:
+        print(
+            f"{cost.clock}: at {cost.shapes} shapes drawn at random, choices take {cost.mean_pct:.2g} % longer than "
+            f"the best in the mean, {cost.worst_pct:.2g} % at most; they lead {fallback} by {cost.lead:.3f} in the "
+            f"mean, {cost.least_lead:.3f} at least"
+        )
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from attnlab.exhibits.compared import Comparison
+    from attnlab.infer import results
+    from attnlab.infer.lookup import NotMeasured
+
+    if not (options.before and options.after):
+        raise UserError("two runs are compared: name both, the one before as A and the one that is judged as B")
+    there, here = results.load(options.before), results.load(options.after)
+    comparison = Comparison(here, there)
+    try:
+        print(comparison.markdown if options.markdown else comparison.text)
+    except NotMeasured as error:
+        raise UserError(f"{error}: name runs that do") from None
+    slower = sum(case.verdict.decision == "slower" for case in comparison.cases)
+    if slower and options.fail_if:
+        raise Slower(f"{slower} of {len(comparison.cases)} cases are slower in {here.run.name!r}")
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from attnlab.infer import simulation
+
+    _require_checkout()
+    simulation.write(simulation.run(), simulation.path())
+    print(f"wrote {paths.shown(simulation.path())}")
+
+
+def _require_checkout() -> None:
+    if not (paths.ROOT / "Makefile").is_file():
+        raise UserError("this writes files of the project, and attnlab is installed here: run it in a checkout")
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes whole numbers, by commas, not {text!r}") from None
+
+
+def _pairs(text: str) -> list[str]:
+    """The words of a text. What stands in quotes is held together, and the quotes stay for YAML."""
+    piece = r"""[^\s'"]|'[^']*'|"[^"]*\""""
+    if not re.fullmatch(rf"(?:\s|{piece})*", text):
+        raise argparse.ArgumentTypeError(f"takes NAME=VALUE pairs, and a quote in {text!r} isn't closed")
+    return re.findall(rf"(?:{piece})+", text)
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"-p takes NAME=VALUE, not {text!r}")
+    try:
+        return name, yaml.safe_load(value) if value else ""
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UserError(f"-p {name}: {value!r} is not a value; quote it") from None

@@ -1,0 +1,27 @@
+"""Has JupyterLab save the notebooks that git tracks as they are: without outputs, and without what a kernel adds."""
+
+import json
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+TRACKED = subprocess.run("git ls-files", shell=True, cwd=NOTEBOOKS, capture_output=True, text=True).stdout.split()
+
+
+def as_tracked(model: dict[str, Any], path: str, **_: Any) -> None:
+    """Change what is saved; a copy under another name keeps its outputs."""
+    if path not in TRACKED or model["type"] != "notebook":
+        return
+    notebook = model["content"]
+    notebook["metadata"] = json.loads((NOTEBOOKS / path).read_text())["metadata"]
+    for cell in notebook["cells"]:
+        cell["metadata"] = {name: value for name, value in cell["metadata"].items() if name == "tags"}
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+
+
+warnings.filterwarnings("ignore", "Overriding existing pre_save_hook")  # the server reads this file more than once
+c = get_config()  # noqa: F821
+c.ContentsManager.pre_save_hook = as_tracked
