@@ -42,14 +42,16 @@ def intact() -> Iterator[None]:
         raise Broken(wrong)
 
 
-def _undone(set_aside: int) -> str:
+def _undone(set_aside: int | None) -> str:
     """What was replaced or set aside, in words, once it is put back; "" if nothing was."""
-    replaced, bytes_ = _put_back(), _set_aside_bytes()
-    if bytes_ != set_aside:
+    found = []
+    if replaced := _put_back():
+        found.append(f"replaced {', '.join(replaced)}, by which it is timed")
+    bytes_ = _set_aside_bytes()
+    if set_aside is not None and bytes_ not in (None, set_aside):
         _set_aside(set_aside)
-    if replaced:
-        return f"replaced {', '.join(replaced)}, by which it is timed"
-    return f"set {bytes_} bytes of the L2 aside, where lines outlast a flush" if bytes_ != set_aside else ""
+        found.append(f"set {bytes_} bytes of the L2 aside, where lines outlast a flush")
+    return " and ".join(found)
 
 
 def _now() -> dict[tuple[Any, str], Any]:
@@ -73,16 +75,16 @@ def _put_back() -> list[str]:
     return [f"{owner.__name__}.{name}" for owner, name in changed]
 
 
-def _set_aside_bytes() -> int:
-    """The part of the L2 that is for persisting lines; 0 where there is none, or no GPU is in use."""
+def _set_aside_bytes() -> int | None:
+    """The part of the L2 that is for persisting lines; None where no GPU is in use, or it doesn't say."""
     if not torch.cuda.is_initialized():
-        return 0
+        return None
     try:
         driver = maps.driver()
     except Unsupported:
-        return 0
+        return None
     error, size = driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE)
-    return int(size) if error == driver.CUresult.CUDA_SUCCESS else 0
+    return int(size) if error == driver.CUresult.CUDA_SUCCESS else None
 
 
 def _set_aside(size: int) -> None:
