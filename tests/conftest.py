@@ -209,6 +209,7 @@ def machine(recorded, session_data) -> schema.Manifest:
         patch.setenv("ATTNLAB_DATA", os.fspath(session_data))
         manifest = read.read_manifest(recorded)
     own = {"name", "created", "finished", "order", "complete", "study", "missing_clocks", "profile", "files", "seal"}
+    own |= {"planned_s"}  # a number for each shape of its study
     return {key: value for key, value in manifest.items() if key not in own}
 
 

@@ -96,6 +96,8 @@ def begun(begin):
     for table, key, rows in small.blocks(study, study.subjects):
         if (table, key) == ("cases", "r01-s001"):
             rows = rows.assign(status=rows["status"].mask(rows["implementation"] == "sdpa.math", "failed"))
+        if (table, key) == ("checks", "r01-s001"):
+            rows = rows.assign(passed=(rows["implementation"] != "sdpa.math") | (rows["moment"] == "before"))
         if "-s001" in key or table == "processes":
             write.add_part(name, table, key, rows)
     return name

@@ -258,7 +258,7 @@ def resealed() -> Results:
         path = schema.folder("resealed") / "manifest.json"
         stated = json.loads(path.read_text())
         stated |= {"telemetry": TAG, "command": TAG, "commit": TAG, "attnlab": TAG}
-        stated["device"]["name"] = stated["profile"]["why"] = stated["study"]["title"] = TAG
+        stated["profile"]["why"] = stated["study"]["title"] = TAG
         stated["study"]["sweeps"][f"{TAG} heads"] = stated["study"]["sweeps"]["seq_len"]
         stated["ceilings"]["l2"]["how"] = stated["environment"]["system"] = stated["surveyed"]["cpu"] = TAG
         table = path.with_name("cases.parquet")
