@@ -31,10 +31,16 @@ def environment(tmp_path_factory) -> Path:
     made = folder / "environment"
     venv.create(made, symlinks=True)
     python = made / "bin" / "python"
-    subprocess.run([*PIP, "--python", python, "install", *ALONE, wheel], check=True, capture_output=True)
+    install = [*PIP, "--python", python, "install", *ALONE, wheel]
+    subprocess.run(install, check=True, capture_output=True, env=_without("PYTHON"))  # not as if it were there already
     (packages,) = made.glob("lib/*/site-packages")
     (packages / "others.pth").write_text("\n".join([sysconfig.get_path("purelib"), *site.getsitepackages()]))
     return made
+
+
+def _without(*beginnings: str) -> dict[str, str]:
+    """The environment's variables but those that begin so."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(beginnings)}
 
 
 @pytest.fixture
@@ -43,8 +49,7 @@ def run(environment, tmp_path, monkeypatch):
 
     def run(program: str, *words: str) -> str:
         libraries = Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib")
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(("ATTNLAB_", "PYTHON"))}
-        variables |= {
+        variables = _without("ATTNLAB_", "PYTHON") | {
             "JUPYTER_PATH": f"{sys.prefix}/share/jupyter",  # the templates of nbconvert, which lie beside packages
             "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
