@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 from attnlab.base.version import VERSION
 
 if TYPE_CHECKING:
+    from attnlab.measure.attention import attention
     from attnlab.measure.subjects.attend import attend
+    from attnlab.measure.subjects.model import register
     from attnlab.runs.read import load
     from attnlab.study.shapes import Shape
 

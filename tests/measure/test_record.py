@@ -197,7 +197,7 @@ def test_progress_names_the_first_shape_that_is_left(begin, capsys):
     left = {schema.shape_key(study, shape, 0): shape.label for shape in study.shapes}
     for table, key, rows in small.blocks(study):
         write.add_part(name, table, key, rows)
-        record._show(bar, name, left)
+        record._show(bar, name, left, write.recorded(name, "cases"))
     assert capsys.readouterr().err.splitlines() == [
         f"begun: 1 of 3 shapes measured; the first that is left: {study.shapes[1].label}",
         f"begun: 2 of 3 shapes measured; the first that is left: {study.shapes[2].label}",

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
+from attnlab.base.parent import end_with_parent
 from attnlab.compile import nvrtc, occupancy
 from attnlab.compile.nvrtc import Build, Instance
 from attnlab.study import ladder
@@ -44,7 +45,7 @@ def check(name: str = "") -> None:
         where = paths.shown(paths.kernels() / "ladder.toml")
         raise UserError(f"there is no kernel to compile: {where} is missing or has no [[rungs]]")
     jobs = [(rung, architecture) for rung in rungs for architecture in rung.architectures]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), initializer=end_with_parent) as pool:
         compiled = pool.map(build, *zip(*jobs, strict=True))
         built = list(tqdm(compiled, total=len(jobs), desc="compiling", disable=None, leave=False))
     lines = [row for job, build in zip(jobs, built, strict=True) for row in rows(*job, build)]

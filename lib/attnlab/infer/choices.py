@@ -1,9 +1,11 @@
 """The dispatch table of `attnlab.attend` from a run, and the study that compares `attend` with `sdpa.auto`."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+
+from scipy.stats import gmean
 
 from attnlab.base.errors import UserError
 from attnlab.infer import kinds
@@ -92,12 +94,7 @@ def _served(results: Results, timings: list[Timing]) -> list[Shape]:
     """The shapes that a table can speak of, each once, whatever its values."""
     plain = dict.fromkeys(shape.plain for shape in results.study.shapes)
     known = [shape for shape in plain if shape == Shape(**_chosen_by(shape))]
-    return [shape for shape in known if all(_timed(results, shape, timing) for timing in timings)]
-
-
-def _timed(results: Results, shape: Shape, timing: Timing) -> list[Shape]:
-    """The shapes with the values on which the fallback was timed."""
-    return [other for other in kinds.shapes(results, shape, timing) if FALLBACK in results.at(other, timing).index]
+    return [shape for shape in known if all(kinds.shapes(results, shape, timing) for timing in timings)]
 
 
 def _judged(results: Results, shape: Shape, timings: list[Timing], names: list[str]) -> Judged:
@@ -149,10 +146,10 @@ def _regret(results: Results, made: Dispatch, timing: Timing, shapes: list[Shape
         clock=timing.words,
         shapes=len(costs),
         best_pct=100 * sum(cost <= 1 + BEST_PCT / 100 for cost in costs.values()) / len(costs),
-        mean_pct=100 * (_geometric(costs.values()) - 1),
+        mean_pct=100 * (float(gmean(list(costs.values()))) - 1),
         worst_pct=100 * (costs[worst] - 1),
         worst=worst.label,
-        lead=_geometric(leads.values()),
+        lead=float(gmean(list(leads.values()))),
         least_lead=min(leads.values()),
     )
 
@@ -162,16 +159,11 @@ def _costs(results: Results, name: str, shape: Shape, timing: Timing) -> Iterato
 
     A choice that has no latency there is refused when it is called: the fallback serves.
     """
-    for other in _timed(results, shape, timing):
+    for other in kinds.shapes(results, shape, timing):
         medians = results.at(other, timing)["median_us"]
         callable_ = medians[[str(n).startswith(CALLABLE) for n in medians.index]]
         own = callable_.get(name, callable_[FALLBACK])
         yield float(own / callable_.min()), float(callable_[FALLBACK] / own)
-
-
-def _geometric(ratios: Iterable[float]) -> float:
-    logs = list(map(math.log, ratios))
-    return math.exp(sum(logs) / len(logs))
 
 
 def _chosen_by(shape: Shape) -> dict[str, Any]:

@@ -165,11 +165,9 @@ class Dispatch(BaseModel):
 
     def _near(self, shape: Shape) -> list[tuple[float, Choice]]:
         """The measured shapes that are like one in what is no size, each with its distance."""
-        place = _place(shape)
+        own, place = self._at.get(shape), _place(shape)
         return [
-            (math.dist(place, its), choice)
-            for choice, its in self._places.get(_kind(shape), [])
-            if self._at.get(shape) is not choice
+            (math.dist(place, its), choice) for choice, its in self._places.get(_kind(shape), []) if choice is not own
         ]
 
     @cached_property

@@ -22,8 +22,6 @@ from attnlab.runs.schema import MEASURED
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 
-OF_BASELINE = ("seq_len", "causal seq_len", "batch", "heads")
-SWEEP_TITLES = {"seq_len": "Sequence length", "batch": "Batch", "heads": "Heads"}
 SIZES = ("batch", "heads", "seq_len")
 
 

@@ -106,7 +106,7 @@ class Gate:
             output: O; in training O, dQ, dK and dV. The check is then of the one whose error is the worst.
             faults: what is already known to be wrong.
         """
-        returned = _each(output)
+        returned = outputs.each(output)
         if wrong := self._misshapen(returned):
             return Check(UNBOUNDED, self._framework_errors[0], self._unavoidable, (*faults, wrong))
         known = tuple(dict.fromkeys(faults))
@@ -167,7 +167,7 @@ class Gate:
         """The error of each tensor that a call returned, against the oracle."""
         return [
             Error.between(self._compared(tensor), oracle)
-            for tensor, oracle in zip(_each(returned), self._oracle, strict=True)
+            for tensor, oracle in zip(outputs.each(returned), self._oracle, strict=True)
         ]
 
     @property
@@ -220,7 +220,7 @@ class Gate:
         devices.synchronize(device)
         try:
             with outputs.guarded(outputs.POISONS[turn]) as fresh:
-                returned = _each(calling(call, self._inputs, self._values) if calling else call())
+                returned = outputs.each(calling(call, self._inputs, self._values) if calling else call())
             at_once = tuple(output.clone() for output in returned)
             devices.synchronize(device)
             return at_once, self._faults(returned, at_once, guards or fresh)
@@ -281,12 +281,8 @@ def _computed(attention: Attention, given: Tensors, causal: bool) -> Tensors:
     return with_gradients(attention, given, causal)
 
 
-def _each(output: Tensor | Tensors) -> Tensors:
-    return output if isinstance(output, tuple) else (output,)
-
-
 def _replayed(replay: Replay) -> Tensor | Tensors:
-    for output in _each(replay.output):
+    for output in outputs.each(replay.output):
         output.fill_(torch.nan)
     replay.graph.replay()
     return replay.output

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import Gate
+from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Output
 from attnlab.measure.subjects.implementation import (
     Broken,
@@ -113,7 +114,7 @@ class ReferenceCheck:
     def _computed(self, window: int) -> Tensors:
         with self._implementation.selected():
             output = self._implementation.bound(self._windows[window], self._shape)()
-        return output if isinstance(output, tuple) else (output,)
+        return outputs.each(output)
 
 
 def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:
@@ -165,7 +166,7 @@ class Tally:
 
     def compare(self, output: Output, window: int = 0) -> None:
         """Compare an output with the reference's, then poison it, so that it has to be written again."""
-        returned = output if isinstance(output, tuple) else (output,)
+        returned = outputs.each(output)
         self._dtypes = tuple(tensor.dtype for tensor in returned)
         seen = zip(*self._reference.look(window), strict=True)
         for tensor, (right, largest), found in zip(returned, seen, self._found[self._count], strict=True):

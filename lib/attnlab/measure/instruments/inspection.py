@@ -10,6 +10,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from attnlab.measure.instruments import devices
+from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Call
 
 
@@ -49,7 +50,7 @@ def _peak_cpu(call: Call) -> int:
         output = call()
     # In the order of time, each allocation is positive and each release negative.
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held, peak = 0, sum(tensor.nbytes for tensor in (output if isinstance(output, tuple) else (output,)))
+    held, peak = 0, sum(tensor.nbytes for tensor in outputs.each(output))
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)

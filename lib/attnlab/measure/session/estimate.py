@@ -84,13 +84,17 @@ def recorded(job: Job) -> dict[Shape, float]:
 
 
 class Pace:
-    """What a run still takes, by the shapes that were measured so far against what was planned for them."""
+    """What a run still takes, by the shapes that were measured so far against what was planned for them.
+
+    Its jobs are at least one.
+    """
 
     def __init__(self, jobs: list[Job]) -> None:
         self._began, self._done, self._ends = time.monotonic(), 0, -math.inf
         self._planned_s: dict[str, float] = {}
+        shapes_s = recorded(jobs[0])
         for job in jobs:
-            shapes_s, start_s = recorded(job), PROCESS_S
+            start_s = PROCESS_S
             for shape in job.shapes:
                 self._planned_s[shape_key(job.study, shape, job.replicate)] = start_s + shapes_s[shape]
                 start_s = 0.0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -231,14 +231,20 @@ def _work_through(pool: Executor, jobs: list[Job]) -> None:
     shapes, results = max(1, len(write.recorded(name, "cases")) + len(left)), pool.map(worker.measure, jobs)
     with (
         tqdm(total=shapes, desc=name, unit="shape", disable=None, leave=False) as bar,
-        _every(POLL_S, partial(_show, bar, name, left), partial(_correct, name, pace)),
+        _every(POLL_S, partial(_look, bar, name, left, pace)),
     ):
         deque(results, maxlen=0)
 
 
-def _show(bar: tqdm, name: str, left: dict[str, str]) -> None:
-    """Show how many shapes are measured, and the first that is left: in a terminal by the bar, else at every eighth."""
+def _look(bar: tqdm, name: str, left: dict[str, str], pace: estimate.Pace) -> None:
+    """Show how far a run is by the blocks that are recorded."""
     done = write.recorded(name, "cases")
+    _show(bar, name, left, done)
+    _correct(name, pace, done)
+
+
+def _show(bar: tqdm, name: str, left: dict[str, str], done: Collection[str]) -> None:
+    """Show how many shapes are measured, and the first that is left: in a terminal by the bar, else at every eighth."""
     before, bar.n, shapes = bar.n, len(done), bar.total or 1
     following = next((shape for key, shape in left.items() if key not in done), "")
     bar.set_postfix_str(following)
@@ -247,22 +253,21 @@ def _show(bar: tqdm, name: str, left: dict[str, str]) -> None:
         print(f"{name}: {bar.n} of {shapes} shapes measured{then}", file=sys.stderr, flush=True)
 
 
-def _correct(name: str, pace: estimate.Pace) -> None:
+def _correct(name: str, pace: estimate.Pace, done: Collection[str]) -> None:
     """Say how long the run still takes, where the shapes measured so far say otherwise than what was said last."""
-    left_s = pace.correction(write.recorded(name, "cases"))
+    left_s = pace.correction(done)
     if left_s is not None:
         tqdm.write(f"{name}: {_duration(left_s)} left, by the shapes measured so far", file=sys.stderr)
 
 
 @contextmanager
-def _every(seconds: float, *acts: Callable[[], object]) -> Iterator[None]:
-    """Inside, do these every so often in a thread, and once more at the end."""
+def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Inside, do this every so often in a thread, and once more at the end."""
     over = threading.Event()
 
     def repeat() -> None:
         while not over.wait(seconds):
-            for act in acts:
-                act()
+            act()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
@@ -271,8 +276,7 @@ def _every(seconds: float, *acts: Callable[[], object]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        for act in acts:
-            act()
+        act()
 
 
 def _take_once(pool: Executor, name: str, study: Study, device: str, environment: str) -> dict[str, str]:

@@ -15,10 +15,10 @@ from attnlab.measure.session import rows
 from attnlab.measure.session.checks import gate_of
 from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive
+from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Output
 from attnlab.measure.subjects.implementation import Broken, OutOfMemory, attempt
 from attnlab.measure.subjects.inputs import Windows
-from attnlab.measure.subjects.outputs import disguised
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -156,6 +156,5 @@ class Rounds:
 
 def _require_plain(output: Output, device: torch.device) -> None:
     """Raise Broken unless an output is made of plain tensors on the device."""
-    returned = output if isinstance(output, tuple) else (output,)
-    if wrong := next(filter(None, (disguised(tensor, device) for tensor in returned)), ""):
+    if wrong := next(filter(None, (outputs.disguised(tensor, device) for tensor in outputs.each(output))), ""):
         raise Broken(wrong)

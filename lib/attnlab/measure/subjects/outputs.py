@@ -58,6 +58,11 @@ class Guards:
         return int((words == self.poison).all(dim=1).sum())
 
 
+def each(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors of an output, which is one tensor, or in training several."""
+    return output if isinstance(output, tuple) else (output,)
+
+
 def disguised(output: Tensor, device: torch.device) -> str:
     """What is wrong with a returned tensor whose elements may be computed only when they are looked at; "" if none."""
     plain = type(output) is Tensor and output.device == device and not torch._is_functional_tensor(output)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from attnlab.base.errors import UserError
 from attnlab.literature.audit.numbers import Number
@@ -39,6 +39,7 @@ class Outcome:
 
 
 Apply: TypeAlias = Callable[..., Outcome]
+T = TypeVar("T")
 """Takes the row that states something, and the inputs that the claim names."""
 
 
@@ -81,27 +82,25 @@ def rule(name: str, least: int = 1, otherwise: Finding | None = None, counts: bo
 
 
 def number(term: Term) -> Number:
-    if term.number is None:
-        raise UserError(f"{term.shown!r} is a word, where the rule needs a number")
-    return term.number
+    return _needed(term.number, f"{term.shown!r} is a word, where the rule needs a number")
 
 
 def stated_number(row: Row) -> Number:
-    if row.number is None:
-        raise UserError(f"the stated {row.value!r} is a word, where the rule needs a number")
-    return row.number
+    return _needed(row.number, f"the stated {row.value!r} is a word, where the rule needs a number")
 
 
 def row_of(term: Term) -> Row:
-    if term.row is None:
-        raise UserError(f"{term.shown!r} is a constant, where the rule needs a row")
-    return term.row
+    return _needed(term.row, f"{term.shown!r} is a constant, where the rule needs a row")
 
 
 def shape_of(row: Row) -> Shape:
-    if row.shape is None:
-        raise UserError(f"the row {row.id!r} has no shape, which the rule needs")
-    return row.shape
+    return _needed(row.shape, f"the row {row.id!r} has no shape, which the rule needs")
+
+
+def _needed(found: T | None, otherwise: str) -> T:
+    if found is None:
+        raise UserError(otherwise)
+    return found
 
 
 def place(row: Row) -> str:
