@@ -280,3 +280,35 @@ def released():
 
     yield
     devices.release(torch.device("cuda"))
+
+
+@pytest.fixture
+def by_table(monkeypatch, data):
+    """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
+    import torch
+
+    from attnlab.measure.subjects import attend
+    from attnlab.runs import dispatch
+    from attnlab.study import ladder
+
+    for name, value in (("_table", None), ("_looked", False), ("_prepared", {}), ("_last", attend._NOTHING)):
+        monkeypatch.setattr(attend, name, value)
+
+    def choice(shape, implementation):
+        axes = {axis: value for axis, value in shape.axes.items() if axis in dispatch.Choice.AXES}
+        return dispatch.Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3)
+
+    def use(*made):
+        table = dispatch.Dispatch(
+            run="r",
+            seal="s",
+            device=torch.cuda.get_device_name(),
+            torch=torch.__version__,
+            timing="eager clock, warm cache",
+            choices=[choice(shape, implementation) for shape, implementation in made],
+            sources={name: ladder.hashes()[name] for _, name in made if name.startswith("kernel.")},
+        )
+        dispatch.write(table)
+        attend.use()
+
+    return use

@@ -15,9 +15,6 @@ from attnlab.measure.instruments import inspection
 from attnlab.measure.subjects import attend, inputs, registry
 from attnlab.measure.subjects.implementation import Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
-from attnlab.runs import dispatch
-from attnlab.runs.dispatch import Choice, Dispatch
-from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu", "released")]
@@ -145,33 +142,6 @@ def test_flash_attn_4_passes_where_it_is_installed(shape):
 
 
 # `attnlab.attend` by a table
-
-
-def choice(shape: Shape, implementation: str) -> Choice:
-    axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
-    return Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3)
-
-
-@pytest.fixture
-def by_table(monkeypatch, data):
-    """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
-    for name, value in (("_table", None), ("_looked", False), ("_prepared", {}), ("_last", attend._NOTHING)):
-        monkeypatch.setattr(attend, name, value)
-
-    def use(*made: tuple[Shape, str]) -> None:
-        table = Dispatch(
-            run="r",
-            seal="s",
-            device=torch.cuda.get_device_name(),
-            torch=torch.__version__,
-            timing="eager clock, warm cache",
-            choices=[choice(shape, implementation) for shape, implementation in made],
-            sources={name: ladder.hashes()[name] for _, name in made if name.startswith("kernel.")},
-        )
-        dispatch.write(table)
-        attend.use()
-
-    return use
 
 
 def needs(name: str, shape: Shape) -> list[str]:

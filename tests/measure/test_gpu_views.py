@@ -174,12 +174,8 @@ def test_each_device_computes_on_its_own(kernel):
     assert torch.cuda.current_device() == 0
 
 
-def test_the_operator_is_compiled_without_a_break_and_has_gradients(kernel, monkeypatch):
-    from attnlab.measure.subjects import attend
-
-    axes = ((2, 4, 300, 64), (2, 4, 300, 64), torch.float16, False)
-    monkeypatch.setattr(attend, "_table", {axes: "kernel.bounded"})
-    monkeypatch.setattr(attend, "_prepared", {})
+def test_the_operator_is_compiled_without_a_break_and_has_gradients(kernel, by_table):
+    by_table((PLAIN, "kernel.bounded"))
     given = inputs.draw(PLAIN, 0, GPU)
     compiled = torch.compile(attnlab.attend, fullgraph=True)
     assert torch.equal(compiled(*given), kernel(*given, False))
@@ -197,13 +193,9 @@ SIZE = 2 * 4 * 300 * 64
 
 @pytest.mark.parametrize("named", ["kernel.bounded", "sdpa.cudnn", "sdpa.flash", None])
 @pytest.mark.parametrize("requires_grad", [True, False])
-def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, monkeypatch, named, requires_grad):
+def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, by_table, named, requires_grad):
     """From odd addresses and strides, cuDNN computes wrong numbers and the other backends break the process."""
-    from attnlab.measure.subjects import attend
-
-    axes = ((2, 4, 300, 64), (2, 4, 300, 64), torch.float16, False)
-    monkeypatch.setattr(attend, "_table", {axes: named} if named else {})
-    monkeypatch.setattr(attend, "_prepared", {})
+    by_table(*([(PLAIN, named)] if named else []))
     memory = torch.randn(SIZE + 8, device=GPU, dtype=torch.float16)
     odd, even = (memory[begin:][:SIZE].view(2, 4, 300, 64) for begin in (1, 0))
     wide, less_wide = (torch.randn(2, 4, 300, row, device=GPU, dtype=torch.float16)[..., :64] for row in (65, 68))

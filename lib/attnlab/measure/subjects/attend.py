@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base import paths
@@ -134,8 +135,14 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
     _require_tensors(q, k, v)
     options = sdpa.options(q, k, causal, scale).items()
     stated = {name: value for name, value in options if value is not None and value is not False}
-    function = scaled_dot_product_attention
+    function = scaled_dot_product_attention if q.numel() else _of_nothing
     return _aligned(partial(function, **stated) if stated else function, q, k, v)
+
+
+def _of_nothing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """SDPA of a batch of no sequences, of which its kernels make None or an error on a GPU; with gradients."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(q, k, v, **options)
 
 
 def _require_tensors(q: object, k: object, v: object) -> None:

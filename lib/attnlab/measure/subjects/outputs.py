@@ -65,8 +65,9 @@ def each(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def disguised(output: Tensor, device: torch.device) -> str:
     """What is wrong with a returned tensor whose elements may be computed only when they are looked at; "" if none."""
-    plain = type(output) is Tensor and output.device == device and not torch._is_functional_tensor(output)
-    if plain and output.layout is torch.strided:
+    there = output.device.type == device.type and device.index in (None, output.device.index)
+    plain = type(output) is Tensor and output.layout is torch.strided and not torch._is_functional_tensor(output)
+    if there and plain:
         return ""
     return f"returned a {type(output).__name__} on {output.device}, which is no plain tensor on {device}"
 
