@@ -140,8 +140,6 @@ def test_what_comes_of_a_replaced_clock_is_told_as_that():
 def test_the_plain_is_no_disguise():
     plain = torch.zeros(2)
     assert outputs.disguised(plain, plain.device) == ""
-    assert (
-        outputs.disguised(torch.zeros(2, device="cpu:0"), torch.device("cpu")) == ""
-    )  # any card that it names none of
+    assert outputs.disguised(torch.zeros(2, device="cpu:0"), torch.device("cpu")) == ""  # on any card
     assert outputs.disguised(torch._to_functional_tensor(plain), plain.device)
     assert outputs.disguised(torch.zeros(2, device="meta"), plain.device)
