@@ -45,20 +45,16 @@ class Found:
     file: Path | None
 
     def __str__(self) -> str:
-        nothing = " Nothing is certainly faster." * (self.chosen == FALLBACK)
-        kept = f"This is kept in {self.file}." if self.file else "This holds for this process alone."
-        return "\n".join(
-            [
-                f"attend calls {self.chosen} for tensors of this layout.{nothing}",
-                *(
-                    f"{name} is {one.estimate:.3f} times as fast as {FALLBACK} (95 % interval {one.low:.3f} to "
-                    f"{one.high:.3f}), by the clock and on the values where it gains least."
-                    for name, one in self.speedups.items()
-                ),
-                *(f"{name} is out: {reason.rstrip('.')}." for name, reason in self.out.items()),
-                kept,
-            ]
-        )
+        nothing = ", since nothing is certainly faster" if self.chosen == FALLBACK else ""
+        timed = (f"{name} {one.estimate:.3f} ({one.low:.3f} to {one.high:.3f})" for name, one in self.speedups.items())
+        lines = [
+            f"attend calls {self.chosen} for tensors of this layout{nothing}.",
+            f"Speedups over {FALLBACK}, by the clock and on the values where each gains least, with 95 % intervals: "
+            f"{', '.join(timed) or 'none was timed'}.",
+            *(f"{name} is out: {reason.rstrip('.')}." for name, reason in self.out.items()),
+            f"This is kept in {self.file}." if self.file else "This holds for this process alone.",
+        ]
+        return "\n".join(lines)
 
 
 def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: float | None = None) -> Found:
@@ -87,9 +83,11 @@ def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: flo
         words = attend.layout_words(q, k, v, causal, scale)
         attend.settle(words, chosen)
         device_name = torch.cuda.get_device_name(q.device)
-        entry = tuned.Entry(implementation=chosen, sources=tuning.hashes([chosen], device_name))
+        source = tuning.hashes([chosen], device_name).get(chosen, "")
         try:
-            file = tuned.keep(device_name, str(torch.__version__), words, entry)
+            file = tuned.keep(
+                device_name, str(torch.__version__), words, tuned.Entry(implementation=chosen, source=source)
+            )
         except (OSError, RuntimeError) as error:
             warnings.warn(f"what attnlab.tune found is kept in this process alone: {error}", stacklevel=2)
             file = None

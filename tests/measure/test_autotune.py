@@ -125,7 +125,7 @@ def test_who_passes_the_gate_and_is_faster_is_chosen_and_the_others_are_out_with
     assert called == ["flash"]
     said = str(found).splitlines()
     assert said[0] == "attend calls sdpa.flash for tensors of this layout."
-    assert "sdpa.flash is 1.250 times as fast as sdpa.auto (95 % interval 1.250 to 1.250)" in said[1]
+    assert said[1].endswith(": sdpa.flash 1.250 (1.250 to 1.250).")
     assert said[-1] == f"This is kept in {tuned.path(*HERE)}."
 
 
@@ -137,6 +137,12 @@ def test_strides_are_those_of_the_tensors_and_values_stay(called, monkeypatch):
     assert attnlab.tune(*given, causal=True, scale=0.3).chosen == "sdpa.flash"
     assert seen == {given[0].stride()}
     assert not any(tensor.any() for tensor in given)
+
+
+def test_where_nothing_else_serves_it_is_sdpa(called, monkeypatch):
+    monkeypatch.setattr(attend, "_DIRECT", {"sdpa.flash": takes(2, "flash", called, wrong=2)})
+    found = attnlab.tune(*tensors(2, 4, 33, 128, dtype=torch.float64), causal=True)
+    assert (found.chosen, found.speedups, len(found.out)) == ("sdpa.auto", {}, 5)
 
 
 def test_where_sdpa_fails_nothing_is_timed(called, monkeypatch):
@@ -167,7 +173,9 @@ def test_what_is_not_certainly_faster_is_not_chosen(takings, flash):
     takings.flash = flash
     found = attnlab.tune(*tensors())
     assert found.chosen == "sdpa.auto"
-    assert str(found).startswith("attend calls sdpa.auto for tensors of this layout. Nothing is certainly faster.\n")
+    assert str(found).startswith(
+        "attend calls sdpa.auto for tensors of this layout, since nothing is certainly faster.\n"
+    )
     assert tuned.load(*HERE) == {attend.layout_words(*tensors(), False, None): "sdpa.auto"}
 
 
@@ -181,6 +189,7 @@ def test_a_clock_that_says_slower_or_values_without_a_gain_decide_against_it(tak
         ([block(eager, 8.0), block(device, 12.0)], "sdpa.auto"),
         ([block(eager, 8.0), block(eager, 10.0), block(device, 10.0)], "sdpa.auto"),
         ([block(eager, 8.0), block(device, 10.0)], "sdpa.flash"),
+        ([], "sdpa.auto"),
     ):
         monkeypatch.setattr(measured, "take", lambda *_, blocks=blocks: measured.Timed(blocks, {}))
         assert attnlab.tune(*tensors()).chosen == chosen

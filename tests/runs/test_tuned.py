@@ -10,10 +10,11 @@ import pytest
 
 from attnlab.runs import tuned
 from attnlab.runs.tuned import Entry
-from attnlab.study import tuning
+from attnlab.study import ladder, tuning
 
 HERE = "NVIDIA H200", "2.11"
 FLASH = Entry(implementation="sdpa.flash")
+NO_SUCH = '{"device": "NVIDIA H200", "torch": "2.11", "layouts": {"one": {"implementation": "sdpa.flsh"}}}'
 KEEP = """
 import sys
 from attnlab.runs import tuned
@@ -51,15 +52,26 @@ def test_processes_that_keep_at_once_lose_nothing():
 
 
 def test_an_entry_whose_kernel_changed_is_ignored(folder):
-    (name,) = now = tuning.hashes(["kernel.plain"], HERE[0])
-    tuned.keep(*HERE, "one", Entry(implementation=name, sources=now))
+    choice = {"heads": 4, "seq_len": 8, "head_dim": 64, "causal": False, "rung": "plain", "tile": "64x1"}
+    choice |= {"latency_us": 1.0, "source": ladder.hashes()["kernel.plain"]}
+    made = {
+        "device": HERE[0],
+        "multiprocessors": 4,
+        "torch": HERE[1],
+        "command": "c",
+        "clock": "c",
+        "choices": [choice],
+    }
+    tuning.write(tuning.Tuning.model_validate(made))
+    source = tuning.hashes(["kernel.best"], HERE[0])["kernel.best"]
+    tuned.keep(*HERE, "one", Entry(implementation="kernel.best", source=source))
     tuned.keep(*HERE, "other", FLASH)
-    assert tuned.load(*HERE) == {"one": name, "other": "sdpa.flash"}
+    assert tuned.load(*HERE) == {"one": "kernel.best", "other": "sdpa.flash"}
     ladders.write(folder, source="// another\n")
     assert tuned.load(*HERE) == {"other": "sdpa.flash"}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', "\x00", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', "\x00", "[" * 100_000, NO_SUCH])
 def test_a_damaged_file_is_warned_of_once_and_replaced(text):
     file = tuned.path(*HERE)
     file.parent.mkdir(parents=True)

@@ -23,15 +23,16 @@ from attnlab.measure.session.tune import ROUGH_CALLS, ROUNDS, TOO_SLOW, VALUES
 from attnlab.measure.subjects import attend, inputs, registry
 from attnlab.measure.subjects.case import Call, Case
 from attnlab.measure.subjects.implementation import Broken, Unsupported
+from attnlab.runs import tuned
 from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED
-from attnlab.study import implementations, ladder
+from attnlab.study import implementations
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
 
 CONTROL = implementations.control(FALLBACK)
-NAMES = (FALLBACK, CONTROL, *implementations.SDPA[1:], ladder.BEST)
+NAMES = (CONTROL, *tuned.CANDIDATES)
 WARMUP_CALLS = 20
 # Rounds are as many as take this long, within limits.
 SECONDS = 2.0

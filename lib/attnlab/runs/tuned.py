@@ -4,22 +4,28 @@ import warnings
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from attnlab.base import documents, files, paths
 from attnlab.base.errors import UserError
-from attnlab.study import tuning
+from attnlab.study import implementations, ladder, tuning
 
+CANDIDATES = (*implementations.SDPA, ladder.BEST)
 counted = True
 """Whether they count: not in a process that measures a run, which records the table that `attnlab.attend` goes by."""
 
 
 class Entry(BaseModel):
-    """What was the fastest at a layout, with the hash of each kernel that it is, as `tuning.hashes` gives it."""
+    """What was the fastest at a layout; if it is a kernel, with its hash, as `tuning.hashes` gives it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     implementation: str
-    sources: dict[str, str] = {}
+    source: str = ""
+
+    @field_validator("implementation")
+    @classmethod
+    def _is_a_candidate(cls, name: str) -> str:
+        return implementations.require(name, CANDIDATES)
 
 
 class Tuned(BaseModel):
@@ -43,14 +49,14 @@ def load(device_name: str, torch: str) -> dict[str, str]:
         return {}
     try:
         layouts = _read(device_name, torch)
-        now = tuning.hashes({name for entry in layouts.values() for name in entry.sources}, device_name)
+        now = tuning.hashes({entry.implementation for entry in layouts.values()}, device_name)
     except (UserError, OSError, RuntimeError) as error:  # the last where there is no home
         warnings.warn(f"attend goes by no tuned layouts: {error}", stacklevel=2)
         return {}
     return {
         words: entry.implementation
         for words, entry in layouts.items()
-        if all(now.get(name) == source for name, source in entry.sources.items())
+        if entry.source == now.get(entry.implementation, "")
     }
 
 
