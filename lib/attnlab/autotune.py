@@ -60,10 +60,10 @@ class Found:
 def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: float | None = None) -> Found:
     """Measure what is the fastest on tensors of this very layout, and have `attend` call it from now on.
 
-    SDPA, each of its backends and `kernel.best` pass the gate and are then timed in turns, for a few seconds, on values
-    of several kinds that are drawn: those of q, k and v don't matter. The choice is made as in a dispatch table. It is
-    kept in the user's cache folder for later processes with this device and this PyTorch; a warning says so if it can't
-    be. Nothing else should use the GPU meanwhile.
+    SDPA's backends and `kernel.best` pass the gate and are then timed in turns with SDPA, on values of several kinds
+    that are drawn: those of q, k and v don't matter. That takes a few seconds, or a thousand calls where these are
+    long. The choice is made as in a dispatch table. It is kept in the user's cache folder for later processes with
+    this device and this PyTorch; a warning says so if it can't be. Nothing else should use the GPU meanwhile.
 
     Args: as `attnlab.attend`.
 
@@ -84,10 +84,9 @@ def tune(q: "Tensor", k: "Tensor", v: "Tensor", causal: bool = False, scale: flo
         attend.settle(words, chosen)
         device_name = torch.cuda.get_device_name(q.device)
         source = tuning.hashes([chosen], device_name).get(chosen, "")
+        entry = tuned.Entry(implementation=chosen, source=source)
         try:
-            file = tuned.keep(
-                device_name, str(torch.__version__), words, tuned.Entry(implementation=chosen, source=source)
-            )
+            file = tuned.keep(device_name, str(torch.__version__), words, entry)
         except (OSError, RuntimeError) as error:
             warnings.warn(f"what attnlab.tune found is kept in this process alone: {error}", stacklevel=2)
             file = None

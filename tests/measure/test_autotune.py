@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -15,13 +16,14 @@ from attnlab.base.errors import UserError
 from attnlab.infer.choices import CLOCKS
 from attnlab.measure import autotune as measured
 from attnlab.measure.clocks import cuda_events, originals
+from attnlab.measure.instruments import environment
 from attnlab.measure.subjects import attend, sdpa
 from attnlab.measure.subjects.case import Replay
 from attnlab.measure.subjects.implementation import Implementation
 from attnlab.measure.subjects.oracle import composed
 from attnlab.runs import tuned
-from attnlab.study.shapes import Shape
 
+CONTROL = "control.sdpa.auto"
 SIZES = (2, 4, 33, 32)
 HERE = "NVIDIA H200", str(torch.__version__)
 
@@ -56,6 +58,7 @@ def gpu(monkeypatch, data):
     """A machine of which torch says that it has an H200, and tensors that say that they are on it."""
     forget_choices(monkeypatch)
     monkeypatch.setattr(autotune, "_refused", set())
+    monkeypatch.setattr(tuned, "counted", True)
     monkeypatch.setattr(attend, "KIND", OnGpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -91,7 +94,7 @@ def takings(monkeypatch, called):
     def take(q, k, v, causal, scale, timings):
         measured._shape(q, k, v, causal)
         made.append((tuple(q.shape), causal, scale))
-        us = {"sdpa.auto": [10.0, 10.1] * 5, measured.CONTROL: [10.1, 10.0] * 5, "sdpa.flash": made.flash}
+        us = {"sdpa.auto": [10.0, 10.1] * 5, CONTROL: [10.1, 10.0] * 5, "sdpa.flash": made.flash}
         return measured.Timed([measured.Block(timing, us, 0.0) for timing in timings], {"sdpa.cudnn": "too late"})
 
     monkeypatch.setattr(measured, "take", take)
@@ -117,7 +120,7 @@ def test_who_passes_the_gate_and_is_faster_is_chosen_and_the_others_are_out_with
     assert found.chosen == "sdpa.flash"
     assert found.speedups["sdpa.flash"].estimate == pytest.approx(1.25)
     assert "error against float64" in found.out["sdpa.cudnn"]
-    assert found.out["sdpa.math"] == "takes 3.2 times as long as SDPA"
+    assert found.out["sdpa.math"] == "takes 3.2 times as long as sdpa.auto"
     assert set(found.out) == {"sdpa.cudnn", "sdpa.efficient", "sdpa.math", "kernel.best"}
     assert not any("\n" in reason for reason in found.out.values())
     called.clear()
@@ -181,7 +184,7 @@ def test_what_is_not_certainly_faster_is_not_chosen(takings, flash):
 
 def test_a_clock_that_says_slower_or_values_without_a_gain_decide_against_it(takings, called, monkeypatch):
     def block(timing, us):
-        base = {"sdpa.auto": [10.0, 10.1] * 5, measured.CONTROL: [10.1, 10.0] * 5}
+        base = {"sdpa.auto": [10.0, 10.1] * 5, CONTROL: [10.1, 10.0] * 5}
         return measured.Block(timing, base | {"sdpa.flash": [us, us + 0.1] * 5}, 0.0)
 
     eager, device = CLOCKS
@@ -209,6 +212,12 @@ def test_autotune_measures_a_layout_once_and_plain_calls_and_later_processes_go_
     attend.attend(*tensors(2, 4, 35, 32))
     assert called[8:] == ["flash", "flash", "sdpa"]
     assert len(takings) == 3
+
+
+def test_threads_that_call_at_once_tune_a_layout_once(takings, called):
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: attend.attend(*tensors(), autotune=True), range(8)))
+    assert (len(takings), called) == (1, ["flash"] * 8)
 
 
 def test_the_same_layout_again_needs_no_key(takings, called, monkeypatch):
@@ -278,10 +287,7 @@ def test_a_table_that_is_named_and_a_run_go_without_tuned_layouts(takings, calle
     named.write_text(made.model_dump_json())
     attend.use(named)
     attend.attend(*tensors())
-    from attnlab.measure.instruments import environment
-
     environment.lock()
     attend.use()
     attend.attend(*tensors())
     assert called == ["flash", "sdpa", "sdpa"]
-    assert Shape(*SIZES) == attend.shape_of(*tensors(), False)

@@ -25,8 +25,9 @@ for number in range(40):
 
 
 @pytest.fixture(autouse=True)
-def own(data):
-    """A cache folder of its own."""
+def own(data, monkeypatch):
+    """A cache folder of its own, in a process that measures no run."""
+    monkeypatch.setattr(tuned, "counted", True)
 
 
 def test_what_is_kept_is_loaded_by_this_device_and_pytorch_alone():
