@@ -132,6 +132,8 @@ def torch_as_it_was():
     import numpy as np
     import torch
 
+    from attnlab.runs import tuned
+
     interrupt = signal.getsignal(signal.SIGINT)
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -139,6 +141,7 @@ def torch_as_it_was():
     fill, precision = torch.utils.deterministic.fill_uninitialized_memory, torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn
     kept = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    counted = tuned.counted
     try:
         yield
     finally:
@@ -149,6 +152,7 @@ def torch_as_it_was():
         torch.utils.deterministic.fill_uninitialized_memory = fill
         torch.set_float32_matmul_precision(precision)
         cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = kept
+        tuned.counted = counted
         signal.signal(signal.SIGINT, interrupt)
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         if workspace is not None:
@@ -178,17 +182,16 @@ def session_data(tmp_path_factory) -> Path:
     """Where the tests of a session find and put runs, unless they take `data`: never the project's own folders."""
     root = tmp_path_factory.mktemp("session")
     with pytest.MonkeyPatch.context() as patch:
-        for folder in ("data", "reports", "exports", "figures"):
+        for folder in ("data", "reports", "exports", "figures", "cache"):
             patch.setenv(f"ATTNLAB_{folder.upper()}", os.fspath(root / folder))
         yield root / "data"
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch) -> Path:
-    """An empty data folder, and empty folders of reports and exports beside it, for one test."""
-    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(tmp_path / "data"))
-    monkeypatch.setenv("ATTNLAB_REPORTS", os.fspath(tmp_path / "reports"))
-    monkeypatch.setenv("ATTNLAB_EXPORTS", os.fspath(tmp_path / "exports"))
+    """An empty data folder, and empty folders of reports, exports and the cache beside it, for one test."""
+    for folder in ("data", "reports", "exports", "cache"):
+        monkeypatch.setenv(f"ATTNLAB_{folder.upper()}", os.fspath(tmp_path / folder))
     return tmp_path / "data"
 
 
@@ -282,6 +285,15 @@ def released():
     devices.release(torch.device("cuda"))
 
 
+def forget_choices(monkeypatch):
+    """Has `attend` know of no table and no tuned layout, as in a new process; afterwards, what it knew before."""
+    from attnlab.measure.subjects import attend
+
+    known = {"_table": None, "_tuned": {}, "_looked": False, "_prepared": {}, "_last": attend._NOTHING}
+    for name, value in known.items():
+        monkeypatch.setattr(attend, name, value)
+
+
 @pytest.fixture
 def by_table(monkeypatch, data):
     """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
@@ -291,8 +303,7 @@ def by_table(monkeypatch, data):
     from attnlab.runs import dispatch
     from attnlab.study import ladder
 
-    for name, value in (("_table", None), ("_looked", False), ("_prepared", {}), ("_last", attend._NOTHING)):
-        monkeypatch.setattr(attend, name, value)
+    forget_choices(monkeypatch)
 
     def choice(shape, implementation):
         axes = {axis: value for axis, value in shape.axes.items() if axis in dispatch.Choice.AXES}

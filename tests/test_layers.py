@@ -18,7 +18,7 @@ LAYERS = (
     ("study",),
     ("compile", "runs", "literature"),
     ("measure", "infer"),
-    ("exhibits",),
+    ("autotune", "exhibits"),
     ("export", "select_run"),
     ("paper",),
     ("commands",),
@@ -26,7 +26,7 @@ LAYERS = (
 )
 """A room may import those of earlier layers; rooms of one layer don't import each other."""
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
-LAZY = {"select_run", "(names)"}
+LAZY = {"autotune", "select_run", "(names)"}
 """Rooms that import the measuring half, and only within functions: a laptop may lack torch."""
 MOST_MODULES = 17
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attnlab.base.version import VERSION
 
 if TYPE_CHECKING:
+    from attnlab.autotune import tune
     from attnlab.measure.attention import attention
     from attnlab.measure.subjects.attend import attend
     from attnlab.measure.subjects.model import register
@@ -13,13 +14,14 @@ if TYPE_CHECKING:
     from attnlab.study.shapes import Shape
 
 __version__ = VERSION
-__all__ = ["Shape", "__version__", "attend", "attention", "load", "register"]
+__all__ = ["Shape", "__version__", "attend", "attention", "load", "register", "tune"]
 _HOMES = {
     "Shape": "attnlab.study.shapes",
     "attend": "attnlab.measure.subjects.attend",
     "attention": "attnlab.measure.attention",
     "load": "attnlab.runs.read",
     "register": "attnlab.measure.subjects.model",
+    "tune": "attnlab.autotune",
 }
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import forget_choices
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab
@@ -38,8 +39,7 @@ SHAPES = [
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """No table was read before, or stays read afterwards."""
-    for name, value in (("_table", None), ("_looked", False), ("_prepared", {}), ("_last", attend._NOTHING)):
-        monkeypatch.setattr(attend, name, value)
+    forget_choices(monkeypatch)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

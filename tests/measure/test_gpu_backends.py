@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import gated
+from conftest import forget_choices, gated
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab
@@ -15,6 +15,7 @@ from attnlab.measure.instruments import inspection
 from attnlab.measure.subjects import attend, inputs, registry
 from attnlab.measure.subjects.implementation import Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
+from attnlab.runs import tuned
 from attnlab.study.shapes import Shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu", "released")]
@@ -254,3 +255,48 @@ def test_a_graph_of_attend_reads_what_is_in_its_inputs_when_it_is_replayed(by_ta
     torch.cuda.synchronize()
     assert Gate(drawn, False).check(replay.output).passed
     assert set(ran(call)) == set(named)
+
+
+# `attnlab.tune`
+
+
+@pytest.mark.parametrize("shape", [PLAIN, PLAIN.resized(causal=True), GROUPED_DECODE], ids=str)
+def test_what_is_tuned_is_called_in_later_processes_whatever_the_table_says(by_table, monkeypatch, shape):
+    by_table((shape, "sdpa.math"))
+    monkeypatch.setattr(tuned, "counted", True)
+    given = inputs.draw(shape, 0, GPU)
+    before = [tensor.clone() for tensor in given]
+    found = attnlab.tune(*given, shape.causal)
+    assert {*found.speedups, *found.out} == set(tuned.CANDIDATES) - {"sdpa.auto"}
+    assert all(map(torch.equal, given, before))
+    assert found.chosen != "sdpa.math"
+    assert tuned.load(torch.cuda.get_device_name(), torch.__version__) == attend._tuned
+    forget_choices(monkeypatch)
+    call = partial(attnlab.attend, *given, shape.causal)
+    assert set(ran(call)) == set(needs(found.chosen, shape))
+    assert Gate(given, shape.causal).check(call()).passed
+
+
+def test_autotune_measures_before_and_after_a_captured_graph_but_not_in_it(by_table):
+    by_table()
+    given = inputs.draw(PLAIN, 0, GPU)
+    call = partial(attnlab.attend, *given, autotune=True)
+    attnlab.attend(*given)
+    for number in range(2):
+        replay = ordering.captured(call)
+        assert len(attend._tuned) == number
+        replay.graph.replay()
+        torch.cuda.synchronize()
+        assert Gate(given, False).check(replay.output).passed
+        call()
+        assert len(attend._tuned) == 1
+
+
+def test_tuning_takes_the_strides_of_views_and_leaves_gradients_alone(by_table):
+    by_table()
+    q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs.draw(PLAIN, 0, GPU))
+    attnlab.attend(q.clone().requires_grad_(), k, v, autotune=True).sum().backward()
+    assert attend._tuned == {}
+    output = attnlab.attend(q, k, v, autotune=True)
+    assert list(attend._tuned) == [attend.layout_words(q, k, v, False, None)]
+    assert Gate((q, k, v), False).check(output).passed

@@ -1,7 +1,7 @@
 """The dispatch table of `attnlab.attend` from a run, and the study that compares `attend` with `sdpa.auto`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from attnlab.infer.kernels import rungs
 from attnlab.infer.kinds import OverKinds
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval
+from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.dispatch import Choice, Dispatch, Regret
 from attnlab.study import implementations, tuning
 from attnlab.study.implementations import FALLBACK
@@ -107,12 +107,22 @@ def _judged(results: Results, shape: Shape, timings: list[Timing], names: list[s
     return found
 
 
-def _choice(shape: Shape, judged: Judged) -> Choice:
-    speedups = {name: [one.verdict.speedup for one in over.values()] for name, over in judged.items()}
-    least = {name: min(some, key=lambda speedup: speedup.estimate) for name, some in speedups.items()}
-    decisions = {name: {one.verdict.decision for one in over.values()} for name, over in judged.items()}
+def fastest(verdicts: Mapping[str, Collection[Verdict]]) -> tuple[str, dict[str, Interval]]:
+    """Of candidates with a verdict by each clock, the fastest that is faster by one and slower by none; else FALLBACK.
+
+    Of several, it is the one whose lowest speedup is the highest. The lowest speedup of each candidate follows.
+    """
+    least = {
+        name: min((one.speedup for one in each), key=lambda speedup: speedup.estimate)
+        for name, each in verdicts.items()
+    }
+    decisions = {name: {one.decision for one in each} for name, each in verdicts.items()}
     faster = [name for name, said in decisions.items() if "faster" in said and "slower" not in said]
-    best = max(faster, key=lambda name: least[name].estimate, default=FALLBACK)
+    return max(faster, key=lambda name: least[name].estimate, default=FALLBACK), least
+
+
+def _choice(shape: Shape, judged: Judged) -> Choice:
+    best, least = fastest({name: [one.verdict for one in over.values()] for name, over in judged.items()})
     speedup = least.get(best, Interval(1.0, 1.0, 1.0))
     return Choice(
         **_chosen_by(shape),

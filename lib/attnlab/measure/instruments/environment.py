@@ -15,7 +15,7 @@ import torch
 from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
-from attnlab.runs import read, rules, schema
+from attnlab.runs import read, rules, schema, tuned
 
 CUBLAS_WORKSPACE = ":4096:8"
 PACKAGES = ("torch", "numpy")
@@ -72,6 +72,7 @@ def lock() -> None:
     random.seed(rules.SEED)
     np.random.seed(rules.SEED)
     torch.manual_seed(rules.SEED)
+    tuned.counted = False
     for setting, found in settings().items():
         if found != (wanted := SETTINGS[setting][1]):
             raise UserError(

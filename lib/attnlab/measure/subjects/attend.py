@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Hashable
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +18,7 @@ from attnlab.base.errors import UserError
 from attnlab.measure.subjects import best, maps, operator, rungs, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
 from attnlab.measure.subjects.launch import layout
-from attnlab.runs import dispatch
+from attnlab.runs import dispatch, tuned
 from attnlab.runs.dispatch import Dispatch
 from attnlab.study import implementations, ladder
 from attnlab.study.ladder import PREFIX
@@ -30,14 +31,19 @@ KIND = Tensor
 Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The call for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
 _table: Dispatch | None = None
+_tuned: dict[str, str] = {}
+"""What to call at each layout that was tuned, by `layout_words`."""
 _looked = False
-"""Whether the table of this device was looked for."""
+"""Whether the table of this device was looked for, and what was tuned on it."""
+TUNER = "attnlab.autotune"
+"""What tunes, by its name: it infers from what it measures, and so stands above this."""
 
 
 class _Ready(NamedTuple):
     """A call for tensors of one layout, and whether they have to begin at multiples of `maps.ALIGNMENT` for it.
 
-    Torch's own guards, `is_alike`, compare a layout in a third of the time that it takes to make a key of it.
+    It is settled once tuning has nothing to add. Torch's own guards, `is_alike`, compare a layout in a third of the
+    time that it takes to make a key of it.
     """
 
     is_alike: Callable[[Tensor, Tensor, Tensor], bool]
@@ -45,23 +51,26 @@ class _Ready(NamedTuple):
     scale: float | None
     call: Prepared
     of_aligned: bool
+    settled: bool
 
 
 _prepared: dict[Hashable, _Ready] = {}
-_NOTHING = _Ready(lambda q, k, v: False, False, None, scaled_dot_product_attention, True)
+_NOTHING = _Ready(lambda q, k, v: False, False, None, scaled_dot_product_attention, True, True)
 _last = _NOTHING
 """What was called last, mostly by the layer before; it has no gradients."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, autotune: bool = False
+) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
-    Of a shape that was not measured, the table estimates the speedups by the nearest shapes that were. It is PyTorch's
-    scaled_dot_product_attention where nothing is ahead of it by more than the estimate's error, on devices other than a
-    GPU, when gradients are needed, and when the chosen implementation does not serve these tensors (because of their
-    strides, for example). The table is read at the first call on a GPU: the one given to `use`, otherwise the one that
-    `make dispatch` wrote for this device, if there is one. Under `torch.compile`, it is the operator
-    ``attnlab::attention``.
+    Of a shape that was not measured, the table estimates the speedups by the nearest shapes that were. What
+    `attnlab.tune` found at a layout comes before the table. It is PyTorch's scaled_dot_product_attention where nothing
+    is ahead of it by more than the estimate's error, on devices other than a GPU, when gradients are needed, and when
+    the chosen implementation does not serve these tensors (because of their strides, for example). The table is read at
+    the first call on a GPU: the one given to `use`, otherwise the one that `make dispatch` wrote for this device, if
+    there is one. Under `torch.compile`, it is the operator ``attnlab::attention``.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
@@ -71,6 +80,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float |
             keys, as where the first keys come from a cache. SDPA's `is_causal` is aligned to the beginning, which
             differs where there are more keys than queries.
         scale: the factor of the scores; None for 1/√D.
+        autotune: whether to call `attnlab.tune` first at a layout that it has not measured. That takes seconds at each,
+            so it is for few layouts. Where it can't measure, a warning says why. It isn't called while a graph is
+            compiled or captured, where gradients are needed, or for tensors that are SDPA's in any case.
 
     Raises:
         UserError: the table can't be read, or was made on another device.
@@ -81,15 +93,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float |
     if torch.compiler.is_compiling():
         output: Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
-    return forward(q, k, v, causal, scale)
+    if autotune and not _last.settled:
+        _forget_last()
+    return forward(q, k, v, causal, scale, autotune)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
+def _forget_last() -> None:
+    global _last
+    _last = _NOTHING
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, autotune: bool = False
+) -> Tensor:
     """`attend` where nothing is traced."""
     global _last
     ready = _last
     if not (ready.is_alike(q, k, v) and ready.causal is causal and ready.scale == scale):
-        if not _plain(q, k, v):
+        if not is_plain(q, k, v):
             _require_tensors(q, k, v)
             return sdpa.sdpa(q, k, v, causal, scale)
         differentiable = q.requires_grad or k.requires_grad or v.requires_grad
@@ -99,7 +120,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None =
             key = layout(q, k, v, causal, scale)
         except RuntimeError:  # such tensors have no strides
             return sdpa.sdpa(q, k, v, causal, scale)
-        ready = _prepared.get(key) or _prepare(key, q, k, v, causal, scale)
+        known = _prepared.get(key)
+        ready = known if known and (known.settled or not autotune) else _prepare(key, q, k, v, causal, scale, autotune)
         if not differentiable:
             _last = ready
     try:
@@ -108,7 +130,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None =
         return _called(*_sdpa(q, k, v, causal, scale), q, k, v)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether anything but SDPA may be called: they are no subclasses, and on a GPU."""
     return type(q) is type(k) is type(v) is KIND and q.is_cuda
 
 
@@ -159,6 +182,8 @@ def _require_tensors(q: object, k: object, v: object) -> None:
 def use(source: Path | str | None = None) -> Dispatch | None:
     """Make `attend` use this dispatch table from now on; None for the one that `make dispatch` wrote for this device.
 
+    One that is named is used alone, without the layouts that were tuned before.
+
     Returns:
         The table; None where there is none for this device, and `attend` calls SDPA.
 
@@ -167,7 +192,7 @@ def use(source: Path | str | None = None) -> Dispatch | None:
             another device, or the one that is named under another PyTorch. Of the table for this device, a warning says
             the last, and `attend` goes by none.
     """
-    global _table, _looked, _last
+    global _table, _tuned, _looked, _last
     if not torch.cuda.is_available():
         raise UserError("a dispatch table serves an NVIDIA GPU, and torch sees none here")
     device_name = torch.cuda.get_device_name()
@@ -181,6 +206,7 @@ def use(source: Path | str | None = None) -> Dispatch | None:
             if source is not None:
                 raise
             warnings.warn(f"attend calls SDPA: {error}", stacklevel=2)
+    _tuned = tuned.load(device_name, torch.__version__) if source is None else {}
     _table, _looked, _last = table, True, _NOTHING
     _prepared.clear()
     return table
@@ -197,50 +223,89 @@ def _require_callable(table: Dispatch, source: Path) -> None:
         raise UserError(f"{paths.shown(source)}: {error}") from None
 
 
-def _prepare(key: Hashable, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> _Ready:
+def _prepare(
+    key: Hashable, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, autotune: bool
+) -> _Ready:
     """The call for tensors of a layout; it is kept."""
+    settled = autotune and _settled(q, k, v, causal, scale)
+    try:
+        call = call_of(_chosen(q, k, v, causal, scale), q, k, v, causal, scale)
+    except Unsupported:
+        call = _sdpa(q, k, v, causal, scale)
     tensors, guarded = (q, k, v), cast(Any, TensorGuards)  # torch's stub has other types
     sizes, strides = ([list(size(tensor)) for tensor in tensors] for size in (Tensor.size, Tensor.stride))
     guards = guarded(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     if len(_prepared) >= rungs.KEPT:
         _prepared.clear()
-    _prepared[key] = ready = _Ready(
-        guards.check, causal, scale, *_call(_chosen(q, k, v, causal), q, k, v, causal, scale)
-    )
+    _prepared[key] = ready = _Ready(guards.check, causal, scale, *call, settled)
     return ready
 
 
-def _chosen(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """What the table chooses for such tensors; the fallback for those that it can't speak of."""
+def _settled(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
+    """Tune a layout that isn't; whether there is no need to try that again."""
+    if torch.cuda.is_current_stream_capturing() or torch._C._len_torch_dispatch_stack():
+        return False
+    if shape_of(q, k, v, causal):
+        import_module(TUNER).ensure(q, k, v, causal, scale)
+    return True
+
+
+def _chosen(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """What was tuned or the table chooses for such tensors; the fallback for those that neither speaks of."""
     table = _table if _looked else use()
+    shape = shape_of(q, k, v, causal) if table or _tuned else None
+    if shape and (name := tuned_at(q, k, v, causal, scale)):
+        return name
+    return table.choose(shape) if table and shape else implementations.FALLBACK
+
+
+def shape_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Shape | None:
+    """The shape of such tensors; None for those that are SDPA's in any case."""
     alike = v.shape == k.shape and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
-    if table is None or not alike or (q.ndim, k.ndim) != (4, 4) or q.shape[::3] != k.shape[::3]:
-        return implementations.FALLBACK
+    if not alike or (q.ndim, k.ndim) != (4, 4) or q.shape[::3] != k.shape[::3]:
+        return None
     (batch, heads, seq_len, head_dim), (_, kv_heads, kv_len, _) = q.shape, k.shape
     dtype = str(q.dtype).removeprefix("torch.")
     try:
-        return table.choose(Shape(batch, heads, seq_len, head_dim, causal, dtype, kv_heads=kv_heads, kv_len=kv_len))
+        return Shape(batch, heads, seq_len, head_dim, causal, dtype, kv_heads=kv_heads, kv_len=kv_len)
     except ValueError:
-        return implementations.FALLBACK
+        return None
 
 
-def _call(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Prepared, bool]:
-    """An implementation, as `_aligned` gives it, with as little Python as possible between it and its caller."""
+def layout_words(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """All that tuning depends on of tensors that have a shape, in words."""
+    each = (f"{name} {tuple(t.shape)} by {t.stride()}" for name, t in zip("QKV", (q, k, v), strict=True))
+    return ", ".join([*each, str(q.dtype), ladder.MASKS[causal], "1/√D" if scale is None else "another scale"])
+
+
+def tuned_at(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str | None:
+    """What was found for tensors of this layout; None if nothing was."""
+    if not _looked:
+        use()
+    return _tuned.get(layout_words(q, k, v, causal, scale)) if _tuned else None
+
+
+def settle(words: str, name: str) -> None:
+    """Call an implementation at a layout from now on."""
+    _tuned[words] = name
+    _prepared.clear()
+    _forget_last()
+
+
+def call_of(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Prepared, bool]:
+    """An implementation, as `_aligned` gives it, with as little Python as possible between it and its caller.
+
+    Raises:
+        Unsupported: it is a kernel that doesn't serve such tensors. What is returned may raise it too.
+    """
     if name == implementations.FALLBACK:
         return _sdpa(q, k, v, causal, scale)
     if name.startswith(PREFIX):
-        return _launch(name, q, k, v, causal, scale)
+        launcher = _best() if name == ladder.BEST else rungs.of(ladder.rung(name))
+        return launcher.prepare(q, k, v, causal, scale).launch, False
     plain = q.shape[1] == k.shape[1] and (not causal or q.shape[2] == k.shape[2]) and q.shape[3] % 8 == 0
     called: Attention = _DIRECT[name] if name in _DIRECT and plain else partial(_within, sdpa.REGISTRY[name])
     return _aligned(partial(_by_torch, partial(called, causal=causal, scale=scale)), q, k, v)
-
-
-def _launch(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Prepared, bool]:
-    try:
-        launcher = _best() if name == ladder.BEST else rungs.of(ladder.rung(name))
-        return launcher.prepare(q, k, v, causal, scale).launch, False
-    except Unsupported:
-        return _sdpa(q, k, v, causal, scale)
 
 
 _best = cache(best.Best)

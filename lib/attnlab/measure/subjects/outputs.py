@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,9 +86,10 @@ def guarded(poison: int) -> Iterator[Guards]:
     """Inside, outputs lie between guards, and torch fills all fresh memory with NaN."""
     global _guards
     _guards = Guards(poison)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    deterministic: Any = torch.utils.deterministic
+    before, deterministic.fill_uninitialized_memory = deterministic.fill_uninitialized_memory, True
     try:
         yield _guards
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        deterministic.fill_uninitialized_memory = before
         _guards = None

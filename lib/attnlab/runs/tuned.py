@@ -1,0 +1,84 @@
+"""Layouts that were tuned: what `attnlab.tune` found to be the fastest at each, in the user's cache folder."""
+
+import warnings
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from attnlab.base import documents, files, paths
+from attnlab.base.errors import UserError
+from attnlab.study import implementations, ladder, tuning
+
+CANDIDATES = (*implementations.SDPA, ladder.BEST)
+counted = True
+"""Whether they count: not in a process that measures a run, which records the table that `attnlab.attend` goes by."""
+
+
+class Entry(BaseModel):
+    """What was the fastest at a layout; if it is a kernel, with its hash, as `tuning.hashes` gives it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    implementation: str
+    source: str = ""
+
+    @field_validator("implementation")
+    @classmethod
+    def _is_a_candidate(cls, name: str) -> str:
+        return implementations.require(name, CANDIDATES)
+
+
+class Tuned(BaseModel):
+    """The layouts that were tuned on one device under one PyTorch, by the words that `attend.layout_words` has."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    version: Literal[1] = 1
+    device: str
+    torch: str
+    layouts: dict[str, Entry]
+
+
+def path(device_name: str, torch: str) -> Path:
+    """The file for a device of this name and a version of PyTorch."""
+    return paths.cache() / "layouts" / f"{'-'.join(device_name.lower().split())}-torch-{torch}.json"
+
+
+def load(device_name: str, torch: str) -> dict[str, str]:
+    """What to call at each layout, without kernels that have changed since; a warning says that a file is damaged."""
+    if not counted:
+        return {}
+    try:
+        layouts = _read(device_name, torch)
+        now = tuning.hashes({entry.implementation for entry in layouts.values()}, device_name)
+    except (UserError, OSError, RuntimeError) as error:  # the last where there is no home
+        warnings.warn(f"attend goes by no tuned layouts: {error}", stacklevel=2)
+        return {}
+    return {
+        words: entry.implementation
+        for words, entry in layouts.items()
+        if entry.source == now.get(entry.implementation, "")
+    }
+
+
+def keep(device_name: str, torch: str, words: str, entry: Entry) -> Path:
+    """Keep what was found at a layout beside what other processes keep; a damaged file is replaced.
+
+    Raises:
+        OSError: the folder takes no file. RuntimeError: there is no home for one.
+    """
+    file = path(device_name, torch)
+    with files.held(file.with_suffix(".lock")):
+        try:
+            others = _read(device_name, torch)
+        except UserError:
+            others = {}
+        return documents.write(file, Tuned(device=device_name, torch=torch, layouts=others | {words: entry}))
+
+
+def _read(device_name: str, torch: str) -> dict[str, Entry]:
+    """The entries of a file; none where there is no file, or it is of another device or PyTorch."""
+    file = path(device_name, torch)
+    if not file.is_file():
+        return {}
+    held = documents.read(file, Tuned, "record of tuned layouts", "", "attnlab.tune(q, k, v)")
+    return held.layouts if (held.device, held.torch) == (device_name, torch) else {}

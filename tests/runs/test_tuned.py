@@ -1,0 +1,97 @@
+"""Tuned layouts in the cache folder: kept between processes, and ignored where they no longer hold."""
+
+import os
+import re
+import subprocess
+import sys
+
+import ladders
+import pytest
+
+from attnlab.runs import tuned
+from attnlab.runs.tuned import Entry
+from attnlab.study import ladder, tuning
+
+HERE = "NVIDIA H200", "2.11"
+FLASH = Entry(implementation="sdpa.flash")
+NO_SUCH = '{"device": "NVIDIA H200", "torch": "2.11", "layouts": {"one": {"implementation": "sdpa.flsh"}}}'
+KEEP = """
+import sys
+from attnlab.runs import tuned
+sys.stdin.readline()
+for number in range(40):
+    tuned.keep("NVIDIA H200", "2.11", f"{sys.argv[1]} {number}", tuned.Entry(implementation="sdpa.flash"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(data, monkeypatch):
+    """A cache folder of its own, in a process that measures no run."""
+    monkeypatch.setattr(tuned, "counted", True)
+
+
+def test_what_is_kept_is_loaded_by_this_device_and_pytorch_alone():
+    assert tuned.load(*HERE) == {}
+    assert tuned.keep(*HERE, "one", FLASH) == tuned.path(*HERE)
+    assert tuned.load(*HERE) == {"one": "sdpa.flash"}
+    for other in (("NVIDIA L4", "2.11"), ("NVIDIA H200", "2.12")):
+        assert tuned.load(*other) == {}
+        os.replace(tuned.path(*HERE), tuned.path(*other))
+        assert tuned.load(*other) == {}  # of another, whatever its name
+        os.replace(tuned.path(*other), tuned.path(*HERE))
+
+
+def test_processes_that_keep_at_once_lose_nothing():
+    started = [
+        subprocess.Popen([sys.executable, "-c", KEEP, name], stdin=subprocess.PIPE, text=True) for name in ("a", "b")
+    ]
+    for one in started:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    assert [one.wait() for one in started] == [0, 0]
+    assert len(tuned.load(*HERE)) == 80
+
+
+def test_an_entry_whose_kernel_changed_is_ignored(folder):
+    choice = {"heads": 4, "seq_len": 8, "head_dim": 64, "causal": False, "rung": "plain", "tile": "64x1"}
+    choice |= {"latency_us": 1.0, "source": ladder.hashes()["kernel.plain"]}
+    made = {
+        "device": HERE[0],
+        "multiprocessors": 4,
+        "torch": HERE[1],
+        "command": "c",
+        "clock": "c",
+        "choices": [choice],
+    }
+    tuning.write(tuning.Tuning.model_validate(made))
+    source = tuning.hashes(["kernel.best"], HERE[0])["kernel.best"]
+    tuned.keep(*HERE, "one", Entry(implementation="kernel.best", source=source))
+    tuned.keep(*HERE, "other", FLASH)
+    assert tuned.load(*HERE) == {"one": "kernel.best", "other": "sdpa.flash"}
+    ladders.write(folder, source="// another\n")
+    assert tuned.load(*HERE) == {"other": "sdpa.flash"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', "\x00", "[" * 100_000, NO_SUCH])
+def test_a_damaged_file_is_warned_of_once_and_replaced(text):
+    file = tuned.path(*HERE)
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.warns(UserWarning, match=re.escape(f"attend goes by no tuned layouts: {file} is no record")) as warned:
+        assert tuned.load(*HERE) == {}
+    assert len(warned) == 1
+    assert "\n" not in str(warned[0].message)
+    tuned.keep(*HERE, "one", FLASH)
+    assert tuned.load(*HERE) == {"one": "sdpa.flash"}
+
+
+def test_without_a_home_nothing_is_loaded(monkeypatch):
+    for name in ("ATTNLAB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(tuned.paths.Path, "home", homeless)
+    with pytest.warns(UserWarning, match="home directory"):
+        assert tuned.load(*HERE) == {}
