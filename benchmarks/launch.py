@@ -9,7 +9,7 @@ device, which is waited for between rounds.
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,7 @@ def parts() -> dict[str, Callable[[], object]]:
         "memory for the output": lambda: torch.empty_like(q),
         "torch's current stream": lambda: torch._C._cuda_getCurrentRawStream(index),
         "the layout of the inputs": lambda: layout(q, k, v, False, None),
-        "attend, which calls SDPA": by_table({}, lambda: attnlab.attend(q, k, v)),
+        "attend, which calls SDPA": by_choice("sdpa.auto", lambda: attnlab.attend(q, k, v)),
     }
     for name in ("kernel.overlap", "kernel.best"):
         call = best.implementation(name).call
@@ -53,20 +53,23 @@ def parts() -> dict[str, Callable[[], object]]:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         found[name] = lambda call=call: call(q, k, v, False)  # type: ignore[misc]
-        chosen = {(tuple(q.shape), tuple(k.shape), q.dtype, False): name}
         found |= {
-            f"attend, which calls {name}": by_table(chosen, lambda: attnlab.attend(q, k, v)),
-            f"the operator, which calls {name}": by_table(chosen, lambda: torch.ops.attnlab.attention(q, k, v)),
+            f"attend, which calls {name}": by_choice(name, lambda: attnlab.attend(q, k, v)),
+            f"the operator, which calls {name}": by_choice(name, lambda: torch.ops.attnlab.attention(q, k, v)),
         }
     return found
 
 
-def by_table(chosen: dict[attend.Key, str], call: Callable[[], object]) -> Callable[[], object]:
-    """A call that goes by this table."""
-    prepared: dict[object, attend.Prepared] = {}
+def by_choice(name: str, call: Callable[[], object]) -> Callable[[], object]:
+    """A call for which `attend` chooses this implementation."""
+    q, k, v = inputs.draw(TINY, 0, torch.device("cuda"))
+    tuned = {attend.layout_words(q, k, v, False, None): name}
+    prepared: dict[Hashable, attend._Ready] = {}
 
     def timed() -> object:
-        attend._table, attend._prepared = chosen, prepared
+        if attend._prepared is not prepared:
+            attend._looked, attend._table, attend._tuned = True, None, tuned
+            attend._prepared, attend._last = prepared, attend._NOTHING
         return call()
 
     return timed

@@ -22,10 +22,6 @@ FARTHEST = 4.0
 """Where the nearest measured shape is more doublings away, nothing is known."""
 
 
-class OtherPyTorch(UserError):
-    """A table was made by a run under another PyTorch than the one that would call what it names."""
-
-
 class Choice(BaseModel):
     """The implementation to call at one shape that was measured.
 
@@ -209,8 +205,8 @@ def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
         torch: the version of PyTorch that will call what the table names; None where none will.
 
     Raises:
-        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device.
-        OtherPyTorch: it was made by a run under another PyTorch.
+        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device, or by
+            a run under another PyTorch.
     """
     where, command = paths.shown(source), "make dispatch RUN=<run>"
     absent = f"there is no dispatch table {where}: `{command}` writes one"
@@ -219,5 +215,5 @@ def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
     if table.device != device_name:
         raise UserError(f"{where} was made on {table.device}, and this is {device_name}, {otherwise}")
     if torch is not None and table.torch != torch:
-        raise OtherPyTorch(f"{where} was made under PyTorch {table.torch}, and this is {torch}, {otherwise}")
+        raise UserError(f"{where} was made under PyTorch {table.torch}, and this is {torch}, {otherwise}")
     return table

@@ -85,7 +85,6 @@ def attend(
             compiled or captured, where gradients are needed, or for tensors that are SDPA's in any case.
 
     Raises:
-        UserError: the table can't be read, or was made on another device.
         TypeError: q, k or v is no tensor.
         ValueError: k and v differ in length.
         RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
@@ -188,9 +187,9 @@ def use(source: Path | str | None = None) -> Dispatch | None:
         The table; None where there is none for this device, and `attend` calls SDPA.
 
     Raises:
-        UserError: torch sees no GPU; or the table can't be read, names something that can't be called, or was made on
-            another device, or the one that is named under another PyTorch. Of the table for this device, a warning says
-            the last, and `attend` goes by none.
+        UserError: torch sees no GPU; or the table that is named can't be read, names something that can't be called, or
+            was made on another device or under another PyTorch. Of the table for this device a warning says so, and
+            `attend` calls SDPA.
     """
     global _table, _tuned, _looked, _last
     if not torch.cuda.is_available():
@@ -202,9 +201,10 @@ def use(source: Path | str | None = None) -> Dispatch | None:
         try:
             table = dispatch.load(found, device_name, torch.__version__)
             _require_callable(table, found)
-        except dispatch.OtherPyTorch as error:
+        except UserError as error:
             if source is not None:
                 raise
+            table = None
             warnings.warn(f"attend calls SDPA: {error}", stacklevel=2)
     _tuned = tuned.load(device_name, torch.__version__) if source is None else {}
     _table, _looked, _last = table, True, _NOTHING
