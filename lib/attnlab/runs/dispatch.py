@@ -205,8 +205,8 @@ def load(source: Path, device_name: str, torch: str | None = None) -> Dispatch:
         torch: the version of PyTorch that will call what the table names; None where none will.
 
     Raises:
-        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device, or by
-            a run under another PyTorch.
+        UserError: the file doesn't exist, can't be read or holds no table; or the table was made on another device or
+            under another PyTorch.
     """
     where, command = paths.shown(source), "make dispatch RUN=<run>"
     absent = f"there is no dispatch table {where}: `{command}` writes one"
