@@ -45,6 +45,16 @@ class Leads:
         return sum(lead.sign > 0 for lead in self.by_shape.values())
 
     @property
+    def cached(self) -> int:
+        """At how many shapes there are more keys than queries."""
+        return sum(shape.kv_len > shape.seq_len for shape in self.by_shape)
+
+    @property
+    def grouped(self) -> int:
+        """At how many shapes query heads share a head of keys and values."""
+        return sum(shape.kv_heads < shape.heads for shape in self.by_shape)
+
+    @property
     def large(self) -> int:
         """At how many shapes the ratio is as large as a claim needs."""
         return sum(lead.ratio.estimate >= CLAIM_SPEEDUP for lead in self.by_shape.values())
