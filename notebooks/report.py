@@ -243,7 +243,7 @@ show("environment.endurance")
 # The hand-written kernels pass the same gate as every other implementation, in the same rounds and by the same clocks. Each
 # rung of [](#kernels.summary) states beforehand what it should gain over the rung that it builds on. An expectation that was
 # missed is as much a result as one that was exceeded. The last columns name the largest bottleneck by the counters: a unit
-# that was used at 60 % of its peak or more, or else what the warps waited for most.
+# from 60 % of its peak, or else what the warps waited for most.
 
 # %%
 show("kernels.stale")

@@ -1,9 +1,9 @@
 """How often the inference is wrong: latencies whose true median is known, simulated, through the same code as a run.
 
-Six kinds of samples, each a distribution of latencies around `MEDIAN_US` with a median of exactly one in its unit or one that is
-solved for, in one replicate or five, from processes that are alike or differ. Two implementations take turns in rounds,
-as in a run. What comes out is published in data/reference/calibration.csv, and `python -m attnlab calibrate` makes it
-anew.
+Six kinds of samples, each a distribution of latencies around `MEDIAN_US` with a median of exactly one in its unit or
+one that is solved for, in one replicate or five, from processes that are alike or differ. Two implementations take
+turns in rounds, as in a run. What comes out is published in data/reference/calibration.csv, and `python -m attnlab
+calibrate` makes it anew.
 """
 
 import os
@@ -29,7 +29,7 @@ from attnlab.infer.bootstrap import Array
 MEDIAN_US = 50.0
 """The baseline's latency; in each simulation up to a tick more, so that ticks fall anywhere."""
 ROUNDS = {1: 100, 5: 32}
-"""Rounds by replicates: of several as the published runs have, of a single one so many that it shows how they depend."""
+"""Rounds by replicates: five have as many as published runs; so few of a single one often don't show dependence."""
 REPLICATES = tuple(ROUNDS)
 PROCESSES = ("alike", "differ")
 EFFECTS = (0.02, 0.05, 0.10)
