@@ -39,7 +39,7 @@ show("environment.cards")
 show("environment.neighbours")
 
 # %% [markdown]
-# ## Is it locked?
+# ## Which settings are fixed?
 #
 # Settings that change results or speed unnoticed are fixed before anything is measured, then read back and asserted. Some
 # are traps. Setting the matrix precision also sets the TF32 flags, so the flags come second. Deterministic algorithms in
@@ -85,7 +85,7 @@ show("environment.panel")
 show("environment.panel.table")
 
 # %% [markdown]
-# ## Is cold cold, is warm warm?
+# ## What is in the cache?
 #
 # The bytes that a call reads from memory show it, and which tensors are in the L2 when a sample begins.
 
@@ -93,7 +93,7 @@ show("environment.panel.table")
 show("environment.residency")
 
 # %% [markdown]
-# ## Did the machine hold still?
+# ## Did its clock change?
 
 # %%
 show("environment.throttling")

@@ -49,7 +49,7 @@ show("verdicts.timings")
 show("verdicts.to_beat")
 
 # %% [markdown]
-# ## Whatever the numbers are
+# ## On other values
 #
 # What a kernel takes may depend on the values of Q, K and V: on how large the scores are, and where a row's largest one
 # lies. Each kind of values is checked and timed like a shape of its own, and a verdict over all kinds is that on the worst.

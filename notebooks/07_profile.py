@@ -27,7 +27,7 @@ show
 show("profile.how")
 
 # %% [markdown]
-# ## What holds each back
+# ## Bottlenecks
 #
 # A unit's use is in percent of its peak rate over the kernel's whole time. No reordering saves that share of the time; only
 # less work on that unit does. With small heads the exponential unit (XU) needs nearly as long as the tensor

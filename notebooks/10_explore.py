@@ -9,7 +9,7 @@
 # %% [markdown]
 # # Explorer
 #
-# Which kernel is the fastest at a shape hangs on the clock, the cache, the mask and the type, and no page can show every
+# Which kernel is the fastest at a shape depends on the clock, the cache, the mask and the type, and no page can show every
 # combination. Here they are chosen: the matrix holds every verdict of the run, a click on a cell shows its samples, and
 # another run can be put beside this one.
 

@@ -107,7 +107,7 @@ show("environment.clocks")
 
 # %% [markdown]
 # **Order.** In a round every implementation is timed once, in random order. A replicate walks the whole study in a fresh
-# process, so drift and neighbours touch all alike. Inputs are drawn anew before each round.
+# process, so that drift and the load of other programs affect all implementations equally. Inputs are drawn anew before each round.
 #
 # **Values.** Each kind of numbers in Q, K and V is timed like a shape of its own: standard normal ones, larger scores,
 # a sink, positions that attract, scores that rise or fall, heads and rows of unlike scales, outliers, and what a trained
@@ -135,8 +135,8 @@ show("environment.clocks")
 #
 # ### Other clocks
 #
-# The same calls, from microseconds to milliseconds, were timed by every clock that was at hand. In [](#environment.panel)
-# a row is a clock. Those that time what ours times lie in the grey band around zero. Those that do not, have a reason: `eager`
+# The same calls, from microseconds to milliseconds, were timed by every clock that was available. In [](#environment.panel)
+# a row is a clock. Those that time what ours times lie in the grey band around zero. The others differ for a reason: `eager`
 # includes the launch gap, Nsight Compute times kernels alone and after a pause, a traced span is lengthened by tracing.
 
 # %%
@@ -154,7 +154,7 @@ show("baseline.correctness")
 # %% [markdown]
 # ### Error rates
 #
-# Whether the inference errs as often as it states was simulated with known truth, over several laws of samples.
+# Whether the inference errs as often as it states was simulated with known truth, over several distributions of samples.
 # [](#verdicts.calibration.brief) has the rows that are most like this run. Coverage should be near the stated confidence, and
 # the share of false verdicts no more than what it leaves.
 
@@ -174,7 +174,7 @@ show("baseline.span")
 
 # %% [markdown]
 # [](#roofline.speed_of_light) has a panel for each implementation, before the others in grey. Short sequences leave every
-# implementation far from its floor: there the launch and the first tile decide. What limits the floor changes along the way.
+# implementation far from its floor: there the launch and the first tile decide. Which ceiling sets the floor changes with the length.
 
 # %%
 show("roofline.speed_of_light")
@@ -242,7 +242,7 @@ show("environment.endurance")
 #
 # The hand-written kernels pass the same gate as every other implementation, in the same rounds and by the same clocks. Each
 # rung of [](#kernels.summary) states beforehand what it should gain over the rung that it builds on. An expectation that was
-# missed is as much a result as one that was exceeded; the last column says what the counters blame: a unit
+# missed is as much a result as one that was exceeded. The last columns name the largest bottleneck by the counters: a unit
 # from 60 % of its peak, or else what the warps waited for most.
 
 # %%
@@ -252,8 +252,8 @@ show("kernels.stale")
 show("kernels.summary")
 
 # %% [markdown]
-# [](#kernels.climb) sets the rungs beside PyTorch's backends, all in percent of the same floor. What remains to the floor is what
-# no kernel of this run knows how to use.
+# [](#kernels.climb) sets the rungs beside PyTorch's backends, all in percent of the same floor. The distance to the floor is what
+# no kernel of this run makes use of.
 
 # %%
 show("kernels.climb")
@@ -265,15 +265,15 @@ show("kernels.standing")
 # ## Peers and published work
 #
 # [](#backends.peers.dots) has the implementations of other packages in a run of their own on the same device, at more kinds of
-# shapes. A mark right of the line is a shape at which PyTorch leaves something to gain.
+# shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest.
 
 # %%
 show("backends.peers.dots")
 
 # %% [markdown]
 # Numbers in the literature come from other devices, shapes and versions. They can be compared as a share of each device's
-# datasheet peak, with work counted alike. [](#roofline.literature.shares) does that for the highest number of each source; a
-# diamond left of its dot is a shape, a version or a clock that this run does not reproduce.
+# datasheet peak, with the same count of work. [](#roofline.literature.shares) does that for the highest number of each
+# implementation on each device. A diamond is the same algorithm in this run; left of its dot, its share is the smaller.
 
 # %%
 show("roofline.literature.shares")
@@ -311,8 +311,8 @@ show("model.share")
 # - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
-# - **Few replicates.** Student's $t$ covers a handful of processes at its level if their medians scatter about normally. A
-#   single replicate speaks of its own process alone.
+# - **Few replicates.** Student's $t$ over a handful of processes is at its stated level if their medians are roughly normal.
+#   A single replicate is evidence about its own process alone.
 
 # %%
 show("environment.lacking")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 import synthetic
@@ -22,9 +22,13 @@ SHAPES = {
     "batch": [synthetic.AXES | {"batch": [1, 2], "seq_len": 128}],
     "causal seq_len": [synthetic.AXES | {"seq_len": [64, 128], "causal": True}],
     "bfloat16 head_dim": [synthetic.AXES | {"seq_len": 128, "head_dim": [64, 128], "dtype": "bfloat16"}],
+    "values": [synthetic.AXES | {"seq_len": 128, "values": ["normal", "sd 4"]}],
+    "odd seq_len": [synthetic.AXES | {"seq_len": 100}],
+    "grouped kv_heads": [synthetic.AXES | {"seq_len": 128, "kv_heads": 2}],
+    "decode kv_len": [synthetic.AXES | {"seq_len": 1, "kv_len": 256}],
 }
 STUDY = {
-    "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.cudnn"],
+    "implementations": ["sdpa.auto", "sdpa.flash", "sdpa.cudnn", "kernel.tiled"],
     "timings": [*synthetic.STUDY["timings"], {"clock": "device", "cache": "cold"}],
     "sweeps": SHAPES,
 }
@@ -36,6 +40,8 @@ CHANGES = {
     "mask": "causal",
     "dtype": "bfloat16",
     "dim": "128",
+    "values": "sd 4",
+    "claim": "lost",
     "axis": "batch",
     "metric": "latency",
     "by": "replicate",
@@ -82,6 +88,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
             "one implementation": synthetic.lonely(),
         }
         patch.setattr(repeat, "others", lambda results: iter(()))
+        patch.setattr(repeat, "elsewhere", lambda results: iter(()))
         blocks = {name: data.payload(of) for name, of in alone.items()}
         patch.setattr(repeat, "others", lambda results: iter((there,)))
         patch.setattr(results, "load", lambda name: there)
@@ -163,6 +170,46 @@ def test_another_clock_another_verdict(explorer):
     assert "faster by device warm" in text(explorer, "flips")
 
 
+def test_a_baseline_without_verdicts_has_ratios_of_medians(explorer):
+    explorer.locator("#attnlab-baseline").select_option("sdpa.cudnn")
+    assert cell(explorer, "sdpa.flash", 1).inner_text() == "1.256"
+    assert "No verdicts were computed against sdpa.cudnn." in text(explorer, "matrix")
+
+
+def test_the_fastest_peer_is_another_at_another_shape_and_the_mean_is_over_what_is_shown(explorer):
+    explorer.locator("#attnlab-baseline").select_option("fastest peer")
+    assert cell(explorer, "sdpa.flash", 1).inner_text() == ""
+    assert cell(explorer, "sdpa.flash", 1).get_attribute("aria-label").endswith("the baseline")
+    assert cell(explorer, "sdpa.cudnn", 1).inner_text().startswith("▼ 0.796")
+    assert explorer.locator("table.matrix tfoot td").last.inner_text()
+    explorer.locator("#attnlab-claim").select_option("lost")
+    assert explorer.locator("table.matrix tbody tr").count()
+    assert all(
+        sign.startswith("▼") for sign in explorer.locator("table.matrix tbody td:nth-child(4)").all_inner_texts()
+    )
+
+
+def test_an_odd_length_is_a_dot_beside_the_line(explorer):
+    shown = explorer.locator('[data-part="lines"] g.line').first
+    assert shown.locator("circle.dot").count() == 4
+    assert shown.locator("path").first.get_attribute("d").count("L") == 2
+
+
+def test_a_drawing_is_downloaded_as_it_is_shown(explorer):
+    with explorer.expect_download() as started:
+        explorer.get_by_text("Download the lines as SVG").click()
+    drawing = Path(started.value.path()).read_text()
+    assert drawing.startswith("<svg")
+    assert 'xmlns="http://www.w3.org/2000/svg"' in drawing
+    assert "stroke: rgb(" in drawing
+
+
+def test_on_a_narrow_screen_no_table_but_the_matrix_is_wider_than_it(visit, pages):
+    opened = visit(pages["two runs"], "#find=gqa", width=390)
+    wider = "found => found.filter((one) => !one.querySelector('.matrix') && one.scrollWidth > one.clientWidth).length"
+    assert opened.locator(".scroll").evaluate_all(wider) == 0
+
+
 def test_one_run_beside_another(explorer):
     told = text(explorer, "beside")
     assert "From before (B) to synthetic (A)" in told
@@ -185,7 +232,24 @@ def test_a_shape_is_found_in_words(explorer, asked, differs):
     assert "at (2, 4, 128, 64)" in text(explorer, "cell")
 
 
-@pytest.mark.parametrize("asked", ["fast please", "S=0", "constructor"])
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [
+        ("target", TARGET.label),
+        ("(2, 4, 64, 64)", "(2, 4, 64, 64) float16"),
+        ("128 causal", "(2, 4, 128, 64) float16, causal"),
+        ("gqa", "(2, 4, 128, 64) float16, 2 KV heads"),
+        ("decode 256", "(2, 4, 1, 64) float16, 256 keys"),
+    ],
+)
+def test_numbers_and_kinds_of_attention_name_a_shape(explorer, asked, shape):
+    explorer.get_by_label("Which kernel for").fill(asked)
+    explorer.keyboard.press("Enter")
+    first = explorer.locator('[data-part="find"] tbody tr').first
+    assert first.locator("td").all_inner_texts()[:2] == [shape, "nothing: as asked"]
+
+
+@pytest.mark.parametrize("asked", ["fast please", "S=0", "1 2 3", "constructor"])
 def test_words_that_name_no_shape_are_said(explorer, asked):
     explorer.get_by_label("Which kernel for").fill(asked)
     explorer.keyboard.press("Enter")
@@ -227,7 +291,7 @@ def test_a_control_changes_the_view_and_the_address_and_can_be_undone(explorer, 
     explorer.locator(f"#attnlab-{name}").select_option(CHANGES[name])
     after = everything(explorer)
     assert after != before
-    assert f"{name}={quote(CHANGES[name])}" in explorer.url
+    assert f"{name}={quote_plus(CHANGES[name])}" in explorer.url
     linked = explorer.url
     explorer.go_back()
     assert explorer.url == address
@@ -244,16 +308,14 @@ def test_a_control_changes_the_view_and_the_address_and_can_be_undone(explorer, 
 
 def test_so_do_the_boxes(explorer):
     before = everything(explorer)
-    explorer.get_by_label("claimable only").check()
-    assert "claim=claimable" in explorer.url
-    explorer.locator("summary", has_text="candidates (2 of 2)").click()
-    explorer.locator(".checks").get_by_label("sdpa.cudnn").uncheck()
+    explorer.locator("summary", has_text="candidates (3 of 3)").click()
+    for name in ("sdpa.cudnn", "kernel.tiled"):
+        explorer.locator(".checks").get_by_label(name).uncheck()
     assert "candidates=sdpa.flash" in explorer.url
     assert explorer.locator("table.matrix thead th").all_inner_texts() == ["shape", "sdpa.flash"]
     explorer.go_back()
     explorer.go_back()
-    explorer.wait_for_function("() => !document.getElementById('attnlab-claim').checked")
-    explorer.locator("summary", has_text="candidates (2 of 2)").click()
+    explorer.locator("summary", has_text="candidates (3 of 3)").click()
     assert everything(explorer) == before
 
 
@@ -285,11 +347,7 @@ def test_keys_alone_reach_every_control_and_every_cell(explorer):
                 "document.activeElement.id || document.activeElement.dataset.at || document.activeElement.textContent"
             )
         )
-    controls = set(
-        explorer.locator("select, input[type=search], #attnlab-claim").evaluate_all(
-            "found => found.map((one) => one.id)"
-        )
-    )
+    controls = set(explorer.locator("select, input[type=search]").evaluate_all("found => found.map((one) => one.id)"))
     assert controls <= reached
     assert "Find" in reached
     assert "Download what the matrix shows as CSV" in reached

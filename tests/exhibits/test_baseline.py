@@ -165,7 +165,7 @@ def without_lengths() -> Results:
 
 # ----------------------------------------------------------------------------------------------------------- sentences
 
-OUTPUTS = Outputs(1200, 67.2, [(["sdpa.math", "kernel.naive"], TARGET), (["sdpa.flash"], ONE_BATCH)])
+OUTPUTS = Outputs(1200, 4800, 67.2, [(["sdpa.math", "kernel.naive"], TARGET), (["sdpa.flash"], ONE_BATCH)])
 GATE = {"checks": 150, "failed": 3, "errors": {"max_error": 0.005, "framework_max_error": 0.001}} | {
     "outputs": OUTPUTS, "differing": [Differing("sdpa.flash", 3, 65536, 1)]
 }  # fmt: skip

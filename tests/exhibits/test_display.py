@@ -69,7 +69,7 @@ def test_a_figure_is_a_pdf_of_the_same_bytes_that_its_latex_includes():
     assert base64.b64decode(file) == Figure(drawing(), "", "").pdf
     assert files(Group({"line": figure, "words": Prose("x")}), "kernels") == {name: file}
     latex = figure.bundle("kernels.line")["text/latex"]
-    assert r"\includegraphics[width=1.720in]{figures/kernels-line.pdf}" in latex
+    assert r"\includegraphics[width=2.000in]{figures/kernels-line.pdf}" in latex
     assert r"\caption{Up, \textbf{then} $x^2$ \& 100 \%}\label{kernels.line}" in latex
 
 

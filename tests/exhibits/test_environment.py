@@ -82,12 +82,15 @@ TOLD = {
         (inferred, "At (2, 4, 32, 64) float16, a comparison by events around each call mostly compares"),
     ],
     "residency": [
-        (cached, "Cold was cold: in each of 3 cases, a call after our flush read at least 100 %"),
-        (lambda: cached(cold_pct=64), "Cold was not everywhere cold"),
-        (lambda: cached(warm_pct=20), "Warm was not everywhere warm"),
+        (
+            cached,
+            "the cache empty of their inputs: in each of 3 cases, a call after our flush read at least 100 %",
+        ),
+        (lambda: cached(cold_pct=64), "Not every cold call found the cache empty"),
+        (lambda: cached(warm_pct=20), "Not every warm call found their inputs"),
     ],
     "load": [
-        (slowed, "burst of `sdpa.auto` was over after 0.51 s. Under sustained load, `sdpa.auto` takes 12 % longer"),
+        (slowed, "burst of `sdpa.auto` was over after 0.51 s. Under sustained load, calls take 12 % longer"),
         (slowed, "The burst of `sdpa.flash` lasted. By their own samples, device clock, warm cache, of 8 shapes"),
         (lambda: slowed(101.0), "nothing became slower by 2 % for longer than a slice."),
     ],
@@ -134,9 +137,9 @@ def test_what_is_said_holds_the_facts(id, made, said):
 @pytest.mark.parametrize(
     ("effort", "said"),
     [
-        (Effort(2, 2, 3, 1, 1.0), "2 replicates, in 3 fresh processes, since one replicate was divided"),
-        (Effort(3, 3, 5, 2, 1.0), "3 replicates, in 5 fresh processes, since 2 of them were divided"),
-        (Effort(1, 2, 2, 1, 1.0), "1 replicate of the 2 asked for, in 2 fresh processes, since it was divided"),
+        (Effort(2, 2, 3, 1, 1.0), "2 replicates, which took 3 fresh processes"),
+        (Effort(3, 3, 5, 2, 1.0), "3 replicates, which took 5 fresh processes"),
+        (Effort(1, 2, 2, 1, 1.0), "1 replicate of the 2 asked for, which took 2 fresh processes"),
     ],
 )
 def test_divided_replicates_are_counted(effort, said):

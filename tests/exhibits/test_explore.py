@@ -69,6 +69,7 @@ def told() -> dict:
 def alone(monkeypatch):
     """No other runs beside the synthetic ones, unless a test puts them there."""
     monkeypatch.setattr(repeat, "others", lambda results: iter(()))
+    monkeypatch.setattr(repeat, "elsewhere", lambda results: iter(()))
 
 
 def odd() -> Recipe:
@@ -112,7 +113,7 @@ def test_the_statements_and_the_power_are_those_of_06_verdicts():
 
 def test_other_baselines_are_judged_as_a_family_with_the_same_control():
     run, of = told(), controlled()
-    assert list(run["verdicts"]) == ["sdpa.auto", "sdpa.flash"]
+    assert list(run["verdicts"]) == ["sdpa.auto", "fastest peer", "sdpa.flash"]
     columns, of_case = run["verdicts"]["sdpa.flash"], run["cases"]
     pairs = [("sdpa.flash", name) for name in of.study.implementations if name != "sdpa.flash"]
     expected = [recorded.judged(of, pair, TARGET, of.headline, verdict) for pair, verdict in zip(

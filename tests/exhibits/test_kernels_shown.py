@@ -185,6 +185,7 @@ def test_the_lead_of_the_best_is_said():
     count = len(led.study.shapes)
     assert told.startswith("At each shape, the fastest of `sdpa.flash`, `sdpa.cudnn` and `peer.flash4` takes 0.632×")
     assert f" the interval of the ratio is above 1 at {count - 1} of {count} shapes. By `device` warm it is " in told
+    assert told.endswith("none with more keys than queries, as in decoding, and none with shared heads of keys.")
     assert told in plain(findings.abstract(led))
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"

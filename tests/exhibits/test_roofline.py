@@ -89,7 +89,7 @@ LIMITS = {"numbers": 258, "whole": 200, "grouped": 9, "untyped": 3, "at_once": 2
             FOUND | {"above": published()[:1]},
             "1 number is above what the device can do and can't be ",
         ),
-        ("higher", {"higher": 1, "of": 2}, "In 1 of 2 rows that have a case"),
+        ("higher", {"higher": 1, "of": 2}, "In 1 of 2 rows whose algorithm was measured here"),
         ("limits", LIMITS, "at one clock.\n- **Clocks and power.** No source"),
     ],
 )

@@ -116,7 +116,7 @@ def share(results: Results) -> Figure:
     shares = {(w, phase): shares_pct(record, w, phase) for phase in PHASES for w in workloads}
     if not any(shares.values()):
         raise NotMeasured(f"CUPTI didn't show what ran in the record `{record.manifest.name}`")
-    drawing, panels = plt.subplots(1, len(PHASES), sharey=True, figsize=(7.2, 1.1 + 0.32 * len(workloads)))
+    drawing, panels = plt.subplots(1, len(PHASES), sharey=True, figsize=(6.5, 1.1 + 0.32 * len(workloads)))
     for axes, phase in zip(panels, PHASES, strict=True):
         for number, (name, colour) in enumerate(COLOURS.items()):
             heights = [place + 0.36 * (number - 0.5) for place in range(len(workloads))]

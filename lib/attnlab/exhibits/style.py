@@ -150,7 +150,7 @@ def panel_each(names: Sequence[str], vertical: str, horizontal: str) -> tuple[Dr
     """Small panels with the same axes, one for each name, and titles of the axes that all share."""
     rows, columns = -(-len(names) // PANELS), min(len(names), PANELS)
     drawing, grid = plt.subplots(
-        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(7.2, 0.7 + 1.25 * rows)
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.7 + 1.0 * rows)
     )
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
@@ -219,7 +219,7 @@ def ratio_rows(
         series: by label, colour and marker as arguments of a plot, and the ratios by the title of their row.
         title: of the horizontal axis.
     """
-    drawing, axes = plt.subplots(figsize=(6.5, 1.1 + 0.16 * len(rows)))
+    drawing, axes = plt.subplots(figsize=(6.5, 1.1 + 0.13 * len(rows)))
     places = {row: place for place, row in enumerate(rows)}
     for number, (label, (drawn, ratios)) in enumerate(series.items()):
         apart = 0.6 * ((number + 0.5) / len(series) - 0.5)

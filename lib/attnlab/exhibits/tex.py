@@ -12,8 +12,8 @@ from attnlab.exhibits.markdown import Inline, parser, slug
 
 TEXT_WIDTH_IN = 6.5
 """The width of the text on a page."""
-TALLEST_IN = 4.4
-"""The height of the tallest figure."""
+TALLEST_IN = 8.0
+"""The height of the tallest figure, which leaves room for its caption on a page."""
 TEXT_WIDTH = 104
 """The same in letters of the font of tables."""
 GAP = 1.8
@@ -225,8 +225,8 @@ def _address(url: str) -> str:
 
 
 def figure(file: str, width_in: float, height_in: float, caption: str, anchor: str) -> str:
-    """A figure from a file, at most as wide as the text, and half as high as a page."""
-    scale = min(0.86, TEXT_WIDTH_IN / width_in, TALLEST_IN / height_in)
+    """A figure from a file in its own size, or as small as the text's width and a page need it."""
+    scale = min(1, TEXT_WIDTH_IN / width_in, TALLEST_IN / height_in)
     picture = rf"\includegraphics[width={scale * width_in:.3f}in]{{figures/{file}}}"
     return _float("figure", [r"\centering", picture, _caption(caption, anchor)])
 

@@ -95,13 +95,11 @@ class Load:
 class Loads(NamedTuple):
     """The loads of a run, all at one shape, in the order of the study.
 
-    `slowest` slowed its implementation the most; the burst of those `ended` was over at some time, and that of the
-    `lasting` ones was not.
+    The burst of those `ended` was over at some time, and that of the `lasting` ones was not.
     """
 
     shape: Shape
     all: list[Load]
-    slowest: Load
     ended: list[Load]
     lasting: list[Load]
 
@@ -120,7 +118,6 @@ def loads(results: Results) -> Loads:
     return Loads(
         Shape(*next(rows[AXES].itertuples(index=False, name=None))),
         found,
-        max(found, key=lambda load: load.slower_pct),
         [load for load in found if load not in lasting],
         lasting,
     )

@@ -1,6 +1,6 @@
 """The results of a run: a row for each case, and verdicts on each candidate against the baseline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -112,9 +112,13 @@ class Results(Lookup):
             return self.families
         if baseline not in self._against:
             places = [place for place in self._places if baseline in self.at(*place).index]
-            jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place in places]
-            self._against[baseline] = dict(zip(places, parallel.each(judge_family, jobs), strict=True))
+            self._against[baseline] = self.families_over(dict.fromkeys(places, baseline))
         return self._against[baseline]
+
+    def families_over(self, baselines: Mapping[Place, str]) -> dict[Place, Family]:
+        """As `families_against`, each place with a baseline of its own, which has a latency there."""
+        jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place, baseline in baselines.items()]
+        return dict(zip(baselines, parallel.each(judge_family, jobs), strict=True))
 
     def families_under(self, timing: Timing) -> dict[Shape, Family]:
         return {shape: family for (shape, under), family in self.families.items() if under == timing}

@@ -1,9 +1,9 @@
 """How often the inference is wrong: latencies whose true median is known, simulated, through the same code as a run.
 
-Six kinds of samples, each a law of latencies around `MEDIAN_US` with a median of exactly one in its unit or one that is
-solved for, in one replicate or five, from processes that are alike or differ. Two implementations take turns in rounds,
-as in a run. What comes out is published in data/reference/calibration.csv, and `python -m attnlab calibrate` makes it
-anew.
+Six kinds of samples, each a distribution of latencies around `MEDIAN_US` with a median of exactly one in its unit or
+one that is solved for, in one replicate or five, from processes that are alike or differ. Two implementations take
+turns in rounds, as in a run. What comes out is published in data/reference/calibration.csv, and `python -m attnlab
+calibrate` makes it anew.
 """
 
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -28,8 +28,9 @@ from attnlab.infer.bootstrap import Array
 
 MEDIAN_US = 50.0
 """The baseline's latency; in each simulation up to a tick more, so that ticks fall anywhere."""
-ROUNDS = 100
-REPLICATES = (1, 5)
+ROUNDS = {1: 100, 5: 32}
+"""Rounds by replicates: five have as many as published runs; so few of a single one often don't show dependence."""
+REPLICATES = tuple(ROUNDS)
 PROCESSES = ("alike", "differ")
 EFFECTS = (0.02, 0.05, 0.10)
 SIMULATIONS = 2000
@@ -49,7 +50,7 @@ SCATTER = 0.05
 SHARED = 0.01
 OWN = 0.01
 CORRELATION = 0.6
-DRIFTED = np.linspace(-0.05, 0.05, ROUNDS)
+DRIFT = 0.05
 SECOND_MODE = 1.15
 SECOND_MODE_SHARE = 0.3
 MODE_SCATTER = 0.02
@@ -59,21 +60,24 @@ TICK_US = 0.5  # the resolution that CUDA's documentation promises of an event
 TICKED_SCATTER = 0.02
 
 
+Size: TypeAlias = tuple[int, int, int]
+
+
 @dataclass(frozen=True)
 class Kind:
-    """A law of latencies, relative to what they scatter around.
+    """A distribution of latencies, relative to what they scatter around.
 
     Attributes:
         name: what the table calls it.
-        about: the law, in words.
-        draw: samples (2, replicates, ROUNDS) of both sides, round by round.
+        about: the distribution, in words.
+        draw: samples of a size (2, replicates, rounds) of both sides, round by round.
         cdf: the share of samples, over all rounds, that are not greater than a value.
         tick_us: the step of the clock that reads them; 0 for one that reads them as they are.
     """
 
     name: str
     about: str
-    draw: Callable[[np.random.Generator, int], Array]
+    draw: Callable[[np.random.Generator, Size], Array]
     cdf: Callable[[Array], Array]
     tick_us: float = 0.0
 
@@ -96,32 +100,32 @@ class Cell:
         return (SHARED, OWN) if self.processes == "differ" else (0.0, 0.0)
 
 
-def _normal(rng: np.random.Generator, replicates: int) -> Array:
-    return rng.standard_normal((2, replicates, ROUNDS))
+def _lognormal(scatter: float) -> Callable[[np.random.Generator, Size], Array]:
+    return lambda rng, size: np.exp(scatter * rng.standard_normal(size))
 
 
-def _lognormal(scatter: float) -> Callable[[np.random.Generator, int], Array]:
-    return lambda rng, replicates: np.exp(scatter * _normal(rng, replicates))
-
-
-def _autocorrelated(rng: np.random.Generator, replicates: int) -> Array:
-    noise = _normal(rng, replicates)
-    # The first sample comes from the stationary law, as all that follow do.
+def _autocorrelated(rng: np.random.Generator, size: Size) -> Array:
+    noise = rng.standard_normal(size)
+    # The first sample comes from the stationary distribution, as all that follow do.
     noise[..., 1:] *= np.sqrt(1 - CORRELATION**2)
     return np.exp(SCATTER * scipy.signal.lfilter([1], [1, -CORRELATION], noise, axis=-1))
 
 
-def _drifting(rng: np.random.Generator, replicates: int) -> Array:
-    return np.exp(SCATTER * _normal(rng, replicates) + DRIFTED)
+def _drifting(rng: np.random.Generator, size: Size) -> Array:
+    return np.exp(SCATTER * rng.standard_normal(size) + _drifted(size[-1]))
 
 
-def _bimodal(rng: np.random.Generator, replicates: int) -> Array:
-    slow = rng.random((2, replicates, ROUNDS)) < SECOND_MODE_SHARE
-    return np.where(slow, SECOND_MODE, 1.0) * np.exp(MODE_SCATTER * _normal(rng, replicates))
+def _drifted(rounds: int) -> Array:
+    return np.linspace(-DRIFT, DRIFT, rounds)
 
 
-def _heavy_tailed(rng: np.random.Generator, replicates: int) -> Array:
-    return 1 + TAIL_SCALE * (1 + rng.pareto(TAIL, (2, replicates, ROUNDS)) - 2 ** (1 / TAIL))
+def _bimodal(rng: np.random.Generator, size: Size) -> Array:
+    slow = rng.random(size) < SECOND_MODE_SHARE
+    return np.where(slow, SECOND_MODE, 1.0) * np.exp(MODE_SCATTER * rng.standard_normal(size))
+
+
+def _heavy_tailed(rng: np.random.Generator, size: Size) -> Array:
+    return 1 + TAIL_SCALE * (1 + rng.pareto(TAIL, size) - 2 ** (1 / TAIL))
 
 
 def _lognormal_cdf(scatter: float) -> Callable[[Array], Array]:
@@ -129,7 +133,8 @@ def _lognormal_cdf(scatter: float) -> Callable[[Array], Array]:
 
 
 def _drifting_cdf(x: Array) -> Array:
-    return np.mean(scipy.stats.norm.cdf((np.log(x)[..., np.newaxis] - DRIFTED) / SCATTER), axis=-1)
+    # However many rounds there are, they lie evenly around none, and so has their median.
+    return np.mean(scipy.stats.norm.cdf((np.log(x)[..., np.newaxis] - _drifted(100)) / SCATTER), axis=-1)
 
 
 def _bimodal_cdf(x: Array) -> Array:
@@ -165,7 +170,7 @@ CELLS = tuple(Cell(*cell) for cell in product(KINDS, REPLICATES, PROCESSES))
 
 class Simulated(NamedTuple):
     """A run of two implementations: the true median of the baseline over all rounds and processes in us, its samples
-    (replicates, ROUNDS), and those of a candidate for each effect, with the same noise."""
+    (replicates, rounds), and those of a candidate for each effect, with the same noise."""
 
     median_us: float
     baseline: Array
@@ -176,7 +181,7 @@ def draw(cell: Cell, simulation: int, effects: tuple[float, ...]) -> Simulated:
     """Simulate one run. An effect of 0.05 is a candidate that takes 1 / 1.05 of the baseline's time."""
     rng = np.random.default_rng([SEED, cell.index, simulation])
     location_us = MEDIAN_US + TICK_US * rng.random()
-    sides = location_us * cell.kind.draw(rng, cell.replicates)
+    sides = location_us * cell.kind.draw(rng, (2, cell.replicates, ROUNDS[cell.replicates]))
     shared, own = cell.spread
     sides *= np.exp(shared * rng.standard_normal((cell.replicates, 1)))
     sides *= np.exp(own * rng.standard_normal((2, cell.replicates, 1)))
@@ -197,7 +202,7 @@ def true_median(cell: Cell) -> float:
     That of the latencies themselves: by how much a clock's step hides it is part of what an interval has to cover.
     """
     spread = float(np.hypot(*cell.spread))
-    # E[f(Z)] for a standard normal Z, to machine precision for laws as smooth as these (Gauss & Hermite).
+    # E[f(Z)] for a standard normal Z, to machine precision for distributions as smooth as these (Gauss & Hermite).
     nodes, weights = np.polynomial.hermite_e.hermegauss(61)
     processes, weights = np.exp(spread * nodes), weights / weights.sum()
     return scipy.optimize.brentq(lambda x: float(weights @ cell.kind.cdf(x / processes)) - 0.5, 0.9, 1.2, xtol=1e-12)

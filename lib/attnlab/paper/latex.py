@@ -23,6 +23,7 @@ PREAMBLE = rf"""\documentclass[10pt]{{article}}
 \usepackage[T1]{{fontenc}}
 \usepackage{{lmodern, microtype, amsmath, amssymb, textcomp}}
 \usepackage{{graphicx, array, booktabs, longtable, caption}}
+\usepackage{{flafter}} % no table stands before the section that shows it
 \usepackage[table]{{xcolor}}
 \usepackage[colorlinks, allcolors=link]{{hyperref}}
 \definecolor{{link}}{{HTML}}{{1F4E8C}}

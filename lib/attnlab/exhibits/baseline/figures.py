@@ -110,7 +110,7 @@ def odd_lengths(results: Results) -> Figure:
     found = lengths.odd_lengths(results)
     names = [name for name in results.study.implementations if any(name in more for more in found.values())]
     drawing, grid = plt.subplots(
-        1, len(found), sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.9 + 0.2 * len(names))
+        1, len(found), sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.9 + 0.16 * len(names))
     )
     for axes, ((odd, even), more) in zip(grid[0], found.items(), strict=True):
         for place, name in enumerate(names):

@@ -28,7 +28,7 @@ def throttling(results: Results) -> Prose:
 @exhibit("environment.endurance")
 def endurance(results: Results) -> Figure:
     """Latency, clock and power under a load without pause."""
-    drawing, grid = plt.subplots(3, 1, sharex=True, figsize=(7.2, 5.2))
+    drawing, grid = plt.subplots(3, 1, sharex=True, figsize=(6.5, 4.8))
     for load in regimes.loads(results).all:
         rows, drawn = load.rows, look(load.implementation) | {"marker": None}
         grid[0].plot(rows["started_s"], 100 * (rows["latency_us"] / load.burst_us - 1), **drawn)
@@ -41,7 +41,7 @@ def endurance(results: Results) -> Figure:
         axes.set_ylabel(title)
     grid[-1].set_xlabel("time since the load began (s)")
     label_ends(grid[0])
-    said = slowest(results)
+    said = slowed(results)
     return Figure(
         drawing,
         f"{said} The dotted lines show when a burst was over, by its latency, and when the card first "
@@ -50,9 +50,9 @@ def endurance(results: Results) -> Figure:
     )
 
 
-def slowest(results: Results) -> str:
-    """The implementation that a load without pause slows the most, in a sentence."""
-    return say("environment.slowest", loads=regimes.loads(results))
+def slowed(results: Results) -> str:
+    """By how much a load without pause slows the implementations, in a sentence."""
+    return say("environment.slowed", loads=regimes.loads(results))
 
 
 @exhibit("environment.load")

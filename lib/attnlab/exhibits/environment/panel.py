@@ -14,6 +14,7 @@ from attnlab.infer.machine.panel import NEAR_PCT, NEAR_US, SHORT_US, brackets, o
 from attnlab.infer.results import Results
 from attnlab.runs import methods
 
+TOLERANCE = {"near_us": NEAR_US, "near_pct": NEAR_PCT, "short_us": SHORT_US}
 CLOCKS = {
     methods.CUPTI_GRAPH: (
         "CUPTI, in the graph",
@@ -53,7 +54,7 @@ def gaps(results: Results) -> Figure:
     short = [[one.gap.estimate for one in found if one.short] for found in shown.values()]
     long = [[one.gap_pct for one in found if not one.short] for found in shown.values()]
     (dark, _), (light, _), *_ = TIMINGS
-    drawing, grid = plt.subplots(1, 2, sharey=True, figsize=(6.5, 1.0 + 0.26 * len(shown)))
+    drawing, grid = plt.subplots(1, 2, sharey=True, figsize=(6.5, 1.0 + 0.22 * len(shown)))
     for axes, differences, near in ((grid[0], short, NEAR_US), (grid[1], long, NEAR_PCT)):
         axes.axvspan(-near, near, color="#dddddd", linewidth=0, zorder=0)
         axes.axvline(0, color="#444444", linewidth=0.9)
@@ -72,7 +73,7 @@ def gaps(results: Results) -> Figure:
     grid[1].set_xlabel("% more than ours, longer calls")
     grid[0].set_yticks(range(len(shown)), [CLOCKS[method][0] for method in shown])
     grid[0].invert_yaxis()
-    said = say("environment.agreeing", brackets=brackets(panel))
+    said = say("environment.agreeing", brackets=brackets(panel), **TOLERANCE)
     return Figure(
         drawing,
         f"{said} The difference of every other clock from ours with the same cache, warm in dark blue, "
@@ -85,7 +86,7 @@ def gaps(results: Results) -> Figure:
 
 def agreeing(results: Results) -> str:
     """In how many cases our clock is within CUPTI's bracket, in a sentence; empty where CUPTI timed nothing."""
-    return say("environment.agreeing", brackets=brackets(of(results)))
+    return say("environment.agreeing", brackets=brackets(of(results)), **TOLERANCE)
 
 
 @exhibit("environment.panel.table")
@@ -112,6 +113,6 @@ def table(results: Results) -> Table:
         "among": [shape for _, shape in panel.cases],
         "absent": {CLOCKS[method][0]: panel.why(method) for method, found in readings.items() if not found},
     }
-    note = say("environment.panel", **facts, near_us=NEAR_US, near_pct=NEAR_PCT, short_us=SHORT_US)
+    note = say("environment.panel", **facts, **TOLERANCE)
     caption = "The panel of clocks: how far each reads from ours with the same cache, and why."
     return Table(pd.DataFrame(rows), caption, note, shows={long: formats.change})

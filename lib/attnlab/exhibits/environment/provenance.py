@@ -67,10 +67,19 @@ def hashes(results: Results) -> Table:
 
 
 RULES = (
-    ("name the base of a speedup, and its absolute time", "the study's baseline and its latency are in each table"),
-    ("give the reason for a subset", "each shape is named; a case without a latency is listed with its reason"),
+    (
+        "name the base of a speedup, and its absolute time",
+        "each table names its baseline; 02_baseline has every latency",
+    ),
+    (
+        "give the reason for a subset",
+        "each shape is named; 01_environment has the reason of every case without a latency",
+    ),
     ("means of costs are arithmetic, of rates harmonic", "latencies are medians; rates are work over that median"),
-    ("don't average ratios", "none is averaged: each ratio is of two medians at one shape; else shapes are counted"),
+    (
+        "don't average ratios",
+        "each is of two medians at one shape, and shapes are counted; a geometric mean stands beside its ratios alone",
+    ),
     ("intervals where data scatter", "each estimate has one, from replicates where there are several"),
     ("assume no normality unchecked", "only of medians of replicates; its cost is in [](#verdicts.calibration.brief)"),
     (
@@ -81,7 +90,10 @@ RULES = (
     ("document factors and set-up", "machine, settings, versions and hashes are read back and kept with the run"),
     ("say how time was measured and synchronized", "[](#environment.clocks) says it, and other clocks test it"),
     ("show upper bounds", "a floor by measured ceilings for each shape, the datasheet's beside it"),
-    ("show what is needed, join only what is a trend", "samples are drawn one by one; lines run along one swept axis"),
+    (
+        "show what is needed, join only what is a trend",
+        "explore.html draws every sample; lines run along one swept axis",
+    ),
 )
 """The rules of Hoefler and Belli in brief, each with what is done here."""
 

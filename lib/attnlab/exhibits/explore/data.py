@@ -3,7 +3,7 @@
 import gzip
 import json
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from typing import Any
 
@@ -17,7 +17,7 @@ from attnlab.infer.compare import repeat
 from attnlab.infer.results import Results
 
 MOST_RUNS = 4
-"""Other runs that are shown beside a run."""
+"""Other runs on a device of the same name that are shown beside a run; one more is of another device."""
 MOST_SAMPLES, MOST_OF_OTHERS = 600_000, 200_000
 """Samples of the run, and of the others together, that are sent at first."""
 MOST_BYTES = 3_600_000
@@ -25,12 +25,13 @@ MOST_BYTES = 3_600_000
 
 
 def payload(shown: Results) -> bytes:
-    """A run, and the others on a device of the same name that share the most cases with it, as `gzip`.
+    """A run, and the others that share the most cases with it, as `gzip`: of its device, and one of another.
 
     Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
     (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.
     """
-    there = [shown, *(results.load(other.run.name) for other in islice(repeat.others(shown), MOST_RUNS))]
+    others = chain(islice(repeat.others(shown), MOST_RUNS), islice(repeat.elsewhere(shown), 1))
+    there = [shown, *(results.load(other.run.name) for other in others)]
     said = _said(there)
     for steps in _thinned(there):
         packed = [pack(of, every) for of, every in zip(there, steps, strict=True)]

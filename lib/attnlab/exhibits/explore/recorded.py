@@ -10,6 +10,8 @@ from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.verdicts.target import judged, power, supported
 from attnlab.infer.cases import AXES
+from attnlab.infer.families import Place
+from attnlab.infer.kernels import leads
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import Interval, Verdict
@@ -34,7 +36,9 @@ SIDES = {
 """The quantities that are shown of both sides of a verdict, by the fields of a case that print them."""
 READ = {"clock": "sm_clock_mhz", "throttled": "throttled_pct"}
 """The same of those that not every device tells; their fields have the unit too."""
-OTHERS = ("sdpa.flash",)
+FASTEST = "fastest peer"
+"""As a baseline: at each shape, under each timing, whichever of SDPA's backends and the peers is the fastest."""
+OTHERS = (FASTEST, "sdpa.flash")
 """Baselines beside the study's; each takes as long to judge against as the study's own."""
 
 
@@ -50,6 +54,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "samples": len(results.passed),
         "baseline": study.baseline,
         "implementations": study.implementations,
+        "peers": leads.others(results),
         "timings": [{"clock": one.clock, "cache": one.cache, "words": one.words} for one in timings(results)],
         "shapes": [{"name": str(shape), "label": shape.label, **shape.axes} for shape in study.shapes],
         "target": study.shapes.index(study.target_shape),
@@ -62,6 +67,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
 def baselines(results: Results) -> list[str]:
     """The baselines that the explorer offers, the study's first."""
     there = set(results.table["implementation"])
+    there |= {FASTEST for name in leads.others(results) if name in there}
     return [results.study.baseline, *(name for name in OTHERS if name in there and name != results.study.baseline)]
 
 
@@ -73,10 +79,18 @@ def timings(results: Results) -> list[Timing]:
 def against(results: Results, baseline: str) -> Verdicts:
     """The verdicts on every other implementation; those at one shape under one timing are a family."""
     found: Verdicts = {}
-    for (shape, timing), family in results.families_against(baseline).items():
+    families = results.families_over(_fastest(results)) if baseline == FASTEST else results.families_against(baseline)
+    for (shape, timing), family in families.items():
         for name, verdict in family.verdicts.items():
             found.setdefault((shape, name), {})[timing] = verdict
     return found
+
+
+def _fastest(results: Results) -> dict[Place, str]:
+    """The fastest peer at each place that has one."""
+    return {
+        (shape, timing): name for timing in results.timings for shape, name in leads.rivals(results, timing).items()
+    }
 
 
 def _cases(results: Results) -> tuple[Columns, dict[tuple[Timing, Shape, str], int]]:
@@ -116,9 +130,12 @@ def _said(
 ) -> Columns:
     """A row for each verdict: numbers to draw, and what the pages say."""
     rows, titles = [], list[str]()
+    fastest = _fastest(results) if baseline == FASTEST else {}
     for (shape, name), under in verdicts.items():
-        pair = baseline, name
         for timing, verdict in under.items():
+            over = fastest.get((shape, timing), baseline)
+            pair = over, name
+            alike = {other: found for other, found in under.items() if fastest.get((shape, other), baseline) == over}
             its, ours = (results.samples(each, shape, timing) for each in pair)
             ratios = [float(np.median(one) / np.median(other)) for one, other in zip(its, ours, strict=True)]
             cells = judged(results, pair, shape, timing, verdict)
@@ -133,7 +150,7 @@ def _said(
                     "short": short(verdict.speedup.estimate),
                     "replicates": [_number(ratio) for ratio in ratios],
                     "cells": [_shown(name, cell) for name, cell in cells.items()],
-                    "statement": supported(results, pair, shape, timing, under),
+                    "statement": supported(results, pair, shape, timing, alike),
                     "power": power(results, shape, timing, verdict),
                 }
             )

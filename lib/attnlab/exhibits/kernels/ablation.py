@@ -59,7 +59,7 @@ def summary(results: Results, shape: Shape) -> Table:
             "expected": step.rung.expected if step.verdict else None,
             "outcome": step.outcome if step.verdict else None,
             "speedup": step.verdict.speedup if step.verdict else None,
-            "held back most by": limit.title if limit else None,
+            "largest bottleneck": limit.title if limit else None,
             "its share": limit.share_pct if limit else None,
         }
         for step in found
@@ -71,7 +71,8 @@ def summary(results: Results, shape: Shape) -> Table:
         pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all"),
         f"Of {formats.count(len(outcomes), 'expectation')} of the ladder, {counts}: each rung against the rung that it "
         f"builds on at {shape.label}, {results.headline.words}.",
-        "Expected and measured are speedups over that rung, stated before and inferred after.",
+        "Expected and measured are speedups over that rung, stated before and inferred after."
+        + (f" {say('profile.by_design')}" if limits else ""),
         shows={"expected": formats.times, "its share": formats.percent},
     )
 

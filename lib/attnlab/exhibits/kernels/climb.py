@@ -39,7 +39,7 @@ def climb(results: Results, shape: Shape) -> Figure:
     if at.empty or at["speed_of_light_pct"].isna().all():
         raise NotMeasured(f"Nothing has a speed of light at {shape.label}")
     places = [place + 0.6 * (name not in kernels) for place, name in enumerate(names)]
-    drawing, axes = plt.subplots(figsize=(7.2, 0.8 + 0.3 * len(names)))
+    drawing, axes = plt.subplots(figsize=(6.5, 0.8 + 0.2 * len(names)))
     reach = float((100 * at["floor_us"] / at["low_us"]).max())
     for place, name in zip(places, names, strict=True):
         if name in at.index:

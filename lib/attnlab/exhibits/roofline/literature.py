@@ -93,13 +93,13 @@ def limits(results: Results) -> Prose:
 
 @exhibit("roofline.literature.shares")
 def shares(results: Results, peers: Results | None = None) -> Figure:
-    """A row for each device and implementation: the highest published share, and the nearest case of this run."""
+    """A row for each device and implementation: the highest published share, and that of the same algorithm here."""
     cases, best = Cases(results, peers), throughputs.highest(throughputs.published(), "device", "implementation")
-    pairs = [(number, cases.nearest(number)) for number in best if not number.is_above_peak]
+    pairs = [(number, _same(cases, number)) for number in best if not number.is_above_peak]
     near = [(n.share_pct, ours) for n, ours in pairs if ours and not math.isnan(ours.datasheet_pct)]
     if not near:
-        raise NotMeasured("This run has no case near a published number, on a device with a datasheet")
-    drawing, axes = plt.subplots(figsize=(6.5, 1.0 + 0.2 * len(pairs)))
+        raise NotMeasured("This run has no case of a published algorithm, on a device with a datasheet")
+    drawing, axes = plt.subplots(figsize=(6.5, 1.0 + 0.18 * len(pairs)))
     for place, (number, ours) in enumerate(pairs):
         axes.plot([number.share_pct], [place], "o", color="#888888", markersize=5.5)
         if ours and not math.isnan(ours.datasheet_pct):
@@ -127,3 +127,9 @@ def shares(results: Results, peers: Results | None = None) -> Figure:
         say("roofline.shares", said=said, timing=results.headline.words),
         f"Dots and diamonds on an axis of percent of the dense peak, a row for each published implementation. {said}",
     )
+
+
+def _same(cases: Cases, number: Published) -> Nearest | None:
+    """The nearest case to a published number if it is of the same algorithm."""
+    ours = cases.nearest(number)
+    return ours if ours and ours.is_same_algorithm(number) else None

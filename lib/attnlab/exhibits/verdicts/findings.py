@@ -8,7 +8,7 @@ from attnlab.exhibits.baseline.correctness import timed_outputs
 from attnlab.exhibits.baseline.figures import costliest
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Box, Figure, Prose
-from attnlab.exhibits.environment.load import slowest
+from attnlab.exhibits.environment.load import slowed
 from attnlab.exhibits.environment.machine import device_words, effort_words
 from attnlab.exhibits.environment.panel import agreeing
 from attnlab.exhibits.kernels import lead as of_kernels
@@ -108,7 +108,7 @@ FINDINGS: tuple[Callable[[Results], str], ...] = (
         "verdicts.sign", lead=lead(results), baseline=results.study.baseline, label=results.study.target_shape.label
     ),
     lambda results: f"**Lengths.** {costliest(results)}",
-    lambda results: f"**Power.** {slowest(results)}",
+    lambda results: f"**Power.** {slowed(results)}",
     _ladder,
     lambda results: say(
         "verdicts.instrument",

@@ -57,7 +57,13 @@ def brief(results: Results) -> Table:
     frame = shares.drop(columns=[MEASURES[EQUIVALENT], smallest]).rename_axis("samples").reset_index()
     return Table(
         frame,
-        say("verdicts.calibration_brief", worst=shares[MEASURES[WRONG]].max(), several=several),
+        say(
+            "verdicts.calibration_brief",
+            worst=shares[MEASURES[WRONG]].max(),
+            several=several,
+            rounds=simulation.ROUNDS[replicates],
+            taken=results.study.samples,
+        ),
         "All kinds and counts of replicates are in [](#verdicts.calibration).",
         shows=SHOWS,
     )

@@ -101,13 +101,13 @@ def _map(results: Results, shape: Shape) -> Figure:
 def _grid(medians: np.ndarray, names: list[str], columns: list[str]) -> Drawing:
     """Medians in cells, coloured by their ratio to the first of their row."""
     ratios = np.log2(medians / medians[:, :1])
-    drawing, axes = plt.subplots(figsize=(1.7 + 0.52 * len(columns), 1.5 + 0.24 * len(names)))
+    drawing, axes = plt.subplots(figsize=(1.4 + 0.34 * len(columns), 1.3 + 0.17 * len(names)))
     reach = np.log2(STRETCH)
     axes.imshow(ratios, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto")
     for row, column in np.ndindex(*medians.shape):
         ink = "white" if abs(ratios[row, column]) > 0.6 * reach else "#222222"
         words = "–" if np.isnan(medians[row, column]) else formats.number(float(medians[row, column]))
-        axes.text(column, row, words, ha="center", va="center", fontsize=6.5, color=ink)
+        axes.text(column, row, words, ha="center", va="center", fontsize=7, color=ink)
     axes.set_xticks(range(len(columns)), columns, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(names)), names)

@@ -44,6 +44,10 @@ class Nearest:
     datasheet_pct: float
     measured_pct: float
 
+    def is_same_algorithm(self, number: Published) -> bool:
+        """Whether it is the published number's algorithm, be it of another version."""
+        return COUNTERPARTS.get(number.implementation) == self.name
+
 
 @dataclass(frozen=True)
 class Cases:

@@ -1,7 +1,7 @@
 """A run beside another recorded run of the same device: the same cases again."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -242,13 +242,27 @@ def others(results: Results) -> Iterator[Results]:
     is passed over.
     """
     mine = results.run.manifest
+    # A copy is no other run.
+    return _sharing(
+        results, lambda its: its["seal"] != mine["seal"] and its["device"]["name"] == mine["device"]["name"]
+    )
+
+
+def elsewhere(results: Results) -> Iterator[Results]:
+    """The complete runs on devices of other names that share a case with this one, in the same order."""
+    mine = results.run.manifest["device"]["name"]
+    return _sharing(results, lambda its: its["device"]["name"] != mine, least=1)
+
+
+def _sharing(results: Results, fits: Callable[[Manifest], bool], least: int = 0) -> Iterator[Results]:
     found = [
         (name, _shared(results.study, studies.recorded(stated)))
         for name, stated in read.manifests()
-        # A copy is no other run.
-        if stated["complete"] and stated["seal"] != mine["seal"] and stated["device"]["name"] == mine["device"]["name"]
+        if stated["complete"] and fits(stated)
     ]
-    for name, _ in sorted(found, key=lambda each: -each[1]):
+    for name, shared in sorted(found, key=lambda each: -each[1]):
+        if shared < least:
+            return
         with suppress(UserError):
             yield Results(read.load(name), results.table.head(0))
 

@@ -14,10 +14,11 @@ from attnlab.study.shapes import Shape
 
 
 class Outputs(NamedTuple):
-    """The outputs of timed calls that were compared with those of a backend of SDPA: how many, the largest error in
-    percent of what is allowed, and the shapes with that error, each with its implementations."""
+    """The outputs of timed calls that were compared with those of a backend of SDPA: how many, of how many calls, the
+    largest error in percent of what is allowed, and the shapes with that error, each with its implementations."""
 
     compared: int
+    calls: int
     share_pct: float
     worst: list[tuple[list[str], Shape]]
 
@@ -42,7 +43,7 @@ def timed_outputs(results: Results) -> Outputs | None:
         (list(dict.fromkeys(map(implementations.under_control, rows["implementation"]))), shape_of(rows.iloc[0]))
         for _, rows in compared[strains == strains.max()].groupby(AXES, sort=False)
     ]
-    return Outputs(len(compared), 100 * float(strains.max()), worst)
+    return Outputs(len(compared), int(results.passed["launches"].sum()), 100 * float(strains.max()), worst)
 
 
 def differing(checks: pd.DataFrame) -> list[Differing]:

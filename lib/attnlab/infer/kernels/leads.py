@@ -45,6 +45,16 @@ class Leads:
         return sum(lead.sign > 0 for lead in self.by_shape.values())
 
     @property
+    def cached(self) -> int:
+        """At how many shapes there are more keys than queries."""
+        return sum(shape.kv_len > shape.seq_len for shape in self.by_shape)
+
+    @property
+    def grouped(self) -> int:
+        """At how many shapes query heads share a head of keys and values."""
+        return sum(shape.kv_heads < shape.heads for shape in self.by_shape)
+
+    @property
     def large(self) -> int:
         """At how many shapes the ratio is as large as a claim needs."""
         return sum(lead.ratio.estimate >= CLAIM_SPEEDUP for lead in self.by_shape.values())
@@ -66,12 +76,15 @@ def others(results: Results) -> list[str]:
     return [name for name in results.study.implementations if name in SDPA + PEERS and name != FALLBACK]
 
 
+def rivals(results: Results, timing: Timing) -> dict[Shape, str]:
+    """The fastest of the `others` under one timing, at each shape at which any of them has a latency."""
+    there = [shape for shape in results.study.shapes if set(others(results)) & set(results.at(shape, timing).index)]
+    return {shape: results.fastest(shape, timing, others(results)) for shape in there}
+
+
 def _under(results: Results, timing: Timing) -> dict[Shape, Lead]:
-    found = {}
-    for shape in results.study.shapes:
-        at = results.at(shape, timing)
-        there = [name for name in others(results) if name in at.index]
-        if there and BEST in at.index:
-            rival = min(there, key=lambda name: float(at.loc[name, "median_us"]))
-            found[shape] = Lead(BEST, rival, results.speedup(BEST, shape, timing, baseline=rival))
-    return found
+    return {
+        shape: Lead(BEST, rival, results.speedup(BEST, shape, timing, baseline=rival))
+        for shape, rival in rivals(results, timing).items()
+        if BEST in results.at(shape, timing).index
+    }

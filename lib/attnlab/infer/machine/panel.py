@@ -24,7 +24,7 @@ from attnlab.runs.methods import DEVICE
 from attnlab.study.shapes import Shape
 
 Case: TypeAlias = tuple[str, Shape]
-Within: TypeAlias = Literal["in", "out", "unsure"]
+Within: TypeAlias = Literal["in", "near", "out", "unsure"]
 SHORT_US = 20
 """Below this a method should be within `NEAR_US` of ours, above it within `NEAR_PCT`."""
 NEAR_US, NEAR_PCT = 0.5, 1.0
@@ -124,7 +124,7 @@ def spread(values: Sequence[float]) -> Interval | None:
 
 
 def brackets(panel: Panel) -> dict[Within, list[Case]]:
-    """The cases that CUPTI brackets, by whether our clock is within the bracket or near it; empty where it timed none.
+    """The cases that CUPTI brackets, by whether our clock is in the bracket or near it; empty where it timed none.
 
     The bracket reaches from the sum of the kernels' durations to the time from the first kernel to the last. It is
     "unsure" where the intervals allow both.
@@ -134,6 +134,7 @@ def brackets(panel: Panel) -> dict[Within, list[Case]]:
         kernels, span = panel.reading(case, methods.CUPTI_GRAPH), panel.reading(case, methods.CUPTI_SPAN)
         if kernels and span:
             beyond = max(kernels.gap.estimate, -span.gap.estimate), max(kernels.gap.low, -span.gap.high)
-            holds, may_hold = (us <= 0 or _is_near(us, kernels.ours_us) for us in beyond)
-            found.setdefault("in" if holds else "unsure" if may_hold else "out", []).append(case)
+            is_near, may_be_near = (us <= 0 or _is_near(us, kernels.ours_us) for us in beyond)
+            within: Within = "near" if is_near else "unsure" if may_be_near else "out"
+            found.setdefault("in" if beyond[0] <= 0 else within, []).append(case)
     return found

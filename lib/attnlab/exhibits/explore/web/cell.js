@@ -12,7 +12,7 @@ function makeCell(explorer, part) {
       "p",
       { class: "selected" },
       ...rich(
-        `\`${state.candidate || "no candidate"}\` against \`${state.baseline}\` at ${shape.label}, ${run.timings[state.timing].words}`,
+        `\`${state.candidate || "no candidate"}\` against \`${baselineAt(state, state.place)}\` at ${shape.label}, ${run.timings[state.timing].words}`,
       ),
     ),
   ];
@@ -29,10 +29,10 @@ function makeCell(explorer, part) {
     ),
   );
   const verdict = verdictAt(state, state.place, state.candidate);
-  const said = verdict
+  const said = verdict?.kind
     ? [h("p", { class: "statement" }, ...rich(verdict.statement)), h("p", { class: "power" }, ...rich(verdict.power))]
     : [];
-  const rows = [state.baseline, state.candidate]
+  const rows = distinct([baselineAt(state, state.place), state.candidate])
     .map((name) => [name, caseAt(state, state.place, name)])
     .filter(([name, row]) => name && row !== undefined);
   const cases = rows.length
@@ -44,7 +44,7 @@ function makeCell(explorer, part) {
         ),
       ]
     : [];
-  if (verdict)
+  if (verdict?.kind)
     cases.unshift(
       table(
         ["", h("code", {}, state.candidate)],
@@ -62,7 +62,7 @@ function distributions(explorer, part) {
   const { state } = explorer,
     run = state.shown;
   const of = (place) => samplesOf(run, state.timing, state.place, place);
-  const sides = [state.baseline, state.candidate]
+  const sides = distinct([baselineAt(state, state.place), state.candidate])
     .filter(Boolean)
     .map((name) => ({ name, colour: explorer.colour(name), replicates: of(run.implementations.indexOf(name)) }))
     .filter(({ replicates }) => replicates.length);

@@ -22,7 +22,12 @@ function makeCite(explorer, part) {
     h(
       "p",
       {},
-      h("button", { type: "button", onclick: () => download(explorer) }, "Download what the matrix shows as CSV"),
+      button("Download what the matrix shows as CSV", () => save(csv(explorer.state), "text/csv", `${run.name}.csv`)),
+      ...Object.entries(DRAWINGS).map(([name, where]) =>
+        button(`Download the ${name} as SVG`, () =>
+          save(standalone(explorer.root.querySelector(where)), "image/svg+xml", `${run.name}-${name}.svg`),
+        ),
+      ),
     ),
   );
 }
@@ -33,6 +38,9 @@ const extra = (shape) =>
     shape.kv_len === shape.seq_len ? "" : `, kv_len=${shape.kv_len}`,
     shape.lengths === "equal" ? "" : `, lengths="${shape.lengths}"`,
     shape.direction === "forward" ? "" : `, direction="${shape.direction}"`,
+    shape.layout === "heads first" ? "" : `, layout="${shape.layout}"`,
+    shape.scale ? `, scale=${shape.scale}` : "",
+    shape.values === "normal" ? "" : `, values="${shape.values}"`,
   ].join("");
 
 function copied(label, text) {
@@ -67,59 +75,65 @@ function csv(state) {
   const run = state.shown,
     { clock, cache } = run.timings[state.timing],
     axes = ["batch", "heads", "seq_len", "head_dim", "causal", "dtype", "kv_heads", "kv_len", "lengths", "direction"];
+  axes.push("layout", "scale", "values");
   const quote = (value) =>
     /[",\n\r]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? "");
-  const rows = [
-    [
-      "run",
-      "implementation",
-      ...axes,
-      "clock",
-      "cache",
-      "samples",
-      "median_us",
-      "low_us",
-      "high_us",
-      "baseline",
-      "verdict",
-      "speedup",
-      "speedup_low",
-      "speedup_high",
-    ],
-  ];
-  for (const place of state.visible) {
-    for (const name of [state.baseline, ...state.candidates]) {
+  const rows = state.visible.flatMap((place) => {
+    const baseline = baselineAt(state, place);
+    return distinct([baseline, ...state.candidates]).map((name) => {
       const row = caseAt(state, place, name),
         verdict = verdictAt(state, place, name),
-        { cases } = run;
-      if (
-        row === undefined ||
-        (state.claim === "claimable" && verdict?.kind !== "faster, claimable" && name !== state.baseline)
-      )
-        continue;
-      rows.push([
-        run.name,
-        name,
-        ...axes.map((axis) => run.shapes[place][axis]),
+        { samples, latency, low_us, high_us } = run.cases;
+      const isLeftOut = state.claim === "claimable" && verdict?.kind !== "faster, claimable" && name !== baseline;
+      if (row === undefined || isLeftOut) return undefined;
+      return {
+        run: run.name,
+        implementation: name,
+        ...Object.fromEntries(axes.map((axis) => [axis, run.shapes[place][axis]])),
         clock,
         cache,
-        cases.samples[row],
-        cases.latency[row],
-        cases.low_us[row],
-        cases.high_us[row],
-        state.baseline,
-        verdict?.kind,
-        verdict?.speedup,
-        verdict?.low,
-        verdict?.high,
-      ]);
-    }
-  }
-  return rows.map((row) => row.map(quote).join(",")).join("\r\n") + "\r\n";
+        samples: samples[row],
+        median_us: latency[row],
+        low_us: low_us[row],
+        high_us: high_us[row],
+        baseline,
+        verdict: verdict?.kind,
+        speedup: verdict?.speedup,
+        speedup_low: verdict?.low,
+        speedup_high: verdict?.high,
+      };
+    });
+  });
+  const there = rows.filter(Boolean);
+  const lines = [Object.keys(there[0] ?? {}), ...there.map((row) => Object.values(row))];
+  return lines.map((line) => line.map(quote).join(",")).join("\r\n") + "\r\n";
 }
 
-function download(explorer) {
-  const address = URL.createObjectURL(new Blob([csv(explorer.state)], { type: "text/csv" }));
-  h("a", { href: address, download: `${explorer.state.run}.csv` }).click();
+const button = (words, onclick) => h("button", { type: "button", onclick }, words);
+
+const DRAWINGS = {
+  lines: '[data-part="lines"] svg',
+  samples: '[data-part="cell"] svg',
+  distribution: '[data-part="cell"] h3:last-of-type + svg',
+};
+const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "font-size"];
+
+// A drawing as a file of its own, with the styles and the ground that it has on the page.
+function standalone(svg) {
+  if (!svg) return "";
+  const copy = svg.cloneNode(true),
+    copies = [...copy.querySelectorAll("*")];
+  svg.querySelectorAll("*").forEach((one, place) => {
+    const style = getComputedStyle(one);
+    copies[place].setAttribute("style", STYLES.map((name) => `${name}: ${style.getPropertyValue(name)}`).join("; "));
+  });
+  const ground = getComputedStyle(svg.closest(".attnlab-explorer")).backgroundColor;
+  filled(copy, { xmlns: SVG, style: `background: ${ground}`, "font-family": "sans-serif" }, []);
+  return copy.outerHTML;
+}
+
+function save(text, type, name) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  h("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }

@@ -1,9 +1,9 @@
 // The controls, a select for each setting.
 
 const CLOCKS = {
-  device: "device: kernels alone, as in a replayed graph",
+  device: "device: a replayed CUDA graph, with what lies between its kernels",
   eager: "eager: what a PyTorch program sees call by call",
-  cupti: "cupti: kernels alone, as CUPTI says",
+  cupti: "cupti: each kernel from its start to its end, by CUPTI",
 };
 
 function controls(explorer) {
@@ -16,27 +16,13 @@ function controls(explorer) {
   };
   const chosen = h("div", { class: "checks" });
   const summary = h("summary", {});
-  const claim = h("input", {
-    type: "checkbox",
-    id: `${explorer.prefix}-claim`,
-    onchange: (event) => explorer.choose({ claim: event.target.checked ? "claimable" : undefined }),
-  });
   const other = { shape: undefined, candidate: undefined };
   const form = h(
     "form",
     { class: "controls", "aria-label": "What is shown", onsubmit: (event) => event.preventDefault() },
     select("run", "run A", (run) => ({
+      ...unset([...OF_RUN, "clock", "cache"]),
       run,
-      against: undefined,
-      baseline: undefined,
-      clock: undefined,
-      cache: undefined,
-      mask: undefined,
-      dtype: undefined,
-      dim: undefined,
-      axis: undefined,
-      candidates: undefined,
-      candidate: undefined,
       shape: keptShape(explorer, run),
     })),
     select("against", "run B"),
@@ -46,29 +32,37 @@ function controls(explorer) {
     select("mask", "mask", (value) => ({ mask: value, ...other })),
     select("dtype", "dtype", (value) => ({ dtype: value, ...other })),
     select("dim", "D", (value) => ({ dim: value, ...other })),
+    select("values", "values", (value) => ({ values: value, ...other })),
     select("axis", "sweep axis"),
     select("metric", "metric"),
     select("by", "samples"),
-    h("div", { class: "control check" }, claim, h("label", { for: `${explorer.prefix}-claim` }, "claimable only")),
+    select("claim", "verdicts", (claim) => ({ claim, ...other })),
     h("details", { class: "control candidates" }, summary, chosen),
   );
   const show = (state) => {
     const run = state.shown;
     const of = (name) => ["all", ...distinct(run.shapes.map(FILTERS[name]))];
+    const runs = data.runs.map(({ name, device }) => [name, device === run.device ? name : `${name} (${device})`]);
     const options = {
-      run: data.runs.map((one) => [one.name, one.name]),
-      against: againstOf(data, run).map((name) => [name, name]),
-      baseline: Object.keys(run.verdicts).map((name) => [name, name]),
+      run: runs,
+      against: againstOf(data, run).map((name) => runs.find(([one]) => one === name) ?? [name, name]),
+      baseline: baselinesOf(run).map((name) => [name, run.verdicts[name] ? name : `${name} (medians alone)`]),
       clock: distinct(run.timings.map((timing) => timing.clock)).map((clock) => [clock, CLOCKS[clock] ?? clock]),
       cache: run.timings.filter((timing) => timing.clock === state.clock).map(({ cache }) => [cache, `${cache} L2`]),
       mask: of("mask").map((value) => [value, value]),
       dtype: of("dtype").map((value) => [value, value]),
       dim: of("dim").map((value) => [value, value]),
+      values: of("values").map((value) => [value, value]),
       axis: run.axes.map((axis) => [axis, AXES[axis]]),
       metric: Object.entries(data.metrics).map(([metric, { axis }]) => [metric, axis]),
       by: [
         ["pooled", "pooled"],
         ["replicate", "by replicate"],
+      ],
+      claim: [
+        ["all", "all"],
+        ["claimable", "claimable only"],
+        ["lost", "only where ours loses"],
       ],
     };
     for (const [name, select] of Object.entries(selects)) {
@@ -79,7 +73,6 @@ function controls(explorer) {
       }
       select.value = state[name];
     }
-    claim.checked = state.claim === "claimable";
     const there = run.implementations.filter((name) => name !== state.baseline);
     summary.replaceChildren(`candidates (${state.candidates.length} of ${there.length})`);
     if (chosen.dataset.names !== JSON.stringify(there)) {

@@ -48,7 +48,7 @@ function table(titles, rows, caption) {
           h(
             "tr",
             {},
-            row.map((cell) => h("td", {}, cell)),
+            row.map((cell, place) => h("td", { "data-title": titles[place].textContent ?? titles[place] }, cell)),
           ),
         ),
       ),

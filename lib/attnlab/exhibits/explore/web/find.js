@@ -22,35 +22,59 @@ const SIZES = {
   seq_len: "seq_len",
   d: "head_dim",
   head_dim: "head_dim",
+  keys: "kv_len",
+  kv: "kv_heads",
+};
+// What a kind of attention differs in from plain self-attention.
+const KINDS = {
+  __proto__: null,
+  gqa: { axis: "kv_heads" },
+  mqa: { axis: "kv_heads", wanted: { kv_heads: 1 } },
+  decode: { axis: "kv_len", wanted: { seq_len: 1 } },
+  decoding: { axis: "kv_len", wanted: { seq_len: 1 } },
+  varlen: { axis: "lengths" },
+  training: { axis: "direction" },
 };
 
-// What a request such as "S=1000 causal bf16" names; words that say nothing are returned too.
-function requested(text) {
+// What a request such as "S=1000 causal bf16", "32 8 512 64" or "target gqa" names; words that say nothing are returned
+// too. A number alone is a length: of keys where one query is asked for.
+function requested(text, target) {
   const wanted = {},
-    unknown = [];
+    unknown = [],
+    numbers = [];
   for (const word of text
     .toLowerCase()
-    .split(/[\s,;]+/)
+    .split(/[\s,;()]+/)
     .filter(Boolean)) {
     const [, axis, size] = word.match(/^([a-z_]+)[=:]?(\d+)$/) ?? [];
     if (DTYPES[word]) wanted.dtype = DTYPES[word];
+    else if (word === "target")
+      for (const axis of ["batch", "heads", "seq_len", "head_dim", "causal", "dtype"]) wanted[axis] = target[axis];
+    else if (KINDS[word]) Object.assign(wanted, KINDS[word].wanted, { kinds: [...(wanted.kinds ?? []), word] });
+    else if (Number(word) > 0) numbers.push(word);
     else if (word === "causal" || word === "full") wanted.causal = word === "causal";
     else if (SIZES[axis] && Number(size) > 0) wanted[SIZES[axis]] = Number(size);
     else unknown.push(word);
   }
+  const axes = numbers.length === 1 ? [wanted.seq_len === 1 ? "kv_len" : "seq_len"] : Object.keys(LETTERS).slice(0, 4);
+  if (numbers.length === axes.length) axes.forEach((axis, place) => (wanted[axis] = Number(numbers[place])));
+  else unknown.push(...numbers);
   return { wanted, unknown };
 }
 
 // In what a shape differs from what is wanted, in words, and how far it is: another mask or type counts as much as a
 // factor of two, another kind of attention as one of four.
 function apart(shape, wanted) {
-  const sizes = ["batch", "heads", "seq_len", "head_dim"].filter(
-    (axis) => wanted[axis] && shape[axis] !== wanted[axis],
-  );
+  const sizes = Object.keys(LETTERS).filter((axis) => wanted[axis] && shape[axis] !== wanted[axis]);
   const words = ["causal", "dtype"]
     .filter((axis) => axis in wanted && shape[axis] !== wanted[axis])
     .map((axis) => (axis === "causal" ? mask(shape) : shape.dtype));
-  const kinds = special(shape);
+  const asked = (wanted.kinds ?? []).map((kind) => [kind, KINDS[kind].axis]),
+    there = special(shape);
+  const kinds = [
+    ...there.filter(([axis]) => !wanted[axis] && !asked.some(([, one]) => one === axis)).map(([, words]) => words),
+    ...asked.filter(([, axis]) => !there.some(([one]) => one === axis)).map(([kind]) => `no ${kind}`),
+  ];
   const distance = sizes.reduce(
     (sum, axis) => sum + Math.abs(Math.log2(shape[axis] / wanted[axis])),
     words.length + 2 * kinds.length,
@@ -58,18 +82,20 @@ function apart(shape, wanted) {
   return { differs: [...sizes.map((axis) => `${LETTERS[axis]}=${shape[axis]}`), ...words, ...kinds], distance };
 }
 
-// What a shape is beside a forward pass of plain self-attention.
+// What a shape is beside a forward pass of plain self-attention: the axes, and words for them.
 function special(shape) {
   const plain = { kv_heads: shape.heads, kv_len: shape.seq_len, lengths: "equal", direction: "forward" };
+  Object.assign(plain, { layout: "heads first", scale: 0, values: "normal" });
   const words = {
     kv_heads: `${shape.kv_heads} KV heads`,
     kv_len: `${shape.kv_len} keys`,
     lengths: `${shape.lengths} lengths`,
     direction: shape.direction,
+    layout: shape.layout,
+    scale: `scale ${shape.scale}`,
+    values: `${shape.values} values`,
   };
-  return Object.keys(plain)
-    .filter((axis) => shape[axis] !== plain[axis])
-    .map((axis) => words[axis]);
+  return Object.entries(words).filter(([axis]) => shape[axis] !== plain[axis]);
 }
 
 function makeFind(explorer, part) {
@@ -78,7 +104,7 @@ function makeFind(explorer, part) {
     const input = h("input", {
       id: `${explorer.prefix}-find`,
       type: "search",
-      placeholder: "S=1000 causal bf16",
+      placeholder: "4096 causal, 32 8 512 64, gqa",
       autocomplete: "off",
       spellcheck: "false",
       "data-at": "find",
@@ -114,23 +140,23 @@ function answer(state) {
   if (!first) return `Nothing has a latency at ${label}, ${words}.`;
   const [name, row] = first,
     verdict = verdictAt(state, state.place, name);
-  const judged = verdict
-    ? ` Compared with \`${state.baseline}\`: ${verdict.kind} (${verdict.cells[0]}).`
-    : name === state.baseline
+  const compared = verdict
+    ? ` Compared with \`${baselineAt(state, state.place)}\`: ${judged(verdict)}.`
+    : row === caseAt(state, state.place, state.baseline)
       ? " It is the baseline."
       : "";
-  return `At ${label}, ${words}: \`${name}\` has the smallest median, ${run.cases.interval[row]} µs.${judged}`;
+  return `At ${label}, ${words}: \`${name}\` has the smallest median, ${run.cases.interval[row]} µs.${compared}`;
 }
 
 function found(explorer) {
   const { state, data } = explorer,
-    { wanted, unknown } = requested(state.find);
+    { wanted, unknown } = requested(state.find, state.shown.shapes[state.shown.target]);
   const said = unknown.length
     ? [
         h(
           "p",
           { class: "notice" },
-          `Not understood: ${unknown.join(", ")}. A request names S, B, H or D with a number above 0, causal or full, fp16, bf16 or fp32.`,
+          `Not understood: ${unknown.join(", ")}. A request names B, H, S, D, keys or KV with a number above 0, S alone or all of B, H, S and D by numbers only, causal or full, fp16, bf16 or fp32, gqa, mqa, decode, varlen or training, or the target.`,
         ),
       ]
     : [];
@@ -151,24 +177,12 @@ function found(explorer) {
   near.sort((one, other) => one.distance - other.distance);
   const rows = near.slice(0, MOST_FOUND).map(({ run, shape, first: [name, row], differs }) => {
     const verdict = run.verdictAt[run.baseline].get(row);
-    const kind =
-      name === run.baseline
-        ? "is the baseline"
-        : verdict === undefined
-          ? "not compared"
-          : `${verdict.kind} (${verdict.cells[0]})`;
+    const kind = name === run.baseline ? "is the baseline" : verdict === undefined ? "not compared" : judged(verdict);
     const select = () =>
       explorer.choose({
+        ...unset(OF_RUN),
         run: run === data.runs[0] ? undefined : run.name,
         shape: shape.name,
-        candidate: undefined,
-        candidates: undefined,
-        mask: undefined,
-        dtype: undefined,
-        dim: undefined,
-        baseline: undefined,
-        against: undefined,
-        axis: undefined,
       });
     return [
       h("button", { type: "button", onclick: select, "data-at": `${run.name}/${shape.name}` }, shape.label),
@@ -176,7 +190,7 @@ function found(explorer) {
       h("code", {}, name),
       run.cases.interval[row],
       kind,
-      run.name,
+      run.device === state.shown.device ? run.name : `${run.name} (${run.device})`,
     ];
   });
   const exact = near[0].differs.length === 0;

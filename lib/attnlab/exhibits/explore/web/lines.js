@@ -7,7 +7,7 @@ function makeLines(explorer, part) {
   const places = run.along[axis][state.place];
   const names = [state.baseline, ...state.candidates].filter(
     (name) =>
-      state.claim === "all" ||
+      state.claim !== "claimable" ||
       name === state.baseline ||
       places.some((place) => verdictAt(state, place, name)?.kind === "faster, claimable"),
   );
@@ -20,7 +20,11 @@ function makeLines(explorer, part) {
   if (!lines.length) {
     part.replaceChildren(
       ...start,
-      h("p", { class: "notice" }, `Nothing has a ${data.metrics[state.metric].title} here, ${run.timings[state.timing].words}.`),
+      h(
+        "p",
+        { class: "notice" },
+        `Nothing has a ${data.metrics[state.metric].title} here, ${run.timings[state.timing].words}.`,
+      ),
     );
     return;
   }
@@ -61,7 +65,7 @@ function makeLines(explorer, part) {
   for (const size of distinct(sizes)) {
     const room = 6.6 * String(size).length + 6;
     svg.append(s("line", { x1: x(size), x2: x(size), y1: bottom, y2: bottom + 4, class: "axis" }));
-    if (x(size) - room / 2 < edge) continue;
+    if ((isOdd(axis, size) && !sizes.every((one) => isOdd(axis, one))) || x(size) - room / 2 < edge) continue;
     svg.append(s("text", { x: x(size), y: bottom + 15, "text-anchor": "middle" }, String(size)));
     edge = x(size) + room / 2;
   }
@@ -105,7 +109,7 @@ function pointAt(state, place, name, metrics) {
       low: verdict.low,
       high: verdict.high,
       replicates: verdict.replicates,
-      words: `${verdict.cells[0]}, ${verdict.kind}`,
+      words: judged(verdict),
     };
   }
   const value = cases[state.metric][row];
@@ -123,15 +127,19 @@ function pointAt(state, place, name, metrics) {
   };
 }
 
+// A length that is no power of two fills no whole tiles: a case of its own, no step on the way from one to the next.
+const isOdd = (axis, size) => axis === "seq_len" && !Number.isInteger(Math.log2(size));
+
 function drawnLine(explorer, name, points, x, y) {
   const { state } = explorer,
     colour = explorer.colour(name),
     group = s("g", { style: `color: ${colour}`, class: name === state.candidate ? "line chosen" : "line" });
-  const path = (of) => `M${points.map((point) => `${x(point.size).toFixed(1)},${y(of(point)).toFixed(1)}`).join("L")}`;
+  const joined = points.filter(({ size }) => !isOdd(state.axis, size));
+  const path = (of) => `M${joined.map((point) => `${x(point.size).toFixed(1)},${y(of(point)).toFixed(1)}`).join("L")}`;
   if (state.by === "replicate") {
     const most = Math.max(...points.map((point) => point.replicates.length));
     for (let replicate = 0; replicate < most; replicate++) {
-      const there = points.filter((point) => point.replicates[replicate] > 0);
+      const there = joined.filter((point) => point.replicates[replicate] > 0);
       if (there.length)
         group.append(
           s("path", {
@@ -141,7 +149,7 @@ function drawnLine(explorer, name, points, x, y) {
         );
     }
   }
-  group.append(s("path", { d: path((point) => point.value) }));
+  if (joined.length) group.append(s("path", { d: path((point) => point.value) }));
   for (const point of points) {
     if (state.by === "pooled" && point.low > 0 && point.high > 0)
       group.append(

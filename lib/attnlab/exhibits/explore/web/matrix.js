@@ -11,9 +11,11 @@ function briefly(shape, target) {
         !(axis === "kv_len" && shape.kv_len === shape.seq_len) &&
         !(axis === "kv_heads" && shape.kv_heads === shape.heads)),
   );
-  const words = ["dtype", "lengths", "direction"]
+  const words = ["dtype", "lengths", "direction", "layout", "scale", "values"]
     .filter((axis) => shape[axis] !== target[axis])
-    .map((axis) => shape[axis].replace("float", "fp").replace("bfp", "bf"));
+    .map((axis) =>
+      axis === "scale" ? `scale ${shape.scale}` : shape[axis].replace("float", "fp").replace("bfp", "bf"),
+    );
   return [
     ...sizes.map((axis) => `${LETTERS[axis]}=${shape[axis]}`),
     ...(shape.causal === target.causal ? [] : [mask(shape)]),
@@ -53,6 +55,7 @@ function makeMatrix(explorer, part) {
     },
     h("thead", {}, head),
     h("tbody", {}, rows),
+    state.metric === "speedup" && state.by === "pooled" ? h("tfoot", {}, meansRow(state)) : null,
   );
   const legend = h(
     "p",
@@ -64,11 +67,13 @@ function makeMatrix(explorer, part) {
   const what =
     state.metric === "speedup"
       ? state.by === "pooled"
-        ? `the speedup over ${state.baseline}`
+        ? `the speedup over ${state.baseline === FASTEST ? `the ${FASTEST} at each shape` : state.baseline}`
         : `in how many replicates the candidate's median is the smaller`
       : `${data.metrics[state.metric].axis}`;
   const none = !shapes.length
-    ? "No shape is left: choose another mask, dtype or D."
+    ? state.claim === "lost"
+      ? "At none of these shapes is ours slower."
+      : "No shape is left: choose another mask, dtype, D, values or kind of verdicts."
     : !state.candidates.length
       ? "No candidate is chosen."
       : "";
@@ -86,6 +91,17 @@ function makeMatrix(explorer, part) {
     legend,
   );
   grid.parentElement?.scrollTo(scrollLeft, scrollTop);
+}
+
+// The geometric mean of each candidate's speedups over the shapes shown, and over how many where it lacks some.
+function meansRow(state) {
+  const cells = state.candidates.map((name) => {
+    const logs = state.visible.map((place) => Math.log(verdictAt(state, place, name)?.speedup)).filter(Number.isFinite);
+    if (!logs.length) return h("td", {}, "");
+    const mean = Math.exp(logs.reduce((sum, one) => sum + one, 0) / logs.length);
+    return h("td", {}, mean.toPrecision(4), logs.length < state.visible.length ? ` of ${logs.length}` : null);
+  });
+  return h("tr", {}, h("th", { scope: "row" }, `geometric mean of ${state.visible.length}`), cells);
 }
 
 // Mark the selected cell, which alone is a stop of the tab key, and bring it into view.
@@ -121,9 +137,8 @@ function reveal(scroll, cell) {
 function compared(state) {
   const run = state.shown;
   if (!(run.cases.timing ?? []).length) return " Nothing has a latency in this run: the reasons are in the cells.";
-  return (run.verdicts[state.baseline].case ?? []).length
-    ? ""
-    : ` This run holds no comparison with \`${state.baseline}\`.`;
+  if (!run.verdicts[state.baseline]) return ` No verdicts were computed against \`${state.baseline}\`.`;
+  return run.verdicts[state.baseline].case?.length ? "" : ` This run holds no comparison with \`${state.baseline}\`.`;
 }
 
 const broken = (name) => name.split(/(?<=\.)/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
@@ -135,6 +150,7 @@ function matrixCell(explorer, place, candidate) {
     verdict = verdictAt(state, place, candidate);
   const why = run.absentAt.get(`${place}/${run.implementations.indexOf(candidate)}`) ?? "no latency under this timing";
   const kind = verdict?.kind ?? (row === undefined ? "no latency" : undefined);
+  const otherwise = verdict || row !== caseAt(state, place, state.baseline) ? "not judged" : "the baseline";
   const hidden = state.claim === "claimable" && kind !== "faster, claimable";
   const number =
     row === undefined
@@ -146,7 +162,7 @@ function matrixCell(explorer, place, candidate) {
           : state.by === "pooled"
             ? verdict.short
             : `${verdict.replicates.filter((ratio) => ratio > 1).length}/${verdict.replicates.length}`;
-  const words = `${candidate}, ${run.shapes[place].label}: ${kind ?? "not compared"}${verdict ? `, speedup ${verdict.cells[0]}` : row === undefined ? `, ${why}` : ""}`;
+  const words = `${candidate}, ${run.shapes[place].label}: ${kind ?? otherwise}${verdict ? `, speedup ${verdict.cells[0]}` : row === undefined ? `, ${why}` : ""}`;
   return h(
     "td",
     {

@@ -39,11 +39,11 @@ function makeFlips(explorer, part) {
     by.join(", "),
     h("span", { class: "words" }, ...rich(words)),
   ]);
-  const none = (state.shown.verdicts[state.shown.baseline].case ?? []).length
+  const none = state.shown.verdicts[state.shown.baseline].case?.length
     ? "Among what is chosen, no sign flips."
     : "This run holds no verdicts.";
   part.replaceChildren(
-    h("h2", {}, `Where the sign hangs on the clock, the cache or the run (${all.length})`),
+    h("h2", {}, `Where the clock, the cache or the run changes the sign (${all.length})`),
     h(
       "p",
       {},
@@ -64,11 +64,7 @@ function makeBeside(explorer, part) {
   if (!pair) {
     part.replaceChildren(
       ...start,
-      h(
-        "p",
-        { class: "notice" },
-        data.runs.length > 1 ? "No run B is chosen." : "There is no other complete run of a device of this name.",
-      ),
+      h("p", { class: "notice" }, data.runs.length > 1 ? "No run B is chosen." : "There is no other complete run."),
     );
     return;
   }

@@ -17,6 +17,7 @@ const ONE_BY_ONE = [
   "mask",
   "dtype",
   "dim",
+  "values",
   "axis",
   "metric",
   "by",
@@ -26,20 +27,13 @@ const ONE_BY_ONE = [
   "find",
 ];
 const KNOWN = [...ONE_BY_ONE, "candidates"];
-const DEFAULTED = [
-  "run",
-  "against",
-  "baseline",
-  "clock",
-  "cache",
-  "mask",
-  "dtype",
-  "dim",
-  "axis",
-  "metric",
-  "by",
-  "claim",
-];
+const DEFAULTED = ONE_BY_ONE.filter((name) => !["shape", "candidate", "find"].includes(name));
+// As a baseline: at each shape whichever peer has the smallest median there. As in recorded.py.
+const FASTEST = "fastest peer";
+const OURS = "kernel.";
+// What is chosen anew with another run; clock and cache stay where it has them.
+const OF_RUN = ["against", "baseline", "mask", "dtype", "dim", "values", "axis", "claim", "candidates", "candidate"];
+const unset = (names) => Object.fromEntries(names.map((name) => [name, undefined]));
 const distinct = (values) => [...new Set(values)];
 const mask = (shape) => (shape.causal ? "causal" : "full");
 
@@ -62,7 +56,7 @@ function resolve(data, raw) {
   );
   const run = (state.shown = data.runs.find((one) => one.name === state.run));
   pick("against", againstOf(data, run), againstOf(data, run)[1] ?? "none");
-  pick("baseline", Object.keys(run.verdicts), run.baseline);
+  pick("baseline", baselinesOf(run), run.baseline);
   pick("clock", distinct(run.timings.map((timing) => timing.clock)), run.timings[0].clock);
   const caches = run.timings.filter((timing) => timing.clock === state.clock).map((timing) => timing.cache);
   pick("cache", caches, caches[0]);
@@ -71,10 +65,8 @@ function resolve(data, raw) {
   pick("axis", run.axes, run.axes[0]);
   pick("metric", Object.keys(data.metrics), Object.keys(run.verdicts[run.baseline]).length > 1 ? "speedup" : "latency");
   pick("by", ["pooled", "replicate"], "pooled");
-  pick("claim", ["all", "claimable"], "all");
-  const others = run.implementations.filter((name) => name !== state.baseline);
-  // First what a ladder comes to: of many columns, the last are out of sight.
-  const there = others.toSorted((one, other) => (other === "kernel.best") - (one === "kernel.best"));
+  pick("claim", ["all", "claimable", "lost"], "all");
+  const there = run.ordered.filter((name) => name !== state.baseline);
   const wanted = raw.candidates ?? there;
   const lost = wanted.filter((name) => !run.implementations.includes(name));
   if (lost.length) notices.push(`the run has no ${lost.map((name) => `“${name}”`).join(", ")}`);
@@ -83,7 +75,8 @@ function resolve(data, raw) {
     .map((_, place) => place)
     .filter((place) =>
       Object.entries(FILTERS).every(([name, of]) => state[name] === "all" || of(run.shapes[place]) === state[name]),
-    );
+    )
+    .filter((place) => state.claim !== "lost" || isLost(state, place));
   const target = state.visible.includes(run.target) ? run.target : state.visible[0];
   pick(
     "shape",
@@ -98,7 +91,16 @@ function resolve(data, raw) {
   return state;
 }
 
-const FILTERS = { mask, dtype: (shape) => shape.dtype, dim: (shape) => String(shape.head_dim) };
+const FILTERS = {
+  mask,
+  dtype: (shape) => shape.dtype,
+  dim: (shape) => String(shape.head_dim),
+  values: (shape) => shape.values,
+};
+
+// Those that verdicts were computed against come first.
+const baselinesOf = (run) =>
+  distinct([...Object.keys(run.verdicts), ...(run.peers.length ? [FASTEST] : []), ...run.implementations]);
 
 function againstOf(data, run) {
   const byCount = data.pairs.toSorted((one, other) => other.deltas.length - one.deltas.length);
@@ -122,11 +124,39 @@ function alongside(run, shape, axis) {
   return found.sort((one, other) => run.shapes[one][axis] - run.shapes[other][axis]);
 }
 
-const caseAt = (state, shape, name) =>
-  state.shown.caseAt.get(`${state.timing}/${shape}/${state.shown.implementations.indexOf(name)}`);
+const caseAt = ({ shown, timing }, shape, name) =>
+  name === FASTEST
+    ? fastest(shown, timing, shape, shown.peers)?.[1]
+    : shown.caseAt.get(`${timing}/${shape}/${shown.implementations.indexOf(name)}`);
 
-// The verdict on a candidate at a shape; undefined where there is none.
-const verdictAt = (state, shape, name) => state.shown.verdictAt[state.baseline].get(caseAt(state, shape, name));
+// Which implementation the baseline is at a shape.
+const baselineAt = (state, shape) =>
+  state.shown.implementations[state.shown.cases.implementation?.[caseAt(state, shape, state.baseline)]] ??
+  state.baseline;
+
+// The verdict on a candidate at a shape; against a baseline that no verdicts were computed against, the ratio of the
+// medians alone. Undefined where there is none.
+function verdictAt(state, shape, name) {
+  const { cases, verdictAt } = state.shown,
+    [base, row] = [state.baseline, name].map((one) => caseAt(state, shape, one));
+  if (verdictAt[state.baseline]) return verdictAt[state.baseline].get(row);
+  if (base === undefined || row === undefined || base === row) return undefined;
+  const speedup = cases.latency[base] / cases.latency[row],
+    short = speedup.toPrecision(4),
+    replicates = cases.replicates_us[row].map((us, place) => cases.replicates_us[base][place] / us);
+  return { speedup, short, replicates, cells: [short] };
+}
+
+// The kind of a verdict and its speedup, in words.
+const judged = ({ kind, cells }) => (kind ? `${kind} (${cells[0]})` : `a ratio of medians of ${cells[0]}, not judged`);
+
+// Whether our kernels are slower than the baseline at a shape: what the ladder comes to, or else all of them.
+function isLost(state, place) {
+  const ours = state.shown.ordered.filter((name) => name.startsWith(OURS)),
+    verdicts = (ours[0] === `${OURS}best` ? ours.slice(0, 1) : ours).map((name) => verdictAt(state, place, name));
+  const there = verdicts.filter(Boolean);
+  return there.length > 0 && there.every(({ kind, speedup }) => (kind ? kind === "slower" : speedup < 1));
+}
 
 // The candidate with the largest speedup at the shape.
 function bestAt(state) {
@@ -134,10 +164,11 @@ function bestAt(state) {
   return speedups.filter(([speedup]) => speedup > 0).sort(([one], [other]) => other - one)[0]?.[1];
 }
 
-// The implementation with the smallest median at a shape of a run under a timing, and its case; undefined for none.
-function fastest(run, timing, shape) {
-  const rows = run.implementations
-    .map((name, place) => [name, run.caseAt.get(`${timing}/${shape}/${place}`)])
+// Of some implementations the one with the smallest median at a shape of a run under a timing, and its case; undefined
+// for none.
+function fastest(run, timing, shape, among = run.implementations) {
+  const rows = among
+    .map((name) => [name, run.caseAt.get(`${timing}/${shape}/${run.implementations.indexOf(name)}`)])
     .filter(([, row]) => row !== undefined);
   return rows.sort(([, one], [, other]) => run.cases.latency[one] - run.cases.latency[other])[0];
 }
