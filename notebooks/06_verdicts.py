@@ -27,6 +27,9 @@ show
 show("verdicts.abstract")
 
 # %%
+show("verdicts.at_target")
+
+# %%
 show("verdicts.findings")
 
 # %%

@@ -165,7 +165,7 @@ def test_where_the_best_rung_stands_is_said():
     told = climb.standing_sentence(climbed())
     assert told.startswith("The fastest of 5 hand-written kernels, `kernel.wgmma`, takes 36.0")
     assert "Compared with `sdpa.flash`, SDPA's fastest backend, it is slower by `device` warm (0.8889 [" in told
-    assert told in plain(findings.abstract(climbed()))
+    assert told in plain(findings.findings(climbed()))
     one = at_target({}, "sdpa.auto", "sdpa.cudnn", "kernel.wgmma")
     assert climb.standing_sentence(one).startswith("The hand-written kernel `kernel.wgmma` takes 36.0")
     gone = {(name, TARGET): ("failed", "before timing") for name in ("kernel.wgmma", "kernel.mma")}
@@ -186,7 +186,8 @@ def test_the_lead_of_the_best_is_said():
     assert told.startswith("At each shape, the fastest of `sdpa.flash`, `sdpa.cudnn` and `peer.flash4` takes 0.632×")
     assert f" the interval of the ratio is above 1 at {count - 1} of {count} shapes. By `device` warm it is " in told
     assert told.endswith("none with more keys than queries, as in decoding, and none with shared heads of keys.")
-    assert told in plain(findings.abstract(led))
+    assert told in plain(findings.findings(led))
+    assert f"is ahead of the fastest of all else at {count - 1} of {count} shapes" in plain(findings.abstract(led))
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"
     assert lead.sentence(climbed()) == ""

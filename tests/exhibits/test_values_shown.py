@@ -40,10 +40,10 @@ def test_values_come_first():
         assert re.match(TURNED, plain(exhibit(valued, told)))
     assert re.match(rf"1\. \*\*Values\.\*\* {TURNED}", exhibit(valued, "verdicts.findings").text)
     assert exhibit(inferred, "verdicts.findings").text.startswith(f"1. **Values.** {ALONE}\n2. ")
-    assert f"each a fresh process. {ALONE} At the target shape" in plain(findings.abstract(inferred()))
+    assert f" {ALONE} Every case was checked" in plain(findings.abstract(inferred()))
     assert re.search(
         r"`sdpa\.flash` has the smallest median there\. .* Over the values: 0\.80+ \[[^]]*\] on rising 24 values",
-        plain(findings.abstract(only("sdpa.flash", "sdpa.cudnn"))),
+        plain(findings.at_target(only("sdpa.flash", "sdpa.cudnn"))),
     )
 
 
@@ -130,7 +130,9 @@ def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other(data):
     show = select_run.showing(loaded("mine"))
     turned = "**Whether `sdpa.flash` is faster than `sdpa.auto` depends on the values**"
     said = plain(show("verdicts.abstract").content)
-    assert said.index(turned) < said.index(" (Run `kinds`.) At the target shape")
+    assert said.index("values (run `kinds`). The values decide whether `sdpa.flash` is faster") < said.index(
+        "That is of normal values alone."
+    )
     assert show("verdicts.findings").content.text.startswith(f"1. **Values.** {turned}")
     assert show("verdicts.abstract").run == "mine"
 
@@ -140,7 +142,7 @@ def test_a_run_with_kinds_shows_its_own(data):
     record("newer", of_kinds(FEW_US))
     mine = loaded("mine")
     assert select_run.showing(mine).companions["valued"]() is mine
-    assert "(Run `" not in plain(select_run.showing(mine)("verdicts.abstract").content)
+    assert "(run `" not in plain(select_run.showing(mine)("verdicts.abstract").content)
 
 
 def test_kinds_of_another_device_are_not_shown(data):

@@ -255,8 +255,11 @@ def test_a_statement_says_what_was_found_whichever_way_it_came_out(run, shape, s
     assert said in plain(target.statement(run(), shape))
 
 
-def test_the_abstract_says_what_the_tables_do():
-    told = plain(findings.abstract(contradicted()))
+def test_the_abstract_and_the_target_say_what_the_tables_do():
+    assert "the verdict depends on the timing: faster by `device` warm (1.25" in plain(
+        findings.abstract(contradicted())
+    )
+    told = plain(findings.at_target(contradicted()))
     assert "the verdict depends on the timing: faster by `device` warm (1.25" in told
     assert "0.839 TFLOP/s, 42 % of what the ceilings measured in the same run allow" in told
     alone = plain(findings.abstract(lonely()))

@@ -353,8 +353,7 @@ def test_the_abstract_on_the_page_is_the_one_written(tiny):
     printed = read(folder, "report").select_one("section.abstract").get_text()
     before, after = findings.abstract(of).markdown.replace("`", "").split("[](#environment.hashes)")
     assert re.search(f"{re.escape(before)}01_environment{re.escape(after)}", printed)
-    assert "We measure 3 implementations" in printed
-    assert "at 7 shapes, with 8 samples" in printed
+    assert "we time 3 implementations of scaled dot-product attention at 7 shapes" in printed
 
 
 def test_the_page_of_models_shows_the_record_that_was_made_on_the_device(tiny):

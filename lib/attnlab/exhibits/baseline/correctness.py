@@ -25,11 +25,6 @@ def correctness(results: Results) -> Prose:
     return Prose(say("baseline.correctness", errors=errors, **counts, **found))
 
 
-def timed_outputs(results: Results) -> str:
-    """How many timed outputs were compared, and how near the worst came to what is allowed, in a sentence."""
-    return say("baseline.timed_outputs", outputs=gate.timed_outputs(results))
-
-
 @exhibit("baseline.checks")
 def checks(results: Results) -> Table:
     """The results of the gate by implementation, over all shapes."""

@@ -1,24 +1,27 @@
-"""What a reader should keep: the abstract, the findings in a box, and the sign of the lead under each timing."""
+"""What a reader should keep: the abstract, the findings in a box, the target, and the lead under each timing."""
 
 from collections.abc import Callable
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.audit import in_short
-from attnlab.exhibits.baseline.correctness import timed_outputs
 from attnlab.exhibits.baseline.figures import costliest
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Box, Figure, Prose
 from attnlab.exhibits.environment.load import slowed
-from attnlab.exhibits.environment.machine import device_words, effort_words
+from attnlab.exhibits.environment.machine import device_words
 from attnlab.exhibits.environment.panel import agreeing
 from attnlab.exhibits.kernels import lead as of_kernels
 from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.style import TIMINGS, ratio_rows
 from attnlab.exhibits.verdicts import values
 from attnlab.exhibits.words import say
-from attnlab.infer.facts.lead import lead
+from attnlab.infer import kinds
+from attnlab.infer.facts.lead import Lead, lead
+from attnlab.infer.kernels import leads
+from attnlab.infer.kernels.leads import Leads
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results, absence
+from attnlab.study.values import CAPTURED
 
 
 @exhibit("verdicts.signs")
@@ -64,22 +67,54 @@ def _ladder(results: Results) -> str:
 @exhibit("verdicts.abstract")
 def abstract(results: Results, valued: Results | None = None) -> Prose:
     """The paper in one paragraph."""
-    study = results.study
+    study, found = results.study, valued or results
     if results.table.empty:
         return Prose(_nothing(results))
+    shape = found.study.target_shape
+    names = [one.values for one in kinds.shapes(found, shape)]
     return Prose(
         say(
             "verdicts.abstract",
             implementations=len(study.implementations),
             shapes=len(study.shapes),
             device=device_words(results),
-            effort=effort_words(results),
-            values=values.in_short(results, valued),
-            at_target=_at_target(results),
-            standing=standing(results),
-            outputs=timed_outputs(results),
+            kinds=len(names),
+            captured=any(name.startswith(CAPTURED) for name in names),
+            alone=study.target_shape.values if len(names) < 2 else "",
+            plain=study.target_shape.values,
+            turned_over=kinds.turned(found, shape),
+            safest_over=kinds.safest(found, shape),
+            run="" if found.run.name == results.run.name else found.run.name,
+            baseline=study.baseline,
+            best=_best(results),
+            ahead=_ahead(results),
         )
     )
+
+
+def _best(results: Results) -> Leads | None:
+    """The leads of `kernel.best` under the headline timing, if it has any."""
+    try:
+        return next((one for one in leads.of_best(results) if one.timing == results.headline), None)
+    except NotMeasured:
+        return None
+
+
+def _ahead(results: Results) -> Lead | None:
+    """The lead of the fastest candidate at the target, if it has a smaller median there than the baseline."""
+    try:
+        return lead(results) if results.fastest(results.study.target_shape) != results.study.baseline else None
+    except NotMeasured:
+        return None
+
+
+@exhibit("verdicts.at_target")
+def at_target(results: Results) -> Prose:
+    """What the baseline reaches at the target, and how the fastest candidate compares with it there and elsewhere."""
+    shape = results.study.target_shape
+    row = results.row(results.study.baseline, shape)
+    facts = {"row": row, "median": median_of(row), "label": shape.label, "timing": results.headline}
+    return Prose(say("verdicts.at_target", lead=_ahead(results), **facts))
 
 
 def _nothing(results: Results) -> str:
@@ -90,17 +125,6 @@ def _nothing(results: Results) -> str:
         missing_clocks=missing if len(missing) == len(study.timings) else [],
         reasons={name: absence(results, name, study.target_shape) for name in study.implementations},
     )
-
-
-def _at_target(results: Results) -> str:
-    shape, baseline = results.study.target_shape, results.study.baseline
-    try:
-        row = results.row(baseline, shape)
-    except NotMeasured as missing:
-        return f"{missing}."
-    ahead = lead(results) if results.fastest(shape) != baseline else None
-    facts = {"row": row, "median": median_of(row), "label": shape.label, "timing": results.headline}
-    return say("verdicts.at_target", lead=ahead, **facts)
 
 
 FINDINGS: tuple[Callable[[Results], str], ...] = (
