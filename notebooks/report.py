@@ -177,13 +177,6 @@ show("verdicts.false_positives")
 # %%
 show("baseline.span")
 
-# %% [markdown]
-# [](#roofline.speed_of_light) has a panel for each implementation, before the others in grey. Short sequences leave every
-# implementation far from its floor: there the launch and the first tile decide. Which ceiling sets the floor changes with the length.
-
-# %%
-show("roofline.speed_of_light")
-
 # %%
 show("roofline.regimes")
 
@@ -213,21 +206,10 @@ show("verdicts.timings")
 # %% [markdown]
 # ## Clock, cache, power
 #
-# [](#verdicts.signs) has the lead at every shape, a mark for each timing: how far the marks of a row lie apart is what a report
-# leaves out that names no clock.
-
-# %%
-show("verdicts.signs")
+# What a clock and a cache change, shape by shape, is on the page [06_verdicts](06_verdicts.html).
 
 # %%
 show("environment.launch_gap")
-
-# %% [markdown]
-# [](#environment.timings) shows how much that matters along the length. The ratio falls as the calls get longer: what
-# the host adds is hidden, and the tensors no longer fit the cache.
-
-# %%
-show("environment.timings")
 
 # %%
 show("environment.load")

@@ -150,7 +150,7 @@ def timings(results: Results, shape: Shape) -> Table:
     )
 
 
-@exhibit("verdicts.statement", shape=target)
+@exhibit("verdicts.statement", of="valued", shape=target)
 def statement(results: Results, shape: Shape) -> Prose:
     """A statement on a shape's best candidate, positive or negative: title, abstract, results, power and limits.
 

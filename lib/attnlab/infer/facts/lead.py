@@ -18,7 +18,7 @@ class Lead:
     Attributes:
         is_alone: whether there is no other candidate at the target.
         counts: under each timing, the tally of the verdicts over all shapes, and how many shapes these are.
-        axes: the timing axes (clock, cache) that flip the sign.
+        axes: the timing axes (clock, cache) that flip the sign, at `flips` of `shapes` shapes.
         at_target: the verdict under each timing.
         over: the verdicts over every kind of values at the target.
     """
@@ -27,6 +27,8 @@ class Lead:
     is_alone: bool
     counts: dict[Timing, tuple[Counter[str], int]]
     axes: list[str]
+    flips: int
+    shapes: int
     at_target: dict[Timing, Verdict]
     over: OverKinds
 
@@ -44,6 +46,8 @@ def lead(results: Results) -> Lead:
         len(results.candidates(shape)) == 1,
         {timing: (tally(verdicts), len(verdicts)) for timing, verdicts in judged.items() if verdicts},
         flipping_axes(found.values()),
+        sum({"faster", "slower"} <= {verdict.decision for verdict in under.values()} for under in found.values()),
+        len(found),
         results.under_each(name, shape),
         kinds.over(results, name, shape),
     )
