@@ -259,6 +259,7 @@ def test_the_abstract_and_the_target_say_what_the_tables_do():
     assert "the verdict depends on the timing: faster by `device` warm (1.25" in plain(
         findings.abstract(contradicted())
     )
+    assert "**Clocks.** The clock changes the sign at 1 of 1 shape." in plain(findings.findings(contradicted()))
     told = plain(findings.at_target(contradicted()))
     assert "the verdict depends on the timing: faster by `device` warm (1.25" in told
     assert "0.839 TFLOP/s, 42 % of what the ceilings measured in the same run allow" in told
