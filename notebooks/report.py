@@ -41,7 +41,7 @@ show("baseline.throughput")
 # compares the implementations that PyTorch chooses among, which any new kernel has to beat, with each other, with other
 # packages and with kernels of our own. Of these, `kernel.bounded` guesses the largest score of a row and computes again where
 # the guess fails, which values decide; `kernel.lazy` guesses nothing; and `kernel.best` is, for a shape, the one that a device
-# was tuned to before the run. A lead is *claimable* from 1.10 on and under the conditions of the Method.
+# was tuned to before the run. Which leads are *claimable* is in the Method, under Verdicts.
 
 # %%
 show("verdicts.findings")

@@ -16,6 +16,7 @@ from attnlab.measure.gate.check import OUTPUTS, Check, Error
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import environment
 from attnlab.measure.session import checks as checking
+from attnlab.measure.session import rows
 from attnlab.measure.subjects import attend, inputs, outputs, peers, sdpa
 from attnlab.measure.subjects.implementation import Implementation, Unsupported, attempt, by_sequence, with_gradients
 from attnlab.measure.subjects.oracle import of_each_head
@@ -466,6 +467,13 @@ def test_the_check_speaks_of_the_output_that_strays_farthest():
     assert (check.output, check.passed) == ("dK", False)
     assert check.error.maximum == pytest.approx(1, rel=1e-2)
     assert check.strain > 2
+
+
+@pytest.mark.parametrize(
+    ("strain", "kept"), [(0.0, 0.0), (0.16666, 0.167), (0.5, 0.5), (1.0001, 1.01), (123.4, 124.0), (math.inf, math.inf)]
+)
+def test_a_strain_is_kept_in_three_digits_and_above_one_stays_above(strain, kept):
+    assert rows.in_three_digits(strain) == pytest.approx(kept)
 
 
 def test_strain_is_in_units_of_what_is_allowed():

@@ -163,7 +163,7 @@ SAMPLES = Table(
         *(IMPLEMENTATION, *AXES, CLOCK, CACHE, REPLICATE, PROCESS),
         Column("round", COUNT, "the round within the replicate", key=True),
         Column("position", COUNT, "the place within the round's random order"),
-        Column("started_s", AT_LEAST_0, "when it began, since the process did"),
+        Column("started_s", AT_LEAST_0, "when it began, since the process did; from 2026-11-24 on to 8 µs"),
         Column("launches", SIZE, "calls that one timing spans; the latency is their mean"),
         Column("latency_us", LATENCY, "the sample"),
         Column(

@@ -123,7 +123,7 @@ class Rounds:
         for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
             if comparison.strain > 1 and subject.alive:
                 comparison = replace(comparison, bounds=self._bounds_on(drawn))
-            sample.strain = comparison.strain
+            sample.strain = rows.in_three_digits(comparison.strain)
             if comparison.strain > 1 and subject.alive:
                 subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
 
