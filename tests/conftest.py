@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import starmap
 from pathlib import Path
 
 import ladders
@@ -294,6 +295,25 @@ def forget_choices(monkeypatch):
         monkeypatch.setattr(attend, name, value)
 
 
+def choice(shape, implementation, **speedups):
+    """The choice of an implementation at a shape; of backends of SDPA, the speedups may be given by their last name."""
+    from attnlab.runs.dispatch import Choice
+
+    axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
+    measured = {"speedup": 1.2, "low": 1.1, "high": 1.3, "speedups": {f"sdpa.{n}": s for n, s in speedups.items()}}
+    return Choice(**axes, implementation=implementation, **measured)
+
+
+def table(*made, device="NVIDIA H200", **fields):
+    """A dispatch table of these choices, for this PyTorch."""
+    import torch
+
+    from attnlab.runs.dispatch import Dispatch
+
+    stated = {"run": "r", "seal": "s", "device": device, "torch": torch.__version__, "timing": "eager clock"}
+    return Dispatch(**stated | fields, choices=list(made))
+
+
 @pytest.fixture
 def by_table(monkeypatch, data):
     """Has `attend` go by a table of these choices of (shape, implementation), as `make dispatch` would write it."""
@@ -305,21 +325,9 @@ def by_table(monkeypatch, data):
 
     forget_choices(monkeypatch)
 
-    def choice(shape, implementation):
-        axes = {axis: value for axis, value in shape.axes.items() if axis in dispatch.Choice.AXES}
-        return dispatch.Choice(**axes, implementation=implementation, speedup=1.2, low=1.1, high=1.3)
-
     def use(*made):
-        table = dispatch.Dispatch(
-            run="r",
-            seal="s",
-            device=torch.cuda.get_device_name(),
-            torch=torch.__version__,
-            timing="eager clock, warm cache",
-            choices=[choice(shape, implementation) for shape, implementation in made],
-            sources={name: ladder.hashes()[name] for _, name in made if name.startswith("kernel.")},
-        )
-        dispatch.write(table)
+        sources = {name: ladder.hashes()[name] for _, name in made if name.startswith("kernel.")}
+        dispatch.write(table(*starmap(choice, made), device=torch.cuda.get_device_name(), sources=sources))
         attend.use()
 
     return use

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import forget_choices
+from conftest import choice, forget_choices, table
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab
@@ -19,7 +19,6 @@ from attnlab.measure.instruments import environment
 from attnlab.measure.subjects import attend, inputs, rungs, sdpa
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.runs import dispatch
-from attnlab.runs.dispatch import Choice, Dispatch
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
@@ -78,17 +77,6 @@ def test_it_is_importable_and_the_package_alone_imports_no_torch():
 
 
 # The table that it goes by
-
-
-def choice(shape: Shape, implementation: str, **speedups: float) -> Choice:
-    axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
-    measured = {"speedup": 1.2, "low": 1.1, "high": 1.3, "speedups": {f"sdpa.{n}": s for n, s in speedups.items()}}
-    return Choice(**axes, implementation=implementation, **measured)
-
-
-def table(*made: Choice, device: str = "NVIDIA H200", **fields) -> Dispatch:
-    stated = {"run": "r", "seal": "s", "device": device, "torch": torch.__version__, "timing": "eager clock"}
-    return Dispatch(**stated | fields, choices=list(made))
 
 
 @pytest.fixture
