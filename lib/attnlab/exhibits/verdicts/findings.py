@@ -54,13 +54,8 @@ def findings(results: Results, valued: Results | None = None) -> Box:
     return Box("Findings", "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)))
 
 
-def standing(results: Results) -> str:
-    """What hand-written kernels reach; empty for a run without any."""
-    return of_kernels.sentence(results) or standing_sentence(results)
-
-
 def _ladder(results: Results) -> str:
-    sentence = standing(results)
+    sentence = of_kernels.sentence(results) or standing_sentence(results)
     return f"**The ladder.** {sentence}" if sentence else ""
 
 
@@ -80,7 +75,6 @@ def abstract(results: Results, valued: Results | None = None) -> Prose:
             device=device_words(results),
             kinds=len(names),
             captured=any(name.startswith(CAPTURED) for name in names),
-            alone=study.target_shape.values if len(names) < 2 else "",
             plain=study.target_shape.values,
             turned_over=kinds.turned(found, shape),
             safest_over=kinds.safest(found, shape),

@@ -78,8 +78,9 @@ def others(results: Results) -> list[str]:
 
 def rivals(results: Results, timing: Timing) -> dict[Shape, str]:
     """The fastest of the `others` under one timing, at each shape at which any of them has a latency."""
-    there = [shape for shape in results.study.shapes if set(others(results)) & set(results.at(shape, timing).index)]
-    return {shape: results.fastest(shape, timing, others(results)) for shape in there}
+    names = others(results)
+    there = [shape for shape in results.study.shapes if set(names) & set(results.at(shape, timing).index)]
+    return {shape: results.fastest(shape, timing, names) for shape in there}
 
 
 def _under(results: Results, timing: Timing) -> dict[Shape, Lead]:

@@ -24,7 +24,7 @@ def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str
     if q.shape == k.shape:  # looked at first, since a user's own call would look at nothing
         return {"is_causal": causal, "scale": scale}
     grouped = q.ndim > 3 and bool(k.shape[-3] != q.shape[-3])  # while torch.compile traces, sizes are symbols
-    # Behind a mask that is aligned to the end, torch returns None for a batch of no sequences on a GPU.
+    # A batch of no sequences has nothing to mask.
     if not causal or bool(k.shape[-2] == q.shape[-2]) or bool(q.numel() == 0):
         return {"is_causal": causal, "scale": scale, "enable_gqa": grouped}
     return {"attn_mask": causal_lower_right(q.shape[-2], k.shape[-2]), "scale": scale, "enable_gqa": grouped}
