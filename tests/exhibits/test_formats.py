@@ -127,6 +127,9 @@ def test_shapes_are_told_apart_by_what_is_special():
     assert formats.shapes(decoding, decoding) == "B=2 H=4 S=1, 2 KV heads, 128 keys; B=2 H=4 S=1, 2 KV heads, 256 keys"
     trained = [Shape(2, 4, length, 64, causal=True, direction="training") for length in (64, 128)]
     assert formats.shapes(trained, trained) == "B=2 H=4 S=64 and 128, causal, training"
+    kinds = [Shape(2, 4, 64, 64, values=kind) for kind in ("normal", "sd 6", "zeros")]
+    assert formats.shapes(kinds, kinds) == "B=2 H=4 S=64, 3 kinds of values"
+    assert formats.shapes(kinds[1:2], kinds) == "B=2 H=4 S=64, sd 6 values"
 
 
 def test_one_of_a_kind_is_no_plural():

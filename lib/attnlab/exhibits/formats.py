@@ -145,14 +145,20 @@ def count(amount: int, one: str) -> str:
 def shapes(values: Sequence[Shape], among: Sequence[Shape] = ()) -> str:
     """``B=32 H=8 S=4096 and 8192 D=64, with and without the causal mask``, groups separated by semicolons.
 
+    Of shapes that differ in their values alone, the number of kinds is said.
+
     Args:
         among: the shapes that these have to be distinguished from, such as all of a study: head_dim and dtype are
             named where they differ among them. Without any, they are always named.
     """
     heads_differ, types_differ = (len({getattr(value, axis) for value in among}) != 1 for axis in ("head_dim", "dtype"))
     masks: dict[tuple[int, int, str, str, int], set[bool]] = {}
+    on_kinds: dict[Shape, list[Shape]] = {}
     for value in values:
-        special = "".join(f", {word}" for word in value.special)
+        on_kinds.setdefault(value.plain, []).append(value)
+    for plain, (value, *others) in on_kinds.items():
+        words = [*plain.special, f"{1 + len(others)} kinds of values"] if others else value.special
+        special = "".join(f", {word}" for word in words)
         kind = f" D={value.head_dim}" * heads_differ + f" {value.dtype}" * types_differ
         masks.setdefault((value.batch, value.heads, kind, special, value.seq_len), set()).add(value.causal)
     groups: dict[tuple[int, int, str, str, bool, bool], list[str]] = {}
