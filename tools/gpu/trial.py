@@ -103,7 +103,7 @@ def _time(shape: Shape, names: list[str], first: str, rounds: int, apart: bool) 
                 windows.draw(number)
             for name in random.sample(list(cases), len(cases)):
                 latencies[name].append(sampler(cases[name]).latency_us)
-    mean, largest = errors[first]
+    mean, largest = errors.get(first, (0.0, 0.0))
     took = [f"{median(latencies[name]):14.2f}" if name in cases else f"{'-':>14}" for name in names]
     erred = [f"{errors[n][0] / mean:8.2f},{errors[n][1] / largest:5.2f}" if n in errors and mean else "" for n in names]
     if apart:
