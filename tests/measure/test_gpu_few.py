@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+import attnlab
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
@@ -72,6 +73,18 @@ def require_right(output, given, sequence, length, causal, words):
         alone = (q[:, :, blind:], k[:, :, :length], v[:, :, :length])
         check = Gate(alone, causal).check(output[None, :, blind:].clone())
         assert check.passed, f"{words}, sequence {sequence}: {check.reason}"
+
+
+@pytest.mark.parametrize("seq_len", [4, 100])
+def test_attend_takes_lengths_whatever_lies_behind_them_and_whether_the_kernel_serves(few, seq_len):
+    shape, lengths = MODEL.resized(seq_len=seq_len), [1700, 3000, 120, 0]
+    q, k, v = drawn(shape)
+    for sequence, length in enumerate(lengths):
+        k[sequence, :, length:] = v[sequence, :, length:] = torch.nan
+    for dtype in (torch.int32, torch.int64):
+        output = attnlab.attend(q, k, v, causal=True, kv_lens=torch.tensor(lengths, dtype=dtype, device=GPU))
+        for sequence, length in enumerate(lengths):
+            require_right(output[sequence], (q, k, v), sequence, length, True, str(shape))
 
 
 def test_a_sequence_has_the_same_bits_whatever_the_others_hold(few):

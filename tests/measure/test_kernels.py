@@ -589,6 +589,14 @@ def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(launched,
     assert [best.kernel(*tensors).rung.tiles[0].name for tensors in special] == ["near"] * 3
 
 
+def test_the_best_of_few_queries_has_the_tile_for_their_rows(h200, folder):
+    tiles = [TILE | {"name": f"rows_{rows}", "rows": rows} for rows in (16, 64)]
+    ladders.write(folder, rung(*tiles, arguments="split keys", merge="merge", most_queries=8))
+    tuned(choice("rows_16", rows=4, seq_len=60, heads=2, causal=True))
+    kernel = registry.find("kernel.best").call.kernel(on_gpu(2, 24, 8, 64), *[on_gpu(2, 1, 60, 64)] * 2, True)
+    assert kernel.rung.tiles_for(64, 60, True, 192)[0].name == "rows_64"
+
+
 def test_the_best_is_chosen_once_for_a_layout(launched, monkeypatch):
     path = tuned(choice("long"))
     best, prepared = registry.find("kernel.best").call, []

@@ -210,9 +210,17 @@ class Rung(Step):
         """The name that a study calls it by."""
         return PREFIX + self.name
 
-    def tiles_for(self, head_dim: int, kv_len: int, causal: bool) -> list[Tile]:
-        """The tiles that serve such shapes, in the entry's order; the first is what runs."""
-        return [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
+    def tiles_for(self, head_dim: int, kv_len: int, causal: bool, rows: int = 0) -> list[Tile]:
+        """The tiles that serve such shapes, in the entry's order; the first is what runs.
+
+        Args:
+            rows: the queries of all heads that share a head of K and V. With split keys, only the first tile that holds
+                them serves them, or else the last; 0 for all.
+        """
+        tiles = [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
+        if rows and self.arguments == "split keys":
+            return [tile for tile in tiles if tile.rows >= rows][:1] or tiles[-1:]
+        return tiles
 
     def serves_queries(self, seq_len: int) -> bool:
         """Whether it serves so many queries of a head."""

@@ -292,7 +292,7 @@ def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
     if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
         raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
     kv_len, head_dim = k.shape[2:]
-    tiles = rung.tiles_for(head_dim, kv_len, causal)
+    tiles = rung.tiles_for(head_dim, kv_len, causal, q.shape[2] * q.shape[1] // (k.shape[1] or 1))
     if not tiles:
         mask = ladder.MASKS[causal]
         raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
@@ -301,9 +301,6 @@ def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
     if not q.numel():
         raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
     tile = tiles[0]
-    if rung.arguments == "split keys":
-        rows = q.shape[2] * q.shape[1] // k.shape[1]
-        tile = next((one for one in tiles if rows <= one.rows), tiles[-1])
     if limit := maps.limit(q, tile.rows, packed=rung.arguments == "views"):
         raise Unsupported(f"{rung.name} serves {limit}, which queries of {tuple(q.shape)} exceed")
     return dtypes[0], tile
