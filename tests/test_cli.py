@@ -107,7 +107,7 @@ def test_measuring_into_a_complete_run(capsys, recorded):
 
 def test_a_study_that_is_not_there(capsys, data):
     expected = (
-        "there is no study 'nope'; studies/ has backends, cpu, dispatch, gpu, ladder, peers, quick, scaling, values"
+        "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch, gpu, ladder, peers, quick, scaling, values"
     )
     assert said(capsys, "measure", "--study", "nope") == expected
     for near in ("quick.yaml", "quik"):

@@ -16,7 +16,7 @@ STUDIES = sorted(path.stem for path in paths.STUDIES.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert STUDIES == ["backends", "cpu", "dispatch", "gpu", "ladder", "peers", "quick", "scaling", "values"]
+    assert STUDIES == ["backends", "cpu", "decode", "dispatch", "gpu", "ladder", "peers", "quick", "scaling", "values"]
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_study_is_one_line(write_study, text, problem):
 def test_a_study_that_is_not_there_tells_which_are(name):
     with pytest.raises(UserError) as caught:
         studies.load(name)
-    there = "backends, cpu, dispatch, gpu, ladder, peers, quick, scaling, values"
+    there = "backends, cpu, decode, dispatch, gpu, ladder, peers, quick, scaling, values"
     assert str(caught.value) == f"there is no study {name!r}; studies/ has {there}"
 
 
