@@ -145,9 +145,14 @@ class Step(BaseModel):
 
 
 class Recorded(Step):
-    """A rung as a run recorded it; how kernels are built may have changed since."""
+    """A rung as a run recorded it; how kernels are built may have changed since.
+
+    Attributes:
+        merge: the kernel that merges what CTAs leave, each of which has a work item; empty for none.
+    """
 
     tiles: Annotated[list[Served], Field(min_length=1)]
+    merge: str = ""
 
 
 class Rung(Step):
