@@ -180,13 +180,16 @@ class SplitLaunch(Launch):
         except AttributeError:
             parameters, merging, config = self._of_this_thread()
         lengths = 0 if kv_lens is None else kv_lens.data_ptr()
-        floats = self.workspace_floats
-        workspace = torch.empty(floats, dtype=torch.float32, device=q.device).data_ptr() if floats else 0
-        parameters.point((at_q, at_k, at_v, output.data_ptr(), workspace, lengths))
+        # Held until both are launched: nobody else on this stream gets its memory before.
+        workspace = (
+            torch.empty(self.workspace_floats, dtype=torch.float32, device=q.device) if self.workspace_floats else None
+        )
+        partial_results = 0 if workspace is None else workspace.data_ptr()
+        parameters.point((at_q, at_k, at_v, output.data_ptr(), partial_results, lengths))
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
-        if error == self._success and floats:
-            merging.point((output.data_ptr(), workspace, lengths))
+        if error == self._success and workspace is not None:
+            merging.point((output.data_ptr(), partial_results, lengths))
             config.hStream = stream
             (error,) = self._launch_early(config, self._merge, merging.address, 0)
         if error != self._success:
