@@ -8,18 +8,20 @@ from attnlab.base.version import VERSION
 if TYPE_CHECKING:
     from attnlab.autotune import tune
     from attnlab.measure.attention import attention
+    from attnlab.measure.fp8.quantize import quantize
     from attnlab.measure.subjects.attend import attend
     from attnlab.measure.subjects.model import register
     from attnlab.runs.read import load
     from attnlab.study.shapes import Shape
 
 __version__ = VERSION
-__all__ = ["Shape", "__version__", "attend", "attention", "load", "register", "tune"]
+__all__ = ["Shape", "__version__", "attend", "attention", "load", "quantize", "register", "tune"]
 _HOMES = {
     "Shape": "attnlab.study.shapes",
     "attend": "attnlab.measure.subjects.attend",
     "attention": "attnlab.measure.attention",
     "load": "attnlab.runs.read",
+    "quantize": "attnlab.measure.fp8.quantize",
     "register": "attnlab.measure.subjects.model",
     "tune": "attnlab.autotune",
 }

@@ -12,7 +12,7 @@ from attnlab.base import paths
 from attnlab.paper.printed import BROWSERS
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-REPORTS = paths.ROOT / "reports" / "h200-2026-11-23"
+REPORTS = paths.ROOT / "reports" / "h200-2026-11-24"
 """The published pages, which the repository holds."""
 
 

@@ -500,8 +500,12 @@ def test_what_is_not_supported_is_refused_with_one_reason():
     assert refusal(plain, TRAINING) == "kernel.plain computes no gradients"
     assert refusal(plain, SPREAD) == "kernel.plain takes sequences of one length"
     assert refusal(attend.DISPATCHED, SPREAD) == "dispatch.attend takes sequences of one length"
-    flex, flash4, xformers = peers.PEERS
+    flex, flash4, cudnn, xformers = peers.PEERS
     assert refusal(flex, SPREAD) == "peer.flex takes sequences of one length"
+    for reason, shape in (("takes sequences of one length", SPREAD), ("computes no gradients", TRAINING)):
+        assert refusal(cudnn, shape) == f"peer.cudnn {reason}"
+    for shape in (GROUPED, DECODE):
+        assert refusal(cudnn, shape) == "cuDNN needs an NVIDIA GPU"
     for shape in (GROUPED, DECODE, TRAINING):
         assert refusal(flex, shape) == "peer.flex is measured only on an NVIDIA GPU"
         assert refusal(flash4, shape) == "flash-attn-4 needs an NVIDIA GPU"

@@ -12,7 +12,7 @@ import attnlab
 from attnlab.measure.gate import ordering
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import inspection
-from attnlab.measure.subjects import attend, inputs, registry
+from attnlab.measure.subjects import attend, inputs, peers, registry
 from attnlab.measure.subjects.implementation import Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.runs import tuned
@@ -140,6 +140,50 @@ def test_flash_attn_4_passes_where_it_is_installed(shape):
     if subject.status == "skipped" and subject.reason.startswith("flash-attn-4"):
         pytest.skip(subject.reason)
     assert subject.alive, subject.reason
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        PLAIN,
+        PLAIN.resized(causal=True, head_dim=128, dtype="bfloat16"),
+        PLAIN.resized(causal=True, layout="tokens first"),
+        PLAIN.resized(causal=True, seq_len=200, kv_len=712),
+        PLAIN.resized(scale=0.05, seq_len=333),
+        GROUPED,
+    ],
+    ids=str,
+)
+def test_cudnn_by_its_frontend_passes_where_it_is_installed(shape):
+    subject, checks = gated(cudnn_by_its_frontend(), shape, "cuda")
+    assert subject.alive, subject.reason
+    assert checks["passed"].all()
+    assert {"call", "graph of 1"} == set(checks["route"])
+
+
+def test_cudnn_runs_its_own_kernels_and_plans_a_layout_once():
+    peer = cudnn_by_its_frontend()
+    names = ran(peer.bound(inputs.draw(PLAIN, 0, GPU), PLAIN))
+    assert "sdpa" in names[0], names
+    planned = dict(peers._cudnn_plans)
+    peer.bound(inputs.draw(PLAIN, 1, GPU), PLAIN)()
+    assert peers._cudnn_plans == planned
+
+
+@pytest.mark.parametrize("shape", [PLAIN.resized(dtype="float32"), PLAIN.resized(head_dim=60)], ids=str)
+def test_what_cudnn_does_not_serve_it_refuses_in_a_line(shape):
+    subject, _ = gated(cudnn_by_its_frontend(), shape, "cuda")
+    assert subject.status == "skipped", subject.reason
+    assert "\n" not in subject.reason
+
+
+def cudnn_by_its_frontend():
+    """The peer; skips where its package isn't installed."""
+    try:
+        peers._cudnn(GPU)
+    except Unsupported as error:
+        pytest.skip(str(error))
+    return registry.find("peer.cudnn")
 
 
 # `attnlab.attend` by a table

@@ -30,6 +30,7 @@ LOOKS = {
     "reference.float64": ("#56B4E9", "P"),
     "peer.flex": ("#8C6D1F", "X"),
     "peer.flash4": ("#E69F00", "P"),
+    "peer.cudnn": ("#3A9BDC", "v"),
     "peer.xformers": ("#A6761D", "d"),
     "dispatch.attend": ("#7F7F7F", "*"),
     # The ladder goes from light to dark.

@@ -28,7 +28,11 @@ ON_A_GPU = (
     "nvidia-cublas",
     "nvidia-ml-py",
 )
-OF_PEERS = {"peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"), "peer.xformers": ("xformers",)}
+OF_PEERS = {
+    "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
+    "peer.cudnn": ("nvidia-cudnn-frontend",),
+    "peer.xformers": ("xformers",),
+}
 """On a GPU, by the implementation that imports them."""
 MISSING = "n/a"
 """The version of a package that is not installed."""

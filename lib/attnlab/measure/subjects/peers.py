@@ -1,18 +1,37 @@
-"""Attention from elsewhere, callable if it is installed: PyTorch's FlexAttention, flash-attn-4, xFormers."""
+"""Attention from elsewhere, callable if it is installed.
+
+These are PyTorch's FlexAttention, flash-attn-4, cuDNN through its own frontend, and xFormers.
+"""
 
 import logging
-from functools import cache
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from attnlab.measure.subjects import launch, maps, outputs
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
 from attnlab.measure.subjects.sdpa import offsets
 
+T = TypeVar("T")
+
 # Shapes that one process may compile FlexAttention for, each separately; beyond that, torch silently falls back.
 FLEX_SHAPES = 1024
+# cuDNN's two ways to carry out a graph of attention; each proposes plans of its own, or refuses.
+CUDNN_IMPLEMENTATIONS = ("COMPOSITE", "UNIFIED")
+CUDNN_DTYPES = {torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
+# By what Q, K, V and O are called in a graph.
+CUDNN_TENSORS = (1, 2, 3, 4)
+# A plan is timed by so many calls at once, in so many rounds if it isn't far slower than the fastest in a first one.
+PLAN_CALLS, PLAN_ROUNDS, FAR_SLOWER = 5, 9, 1.5
+# Cycles for which a stream is held until the calls are queued: 0.1 ms at 2 GHz.
+PLAN_HOLD_CYCLES = 200_000
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
@@ -137,8 +156,183 @@ def _memory_efficient() -> Any:
     return _installed("xformers.ops.fmha", "xFormers")
 
 
+def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
+    """cuDNN's attention through its own frontend, by the fastest of the plans that it proposes for a layout.
+
+    SDPA takes the first plan. Here all are built and timed when tensors of a layout come for the first time.
+
+    Raises:
+        Unsupported: the package is not installed or uses another cuDNN than PyTorch, the device is no NVIDIA GPU, no
+            plan serves such tensors, or tensors of this layout come for the first time while a graph is captured.
+    """
+    key = launch.layout(q, k, v, causal, scale)
+    plan = _cudnn_plans.get(key)
+    if plan is None:
+        plan = _cudnn_plans[key] = _cudnn_plan(q, k, v, causal, scale)
+    output = outputs.like(q)
+    plan(q, k, v, output)
+    return output
+
+
+def _cudnn_plan(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> "_CudnnPlan":
+    package = _cudnn(q.device)
+    if q.dtype not in CUDNN_DTYPES:
+        raise Unsupported(f"peer.cudnn takes float16 and bfloat16, not {str(q.dtype).removeprefix('torch.')}")
+    if torch.cuda.is_current_stream_capturing():
+        raise Unsupported("peer.cudnn times its plans at the first call of a layout, which no graph can capture")
+    with torch.cuda.device(q.device):
+        return _CudnnAttention(package, (q, k, v, torch.empty_like(q)), causal, scale).fastest()
+
+
+def _cudnn(device: torch.device) -> Any:
+    if device.type != "cuda":
+        raise Unsupported("cuDNN needs an NVIDIA GPU")
+    package = _installed("cudnn", "nvidia-cudnn-frontend")
+    used, recorded = package.backend_version(), torch.backends.cudnn.version()
+    if used != recorded:
+        raise Unsupported(f"nvidia-cudnn-frontend uses cuDNN {used}, and PyTorch {recorded}")
+    logging.getLogger("cudnn.pygraph").setLevel(logging.ERROR)  # it warns of each implementation that refuses a graph
+    return package
+
+
+@dataclass(frozen=True, eq=False)
+class _CudnnPlan:
+    """One of the plans of a cuDNN graph, built, with its workspace: calls run one after the other on one stream."""
+
+    package: Any
+    graph: Any
+    index: int
+    workspace: Tensor
+    device: int
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, output: Tensor) -> None:
+        """Launch it on torch's current stream of the tensors' device."""
+        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
+            raise Unsupported(f"tensors have to begin at addresses that are multiples of {maps.ALIGNMENT}")
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self(q, k, v, output)
+        handle = _cudnn_handle(self.device, threading.get_ident())
+        self.package.set_stream(handle, torch._C._cuda_getCurrentRawStream(self.device))
+        self.graph.execute_plan_at_index(
+            (q, k, v, output), self.workspace, self.index, handle=handle, tensor_uids=CUDNN_TENSORS
+        )
+
+
+# Never emptied: captured graphs launch what a plan holds.
+_cudnn_plans: dict[Hashable, _CudnnPlan] = {}
+
+
+@cache
+def _cudnn_handle(device: int, thread: int) -> Any:
+    """A handle of cuDNN on a device for a thread: threads must not share one."""
+    with torch.cuda.device(device):
+        return _imported("cudnn").create_handle()
+
+
+@dataclass(frozen=True, eq=False)
+class _CudnnAttention:
+    """Attention on tensors of one layout as cuDNN plans it. The tensors are what its plans are tried on."""
+
+    package: Any
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+    causal: bool
+    scale: float | None
+
+    def fastest(self) -> _CudnnPlan:
+        """The fastest of all plans that work; raises Unsupported if none does."""
+        reasons: list[str] = []
+        plans: list[_CudnnPlan] = []
+        for implementation in CUDNN_IMPLEMENTATIONS:
+            graph = self._unless_refused(partial(self._graph, implementation), reasons)
+            for index in range(graph.get_execution_plan_count() if graph else 0):
+                plan = self._unless_refused(partial(self._plan, graph, index), reasons)
+                plans += [plan] if plan else []
+        if not plans:
+            raise Unsupported(reasons[0])
+        return plans[_fastest([partial(plan, *self.tensors) for plan in plans])]
+
+    def _unless_refused(self, work: Callable[[], T], reasons: list[str]) -> T | None:
+        """The result of `work`; None if cuDNN refuses, and then the first line of its reason is appended."""
+        refusals = (
+            self.package.cudnnGraphNotSupportedError,
+            NotImplementedError,
+            ImportError,
+            ValueError,
+            RuntimeError,
+        )
+        try:
+            return work()
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
+            raise
+        except refusals as error:
+            reasons.append(next(iter(str(error).splitlines()), type(error).__name__))
+            return None
+
+    def _graph(self, implementation: str) -> Any:
+        """A graph of attention, with the plans that cuDNN's heuristics propose for it."""
+        package, (q, k, v, output) = self.package, self.tensors
+        dtype, fp32 = getattr(package.data_type, CUDNN_DTYPES[q.dtype]), package.data_type.FLOAT
+        graph = package.pygraph(
+            io_data_type=dtype,
+            intermediate_data_type=fp32,
+            compute_data_type=fp32,
+            handle=_cudnn_handle(q.get_device(), threading.get_ident()),
+            cuda_graph_retention=package.cuda_graph_retention.NONE,
+        )
+        given = [
+            graph.tensor(dim=list(tensor.shape), stride=list(tensor.stride()), data_type=dtype, uid=uid)
+            for tensor, uid in zip((q, k, v), CUDNN_TENSORS, strict=False)
+        ]
+        result, _ = graph.sdpa(
+            *given,
+            generate_stats=False,
+            attn_scale=q.shape[-1] ** -0.5 if self.scale is None else float(self.scale),
+            # From a single query nothing is hidden, and without a mask cuDNN proposes more.
+            use_causal_mask_bottom_right=self.causal and q.shape[2] > 1,
+            implementation=getattr(package.attention_implementation, implementation),
+        )
+        result.set_output(True).set_uid(CUDNN_TENSORS[-1]).set_data_type(dtype)
+        result.set_dim(list(output.shape)).set_stride(list(output.stride()))
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([package.heur_mode.A, package.heur_mode.FALLBACK])
+        return graph
+
+    def _plan(self, graph: Any, index: int) -> _CudnnPlan:
+        """One of a graph's plans, built and called once."""
+        graph.build_plan_at_index(index)
+        device, size = self.tensors[0].device, graph.get_workspace_size_plan_at_index(index)
+        workspace = torch.empty(max(1, size), dtype=torch.uint8, device=device)
+        plan = _CudnnPlan(self.package, graph, index, workspace, device.index)
+        plan(*self.tensors)
+        torch.cuda.synchronize(device)
+        return plan
+
+
+def _fastest(calls: Sequence[Callable[[], object]]) -> int:
+    """Which of these calls takes the GPU the least time, by the median over rounds in which they take turns."""
+    first_ms = [_calls_ms(call) for call in calls]
+    near = [number for number, ms in enumerate(first_ms) if ms <= FAR_SLOWER * min(first_ms)]
+    rounds = [{number: _calls_ms(calls[number]) for number in near} for _ in range(PLAN_ROUNDS)]
+    return min(near, key=lambda number: median(ms[number] for ms in rounds))
+
+
+def _calls_ms(call: Callable[[], object]) -> float:
+    """How long the GPU takes for a few calls one after the other, in ms, without what the host takes to queue them."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(PLAN_HOLD_CYCLES)
+    start.record()
+    for _ in range(PLAN_CALLS):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
 PEERS = (
     Implementation("peer.flex", flex),
     Implementation("peer.flash4", flash4, ragged=flash4_ragged),
+    Implementation("peer.cudnn", cudnn, differentiable=False),
     Implementation("peer.xformers", xformers),
 )

@@ -1,0 +1,1 @@
+"""Attention in FP8: quantising its inputs, and what that costs in accuracy."""

@@ -1,0 +1,81 @@
+"""What FP8 costs in accuracy, against float64 of inputs that were not quantised."""
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from attnlab.measure.fp8.quantize import E4M3, SCALES, Quantized, quantize
+from attnlab.measure.subjects import inputs, oracle
+from attnlab.study.shapes import Shape
+
+PROBABILITY_SCALE = 2.0**8
+"""By what probabilities, which are at most 1, are multiplied before they are rounded: e4m3 has numbers up to 448."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far an output is from the oracle: root of the mean square, and the largest; infinite where it is NaN."""
+
+    rmse: float
+    maximum: float
+
+    @classmethod
+    def between(cls, output: Tensor, exact: Tensor) -> "Deviation":
+        distance = (output.double() - exact).abs().nan_to_num(nan=math.inf)
+        return cls(distance.square().mean().sqrt().item(), distance.max().item())
+
+
+def attention(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    causal: bool,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Tensor:
+    """softmax(scale·Q·Kᵀ)·V of quantised inputs, from PyTorch's operations that round where an FP8 kernel does.
+
+    Both products are of e4m3 numbers, summed in float32. Probabilities, over the one of the row's largest score, are
+    rounded to e4m3 times `PROBABILITY_SCALE`; their sum, by which the output is divided, is of those not rounded.
+    The output is rounded to `dtype`. That Hopper's tensor cores sum fewer bits is not in it.
+    """
+    tensors = [tensor.dequantized() for tensor in (q, k, v)]
+    queries, keys, values = (tensor.flatten(0, 1) for tensor in oracle.of_each_head(tensors[0], tensors[1], tensors[2]))
+    seq_len, kv_len, head_dim = queries.shape[1], keys.shape[1], queries.shape[2]
+    factor = 1 / math.sqrt(head_dim) if scale is None else scale
+    hidden = oracle.masked(seq_len, kv_len, queries.device) if causal else None
+    group = max(1, oracle.REFERENCE_CHUNK // (seq_len * kv_len))
+    parts = []
+    for some in zip(*(tensor.split(group) for tensor in (queries, keys, values)), strict=True):
+        scores = (some[0] @ some[1].transpose(1, 2)) * factor
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        probabilities = (scores - scores.amax(-1, keepdim=True)).exp_()
+        total = probabilities.sum(-1, keepdim=True) * PROBABILITY_SCALE
+        rounded = (probabilities * PROBABILITY_SCALE).to(E4M3).float()
+        parts.append((rounded @ some[2] / total).to(dtype))
+    return torch.cat(parts).view(q.values.shape)
+
+
+def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> dict[str, Deviation]:
+    """How far attention is from float64 on a shape's values, not quantised, by what its inputs are rounded to.
+
+    The first is the shape's own dtype, composed from single operations (`oracle.composed`); the others are e4m3 with
+    each of `SCALES`, rotated or not. All give their output in the shape's dtype.
+
+    Args:
+        rows: the rows of a block.
+
+    Raises:
+        Unsupported: what was captured doesn't do for this shape.
+    """
+    q, k, v = inputs.draw(shape, seed, device)
+    exact = oracle.float64(q, k, v, shape.causal, shape.scale)
+    found = {shape.dtype: Deviation.between(oracle.composed(q, k, v, shape.causal, shape.scale), exact)}
+    for scales, rotated in product(SCALES, (False, True)):
+        output = attention(*quantize(q, k, v, scales, rows, rotated), shape.causal, shape.scale or None, q.dtype)
+        found[f"e4m3 per {scales}{', rotated' * rotated}"] = Deviation.between(output, exact)
+    return found

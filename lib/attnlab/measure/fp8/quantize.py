@@ -1,0 +1,112 @@
+"""Q, K and V in e4m3, with scales, by PyTorch's operations on any device.
+
+A scale is the largest finite magnitude of what it is for, over 448, the largest number of e4m3. An element is divided
+by its scale in float32 and rounded to e4m3 once, to nearest even: its error is at most 1/16 of itself, or 2^-10 of the
+scale where that is more. What isn't finite becomes NaN, which e4m3 has, and takes no part in its scale.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from attnlab.runs.rules import SEED
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = torch.finfo(E4M3).max
+SCALES = ("tensor", "head", "block")
+"""What has a scale of its own: a tensor, each head of each sequence, or each block of a head's rows."""
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A tensor ``(batch, heads, length, head_dim)`` in e4m3.
+
+    Attributes:
+        values: the tensor, each element over its scale.
+        scales: in float32, ``(batch, heads, blocks)``; ``(1, 1, 1)`` for one scale.
+        rows: how many rows a block has; the last may have fewer.
+    """
+
+    values: Tensor
+    scales: Tensor
+    rows: int
+
+    def dequantized(self) -> Tensor:
+        """The numbers that it stands for, in float32."""
+        return self.values.float() * _of_each_row(self.scales, self.rows, self.values.shape[2])
+
+
+def quantize(
+    q: Tensor, k: Tensor, v: Tensor, scales: str = "head", rows: int = 64, rotated: bool = False
+) -> tuple[Quantized, Quantized, Quantized]:
+    """Q, K and V in e4m3.
+
+    Args:
+        scales: one of `SCALES`.
+        rows: the rows of a block, if each has a scale.
+        rotated: whether Q and K are rotated first (`rotate`), which leaves scores as they are and spreads what is large
+            over a row.
+
+    Raises:
+        ValueError: `scales` is none of them, a tensor is empty or not of `DTYPES`, a block has no rows, or a head_dim
+            that is to be rotated is no power of two.
+    """
+    turned = (rotate(q), rotate(k), v) if rotated else (q, k, v)
+    first, second, third = (_quantized(tensor, scales, rows) for tensor in turned)
+    return first, second, third
+
+
+def rotate(tensor: Tensor) -> Tensor:
+    """The rows of a tensor in float32, rotated: signs changed as by chance, then Hadamard's transform, over √head_dim.
+
+    The same for every tensor of a head_dim, so that products of rotated rows are those of the rows. Each step adds two
+    numbers, so that the bits are the same on every device.
+
+    Raises:
+        ValueError: the head_dim is no power of two.
+    """
+    head_dim = tensor.shape[-1]
+    if head_dim.bit_count() != 1:
+        raise ValueError(f"rotating takes a head_dim that is a power of two, not {head_dim}")
+    rotated, half = tensor.float() * _signs(head_dim).to(tensor.device), 1
+    while half < head_dim:
+        left, right = rotated.unflatten(-1, (-1, 2, half)).unbind(-2)
+        rotated = torch.stack((left + right, left - right), dim=-2).flatten(-3)
+        half *= 2
+    return rotated * head_dim**-0.5
+
+
+@cache
+def _signs(head_dim: int) -> Tensor:
+    return 1.0 - 2.0 * torch.randint(2, (head_dim,), generator=torch.Generator().manual_seed(SEED))
+
+
+def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
+    if scales not in SCALES:
+        raise ValueError(f"unknown scales {scales!r}; known are {', '.join(SCALES)}")
+    if tensor.dtype not in DTYPES or not tensor.numel():
+        raise ValueError(f"quantising takes float16, bfloat16 and float32, not {tensor.dtype} of {list(tensor.shape)}")
+    if rows < 1:
+        raise ValueError(f"a block has at least one row, not {rows}")
+    length = tensor.shape[2]
+    given, rows = tensor.float(), rows if scales == "block" else length
+    unfit = ~given.isfinite()
+    largest = given.abs().masked_fill(unfit, 0.0).amax(-1)
+    if scales == "tensor":
+        largest = largest.amax().view(1, 1, 1)
+    else:
+        blocks = torch.nn.functional.pad(largest, (0, -length % rows)).unflatten(-1, (-1, rows))
+        largest = blocks.amax(-1)
+    # The least scale is the least normal number: a subnormal one may be 0, on devices that flush them or by dividing.
+    found = (largest / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    # What becomes of an infinity that is cast to e4m3 depends on PyTorch's version.
+    values = (given / _of_each_row(found, rows, length)).masked_fill(unfit, torch.nan).to(E4M3)
+    return Quantized(values, found, rows)
+
+
+def _of_each_row(scales: Tensor, rows: int, length: int) -> Tensor:
+    """The scale of each row, ``(batch, heads, length, 1)``; `scales` itself where there is one for all rows."""
+    return scales.repeat_interleave(rows, dim=-1)[..., :length].unsqueeze(-1) if rows < length else scales.unsqueeze(-1)

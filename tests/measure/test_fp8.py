@@ -1,0 +1,261 @@
+"""Quantising Q, K and V to e4m3, and what attention loses by it."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+import attnlab
+from attnlab.measure.fp8 import accuracy
+from attnlab.measure.fp8.quantize import DTYPES, LARGEST, SCALES, quantize, rotate
+from attnlab.measure.subjects import oracle
+from attnlab.study.shapes import Shape
+
+CPU = torch.device("cpu")
+ROWS = 16
+# What division and multiplication in float32 add to a relative error.
+ROUNDED = 1 + 2.0**-20
+SMALL = Shape(1, 2, 128, 64)
+
+
+def drawn(*sizes, dtype=torch.float32, seed=0):
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def quantized(tensor, scales="block", rows=ROWS):
+    return quantize(tensor, tensor, tensor, scales, rows)[2]
+
+
+def of_each_element(found):
+    """The scale of each element, by its own indices."""
+    batch, heads, length, _ = found.values.shape
+    each = torch.empty(found.values.shape)
+    for b, h, row in product(range(batch), range(heads), range(length)):
+        sizes = found.scales.shape
+        each[b, h, row] = found.scales[b % sizes[0], h % sizes[1], row // found.rows]
+    return each
+
+
+def assert_close(tensor, found):
+    """Each element is rounded once, to a number of e4m3 times its scale."""
+    given = tensor.double()
+    error = (found.dequantized().double() - given).abs()
+    assert (error <= torch.maximum(given.abs() / 16, of_each_element(found).double() * 2.0**-10) * ROUNDED).all()
+
+
+# Quantising
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_element_is_rounded_once(scales, dtype):
+    tensor = drawn(2, 3, 40, 64, dtype=dtype) * torch.logspace(-6, 3, 40)[:, None].to(dtype)
+    found = quantized(tensor, scales)
+    assert found.values.dtype == torch.float8_e4m3fn
+    assert_close(tensor, found)
+
+
+@pytest.mark.parametrize(
+    ("scales", "shape", "rows"), [("tensor", (1, 1, 1), 40), ("head", (2, 3, 1), 40), ("block", (2, 3, 3), ROWS)]
+)
+def test_a_scale_is_the_largest_of_what_it_is_for_over_448(scales, shape, rows):
+    tensor = drawn(2, 3, 40, 64)
+    found = quantized(tensor, scales)
+    assert (tuple(found.scales.shape), found.rows, found.scales.dtype) == (shape, rows, torch.float32)
+    for b, h, block in product(*map(range, shape)):
+        every = [slice(None) if count == 1 else slice(n, n + 1) for n, count in ((b, shape[0]), (h, shape[1]))]
+        part = tensor[*every, block * rows : (block + 1) * rows]
+        assert found.scales[b, h, block] == part.abs().max() / LARGEST
+
+
+def test_what_e4m3_has_comes_back_bit_for_bit():
+    every = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float()[:127]
+    tensor = torch.cat([every, -every, every[-2:]]).view(1, 1, 4, 64) * 2.0**-5
+    for scales in ("tensor", "head"):
+        assert torch.equal(quantized(tensor, scales).dequantized(), tensor)
+
+
+def test_a_large_element_costs_only_the_block_that_it_lies_in():
+    tensor = drawn(1, 2, 48, 64)
+    before = quantized(tensor)
+    tensor[0, 1, 20, 5] = 1e4
+    after = quantized(tensor)
+    assert (before.scales != after.scales).nonzero().tolist() == [[0, 1, 1]]
+    assert after.dequantized()[0, 1, 20, 5] == pytest.approx(1e4, rel=1e-6)
+
+
+@pytest.mark.parametrize("scales", SCALES)
+def test_zeros_stay_zeros(scales):
+    tensor = drawn(1, 2, 40, 64)
+    tensor[:, :, :32] = 0
+    found = quantized(tensor, scales)
+    assert torch.equal(found.dequantized()[:, :, :32], tensor[:, :, :32])
+    assert_close(tensor, found)
+    assert torch.equal(quantized(torch.zeros(1, 1, 8, 64), scales).dequantized(), torch.zeros(1, 1, 8, 64))
+
+
+@pytest.mark.parametrize("scales", SCALES)
+def test_what_is_not_finite_becomes_nan_and_nothing_else_does(scales):
+    tensor = drawn(1, 2, 40, 64, dtype=torch.float16)
+    places = [(0, 0, 3, 1), (0, 1, 7, 0), (0, 1, 20, 63)]
+    for place in places:
+        tensor[place] = 0
+    expected = quantized(tensor, scales)
+    for place, value in zip(places, (math.inf, -math.inf, math.nan), strict=True):
+        tensor[place] = value
+    found = quantized(tensor, scales)
+    assert found.dequantized().isnan().nonzero().tolist() == [list(place) for place in places]
+    assert torch.equal(found.dequantized().nan_to_num(nan=0.0), expected.dequantized())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_largest_and_the_least_numbers_of_a_dtype_are_kept(dtype):
+    info = torch.finfo(dtype)
+    largest = torch.full((1, 1, 2, 64), info.max, dtype=dtype)
+    largest[..., 1, :] = -info.max / 2
+    assert_close(largest, quantized(largest))
+    least = torch.full((1, 1, 2, 64), info.smallest_normal * info.eps, dtype=dtype)
+    assert_close(least, quantized(least))
+    assert quantized(least).scales.min() >= torch.finfo(torch.float32).smallest_normal
+
+
+def test_views_are_quantised_as_copies_of_them_are():
+    tensor = drawn(2, 40, 3, 64).transpose(1, 2)[:, :, 3:]
+    for scales in SCALES:
+        view, copy = quantized(tensor, scales), quantized(tensor.contiguous(), scales)
+        assert torch.equal(view.dequantized(), copy.dequantized())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "options", "reason"),
+    [
+        (drawn(1, 1, 8, 64), {"scales": "row"}, "unknown scales 'row'; known are tensor, head, block"),
+        (drawn(1, 1, 8, 64).double(), {}, "not torch.float64 of"),
+        (drawn(1, 1, 0, 64), {}, r"of \[1, 1, 0, 64\]"),
+        (drawn(1, 1, 8, 64), {"scales": "block", "rows": 0}, "at least one row, not 0"),
+        (drawn(1, 1, 8, 96), {"rotated": True}, "a power of two, not 96"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(tensor, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        attnlab.quantize(tensor, tensor, tensor, **options)
+
+
+# Rotating
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 64, 128])
+def test_rotating_leaves_scores_as_they_are(head_dim):
+    q, k = drawn(1, 2, 30, head_dim), drawn(1, 2, 50, head_dim, seed=1)
+    exact = q.double() @ k.double().transpose(2, 3)
+    assert torch.allclose(rotate(q).double() @ rotate(k).double().transpose(2, 3), exact, atol=1e-4)
+    lengths = rotate(q).norm(dim=-1)
+    assert torch.allclose(lengths, q.norm(dim=-1), rtol=1e-5)
+
+
+def test_rotating_is_hadamards_transform_of_changed_signs():
+    matrix = rotate(torch.eye(4))
+    assert torch.equal(matrix.abs(), torch.full((4, 4), 0.5))
+    hadamard = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+    assert torch.equal(matrix, matrix[:, :1] * 2 * hadamard)
+
+
+def test_rotating_spreads_an_outlier_and_v_is_left_alone():
+    tensor = torch.zeros(1, 1, 2, 64)
+    tensor[..., 7] = 80.0
+    q, k, v = quantize(tensor, tensor, tensor, "tensor", rotated=True)
+    assert torch.equal(q.dequantized().abs(), torch.full_like(tensor, 10.0))
+    assert torch.equal(k.values.float(), q.values.float())
+    assert torch.equal(v.dequantized(), tensor)
+
+
+# Attention
+
+
+@pytest.mark.parametrize(
+    ("causal", "kv_heads", "kv_len", "scale"), [(False, 4, 48, None), (True, 2, 80, None), (True, 4, 48, 0.3)]
+)
+@pytest.mark.parametrize("scales", SCALES)
+def test_attention_errs_by_the_rounding_of_its_probabilities(causal, kv_heads, kv_len, scale, scales):
+    q = drawn(2, 4, 48, 64)
+    k, v = drawn(2, kv_heads, kv_len, 64, seed=1), drawn(2, kv_heads, kv_len, 64, seed=2)
+    found = quantize(q, k, v, scales, ROWS)
+    output = accuracy.attention(*found, causal, scale, torch.float32).double()
+    q, k, v = (tensor.dequantized().double() for tensor in found)
+    # A probability errs by 1/16 of itself, or 2^-10 of a step, over a sum that is at least 1.
+    allowed = oracle.float64(q, k, v.abs(), causal, scale) / 16 + kv_len * v.abs().max() * 2.0**-18 + 1e-5
+    error = (output - oracle.float64(q, k, v, causal, scale)).abs()
+    assert (error <= allowed).all()
+    assert error.max() > 1e-4  # they are rounded
+
+
+def test_equal_probabilities_are_not_rounded():
+    v = drawn(1, 2, 64, 64)
+    *zeros, found = quantize(torch.zeros_like(v), torch.zeros_like(v), v)
+    output = accuracy.attention(*zeros, found, False, dtype=torch.float32)
+    assert torch.allclose(output, found.dequantized().mean(2, keepdim=True).expand_as(v), atol=1e-6)
+
+
+def test_heads_are_taken_in_groups_where_scores_are_many(monkeypatch):
+    given = quantize(*(drawn(2, 4, 32, 64, seed=seed) for seed in range(3)))
+    whole = accuracy.attention(*given, True)
+    monkeypatch.setattr(oracle, "REFERENCE_CHUNK", 3 * 32 * 32)
+    assert torch.equal(accuracy.attention(*given, True), whole)
+    assert whole.dtype == torch.float16
+
+
+# What it costs
+
+
+def test_costs_are_of_each_way_to_quantise_beside_the_dtype():
+    found = accuracy.costs(SMALL, CPU)
+    assert list(found) == ["float16", *(f"e4m3 per {one}{more}" for one in SCALES for more in ("", ", rotated"))]
+    fp16, *others = found.values()
+    assert fp16.rmse < 2e-4
+    for deviation in others:
+        assert 10 * fp16.rmse < deviation.rmse < 0.02
+        assert deviation.rmse < deviation.maximum < 0.2
+
+
+@pytest.mark.parametrize("shape", [SMALL.resized(scale=0.4), SMALL.resized(causal=True, kv_heads=1, dtype="bfloat16")])
+def test_costs_are_of_the_shapes_own_scale_mask_and_heads(shape):
+    for name, deviation in accuracy.costs(shape, CPU).items():
+        assert deviation.rmse < (0.08 if "e4m3" in name else 0.01), name
+
+
+def test_against_outliers_it_helps_to_rotate():
+    found = accuracy.costs(SMALL.resized(seq_len=512, values="outliers"), CPU)
+    assert found["e4m3 per tensor, rotated"].rmse < 0.75 * found["e4m3 per tensor"].rmse
+
+
+def test_against_heads_of_different_sizes_it_helps_to_scale_each():
+    q, k, v = (drawn(1, 2, 64, 64, seed=seed) for seed in range(3))
+    v[:, 0] *= 1e-6
+    exact = oracle.float64(q, k, v, False)[:, :1]
+
+    def small_heads_error(scales):
+        return accuracy.Deviation.between(
+            accuracy.attention(*quantize(q, k, v, scales), False, dtype=torch.float32)[:, :1], exact
+        )
+
+    assert small_heads_error("head").rmse < 0.1 * small_heads_error("tensor").rmse
+
+
+def test_a_deviation_is_the_root_of_the_mean_square_and_the_largest():
+    exact = torch.zeros(1, 1, 1, 4, dtype=torch.float64)
+    output = torch.tensor([3.0, -4.0, 0.0, 0.0]).view(exact.shape)
+    assert accuracy.Deviation.between(output, exact) == accuracy.Deviation(2.5, 4.0)
+    output[..., 0] = math.nan
+    assert accuracy.Deviation.between(output, exact) == accuracy.Deviation(math.inf, math.inf)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("scales", SCALES)
+def test_a_gpu_quantises_to_the_same_bits(scales, rotated):
+    given = [drawn(2, 3, 40, 64, dtype=torch.float16, seed=seed) for seed in range(3)]
+    on_gpu = quantize(*(tensor.cuda() for tensor in given), scales, ROWS, rotated)
+    for there, here in zip(on_gpu, quantize(*given, scales, ROWS, rotated), strict=True):
+        assert torch.equal(there.values.view(torch.uint8).cpu(), here.values.view(torch.uint8))
+        assert torch.equal(there.scales.cpu(), here.scales)
