@@ -92,7 +92,8 @@ def run(rung: Rung) -> int:
         kernel = rungs.pinned(rung, tile)
         for mask, length in product(tile.masks, LENGTHS):
             causal, seq_len = mask == ladder.MASKS[True], max(tile.shortest, min(length, tile.longest or length))
-            shape = Shape(1, 2, seq_len, tile.head_dim, causal, rung.dtypes[0])
+            queries = min(seq_len, rung.most_queries or seq_len)
+            shape = Shape(1, 2, queries, tile.head_dim, causal, rung.dtypes[0], kv_len=seq_len)
             q, k, v = (x.cuda() for x in inputs.draw(shape, seq_len, torch.device("cpu")))
             print(f"{kernel.name} at {shape}", flush=True)
             try:

@@ -106,9 +106,8 @@ def test_measuring_into_a_complete_run(capsys, recorded):
 
 
 def test_a_study_that_is_not_there(capsys, data):
-    expected = (
-        "there is no study 'nope'; studies/ has backends, cpu, dispatch, gpu, ladder, peers, quick, scaling, values"
-    )
+    there = "backends, cpu, decode, dispatch, gpu, ladder, peers, quick, scaling, values"
+    expected = f"there is no study 'nope'; studies/ has {there}"
     assert said(capsys, "measure", "--study", "nope") == expected
     for near in ("quick.yaml", "quik"):
         assert said(capsys, "measure", "--study", near).endswith("values; did you mean 'quick'?")

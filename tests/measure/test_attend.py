@@ -76,6 +76,81 @@ def test_it_is_importable_and_the_package_alone_imports_no_torch():
         _ = attnlab.attends
 
 
+# Sequences of unlike lengths
+
+
+def garbage_after(tensor, lengths):
+    """The same keys or values, with NaN where a sequence has none."""
+    tensor = tensor.clone()
+    for sequence, length in enumerate(lengths):
+        tensor[sequence, :, max(0, length) :] = torch.nan
+    return tensor
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_of_sequences_are_those_of_each_alone(causal, kv_heads, dtype, compiled):
+    q, k, v = inputs.draw(Shape(5, 4, 3, 32, causal, dtype, kv_heads=kv_heads, kv_len=40), 0, CPU)
+    lengths = [40, 17, 3, 0, 90]
+    given = (q, garbage_after(k, lengths), garbage_after(v, lengths))
+    call = torch.compile(attnlab.attend, backend="eager", fullgraph=True) if compiled else attnlab.attend
+    output = call(*given, causal=causal, kv_lens=torch.tensor(lengths))
+    for sequence, length in enumerate(lengths):
+        one = slice(sequence, sequence + 1)
+        if not length:
+            assert not output[one].any()
+            continue
+        right = attnlab.attend(q[one], k[one, :, :length], v[one, :, :length], causal=causal)
+        torch.testing.assert_close(output[one], right)
+
+
+def test_queries_before_the_first_key_are_zero():
+    q, k, v = inputs.draw(Shape(1, 2, 8, 32, True, "float32", kv_len=40), 0, CPU)
+    output = attnlab.attend(q, k, v, causal=True, kv_lens=torch.tensor([5]))
+    assert not output[:, :, :3].any()
+    right = attnlab.attend(q[:, :, 3:], k[:, :, :5], v[:, :, :5], causal=True)
+    torch.testing.assert_close(output[:, :, 3:], right)
+
+
+def test_lengths_of_sequences_have_gradients():
+    shape = Shape(2, 2, 4, 32, dtype="float32", kv_len=12)
+    q, k, v = (tensor.requires_grad_() for tensor in inputs.draw(shape, 0, CPU))
+    attnlab.attend(q, k, v, kv_lens=torch.tensor([5, 12])).sum().backward()
+    assert v.grad[0, :, :5].abs().sum() > 0
+    assert not v.grad[0, :, 5:].any()
+
+
+@pytest.mark.parametrize("lengths", [torch.tensor([1]), torch.tensor([[1, 2]]), torch.tensor([1.0, 2.0])])
+def test_lengths_that_do_not_fit_are_refused(lengths):
+    q, k, v = inputs.draw(Shape(2, 2, 4, 32, dtype="float32"), 0, CPU)
+    with pytest.raises(
+        ValueError, match=r"^kv_lens has to hold a whole number for each sequence of q \(2, 2, 4, 32\)$"
+    ):
+        attnlab.attend(q, k, v, kv_lens=lengths)
+
+
+def test_the_kernel_takes_lengths_where_it_serves_and_sdpa_where_not(monkeypatch):
+    q, k, v = inputs.draw(Shape(2, 2, 4, 64, kv_len=9), 0, CPU)
+    asked = []
+
+    def few(q, k, v, causal, scale, kv_lens):
+        asked.append((causal, scale, kv_lens.dtype, kv_lens.tolist()))
+        if scale:
+            raise Unsupported("another scale")
+        return "computed"
+
+    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
+    monkeypatch.setattr(attend, "_few", lambda: few)
+    lengths = torch.tensor([3, 9])
+    assert attnlab.attend(q, k, v, causal=True, kv_lens=lengths) == "computed"
+    assert attnlab.attend(q, k, v, scale=0.5, kv_lens=lengths).shape == q.shape
+    assert asked == [(True, None, torch.int32, [3, 9]), (False, 0.5, torch.int32, [3, 9])]
+    assert attnlab.attend(q.requires_grad_(), k, v, kv_lens=lengths).requires_grad
+    assert len(asked) == 2
+
+
 # The table that it goes by
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
-VIEWS = [rung for rung in ladder.load() if rung.arguments == "views"]
+VIEWS = [rung for rung in ladder.load() if rung.arguments in ladder.STRIDED]
 INSTANCES = [
     pytest.param((rung, tile), id=f"{rung.name}-{tile.name}-{tile.head_dim}") for rung in VIEWS for tile in rung.tiles
 ]
@@ -35,16 +35,17 @@ def instance(request):
     return kernel, tile
 
 
-def shapes_for(tile: ladder.Tile) -> list[Shape]:
+def shapes_for(rung: ladder.Rung, tile: ladder.Tile) -> list[Shape]:
     """Shapes with other heads, keys, layouts and scales than plain self-attention has, that a tile serves."""
-    length = max(tile.shortest, min(tile.longest or 300, 300))
+    length = max(tile.shortest, min(tile.longest or 300, 300, rung.most_queries or 300))
     plain = Shape(2, 6, length, tile.head_dim)
     found = [
         plain.resized(kv_heads=2),
         plain.resized(kv_heads=1, layout="tokens first"),
         plain.resized(batch=3, seq_len=length // 3 or 1, kv_len=length),
         plain.resized(batch=3, seq_len=1, kv_len=length, kv_heads=3),
-        plain.resized(batch=1, seq_len=length + 100, kv_len=length),
+        plain.resized(batch=1, seq_len=rung.most_queries or length + 100, kv_len=length),
+        plain.resized(batch=2, seq_len=length // 2 or 1, kv_len=tile.longest or 1111),
         plain.resized(scale=0.02, layout="tokens first"),
     ]
     found += [shape.resized(causal=True) for shape in found if shape.seq_len <= shape.kv_len]
@@ -54,7 +55,7 @@ def shapes_for(tile: ladder.Tile) -> list[Shape]:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_instance_passes_the_gate_on_views(instance, dtype):
     kernel, tile = instance
-    for shape in shapes_for(tile):
+    for shape in shapes_for(kernel.rung, tile):
         shape = shape.resized(dtype=dtype)
         drawn = inputs.draw(shape, 1, GPU)
         scale = shape.scale or None
@@ -69,7 +70,8 @@ def test_strides_and_shapes_drawn_at_random(instance):
     for _ in range(12):
         causal = ladder.MASKS[True] in tile.masks and (chance.random() < 0.5 or ladder.MASKS[False] not in tile.masks)
         kv_len = chance.randint(tile.shortest, tile.longest or tile.shortest + 900)
-        seq_len = chance.randint(1, kv_len) if causal else chance.randint(1, 900)
+        most = kernel.rung.most_queries or 900
+        seq_len = chance.randint(1, min(kv_len, most) if causal else most)
         kv_heads, shared, batch = chance.randint(1, 3), chance.randint(1, 4), chance.randint(1, 3)
         scale = chance.choice([None, 0.01, 0.3])
         q = drawn_view(chance, batch, kv_heads * shared, seq_len, tile.head_dim)

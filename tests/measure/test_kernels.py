@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import sizeof
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -22,8 +23,9 @@ from attnlab.compile import check, nvrtc, occupancy
 from attnlab.compile.nvrtc import Build, Instance
 from attnlab.infer.kernels import rungs as recorded_rungs
 from attnlab.measure.session import record
-from attnlab.measure.subjects import registry, rungs
+from attnlab.measure.subjects import launch, registry, rungs
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
+from attnlab.measure.subjects.problem import Packing
 from attnlab.measure.subjects.sdpa import sdpa
 from attnlab.runs import read, schema
 from attnlab.runs.tables import SHARED, TABLES
@@ -125,6 +127,19 @@ def test_the_shared_memory_of_a_tile_is_what_the_kernel_declares(name, compiler,
             storage = STORAGE[name].format(D=tile.head_dim, template=", ".join(map(str, tile.template.values())))
             source.write(f'static_assert(sizeof({storage}) == {tile.shared_bytes}, "{tile.title}");\n')
     assert not nvrtc.build(one, one.architectures[-1], []).error
+
+
+def test_what_splits_keys_is_launched_as_its_source_declares(compiler, tmp_path, monkeypatch):
+    few, folder = ladder.rung("kernel.few"), tmp_path / "kernels"
+    shutil.copytree(paths.kernels(), folder)
+    monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
+    with open(folder / few.source, "a") as source:
+        source.write(f'static_assert(sizeof(Packing) == {sizeof(Packing)}, "the problem");\n')
+        source.write(f'static_assert(Partial<64>::SIZE == 64 + {rungs.PARTIAL_EXTRA}, "the workspace");\n')
+    build = nvrtc.build(few, few.architectures[-1], [merge := few.merge_expression("float16", few.tiles[0])])
+    assert not build.error
+    assert build.instances[merge].most_threads == launch.MERGE_THREADS
+    assert build.instances[merge].parameters == (8, 8, 8, sizeof(Packing))
 
 
 def test_an_error_shows_file_line_flags_and_the_compilers_words(folder, compiler, command):
@@ -452,6 +467,30 @@ def test_what_a_rung_of_views_does_not_serve_is_refused_in_a_sentence(folder, h2
     assert str(caught.value).startswith(f"plain {reason}")
 
 
+MANY = on_gpu(1, 8, 64, 64)
+
+
+def test_what_serves_few_queries_refuses_more_in_a_sentence(folder, h200):
+    ladders.write(folder, rung(TILE, arguments="split keys", merge="merge", most_queries=8))
+    kernel = rungs.implementation("kernel.plain").call
+    with pytest.raises(Unsupported, match=r"^plain serves at most 8 queries of a head, not 64$"):
+        kernel(MANY, MANY, MANY, False)
+    with pytest.raises(Unsupported, match=r"^plain takes no more queries than keys under the causal mask"):
+        kernel(Q, Q[:, :, :7], Q[:, :, :7], True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "kv_heads", "rows"),
+    [(8, 1, 8, 16), (8, 2, 1, 16), (8, 3, 1, 64), (8, 8, 1, 64), (8, 9, 1, 64)],
+)
+def test_a_tile_is_chosen_by_the_rows_that_heads_and_queries_make(folder, h200, heads, queries, kv_heads, rows):
+    tiles = [TILE | {"name": f"rows_{rows}", "rows": rows} for rows in (16, 64)]
+    ladders.write(folder, rung(*tiles, arguments="split keys", merge="merge", most_queries=64))
+    k = on_gpu(1, kv_heads, 100, 64)
+    _, tile = rungs._served(ladder.rung("kernel.plain"), on_gpu(1, heads, queries, 64), k, k, True, None)
+    assert tile.rows == rows
+
+
 @pytest.fixture
 def launched(folder, h200, monkeypatch) -> list[tuple[str, bool]]:
     """The names of the tiles that are compiled, of a rung with two for one head_dim; nothing is launched."""
@@ -548,6 +587,14 @@ def test_the_best_is_chosen_by_the_keys_and_by_what_takes_such_tensors(launched,
     found = {name: best.kernel(*tensors).rung.tiles[0].name for name, tensors in asked.items()}
     assert found == {name: name for name in asked}
     assert [best.kernel(*tensors).rung.tiles[0].name for tensors in special] == ["near"] * 3
+
+
+def test_the_best_of_few_queries_has_the_tile_for_their_rows(h200, folder):
+    tiles = [TILE | {"name": f"rows_{rows}", "rows": rows} for rows in (16, 64)]
+    ladders.write(folder, rung(*tiles, arguments="split keys", merge="merge", most_queries=8))
+    tuned(choice("rows_16", rows=4, seq_len=60, heads=2, causal=True))
+    kernel = registry.find("kernel.best").call.kernel(on_gpu(2, 24, 8, 64), *[on_gpu(2, 1, 60, 64)] * 2, True)
+    assert kernel.rung.tiles_for(64, 60, True, 192)[0].name == "rows_64"
 
 
 def test_the_best_is_chosen_once_for_a_layout(launched, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 from attnlab.measure.subjects import launch, maps, rungs
 from attnlab.measure.subjects.implementation import Broken, Unsupported
-from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout
+from attnlab.measure.subjects.launch import Launch, Maps, Pointers, SplitLaunch, layout
 from attnlab.study import ladder
 
 SUCCESS, REFUSED = (SimpleNamespace(name=name) for name in ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"))
@@ -30,7 +30,7 @@ class Driver:
     CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
 
     def __init__(self):
-        self.launches, self.replaced, self.answer = [], 0, SUCCESS
+        self.launches, self.early, self.replaced, self.answer = [], [], 0, SUCCESS
 
     def CUfunction(self, handle):  # noqa: N802
         return handle
@@ -49,6 +49,22 @@ class Driver:
         tensors = [ctypes.c_uint64.from_address(pointers[number]).value for number in range(4)]
         scalar = ctypes.c_int.from_address(pointers[4]).value
         self.launches.append((function, tuple(size), stream, tensors, scalar))
+        return (self.answer,)
+
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="early")
+
+    def CUlaunchAttribute(self):  # noqa: N802
+        return SimpleNamespace(value=SimpleNamespace())
+
+    CUlaunchConfig = SimpleNamespace
+
+    def cuLaunchKernelEx(self, config, function, parameters, _):  # noqa: N802
+        pointers = (ctypes.c_void_p * 4).from_address(parameters)
+        tensors = [ctypes.c_uint64.from_address(pointers[number]).value for number in range(3)]
+        (attribute,) = config.attrs
+        assert (attribute.id, attribute.value.programmaticStreamSerializationAllowed) == ("early", 1)
+        assert torch.empty(self.workspace_floats).data_ptr() != tensors[1]  # which nobody else may get yet
+        self.early.append((function, config.gridDimX, config.blockDimX, config.hStream, tensors))
         return (self.answer,)
 
 
@@ -121,7 +137,7 @@ def test_the_first_tensors_of_a_layout_may_begin_anywhere(monkeypatch):
     for encode in ("contiguous", "strided"):
         monkeypatch.setattr(maps, encode, lambda tensor, address, rows: addresses.append(address) or b"")
     memory = torch.zeros(Q.numel() + 8, dtype=Q.dtype)
-    for rung in (rung for rung in ladder.load() if rung.arguments != "pointers"):
+    for rung in (rung for rung in ladder.load() if rung.arguments in ladder.MAPPED):
         for first in range(8):
             odd = memory[first:][: Q.numel()].view(Q.shape)
             rungs._encoded(rung, rung.tiles[0], odd, odd, odd)
@@ -152,6 +168,49 @@ def test_it_goes_to_the_device_of_its_tensors_and_comes_back(driver, monkeypatch
     prepared(mapped(), device=1)(Q, Q, Q)
     assert driver.launches[0][2] == 71
     assert current == [0]
+
+
+def split(driver, workspace_floats):
+    """A launch of a kernel that splits keys; the driver notes six addresses of it."""
+
+    def launched(function, *rest):
+        pointers = (ctypes.c_void_p * 7).from_address(rest[-2])
+        driver.launches.append([ctypes.c_uint64.from_address(pointers[number]).value for number in range(6)])
+        return (driver.answer,)
+
+    driver.cuLaunchKernel, driver.workspace_floats = launched, workspace_floats
+    scalars = [ctypes.c_int(9)]
+    made = lambda: (Pointers(scalars, 6), Pointers(scalars, 3))  # noqa: E731
+    return SplitLaunch(5, 6, 128, 1024, 0, made, lambda error: Broken(error), 8, 48, workspace_floats, 2)
+
+
+def test_what_splits_leave_is_merged_by_a_kernel_that_is_launched_early(driver):
+    output = split(driver, 100)(Q, Q, Q)
+    (few,), (merge,) = driver.launches, driver.early
+    assert few[:4] == [Q.data_ptr()] * 3 + [output.data_ptr()]
+    assert few[4]
+    assert few[5] == 0
+    assert merge == (8, 48, launch.MERGE_THREADS, 70, [output.data_ptr(), few[4], 0])
+
+
+def test_one_split_needs_no_merge_and_no_workspace(driver):
+    split(driver, 0)(Q, Q, Q)
+    assert driver.launches[0][4:] == [0, 0]
+    assert not driver.early
+
+
+def test_lengths_of_sequences_are_passed_as_they_lie_on_the_device(driver, monkeypatch):
+    lengths = torch.tensor([3, 8], dtype=torch.int32)
+    made = split(driver, 100)
+    monkeypatch.setattr(made, "device", -1)  # what `get_device` says of a tensor of the host
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1)
+    made.of_lengths(Q, Q, Q, lengths)
+    assert driver.launches[0][5] == driver.early[0][-1][2] == lengths.data_ptr()
+    for wrong in (lengths.long(), lengths[:1], torch.zeros(4, dtype=torch.int32)[::2], lengths.view(2, 1)):
+        with pytest.raises(Unsupported, match=r"^kv_lens has to be an int32 tensor \(2,\) on the device of Q$"):
+            made.of_lengths(Q, Q, Q, wrong)
+    with pytest.raises(Unsupported, match=r"^this kernel takes sequences of one length$"):
+        prepared(mapped()).of_lengths(Q, Q, Q, lengths)
 
 
 @pytest.mark.parametrize("q", VIEWS.values(), ids=VIEWS)

@@ -76,7 +76,7 @@ def tuned(tmp_path, monkeypatch):
 def test_the_fastest_is_chosen_at_each_shape(tuned, capsys):
     choices = tuned({"slow": takes(5), "fast": takes(2)})
     assert [(choice.rung, choice.tile) for choice in choices] == [("plain", "fast")] * 2
-    assert [choice.place for choice in choices] == [(2, 8, 64, False), (2, 16, 64, False)]
+    assert [choice.place for choice in choices] == [(2, 8, 64, False, 0), (2, 16, 64, False, 0)]
     assert [choice.latency_us for choice in choices] == [2000, 2000]
     assert [choice.instance(ladder.load())[1].name for choice in choices] == ["fast", "fast"]
     lines = capsys.readouterr().err.splitlines()

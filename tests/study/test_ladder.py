@@ -83,6 +83,15 @@ def test_tiles_serve_lengths_and_masks_in_the_entrys_order(folder, asked, names)
     assert all(tile.head_dim == 64 for tile in one.tiles_for(*asked))
 
 
+def test_a_rung_may_serve_few_queries_alone(folder):
+    ladders.write(folder, rung(), rung(name="few", most_queries=8))
+    plain, few = ladder.load()
+    assert [[one.serves_queries(count) for count in (1, 8, 9)] for one in (plain, few)] == [
+        [True] * 3,
+        [True, True, False],
+    ]
+
+
 def test_sizes_follow_from_the_head_dim_and_the_template_arguments(folder):
     sizes = {"rows": "16 * warps", "threads": "32 * warps", "shared_bytes": "(2 * head_dim + 7) // 8 * (warps - 1)"}
     stated = {"head_dim": 64, "keys": 1, "template": {"warps": 4}}
@@ -170,7 +179,12 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(folder):
         (rung(dtypes=["float32"]), "rung 'plain': dtypes.0: input should be 'float16' or 'bfloat16', not 'float32'"),
         (rung(dtypes=[]), "rung 'plain': dtypes: list should have at least 1 item*"),
         (rung(architectures=["90a"]), "rung 'plain': architectures.0: string should match pattern*, not '90a'"),
-        (rung(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers', 'tensor maps' or 'views'*"),
+        (rung(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers', 'tensor maps', 'views' or *"),
+        (
+            rung(arguments="split keys"),
+            "rung 'plain': `merge` names the second kernel of `arguments = \"split keys\"`*",
+        ),
+        (rung(merge="merge"), "rung 'plain': `merge` names the second kernel of `arguments = \"split keys\"`, and *"),
         (rung(expected_speedup=0.0), "rung 'plain': expected_speedup: input should be greater than 0, not 0.0"),
         (rung(expected_speedup="fast"), "rung 'plain': expected_speedup: input should be a valid number, not 'fast'"),
         (rung(expected_speedup=math.nan), "rung 'plain': expected_speedup: input should be a finite number, not nan"),

@@ -16,7 +16,7 @@ STUDIES = sorted(path.stem for path in paths.STUDIES.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert STUDIES == ["backends", "cpu", "dispatch", "gpu", "ladder", "peers", "quick", "scaling", "values"]
+    assert STUDIES == ["backends", "cpu", "decode", "dispatch", "gpu", "ladder", "peers", "quick", "scaling", "values"]
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -78,7 +78,8 @@ def test_counters_are_of_the_target_and_of_what_is_named_besides():
 
 def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
     study = studies.load("gpu")
-    rungs = [rung.implementation for rung in ladder.load(paths.ROOT / "kernels")]
+    # What serves few queries alone is measured by the study `decode`.
+    rungs = [rung.implementation for rung in ladder.load(paths.ROOT / "kernels") if not rung.most_queries]
     assert study.implementations == [*implementations.SDPA, "peer.flex", "peer.flash4", *rungs, ladder.BEST]
     served = {(shape.head_dim, shape.dtype) for shape in study.shapes}
     assert served == set(product((64, 128), ("float16", "bfloat16")))
@@ -213,7 +214,7 @@ def test_a_file_that_is_no_study_is_one_line(write_study, text, problem):
 def test_a_study_that_is_not_there_tells_which_are(name):
     with pytest.raises(UserError) as caught:
         studies.load(name)
-    there = "backends, cpu, dispatch, gpu, ladder, peers, quick, scaling, values"
+    there = "backends, cpu, decode, dispatch, gpu, ladder, peers, quick, scaling, values"
     assert str(caught.value) == f"there is no study {name!r}; studies/ has {there}"
 
 

@@ -99,6 +99,36 @@ def test_what_takes_no_views_is_passed_over_where_tensors_are_not_plain(kernels,
     assert made.choice(Shape(1, 8, 512, 64, **special)) == views
 
 
+FEW = {"seq_len": 1, "kv_len": 1000, "heads": 8, "kv_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("axes", "chosen"),
+    [
+        ({}, "few"),
+        ({"seq_len": 10}, "many"),  # 40 rows are nearer to 64 than to 4
+        ({"seq_len": 60, "kv_len": 4000}, "many"),
+        ({"seq_len": 65}, "plain"),
+        ({"seq_len": 8, "kv_len": 8}, "plain"),  # as many as keys
+        ({"scale": 0.5}, "few"),
+    ],
+)
+def test_choices_at_few_queries_are_for_few_queries_alone(kernels, axes, chosen):
+    views = [rung(TILE, name=name, arguments="views") for name in ("few", "many", "plain")]
+    ladders.write(kernels, *views)
+    at = {"few": {"heads": 2, "seq_len": 900, "rows": 4}, "many": {"heads": 2, "seq_len": 900, "rows": 64}}
+    made = tuned(*(choice("", rung=name, **at.get(name, {})) for name in ("few", "many", "plain")))
+    assert made.choice(Shape(**{"batch": 1, "head_dim": 64} | FEW | axes)).rung == chosen
+
+
+def test_where_no_few_queries_were_tuned_the_other_choices_count(kernels):
+    ladders.write(kernels, rung(TILE, name="views", arguments="views"), rung(TILE, name="least", most_queries=8))
+    made = tuned(choice("", rung="views"), choice("", rung="least", seq_len=16))
+    assert made.choice(Shape(batch=1, head_dim=64, **FEW)).rung == "views"
+    assert made.choice(Shape(1, 8, 8, 64)).rung == "least"
+    assert made.choice(Shape(1, 8, 9, 64)).rung == "views"  # the nearer one serves no more than 8 queries
+
+
 def test_a_kernel_that_changed_is_not_run_under_an_old_choice(kernels):
     mine, other = choice(), choice("", rung="other", seq_len=64)
     gone = [choice("longer"), mine.model_copy(update={"rung": "gone"})]

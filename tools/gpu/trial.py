@@ -1,12 +1,14 @@
 """Time kernels that are being written, on every kind of values, beside SDPA's backends and peers: minutes, and no run.
 
 ``ATTNLAB_KERNELS=<folder> python tools/gpu/trial.py lazy,mine sdpa.cudnn,peer.flash4 32,8,512,64 32,8,2048,64c`` times
-rungs of that folder. A shape is batch,heads,seq_len,head_dim, followed by `c` for causal and `b` for bf16. Graphs take
-turns in random order; the median in µs is printed, and below it the mean and the largest error against
-float64, over those of the first implementation that isn't one of the rungs.
+rungs of that folder. A shape is batch,heads,seq_len,head_dim, or these and kv_heads,kv_len, followed by `c` for causal
+and `b` for bf16. Graphs take turns in random order; the median in µs is printed, and below it the mean and the largest
+error against float64, over those of the first implementation that isn't one of the rungs. With ``--apart`` tensors take
+turns that are together larger than the L2, so that K and V come from memory, and the TB/s of K and V are printed too.
 """
 
 import argparse
+import math
 import random
 from statistics import median
 
@@ -15,10 +17,10 @@ import torch
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.clocks.in_process import WARM
 from attnlab.measure.subjects import registry
-from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.case import Call, Case
 from attnlab.measure.subjects.implementation import Broken, Unsupported
 from attnlab.measure.subjects.inputs import Windows
-from attnlab.measure.subjects.oracle import float64
+from attnlab.measure.subjects.oracle import float64, of_each_head
 from attnlab.study import values
 from attnlab.study.ladder import PREFIX
 from attnlab.study.shapes import Shape
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="+")
     parser.add_argument("--values", default=",".join(values.STANDARD), help="kinds, separated by commas")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--apart", action="store_true", help="K and V from memory")
     options = parser.parse_args()
     others = options.others.split(",")
     names = [*others, *(PREFIX + name for name in options.rungs.split(","))]
@@ -42,28 +45,48 @@ def main() -> None:
     for stated in options.shapes:
         print(f"{stated:>28}  " + " ".join(f"{name:>14}" for name in names))
         for kind in options.values.split(","):
-            _time(_shape(stated, kind), names, others[0], options.rounds)
+            _time(_shape(stated, kind), names, others[0], options.rounds, options.apart)
 
 
 def _shape(stated: str, kind: str) -> Shape:
     sizes = [int(size) for size in stated.rstrip("cb").split(",")]
     ending = stated[len(stated.rstrip("cb")) :]
-    return Shape(*sizes, causal="c" in ending, dtype="bfloat16" if "b" in ending else "float16", values=kind)
+    kv_heads, kv_len = sizes[4:] or (0, 0)
+    dtype = "bfloat16" if "b" in ending else "float16"
+    return Shape(*sizes[:4], causal="c" in ending, dtype=dtype, values=kind, kv_heads=kv_heads, kv_len=kv_len)
 
 
-def _time(shape: Shape, names: list[str], first: str, rounds: int) -> None:
+def _case(name: str, all_windows: list[Windows], shape: Shape) -> Case:
+    """A case on one memory, or on several of which each call of a graph reads the next."""
+    implementation = registry.find(name)
+    if len(all_windows) == 1:
+        return Case.of(implementation, all_windows[0], shape)
+
+    def on(call: int) -> Call:
+        return implementation.bound(all_windows[call % len(all_windows)][0], shape)
+
+    return Case(on(0), implementation.selected, on=on)
+
+
+def _time(shape: Shape, names: list[str], first: str, rounds: int, apart: bool) -> None:
     """Print a line of medians and a line of errors at a shape; a dash for what doesn't serve it."""
+    kv_bytes = 2 * shape.key_elements * 2
+    l2_bytes = torch.cuda.get_device_properties(DEVICE).L2_cache_size
+    memories = 1 + math.ceil(2 * l2_bytes / kv_bytes) if apart else 1
     try:
-        windows = Windows(shape, DEVICE, cuda_events.most_calls(shape))
+        all_windows = [Windows(shape, DEVICE, 1 if apart else cuda_events.most_calls(shape)) for _ in range(memories)]
     except Unsupported as error:
         print(f"{shape.values:>28}  {error}")
         return
-    windows.draw(0)
+    windows = all_windows[0]
+    for number, memory in enumerate(all_windows):
+        memory.draw(number)
     cases: dict[str, Case] = {}
     errors: dict[str, tuple[float, float]] = {}
-    exact = float64(*(tensor[:1, :COMPARED_HEADS].double() for tensor in windows[0]), shape.causal)
+    first_heads = (tensor[:1, :COMPARED_HEADS].double() for tensor in of_each_head(*windows[0]))
+    exact = float64(*first_heads, shape.causal)
     for name in names:
-        case = Case.of(registry.find(name), windows, shape)
+        case = _case(name, all_windows, shape)
         try:
             with case.selected():
                 output = case.call()
@@ -76,12 +99,16 @@ def _time(shape: Shape, names: list[str], first: str, rounds: int) -> None:
     latencies: dict[str, list[float]] = {name: [] for name in cases}
     with cuda_events.sampling(DEVICE, WARM) as sampler:
         for number in range(rounds):
-            windows.draw(number)
+            if not apart:
+                windows.draw(number)
             for name in random.sample(list(cases), len(cases)):
                 latencies[name].append(sampler(cases[name]).latency_us)
-    mean, largest = errors[first]
+    mean, largest = errors.get(first, (0.0, 0.0))
     took = [f"{median(latencies[name]):14.2f}" if name in cases else f"{'-':>14}" for name in names]
     erred = [f"{errors[n][0] / mean:8.2f},{errors[n][1] / largest:5.2f}" if n in errors and mean else "" for n in names]
+    if apart:
+        rates = {name: kv_bytes / median(taken_us) / 1e6 for name, taken_us in latencies.items()}
+        took = [f"{words} {rates.get(name, 0):.2f} TB/s" for words, name in zip(took, names, strict=True)]
     print(f"{shape.values:>28}  {' '.join(took)}\n{'':>30}{' '.join(f'{words:>14}' for words in erred)}", flush=True)
 
 

@@ -25,8 +25,8 @@ from attnlab.study.ladder import MASKS, Rung, Tile
 
 TARGET = {"batch": 32, "heads": 8, "seq_len": 512}
 """The shape at which CTAs and waves are counted."""
-PASSED = {"pointers": (8,) * 4, "tensor maps": (128,) * 4 + (4,), "views": (128,) * 4}
-"""The bytes with which a kernel's parameters begin, by the `arguments` of its entry."""
+PASSED = {"split keys": (8,) * 6, "pointers": (8,) * 4, "tensor maps": (128,) * 4 + (4,), "views": (128,) * 4}
+"""The bytes with which a kernel's parameters begin, by the `arguments` of its entry; the first that fit count."""
 CACHE = ".compiled_cache"
 """The folder beside the kernels that keeps what came of compiling them."""
 _BUILD = TypeAdapter(Build)
@@ -137,7 +137,8 @@ def table(lines: list[dict[str, Any]]) -> str:
 def build(rung: Rung, architecture: str) -> Build:
     """Every instance of a rung, compiled for one architecture, or as it was when nothing has changed since."""
     # Tiles that differ only in where they are used share an instance.
-    expressions = list(dict.fromkeys(expression for *_, expression in _instances(rung)))
+    merges = (rung.merge_expression(dtype, tile) for dtype, tile in product(rung.dtypes, rung.tiles))
+    expressions = list(dict.fromkeys(filter(None, (*(expression for *_, expression in _instances(rung)), *merges))))
     kept = paths.kernels() / CACHE / f"{rung.name}-{architecture}-{_key(rung, architecture, expressions)}.json"
     with suppress(OSError, ValidationError):
         return _BUILD.validate_json(kept.read_bytes())

@@ -42,6 +42,10 @@ MOST_SHARED_BYTES = 227 * 1024
 # The most rows that a box of a tensor map can have.
 MOST_BOX_ROWS = 256
 
+MAPPED = ("tensor maps", "views")
+"""The `arguments` that are tensor maps."""
+STRIDED = ("views", "split keys")
+"""The `arguments` by which tensors may have any strides, heads may share K and V, and lengths and scales may differ."""
 LAUNCH = ("dtypes", "architectures", "arguments", "persistent", "sizes", "tiles")
 """The fields that a rung takes over from the one that `launched_like` names, unless it states them."""
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
@@ -141,9 +145,14 @@ class Step(BaseModel):
 
 
 class Recorded(Step):
-    """A rung as a run recorded it; how kernels are built may have changed since."""
+    """A rung as a run recorded it; how kernels are built may have changed since.
+
+    Attributes:
+        merge: the kernel that merges what CTAs leave, each of which has a work item; empty for none.
+    """
 
     tiles: Annotated[list[Served], Field(min_length=1)]
+    merge: str = ""
 
 
 class Rung(Step):
@@ -151,8 +160,11 @@ class Rung(Step):
 
     Attributes:
         arguments: how Q, K, V and O are passed: ``pointers`` to contiguous tensors; ``tensor maps`` of contiguous
-            tensors, with all heads in one dimension; or ``views``, tensor maps of four dimensions with any strides.
-            Scalars follow: the heads over all batches, seq_len and the scale, or for views a `Problem`.
+            tensors, with all heads in one dimension; ``views``, tensor maps of four dimensions with any strides; or
+            ``split keys``, pointers to views, a workspace and the lengths of sequences. Scalars follow: the heads over
+            all batches, seq_len and the scale, for views a `Problem`, for split keys a `Packing`.
+        merge: with split keys, the kernel of the same source that merges the results of CTAs.
+        most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
         spill_bytes: the most bytes that one thread may spill; more is an error of `make kernels`.
         reproducible: whether two runs on the same inputs have to be bitwise the same.
@@ -165,7 +177,9 @@ class Rung(Step):
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
     dtypes: Annotated[list[Literal["float16", "bfloat16"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
-    arguments: Literal["pointers", "tensor maps", "views"]
+    arguments: Literal["pointers", "tensor maps", "views", "split keys"]
+    merge: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$")] = ""
+    most_queries: Annotated[int, Field(ge=0)] = 0
     persistent: bool = False
     spill_bytes: Annotated[int, Field(ge=0)] = 0
     reproducible: bool = True
@@ -186,7 +200,9 @@ class Rung(Step):
         ((head_dim, name), times), *_ = Counter((tile.head_dim, tile.name) for tile in self.tiles).most_common(1)
         if times > 1:
             raise UserError(f"{times} tiles for head_dim {head_dim} are called {name!r}: give each a `name` of its own")
-        for tile in self.tiles if self.arguments != "pointers" else ():
+        if bool(self.merge) != (self.arguments == "split keys"):
+            raise UserError('`merge` names the second kernel of `arguments = "split keys"`, and of no others')
+        for tile in self.tiles if self.arguments in MAPPED else ():
             if tile.head_dim % 64 or max(tile.keys, tile.box) > MOST_BOX_ROWS:
                 raise UserError(
                     f"{tile.title}: a box of a tensor map has 64 columns and at most {MOST_BOX_ROWS} rows, which "
@@ -199,9 +215,21 @@ class Rung(Step):
         """The name that a study calls it by."""
         return PREFIX + self.name
 
-    def tiles_for(self, head_dim: int, kv_len: int, causal: bool) -> list[Tile]:
-        """The tiles that serve such shapes, in the entry's order; the first is what runs."""
-        return [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
+    def tiles_for(self, head_dim: int, kv_len: int, causal: bool, rows: int = 0) -> list[Tile]:
+        """The tiles that serve such shapes, in the entry's order; the first is what runs.
+
+        Args:
+            rows: the queries of all heads that share a head of K and V. With split keys, only the first tile that holds
+                them serves them, or else the last; 0 for all.
+        """
+        tiles = [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
+        if rows and self.arguments == "split keys":
+            return [tile for tile in tiles if tile.rows >= rows][:1] or tiles[-1:]
+        return tiles
+
+    def serves_queries(self, seq_len: int) -> bool:
+        """Whether it serves so many queries of a head."""
+        return seq_len <= (self.most_queries or seq_len)
 
     def architecture(self, capability: tuple[int, int]) -> str | None:
         """The architecture to compile for on a device of this compute capability; None if the rung doesn't serve it.
@@ -220,6 +248,10 @@ class Rung(Step):
         """The name expression of one instance, as NVRTC takes it."""
         arguments = [ELEMENTS[dtype], str(tile.head_dim), str(causal).lower(), *map(str, tile.template.values())]
         return f"{self.function}<{', '.join(arguments)}>"
+
+    def merge_expression(self, dtype: str, tile: Tile) -> str:
+        """The name expression of the kernel that merges what an instance leaves; empty if there is none."""
+        return f"{self.merge}<{ELEMENTS[dtype]}, {tile.head_dim}>" if self.merge else ""
 
 
 def load(folder: Path | None = None) -> tuple[Rung, ...]:

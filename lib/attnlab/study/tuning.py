@@ -21,14 +21,17 @@ Size = Annotated[int, Field(ge=1)]
 # to trials of every instance at 20 shapes on an H200 that no study here measures: the choice was 0.5 % slower than the
 # fastest instance on average, and 4.8 % at most. With a last round that counts as a whole one, 1.5 % and 16 %.
 LAST_ROUND = 0.3
+FEW_QUERIES = 64
+"""Up to so many queries over more keys are few: what counts there are the heads of K and V, and the rows of each."""
 
 
 class Choice(BaseModel):
     """The fastest instance at one shape, or one that was slower there and may be faster nearby.
 
     Attributes:
-        heads: heads over all batches.
-        seq_len: the number of queries and of keys.
+        heads: heads over all batches; with few queries, those of K and V.
+        seq_len: the number of queries and of keys; with few queries, of keys.
+        rows: with few queries, those of all heads that share a head of K and V; 0 elsewhere.
         rung: the rung's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
         source: the hash of the rung, as `ladder.hashes` gives it.
@@ -43,25 +46,27 @@ class Choice(BaseModel):
     tile: str
     latency_us: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     source: str
+    rows: Annotated[int, Field(ge=0)] = 0
 
     @property
-    def place(self) -> tuple[int, int, int, bool]:
+    def place(self) -> tuple[int, int, int, bool, int]:
         """The shape that it is for."""
-        return self.heads, self.seq_len, self.head_dim, self.causal
+        return self.heads, self.seq_len, self.head_dim, self.causal, self.rows
 
     def distance(self, shape: Shape) -> float:
-        """How far its lengths and heads are from those of a shape, in doublings."""
-        heads = shape.batch * shape.heads
-        return math.hypot(math.log2(self.seq_len / shape.kv_len), math.log2(self.heads / heads))
+        """How far its lengths and heads, and its rows if it has any, are from those of a shape, in doublings."""
+        heads = heads_of(shape) if self.rows else shape.batch * shape.heads
+        apart = [self.seq_len / shape.kv_len, self.heads / heads]
+        return math.hypot(*map(math.log2, [*apart, self.rows / rows_of(shape)] if self.rows else apart))
 
     def expected_us(self, tile: Tile, shape: Shape, multiprocessors: int) -> float:
         """About how long its tile takes at a shape near its own: its latency by the rounds that the device makes there.
 
         In a round each multiprocessor has one work item. Items that run at once on one multiprocessor share it, and
-        count as if they took turns. Under a causal mask items differ in length and even out: there it is the latency
-        itself.
+        count as if they took turns. Under a causal mask items differ in length and even out, and with few queries keys
+        may be split: there it is the latency itself.
         """
-        if self.causal:
+        if self.causal or self.rows:
             return self.latency_us
         there, here = tile.items(shape.seq_len, shape.batch * shape.heads), tile.items(self.seq_len, self.heads)
         return self.latency_us * _rounds(there, multiprocessors) / _rounds(here, multiprocessors)
@@ -78,6 +83,17 @@ class Choice(BaseModel):
         if not tiles or ladder.hashes(rungs)[PREFIX + self.rung] != self.source:
             raise UserError(f"{PREFIX}{self.rung} changed since it was tuned: run `make tune`")
         return rungs[0], tiles[0]
+
+
+def rows_of(shape: Shape) -> int:
+    """The queries of all heads that share a head of K and V, if there are few and more keys; else 0."""
+    few = shape.seq_len <= FEW_QUERIES and shape.seq_len < shape.kv_len
+    return shape.seq_len * shape.heads // shape.kv_heads if few else 0
+
+
+def heads_of(shape: Shape) -> int:
+    """The heads over all batches by which choices at a shape are known."""
+    return shape.batch * (shape.kv_heads if rows_of(shape) else shape.heads)
 
 
 def _rounds(items: int, multiprocessors: int) -> float:
@@ -112,15 +128,18 @@ class Tuning(BaseModel):
     def choice(self, shape: Shape) -> Choice:
         """Of the choices at the nearest shape of the same head_dim and mask, the one expected to be the fastest here.
 
-        Only instances count that serve this number of keys, and this layout, these heads and this scale.
+        Only instances count that serve this number of keys, and this layout, these heads and this scale. With few
+        queries, choices at such shapes come first, if there are any.
 
         Raises:
             UserError: there is none, or a kernel changed since.
         """
         alike = [one for one in self.choices if (one.head_dim, one.causal) == (shape.head_dim, shape.causal)]
-        alike.sort(key=lambda one: one.distance(shape))
+        few = [one for one in alike if one.rows] if rows_of(shape) else []
+        alike = [one for one in alike if not one.rows]
+        order = [*sorted(few, key=lambda one: one.distance(shape)), *sorted(alike, key=lambda one: one.distance(shape))]
         every = ladder.load()
-        for _, near in groupby(alike, key=lambda one: one.place):
+        for _, near in groupby(order, key=lambda one: one.place):
             stated = [(choice, *choice.instance(every)) for choice in near]
             if serving := [(choice, tile) for choice, rung, tile in stated if _serves(rung, tile, shape)]:
                 return min(serving, key=lambda pair: pair[0].expected_us(pair[1], shape, self.multiprocessors))[0]
@@ -128,7 +147,8 @@ class Tuning(BaseModel):
 
 
 def _serves(rung: Rung, tile: Tile, shape: Shape) -> bool:
-    return tile.serves_length(shape.kv_len) and (rung.arguments == "views" or not shape.special)
+    fits = tile.serves_length(shape.kv_len) and rung.serves_queries(shape.seq_len)
+    return fits and (rung.arguments in ladder.STRIDED or not shape.special)
 
 
 def path(device_name: str) -> Path:

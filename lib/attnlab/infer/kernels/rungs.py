@@ -44,7 +44,7 @@ class Rung:
     tiles: list[Served]
 
     def work_items(self, shape: Shape) -> int | None:
-        """Tiles of query rows over all heads, which CTAs work on; None if the rung doesn't serve the shape."""
+        """Tiles of query rows over all heads, which CTAs work on; None if no tile is known to serve the shape."""
         serving = (tile for tile in self.tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal))
         first = next(serving, None)
         return first.items(shape.seq_len, shape.batch * shape.heads) if first else None
@@ -57,7 +57,8 @@ def rungs(results: Results) -> list[Rung]:
         name, after = PREFIX + stated.name, PREFIX + stated.after if stated.after else ""
         if name in results.study.implementations:
             hypothesis = " ".join(stated.hypothesis.split())
-            found.append(Rung(name, stated.title, hypothesis, after, stated.expected_speedup, stated.tiles))
+            tiles = [] if stated.merge else stated.tiles  # keys are split, so that tiles don't tell the work items
+            found.append(Rung(name, stated.title, hypothesis, after, stated.expected_speedup, tiles))
     if not found:
         raise NotMeasured("This run measured no hand-written kernel")
     return found

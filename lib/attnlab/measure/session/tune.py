@@ -42,9 +42,14 @@ SEQ_LENS = (56, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
 """A little below lengths that are used, so that as much of a tile is filled as there."""
 HEADS = ((3, 8), (30, 8))
 """Batch and heads."""
+BATCHES, FEW, KV_LENS = (1, 9), (1, 5, 40), (1000, 8000)
+"""Of few queries over more keys, of 32 heads on 8."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
     for head_dim, causal, (batch, heads), seq_len in product((64, 128), (False, True), HEADS, SEQ_LENS)
+] + [
+    Shape(batch, 32, seq_len, head_dim, causal, "float16", kv_heads=8, kv_len=kv_len)
+    for head_dim, causal, batch, seq_len, kv_len in product((64, 128), (False, True), BATCHES, FEW, KV_LENS)
 ]
 ROUGH_CALLS = 3
 TOO_SLOW = 3.0
@@ -70,8 +75,9 @@ class Finalists:
         """The tiles that may be the fastest at a shape or nearby, the fastest first."""
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
         windows.draw(_seed(shape, "checked"))
-        axes = (shape.head_dim, shape.seq_len, shape.causal)
-        served = [(rung, tile, rungs.pinned(rung, tile)) for rung in self.rungs for tile in rung.tiles_for(*axes)]
+        axes = (shape.head_dim, shape.kv_len, shape.causal, shape.seq_len * shape.heads // shape.kv_heads)
+        able = [rung for rung in self.rungs if rung.serves_queries(shape.seq_len)]
+        served = [(rung, tile, rungs.pinned(rung, tile)) for rung in able for tile in rung.tiles_for(*axes)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
         subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
         right = _right(self.device, subjects, Gate(windows[0], shape.causal, heads=few_heads(shape)))
@@ -138,8 +144,9 @@ def _choices(finalists: Finalists) -> Iterator[Choice]:
 
 def _choice(shape: Shape, rung: Rung, tile: Tile, latency_us: float) -> Choice:
     return Choice(
-        heads=shape.batch * shape.heads,
-        seq_len=shape.seq_len,
+        heads=tuning.heads_of(shape),
+        seq_len=shape.kv_len,
+        rows=tuning.rows_of(shape),
         head_dim=shape.head_dim,
         causal=shape.causal,
         rung=rung.name,

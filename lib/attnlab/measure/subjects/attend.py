@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -60,8 +61,18 @@ _last = _NOTHING
 """What was called last, mostly by the layer before; it has no gradients."""
 
 
+FEW = f"{PREFIX}few"
+"""The kernel that takes the lengths of sequences."""
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, autotune: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    autotune: bool = False,
+    kv_lens: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
@@ -83,18 +94,71 @@ def attend(
         autotune: whether to call `attnlab.tune` first at a layout that it has not measured. That takes seconds at each,
             so it is for few layouts. Where it can't measure, a warning says why. It isn't called while a graph is
             compiled or captured, where gradients are needed, or for tensors that are SDPA's in any case.
+        kv_lens: the number of keys of each sequence, whole numbers ``(batch,)`` on the device of `q`; None where all
+            have as many as k holds. What k and v hold beyond is not looked at, a query that sees no key gives 0, and
+            the last query sees all keys of its sequence. `kernel.few` computes it in one launch where it serves these
+            tensors, whatever the table says; elsewhere SDPA does under a mask, from copies of k and v. Nothing waits
+            for the device.
 
     Raises:
         TypeError: q, k or v is no tensor.
-        ValueError: k and v differ in length.
+        ValueError: k and v differ in length, or kv_lens does not fit them.
         RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
     """
+    if kv_lens is not None:
+        return _of_lengths(q, k, v, causal, scale, kv_lens)
     if torch.compiler.is_compiling():
         output: Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
     if autotune and not _last.settled:
         _forget_last()
     return forward(q, k, v, causal, scale, autotune)
+
+
+def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor) -> Tensor:
+    """`attend` where each sequence has its own number of keys."""
+    _require_tensors(q, k, v)
+    if (q.ndim, k.ndim, kv_lens.shape) != (4, 4, q.shape[:1]) or kv_lens.is_floating_point():
+        raise ValueError(f"kv_lens has to hold a whole number for each sequence of q {tuple(q.shape)}")
+    if torch.compiler.is_compiling():
+        return _masked(q, k, v, causal, scale, kv_lens, scaled_dot_product_attention)
+    if is_plain(q, k, v) and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        with suppress(Unsupported, UserError):
+            return _few()(q, k, v, causal, scale, kv_lens.to(torch.int32))
+    return _masked(q, k, v, causal, scale, kv_lens, _by_sdpa)
+
+
+@cache
+def _few() -> rungs.Kernel:
+    return rungs.of(ladder.rung(FEW))
+
+
+def _masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    kv_lens: Tensor,
+    attention: Callable[..., Tensor],
+) -> Tensor:
+    """SDPA of sequences whose keys end before those of k and v do."""
+    queries, keys = q.shape[2], k.shape[2]
+    number = torch.arange(keys, device=q.device)
+    end = kv_lens.to(q.device).clamp(0, keys).view(-1, 1, 1, 1)
+    absent = (number >= end).transpose(2, 3)
+    if causal:
+        end = end - queries + 1 + torch.arange(queries, device=q.device).view(-1, 1)
+    seen = (number < end).expand(-1, -1, queries, -1)
+    k, v = (tensor.masked_fill(absent, 0) for tensor in (k, v))  # whatever is there, 0 * V must not be NaN
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # where torch.compile traces, sizes are symbols
+    output = attention(q, k, v, attn_mask=seen, scale=scale, **grouped)
+    return output.masked_fill(~seen.any(3, keepdim=True), 0)
+
+
+def _by_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    call: Prepared = partial(scaled_dot_product_attention, **options)
+    return _called(*_aligned(call, q, k, v), q, k, v) if is_plain(q, k, v) else call(q, k, v)
 
 
 def _forget_last() -> None:

@@ -35,7 +35,9 @@ class Best(Launcher):
                 scale=scale or 0.0,
             )
             choice = tuning.load(torch.cuda.get_device_name(q.device)).choice(shape)
-            return rungs.kernel(*choice.instance(ladder.load()))
+            rung, tile = choice.instance(ladder.load())
+            # How many rows a tile should hold, goes by this shape, not by the one that was tuned.
+            return rungs.of(rung) if rung.merge else rungs.kernel(rung, tile)
         except (UserError, ValueError) as error:
             raise Unsupported(str(error)) from None
 

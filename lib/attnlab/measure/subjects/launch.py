@@ -13,18 +13,20 @@ from torch import Tensor
 from attnlab.measure.subjects import maps, outputs
 from attnlab.measure.subjects.implementation import Broken, Unsupported
 
-Addresses = tuple[int, int, int, int]
+Addresses = tuple[int, ...]
+# Of a CTA that merges partial results, as its source says (`__launch_bounds__`).
+MERGE_THREADS = 128
 # The driver asks that a map in the host's memory lies at a multiple of this.
 ALIGNMENT = 64
 
 
 class Parameters(ABC):
-    """The parameters of a kernel in memory: four tensors, then scalars.
+    """The parameters of a kernel in memory: tensors, mostly Q, K, V and O, then scalars.
 
     The driver copies them when it launches or captures the kernel. Until then they belong to one thread.
 
     Args:
-        tensors: what is passed for Q, K, V and O, all of one size.
+        tensors: what is passed for each tensor, all of one size.
         scalars: one of ctypes's objects for each parameter that follows.
     """
 
@@ -41,15 +43,15 @@ class Parameters(ABC):
 
     @abstractmethod
     def point(self, addresses: Addresses) -> None:
-        """Let Q, K, V and O lie at these addresses of the device."""
+        """Let the tensors lie at these addresses of the device."""
 
 
 class Pointers(Parameters):
-    """Tensors by their addresses."""
+    """Tensors by their addresses, so many of them."""
 
-    def __init__(self, scalars: Sequence[Any]) -> None:
-        super().__init__([bytes(8)] * 4, scalars)
-        self._words = (ctypes.c_uint64 * 4).from_address(self._places[0])
+    def __init__(self, scalars: Sequence[Any], tensors: int = 4) -> None:
+        super().__init__([bytes(8)] * tensors, scalars)
+        self._words = (ctypes.c_uint64 * tensors).from_address(self._places[0])
 
     def point(self, addresses: Addresses) -> None:
         self._words[:] = list(addresses)
@@ -83,7 +85,7 @@ class Launch:
         function: the driver's handle.
         ctas: CTAs of the grid, of `threads` threads and `shared_bytes` of dynamic shared memory each.
         device: the number of the device that the tensors lie on.
-        parameters: makes parameters for a thread.
+        parameters: makes `Parameters` for a thread; of a launch of two kernels, those of each.
         failed: the error to raise, by the name of the driver's.
     """
 
@@ -92,7 +94,7 @@ class Launch:
     threads: int
     shared_bytes: int
     device: int
-    parameters: Callable[[], Parameters]
+    parameters: Callable[[], Any]
     failed: Callable[[str], Exception]
 
     def __post_init__(self) -> None:
@@ -126,10 +128,103 @@ class Launch:
             raise self.failed(error.name)
         return output
 
-    def _of_this_thread(self) -> Parameters:
+    def of_lengths(self, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None) -> Tensor:
+        """Launch it where each sequence has its own number of keys; raises Unsupported if the kernel can't do that."""
+        raise Unsupported("this kernel takes sequences of one length")
+
+    def _of_this_thread(self) -> Any:
         torch.cuda.set_device(self.device)  # a new thread has no context before that
         parameters = self._own.parameters = self.parameters()
         return parameters
+
+
+@dataclass(eq=False)
+class SplitLaunch(Launch):
+    """A kernel whose CTAs leave partial results in a workspace, and a second one that merges them.
+
+    The second is launched while the first still runs, and waits for it by itself. Without a workspace there is one
+    split, and the first writes the output.
+
+    Attributes:
+        merge: the driver's handle of the second kernel; `merge_ctas` the CTAs of its grid, of `MERGE_THREADS` threads.
+        workspace_floats: the size of the workspace.
+        batch: the number of sequences.
+    """
+
+    merge: int
+    merge_ctas: int
+    workspace_floats: int
+    batch: int
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.of_lengths(q, k, v, None)
+
+    def of_lengths(self, q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor | None) -> Tensor:
+        """Launch it as `Launch` does.
+
+        Args:
+            kv_lens: the number of keys of each sequence, an int32 tensor ``(batch,)`` on the device; None where all
+                have as many as K holds. More count as so many, and less than 0 as 0. A query that sees no key gives 0.
+        """
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (at_q | at_k | at_v) % maps.ALIGNMENT:
+            raise Unsupported(f"tensors have to begin at addresses that are multiples of {maps.ALIGNMENT}")
+        if kv_lens is not None:
+            self._require_lengths(kv_lens)
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self.of_lengths(q, k, v, kv_lens)
+        output = outputs.like(q)
+        try:
+            parameters, merging, config = self._own.parameters
+        except AttributeError:
+            parameters, merging, config = self._of_this_thread()
+        lengths = 0 if kv_lens is None else kv_lens.data_ptr()
+        # Held until both are launched: nobody else on this stream gets its memory before.
+        workspace = (
+            torch.empty(self.workspace_floats, dtype=torch.float32, device=q.device) if self.workspace_floats else None
+        )
+        partial_results = 0 if workspace is None else workspace.data_ptr()
+        parameters.point((at_q, at_k, at_v, output.data_ptr(), partial_results, lengths))
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
+        if error == self._success and workspace is not None:
+            merging.point((output.data_ptr(), partial_results, lengths))
+            config.hStream = stream
+            (error,) = self._launch_early(config, self._merge, merging.address, 0)
+        if error != self._success:
+            raise self.failed(error.name)
+        return output
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        driver = maps.driver()
+        self._launch_early, self._merge = driver.cuLaunchKernelEx, driver.CUfunction(self.merge)
+
+    def _of_this_thread(self) -> Any:
+        torch.cuda.set_device(self.device)
+        parameters, merging = self.parameters()
+        self._own.parameters = parameters, merging, _early(self.merge_ctas)
+        return self._own.parameters
+
+    def _require_lengths(self, kv_lens: Tensor) -> None:
+        there = kv_lens.get_device() == self.device and kv_lens.is_contiguous()
+        if not there or kv_lens.dtype != torch.int32 or kv_lens.shape != (self.batch,):
+            raise Unsupported(f"kv_lens has to be an int32 tensor ({self.batch},) on the device of Q")
+
+
+def _early(ctas: int) -> Any:
+    """How a kernel is launched before the one that it follows has ended (programmatic dependent launch)."""
+    driver = maps.driver()
+    early = driver.CUlaunchAttribute()
+    early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    early.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = MERGE_THREADS, 1, 1
+    config.sharedMemBytes = 0
+    config.attrs, config.numAttrs = [early], 1
+    return config
 
 
 def layout(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Hashable:

@@ -1,8 +1,11 @@
-"""The problem of a kernel that takes views, as kernels/hopper.cuh declares it, and the schedule of its work items.
+"""The problem of a kernel as its source declares it, and how its work is dealt among CTAs.
 
-CTAs take an item each, round by round. Without the mask all take about equally long, and the last round is split into
-shares. Under the mask heads are scheduled in sections, the longest items of each first, and to and fro from round to
-round. `TileScheduler` in kernels/jobs.cuh carries it out.
+A kernel that takes views has one as kernels/hopper.cuh declares it. CTAs take an item each, round by round. Without the
+mask all take about equally long, and the last round is split into shares. Under the mask heads are scheduled in
+sections, the longest items of each first, and to and fro from round to round. `TileScheduler` in kernels/jobs.cuh
+carries it out.
+
+A kernel that splits keys has one as kernels/12_few.cu declares it: each CTA has a tile of rows and a part of the keys.
 """
 
 import ctypes
@@ -11,6 +14,7 @@ from functools import lru_cache
 from itertools import count
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from attnlab.study.ladder import Tile
@@ -22,6 +26,13 @@ ITEM_TILES = 0.5
 READ_COST, READ_POWER = 1.5, 1.5
 # With fewer heads nothing is gained.
 LEAST_HEADS = 4
+# Of a kernel that splits keys, what a CTA costs besides its tiles, and what the second launch does, in the time that a
+# CTA takes for a tile of keys. By arithmetic, not fitted.
+START_TILES, MERGE_TILES = 1.0, 1.0
+# Rows whose partial results take as long to write and to read as a tile of keys.
+ROWS_PER_TILE = 64
+# More rounds of CTAs than this are not tried, unless there are as many without a split.
+MOST_ROUNDS = 8
 
 
 class Divisor(ctypes.Structure):
@@ -118,3 +129,57 @@ def _longest(tiles: np.ndarray, heads: int, section: int, ctas: int) -> float:
     rounds = np.pad(dealt, (0, -len(dealt) % ctas)).reshape(-1, ctas)
     rounds[1::2] = rounds[1::2, ::-1]
     return float(rounds.sum(axis=0).max())
+
+
+class Strides(ctypes.Structure):
+    """The strides of a tensor ``(batch, heads, rows, head_dim)`` in elements, but for the innermost, which is 1."""
+
+    _fields_ = tuple((name, ctypes.c_longlong) for name in ("batch", "head", "row"))
+
+
+class Packing(ctypes.Structure):
+    """The problem of a kernel that splits keys: `group` query heads share each of the `kv_heads`.
+
+    A head's keys are split into `splits` parts of `split_keys`.
+    """
+
+    _fields_ = (
+        *((name, Strides) for name in "qkvo"),
+        *((name, ctypes.c_int) for name in ("queries", "keys", "group", "kv_heads", "splits", "split_keys")),
+        ("scale", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: Tile, held: int) -> "Packing":
+        """The problem of such tensors, on a device that holds so many CTAs at once."""
+        batch, heads, queries, _ = q.shape
+        kv_heads, keys = k.shape[1:3]
+        group, tiles = heads // kv_heads, -(-keys // tile.keys)
+        rows = group * queries
+        parts = splits(tile.items(rows, batch * kv_heads), tiles, min(rows, tile.rows), held)
+        of_part = -(-tiles // parts)
+        output = torch.empty_like(q, device="meta")  # it has the strides that O will have
+        return cls(
+            *(Strides(*tensor.stride()[:3]) for tensor in (q, k, v, output)),
+            *(queries, keys, group, kv_heads, -(-tiles // of_part), of_part * tile.keys),
+            scale,
+        )
+
+
+@lru_cache(maxsize=4096)
+def splits(items: int, tiles: int, rows: int, held: int) -> int:
+    """Into how many parts the keys are split, so that all CTAs end soonest: it goes by sizes alone, not by lengths.
+
+    Args:
+        items: tiles of rows over all heads of K and V, each of which has so many parts.
+        tiles: of keys.
+        rows: of a tile that are used.
+        held: the CTAs that the device holds at once.
+    """
+
+    def took(parts: int) -> float:
+        rounds = -(-items * parts // held)
+        merged = MERGE_TILES + rounds * rows / ROWS_PER_TILE if parts > 1 else 0
+        return rounds * (-(-tiles // parts) + START_TILES) + merged
+
+    return min(range(1, min(tiles, max(1, MOST_ROUNDS * held // items)) + 1), key=took)

@@ -15,25 +15,28 @@ from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measure.subjects import maps
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
-from attnlab.measure.subjects.launch import Launch, Maps, Pointers, layout
-from attnlab.measure.subjects.problem import Problem, shares
+from attnlab.measure.subjects.launch import Launch, Maps, Pointers, SplitLaunch, layout
+from attnlab.measure.subjects.problem import Packing, Problem, shares
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
 # Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
 KEPT = 4096
+# Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
+PARTIAL_EXTRA = 4
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
 REFUSED = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on a device."""
+    """One instance of a kernel on a device, and the kernel that merges its results, if it leaves any."""
 
     function: Any
     expression: str
     architecture: str
     ctas_per_sm: int
+    merge: Any = None
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,18 @@ class Launcher(ABC):
             Broken: its kernel doesn't compile, or can't be launched as its entry says.
         """
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-        """Launch on torch's current stream; raises as `prepare` does."""
-        return self.prepared(q, k, v, causal, scale).launch(q, k, v)
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        scale: float | None = None,
+        kv_lens: Tensor | None = None,
+    ) -> Tensor:
+        """Launch on torch's current stream; `kv_lens` as for `SplitLaunch.of_lengths`; raises as `prepare` does."""
+        launch = self.prepared(q, k, v, causal, scale).launch
+        return launch(q, k, v) if kv_lens is None else launch.of_lengths(q, k, v, kv_lens)
 
     def prepared(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Prepared:
         """The launch for such tensors, which is kept; raises as `prepare` does."""
@@ -109,10 +121,11 @@ class Kernel(Launcher):
             if instance not in self._compiled:
                 self._compiled[instance] = self._compile(dtype, tile, causal)
             compiled = self._compiled[instance]
+            if rung.arguments == "split keys":
+                return Prepared(_split(rung, tile, compiled, q, k, v, scale), compiled, tile)
             ctas = tile.items(seq_len, batch * heads)
             if rung.persistent:
-                most = torch.cuda.get_device_properties(device).multi_processor_count
-                ctas = _resident(rung, tile, ctas, compiled.ctas_per_sm * most, causal)
+                ctas = _resident(rung, tile, ctas, _held(compiled, device), causal)
             encoded = _encoded(rung, tile, q, k, v)
             scalars = _scalars(rung, tile, q, k, causal, scale, ctas)
             launch = Launch(
@@ -152,9 +165,12 @@ class Kernel(Launcher):
         options = nvrtc.flags(architecture)
         # The program is read once: all instances of this kernel have one source, even if it is edited in the meantime.
         self._source = self._source or nvrtc.program(rung)
-        module = cupy.RawModule(code=self._source, options=options, name_expressions=(expression,))
+        merging = rung.merge_expression(dtype, tile)
+        names = (expression, merging) if merging else (expression,)
+        module = cupy.RawModule(code=self._source, options=options, name_expressions=names)
         try:
             function = module.get_function(expression)
+            merge = module.get_function(merging) if merging else None
         except CompileException as error:
             raise Broken(nvrtc.explained(rung, expression, options, error.get_message())) from None
         try:
@@ -172,7 +188,7 @@ class Kernel(Launcher):
                 f"{_entry(rung, tile)}: a multiprocessor can't hold one CTA of {expression}: {tile.threads} threads of "
                 f"{function.num_regs} registers, {shared_bytes} bytes of shared memory"
             )
-        return _Compiled(function, expression, architecture, ctas_per_sm)
+        return _Compiled(function, expression, architecture, ctas_per_sm, merge)
 
 
 def implementation(name: str) -> Implementation:
@@ -236,23 +252,55 @@ def _scalars(rung: Rung, tile: Tile, q: Tensor, k: Tensor, causal: bool, scale: 
     return [Problem.of(q, k, causal, scale, tile, ctas, l2_bytes)]
 
 
+def _held(compiled: _Compiled, device: int) -> int:
+    """How many CTAs of an instance the device holds at once."""
+    return compiled.ctas_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _split(
+    rung: Rung, tile: Tile, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, scale: float | None
+) -> SplitLaunch:
+    """A launch of a kernel that splits keys."""
+    batch, heads, queries, head_dim = q.shape
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    packing = Packing.of(q, k, v, scale, tile, _held(compiled, q.get_device()))
+    rows = batch * heads * queries  # each of which has a partial result in each split, with its logarithm
+    floats = rows * packing.splits * (head_dim + PARTIAL_EXTRA) if packing.splits > 1 else 0
+    ctas = tile.items(packing.group * queries, batch * packing.kv_heads) * packing.splits
+    return SplitLaunch(
+        compiled.function.kernel.ptr,
+        ctas,
+        tile.threads,
+        tile.shared_bytes,
+        q.get_device(),
+        lambda: (Pointers([packing], 6), Pointers([packing], 3)),
+        partial(_failure, rung, tile, compiled.expression),
+        compiled.merge.kernel.ptr,
+        rows,
+        floats,
+        batch,
+    )
+
+
 def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[str, Tile]:
     """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
-    if refused := (_unlike_views if rung.arguments == "views" else _unlike_plain)(q, k, v, causal, scale):
+    if refused := (_unlike_views if rung.arguments in ladder.STRIDED else _unlike_plain)(q, k, v, causal, scale):
         raise Unsupported(f"{rung.name} {refused}")
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (q, k, v)]
     if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
         raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
     kv_len, head_dim = k.shape[2:]
-    tiles = rung.tiles_for(head_dim, kv_len, causal)
+    tiles = rung.tiles_for(head_dim, kv_len, causal, q.shape[2] * q.shape[1] // (k.shape[1] or 1))
     if not tiles:
         mask = ladder.MASKS[causal]
         raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
-    tile = tiles[0]
+    if not rung.serves_queries(q.shape[2]):
+        raise Unsupported(f"{rung.name} serves at most {rung.most_queries} queries of a head, not {q.shape[2]}")
     if not q.numel():
         raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
+    tile = tiles[0]
     if limit := maps.limit(q, tile.rows, packed=rung.arguments == "views"):
         raise Unsupported(f"{rung.name} serves {limit}, which queries of {tuple(q.shape)} exceed")
     return dtypes[0], tile

@@ -1,0 +1,156 @@
+"""The rung for few queries on an NVIDIA GPU, in what it alone does: `make test-gpu`."""
+
+import random
+
+import pytest
+import torch
+
+import attnlab
+from attnlab.measure.gate.gate import Gate
+from attnlab.measure.subjects import inputs, rungs
+from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.study import ladder
+from attnlab.study.shapes import Shape
+
+pytest.importorskip("cupy")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
+
+GPU = torch.device("cuda")
+# Batch, heads, kv_heads and keys: of models, with one split and with many, of one head of K and V, and of odd numbers.
+SIZES = [(1, 32, 8, 1024), (1, 32, 8, 8192), (8, 32, 8, 1023), (4, 12, 12, 4096), (8, 32, 1, 8192), (3, 21, 3, 777)]
+MODEL = Shape(4, 32, 4, 128, True, "bfloat16", kv_heads=8, kv_len=3000)
+
+
+@pytest.fixture
+def few():
+    kernel = rungs.of(ladder.rung("kernel.few"))
+    try:
+        kernel(*drawn(MODEL), True)
+    except Unsupported as error:
+        pytest.skip(str(error))
+    return kernel
+
+
+def drawn(shape: Shape, seed: int = 0) -> inputs.Inputs:
+    return inputs.draw(shape, seed, GPU)
+
+
+@pytest.mark.parametrize("axes", [(64, False, "float16"), (128, True, "bfloat16")], ids=str)
+@pytest.mark.parametrize("queries", [1, 2, 5, 16, 64])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_it_passes_the_gate_at_shapes_of_decoding(few, sizes, queries, axes):
+    batch, heads, kv_heads, kv_len = sizes
+    shape = Shape(batch, heads, queries, *axes, kv_heads=kv_heads, kv_len=kv_len)
+    given = drawn(shape, queries)
+    check = Gate(given, shape.causal).examine(lambda: few(*given, shape.causal))
+    assert check.passed, check.reason
+
+
+def test_random_shapes_and_lengths_of_sequences(few):
+    chance = random.Random(0)
+    for number in range(200):
+        causal, batch, kv_heads = chance.random() < 0.5, chance.randint(1, 5), chance.choice((1, 2, 8))
+        kv_len, queries = chance.choice((70, 500, 2000, 5000)), chance.choice((1, 2, 3, 4, 8, 16, 33, 64))
+        axes = {"kv_heads": kv_heads, "kv_len": kv_len}
+        dtype = chance.choice(("float16", "bfloat16"))
+        heads = kv_heads * chance.choice((1, 2, 3, 4, 8))
+        shape = Shape(batch, heads, queries, chance.choice((64, 128)), causal, dtype, **axes)
+        given = drawn(shape, number)
+        lengths = [chance.choice((0, 1, kv_len, kv_len + 9, chance.randint(0, kv_len))) for _ in range(batch)]
+        output = few(*given, causal, None, torch.tensor(lengths, dtype=torch.int32, device=GPU))
+        for sequence, length in enumerate(lengths):
+            require_right(output[sequence], given, sequence, min(length, kv_len), causal, f"{shape}, {lengths}")
+
+
+def require_right(output, given, sequence, length, causal, words):
+    """Compare a sequence with the oracle on its keys; queries that see none have to be zero."""
+    q, k, v = (tensor[sequence : sequence + 1] for tensor in given)
+    seeing = (min(q.shape[2], length) if causal else q.shape[2]) if length else 0
+    blind = q.shape[2] - seeing
+    assert not output[:, :blind].any(), words
+    if seeing:
+        alone = (q[:, :, blind:], k[:, :, :length], v[:, :, :length])
+        check = Gate(alone, causal).check(output[None, :, blind:].clone())
+        assert check.passed, f"{words}, sequence {sequence}: {check.reason}"
+
+
+@pytest.mark.parametrize("seq_len", [4, 100])
+def test_attend_takes_lengths_whatever_lies_behind_them_and_whether_the_kernel_serves(few, seq_len):
+    shape, lengths = MODEL.resized(seq_len=seq_len), [1700, 3000, 120, 0]
+    q, k, v = drawn(shape)
+    for sequence, length in enumerate(lengths):
+        k[sequence, :, length:] = v[sequence, :, length:] = torch.nan
+    for dtype in (torch.int32, torch.int64):
+        output = attnlab.attend(q, k, v, causal=True, kv_lens=torch.tensor(lengths, dtype=dtype, device=GPU))
+        for sequence, length in enumerate(lengths):
+            require_right(output[sequence], (q, k, v), sequence, length, True, str(shape))
+
+
+def test_a_sequence_has_the_same_bits_whatever_the_others_hold(few):
+    given = drawn(MODEL)
+    lengths = torch.tensor([1700, 3000, 5, 64], dtype=torch.int32, device=GPU)
+    alone = few(*given, True, None, lengths)
+    for number in range(20):
+        others = drawn(MODEL, number + 1)
+        for tensor, other in zip(given, others, strict=True):
+            other[0].copy_(tensor[0])
+        changed = torch.randint(0, 3001, (4,), dtype=torch.int32, device=GPU)
+        changed[0] = lengths[0]
+        assert torch.equal(few(*others, True, None, changed)[0], alone[0])
+
+
+@pytest.mark.parametrize("kv_len", [1024, 8192])
+@pytest.mark.parametrize("queries", [1, 16])
+def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_change(few, queries, kv_len):
+    """What is launched early must not read what is not written yet, nor may the next call write what it still reads."""
+    given = drawn(MODEL.resized(batch=1, seq_len=queries, kv_len=kv_len))
+    source, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
+    copied, wrong = torch.empty_like(source), torch.zeros((), dtype=torch.int64, device=GPU)
+    other = [tensor.flip(0, 1) for tensor in given]
+    right, of_other = few(*given, True), few(*other, True)
+    for number in range(2000):
+        if number % 4 == 0:
+            with torch.cuda.stream(side):
+                copied.copy_(source)
+        if number % 64 == 0:
+            side.synchronize()
+        wrong += (few(*other, True) != of_other).any() + (few(*given, True) != right).any()
+    assert wrong.item() == 0
+
+
+def test_streams_and_graphs_have_workspaces_of_their_own(few):
+    many = [drawn(MODEL.resized(batch=1), seed) for seed in range(4)]
+    right = [few(*given, True) for given in many]
+    streams = [torch.cuda.Stream() for _ in many]
+    torch.cuda.synchronize()
+    for _ in range(200):
+        found = []
+        for given, stream in zip(many, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(few(*given, True))
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, found, right))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [few(*given, True) for given in many]
+    for _ in range(20):
+        for output in outputs:
+            output.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, outputs, right))
+
+
+def test_a_graph_reads_the_lengths_that_the_tensor_holds_then(few):
+    given, lengths = drawn(MODEL), torch.full((4,), 3000, dtype=torch.int32, device=GPU)
+    graph = torch.cuda.CUDAGraph()
+    few(*given, True, None, lengths)
+    with torch.cuda.graph(graph):
+        output = few(*given, True, None, lengths)
+    for stated in ([3000, 100, 1, 0], [7, 2048, 2049, 3000]):
+        lengths.copy_(torch.tensor(stated))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(output, few(*given, True, None, lengths))
+        for sequence, length in enumerate(stated):
+            require_right(output[sequence], given, sequence, length, True, str(stated))
