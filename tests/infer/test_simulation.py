@@ -75,7 +75,7 @@ def test_effects_share_their_noise():
 
 def test_the_table_is_whole():
     assert list(PUBLISHED.columns) == COLUMNS
-    assert len(CELLS) == 6 * 2 * 2
+    assert len(CELLS) == 6 * 3 * 2
     measures = [COVERED, RATIO_COVERED, WRONG, CLAIMED, EQUIVALENT, *map(simulation.power, EFFECTS)]
     expected = [(cell.kind.name, cell.replicates, cell.processes, measure) for cell in CELLS for measure in measures]
     assert list(SHARES.index) == expected
@@ -104,7 +104,8 @@ def test_intervals_cover_as_often_as_they_say_and_verdicts_err_in_one_of_twenty_
         assert least - slack <= there["value"] <= most + slack
     assert share(cell, WRONG)["value"] <= 0.05
     assert share(cell, CLAIMED)["value"] <= 0.001
-    assert share(cell, simulation.power(0.10))["value"] > 0.9
+    # Three replicates leave two degrees of freedom: of samples that depend on each other they find less.
+    assert share(cell, simulation.power(0.10))["value"] > (2 / 3 if cell.replicates == 3 else 0.9)
 
 
 def test_what_one_process_cannot_know_is_shown_and_larger_effects_are_found_more_often():

@@ -28,14 +28,14 @@ from attnlab.infer.bootstrap import Array
 
 MEDIAN_US = 50.0
 """The baseline's latency; in each simulation up to a tick more, so that ticks fall anywhere."""
-ROUNDS = {1: 100, 5: 32}
-"""Rounds by replicates: five have as many as published runs; so few of a single one often don't show dependence."""
+ROUNDS = {1: 100, 3: 24, 5: 32}
+"""Rounds by replicates: several have as many as published runs; so few of a single one often don't show dependence."""
 REPLICATES = tuple(ROUNDS)
 PROCESSES = ("alike", "differ")
 EFFECTS = (0.02, 0.05, 0.10)
 SIMULATIONS = 2000
 POWER_SIMULATIONS = 500
-RESAMPLES = {1: 1000, 5: 200}
+RESAMPLES = {1: 1000, 3: 200, 5: 200}
 """Resamples by replicates: with several, only the least length of an interval comes from them."""
 SEED = 42
 """Simulation i of a cell draws from default_rng([SEED, cell, i]): any part can be run again."""

@@ -49,10 +49,10 @@ def calibration() -> Table:
 
 @exhibit("verdicts.calibration.brief")
 def brief(results: Results) -> Table:
-    """The rows of the simulation that are most like a run: with as many replicates, from processes that differ."""
-    several = results.run.samples["replicate"].nunique() > 1
-    replicates, processes = (max(simulation.REPLICATES), "differ") if several else (1, "alike")
-    shares = _shares().xs((replicates, processes), level=("replicates", "processes"))
+    """The rows of the simulation that are most like a run: of one process, or of several that differ."""
+    taken, (one, *several) = results.run.samples["replicate"].nunique(), simulation.REPLICATES
+    replicates = max(filter(taken.__ge__, several), default=several[0]) if taken > 1 else one
+    shares = _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
     smallest, *_ = FOUND.values()
     frame = shares.drop(columns=[MEASURES[EQUIVALENT], smallest]).rename_axis("samples").reset_index()
     return Table(
@@ -60,7 +60,7 @@ def brief(results: Results) -> Table:
         say(
             "verdicts.calibration_brief",
             worst=shares[MEASURES[WRONG]].max(),
-            several=several,
+            replicates=replicates,
             rounds=simulation.ROUNDS[replicates],
             taken=results.study.samples,
         ),
