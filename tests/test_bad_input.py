@@ -190,6 +190,17 @@ COMMANDS = [
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
     (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),
     (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
+    (
+        nothing,
+        ("report", "--run", "models/x"),
+        "'models/x' is in the folder of what `make model` records: name a run of",
+    ),
+    (
+        nothing,
+        ("measure", "--run", "models/new", "--study", "{study}"),
+        "'models/new' is in the folder of what `make mo",
+    ),
+    (nothing, ("compare", "there", "there"), "two runs are compared: name both, the one before as A and the one that "),
     (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: name a folder in "),
     (
         nothing,
@@ -347,7 +358,7 @@ RUNS = [
     (
         lambda place: place.part().rename(place.part().with_name("samples.r00.parquet")),
         CUT,
-        "samples.r00.parquet: it was changed after it was recorded: delete ",
+        "samples.r00.parquet has no name of what was recorded: give it that again, or move it away",
     ),
     (
         lambda place: (place.data / "cut" / "manifest.json").unlink(),
@@ -368,9 +379,11 @@ NOTEBOOKS = [
     ((*NOTEBOOK, "runn=there"), "02_baseline has no parameter 'runn'; it has run, study, device; did you mean 'run'?"),
     ((*NOTEBOOK, "run=7"), "02_baseline: run must be str, not 7 (int)"),
     ((*NOTEBOOK, "run=[a]"), "02_baseline: run must be str, not ['a'] (list)"),
+    ((*NOTEBOOK, "run=there run=cut"), "-p states a parameter twice: leave one of run=there, run=cut out"),
     ((*NOTEBOOK, "run=["), "-p run: '[' is not a value; quote it"),
     ((*NOTEBOOK, "run=2026-13-45"), "-p run: '2026-13-45' is not a value; quote it"),
     ((*NOTEBOOK, "run=nope"), "there is no run 'nope'; those that are: there, cut"),
+    ((*NOTEBOOK, "run=models/x"), "'models/x' is in the folder of what `make model` records: name a run of a study"),
     ((*NOTEBOOK, "run=../there"), "'../there' can't be the name of a run: name a folder in "),
     ((*NOTEBOOK, "study=true"), "02_baseline: study must be str, not True (bool)"),
     ((*PRICED, "price_per_hour=cheap"), "04_backends: price_per_hour must be float, not 'cheap' (str)"),

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from io import BytesIO, TextIOWrapper
 
 import pytest
 import synthetic
@@ -241,6 +242,25 @@ sys.exit(__main__.main(["measure"]))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (130, "attnlab: interrupted; what was recorded is kept\n")
+
+
+def test_what_a_terminal_of_ascii_lacks_is_escaped(monkeypatch):
+    terminal = TextIOWrapper(BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(commands, "_calibrate", lambda options: print("µ", flush=True))
+    assert __main__.main(["calibrate"]) == 0
+    assert terminal.buffer.getvalue() == b"\\xb5\n"
+
+
+def test_too_little_memory(capsys, monkeypatch):
+    monkeypatch.setattr(commands, "_calibrate", lambda options: bytes(2**60))
+    assert said(capsys, "calibrate") == "this takes more memory than there is; what was recorded is kept"
+
+
+def test_a_variable_that_is_empty_names_no_folder(monkeypatch):
+    for folder in (paths.data, paths.reports, paths.exports, paths.kernels):
+        monkeypatch.setenv(f"ATTNLAB_{folder.__name__.upper()}", "")
+        assert folder() == paths.ROOT / folder.__name__
 
 
 def test_as_a_program(data):

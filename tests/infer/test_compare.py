@@ -101,7 +101,7 @@ def test_the_command_fails_with_a_status_of_its_own_where_it_is_asked_to(data, c
     slower, others = out.split("<details>")
     assert slower.count("| ▼ slower | sdpa.flash |") == 2
     assert others.count("| = equivalent |") + others.count("verdict = equivalent") >= 1
-    assert __main__.main(["compare", "after", "after", "--fail-if", "slower"]) == 0
+    assert __main__.main(["compare", "after", "before", "--fail-if", "slower"]) == 0
 
 
 def test_runs_that_share_nothing_are_one_line(data, capsys):
