@@ -220,10 +220,14 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device", "/data/x")
 
+    elsewhere = "ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
     monkeypatch.setattr(select_run, "measured", full)
-    assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
+    assert (
+        said(capsys, "measure", "--study", "quick")
+        == f"No space left on device: /data/x; what was recorded is kept; {elsewhere}"
+    )
     monkeypatch.setattr(select_run, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
-    assert said(capsys, "measure", "--study", "quick") == "No space left; what was recorded is kept"
+    assert said(capsys, "measure", "--study", "quick") == f"No space left; what was recorded is kept; {elsewhere}"
 
 
 def test_ctrl_c_while_a_command_is_imported():

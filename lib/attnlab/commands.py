@@ -42,7 +42,8 @@ def run(arguments: list[str] | None = None) -> int:
         return error.status
     except OSError as error:
         what = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
-        print(f"attnlab: {what}; what was recorded is kept", file=sys.stderr)
+        others = "ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
+        print(f"attnlab: {what}; what was recorded is kept; {others}", file=sys.stderr)
         return 1
     except MemoryError:
         print("attnlab: this takes more memory than there is; what was recorded is kept", file=sys.stderr)

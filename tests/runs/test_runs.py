@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import small
 import synthetic
+from pyarrow import parquet
 
 from attnlab import __main__
 from attnlab.base import paths
@@ -83,6 +84,8 @@ def test_what_was_recorded_is_read_back(data, finished):
     assert run.manifest["study"] == TWO.model_dump(mode="json")
     assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(TABLES)]
     assert set(os.listdir(data / "one")) == {"manifest.json", *run.manifest["files"]}
+    for name, table in TABLES.items():  # for whoever reads the files without this package
+        assert parquet.read_schema(data / "one" / f"{name}.parquet").names == table.names
 
 
 def test_a_run_that_was_cut_off_is_read_from_its_parts(data):
