@@ -240,26 +240,17 @@ SOURCES = [
     ),
 ]
 RUNS = [
-    (
-        lambda place: place.file("manifest.json").write_bytes(b"[1]"),
-        RUN,
-        "manifest.json is not a manifest: restore it from where the run",
-    ),
-    (manifest(schema=99), RUN, f"has schema 99, this attnlab reads {schema.SCHEMA}: update attnlab"),
     (manifest(schema=99), GO_ON, "has schema 99, this attnlab"),
-    (manifest(complete=False), RUN, "manifest.json was changed after it was recorded, so the run is refused: restore"),
     (
         manifest(complete=False),
         GO_ON,
         "manifest.json was changed after it was recorded, so the run is refused: restore",
     ),
-    (lambda place: place.file("samples.parquet").unlink(), RUN, "samples.parquet is missing, so the run is refused:"),
     (
         lambda place: place.file("cases.parquet").write_bytes(b""),
         EXPORT,
         "cases.parquet doesn't match its manifest: it was changed after it was recorded; restore it",
     ),
-    (lambda place: place.part().write_bytes(b""), CUT, "parquet: it was changed after it was recorded: delete "),
     (
         lambda place: place.part().rename(place.part().with_name("samples.r00.parquet")),
         CUT,
