@@ -19,7 +19,7 @@ from ladders import TILE, rung
 
 from attnlab import __main__
 from attnlab.base import paths
-from attnlab.runs import schema, write
+from attnlab.runs import write
 
 MEASURE = ("measure", "--run", "new", "--study", "{study}")
 
