@@ -19,11 +19,9 @@ from ladders import TILE, rung
 
 from attnlab import __main__
 from attnlab.base import paths
-from attnlab.runs import schema, write
+from attnlab.runs import write
 
 MEASURE = ("measure", "--run", "new", "--study", "{study}")
-SHAPE = TINY["target"]
-SWEEP = TINY["sweeps"]["seq_len"]
 
 
 @dataclass(frozen=True)
@@ -79,14 +77,6 @@ def study(**changes: Any) -> Callable[[Place], object]:
 
 def both(one: Callable[[Place], object], other: Callable[[Place], object]) -> Callable[[Place], object]:
     return lambda place: (one(place), other(place))
-
-
-def target(**changes: Any) -> Callable[[Place], object]:
-    return study(target={key: value for key, value in (SHAPE | changes).items() if value is not ...})
-
-
-def sweep(**changes: Any) -> Callable[[Place], object]:
-    return study(sweeps={"seq_len": {key: value for key, value in (SWEEP | changes).items() if value is not ...}})
 
 
 def text(content: str | bytes) -> Callable[[Place], object]:
@@ -169,12 +159,14 @@ COMMANDS = [
     (nothing, (), "the following arguments are required: COMMAND"),
     (nothing, ("messure",), "invalid choice: 'messure' (choose from "),
     (nothing, ("measure", "--device", "tpu"), "argument --device: invalid choice: 'tpu' (choose from "),
+    (nothing, ("measure", "--device", "none"), "argument --device: invalid choice: 'none' (choose from "),
     (nothing, ("measure", "--run"), "argument --run: expected one argument"),
     (nothing, ("report", "--what"), "unrecognized arguments: --what; `python -m attnlab --help` lists what there is"),
     (nothing, ("measure", "a\nb"), "unrecognized arguments: a b; "),
     (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
     (nothing, ("readme",), "the following arguments are required: --run"),
     (nothing, (*RUN, "--study", "quick"), "RUN renders what was recorded and measures nothing: leave STUDY, "),
+    (nothing, (*RUN, "--long"), "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHED"),
     (nothing, (*RUN, "--device", "cpu"), "RUN renders what was recorded and measures nothing: leave STUDY, DEV"),
     (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
     (nothing, ("export",), "the following arguments are required: --run"),
@@ -190,6 +182,17 @@ COMMANDS = [
     (nothing, ("close", "--run", "there"), "the run 'there' is complete: there is nothing to close"),
     (nothing, ("close", "--run", "cut"), "no replicate of 'cut' is whole: `make measure RUN=cut` goes on, or"),
     (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
+    (
+        nothing,
+        ("report", "--run", "models/x"),
+        "'models/x' is in the folder of what `make model` records: name a run of",
+    ),
+    (
+        nothing,
+        ("measure", "--run", "models/new", "--study", "{study}"),
+        "'models/new' is in the folder of what `make mo",
+    ),
+    (nothing, ("compare", "there", "there"), "two runs are compared: name both, the one before as A and the one that "),
     (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: name a folder in "),
     (
         nothing,
@@ -199,6 +202,7 @@ COMMANDS = [
     (nothing, ("export", "--run", "a b"), "'a b' can't be the name of a run: use letters"),
     (nothing, ("measure", "--run", 300 * "x"), "File name too long: "),
     (nothing, ("measure", "--run", "there"), "the run 'there' is complete: `make report RUN=there` renders it"),
+    (nothing, (*GO_ON, "--device", "cuda"), "the run 'there' is complete: `make report RUN=there` renders it"),
     (nothing, ("measure", "--run", "cut", "--study", "quick"), "the run 'cut' is of the study 'tiny': leave STUDY out"),
     (
         nothing,
@@ -206,107 +210,19 @@ COMMANDS = [
         "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch, gpu, ladder, peers, quick, scaling",
     ),
     (nothing, ("measure", "--study", "nope.yaml"), "there is no study 'nope.yaml'; studies/ has"),
+    (nothing, ("measure", "--study", "quick.yaml"), "values; did you mean 'quick'?"),
+    (nothing, ("measure", "--study", "quik"), "values; did you mean 'quick'?"),
     (foreign("notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
     (lambda place: (place.data / "new").write_text("mine"), MEASURE, "/new is a file: move it away, or name another"),
 ]
 STUDIES = [
     (text(""), "study.yaml must be a mapping with the fields of a study"),
-    (text("- a\n- b\n"), "study.yaml must be a mapping with the fields of a study"),
-    (text("a: [1"), "study.yaml is not valid YAML: while parsing a flow sequence"),
-    (text("title: 2026-13-45"), "study.yaml is not valid YAML: month must be in 1..12"),
-    (text("title: café\n".encode("latin-1")), "study.yaml is not valid YAML: 'utf-8' codec can't decode byte 0xe9"),
-    (text("title: a\nsamples: 3\nsamples: 4\n"), "study.yaml is not valid YAML: the key 'samples' is stated twice in "),
-    (text("target: {batch: 1, batch: 2}"), "study.yaml is not valid YAML: the key 'batch' is stated twice in "),
     (text(5000 * "["), "study.yaml is not valid YAML: maximum recursion depth exceeded"),
-    (text("!!python/object:os.system x"), "study.yaml is not valid YAML: could not determine a constructor"),
-    (text("title: a\x00b"), "study.yaml is not valid YAML: unacceptable character #x0000"),
-    (study(name=7), "study.yaml: name: input should be a valid string, not 7"),
-    (study(name="a\nb"), "study.yaml: name: string should match pattern"),
-    (study(title=...), "study.yaml: the field 'title' is missing"),
-    (study(title=3), "study.yaml: title: input should be a valid string, not 3"),
-    (study(device="gpu"), "study.yaml: device: input should be 'auto', 'cuda' or 'cpu', not 'gpu'"),
-    (study(device=None), "study.yaml: device: input should be 'auto', 'cuda' or 'cpu', not None"),
-    (study(implementations=[]), "study.yaml: implementations: list should have at least 1 item, not []"),
-    (study(implementations="sdpa.auto"), "study.yaml: implementations: input should be a valid list, not 'sdpa.auto'"),
-    (study(implementations=["sdpa.auto", 3]), "study.yaml: implementations.1: input should be a valid string, not 3"),
-    (study(implementations=2 * ["sdpa.auto"]), "study.yaml: an implementation is listed twice"),
-    (study(implementations=["sdpa.fast"]), "study.yaml: unknown implementation 'sdpa.fast'; known are sdpa.auto,"),
-    (study(implementations=["sdpa.auto", "kernel.gone"]), "study.yaml: unknown implementation 'kernel.gone'; known"),
-    (study(implementations=["sdpa.auto", "control.sdpa.auto"]), "unknown implementation 'control.sdpa.auto'; known"),
-    (study(baseline=...), "study.yaml: the field 'baseline' is missing"),
-    (study(baseline="sdpa.atuo"), "study.yaml: unknown implementation 'sdpa.atuo'; "),
-    (study(baseline="sdpa.efficient"), "study.yaml: the baseline sdpa.efficient is not among the implementations"),
-    (study(target=[1]), "study.yaml: target: input should be a valid dictionary, not [1]"),
-    (target(seq_len=[16, 32]), "study.yaml: target: seq_len must be a positive integer, not [16, 32]"),
-    (target(seq_len=48), "study.yaml: no sweep holds the target B=1 H=4 S=48 D=64 full float32"),
-    (target(seq_len=...), "study.yaml: target: the axis 'seq_len' is missing"),
-    (target(sequence=32), "study.yaml: target: unknown axis 'sequence'; axes are batch, heads, seq_len, head_dim,"),
-    (target(dtype="fp16"), "study.yaml: target: unknown dtype 'fp16'; known are float16, bfloat16, float32\n"),
-    (target(causal=1), "study.yaml: target: causal must be true or false, not 1"),
-    (study(timings=[]), "study.yaml: timings: list should have at least 1 item"),
-    (study(timings="eager"), "study.yaml: timings: input should be a valid list, not 'eager'"),
-    (study(timings=[{"clock": "wall", "cache": "warm"}]), "timings.0.clock: input should be 'eager', 'device'"),
-    (study(timings=[{"clock": "eager", "cache": "hot"}]), "timings.0.cache: input should be 'warm' or 'cold'"),
-    (study(timings=[{"clock": "eager"}]), "study.yaml: the field 'timings.0.cache' is missing"),
-    (
-        study(timings=[TINY["timings"][0] | {"x": 1}]),
-        "study.yaml: unknown field 'timings.0.x'; fields are clock, cache",
-    ),
-    (study(timings=2 * TINY["timings"]), "study.yaml: a timing is listed twice"),
-    (study(samples="many"), "study.yaml: samples: input should be a valid integer, not 'many'"),
-    (study(samples=1), "study.yaml: samples: input should be greater than or equal to 2, not 1"),
-    (study(samples=2.5), "study.yaml: samples: input should be a valid integer, not 2.5"),
-    (study(samples=True), "study.yaml: samples: input should be a valid integer, not True"),
-    (study(replicates=0), "study.yaml: replicates: input should be greater than or equal to 1, not 0"),
-    (study(replicates=None), "study.yaml: replicates: input should be a valid integer, not None"),
-    (study(warmup_calls=3), "study.yaml: warmup_calls: input should be greater than or equal to 20, not 3"),
-    (study(longest_call_ms=0), "study.yaml: longest_call_ms: input should be greater than 0, not 0"),
-    (study(longest_call_ms="long"), "study.yaml: longest_call_ms: input should be a valid number, not 'long'"),
-    (study(longest_call_ms=float("inf")), "study.yaml: longest_call_ms: input should be a finite number, not inf"),
-    (study(panel="yes"), "study.yaml: panel: input should be a valid boolean, not 'yes'"),
     (study(sampels=3), "study.yaml: unknown field 'sampels'; fields are name, title, "),
-    (study(sweeps={}), "study.yaml: sweeps: dictionary should have at least 1 item, not {}"),
-    (study(sweeps=[SWEEP]), "study.yaml: sweeps: input should be a valid dictionary, not "),
-    (study(sweeps={"": SWEEP}), "study.yaml: sweeps: '' is no name"),
-    (study(sweeps={"seq_len": []}), "study.yaml: sweeps.seq_len: list should have at least 1 item"),
-    (study(sweeps={"seq_len": 3}), "study.yaml: sweeps.seq_len: input should be a valid list, not 3"),
-    (study(sweeps={" ": SWEEP}), "study.yaml: sweeps: ' ' is no name"),
-    (study(sweeps={"small batch": SWEEP}), "study.yaml: sweeps: 'small batch' does not vary 'batch': rename it"),
-    (study(sweeps={"causal seq_len": SWEEP}), "'causal seq_len' holds shapes without a causal mask: rename it"),
-    (
-        study(sweeps={"seq_len": SWEEP | {"causal": [False, True]}}),
-        "study.yaml: sweeps: 'seq_len' holds causal shapes, whose sweep is 'causal seq_len': rename it",
-    ),
-    (study(sweeps={3: SWEEP}), "study.yaml: sweeps.3.[key]: input should be a valid string, not 3"),
-    (sweep(seq_len=[]), "study.yaml: sweeps.seq_len: the axis 'seq_len' has no values"),
-    (sweep(seq_len=[32, 0]), "study.yaml: sweeps.seq_len: seq_len must be a positive integer, not 0"),
-    (sweep(seq_len=[32, "64"]), "study.yaml: sweeps.seq_len: seq_len must be a positive integer, not '64'"),
-    (sweep(seq_len=[32, [64]]), "study.yaml: sweeps.seq_len: seq_len must be a positive integer, not [64]"),
-    (sweep(seq_len=[32, 10**30]), "study.yaml: sweeps.seq_len: no memory holds B=1 H=4 S=1000000000000000000000"),
-    (sweep(batch=-1), "study.yaml: sweeps.seq_len: batch must be a positive integer, not -1"),
-    (sweep(batch=True), "study.yaml: sweeps.seq_len: batch must be a positive integer, not True"),
-    (sweep(batch=...), "study.yaml: sweeps.seq_len: the axis 'batch' is missing"),
-    (sweep(heads=None), "study.yaml: sweeps.seq_len: heads must be a positive integer, not None"),
-    (sweep(heads={"a": 1}), "study.yaml: sweeps.seq_len: heads must be a positive integer, not {'a': 1}"),
-    (sweep(head_dim=64.0), "study.yaml: sweeps.seq_len: head_dim must be a positive integer, not 64.0"),
-    (sweep(causal="yes"), "study.yaml: sweeps.seq_len: causal must be true or false, not 'yes'"),
-    (sweep(dtype=["float32", "float63"]), "study.yaml: sweeps.seq_len: unknown dtype 'float63'; known are float16,"),
-    (sweep(dtype=["float32", "float64"]), "unknown dtype 'float64'; known are float16, bfloat16, float32\n"),
-    (sweep(length=3), "study.yaml: sweeps.seq_len: unknown axis 'length'; axes are batch, heads, seq_len, head_dim,"),
-    (sweep(batch=list(range(1, 200)), seq_len=list(range(1, 200))), "39601 shapes, and a run can hold 10000"),
-    (sweep(batch=list(range(1, 60_000))), " bytes, and a study 262,144 at most: state fewer values"),
-    (study(title="x" * 100_000), "study.yaml: title: string should have at most 200 characters, not 'xxx"),
-    (study(sweeps={"x" * 1000: SWEEP}), "study.yaml: sweeps: 'xxx"),
-    (study(name="<script>"), "study.yaml: name: string should match pattern"),
 ]
 LADDERS = [
-    (toml("[[rungs"), "ladder.toml is not valid TOML: Expected ']]'"),
     (toml(b"\xff\xfe"), "ladder.toml is not valid TOML: 'utf-8' codec can't decode byte 0xff"),
-    (toml("rungs = " + 3000 * "["), "ladder.toml is not valid TOML: maximum recursion depth exceeded"),
-    (toml("x = 1"), "ladder.toml holds rungs alone: each begins with [[rungs]], in double brackets"),
     (entry(titel="x"), "rung 'plain': unknown field 'titel'; fields are name, title, "),
-    (entry(TILE | {"thread": 1}), "rung 'plain': unknown field 'tiles.0.thread'; fields are head_dim, "),
-    (lambda place: (place.kernels / "plain.cu").unlink(), "plain.cu is missing: add it, or correct `source`"),
 ]
 SOURCES = [
     (toml(""), "there is no kernel to compile: "),
@@ -324,30 +240,21 @@ SOURCES = [
     ),
 ]
 RUNS = [
-    (
-        lambda place: place.file("manifest.json").write_bytes(b"[1]"),
-        RUN,
-        "manifest.json is not a manifest: restore it from where the run",
-    ),
-    (manifest(schema=99), RUN, f"has schema 99, this attnlab reads {schema.SCHEMA}: update attnlab"),
     (manifest(schema=99), GO_ON, "has schema 99, this attnlab"),
-    (manifest(complete=False), RUN, "manifest.json was changed after it was recorded, so the run is refused: restore"),
     (
         manifest(complete=False),
         GO_ON,
         "manifest.json was changed after it was recorded, so the run is refused: restore",
     ),
-    (lambda place: place.file("samples.parquet").unlink(), RUN, "samples.parquet is missing, so the run is refused:"),
     (
         lambda place: place.file("cases.parquet").write_bytes(b""),
         EXPORT,
         "cases.parquet doesn't match its manifest: it was changed after it was recorded; restore it",
     ),
-    (lambda place: place.part().write_bytes(b""), CUT, "parquet: it was changed after it was recorded: delete "),
     (
         lambda place: place.part().rename(place.part().with_name("samples.r00.parquet")),
         CUT,
-        "samples.r00.parquet: it was changed after it was recorded: delete ",
+        "samples.r00.parquet has no name of what was recorded: give it that again, or move it away",
     ),
     (
         lambda place: (place.data / "cut" / "manifest.json").unlink(),
@@ -363,14 +270,20 @@ RUNS = [
 NOTEBOOKS = [
     (("notebook", "02_nothing"), "there is no notebook '02_nothing'; there are 01_environment, 02_baseline,"),
     (("notebook", ""), "there is no notebook ''; there are 01_environment, 02_baseline,"),
+    (("notebook", "baseline"), "report; did you mean '02_baseline'?"),
+    (NOTEBOOK, "argument -p: expected one argument"),
+    ((*NOTEBOOK, "a=it's"), "argument -p: takes NAME=VALUE pairs, and a quote in "),
+    ((*NOTEBOOK, "run='a b' runn=x"), "02_baseline has no parameter 'runn'; it has"),
     ((*NOTEBOOK, "run"), "-p takes NAME=VALUE, not 'run'"),
     ((*NOTEBOOK, "=there"), "02_baseline has no parameter ''; it has run, study, device"),
     ((*NOTEBOOK, "runn=there"), "02_baseline has no parameter 'runn'; it has run, study, device; did you mean 'run'?"),
     ((*NOTEBOOK, "run=7"), "02_baseline: run must be str, not 7 (int)"),
     ((*NOTEBOOK, "run=[a]"), "02_baseline: run must be str, not ['a'] (list)"),
+    ((*NOTEBOOK, "run=there run=cut"), "-p states a parameter twice: leave one of run=there, run=cut out"),
     ((*NOTEBOOK, "run=["), "-p run: '[' is not a value; quote it"),
     ((*NOTEBOOK, "run=2026-13-45"), "-p run: '2026-13-45' is not a value; quote it"),
     ((*NOTEBOOK, "run=nope"), "there is no run 'nope'; those that are: there, cut"),
+    ((*NOTEBOOK, "run=models/x"), "'models/x' is in the folder of what `make model` records: name a run of a study"),
     ((*NOTEBOOK, "run=../there"), "'../there' can't be the name of a run: name a folder in "),
     ((*NOTEBOOK, "study=true"), "02_baseline: study must be str, not True (bool)"),
     ((*PRICED, "price_per_hour=cheap"), "04_backends: price_per_hour must be float, not 'cheap' (str)"),

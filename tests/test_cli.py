@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from io import BytesIO, TextIOWrapper
 
 import pytest
 import synthetic
@@ -25,47 +26,12 @@ def said(capsys, *arguments: str) -> str:
     return error.removeprefix("attnlab: ").rstrip("\n")
 
 
-# Commands
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ([], "the following arguments are required: COMMAND"),
-        (["messure"], "invalid choice: 'messure'"),
-        (["measure", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-        (["measure", "--device", "none"], "argument --device: invalid choice: 'none'"),
-        (["report", "--what"], "unrecognized arguments: --what"),
-        (["notebook"], "the following arguments are required: name"),
-        (["readme"], "the following arguments are required: --run"),
-        (["notebook", "01_environment", "-p"], "argument -p: expected one argument"),
-        (["notebook", "01_environment", "-p", "a=it's"], "argument -p: takes NAME=VALUE pairs, and a quote in "),
-    ],
-)
-def test_what_is_no_command_is_told_by_the_parser(capsys, data, arguments, problem):
-    with pytest.raises(SystemExit) as caught:
-        __main__.main(arguments)
-    assert caught.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("attnlab: ")
-    assert problem in line
-    assert line.endswith("--help` lists what there is")
-    assert not data.exists()
-
-
 def test_the_version_is_that_of_the_package(capsys):
     with pytest.raises(SystemExit) as caught:
         __main__.main(["--version"])
     assert caught.value.code == 0
     stated = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert capsys.readouterr().out == f"attnlab {stated}\n"
-
-
-def test_a_run_that_is_not_there(capsys, begin):
-    begin(tiny_study(), "there")
-    assert said(capsys, "report", "--run", "nope") == "there is no run 'nope'; those that are: there"
-    assert said(capsys, "report", "--run", "../x").startswith("'../x' can't be the name of a run")
-    assert said(capsys, "measure", "--run", "a/b").startswith("'a/b' can't be the name of a run")
 
 
 @pytest.mark.parametrize("name", ["reference", "dispatch", "models"])
@@ -86,46 +52,11 @@ def test_reports_that_can_not_be_written_are_told_before_anything_is_measured_or
         reports.unlink()
 
 
-@pytest.mark.parametrize("more", [["--study", "quick"], ["--device", "cpu"], ["--long"]])
-def test_rendering_a_run_takes_nothing_that_measuring_takes(capsys, begin, more):
-    begin(tiny_study(), "there")
-    expected = "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHEDULER and LONG out"
-    assert said(capsys, "report", "--run", "there", *more) == expected
-
-
-def test_measuring_another_study_into_a_run(capsys, begin):
-    begin(tiny_study(), "there")
-    expected = "the run 'there' is of the study 'tiny': leave STUDY out, or name a new run"
-    assert said(capsys, "measure", "--run", "there", "--study", "quick") == expected
-
-
-def test_measuring_into_a_complete_run(capsys, recorded):
-    expected = "the run 'recorded' is complete: `make report RUN=recorded` renders it"
-    assert said(capsys, "measure", "--run", recorded) == expected
-    assert said(capsys, "measure", "--run", recorded, "--device", "cuda") == expected  # whatever is here
-
-
-def test_a_study_that_is_not_there(capsys, data):
-    there = "backends, cpu, decode, dispatch, gpu, ladder, peers, quick, scaling, values"
-    expected = f"there is no study 'nope'; studies/ has {there}"
-    assert said(capsys, "measure", "--study", "nope") == expected
-    for near in ("quick.yaml", "quik"):
-        assert said(capsys, "measure", "--study", near).endswith("values; did you mean 'quick'?")
-    assert not data.exists()
-
-
 def test_a_path_to_a_study_ends_with_yaml(capsys, data, write_study):
     path = write_study()
     path.rename(path.with_suffix(""))
     expected = "ladder, peers, quick, scaling, values; a path to a study ends with .yaml or .yml"
     assert said(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
-
-
-def test_a_study_that_is_wrong(capsys, data, write_study):
-    path = write_study(samples="many")
-    expected = f"{path}: samples: input should be a valid integer, not 'many'"
-    assert said(capsys, "measure", "--study", str(path)) == expected
-    assert not data.exists()
 
 
 def test_cuda_without_a_gpu(capsys, data, write_study, monkeypatch):
@@ -145,35 +76,6 @@ def test_tuning_without_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     expected = "tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one"
     assert said(capsys, "tune") == expected
-
-
-def test_a_tampered_run(capsys, data, begin):
-    begin(tiny_study(), "there")
-    manifest = data / "there" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"samples": 5', '"samples": 500'))
-    expected = f"{manifest} was changed after it was recorded, so the run is refused: restore it"
-    assert said(capsys, "report", "--run", "there") == expected
-    assert said(capsys, "measure", "--run", "there") == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["00_nothing"], "there is no notebook '00_nothing'; there are 01_environment, 02_baseline,"),
-        (["baseline"], "report; did you mean '02_baseline'?"),
-        (["01_environment", "-p", "run"], "-p takes NAME=VALUE, not 'run'"),
-        (["01_environment", "-p", "runn=x"], "01_environment has no parameter 'runn'; it has run, study, device"),
-        (["01_environment", "-p", "runn=x"], "; did you mean 'run'?"),
-        (["01_environment", "-p", "run='a b' runn=x"], "01_environment has no parameter 'runn'"),
-        (["01_environment", "-p", "run=7"], "01_environment: run must be str, not 7 (int)"),
-        (["01_environment", "-p", "run=[a]"], "01_environment: run must be str, not ['a'] (list)"),
-        (["01_environment", "-p", "run=["], "-p"),
-        (["01_environment", "-p", "run=2026-13-45"], "-p"),
-    ],
-)
-def test_a_notebook_is_told_only_what_it_knows(capsys, data, arguments, problem):
-    assert problem in said(capsys, "notebook", *arguments)
-    assert not (data.parent / "reports").exists()
 
 
 def test_quotes_hold_a_value_together():
@@ -218,10 +120,14 @@ def test_what_ctrl_c_and_a_full_disk_say(capsys, data, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device", "/data/x")
 
+    elsewhere = "ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
     monkeypatch.setattr(select_run, "measured", full)
-    assert said(capsys, "measure", "--study", "quick") == "No space left on device: /data/x; what was recorded is kept"
+    assert (
+        said(capsys, "measure", "--study", "quick")
+        == f"No space left on device: /data/x; what was recorded is kept; {elsewhere}"
+    )
     monkeypatch.setattr(select_run, "measured", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
-    assert said(capsys, "measure", "--study", "quick") == "No space left; what was recorded is kept"
+    assert said(capsys, "measure", "--study", "quick") == f"No space left; what was recorded is kept; {elsewhere}"
 
 
 def test_ctrl_c_while_a_command_is_imported():
@@ -240,6 +146,25 @@ sys.exit(__main__.main(["measure"]))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (130, "attnlab: interrupted; what was recorded is kept\n")
+
+
+def test_what_a_terminal_of_ascii_lacks_is_escaped(monkeypatch):
+    terminal = TextIOWrapper(BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(commands, "_calibrate", lambda options: print("µ", flush=True))
+    assert __main__.main(["calibrate"]) == 0
+    assert terminal.buffer.getvalue() == b"\\xb5\n"
+
+
+def test_too_little_memory(capsys, monkeypatch):
+    monkeypatch.setattr(commands, "_calibrate", lambda options: bytes(2**60))
+    assert said(capsys, "calibrate") == "this takes more memory than there is; what was recorded is kept"
+
+
+def test_a_variable_that_is_empty_names_no_folder(monkeypatch):
+    for folder in (paths.data, paths.reports, paths.exports, paths.kernels):
+        monkeypatch.setenv(f"ATTNLAB_{folder.__name__.upper()}", "")
+        assert folder() == paths.ROOT / folder.__name__
 
 
 def test_as_a_program(data):

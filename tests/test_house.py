@@ -135,14 +135,6 @@ def test_words_reach_the_command_as_they_were_typed():
     assert said.stdout.splitlines()[-1].endswith("""'--batch=1'\\''' '--prompt=2'""")
 
 
-def test_a_run_that_is_not_there_is_one_line_and_a_failure():
-    ended = make("report", "RUN=nope", f"PYTHON={sys.executable}")
-    assert ended.returncode == 2
-    said, from_make = ended.stderr.splitlines()
-    assert said.startswith("attnlab: there is no run 'nope'; those that are: ")
-    assert from_make.startswith("make: ***")
-
-
 def test_an_interpreter_that_is_there_keeps_its_path_and_gets_nothing():
     ended = make("-n", "report", "PYTHON=some-python")
     assert ended.stdout.splitlines()[-1].startswith("some-python -m attnlab report")

@@ -5,6 +5,7 @@ import re
 import sys
 import warnings
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import NoReturn
 
 import yaml
@@ -29,15 +30,23 @@ def run(arguments: list[str] | None = None) -> int:
         SystemExit: the arguments can't be parsed; the status is 2.
     """
     warnings.filterwarnings("ignore", category=FutureWarning)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII has no µ
     options = _parser().parse_args(arguments)
     try:
+        for named in ("run", "before", "after"):
+            schema.require_of_study(getattr(options, named, ""))
         options.command(options)
     except UserError as error:
         print(f"attnlab: {str(error).replace(chr(10), ' ')}", file=sys.stderr)
         return error.status
     except OSError as error:
         what = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
-        print(f"attnlab: {what}; what was recorded is kept", file=sys.stderr)
+        others = "ATTNLAB_DATA, ATTNLAB_REPORTS and ATTNLAB_EXPORTS name other folders"
+        print(f"attnlab: {what}; what was recorded is kept; {others}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("attnlab: this takes more memory than there is; what was recorded is kept", file=sys.stderr)
         return 1
     return 0
 
@@ -158,7 +167,11 @@ def _report(options: argparse.Namespace) -> None:
 def _notebook(options: argparse.Namespace) -> None:
     from attnlab.paper import render
 
-    page = render.render_notebook(options.name, dict(map(_assignment, options.parameters)))
+    stated = list(map(_assignment, options.parameters))
+    values = dict(stated)
+    if len(values) < len(stated):
+        raise UserError(f"-p states a parameter twice: leave one of {', '.join(options.parameters)} out")
+    page = render.render_notebook(options.name, values)
     print(f"rendered {paths.shown(page)}")
 
 
@@ -214,7 +227,7 @@ def _compare(options: argparse.Namespace) -> None:
     from attnlab.infer import results
     from attnlab.infer.lookup import NotMeasured
 
-    if not (options.before and options.after):
+    if not (options.before and options.after) or options.before == options.after:
         raise UserError("two runs are compared: name both, the one before as A and the one that is judged as B")
     there, here = results.load(options.before), results.load(options.after)
     comparison = Comparison(here, there)

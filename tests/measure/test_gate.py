@@ -11,11 +11,13 @@ import torch
 from conftest import gated
 
 from attnlab.compile import check, nvrtc
+from attnlab.measure.gate import alone
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.instruments import environment
 from attnlab.measure.session import checks as checking
 from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
+from attnlab.measure.subjects.implementation import Implementation, by_sequence
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.runs import schema
 from attnlab.study import ladder
@@ -342,6 +344,39 @@ def test_what_is_unavoidable_is_what_errors_in_the_scores_do(kind, causal):
     deviation = torch.stack(errors).square().mean(0).sqrt()
     assert unavoidable.mean == pytest.approx(deviation.mean().item(), rel=0.02)
     assert unavoidable.maximum == pytest.approx(deviation.max().item(), rel=0.1)
+
+
+def one_by_one(q, k, v, causal):
+    return torch.cat([honest(*(x[i : i + 1] for x in (q, k, v)), causal) for i in range(q.shape[0])])
+
+
+def rounds_otherwise_alone(q, k, v, causal):
+    output = one_by_one(q, k, v, causal)
+    if q.shape[0] == 1:
+        output[0, 0, 0, :2] = output[0, 0, 0, :2].nextafter(torch.tensor(torch.inf))
+    return output
+
+
+def takes_no_sequence_alone(q, k, v, causal):
+    if q.shape[0] == 1:
+        raise RuntimeError("a batch of one")
+    return one_by_one(q, k, v, causal)
+
+
+@pytest.mark.parametrize(
+    ("call", "shape", "differing"),
+    [
+        (one_by_one, SHAPE.resized(batch=3), 0),
+        (rounds_otherwise_alone, SHAPE.resized(batch=3), 2),
+        (rounds_otherwise_alone, SHAPE.resized(batch=1), None),
+        (takes_no_sequence_alone, SHAPE.resized(batch=3), None),
+        (one_by_one, SHAPE.resized(batch=3, direction="training"), None),
+        (one_by_one, SHAPE.resized(batch=3, lengths="spread"), None),
+    ],
+)
+def test_a_sequence_alone_is_compared_with_itself_in_the_batch(call, shape, differing):
+    asked = Implementation("kernel.asked", call, ragged=partial(by_sequence, call)), inputs.draw(shape, 0, CPU), shape
+    assert {alone.differing(*asked) for _ in range(20)} == {differing}  # each draws one of three sequences
 
 
 def test_a_share_of_the_heads_is_compared_and_all_else_is_looked_at_in_all(monkeypatch):

@@ -9,13 +9,14 @@ import pytest
 import torch
 from conftest import gated, subjected, timed
 
+from attnlab.measure.gate import reference_check
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import GROWTH
 from attnlab.measure.gate.reference_check import Bound, ReferenceCheck, Tally
 from attnlab.measure.instruments import environment
-from attnlab.measure.session.checks import check_all
+from attnlab.measure.session.checks import check_all, gate_of
 from attnlab.measure.subjects import sdpa
-from attnlab.measure.subjects.implementation import Implementation
+from attnlab.measure.subjects.implementation import Implementation, OutOfMemory
 from attnlab.measure.subjects.oracle import composed
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -205,6 +206,19 @@ def appointed(session, shape, windows):
     reference = ReferenceCheck(windows, shape)
     check_all(session, shape, [], windows, "before", reference)
     return reference
+
+
+def test_where_memory_does_not_hold_a_reference_the_next_one_serves(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    session, windows, _ = subjected(sdpa.sdpa, SHAPE, "cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(reference_check, "REFERENCES", (Implementation("full", full), reference_check.COMPOSED))
+        assert appointed(session, SHAPE, windows).name == reference_check.COMPOSED.name
+    monkeypatch.setattr(ReferenceCheck, "_computed", full)
+    with pytest.raises(OutOfMemory, match="no room"):
+        ReferenceCheck(windows, SHAPE).appoint(gate_of(SHAPE, windows[0]))
 
 
 @pytest.mark.parametrize(

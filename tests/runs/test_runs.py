@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 import small
 import synthetic
+from pyarrow import parquet
 
 from attnlab import __main__
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
+from attnlab.runs.manifest import ModelFields
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
@@ -82,6 +84,8 @@ def test_what_was_recorded_is_read_back(data, finished):
     assert run.manifest["study"] == TWO.model_dump(mode="json")
     assert sorted(run.manifest["files"]) == [f"{table}.parquet" for table in sorted(TABLES)]
     assert set(os.listdir(data / "one")) == {"manifest.json", *run.manifest["files"]}
+    for name, table in TABLES.items():  # for whoever reads the files without this package
+        assert parquet.read_schema(data / "one" / f"{name}.parquet").names == table.names
 
 
 def test_a_run_that_was_cut_off_is_read_from_its_parts(data):
@@ -225,6 +229,15 @@ def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch, name)
     assert run.cases["alone_differing"].isna().all()
     axes = run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")
     assert {Shape(**one) for one in axes} == set(studies.recorded(run.manifest).shapes)
+
+
+def test_what_is_tracked_can_still_be_read(monkeypatch):
+    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
+    records = read.names(schema.OF_MODELS)
+    assert records
+    assert all(read.read_manifest(name)["complete"] for name in [*read.names(), *records])
+    tables = [ModelFields.model_validate(read.held(name)[0]).dispatch for name in records]
+    assert all(list(table.sources) == ["kernel.best"] for table in tables)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b"\xff\xfe", 10**5 * b"["])

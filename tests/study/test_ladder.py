@@ -274,6 +274,7 @@ def test_a_rung_has_a_name_of_its_own_and_comes_after_one_that_stands_before_it(
     ("text", "said"),
     [
         ("[[rungs", "is not valid TOML: "),
+        ("rungs = " + 3000 * "[", "is not valid TOML: maximum recursion depth exceeded"),
         ("x = 1", "holds rungs alone: each begins with [[rungs]], in double brackets"),
         ("[rungs]\nname = 'x'", "holds rungs alone: each begins with [[rungs]], in double brackets"),
         ("rungs = [1]", "holds rungs alone: each begins with [[rungs]], in double brackets"),

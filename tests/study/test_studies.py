@@ -1,5 +1,6 @@
 """Studies: what the shipped ones measure, and what is said of one that can't be measured."""
 
+import math
 from itertools import product
 
 import pytest
@@ -121,6 +122,7 @@ def test_a_file_is_named_after_what_it_holds_and_may_say_otherwise(write_study):
 
 
 LENGTHS = TINY["sweeps"]["seq_len"]
+LENGTHLESS = {axis: value for axis, value in TINY["target"].items() if axis != "seq_len"}
 TWENTY_THOUSAND = dict.fromkeys(
     ("some", "others"), LENGTHS | {axis: list(range(1, 101)) for axis in ("batch", "seq_len")}
 )
@@ -171,6 +173,43 @@ TWENTY_THOUSAND = dict.fromkeys(
         ({"sweeps": TWENTY_THOUSAND}, "sweeps: 20000 shapes, and a run can hold 10000: state fewer values"),
         ({"warmup_calls": 19}, "warmup_calls: input should be greater than or equal to 20, not 19"),
         ({"device": "gpu"}, "device: input should be 'auto', 'cuda' or 'cpu', not 'gpu'"),
+        ({"device": None}, "device: input should be 'auto', 'cuda' or 'cpu', not None"),
+        ({"name": 7}, "name: input should be a valid string, not 7"),
+        ({"name": "a\nb"}, "name: string should match pattern"),
+        ({"name": "<script>"}, "name: string should match pattern"),
+        ({"title": "x" * 100_000}, "title: string should have at most 200 characters, not 'xxx"),
+        ({"implementations": ["sdpa.auto", 3]}, "implementations.1: input should be a valid string, not 3"),
+        ({"implementations": ["sdpa.auto", "kernel.gone"]}, "unknown implementation 'kernel.gone'; known"),
+        ({"implementations": ["sdpa.auto", "control.sdpa.auto"]}, "unknown implementation 'control.sdpa.auto'; known"),
+        ({"baseline": ...}, "the field 'baseline' is missing"),
+        ({"target": [1]}, "target: input should be a valid dictionary, not [1]"),
+        ({"target": TINY["target"] | {"seq_len": [16, 32]}}, "seq_len must be a positive integer, not [16, 32]"),
+        ({"target": LENGTHLESS}, "target: the axis 'seq_len' is missing"),
+        ({"target": TINY["target"] | {"sequence": 32}}, "target: unknown axis 'sequence'; axes are batch, heads, seq"),
+        ({"target": TINY["target"] | {"causal": 1}}, "target: causal must be true or false, not 1"),
+        ({"timings": "eager"}, "timings: input should be a valid list, not 'eager'"),
+        ({"timings": [TINY["timings"][0] | {"x": 1}]}, "unknown field 'timings.0.x'; fields are clock, cache"),
+        ({"replicates": None}, "replicates: input should be a valid integer, not None"),
+        ({"longest_call_ms": 0}, "longest_call_ms: input should be greater than 0, not 0"),
+        ({"longest_call_ms": "long"}, "longest_call_ms: input should be a valid number, not 'long'"),
+        ({"longest_call_ms": math.inf}, "longest_call_ms: input should be a finite number, not inf"),
+        ({"panel": "yes"}, "panel: input should be a valid boolean, not 'yes'"),
+        ({"sweeps": {"": LENGTHS}}, "sweeps: '' is no name"),
+        ({"sweeps": {" ": LENGTHS}}, "sweeps: ' ' is no name"),
+        ({"sweeps": {"x" * 1000: LENGTHS}}, "sweeps: 'xxx"),
+        ({"sweeps": {"small batch": LENGTHS}}, "sweeps: 'small batch' does not vary 'batch': rename it"),
+        ({"sweeps": {"causal seq_len": LENGTHS}}, "'causal seq_len' holds shapes without a causal mask: rename it"),
+        ({"sweeps": {"seq_len": LENGTHS | {"causal": [False, True]}}}, "holds causal shapes, whose sweep is 'causal"),
+        ({"sweeps": {3: LENGTHS}}, "sweeps.3.[key]: input should be a valid string, not 3"),
+        ({"sweeps": {"seq_len": []}}, "sweeps.seq_len: list should have at least 1 item"),
+        ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, "64"]}}}, "seq_len must be a positive integer, not '64'"),
+        ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, [64]]}}}, "seq_len must be a positive integer, not [64]"),
+        ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, 10**30]}}}, "no memory holds B=1 H=4 S=1000"),
+        ({"sweeps": {"seq_len": LENGTHS | {"batch": True}}}, "batch must be a positive integer, not True"),
+        ({"sweeps": {"seq_len": LENGTHS | {"heads": None}}}, "heads must be a positive integer, not None"),
+        ({"sweeps": {"seq_len": LENGTHS | {"heads": {"a": 1}}}}, "heads must be a positive integer, not {'a': 1}"),
+        ({"sweeps": {"seq_len": LENGTHS | {"head_dim": 64.0}}}, "head_dim must be a positive integer, not 64.0"),
+        ({"sweeps": {"seq_len": LENGTHS | {"dtype": ["float32", "float64"]}}}, "unknown dtype 'float64'; *float32"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes, problem):
@@ -194,6 +233,10 @@ def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes,
         ("title: !!python/object:os.system {}", "is not valid YAML: could not determine a constructor"),
         ("", "must be a mapping with the fields of a study"),
         ("- a\n- b", "must be a mapping with the fields of a study"),
+        ("title: a\nsamples: 3\nsamples: 4\n", "is not valid YAML: the key 'samples' is stated twice in "),
+        ("target: {batch: 1, batch: 2}", "is not valid YAML: the key 'batch' is stated twice in "),
+        ("title: a\x00b", "is not valid YAML: unacceptable character #x0000"),
+        ("x" * 300_000, " has 300,000 bytes, and a study 262,144 at most: state fewer values"),
         ("just words", "must be a mapping with the fields of a study"),
         ("7: x", "the field 'title' is missing"),
         (b"title: \xff\xfe", "is not valid YAML: 'utf-8' codec can't decode"),

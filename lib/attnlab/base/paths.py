@@ -2,6 +2,7 @@
 
 In a checkout all of it lies there. An installed package holds the project's own folders (kernels, studies, notebooks,
 reference data, dispatch tables) in ``attnlab/project/``; its runs, reports and exports are kept in the working folder.
+A variable that is empty names no folder.
 """
 
 import os
@@ -22,27 +23,27 @@ def working() -> Path:
 
 def kernels() -> Path:
     """The folder of the hand-written kernels: ``kernels/``, or the value of ATTNLAB_KERNELS."""
-    return Path(os.environ.get("ATTNLAB_KERNELS", ROOT / "kernels"))
+    return Path(os.environ.get("ATTNLAB_KERNELS") or ROOT / "kernels")
 
 
 def data() -> Path:
     """The folder of the runs: ``data/``, or the value of ATTNLAB_DATA."""
-    return Path(os.environ.get("ATTNLAB_DATA", working() / "data"))
+    return Path(os.environ.get("ATTNLAB_DATA") or working() / "data")
 
 
 def dispatch() -> Path:
     """The folder of the dispatch tables: ``dispatch/`` in the project's ``data/``, or in the value of ATTNLAB_DATA."""
-    return Path(os.environ.get("ATTNLAB_DATA", ROOT / "data")) / "dispatch"
+    return Path(os.environ.get("ATTNLAB_DATA") or ROOT / "data") / "dispatch"
 
 
 def reports() -> Path:
     """The folder of the reports: ``reports/``, or the value of ATTNLAB_REPORTS."""
-    return Path(os.environ.get("ATTNLAB_REPORTS", working() / "reports"))
+    return Path(os.environ.get("ATTNLAB_REPORTS") or working() / "reports")
 
 
 def exports() -> Path:
     """The folder of the exports: ``exports/``, or the value of ATTNLAB_EXPORTS."""
-    return Path(os.environ.get("ATTNLAB_EXPORTS", working() / "exports"))
+    return Path(os.environ.get("ATTNLAB_EXPORTS") or working() / "exports")
 
 
 def cache() -> Path:

@@ -14,7 +14,19 @@ from attnlab.base.errors import UserError
 from attnlab.runs import consistency
 from attnlab.runs.held import Rows, refusal
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.schema import OLDEST, PARTS, SCHEMA, TIME, Manifest, Run, digest, folder, short_hash
+from attnlab.runs.schema import (
+    OLDEST,
+    PART,
+    PARTS,
+    SCHEMA,
+    TIME,
+    Manifest,
+    Run,
+    digest,
+    folder,
+    require_of_study,
+    short_hash,
+)
 from attnlab.runs.tables import Table, of
 
 _JUDGED: set[str] = set()
@@ -55,6 +67,7 @@ def load(name: str) -> Run:
         UserError: there is no such run; it was changed after it was recorded; it is of another schema; or it holds what
             no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
+    require_of_study(name)
     manifest, frames = held(name)
     return Run(name, manifest, **frames)
 
@@ -171,6 +184,8 @@ def _frame(content: bytes, path: Path) -> pd.DataFrame:
 
 
 def _verified(part: Path) -> bytes:
+    if not PART.fullmatch(part.name):  # a copy, say
+        raise UserError(f"{paths.shown(part)} has no name of what was recorded: give it that again, or move it away")
     content = part.read_bytes()
     if short_hash(content) != part.name.split(".")[2]:
         raise refusal(part, "it was changed after it was recorded")

@@ -94,6 +94,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """The names that runs may have. Programs that are handed paths take other characters for their own."""
 TIME = re.compile(r"\d{4}-\d\d-\d\d\S*")
 """How runs state when they began, by which they are put in order."""
+PART = re.compile(r"\w+\.[\w-]+\.[0-9a-f]{16}\.parquet")
+"""The names of parts: table, key of the block, and the start of the hash of what is in it."""
 TAKEN = (paths.REFERENCE.name, "dispatch", MODELS)
 """Folders beside the runs: what others published, dispatch tables, and records of models that generate."""
 
@@ -115,6 +117,14 @@ def folder(name: str) -> Path:
     if own in TAKEN:
         raise UserError(f"{own!r} can't be the name of a run: data/{own}/ holds no run; choose another name")
     return paths.data() / name
+
+
+def require_of_study(name: str) -> None:
+    """Raise UserError where a record of models is named, and a run of a study has to be."""
+    if name.startswith(OF_MODELS):
+        raise UserError(
+            f"{name!r} is in the folder of what `make model` records: name a run of a study, by its name alone"
+        )
 
 
 def digest(content: Any) -> str:
