@@ -15,7 +15,6 @@ import errno
 import math
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.base import files, paths
+from attnlab.base import files, library, paths
 
 OUT = paths.data() / "captured" / "small.safetensors"
 SEED = 0
@@ -35,8 +34,6 @@ VOCABULARY = 256
 HEAD_DIM = 64
 ROTARY_BASE = 10000
 HOLD_OUT_EVERY = 50
-# Distributions of Python often leave its tests out; what others installed isn't the standard library.
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 BATCH = 16
 """Windows in a step, and in each evaluation during training."""
 PEAK_RATE = 1e-3
@@ -165,7 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     device = usable(options.device)
     prepare(options.out)
-    text = read(Path(sysconfig.get_paths()["stdlib"]), options.context, device)
+    text = read(library.folder(), options.context, device)
     torch.manual_seed(SEED)
     model = Model(options.layers, options.width, options.context).to(device)
     say(f"{_size(model)} M parameters, {len(text.trained) / 1e6:.1f} MB to train on, {named(device)}")
@@ -227,10 +224,9 @@ def prepare(out: Path) -> None:
 
 def read(folder: Path, context: int, device: torch.device) -> Text:
     """The sources below a folder, in the order of their paths; ends the program with a line if they are too few."""
-    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file())
-    names = [name for name in found if LEFT_OUT.isdisjoint(name.split("/"))]
-    held_out = {name: (folder / name).read_bytes() for name in names[::HOLD_OUT_EVERY]}
-    trained = b"".join((folder / name).read_bytes() for name in names if name not in held_out)
+    sources = library.sources(folder)
+    held_out = {name: sources[name] for name in list(sources)[::HOLD_OUT_EVERY]}
+    trained = b"".join(content for name, content in sources.items() if name not in held_out)
     judged_on = b"".join(held_out.values())
     source = next((name for name, content in held_out.items() if len(content) >= context), None)
     if source is None or min(len(trained), len(judged_on)) <= context:
