@@ -1,6 +1,7 @@
 """A model of one's own: that the weights of its folder run, on passages of its text, and what is refused."""
 
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import torch
 import transformers
 
 from attnlab import __main__, select_run
-from attnlab.base import library
+from attnlab.base import library, paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.measure import pretrained
 from attnlab.measure.subjects import model
@@ -320,3 +321,20 @@ def test_what_does_not_fit_together_is_one_line(capfd, data, there, text, argume
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"attnlab: {problem.replace('TEXT', str(text))}")
     assert not data.exists()
+
+
+# ------------------------------------------------------------------------------------------- the small model of tools/
+
+
+def test_the_small_model_is_saved_as_it_is(tmp_path):
+    spec = importlib.util.spec_from_file_location("capture", paths.ROOT / "tools" / "capture.py")
+    capture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(capture)
+    torch.manual_seed(1)
+    small = capture.Model(layers=2, width=128, context=32)
+    tokens = torch.randint(256, (2, 32))
+    with torch.no_grad():
+        for parameter in small.parameters():
+            parameter.mul_(1 + torch.randn_like(parameter) / 4)
+        capture.as_transformers(small, 32).save_pretrained(tmp_path)
+        torch.testing.assert_close(model.build(tmp_path, 0, "float32", CPU)(tokens).logits, small(tokens))
