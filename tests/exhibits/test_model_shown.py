@@ -9,6 +9,7 @@ import pytest
 import small
 import synthetic
 
+from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import model
 from attnlab.exhibits.catalogue import Show
@@ -98,6 +99,14 @@ def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):
     )
     write(on="another")
     assert "No model was measured" in Show(shown())("model.share").markdown
+
+
+def test_the_record_in_the_repository_is_read_though_its_table_is_of_the_first_version(monkeypatch):
+    monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
+    refused: list[UserError] = []
+    table = models.newest(GPU, refused.append).manifest.dispatch
+    assert refused == []
+    assert {choice.implementation for choice in table.choices} == set(table.sources) == {"kernel.best"}
 
 
 def test_the_newest_complete_record_of_the_device_is_shown(data):
@@ -206,7 +215,7 @@ def test_weights_and_the_text_of_prompts_are_named(data, tokens, said):
     mine = PLAN.models[1].model_copy(update={"name": "mine", "weights": "a" * 64})
     write(plan=PLAN.model_copy(update={"models": [mine], "text": text}))
     shows = model.compared(shown()).parts["said"].markdown
-    assert "with the weights of the folder `mine` (a `llama`, SHA-256 `aaaaaaaaaaaa…`)." in shows
+    assert "with the weights of the folder `mine` (`llama`, SHA-256 `aaaaaaaaaaaa…`)." in shows
     assert f"Prompts are passages of book.txt (SHA-256 `bbbbbbbbbbbb…`), {said}" in shows
     assert "random weights" not in shows + model.outputs(shown()).note
 

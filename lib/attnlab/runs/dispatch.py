@@ -3,7 +3,7 @@
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -186,6 +186,16 @@ def _place(shape: Shape) -> tuple[float, ...]:
     """Where a shape lies among others, in doublings."""
     sizes = shape.batch * shape.heads, shape.seq_len, shape.kv_len, shape.heads // shape.kv_heads
     return tuple(map(math.log2, sizes))
+
+
+def lifted(recorded: Any) -> Any:
+    """A table that a record holds, as tables are today; in the first version, each choice had its kernel's hash."""
+    if not isinstance(recorded, dict) or recorded.get("version") != 1:
+        return recorded
+    first = [choice for choice in recorded["choices"] if choice.get("source")]
+    sources = {choice["implementation"]: choice["source"] for choice in first}
+    choices = [{name: value for name, value in choice.items() if name != "source"} for choice in recorded["choices"]]
+    return recorded | {"version": 2, "choices": choices, "sources": sources}
 
 
 def path(device_name: str) -> Path:

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from attnlab.base.errors import UserError, first_problem
-from attnlab.runs.dispatch import Dispatch
+from attnlab.runs.dispatch import Dispatch, lifted
 from attnlab.runs.rules import GATE_FACTOR
 from attnlab.runs.schema import NAME, TIME, Manifest
 from attnlab.runs.tables import MODEL_TABLES, TABLES
@@ -175,7 +175,7 @@ class ModelFields(Common):
     packages_of = ("torch", "transformers")
     tick_us: NotNegative
     plan: Plan
-    dispatch: Dispatch | None
+    dispatch: Annotated[Dispatch | None, BeforeValidator(lifted)]
     converted: str = ""
 
 
