@@ -12,7 +12,7 @@
 # A faster kernel need not make a faster model: attention is a part of a model's time, and the rest of each call is others'
 # code. Here models of Hugging Face transformers generate text, once with the SDPA that they call by themselves and once with
 # `attnlab.attend` in its place, registered through transformers' attention interface. Configurations are those of GPT-2
-# and of small Llamas with grouped heads; the weights are random, which changes no kernel's work.
+# and of small Llamas with grouped heads, with random weights; or a model of one's own, on text.
 #
 # The record is made by `make model`, and is the newest of this device.
 

@@ -2,6 +2,7 @@
 
     PYTHONPATH=lib python tools/capture.py                # 3 minutes of training on a GPU
     PYTHONPATH=lib python tools/capture.py --device cpu --layers 2 --width 128 --context 256 --minutes 1
+    PYTHONPATH=lib python tools/capture.py --save small   # and the model, as transformers loads it, for `make model`
 
 The text is the sources of Python's standard library with the help topics of pydoc, byte by byte. Every 50th file is
 held out; the model reads the beginning of one of them, and of an early, a middle and a late layer the two heads are
@@ -15,19 +16,18 @@ import errno
 import math
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.base import files, paths
+from attnlab.base import files, library, paths
 
 OUT = paths.data() / "captured" / "small.safetensors"
 SEED = 0
@@ -35,8 +35,6 @@ VOCABULARY = 256
 HEAD_DIM = 64
 ROTARY_BASE = 10000
 HOLD_OUT_EVERY = 50
-# Distributions of Python often leave its tests out; what others installed isn't the standard library.
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 BATCH = 16
 """Windows in a step, and in each evaluation during training."""
 PEAK_RATE = 1e-3
@@ -165,11 +163,16 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     device = usable(options.device)
     prepare(options.out)
-    text = read(Path(sysconfig.get_paths()["stdlib"]), options.context, device)
+    if options.save:
+        prepare(options.save / "config.json")
+    text = read(library.folder(), options.context, device)
     torch.manual_seed(SEED)
     model = Model(options.layers, options.width, options.context).to(device)
     say(f"{_size(model)} M parameters, {len(text.trained) / 1e6:.1f} MB to train on, {named(device)}")
     steps, minutes = train(model, text, Bound(options.minutes, options.steps))
+    if options.save:
+        as_transformers(model, options.context).save_pretrained(options.save)
+        say(f"saved {paths.shown(options.save)}/")
     held_out = judged(model, text.held_out)
     say(f"trained for {minutes:.2f} min, {steps} steps; bits/byte over all that is held out: {held_out:.3f}")
     tensors, heads = selected(captured(model, text.passage))
@@ -227,10 +230,9 @@ def prepare(out: Path) -> None:
 
 def read(folder: Path, context: int, device: torch.device) -> Text:
     """The sources below a folder, in the order of their paths; ends the program with a line if they are too few."""
-    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file())
-    names = [name for name in found if LEFT_OUT.isdisjoint(name.split("/"))]
-    held_out = {name: (folder / name).read_bytes() for name in names[::HOLD_OUT_EVERY]}
-    trained = b"".join((folder / name).read_bytes() for name in names if name not in held_out)
+    sources = library.sources(folder)
+    held_out = {name: sources[name] for name in list(sources)[::HOLD_OUT_EVERY]}
+    trained = b"".join(content for name, content in sources.items() if name not in held_out)
     judged_on = b"".join(held_out.values())
     source = next((name for name, content in held_out.items() if len(content) >= context), None)
     if source is None or min(len(trained), len(judged_on)) <= context:
@@ -333,6 +335,48 @@ def judged(model: Model, windows: Tensor) -> float:
     return total / len(windows)
 
 
+def as_transformers(model: Model, context: int) -> Any:
+    """The same model as transformers has it: a Llama whose MLP has no gate."""
+    import transformers  # nothing else here needs it
+
+    width, layers = model.embedding.embedding_dim, len(model.blocks)
+    config = transformers.ArceeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // HEAD_DIM,
+        num_key_value_heads=width // HEAD_DIM,
+        head_dim=HEAD_DIM,
+        hidden_act="gelu",
+        max_position_embeddings=context,
+        rms_norm_eps=torch.finfo(torch.float32).eps,
+        rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    weights = {
+        f"model.layers.{number}.{name}": tensor
+        for number in range(layers)
+        for name, tensor in _of_layer(model.blocks[number])
+    }
+    weights |= {"model.embed_tokens.weight": model.embedding.weight, "model.norm.weight": model.norm.weight}
+    made = transformers.ArceeForCausalLM(config)
+    made.load_state_dict(weights | {"lm_head.weight": model.head.weight})
+    return made
+
+
+def _of_layer(block: Block) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a layer by their names in transformers."""
+    for name, tensor in zip("qkv", block.attention.qkv.weight.chunk(3), strict=True):
+        yield f"self_attn.{name}_proj.weight", tensor
+    yield "self_attn.o_proj.weight", block.attention.out.weight
+    yield "input_layernorm.weight", block.attention_norm.weight
+    yield "post_attention_layernorm.weight", block.mlp_norm.weight
+    yield "mlp.up_proj.weight", block.mlp[0].weight
+    yield "mlp.down_proj.weight", block.mlp[2].weight
+
+
 @torch.no_grad()
 def captured(model: Model, passage: Tensor) -> list[Tensor]:
     """Q, K and V of each layer on the passage, on the CPU: ``(3, heads, tokens, head_dim)`` in float16.
@@ -417,6 +461,7 @@ def _parser() -> argparse.ArgumentParser:
     bounds.add_argument("--minutes", type=_positive, default=3.0, help="when training stops; %(default)s if not given")
     bounds.add_argument("--steps", type=_at_least_1, help="instead, after how many steps it stops")
     parser.add_argument("--out", type=Path, default=OUT, help="the file; %(default)s if not given")
+    parser.add_argument("--save", type=Path, help="a folder that the model itself is saved in")
     parser.add_argument("--layers", type=_at_least_2, default=8, help="%(default)s if not given")
     parser.add_argument("--width", type=_width, default=512, help="%(default)s if not given")
     parser.add_argument(

@@ -84,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
         model.add_argument(f"--{option}", type=_sizes, help=about)
     for option, about in (("tokens", "generated for a prompt"), ("rounds", "in a replicate"), ("replicates", "in all")):
         model.add_argument(f"--{option}", type=int, help=about)
+    model.add_argument("--weights", default="", help="the folder of a model of one's own, in place of models")
+    model.add_argument("--text", default="", help="the file that its prompts are cut from, if not the standard library")
     model.set_defaults(command=_model)
     notebook = commands.add_parser("notebook", help="execute and render one notebook")
     notebook.add_argument("name", help="such as 02_baseline")
@@ -139,7 +141,8 @@ def _measure(options: argparse.Namespace) -> str:
 
 def _model(options: argparse.Namespace) -> None:
     fields = ("models", "batch", "prompt", "tokens", "rounds", "replicates")
-    name = select_run.modelled(options.run, options.device, {field: getattr(options, field) for field in fields})
+    stated = {field: getattr(options, field) for field in fields}
+    name = select_run.modelled(options.run, options.device, stated, options.weights, options.text)
     folder = paths.shown(schema.folder(recorded.run_of(name)))
     print(f"recorded {folder}/; 09_model shows it in the report of any run on this device")
 

@@ -22,6 +22,7 @@ from attnlab.study.values import NORMAL
 
 if TYPE_CHECKING:
     from attnlab.exhibits.catalogue import Show
+    from attnlab.measure.pretrained import Own
 
 DEVICES = ("auto", "cuda", "cpu", "none")
 COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -166,7 +167,7 @@ def tuned() -> Path:
     return tune.tune()
 
 
-def modelled(name: str, device: str, stated: dict[str, Any]) -> str:
+def modelled(name: str, device: str, stated: dict[str, Any], weights: str = "", text: str = "") -> str:
     """Measure how models generate, and return the name of the record.
 
     On a GPU, their attention over the prompts is measured first, as the run ``<name>-attention``: from its verdicts
@@ -175,6 +176,8 @@ def modelled(name: str, device: str, stated: dict[str, Any]) -> str:
     Args:
         name: the record to begin or to continue; empty to begin one.
         stated: fields of the plan, as `models.plan` takes them.
+        weights: the folder of a model that is measured in place of those that are configured.
+        text: the file that its prompts are cut from; empty for the standard library.
 
     Raises:
         UserError: transformers is not installed, the plan can't be measured, or measuring was cut off.
@@ -187,14 +190,33 @@ def modelled(name: str, device: str, stated: dict[str, Any]) -> str:
         raise UserError(f"models need transformers: {why}; `make model` sets it up") from None
     found = devices.resolve(device)
     name = name or record.new_name(devices.describe(found))
+    stated = {field: value for field, value in stated.items() if value is not None}
+    own = _own(weights, text, stated.get("models"), found.type)
     begun = (schema.folder(models.run_of(name)) / "manifest.json").is_file()
-    if begun and all(value is None for value in stated.values()):
+    if begun and not stated:
         plan = ModelFields.model_validate(read.read_manifest(models.run_of(name))).plan
+        plan = plan.model_copy(update={"models": [own.model], "text": own.text}) if own else plan
+    elif own:
+        known = {own.model.name: own.model}
+        plan = stated_models.plan(found.type, list(known), known, **{"dtype": own.dtype, "text": own.text} | stated)
     else:
         plan = stated_models.plan(found.type, **stated)
+    if own:
+        own.require_passages(plan)
     table = _table_for(name, plan) if found.type == "cuda" and not begun else None
-    record_models(name, plan, found, table)
+    record_models(name, plan, found, table, own=own)
     return name
+
+
+def _own(weights: str, text: str, models: list[str] | None, kind: str) -> "Own | None":
+    """The model of one's own that is measured, if one is."""
+    from attnlab.measure import pretrained
+
+    if weights and models:
+        raise UserError("make model: weights are of a model of one's own, and models are configured: state one of them")
+    if text and not weights:
+        raise UserError("make model: a text is for a model of one's own: state its folder as weights")
+    return pretrained.read(weights, text, kind) if weights else None
 
 
 def _table_for(name: str, plan: stated_models.Plan) -> Dispatch:
@@ -202,7 +224,7 @@ def _table_for(name: str, plan: stated_models.Plan) -> Dispatch:
     run = f"{name}-attention"
     there = (schema.folder(run) / "manifest.json").is_file()
     if not there or not read.read_manifest(run)["complete"]:
-        measured(run, stated_models.attention(plan), "cuda", command=f"make model RUN={name}")
+        measured(run, stated_models.attention(plan), "cuda", command=stated_models.command(name, plan))
     return choices.table(load(run))
 
 

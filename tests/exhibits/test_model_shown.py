@@ -9,6 +9,7 @@ import pytest
 import small
 import synthetic
 
+from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import model
 from attnlab.exhibits.catalogue import Show
@@ -36,30 +37,35 @@ def shown() -> Results:
 
 
 def write(
-    name: str = "mine", called: str = "kernel.best", created: str = "2026-11-22", on: str = GPU, complete: bool = True
+    name: str = "mine",
+    called: str = "kernel.best",
+    created: str = "2026-11-22",
+    on: str = GPU,
+    complete: bool = True,
+    plan: stated.Plan = PLAN,
 ) -> None:
     """A record whose first token takes 10 ms with SDPA, and each later one 1 ms."""
     choices = [
         dispatch.Choice(
             **{axis: getattr(workload.shape, axis) for axis in dispatch.Choice.AXES},
-            implementation=called if FASTER[one.name] > 1 else FALLBACK,
+            implementation=called if FASTER.get(one.name, 1) > 1 else FALLBACK,
             **dict.fromkeys(("speedup", "low", "high"), 1.5),
         )
-        for one in PLAN.models
-        for workload in PLAN.workloads(one)
+        for one in plan.models
+        for workload in plan.workloads(one)
     ]
     table = dispatch.Dispatch(run="theirs", seal="s", device=GPU, torch="2", timing="eager clock", choices=choices)
     card = {"kind": "cuda", "name": on, "multiprocessors": 132, "compute_capability": "9.0"}
     environment = small.model_manifest()["environment"]
-    stated = {
+    fields = {
         "created": f"{created}T09:00:00+00:00",
         "device": small.manifest()["device"] | card,
         "environment": environment | {"packages": {"transformers": "5", "torch": "2"}},
         "dispatch": table.model_dump(mode="json"),
     }
     run = models.run_of(name)
-    runs_write.create(run, small.model_manifest(PLAN, **stated))
-    for one, replicate in product(PLAN.models, range(PLAN.replicates)):
+    runs_write.create(run, small.model_manifest(plan, **fields))
+    for one, replicate in product(plan.models, range(plan.replicates)):
         for table_name, rows in tables(one, replicate).items():
             frame = MODEL_TABLES[table_name].frame(rows)
             runs_write.add_part(run, table_name, schema.model_key(replicate, one.name), frame)
@@ -71,7 +77,7 @@ def tables(one: stated.Model, replicate: int) -> dict[str, list[dict[str, object
     noise = np.random.default_rng(replicate)
     found: dict[str, list[dict[str, object]]] = {table: [] for table in MODEL_TABLES}
     for position, attention in enumerate((BASELINE, CANDIDATE, control(BASELINE))):
-        faster, ours = FASTER[one.name] if attention == CANDIDATE else 1.0, attention == CANDIDATE
+        faster, ours = FASTER.get(one.name, 1.0) if attention == CANDIDATE else 1.0, attention == CANDIDATE
         who = {"model": one.name, "batch": 4, "prompt": 512, "attention": attention, "replicate": replicate}
         for number in range(PLAN.rounds):
             times = {"first_us": 1e4 / faster + noise.normal(0, 5), "rest_us": 1e4 + noise.normal(0, 5)}
@@ -93,6 +99,14 @@ def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):
     )
     write(on="another")
     assert "No model was measured" in Show(shown())("model.share").markdown
+
+
+def test_the_record_in_the_repository_is_read_though_its_table_is_of_the_first_version(monkeypatch):
+    monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
+    refused: list[UserError] = []
+    table = models.newest(GPU, refused.append).manifest.dispatch
+    assert refused == []
+    assert {choice.implementation for choice in table.choices} == set(table.sources) == {"kernel.best"}
 
 
 def test_the_newest_complete_record_of_the_device_is_shown(data):
@@ -185,6 +199,25 @@ def test_what_is_gained_and_what_ran_is_said(data):
     said = model.compared(shown()).parts["said"].markdown
     assert "SDPA's own kernel ran for gpt2 (4 × 512); `best` ran for llama-128 (4 × 512). Each later token" in said
     assert "**First token:** a gain at llama-128 (4 × 512); no gain (equivalent within ±2 %) at gpt2 (4 × 512)." in said
+
+
+def test_random_weights_and_prompts_are_called_so(data):
+    write()
+    assert "float16, random weights. Prompts are random tokens: " in model.compared(shown()).parts["said"].markdown
+    assert "; random weights leave the likeliest tokens close" in model.outputs(shown()).note
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"), [("tokenizer", "by the model's own tokenizer."), ("bytes", "a token for each byte.")]
+)
+def test_weights_and_the_text_of_prompts_are_named(data, tokens, said):
+    text = stated.Text(name="book.txt", sha256="b" * 64, tokens=tokens)
+    mine = PLAN.models[1].model_copy(update={"name": "mine", "weights": "a" * 64})
+    write(plan=PLAN.model_copy(update={"models": [mine], "text": text}))
+    shows = model.compared(shown()).parts["said"].markdown
+    assert "with the weights of the folder `mine` (`llama`, SHA-256 `aaaaaaaaaaaa…`)." in shows
+    assert f"Prompts are passages of book.txt (SHA-256 `bbbbbbbbbbbb…`), {said}" in shows
+    assert "random weights" not in shows + model.outputs(shown()).note
 
 
 def test_outputs_are_compared(data):

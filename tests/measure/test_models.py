@@ -269,7 +269,7 @@ def test_a_record_of_another_plan_is_not_continued(recording, monkeypatch):
     monkeypatch.setattr(session, "_jobs", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(Interrupted):
         recording()
-    with pytest.raises(UserError, match=r"^the record 'mine' is of another plan: leave PARAMS out, or name another"):
+    with pytest.raises(UserError, match=r"^the record 'mine' is of another plan: `make model RUN=mine` goes on"):
         select_run.modelled("mine", "cpu", TINY | {"prompt": [8]})
 
 

@@ -2,18 +2,10 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from attnlab.base.errors import UserError, first_problem
-from attnlab.runs.dispatch import Dispatch
+from attnlab.runs.dispatch import Dispatch, lifted
 from attnlab.runs.rules import GATE_FACTOR
 from attnlab.runs.schema import NAME, TIME, Manifest
 from attnlab.runs.tables import MODEL_TABLES, TABLES
@@ -31,18 +23,6 @@ Words = Annotated[str, Field(min_length=1)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
 Named = Annotated[str, Field(pattern=r"^(copy|l2|exponentials|(matmul|wgmma)\.\w+)$")]
 """The name of a ceiling; those of matrix products end with their dtype."""
-
-
-def _with_sources(table: Any) -> Any:
-    """The dispatch table of a record: version 1 named the hash of its kernel with each choice."""
-    try:
-        if table["version"] == 1:
-            choices = [{field: choice[field] for field in choice if field != "source"} for choice in table["choices"]]
-            sources = {choice["implementation"]: choice["source"] for choice in table["choices"] if choice["source"]}
-            return table | {"version": 2, "choices": choices, "sources": sources}
-    except (TypeError, KeyError):
-        pass  # no table of version 1 either: what is wrong is said of the present one
-    return table
 
 
 class Part(BaseModel):
@@ -195,7 +175,7 @@ class ModelFields(Common):
     packages_of = ("torch", "transformers")
     tick_us: NotNegative
     plan: Plan
-    dispatch: Annotated[Dispatch | None, BeforeValidator(_with_sources)]
+    dispatch: Annotated[Dispatch | None, BeforeValidator(lifted)]
     converted: str = ""
 
 

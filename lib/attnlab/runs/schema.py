@@ -51,7 +51,7 @@ def block_key(study: Study, shape: Shape, replicate: int, timing: Timing) -> str
 
 def model_key(replicate: int, model: str) -> str:
     """The key of the blocks of one model in one replicate."""
-    return f"{replicate_key(replicate)}-{model}"
+    return f"{replicate_key(replicate)}-{model}".replace(".", "_")  # names of blocks have dots of their own
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What `make model` measures: models by their configurations, and the prompts that they continue."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Annotated, Any, Literal
 
@@ -14,44 +14,72 @@ from attnlab.study.studies import Study
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Sizes = Annotated[list[Size], Field(min_length=1)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 BASELINE, CANDIDATE = "transformers.sdpa", "attnlab.attend"
 """The attentions that are compared: the one that transformers calls by itself, and ours."""
 CANDIDATES = (FALLBACK, "sdpa.flash", "sdpa.cudnn", ladder.BEST)
 """What `attend` may call for a prompt."""
 DTYPES = {"cuda": "float16", "cpu": "float32"}
+LIBRARY = "Python's standard library"
+"""The name of the text that prompts are cut from where no other is named."""
 
 
 class Model(BaseModel):
-    """A decoder of transformers, by the sizes in its configuration; its weights are random."""
+    """A decoder of transformers, by its sizes.
+
+    Attributes:
+        name: for weights from a folder, that of the folder.
+        family: the type of model, as transformers names it.
+        intermediate: the width of the MLP; None where weights come from a folder.
+        positions: the most tokens that a sequence may have; None for as many as are asked for.
+        weights: the SHA-256 of the folder's files, see `measure.pretrained`; None for random weights.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     name: str
-    family: Literal["gpt2", "llama"]
+    family: str
     layers: Size
     heads: Size
     kv_heads: Size
     head_dim: Size
-    intermediate: Size
+    intermediate: Size | None = None
     vocabulary: Size
+    positions: Size | None = None
+    weights: Hash | None = None
 
 
-def _llama(name: str, **sizes: int) -> Model:
-    return Model(name=name, family="llama", **sizes)
+class Text(BaseModel):
+    """What prompts are cut from.
+
+    Attributes:
+        name: of the file, or `LIBRARY`.
+        sha256: of its bytes.
+        tokens: what the tokens are: those of the model's own tokenizer, or single bytes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: str
+    sha256: Hash
+    tokens: Literal["tokenizer", "bytes"]
 
 
-def _gpt2(name: str, **sizes: int) -> Model:
-    return Model(name=name, family="gpt2", kv_heads=sizes["heads"], **sizes)
+def _llama(**fields: Any) -> Model:
+    return Model(family="llama", **fields)
+
+
+def _gpt2(**fields: Any) -> Model:
+    return Model(family="gpt2", kv_heads=fields["heads"], **fields)
 
 
 MODELS = {
     model.name: model
     for model in (
-        _gpt2("gpt2", layers=12, heads=12, head_dim=64, intermediate=3072, vocabulary=50257),
+        _gpt2(name="gpt2", layers=12, heads=12, head_dim=64, intermediate=3072, vocabulary=50257),
         # The sizes of Llama 3.2 1B and 3B.
-        _llama("llama-64", layers=16, heads=32, kv_heads=8, head_dim=64, intermediate=8192, vocabulary=128256),
-        _llama("llama-128", layers=28, heads=24, kv_heads=8, head_dim=128, intermediate=8192, vocabulary=128256),
-        _gpt2("tiny-gpt2", layers=2, heads=2, head_dim=64, intermediate=256, vocabulary=512),
-        _llama("tiny-llama", layers=2, heads=4, kv_heads=2, head_dim=64, intermediate=256, vocabulary=512),
+        _llama(name="llama-64", layers=16, heads=32, kv_heads=8, head_dim=64, intermediate=8192, vocabulary=128256),
+        _llama(name="llama-128", layers=28, heads=24, kv_heads=8, head_dim=128, intermediate=8192, vocabulary=128256),
+        _gpt2(name="tiny-gpt2", layers=2, heads=2, head_dim=64, intermediate=256, vocabulary=512),
+        _llama(name="tiny-llama", layers=2, heads=4, kv_heads=2, head_dim=64, intermediate=256, vocabulary=512),
     )
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -89,6 +117,7 @@ class Plan(BaseModel):
     Attributes:
         tokens: how many are generated for each prompt, the first among them.
         rounds: generations by each attention and replicate.
+        text: what prompts are cut from; None for random tokens.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -99,6 +128,7 @@ class Plan(BaseModel):
     rounds: Annotated[int, Field(ge=2)] = 6
     replicates: Size = 5
     dtype: str
+    text: Text | None = None
 
     def workloads(self, model: Model) -> list[Workload]:
         """The workloads of one of the models."""
@@ -111,24 +141,38 @@ class Plan(BaseModel):
         return max(self.prompt) + self.tokens
 
 
-def plan(kind: str, models: Sequence[str] | None = None, **stated: Any) -> Plan:
+def plan(kind: str, models: Sequence[str] | None = None, known: Mapping[str, Model] = MODELS, **stated: Any) -> Plan:
     """The plan for a device of a kind; what isn't stated, or None, is taken from `DEFAULTS`.
 
     Args:
-        models: names among `MODELS`.
+        models: names among those that are known.
 
     Raises:
         UserError: there is no such model, or a size can't be measured; the message is one line.
     """
-    fields = DEFAULTS[kind] | {name: value for name, value in stated.items() if value is not None}
+    fields = DEFAULTS[kind] | {"dtype": DTYPES[kind]}
+    fields |= {name: value for name, value in stated.items() if value is not None}
     names = list(dict.fromkeys(models or fields["models"]))
-    if unknown := [name for name in names if name not in MODELS]:
-        known = f"known are {', '.join(MODELS)}{suggestion(unknown[0], MODELS)}"
-        raise UserError(f"unknown model {unknown[0]!r}; {known}")
+    if unknown := [name for name in names if name not in known]:
+        listed = f"known are {', '.join(known)}{suggestion(unknown[0], known)}"
+        raise UserError(f"unknown model {unknown[0]!r}; {listed}")
     try:
-        return Plan(**fields | {"models": [MODELS[name] for name in names], "dtype": DTYPES[kind]})
+        made = Plan(**fields | {"models": [known[name] for name in names]})
     except ValidationError as error:
         raise UserError(f"make model: {first_problem(error, Plan.model_fields)}") from None
+    for model in made.models:
+        if model.positions and made.positions > model.positions:
+            most = f"{model.name} takes {model.positions} tokens, and a prompt with what follows has {made.positions}"
+            raise UserError(f"make model: {most}: state shorter prompts")
+    return made
+
+
+def command(name: str, plan: Plan) -> str:
+    """What a user types to measure, or to go on with, the record of a name; folders and files by their names."""
+    if not plan.text:
+        return f"make model RUN={name}"
+    text = "" if plan.text.name == LIBRARY else f" text={plan.text.name}"
+    return f'make model RUN={name} PARAMS="weights={plan.models[0].name}{text}"'
 
 
 def attention(plan: Plan) -> Study:

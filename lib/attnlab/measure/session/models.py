@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 from attnlab.base import documents
 from attnlab.base.errors import UserError
-from attnlab.measure import processes
+from attnlab.measure import pretrained, processes
 from attnlab.measure.clocks import cuda_events, traced
 from attnlab.measure.instruments import devices, environment, inspection
 from attnlab.measure.session import record
@@ -29,7 +30,7 @@ from attnlab.runs.manifest import ModelFields
 from attnlab.runs.models import WORKLOAD
 from attnlab.runs.schema import FIRST, PHASES, REST, Row
 from attnlab.runs.tables import GENERATIONS, MODEL_TABLES
-from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload
+from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload, command
 
 WARMUPS = 2
 """Generations by each attention before any is timed."""
@@ -42,7 +43,11 @@ DISPATCH = "dispatch.json"
 
 @dataclass(frozen=True)
 class Job:
-    """One replicate: the models of the plan that a record still lacks."""
+    """One replicate: the models of the plan that a record still lacks.
+
+    Attributes:
+        own: the plan's only model, where its weights come from a folder.
+    """
 
     run: str
     plan: Plan
@@ -51,22 +56,29 @@ class Job:
     models: tuple[Model, ...]
     environment: str
     table: Path | None
+    own: pretrained.Own | None
 
 
 def record_models(
-    name: str, plan: Plan, device: torch.device, table: Dispatch | None, executor: Executor | None = None
+    name: str,
+    plan: Plan,
+    device: torch.device,
+    table: Dispatch | None,
+    executor: Executor | None = None,
+    own: pretrained.Own | None = None,
 ) -> None:
     """Measure into the record `name`, which is new, or was cut off and is resumed.
 
     Args:
         table: the dispatch table that `attend` goes by; None for SDPA alone.
         executor: runs the jobs in fresh processes; default `processes.fresh_processes`.
+        own: the model and the text of the plan, where it names a text.
 
     Raises:
         UserError: another process measures into the record; it is complete, or of another plan or environment; or
             measuring was cut off. What was recorded until then is kept.
     """
-    run, again = models.run_of(name), f"make model RUN={name}"
+    run, again = models.run_of(name), command(name, plan)
     target = schema.folder(run)
     with write.lock(run), executor or processes.fresh_processes() as pool, record.explained(target, pool, again):
         if not (target / "manifest.json").is_file():
@@ -77,12 +89,13 @@ def record_models(
         begun = ModelFields.model_validate(read.read_manifest(run))
         if begun.complete:
             raise UserError(f"the record {name!r} is complete: name another with RUN")
-        if begun.plan != plan:
-            raise UserError(f"the record {name!r} is of another plan: leave PARAMS out, or name another with RUN")
+        if begun.plan != plan or (plan.text is None) != (own is None):
+            goes_on = f"`{command(name, begun.plan)}` goes on with it"
+            raise UserError(f"the record {name!r} is of another plan: {goes_on}, or name another with RUN")
         if begun.dispatch:
             documents.write(target / DISPATCH, begun.dispatch)
         read.held(run)  # which refuses blocks that were lost or changed, before others are measured
-        for job in _jobs(run, begun, device):
+        for job in _jobs(run, begun, device, own):
             pool.submit(take, job).result()
         write.finish(run)
 
@@ -96,13 +109,13 @@ def survey(kind: str) -> dict[str, Any]:
     return {"device": devices.describe(device), "environment": found, "tick_us": tick_us}
 
 
-def _jobs(run: str, begun: ModelFields, device: torch.device) -> Iterator[Job]:
+def _jobs(run: str, begun: ModelFields, device: torch.device, own: pretrained.Own | None) -> Iterator[Job]:
     done = write.recorded(run, GENERATIONS.name)
     table = schema.folder(run) / DISPATCH if begun.dispatch else None
     for replicate in range(begun.plan.replicates):
         lacking = tuple(one for one in begun.plan.models if schema.model_key(replicate, one.name) not in done)
         if lacking:
-            yield Job(run, begun.plan, device.type, replicate, lacking, begun.environment.hash, table)
+            yield Job(run, begun.plan, device.type, replicate, lacking, begun.environment.hash, table, own)
 
 
 def take(job: Job) -> None:
@@ -140,14 +153,23 @@ def take(job: Job) -> None:
 
 
 def _block(job: Job, one: Model, device: torch.device) -> dict[str, list[Row]]:
-    made = model.build(one, job.plan.positions, job.plan.dtype, device)
+    made = model.build(job.own.folder if job.own else one, job.plan.positions, job.plan.dtype, device)
     generator = torch.Generator(device).manual_seed(rules.SEED + job.replicate)
-    taken = [_Taking(job, each, made, generator) for each in job.plan.workloads(one)]
+    taken = [_Taking(job, each, made, _prompts(job, each, generator)) for each in job.plan.workloads(one)]
     tables = {"samples": [row for each in taken for row in each.samples()]}
     tables["kernels"] = [row for each in taken for row in each.kernels()]
     wide = copy.deepcopy(made).to(getattr(torch, WIDER[job.plan.dtype]))
     wide.set_attn_implementation("eager")
     return tables | {"outputs": [row for each in taken for row in each.outputs(wide)]}
+
+
+def _prompts(job: Job, workload: Workload, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Prompts of a workload, ``(batch, prompt)``, without end: passages of the text, or random tokens."""
+    if job.own:
+        return pretrained.passages(job.own.tokens, workload.batch, workload.prompt, generator)
+    shape, device = (workload.batch, workload.prompt), generator.device
+    draw = partial(torch.randint, workload.model.vocabulary, shape, generator=generator, device=device)
+    return (draw() for _ in count())
 
 
 @dataclass(frozen=True)
@@ -157,15 +179,15 @@ class _Taking:
     job: Job
     workload: Workload
     model: Any
-    generator: torch.Generator
+    prompts: Iterator[torch.Tensor]
 
     def samples(self) -> Iterator[Row]:
         """Generations in rounds in which all attentions take turns in random order, each on the same new prompts."""
         order = random.SystemRandom()
         for attention in WARMUPS * list(model.REGISTERED):
-            self._generated(attention, self._prompts())
+            self._generated(attention, next(self.prompts))
         for number in range(self.job.plan.rounds):
-            prompts = self._prompts()
+            prompts = next(self.prompts)
             turns = order.sample(list(model.REGISTERED), len(model.REGISTERED))
             made = {attention: self._generated(attention, prompts) for attention in turns}
             for position, attention in enumerate(turns):
@@ -176,7 +198,7 @@ class _Taking:
 
     def outputs(self, wide: Any) -> Iterator[Row]:
         """Errors of the logits at the last token, against the same weights in a wider type."""
-        prompts = self._prompts()
+        prompts = next(self.prompts)
         # A sequence at a time: transformers' eager attention holds all scores.
         expected = torch.cat([_logits(wide, each) for each in prompts.split(1)])
         for attention, registered in model.REGISTERED.items():
@@ -195,7 +217,7 @@ class _Taking:
 
         def inspected(*args: Any, **named: Any) -> Any:
             call: Any = partial(inner, *args, **named)
-            names.extend(() if names else inspection.kernels(call, self.generator.device))
+            names.extend(() if names else inspection.kernels(call, torch.device(self.job.device)))
             return call()
 
         self._watched_by(inspected)
@@ -210,7 +232,7 @@ class _Taking:
             inner = model.registered(model.REGISTERED[attention])
             with _watching(self.job.device) as (through, calls_us):
                 self._watched_by(lambda *args, inner=inner, **named: through(partial(inner, *args, **named)))
-                made = model.generate(self.model, self._prompts(), self.job.plan.tokens)
+                made = model.generate(self.model, next(self.prompts), self.job.plan.tokens)
             layers = self.workload.model.layers
             within = {FIRST: sum(calls_us[:layers]), REST: sum(calls_us[layers:])}
             whole = {FIRST: made.first_us, REST: made.rest_us}
@@ -228,16 +250,12 @@ class _Taking:
     def _traced_us(self, attention: str, tokens: int) -> float:
         self.model.set_attn_implementation(model.REGISTERED[attention])
         with _watching(self.job.device) as (through, us):
-            through(partial(model.generate, self.model, self._prompts(), tokens))
+            through(partial(model.generate, self.model, next(self.prompts), tokens))
         return us[0]
 
     def _generated(self, attention: str, prompts: torch.Tensor) -> model.Generation:
         self.model.set_attn_implementation(model.REGISTERED[attention])
         return model.generate(self.model, prompts, self.job.plan.tokens)
-
-    def _prompts(self) -> torch.Tensor:
-        shape, device = (self.workload.batch, self.workload.prompt), self.generator.device
-        return torch.randint(self.workload.model.vocabulary, shape, generator=self.generator, device=device)
 
     def _row(self, attention: str) -> Row:
         names = (*WORKLOAD, "attention", "replicate")

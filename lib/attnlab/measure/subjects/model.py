@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers.generation import BaseStreamer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from attnlab.base.errors import UserError
 from attnlab.measure.subjects.attend import attend
 from attnlab.runs import rules
 from attnlab.study.implementations import control
@@ -19,6 +21,8 @@ from attnlab.study.models import BASELINE, CANDIDATE, Model
 
 REGISTERED = {BASELINE: "sdpa", CANDIDATE: CANDIDATE, control(BASELINE): "sdpa"}
 """The attentions that take turns, each with its name in transformers; the baseline has a second turn as its control."""
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+"""How anything is read from a folder: nothing is downloaded, and no code of the folder runs."""
 BEYOND = ("position_bias", "softcap", "s_aux", "cache")
 """Arguments of other attentions than softmax(scale·Q·Kᵀ)·V."""
 Attention = Callable[..., tuple[Tensor, None]]
@@ -90,18 +94,35 @@ def registered(name: str) -> Attention:
     return found
 
 
-def build(model: Model, positions: int, dtype: str, device: torch.device) -> Any:
-    """A model of transformers with random weights, the same each time on the same device.
+def build(of: Model | Path, positions: int, dtype: str, device: torch.device) -> Any:
+    """A model of transformers: of a folder, or by its sizes with random weights, the same each time on a device.
 
     Args:
-        positions: the most tokens of a sequence.
+        positions: the most tokens of a sequence; a folder states its own.
+
+    Raises:
+        UserError: the folder lacks a part of the weights.
     """
-    torch.manual_seed(rules.SEED)
-    with device:
-        made = transformers.AutoModelForCausalLM.from_config(
-            _config(model, positions), dtype=getattr(torch, dtype), attn_implementation=REGISTERED[BASELINE]
-        )
+    how = {"dtype": getattr(torch, dtype), "attn_implementation": REGISTERED[BASELINE]}
+    if isinstance(of, Path):
+        made = _loaded(of, how).to(device)
+    else:
+        torch.manual_seed(rules.SEED)
+        with device:
+            made = transformers.AutoModelForCausalLM.from_config(_config(of, positions), **how)
+    # Every generation is as long as the others, and takes the likeliest tokens, whatever the folder prefers.
+    made.generation_config = transformers.GenerationConfig(use_cache=True)
     return made.eval().requires_grad_(False)
+
+
+def _loaded(folder: Path, how: dict[str, Any]) -> Any:
+    transformers.utils.logging.disable_progress_bar()
+    made, found = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, **LOCAL, use_safetensors=True, output_loading_info=True, **how
+    )
+    if missing := sorted(found["missing_keys"]):  # which transformers would draw at random
+        raise UserError(f"weights: {folder} lacks {missing[0]}, of {len(missing)} tensors that are missing")
+    return made
 
 
 def _config(model: Model, positions: int) -> Any:

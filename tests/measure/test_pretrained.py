@@ -1,0 +1,340 @@
+"""A model of one's own: that the weights of its folder run, on passages of its text, and what is refused."""
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from attnlab import __main__, select_run
+from attnlab.base import library, paths
+from attnlab.base.errors import Interrupted, UserError
+from attnlab.measure import pretrained
+from attnlab.measure.subjects import model
+from attnlab.runs import models, read
+from attnlab.study.models import LIBRARY
+
+CPU = torch.device("cpu")
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 128, "intermediate_size": 64}
+LLAMA = SIZES | {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 64, "eos_token_id": 7}
+PLAN = {"batch": [2], "prompt": [8], "tokens": 3, "rounds": 2, "replicates": 2}
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "one", "dog", "ran"]
+
+
+def saved(folder, config=None):
+    """A folder with a model as `save_pretrained` writes it."""
+    torch.manual_seed(1)
+    made = transformers.AutoModelForCausalLM.from_config(config or transformers.LlamaConfig(**LLAMA))
+    if made.config.model_type == "llama":
+        step_to_likely_ends(made)
+    made.save_pretrained(folder)
+    return folder
+
+
+def step_to_likely_ends(made):
+    """Train for some steps until the model ends every sequence at once, as its configuration has it."""
+    optimizer = torch.optim.Adam(made.parameters(), lr=1e-2)
+    tokens = torch.randint(256, (4, 16))
+    for _ in range(10):
+        made(tokens, labels=torch.full_like(tokens, made.config.eos_token_id)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("models") / "Mine-1.5")
+
+
+@pytest.fixture
+def folder(there, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(there, tmp_path / there.name)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes(np.random.default_rng(0).bytes(400))
+    return path
+
+
+def add_tokenizer(folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    known = {word: number for number, word in enumerate([*WORDS, "?"])}
+    words = Tokenizer(models.WordLevel(known, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+
+
+# -------------------------------------------------------------------------------------------------------- the weights
+
+
+def test_the_weights_of_the_folder_are_those_that_run(there):
+    tokens = torch.randint(300, (2, 12))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(there)
+    ours = model.build(there, 0, "float32", CPU)
+    torch.testing.assert_close(ours(tokens).logits, loaded(tokens).logits)
+    assert loaded(tokens).logits.argmax(-1).eq(7).all()
+
+
+def test_every_generation_is_as_long_as_stated_whatever_the_folder_prefers(folder):
+    preferred = {"do_sample": True, "temperature": 9.0, "repetition_penalty": 9.0, "max_length": 1}
+    transformers.GenerationConfig(eos_token_id=7, **preferred).save_pretrained(folder)
+    made = model.generate(model.build(folder, 0, "float32", CPU), torch.randint(300, (2, 12)), 5)
+    assert made.tokens.tolist() == [[7] * 5] * 2
+
+
+def test_sizes_are_those_that_its_attention_is_called_with(there, text):
+    own = pretrained.read(str(there), str(text), "cpu").model
+    assert (own.name, own.family, own.layers, own.heads, own.kv_heads) == ("Mine-1.5", "llama", 2, 4, 2)
+    assert (own.head_dim, own.vocabulary, own.positions) == (32, 300, 64)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=256, n_positions=48),
+        transformers.GPTNeoXConfig(**SIZES | {"num_hidden_layers": 3}, vocab_size=256, max_position_embeddings=48),
+    ],
+)
+def test_other_architectures_are_read_likewise(tmp_path, text, config):
+    own = pretrained.read(str(saved(tmp_path / "x", config)), str(text), "cpu").model
+    assert (own.family, own.layers, own.head_dim, own.positions) == (config.model_type, 3, 32, 48)
+    assert own.heads == own.kv_heads == config.num_attention_heads
+
+
+def test_a_gpu_gets_the_type_of_the_weights_where_that_has_16_bits(tmp_path, there, text):
+    assert [pretrained.read(str(there), str(text), kind).dtype for kind in ("cpu", "cuda")] == ["float32", "float16"]
+    transformers.AutoModelForCausalLM.from_pretrained(there, dtype="bfloat16").save_pretrained(tmp_path / "half")
+    kinds = {kind: pretrained.read(str(tmp_path / "half"), str(text), kind).dtype for kind in ("cpu", "cuda")}
+    assert kinds == {"cpu": "float32", "cuda": "bfloat16"}
+
+
+def test_the_hash_is_what_sha256sum_prints_and_changes_with_the_weights(folder, text):
+    first = pretrained.read(str(folder), str(text), "cpu").model.weights
+    printed = subprocess.run(
+        "LC_ALL=C; sha256sum *.json *.safetensors | sha256sum", shell=True, cwd=folder, capture_output=True, text=True
+    )
+    assert printed.stdout.split()[0] == first
+    changed = model.build(folder, 0, "float32", CPU)
+    changed.lm_head.weight.add_(1)
+    changed.save_pretrained(folder)
+    assert pretrained.read(str(folder), str(text), "cpu").model.weights != first
+
+
+# -------------------------------------------------------------------------------------------------------- the prompts
+
+
+def test_without_a_tokenizer_tokens_are_bytes(there, text):
+    own = pretrained.read(str(there), str(text), "cpu")
+    assert bytes(own.tokens.tolist()) == text.read_bytes()
+    assert own.text.tokens == "bytes"
+    assert (own.text.name, own.text.sha256) == ("book.txt", hashlib.sha256(text.read_bytes()).hexdigest())
+
+
+def test_with_a_tokenizer_tokens_are_its_own(folder, text, monkeypatch):
+    monkeypatch.setattr(pretrained, "PIECE", 40)
+    add_tokenizer(folder)
+    text.write_text(" ".join(WORDS))
+    own = pretrained.read(str(folder), str(text), "cpu")
+    assert own.text.tokens == "tokenizer"
+    assert own.tokens[:8].tolist() == list(range(8))
+    assert own.tokens.max() < 300
+
+
+def test_without_a_text_it_is_the_standard_library(there):
+    own = pretrained.read(str(there), "", "cpu")
+    assert own.text.name == LIBRARY
+    sources = library.sources(library.folder())
+    assert bytes(own.tokens[: len(sources["__future__.py"])].tolist()) in b"".join(sources.values())
+    assert not any("site-packages" in name for name in sources)
+
+
+def test_passages_follow_the_text_and_come_again_only_after_all_others():
+    tokens = np.arange(50, dtype=np.int32)
+    found = list(islice(pretrained.passages(tokens, 2, 6, torch.Generator().manual_seed(1)), 8))
+    assert all(each.flatten().tolist() == list(range(int(each[0, 0]), int(each[0, 0]) + 12)) for each in found)
+    begins = [int(each[0, 0]) for each in found]
+    assert sorted(begins[:4]) == [0, 12, 24, 36]
+    assert begins[4:] == begins[:4]
+    assert found[0].shape == (2, 6)
+    assert found[0].dtype == torch.long
+
+
+# --------------------------------------------------------------------------------------------------------- the record
+
+
+@pytest.fixture
+def recording(data, unlocked, monkeypatch, there, text):
+    """Records the model in this process."""
+    from attnlab.measure import processes
+
+    monkeypatch.setattr(processes, "fresh_processes", lambda: ThreadPoolExecutor(1))
+    return lambda stated=PLAN, weights=there: select_run.modelled("mine", "cpu", stated, str(weights), str(text))
+
+
+def test_a_record_names_weights_and_text_and_each_round_reads_a_passage_of_its_own(recording, monkeypatch, there, text):
+    read_by = []
+    generate = model.generate
+    monkeypatch.setattr(
+        model, "generate", lambda made, prompts, tokens: read_by.append(prompts) or generate(made, prompts, tokens)
+    )
+    recording()
+    manifest = read.read_manifest(models.run_of("mine"))
+    assert manifest["complete"]
+    assert manifest["command"] == 'make model RUN=mine PARAMS="weights=Mine-1.5 text=book.txt"'
+    assert str(there.parent) not in str(manifest)
+    record = models.newest(manifest["device"]["name"])
+    assert record.manifest.plan.models == [pretrained.read(str(there), str(text), "cpu").model]
+    assert record.manifest.plan.text.name == "book.txt"
+    assert set(record.samples["model"]) == {"Mine-1.5"}
+    assert (record.samples["agreeing"] == 2 * 3).all()
+    timed = [bytes(prompts.flatten().tolist()) for prompts in read_by[6:12]]  # after two warm-ups by each attention
+    assert timed[:3] == [timed[0]] * 3
+    assert timed[3:] == [timed[3]] * 3
+    assert timed[0] != timed[3]
+    assert all(prompts in text.read_bytes() for prompts in timed)
+
+
+def test_a_record_that_was_cut_off_goes_on_with_the_same_files_alone(recording, monkeypatch, folder, text):
+    from attnlab.measure.session import models as session
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "take", lambda job: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(Interrupted, match=r'RUN=mine PARAMS="weights=Mine-1\.5 text=book\.txt"` goes on'):
+            recording()
+    for others in (lambda: select_run.modelled("mine", "cpu", {}), lambda: recording(PLAN | {"batch": [1]})):
+        with pytest.raises(UserError, match=r'is of another plan: `make model RUN=mine PARAMS="weights=Mine-1\.5 text'):
+            others()
+    changed = model.build(folder, 0, "float32", CPU)
+    changed.lm_head.weight.add_(1)
+    changed.save_pretrained(folder)
+    with pytest.raises(UserError, match="is of another plan"):
+        recording({}, folder)
+    assert recording({}) == "mine"
+    assert read.read_manifest(models.run_of("mine"))["complete"]
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+def nothing(folder):
+    shutil.rmtree(folder)
+
+
+def lacking(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def no_model(folder):
+    (folder / "config.json").write_text("{}")
+
+
+def damaged(folder):
+    (folder / "model.safetensors").write_bytes(b"not tensors")
+
+
+def not_all(folder):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def small_vocabulary(folder):
+    saved(folder, transformers.GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=100))
+
+
+def foreign_tokenizer(folder):
+    small_vocabulary(folder)
+    add_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace(f'"?": {len(WORDS)}', '"?": 1000'))
+
+
+def other_attention(folder):
+    saved(folder, transformers.FalconConfig(**SIZES, vocab_size=300))
+
+
+def no_attention(folder):
+    saved(folder, transformers.MambaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=300))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (nothing, "weights: FOLDER is no folder: name one that save_pretrained wrote"),
+        (lacking("config.json"), "weights: FOLDER lacks config.json: name a folder that save_pretrained wrote"),
+        (lacking("model.safetensors"), "weights: FOLDER lacks *.safetensors: name a folder that save_pretrained wrote"),
+        (no_model, "weights: transformers can't load FOLDER: Unrecognized model in FOLDER"),
+        (damaged, "weights: transformers can't load FOLDER: "),
+        (not_all, "weights: FOLDER lacks model.norm.weight, of 1 tensors that are missing"),
+        (small_vocabulary, "weights: FOLDER has no tokenizer, and a vocabulary of 100 below 256: save its tokenizer"),
+        (foreign_tokenizer, "weights: FOLDER has a tokenizer of another model, and a vocabulary of 100 below 1001"),
+        (
+            other_attention,
+            "weights: FOLDER: the attention of FalconForCausalLM doesn't go through transformers' attention interface",
+        ),
+        (no_attention, "weights: transformers can't load FOLDER: MambaForCausalLM does not support an attention impl"),
+    ],
+)
+def test_a_folder_that_can_not_be_measured_is_one_line(capfd, data, folder, text, change, problem):
+    change(folder)
+    capfd.readouterr()
+    assert __main__.main(["model", "--device", "cpu", "--weights", str(folder), "--text", str(text)]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"attnlab: {problem.replace('FOLDER', str(folder))}")
+    assert not data.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--text", "TEXT"], "make model: a text is for a model of one's own: state its folder as weights"),
+        (
+            ["--weights", "FOLDER", "--models", "tiny-llama"],
+            "make model: weights are of a model of one's own, and models are configured: state one of them",
+        ),
+        (["--weights", "FOLDER", "--text", "TEXT.gone"], "text: TEXT.gone can't be read: No such file or directory"),
+        (
+            ["--weights", "FOLDER", "--text", "TEXT", "--prompt", "4,16", "--batch", "1,8", "--rounds", "4"],
+            "text: book.txt has 400 tokens, too few for 4 rounds of 8 × 16 tokens, each another passage: name a longer",
+        ),
+        (
+            ["--weights", "FOLDER", "--text", "TEXT", "--prompt", "60", "--tokens", "9"],
+            "make model: Mine-1.5 takes 64 tokens, and a prompt with what follows has 69: state shorter prompts",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_one_line(capfd, data, there, text, arguments, problem):
+    named = [each.replace("FOLDER", str(there)).replace("TEXT", str(text)) for each in arguments]
+    assert __main__.main(["model", "--device", "cpu", *named]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"attnlab: {problem.replace('TEXT', str(text))}")
+    assert not data.exists()
+
+
+# ------------------------------------------------------------------------------------------- the small model of tools/
+
+
+def test_the_small_model_is_saved_as_it_is(tmp_path):
+    spec = importlib.util.spec_from_file_location("capture", paths.ROOT / "tools" / "capture.py")
+    capture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(capture)
+    torch.manual_seed(1)
+    small = capture.Model(layers=2, width=128, context=32)
+    tokens = torch.randint(256, (2, 32))
+    with torch.no_grad():
+        for parameter in small.parameters():
+            parameter.mul_(1 + torch.randn_like(parameter) / 4)
+        capture.as_transformers(small, 32).save_pretrained(tmp_path)
+        torch.testing.assert_close(model.build(tmp_path, 0, "float32", CPU)(tokens).logits, small(tokens))
