@@ -163,6 +163,7 @@ COMMANDS = [
     (nothing, ("measure", "--run"), "argument --run: expected one argument"),
     (nothing, ("report", "--what"), "unrecognized arguments: --what; `python -m attnlab --help` lists what there is"),
     (nothing, ("measure", "a\nb"), "unrecognized arguments: a b; "),
+    (nothing, ("model", "--batc", "1"), "unrecognized arguments: --batc 1; "),
     (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
     (nothing, ("readme",), "the following arguments are required: --run"),
     (nothing, (*RUN, "--study", "quick"), "RUN renders what was recorded and measures nothing: leave STUDY, "),

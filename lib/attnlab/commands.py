@@ -6,7 +6,7 @@ import sys
 import warnings
 from contextlib import suppress
 from io import TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -52,7 +52,10 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, as every other error is reported."""
+    """Reports a mistake in one line, as every other error is reported; a name has to be given in full."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"attnlab: {' '.join(message.split())}; `python -m {self.prog} --help` lists what there is\n")

@@ -129,6 +129,8 @@ def test_lengths_that_do_not_fit_are_refused(lengths):
         ValueError, match=r"^kv_lens has to hold a whole number for each sequence of q \(2, 2, 4, 32\)$"
     ):
         attnlab.attend(q, k, v, kv_lens=lengths)
+    with pytest.raises(TypeError, match=r"^attend takes tensors, and kv_lens is of type list$"):
+        attnlab.attend(q, k, v, kv_lens=[1, 2])
 
 
 def test_the_kernel_takes_lengths_where_it_serves_and_sdpa_where_not(monkeypatch):

@@ -117,7 +117,7 @@ def attend(
 
 def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor) -> Tensor:
     """`attend` where each sequence has its own number of keys."""
-    _require_tensors(q, k, v)
+    _require_tensors(q, k, v, kv_lens=kv_lens)
     if (q.ndim, k.ndim, kv_lens.shape) != (4, 4, q.shape[:1]) or kv_lens.is_floating_point():
         raise ValueError(f"kv_lens has to hold a whole number for each sequence of q {tuple(q.shape)}")
     if torch.compiler.is_compiling():
@@ -231,9 +231,9 @@ def _of_nothing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return scaled_dot_product_attention(q, k, v, **options)
 
 
-def _require_tensors(q: object, k: object, v: object) -> None:
+def _require_tensors(q: object, k: object, v: object, **others: object) -> None:
     """Raise TypeError for what is no tensor, and ValueError where K and V differ in length: torch may read beyond V."""
-    for name, given in (("q", q), ("k", k), ("v", v)):
+    for name, given in {"q": q, "k": k, "v": v, **others}.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"attend takes tensors, and {name} is of type {type(given).__name__}")
     assert isinstance(k, Tensor)
