@@ -51,7 +51,8 @@ show("baseline.throughput")
 # %% [markdown]
 # ## Every implementation
 #
-# Along every sweep of the study: other head dimensions, dtypes and lengths too.
+# Along every sweep of the study: other head dimensions, dtypes and lengths too. Kinds of values are in
+# [06_verdicts](06_verdicts.ipynb#verdicts.values).
 
 # %%
 show("baseline.implementations")

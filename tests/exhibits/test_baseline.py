@@ -62,6 +62,12 @@ def test_there_is_a_table_for_each_sweep_that_has_latencies():
         sweeps.over(["batch"], lambda name: sweeps.backends(lonely(), name))
 
 
+def test_kinds_of_values_have_no_table_there():
+    kinds = synthetic.AXES | {"batch": 2, "seq_len": 128, "values": ["normal", "sd 6"]}
+    run = with_lengths(seq_len=synthetic.AXES | {"batch": 2, "seq_len": [128, 256]}, values=kinds)
+    assert list(sweeps.every_sweep(run).parts) == ["seq_len"]
+
+
 def test_every_case_has_a_row():
     frame = shown("every_case").frame
     assert len(frame) == len(inferred().table) == 72

@@ -49,8 +49,13 @@ def span(results: Results) -> Prose:
 
 @exhibit("baseline.implementations")
 def every_sweep(results: Results) -> Group:
-    """Every implementation along every sweep."""
-    return over(results.study.sweeps, lambda name: backends(results, name))
+    """Every implementation along every sweep, but for those of kinds of values, which `verdicts.values` shows."""
+    sweeps = [name for name in results.study.sweeps if not _is_of_kinds(results.sweep(name))]
+    return over(sweeps, lambda name: backends(results, name))
+
+
+def _is_of_kinds(shapes: list[Shape]) -> bool:
+    return len(shapes) > len({shape.plain for shape in shapes}) == 1
 
 
 def backends(results: Results, name: str) -> Table:
