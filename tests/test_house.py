@@ -296,7 +296,7 @@ def test_every_package_and_every_folder_is_explained():
     within = {"measure/", "literature/audit/", "literature/audit/rules/"} | pages
     modules = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
     tops = {f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"}
-    tops = tops - {"docs/", "lib/"} | {"lib/attnlab/", "exports/"}
+    tops = tops - {"docs/", "lib/", "dist/"} | {"lib/attnlab/", "exports/"}
     assert listed == (packages - within) | modules | tops
 
 
