@@ -104,10 +104,8 @@ def outputs(results: Results) -> Table:
         )
     counts = ("tokens", "attend:\nas SDPA's", "SDPA again:\nas SDPA's")
     (wide,) = set(record.outputs["reference"])
-    note, shows = (
-        say("model.outputs", reference=wide, random=record.manifest.plan.text is None),
-        dict.fromkeys(counts, formats.whole),
-    )
+    note = say("model.outputs", reference=wide, random=record.manifest.plan.text is None)
+    shows = dict.fromkeys(counts, formats.whole)
     return Table(pd.DataFrame(rows), "Outputs of the models, compared.", note, shows=shows)
 
 

@@ -131,6 +131,11 @@ class Shape:
         """The same shape with standard normal values: shapes that differ in their values alone have it in common."""
         return replace(self, values=kinds.NORMAL)
 
+    @property
+    def rows(self) -> int:
+        """The queries of all heads that share a head of K and V."""
+        return self.seq_len * self.heads // self.kv_heads
+
     def resized(self, **axes: int | bool | str | float) -> "Shape":
         """The shape with other axes. If there were as many keys as queries, there still are; likewise for heads."""
         for axis, like in (("kv_heads", "heads"), ("kv_len", "seq_len")):

@@ -88,7 +88,7 @@ class Choice(BaseModel):
 def rows_of(shape: Shape) -> int:
     """The queries of all heads that share a head of K and V, if there are few and more keys; else 0."""
     few = shape.seq_len <= FEW_QUERIES and shape.seq_len < shape.kv_len
-    return shape.seq_len * shape.heads // shape.kv_heads if few else 0
+    return shape.rows if few else 0
 
 
 def heads_of(shape: Shape) -> int:

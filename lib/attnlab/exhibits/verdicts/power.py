@@ -51,7 +51,8 @@ def calibration() -> Table:
 def brief(results: Results) -> Table:
     """The rows of the simulation that are most like a run: of one process, or of several that differ."""
     taken, (one, *several) = results.run.samples["replicate"].nunique(), simulation.REPLICATES
-    replicates = max(filter(taken.__ge__, several), default=several[0]) if taken > 1 else one
+    fewer = (number for number in several if number <= taken)
+    replicates = max(fewer, default=several[0]) if taken > 1 else one
     shares = _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
     smallest, *_ = FOUND.values()
     frame = shares.drop(columns=[MEASURES[EQUIVALENT], smallest]).rename_axis("samples").reset_index()

@@ -75,7 +75,7 @@ class Finalists:
         """The tiles that may be the fastest at a shape or nearby, the fastest first."""
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
         windows.draw(_seed(shape, "checked"))
-        axes = (shape.head_dim, shape.kv_len, shape.causal, shape.seq_len * shape.heads // shape.kv_heads)
+        axes = (shape.head_dim, shape.kv_len, shape.causal, shape.rows)
         able = [rung for rung in self.rungs if rung.serves_queries(shape.seq_len)]
         served = [(rung, tile, rungs.pinned(rung, tile)) for rung in able for tile in rung.tiles_for(*axes)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]

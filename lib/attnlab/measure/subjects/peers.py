@@ -254,13 +254,7 @@ class _CudnnAttention:
 
     def _unless_refused(self, work: Callable[[], T], reasons: list[str]) -> T | None:
         """The result of `work`; None if cuDNN refuses, and then the first line of its reason is appended."""
-        refusals = (
-            self.package.cudnnGraphNotSupportedError,
-            NotImplementedError,
-            ImportError,
-            ValueError,
-            RuntimeError,
-        )
+        refusals = (self.package.cudnnGraphNotSupportedError, ImportError, ValueError, RuntimeError)
         try:
             return work()
         except (torch.AcceleratorError, torch.OutOfMemoryError):
