@@ -8,10 +8,13 @@ from typing import Any
 import pandas as pd
 from bs4 import BeautifulSoup
 
+from attnlab.base import paths
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Content, Table
 from attnlab.infer.results import Results
 
+PUBLISHED = re.findall(r"^PUBLISHED := (\S+)$", (paths.ROOT / "Makefile").read_text(), re.MULTILINE)[0]
+"""The published run."""
 NOT_A_NUMBER = re.compile(r"\b(nan|NaN|None|inf|NA)\b")
 """What Python prints of a number that is missing."""
 

@@ -10,6 +10,7 @@ import tomllib
 
 import nbformat
 import pytest
+from reading import PUBLISHED
 
 from attnlab.base import paths
 from attnlab.exhibits import audit
@@ -23,7 +24,6 @@ from attnlab.runs import rules
 
 ROOT = paths.ROOT
 MAKEFILE = (ROOT / "Makefile").read_text()
-PUBLISHED = re.search(r"^PUBLISHED := (\S+)$", MAKEFILE, re.MULTILINE)[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "data/README.md")),
     *(ROOT / name for name in ("figures/README.md", "reports/README.md")),

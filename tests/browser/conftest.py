@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reading import PUBLISHED
 
 from attnlab.base import paths
 from attnlab.paper.printed import BROWSERS
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-REPORTS = paths.ROOT / "reports" / "h200-2026-11-24"
+REPORTS = paths.ROOT / "reports" / PUBLISHED
 """The published pages, which the repository holds."""
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from reading import PUBLISHED
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -20,7 +21,6 @@ from attnlab.study import studies
 from attnlab.study.implementations import PEERS, SDPA
 from attnlab.study.ladder import BEST
 
-PUBLISHED = "h200-2026-11-24"
 THROUGHPUT, LADDER = readme.BLOCKS
 LINES = {*SDPA, "peer.flex", "peer.flash4", BEST}
 EVERY = pytest.mark.parametrize("block", readme.BLOCKS, ids=lambda block: block.name)
