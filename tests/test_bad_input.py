@@ -143,6 +143,20 @@ def nowhere(place: Place) -> None:
     (place.data.parent / "exports").write_text("mine")
 
 
+def linked_to_nothing(place: Place) -> None:
+    """A block that is elsewhere, where it is no more."""
+    part = place.part()
+    part.unlink()
+    part.symlink_to(place.data / "gone")
+
+
+def parts_is_a_file(place: Place) -> None:
+    """What was recorded of a run that was cut off is moved away, and a file left there."""
+    parts = place.part().parent
+    parts.rename(place.data / "moved")
+    parts.write_text("mine")
+
+
 def nothing(place: Place) -> None:
     """All is as it should be, but what is asked for."""
 
@@ -215,6 +229,7 @@ COMMANDS = [
     (nothing, ("measure", "--study", "quik"), "values; did you mean 'quick'?"),
     (foreign("notes.txt"), MEASURE, "/new/ is there and has no manifest.json: restore that, or name another run"),
     (lambda place: (place.data / "new").write_text("mine"), MEASURE, "/new is a file: move it away, or name another"),
+    (nothing, ("readme", "--run", "cut"), "the run 'cut' is not complete: `make measure RUN=cut` goes on with it"),
 ]
 STUDIES = [
     (text(""), "study.yaml must be a mapping with the fields of a study"),
@@ -257,11 +272,13 @@ RUNS = [
         CUT,
         "samples.r00.parquet has no name of what was recorded: give it that again, or move it away",
     ),
+    (linked_to_nothing, CUT, ".parquet links to it, and it is not there: "),
     (
         lambda place: (place.data / "cut" / "manifest.json").unlink(),
         CUT,
         "there is no run 'cut'; those that are: there",
     ),
+    (parts_is_a_file, ("measure", "--run", "cut"), "/cut/parts is a file: move it away, or name another run"),
     (
         lambda place: (place.data / "cut" / "manifest.json").unlink(),
         ("measure", "--run", "cut", "--study", "{study}"),

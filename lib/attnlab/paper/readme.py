@@ -107,9 +107,12 @@ def update(root: Path, run: str) -> None:
     """Draw the pictures into figures/ and write each block between the markers of its README.
 
     Raises:
-        UserError: the run isn't there or has no sweep of lengths, or a README has no markers. Nothing is written then.
+        UserError: the run isn't there, isn't complete or has no sweep of lengths, or a README has no markers. Nothing
+            is written then.
     """
     results = load(run)
+    if not results.run.complete:
+        raise UserError(f"the run {run!r} is not complete: `make measure RUN={run}` goes on with it")
     if SWEEP not in results.study.sweeps:
         raise UserError(f"the study of {run!r} has no sweep {SWEEP!r} to show: name another run")
     written: dict[Path, bytes] = {}

@@ -186,6 +186,8 @@ def _frame(content: bytes, path: Path) -> pd.DataFrame:
 def _verified(part: Path) -> bytes:
     if not PART.fullmatch(part.name):  # a copy, say
         raise UserError(f"{paths.shown(part)} has no name of what was recorded: give it that again, or move it away")
+    if part.is_symlink() and not part.exists():
+        raise refusal(part, f"{part.name} links to it, and it is not there")
     content = part.read_bytes()
     if short_hash(content) != part.name.split(".")[2]:
         raise refusal(part, "it was changed after it was recorded")

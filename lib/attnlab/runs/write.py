@@ -58,8 +58,9 @@ def lock(name: str) -> Iterator[None]:
     def refuse() -> NoReturn:
         raise UserError(f"another process is measuring into the run {name!r}: wait for it, or name another")
 
-    if target.exists() and not target.is_dir():
-        raise UserError(f"{paths.shown(target)} is a file: move it away, or name another run")
+    for there in (target, target / PARTS):
+        if there.exists() and not there.is_dir():
+            raise UserError(f"{paths.shown(there)} is a file: move it away, or name another run")
     with files.held(target / ".lock", refuse):
         try:
             if not manifest.is_file():
