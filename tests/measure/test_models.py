@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import transformers
 from forks import live
 
 from attnlab import __main__, select_run
@@ -26,7 +27,11 @@ def made(request, monkeypatch):
     from attnlab.measure.subjects import model
 
     calls = []
-    monkeypatch.setattr(model, "attend", lambda *args, inner=model.attend: calls.append(args) or inner(*args))
+    monkeypatch.setattr(
+        model,
+        "attend",
+        lambda *args, inner=model.attend, **named: calls.append((*args, named["kv_lens"])) or inner(*args, **named),
+    )
     model.register(CANDIDATE, model.attention)
     return model.build(stated.MODELS[request.param], 64, "float32", CPU), calls
 
@@ -51,7 +56,7 @@ def test_a_prompt_gives_the_logits_of_transformers_own_sdpa(made):
     theirs, ours = by_both(network, lambda net: net(tokens(), use_cache=False).logits)
     torch.testing.assert_close(ours, theirs)
     assert len(calls) == 2  # a call for each layer
-    assert all(causal for *_, causal, _ in calls)
+    assert all(causal for *_, causal, _, _ in calls)
     assert network.config._attn_implementation == CANDIDATE
 
 
@@ -61,7 +66,7 @@ def test_tokens_after_a_prompt_are_those_of_transformers_own_sdpa(made):
     network, calls = made
     theirs, ours = by_both(network, lambda net: model.generate(net, tokens(), 4).tokens)
     assert ours.tolist() == theirs.tolist()
-    assert [(q.shape[2], k.shape[2], causal) for q, k, _, causal, _ in calls[::2]] == [
+    assert [(q.shape[2], k.shape[2], causal) for q, k, _, causal, *_ in calls[::2]] == [
         (12, 12, True),
         *((1, length, False) for length in (13, 14, 15)),
     ]
@@ -74,7 +79,7 @@ def test_grouped_heads_reach_attend_as_they_are(made):
     assert heads == {(4, 2) if network.config.model_type == "llama" else (2, 2)}
 
 
-def test_padded_prompts_and_prompts_after_a_cache_go_to_transformers_own_sdpa(made):
+def test_padded_prompts_go_to_transformers_own_sdpa(made):
     network, calls = made
     padding = torch.ones(2, 12, dtype=torch.long)
     padding[0, :5] = 0
@@ -82,13 +87,80 @@ def test_padded_prompts_and_prompts_after_a_cache_go_to_transformers_own_sdpa(ma
     torch.testing.assert_close(ours, theirs)
     assert calls == []
 
-    def continued(net):
-        cache = net(tokens(), use_cache=True).past_key_values
-        return net(tokens(length=3), past_key_values=cache).logits
 
-    theirs, ours = by_both(network, continued)
+def after_a_cache(made, cache):
+    """Logits of three tokens, and then of one more, after a prompt in a cache."""
+    made(tokens(), past_key_values=cache)
+    return torch.cat([made(tokens(length=length), past_key_values=cache).logits for length in (3, 1)], 1)
+
+
+CACHES = {
+    "dynamic": lambda config: transformers.DynamicCache(config=config),
+    "static": lambda config: transformers.StaticCache(config=config, max_cache_len=40),
+}
+
+
+@pytest.mark.parametrize(("cache", "one_more"), [("dynamic", None), ("static", 16)])
+def test_a_few_tokens_after_a_cache_are_attended_by_its_length(made, cache, one_more):
+    network, calls = made
+    theirs, ours = by_both(network, lambda net: after_a_cache(net, CACHES[cache](net.config)))
     torch.testing.assert_close(ours, theirs)
-    assert len(calls) == 2  # the first prompt alone
+    a_layer = [(q.shape[2], lens if lens is None else lens.tolist()) for q, *_, lens in calls[::2]]
+    assert a_layer[-2:] == [(3, [15, 15]), (1, one_more if one_more is None else [16, 16])]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_padding_before_a_cache_is_left_to_transformers(made, cache):
+    network, calls = made
+    padding = torch.ones(2, 15, dtype=torch.long)
+    padding[0, :5] = 0
+
+    def padded(net):
+        held = CACHES[cache](net.config)
+        net(tokens(), attention_mask=padding[:, :12], past_key_values=held)
+        return net(tokens(length=3), attention_mask=padding, past_key_values=held).logits
+
+    theirs, ours = by_both(network, padded)
+    torch.testing.assert_close(ours, theirs)
+    assert calls == []
+
+
+def test_many_tokens_after_a_cache_are_left_to_transformers(made, monkeypatch):
+    from attnlab.measure.subjects import model
+
+    monkeypatch.setattr(model, "FEW_QUERIES", 2)
+    network, calls = made
+    theirs, ours = by_both(network, lambda net: after_a_cache(net, CACHES["dynamic"](net.config)))
+    torch.testing.assert_close(ours, theirs)
+    assert {q.shape[2] for q, *_ in calls} == {12, 1}
+
+
+def test_under_torch_compile_a_static_cache_breaks_no_graph(made):
+    network, calls = made
+
+    def compiled(net):
+        held = CACHES["static"](net.config)
+        net(tokens(), past_key_values=held)
+        return torch.compile(net, fullgraph=True, backend="aot_eager")(tokens(length=3), past_key_values=held).logits
+
+    theirs, ours = by_both(network, compiled)
+    torch.testing.assert_close(ours, theirs)
+    assert [q.shape[2] for q, *_ in calls] == [3, 3]
+
+
+def test_lengths_are_a_mask_again_where_attend_does_not_serve(made):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    from attnlab.measure.subjects import model
+
+    q, k, v = torch.randn(2, 2, 3, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    seen = torch.arange(9) < torch.tensor([5, 9]).view(-1, 1, 1, 1) - 2 + torch.arange(3).view(-1, 1)
+    torch.manual_seed(0)
+    theirs, _ = sdpa_attention_forward(torch.nn.Identity(), q, k, v, seen, dropout=0.5)
+    torch.manual_seed(0)
+    ours, _ = model.attention(torch.nn.Identity(), q, k, v, torch.tensor([5, 9]), dropout=0.5)
+    assert torch.equal(ours, theirs)
+    assert made[1] == []
 
 
 def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():

@@ -81,7 +81,8 @@ def attend(
     is ahead of it by more than the estimate's error, on devices other than a GPU, when gradients are needed, and when
     the chosen implementation does not serve these tensors (because of their strides, for example). The table is read at
     the first call on a GPU: the one given to `use`, otherwise the one that `make dispatch` wrote for this device, if
-    there is one. Under `torch.compile`, it is the operator ``attnlab::attention``.
+    there is one. Under `torch.compile`, it is
+    the operator ``attnlab::attention``, and with `kv_lens` ``attnlab::attention_of_lengths``.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
@@ -120,9 +121,22 @@ def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | No
     _require_tensors(q, k, v, kv_lens=kv_lens)
     if (q.ndim, k.ndim, kv_lens.shape) != (4, 4, q.shape[:1]) or kv_lens.is_floating_point():
         raise ValueError(f"kv_lens has to hold a whole number for each sequence of q {tuple(q.shape)}")
+    differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if torch.compiler.is_compiling():
-        return _masked(q, k, v, causal, scale, kv_lens, scaled_dot_product_attention)
-    if is_plain(q, k, v) and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        if differentiable:
+            return _masked(q, k, v, causal, scale, kv_lens, scaled_dot_product_attention)
+        output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale)
+        return output
+    if differentiable:
+        return _masked(q, k, v, causal, scale, kv_lens, _by_sdpa)
+    return _of_lengths_forward(q, k, v, kv_lens, causal, scale)
+
+
+def _of_lengths_forward(
+    q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """`_of_lengths` where nothing is traced and no gradients are needed."""
+    if is_plain(q, k, v):
         with suppress(Unsupported, UserError):
             return _few()(q, k, v, causal, scale, kv_lens.to(torch.int32))
     return _masked(q, k, v, causal, scale, kv_lens, _by_sdpa)
@@ -422,3 +436,4 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | Non
 _DIRECT: dict[str, Attention] = {"sdpa.flash": _flash, "sdpa.cudnn": _cudnn, "sdpa.efficient": _efficient}
 DISPATCHED = Implementation(implementations.DISPATCH, attend)
 operator.register(forward)
+operator.register_of_lengths(_of_lengths_forward)

@@ -11,13 +11,14 @@ import transformers
 from torch import Tensor
 from transformers.generation import BaseStreamer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from attnlab.base.errors import UserError
 from attnlab.measure.subjects.attend import attend
 from attnlab.runs import rules
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE, Model
+from attnlab.study.tuning import FEW_QUERIES
 
 REGISTERED = {BASELINE: "sdpa", CANDIDATE: CANDIDATE, control(BASELINE): "sdpa"}
 """The attentions that take turns, each with its name in transformers; the baseline has a second turn as its control."""
@@ -42,44 +43,73 @@ def attention(
     """`attend` as transformers calls an attention; what `attend` doesn't compute goes to transformers' own SDPA.
 
     That is whatever has a mask, such as padding, or dropout or a bias; and a causal prompt over more keys than queries,
-    whose mask transformers aligns to the beginning.
+    whose mask transformers aligns to the beginning. A mask that `_mask` made as lengths is no mask to `attend`.
 
     Args:
         query: ``(batch, heads, seq_len, head_dim)``.
         key: ``(batch, kv_heads, kv_len, head_dim)``; `value` likewise.
+        attention_mask: as transformers makes it, or what `_mask` made.
 
     Returns:
         ``(batch, seq_len, heads, head_dim)``, and no weights.
     """
     causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    plain = attention_mask is None and not dropout and all(others.get(name) is None for name in BEYOND)
-    plain = plain and key.shape == value.shape
-    if not plain or (causal and query.shape[2] != key.shape[2]):
+    plain = not dropout and all(others.get(name) is None for name in BEYOND) and key.shape == value.shape
+    lengths = attention_mask if attention_mask is not None and attention_mask.ndim == 1 else None
+    if lengths is not None and not plain:
+        attention_mask = _expanded(lengths, query.shape[2], key.shape[2])
+    if not plain or (lengths is None and (attention_mask is not None or (causal and query.shape[2] != key.shape[2]))):
         masked = (attention_mask, dropout, scaling, is_causal)
         return sdpa_attention_forward(module, query, key, value, *masked, **others)
-    return attend(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None
+    return attend(query, key, value, causal, scaling, kv_lens=lengths).transpose(1, 2).contiguous(), None
+
+
+def _expanded(lengths: Tensor, queries: int, keys: int) -> Tensor:
+    """The mask of sequences that end after so many keys, ``(batch, 1, queries, keys)``, as transformers makes it."""
+    seen = lengths.view(-1, 1, 1, 1) - queries + 1 + torch.arange(queries, device=lengths.device).view(-1, 1)
+    return torch.arange(keys, device=lengths.device) < seen
 
 
 def _mask(
     *,
+    batch_size: int,
     q_length: int,
     kv_length: int,
     q_offset: Any = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
+    device: torch.device | str = "cpu",
     **others: Any,
 ) -> Tensor | None:
-    """The mask that transformers makes for SDPA, and none for a plain causal prompt, under torch.compile either.
+    """The mask that transformers makes for SDPA, but for what `attend` computes without one.
 
-    For PyTorch before 2.14, transformers makes one there.
+    There is none for a plain causal prompt, under torch.compile either: for PyTorch before 2.14, transformers makes one
+    there. Of a few queries after a cache, it is the number of keys of each sequence, int32 ``(batch,)``: so many of a
+    static cache are in use, and all of another one.
     """
     whole = attention_mask is None and isinstance(q_offset, int) and not q_offset and q_length == kv_length
     if allow_is_causal_skip and whole and (local_size is None or kv_length < local_size):
         return None
-    given = {"attention_mask": attention_mask, "local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip}
-    made: Tensor | None = sdpa_mask(q_length=q_length, kv_length=kv_length, q_offset=q_offset, **given, **others)
+    plain = mask_function is causal_mask_function and local_size is None and not others.get("kv_offset")
+    after_cache = isinstance(q_offset, Tensor) or (q_length > 1 and q_offset > 0)
+    if plain and after_cache and q_length <= FEW_QUERIES and _pads_nothing(attention_mask):
+        ends = torch.full((batch_size,), q_length, device=device) + q_offset
+        return ends.to(torch.int32)  # once for all layers
+    given = {"mask_function": mask_function, "attention_mask": attention_mask, "local_size": local_size}
+    sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset}
+    skip = {"allow_is_causal_skip": allow_is_causal_skip, "device": device}
+    made: Tensor | None = sdpa_mask(**sizes, **given, **skip, **others)
     return made
+
+
+def _pads_nothing(attention_mask: Tensor | None) -> bool:
+    """Whether it is known that no token of a batch is padding. Finding that out waits for the device."""
+    if attention_mask is None:
+        return True
+    traced = torch.compiler.is_compiling() or (attention_mask.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not traced and bool(attention_mask.all())
 
 
 def register(name: str = "attnlab", function: Attention = attention) -> None:

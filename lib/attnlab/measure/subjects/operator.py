@@ -1,5 +1,6 @@
-"""The operator ``attnlab::attention``: what torch.compile and autograd see of `attnlab.attend`."""
+"""The operators ``attnlab::attention`` and ``attnlab::attention_of_lengths``: what torch.compile sees of `attend`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from attnlab.measure.subjects.oracle import masked
 
 NAME = "attnlab::attention"
 SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None) -> Tensor"
+OF_LENGTHS = "attention_of_lengths"
+OF_LENGTHS_SCHEMA = "(Tensor q, Tensor k, Tensor v, Tensor kv_lens, bool causal=False, float? scale=None) -> Tensor"
 _LIBRARY = torch.library.Library("attnlab", "DEF")
 
 
@@ -22,11 +25,7 @@ def register(forward: Attention) -> None:
     """
 
     def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        output = forward(q, k, v, causal, scale)
-        # Whatever is newly allocated is dense: with the strides of `q`, it is laid out as expected.
-        if output.stride() == q.stride() or output.stride() == (expected := _empty(q, k, v, causal, scale)).stride():
-            return output
-        return expected.copy_(output)
+        return _laid_out(forward(q, k, v, causal, scale), q, k, v)
 
     def differentiable(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -40,6 +39,31 @@ def register(forward: Attention) -> None:
     _LIBRARY.impl("attention", attention, "CompositeExplicitAutograd")
     _LIBRARY.impl("attention", differentiable, "Autograd")
     torch.library.register_fake(NAME, _empty, lib=_LIBRARY)
+
+
+def register_of_lengths(forward: Callable[..., Tensor]) -> None:
+    """Make `forward`, which takes `kv_lens` too, the operator ``torch.ops.attnlab.attention_of_lengths``.
+
+    It has no gradients. Its output has the strides of `torch.empty_like(q)`.
+    """
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, *options: Any) -> Tensor:
+        return _laid_out(forward(q, k, v, kv_lens, *options), q, k, v)
+
+    def empty(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, *options: Any) -> Tensor:
+        return _empty(q, k, v)
+
+    _LIBRARY.define(f"{OF_LENGTHS}{OF_LENGTHS_SCHEMA}")
+    _LIBRARY.impl(OF_LENGTHS, attention, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"attnlab::{OF_LENGTHS}", empty, lib=_LIBRARY)
+
+
+def _laid_out(output: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An output with the strides of `torch.empty_like(q)`."""
+    # Whatever is newly allocated is dense: with the strides of `q`, it is laid out as expected.
+    if output.stride() == q.stride() or output.stride() == (expected := _empty(q, k, v)).stride():
+        return output
+    return expected.copy_(output)
 
 
 def _below_autograd(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
