@@ -119,6 +119,7 @@ def model_blocks(plan: models.Plan = PLAN) -> list[Part]:
                     who = {"model": model.name, "batch": workload.batch, "prompt": workload.prompt}
                     who |= {"attention": attention, "replicate": replicate}
                     times = {"first_us": 10.0, "rest_us": 20.0, "agreeing": 2, "position": position}
+                    times |= dict.fromkeys(schema.STEPS.values(), 5.0)
                     errors = {"max_error": 0.02, "mean_error": 0.001, "reference": "float64", "ran": "flash"}
                     rows["samples"] += [who | times | {"round": number} for number in range(plan.rounds)]
                     rows["outputs"].append(who | errors)

@@ -1,5 +1,6 @@
 """What is shown of models: verdicts in both phases, what `attend` called, outputs, and the share of attention."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -18,13 +19,14 @@ from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_
 from attnlab.infer.results import Results
 from attnlab.runs import dispatch, models, schema
 from attnlab.runs import write as runs_write
-from attnlab.runs.schema import FIRST, REST
+from attnlab.runs.schema import FIRST, REST, STEPS
 from attnlab.runs.tables import MODEL_TABLES
 from attnlab.study import models as stated
 from attnlab.study.implementations import FALLBACK, control
 from attnlab.study.models import BASELINE, CANDIDATE
 
 GPU = "NVIDIA H200"
+DRAFT = "8 drafted tokens, CUDA graph"
 PLAN = stated.plan("cuda", ["gpt2", "llama-128"], batch=[4], prompt=[512], tokens=11, rounds=20, replicates=5)
 # How much faster the first token is with attend, by model; later ones take as long.
 FASTER = {"gpt2": 1.0, "llama-128": 1.25}
@@ -81,6 +83,8 @@ def tables(one: stated.Model, replicate: int) -> dict[str, list[dict[str, object
         who = {"model": one.name, "batch": 4, "prompt": 512, "attention": attention, "replicate": replicate}
         for number in range(PLAN.rounds):
             times = {"first_us": 1e4 / faster + noise.normal(0, 5), "rest_us": 1e4 + noise.normal(0, 5)}
+            times |= dict.fromkeys(STEPS.values(), math.nan)
+            times["drafted_graph_us"] = (500.0 if ours else 1000.0) + noise.normal(0, 1)
             found["samples"].append(
                 who | {"round": number, "position": position, "agreeing": 40 if ours else 44} | times
             )
@@ -169,7 +173,8 @@ def test_verdicts_are_those_of_the_samples(data):
     assert gained.verdict.speedup.estimate == pytest.approx(1.25, rel=1e-3)
     assert gained.verdict.claimable
     assert found["llama-128", REST].baseline.estimate == pytest.approx(1e3, rel=1e-3)
-    others = {key: one.verdict.decision for key, one in found.items() if one is not gained}
+    assert found["gpt2", DRAFT].verdict.speedup.estimate == pytest.approx(2, rel=1e-2)
+    others = {key: one.verdict.decision for key, one in found.items() if one is not gained and DRAFT not in key}
     assert set(others.values()) == {"equivalent"}
     assert len(others) == 3
 
@@ -182,6 +187,9 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
     assert list(first["decision"]) == ["equivalent", "faster,\nclaimable"]
     assert [cell.estimate for cell in rest["SDPA (tokens/s) [95 %]"]] == pytest.approx([4000] * 2, rel=1e-3)
     assert list(rest["decision"]) == ["equivalent"] * 2
+    steps = parts["steps"].frame
+    assert list(steps["step"]) == [DRAFT] * 2  # the others were not timed
+    assert [cell.estimate for cell in steps["attend (ms) [95 %]"]] == pytest.approx([0.5] * 2, rel=1e-2)
 
 
 def test_what_is_gained_and_what_ran_is_said(data):
@@ -195,6 +203,7 @@ def test_what_is_gained_and_what_ran_is_said(data):
     assert found == {
         FIRST: {"faster": ["llama-128"], "equivalent": ["gpt2"]},
         REST: {"equivalent": ["gpt2", "llama-128"]},
+        DRAFT: {"faster": ["gpt2", "llama-128"]},
     }
     said = model.compared(shown()).parts["said"].markdown
     assert "SDPA's own kernel ran for gpt2 (4 × 512); `best` ran for llama-128 (4 × 512). Each later token" in said

@@ -194,6 +194,19 @@ def test_a_generation_is_stamped_when_its_tokens_arrive():
     assert model.generate(network, tokens(), 1).rest_us == 0
 
 
+@pytest.mark.parametrize("attention", ["sdpa", CANDIDATE])
+def test_a_step_begins_at_the_end_of_the_prompts_each_time(made, attention):
+    from attnlab.measure.subjects import model
+
+    network, _ = made
+    network.set_attn_implementation(attention)
+    steps = model.steps(network, tokens())
+    assert set(steps) == {"drafted_us"}
+    expected = network(torch.cat([tokens(), tokens()[:, :8]], 1)).logits[:, 12:]
+    for _ in range(2):
+        torch.testing.assert_close(steps["drafted_us"](), expected)
+
+
 # ----------------------------------------------------------------------------------------------------- what is stated
 
 
@@ -282,6 +295,8 @@ def test_a_record_holds_what_its_plan_states(recording):
     assert len(samples) == 2 * 2 * 2
     assert all(set(rows["attention"]) == attentions and set(rows["position"]) == {0, 1, 2} for _, rows in samples)
     assert (record.samples["agreeing"] == 2 * 3).all()  # on a CPU all three are SDPA
+    assert (record.samples["drafted_us"] > 0).all()
+    assert record.samples[["graph_us", "drafted_graph_us"]].isna().all(axis=None)  # a CPU has no graphs
     assert len(record.outputs) == 2 * 2 * 3
     assert record.outputs["max_error"].between(0, 1e-4, inclusive="neither").all()
     assert set(record.outputs["reference"]) == {"float64"}

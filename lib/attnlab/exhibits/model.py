@@ -18,9 +18,9 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs import models
 from attnlab.runs.models import Record
-from attnlab.runs.schema import FIRST, PHASES, REST
+from attnlab.runs.schema import FIRST, PHASES, REST, STEPS
 from attnlab.study.implementations import FALLBACK, control
-from attnlab.study.models import BASELINE, CANDIDATE, Workload
+from attnlab.study.models import BASELINE, CANDIDATE, DRAFTED, Workload
 
 COLOURS = {BASELINE: "#7F7F7F", CANDIDATE: "#B5179E"}
 
@@ -41,7 +41,7 @@ def _records(results: Results) -> tuple[Record, list[UserError]]:
 
 @exhibit("model.compared")
 def compared(results: Results) -> Group:
-    """Time to first token and tokens per second, with verdicts, and what is gained in a sentence."""
+    """Time to first token, tokens per second and single steps, with verdicts, and what is gained in a sentence."""
     record, refused = _records(results)
     manifest, found = record.manifest, comparisons(record)
     choices = manifest.dispatch.choices if manifest.dispatch else []
@@ -58,7 +58,12 @@ def compared(results: Results) -> Group:
     later = formats.count(manifest.plan.tokens - 1, "token")
     caption = f"Tokens per second of a whole batch, over the {later} after the first."
     rest_table = _table(rest, "tokens/s", tokens_per_second, caption, "As above, by the median time of a step.")
-    return Group({"said": Prose(said), "first": first_table, "rest": rest_table})
+    shown: dict[str, Prose | Table] = {"said": Prose(said), "first": first_table, "rest": rest_table}
+    if steps := [one for one in found if one.phase in STEPS]:
+        caption = "Steps after a prompt whose keys and values are in a static cache."
+        note = say("model.steps", drafted=DRAFTED)
+        shown["steps"] = _table(steps, "ms", milliseconds, caption, note)
+    return Group(shown)
 
 
 def _table(
@@ -67,6 +72,7 @@ def _table(
     rows = [
         {
             **_cells(one.workload),
+            **({"step": one.phase} if one.phase in STEPS else {}),
             f"SDPA ({unit}) [{CI}]": of(one.workload, one.baseline),
             f"attend ({unit}) [{CI}]": of(one.workload, one.candidate),
             "speedup": one.verdict.speedup,

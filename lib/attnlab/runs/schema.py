@@ -16,7 +16,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA, OLDEST = 7, 6
+SCHEMA, OLDEST = 8, 6
 """The version of the layout, and the oldest of complete runs that are still read."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
@@ -26,7 +26,13 @@ TOO_LONG = "one call takes"
 BEFORE, AFTER = MOMENTS = ("before", "after")
 """When a case is checked: before or after it is timed."""
 FIRST, REST = PHASES = ("first token", "later tokens")
-"""What a model is timed in."""
+"""What a generation is timed in."""
+STEPS = {
+    "8 drafted tokens": "drafted_us",
+    "8 drafted tokens, CUDA graph": "drafted_graph_us",
+    "one token, CUDA graph": "graph_us",
+}
+"""Single steps after a prompt that a model is timed in besides, each with the column that holds its time."""
 LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
 """Kinds of inputs that an implementation is checked on at each shape, besides the values that it is timed on."""
 PARTS = "parts"

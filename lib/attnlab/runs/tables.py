@@ -26,7 +26,7 @@ from attnlab.runs.kinds import (
     whole,
 )
 from attnlab.runs.rules import GATE_FACTOR, STEADY
-from attnlab.runs.schema import MOMENTS, OF_MODELS, OLDEST, PHASES, STATUSES, Row
+from attnlab.runs.schema import MOMENTS, OF_MODELS, OLDEST, PHASES, STATUSES, STEPS, Row
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
 
@@ -397,6 +397,10 @@ GENERATIONS = Table(
         Column("first_us", LATENCY, "from the call to the first token of every sequence, by the host's clock"),
         Column("rest_us", LATENCY, "from then to the last token, likewise"),
         Column("agreeing", COUNT, "tokens that are those of `transformers.sdpa` in the same round"),
+        *(
+            Column(column, LATENCY, f"of a step after a prompt in a static cache: {step}", empty=True, since=8)
+            for step, column in STEPS.items()
+        ),
     ),
 )
 MODEL_TABLES = {table.name: table for table in (KERNELS, OUTPUTS, GENERATIONS)}

@@ -20,6 +20,8 @@ BASELINE, CANDIDATE = "transformers.sdpa", "attnlab.attend"
 CANDIDATES = (FALLBACK, "sdpa.flash", "sdpa.cudnn", ladder.BEST)
 """What `attend` may call for a prompt."""
 DTYPES = {"cuda": "float16", "cpu": "float32"}
+DRAFTED = 8
+"""The tokens of a draft that a model reads in one step, in speculative decoding."""
 LIBRARY = "Python's standard library"
 """The name of the text that prompts are cut from where no other is named."""
 
@@ -138,7 +140,7 @@ class Plan(BaseModel):
     @property
     def positions(self) -> int:
         """The most tokens that a sequence comes to."""
-        return max(self.prompt) + self.tokens
+        return max(self.prompt) + max(self.tokens, DRAFTED)
 
 
 def plan(kind: str, models: Sequence[str] | None = None, known: Mapping[str, Model] = MODELS, **stated: Any) -> Plan:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from attnlab.infer import stats
 from attnlab.infer.bootstrap import Interval
 from attnlab.infer.families import Sides, judge
 from attnlab.runs.models import Record
-from attnlab.runs.schema import FIRST, PHASES
+from attnlab.runs.schema import FIRST, PHASES, STEPS
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE, Workload
 
@@ -19,10 +20,10 @@ DECISIONS: tuple[stats.Decision, ...] = ("faster", "slower", "equivalent", "inco
 
 @dataclass(frozen=True)
 class Comparison:
-    """`attend` against transformers' SDPA in one phase of a workload.
+    """`attend` against transformers' SDPA in one phase or step of a workload.
 
     Attributes:
-        baseline: the median latency in µs, of the first token or of each later one; `candidate` likewise.
+        baseline: the median latency in µs, of the first token, of each later one, or of a step; `candidate` likewise.
         smallest_effect: what the baseline against itself leaves to be seen, a fraction.
     """
 
@@ -35,9 +36,10 @@ class Comparison:
 
 
 def comparisons(record: Record) -> list[Comparison]:
-    """Every workload in both phases: one family of tests, with Holm's p-values."""
+    """Every workload in both phases and in the steps that were timed: one family of tests, with Holm's p-values."""
     tick_us = record.manifest.tick_us
-    places = [(workload, phase) for phase in PHASES for workload in record.workloads]
+    timed = [*PHASES, *(step for step, column in STEPS.items() if record.samples[column].notna().all())]
+    places = [(workload, phase) for phase in timed for workload in record.workloads]
     sides = [_sides(record, *place) for place in places]
     smallest = [stats.smallest_effect(sdpa, again, tick=tick_us, paired=True) for sdpa, _, again in sides]
     verdicts, _ = judge([Sides(sdpa, ours, tick_us) for sdpa, ours, _ in sides], smallest)
@@ -53,7 +55,7 @@ def decided(found: Sequence[Comparison]) -> dict[str, dict[stats.Decision, list[
     phases: dict[str, dict[stats.Decision, list[Workload]]] = {}
     for one in sorted(found, key=lambda one: DECISIONS.index(one.verdict.decision)):
         phases.setdefault(one.phase, {}).setdefault(one.verdict.decision, []).append(one.workload)
-    return {phase: phases[phase] for phase in PHASES}
+    return {phase: phases[phase] for phase in (*PHASES, *STEPS) if phase in phases}
 
 
 def milliseconds(workload: Workload, us: Interval) -> Interval:
@@ -69,7 +71,12 @@ def tokens_per_second(workload: Workload, us: Interval) -> Interval:
 def _sides(record: Record, workload: Workload, phase: str) -> tuple[Samples, ...]:
     """The latencies in µs of the baseline, the candidate and the control, an array per replicate."""
     rows = record.at("samples", workload)
-    us = rows["first_us"] if phase == FIRST else rows["rest_us"] / (record.manifest.plan.tokens - 1)
-    taken = rows.assign(us=us).sort_values(["replicate", "round"])
+    taken = rows.assign(us=_us(rows, phase, record.manifest.plan.tokens)).sort_values(["replicate", "round"])
     own = (taken[taken["attention"] == name] for name in (BASELINE, CANDIDATE, control(BASELINE)))
     return tuple([each["us"].to_numpy() for _, each in one.groupby("replicate")] for one in own)
+
+
+def _us(rows: pd.DataFrame, phase: str, tokens: int) -> "pd.Series[float]":
+    if phase in STEPS:
+        return rows[STEPS[phase]]
+    return rows["first_us"] if phase == FIRST else rows["rest_us"] / (tokens - 1)

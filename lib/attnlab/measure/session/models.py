@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import random
 import sys
 import warnings
@@ -28,10 +29,11 @@ from attnlab.runs import models, read, rules, schema, write
 from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.models import WORKLOAD
-from attnlab.runs.schema import FIRST, PHASES, REST, Row
+from attnlab.runs.schema import FIRST, PHASES, REST, STEPS, Row
 from attnlab.runs.tables import GENERATIONS, MODEL_TABLES
 from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload, command
 
+Steps = dict[str, Callable[[], object]]
 WARMUPS = 2
 """Generations by each attention before any is timed."""
 WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
@@ -186,6 +188,7 @@ class _Taking:
         order = random.SystemRandom()
         for attention in WARMUPS * list(model.REGISTERED):
             self._generated(attention, next(self.prompts))
+        steps = {attention: self._steps(attention) for attention in model.REGISTERED}
         for number in range(self.job.plan.rounds):
             prompts = next(self.prompts)
             turns = order.sample(list(model.REGISTERED), len(model.REGISTERED))
@@ -194,6 +197,7 @@ class _Taking:
                 one = made[attention]
                 agreeing = int((one.tokens == made[BASELINE].tokens).sum())
                 times = {"first_us": one.first_us, "rest_us": one.rest_us, "agreeing": agreeing}
+                times |= self._taken_us(attention, steps[attention])
                 yield self._row(attention) | {"round": number, "position": position} | times
 
     def outputs(self, wide: Any) -> Iterator[Row]:
@@ -256,6 +260,18 @@ class _Taking:
     def _generated(self, attention: str, prompts: torch.Tensor) -> model.Generation:
         self.model.set_attn_implementation(model.REGISTERED[attention])
         return model.generate(self.model, prompts, self.job.plan.tokens)
+
+    def _steps(self, attention: str) -> Steps:
+        """What takes the steps after new prompts."""
+        self.model.set_attn_implementation(model.REGISTERED[attention])
+        return model.steps(self.model, next(self.prompts))
+
+    def _taken_us(self, attention: str, steps: Steps) -> dict[str, float]:
+        """How long each step takes, in µs; NaN for those that this device doesn't have."""
+        self.model.set_attn_implementation(model.REGISTERED[attention])
+        device = torch.device(self.job.device)
+        found_us = {column: cuda_events.timed(device, step)[0] for column, step in steps.items()}
+        return dict.fromkeys(STEPS.values(), math.nan) | found_us
 
     def _row(self, attention: str) -> Row:
         names = (*WORKLOAD, "attention", "replicate")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from attnlab.base.errors import UserError
+from attnlab.measure.instruments import devices
 from attnlab.measure.subjects.attend import attend
 from attnlab.runs import rules
 from attnlab.study.implementations import control
-from attnlab.study.models import BASELINE, CANDIDATE, Model
+from attnlab.study.models import BASELINE, CANDIDATE, DRAFTED, Model
 from attnlab.study.tuning import FEW_QUERIES
 
 REGISTERED = {BASELINE: "sdpa", CANDIDATE: CANDIDATE, control(BASELINE): "sdpa"}
@@ -216,3 +218,33 @@ def generate(model: Any, prompts: Tensor, tokens: int) -> Generation:
     _, first, *later = stamps.at_ns
     last = later[-1] if later else first
     return Generation(made[:, prompts.shape[1] :].cpu(), (first - begin) / 1e3, (last - first) / 1e3)
+
+
+def steps(model: Any, prompts: Tensor) -> dict[str, Callable[[], object]]:
+    """What takes single steps after prompts, ``(batch, length)``, by the columns of `schema.STEPS`.
+
+    Keys and values are in a static cache, and each step begins at the end of the prompts. On a CPU there are no graphs.
+    """
+    length = prompts.shape[1]
+    cache = transformers.StaticCache(config=model.config, max_cache_len=length + DRAFTED)
+    model(prompts, past_key_values=cache, logits_to_keep=1)
+
+    def step(tokens: int) -> Tensor:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(length)
+        logits: Tensor = model(prompts[:, :tokens], past_key_values=cache).logits
+        return logits
+
+    one, drafted = partial(step, 1), partial(step, DRAFTED)
+    if not prompts.is_cuda:
+        return {"drafted_us": drafted}
+    return {"drafted_us": drafted, "drafted_graph_us": _graph(drafted).replay, "graph_us": _graph(one).replay}
+
+
+def _graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    for _ in range(2):  # what is done at first calls only can't be captured
+        call()
+    graph = torch.cuda.CUDAGraph()
+    with devices.no_garbage_collected(), torch.cuda.graph(graph):
+        graph.held = call()  # type: ignore[attr-defined]
+    return graph
