@@ -183,17 +183,20 @@ def splits(items: int, tiles: int, rows: int, held: Held) -> tuple[int, int]:
         rows: of a tile that are used.
         held: the CTAs that the device holds at once, for each size of cluster.
     """
-
-    def took(clusters: int, cluster: int, at_once: int) -> float:
-        rounds = -(-items * clusters * cluster // at_once)
-        merged = MERGE_TILES + rounds * rows / ROWS_PER_TILE if clusters > 1 else 0
-        of_each = -(-tiles // (clusters * cluster)) + START_TILES + (CLUSTER_TILES if cluster > 1 else 0)
-        return rounds * of_each + merged
-
     choices = (
-        (took(clusters, cluster, at_once), clusters, cluster)
+        (cost(items * clusters * cluster / at_once, tiles, rows, clusters, cluster), clusters, cluster)
         for cluster, at_once in held
-        for clusters in range(1, max(1, min(tiles, MOST_ROUNDS * at_once // items) // cluster) + 1)
-        if cluster <= tiles
+        for clusters in range(1, max(1, min(tiles, MOST_ROUNDS * at_once // items)) // cluster + 1)
     )
     return min(choices)[1:]
+
+
+def cost(rounds: float, tiles: int, rows: int, clusters: int, cluster: int) -> float:
+    """How long such a split takes, in the time that a CTA takes for a tile of keys; the arguments are those of `splits`.
+
+    Args:
+        rounds: the CTAs over those that the device holds at once.
+    """
+    merged = MERGE_TILES + math.ceil(rounds) * rows / ROWS_PER_TILE if clusters > 1 else 0
+    of_each = -(-tiles // (clusters * cluster)) + START_TILES + (CLUSTER_TILES if cluster > 1 else 0)
+    return math.ceil(rounds) * of_each + merged
