@@ -11,7 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnlab.base import paths
-from attnlab.measure.subjects.problem import CLUSTERS, ITEM_TILES, Divisor, Packing, Problem, section, shares, splits, step
+from attnlab.measure.subjects.problem import (
+    CLUSTERS,
+    ITEM_TILES,
+    Divisor,
+    Packing,
+    Problem,
+    section,
+    shares,
+    splits,
+    step,
+)
 from attnlab.study.ladder import Tile
 
 

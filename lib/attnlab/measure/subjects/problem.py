@@ -192,10 +192,11 @@ def splits(items: int, tiles: int, rows: int, held: Held) -> tuple[int, int]:
 
 
 def cost(rounds: float, tiles: int, rows: int, clusters: int, cluster: int) -> float:
-    """How long such a split takes, in the time that a CTA takes for a tile of keys; the arguments are those of `splits`.
+    """How long such a split takes, in the time that a CTA takes for a tile of keys.
 
     Args:
         rounds: the CTAs over those that the device holds at once.
+        tiles: as for `splits`, and so are the others.
     """
     merged = MERGE_TILES + math.ceil(rounds) * rows / ROWS_PER_TILE if clusters > 1 else 0
     of_each = -(-tiles // (clusters * cluster)) + START_TILES + (CLUSTER_TILES if cluster > 1 else 0)

@@ -30,8 +30,12 @@ REFUSED = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on a device; if it splits keys, the kernel that merges its results, and the CTAs that the
-    device holds at once in clusters of each size."""
+    """One instance of a kernel on a device.
+
+    Attributes:
+        merge: if it splits keys, the kernel that merges its results.
+        held: if it splits keys, the CTAs that the device holds at once.
+    """
 
     function: Any
     expression: str
