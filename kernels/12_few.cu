@@ -2,12 +2,14 @@
 //
 // Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K
 //         and V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the
-//         warps of a CTA share the keys of each tile and merge their results in shared memory. A CTA's results, O and the
-//         logarithm of the sum of its exponentials, go to a workspace, and a second kernel merges them; it is launched
-//         while the first one still runs. With one split O is written at once. Sequences may differ in length: `kv_lens`.
-// Gained  with 4 queries 1.4 to 5.5x over the fastest of SDPA from memory, with one 0.8 to 1.0x (NOTES.md); 4.5 TB/s at batch 32.
-// Limits  mma.sync: with 64 queries of 4 heads the products take longer than reading K and V does. The second launch, about
-//         2 us, where caches are short.
+//         warps of a CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups
+//         multiply (wgmma). The CTAs of a cluster merge theirs from each other's shared memory. Where one cluster is too
+//         small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go to a
+//         workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
+//         may differ in length: `kv_lens`.
+// Gained  before clusters and warpgroups, which are not yet timed: with 4 queries 1.4 to 5.5x over the fastest of SDPA from
+//         memory, with one 0.8 to 1.0x (NOTES.md); 4.5 TB/s at batch 32.
+// Limits  memory, and where caches are short the launch, the first bytes and the merge, one after the other.
 #include "hopper.cuh"
 
 struct Strides { long long batch, head, row; };  // in elements; rows are queries or keys
@@ -58,7 +60,7 @@ __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontr
 
 // The CTAs of a cluster wait for each other; what each wrote to its shared memory is there for all.
 __device__ __forceinline__ void synchronize_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 // The address, in the cluster, of what lies at an address of each CTA's shared memory.
 __device__ __forceinline__ unsigned address_in(int cta, unsigned address) {

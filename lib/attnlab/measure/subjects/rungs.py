@@ -25,7 +25,11 @@ KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
 PARTIAL_EXTRA = 4
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
-REFUSED = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+REFUSED = (
+    "CUDA_ERROR_INVALID_VALUE",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE",
+)
 
 
 @dataclass(frozen=True)
@@ -269,7 +273,7 @@ def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
     driver = maps.driver()
     allowed = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     (error,) = driver.cuFuncSetAttribute(driver.CUfunction(function), allowed, 1)
-    held = [(1, ctas_per_sm * torch.cuda.get_device_properties().multi_processor_count)]  # type: ignore[attr-defined]
+    held = [(1, ctas_per_sm * torch.cuda.get_device_properties().multi_processor_count)]
     for cluster in CLUSTERS[1:]:
         config = early(cluster, tile.threads, tile.shared_bytes, cluster)
         error, clusters = driver.cuOccupancyMaxActiveClusters(driver.CUfunction(function), config)
