@@ -368,7 +368,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const int* kv_lens, const Packing problem) {
     using P = Partial<D>;
     constexpr int WARPS = 4, COLUMNS = D / 32;  // columns of a lane
-    __shared__ float parts[WARPS][D];
+    __shared__ float parts[WARPS][D], tops[WARPS], sums[WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rows = problem.rows(), row = blockIdx.x % rows, head = blockIdx.x / rows;
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
@@ -379,33 +379,37 @@ __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const
     const float* from = workspace + (static_cast<long long>(head) * problem.clusters * rows + row) * P::SIZE;
     const long long step = static_cast<long long>(rows) * P::SIZE;
 
-    float top = -infinity(), sum = 0;
-    for (int part = lane; part < written; part += 32) top = fmaxf(top, __ldcg(from + part * step + P::LOG));
-#pragma unroll
-    for (int apart = 16; apart; apart /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, apart));
-    for (int part = lane; part < written; part += 32) sum += weight(__ldcg(from + part * step + P::LOG), top);
-#pragma unroll
-    for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-
-    float value[COLUMNS] = {};
+    float top = -infinity(), sum = 0, value[COLUMNS] = {};  // relative to 2^top, so that nothing waits for a largest one
 #pragma unroll 4
     for (int number = warp; number < written; number += WARPS) {
         const float* part = from + number * step;
-        const float share = weight(__ldcg(part + P::LOG), top);
+        const float log = __ldcg(part + P::LOG), higher = fmaxf(top, log);
+        const float kept = weight(top, higher), share = weight(log, higher);
+        top = higher;
+        sum = sum * kept + share;
 #pragma unroll
-        for (int x = 0; x < COLUMNS; ++x) value[x] += share * __ldcg(part + lane + 32 * x);
+        for (int x = 0; x < COLUMNS; ++x) value[x] = value[x] * kept + share * __ldcg(part + lane + 32 * x);
     }
 #pragma unroll
     for (int x = 0; x < COLUMNS; ++x) parts[warp][lane + 32 * x] = value[x];
+    if (lane == 0) {
+        tops[warp] = top;
+        sums[warp] = sum;
+    }
     __syncthreads();
     if (threadIdx.x >= D / 8) return;
-    const float inverse = sum == 0 ? 0 : 1 / sum;
-    float all[8] = {};
+    float highest = -infinity(), total = 0, all[8] = {};
 #pragma unroll
-    for (int x = 0; x < 8; ++x) {
+    for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, tops[w]);
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) all[x] += parts[w][8 * threadIdx.x + x];
-        all[x] *= inverse;
+    for (int w = 0; w < WARPS; ++w) {
+        const float share = weight(tops[w], highest);
+        total += share * sums[w];
+#pragma unroll
+        for (int x = 0; x < 8; ++x) all[x] += share * parts[w][8 * threadIdx.x + x];
     }
+    const float inverse = total == 0 ? 0 : 1 / total;
+#pragma unroll
+    for (int x = 0; x < 8; ++x) all[x] *= inverse;
     store(o + problem.offset(problem.o, batch, kv_head, row) + 8 * threadIdx.x, all);
 }

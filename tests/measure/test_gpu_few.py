@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
-# Batch, heads, kv_heads and keys: of models, with one split, one cluster and many, of one head of K and V, and odd numbers.
+# Batch, heads, kv_heads and keys: of models, with one split, one cluster or many, one head of K and V, and odd numbers.
 SIZES = [(1, 32, 8, 1024), (1, 32, 8, 8192), (8, 32, 8, 1023), (4, 12, 12, 4096), (8, 32, 1, 8192), (3, 21, 3, 777)]
 MODEL = Shape(4, 32, 4, 128, True, "bfloat16", kv_heads=8, kv_len=3000)
 
