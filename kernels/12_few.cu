@@ -2,21 +2,24 @@
 //
 // Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K
 //         and V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the
-//         warps of a CTA share the keys of each tile and merge their results in shared memory. A CTA's results, O and the
-//         logarithm of the sum of its exponentials, go to a workspace, and a second kernel merges them; it is launched
-//         while the first one still runs. With one split O is written at once. Sequences may differ in length: `kv_lens`.
-// Gained  with 4 queries 1.4 to 5.5x over the fastest of SDPA from memory, with one 0.8 to 1.0x (NOTES.md); 4.5 TB/s at batch 32.
-// Limits  mma.sync: with 64 queries of 4 heads the products take longer than reading K and V does. The second launch, about
-//         2 us, where caches are short.
-#include "mma.cuh"
+//         warps of a CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups
+//         multiply (wgmma). The CTAs of a cluster merge theirs from each other's shared memory. Where one cluster is too
+//         small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go to a
+//         workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
+//         may differ in length: `kv_lens`.
+// Gained  before clusters and warpgroups, which are not yet timed: with 4 queries 1.4 to 5.5x over the fastest of SDPA from
+//         memory, with one 0.8 to 1.0x (NOTES.md); 4.5 TB/s at batch 32.
+// Limits  memory, and where caches are short the launch, the first bytes and the merge, one after the other.
+#include "hopper.cuh"
 
 struct Strides { long long batch, head, row; };  // in elements; rows are queries or keys
 
 // `group` query heads share each of the `kv_heads`; together their queries are rows, numbered head by head. A head's keys
-// are split into `splits` parts of `split_keys`. Under the mask, the last query sees all keys of its sequence.
+// are split over `clusters` of `cluster` CTAs, with `split_keys` each. Under the mask, the last query sees all keys of its
+// sequence.
 struct Packing {
     Strides q, k, v, o;
-    int queries, keys, group, kv_heads, splits, split_keys;
+    int queries, keys, group, kv_heads, clusters, cluster, split_keys;
     float scale;
     __device__ __forceinline__ int rows() const { return group * queries; }
     // The keys of a sequence, of which the tensors hold `keys` at most.
@@ -29,14 +32,17 @@ struct Packing {
     }
 };
 
-// A row of the workspace, (batch, kv_heads, splits, rows): O relative to its own sum, and the base-2 logarithm of that.
+// A row of the workspace, (batch, kv_heads, clusters, rows): O relative to its own sum, and the base-2 logarithm of that.
 template <int D> struct Partial { static constexpr int LOG = D, SIZE = D + 4; };
 
 // The sum of exponentials of one part, as a share of all: `log` is its logarithm, or largest exponent, and `top` the largest
 // of all parts. A part that saw no keys has none.
 __device__ __forceinline__ float weight(float log, float top) { return top == -infinity() ? 0 : exp2_approx(log - top); }
 
-template <int D> __device__ __forceinline__ int place(int row, int chunk) { return row * D + ((chunk ^ row % 8) * 8); }
+// Where a chunk of eight elements lies in a tile of so many rows, as wgmma reads it.
+template <int ROWS> __device__ __forceinline__ int place(int row, int chunk) {
+    return chunk / 8 * ROWS * 64 + swizzled_offset(row, chunk % 8) / 2;
+}
 
 // Sixteen bytes; where nothing is to be read, zeros are written, as 0 * V must not be NaN.
 __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool there) {
@@ -52,6 +58,59 @@ __device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.lau
 // Returns once the kernel before has ended and what it wrote is there.
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// The CTAs of a cluster wait for each other; what each wrote to its shared memory is there for all.
+__device__ __forceinline__ void synchronize_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// The address, in the cluster, of what lies at an address of each CTA's shared memory.
+__device__ __forceinline__ unsigned address_in(int cta, unsigned address) {
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(cta));
+    return there;
+}
+__device__ __forceinline__ float load_from_cluster(unsigned address) {
+    float x;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+    return x;
+}
+__device__ __forceinline__ float4 load_four_from_cluster(unsigned address) {
+    float4 x;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
+    return x;
+}
+
+// Eight columns of the results of SIZE CTAs, at an address of each one's shared memory, and their logarithms at another; the
+// logarithm of the sum is returned. All loads of four CTAs are on their way at once.
+template <int SIZE> __device__ __forceinline__ float merge_cluster(float (&value)[8], unsigned at, unsigned log_at) {
+    constexpr int AT_ONCE = SIZE < 4 ? SIZE : 4;
+    float log[SIZE], top = -infinity(), sum = 0;
+#pragma unroll
+    for (int cta = 0; cta < SIZE; ++cta) log[cta] = load_from_cluster(address_in(cta, log_at));
+#pragma unroll
+    for (int cta = 0; cta < SIZE; ++cta) top = fmaxf(top, log[cta]);
+#pragma unroll
+    for (int first = 0; first < SIZE; first += AT_ONCE) {
+        float4 part[AT_ONCE][2];
+#pragma unroll
+        for (int i = 0; i < 2 * AT_ONCE; ++i)
+            part[i / 2][i % 2] = load_four_from_cluster(address_in(first + i / 2, at) + 16 * (i % 2));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const float share = weight(log[first + i], top);
+            const float4 left = part[i][0], right = part[i][1];
+            const float columns[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
+            sum += share;
+#pragma unroll
+            for (int x = 0; x < 8; ++x) value[x] += share * columns[x];
+        }
+    }
+    const float inverse = sum == 0 ? 0 : 1 / sum;
+#pragma unroll
+    for (int x = 0; x < 8; ++x) value[x] *= inverse;
+    return sum == 0 ? -infinity() : top + log2f(sum);
+}
+
 // Eight columns of a row of O.
 template <typename T> __device__ __forceinline__ void store(T* to, const float (&value)[8]) {
     *reinterpret_cast<uint4*>(to) = make_uint4(pack<T>(value[0], value[1]), pack<T>(value[2], value[3]),
@@ -60,6 +119,11 @@ template <typename T> __device__ __forceinline__ void store(T* to, const float (
 __device__ __forceinline__ void store(float* to, const float (&value)[8]) {
     reinterpret_cast<float4*>(to)[0] = make_float4(value[0], value[1], value[2], value[3]);
     reinterpret_cast<float4*>(to)[1] = make_float4(value[4], value[5], value[6], value[7]);
+}
+
+// A block of C among those that a warp holds.
+template <int N> __device__ __forceinline__ float (&block(float (&c)[N], int number))[4] {
+    return *reinterpret_cast<float(*)[4]>(c + 4 * number);
 }
 
 // The keys from `first` on, of which those before `end` are there.
@@ -72,32 +136,39 @@ __device__ __forceinline__ void load_keys(T* tile, const T* source, long long st
 #pragma unroll
     for (int key = 0; key < KEYS; key += THREADS / CHUNKS) {
         const bool there = first + top + key < end;
-        copy_async(shared_address(tile + place<D>(top + key, chunk)), there ? from + key * stride : source, there);
+        copy_async(shared_address(tile + place<KEYS>(top + key, chunk)), there ? from + key * stride : source, there);
     }
 }
 
-// q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V
+// q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V. From 64 rows on
+// warpgroups multiply; with less, warps, which then share the keys of a tile.
 template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS>
 __global__ void __launch_bounds__(32 * WARPS, CTAS)
 few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const Packing problem) {
     constexpr int THREADS = 32 * WARPS, CHUNKS = D / 8, PARTS = 16 * WARPS / ROWS, OWN_KEYS = KEYS / PARTS;
+    constexpr bool BY_WARPGROUPS = ROWS >= 64;
+    constexpr int BLOCK = BY_WARPGROUPS ? 64 : ROWS;  // rows of a tile of Q in shared memory
     constexpr int WIDTH = D + 8;  // of a row of floats in shared memory, so that rows lie in different banks
     static_assert(PARTS * ROWS == 16 * WARPS && OWN_KEYS % 16 == 0, "warps share a tile evenly");
-    static_assert(PARTS * ROWS * 4 * (WIDTH + 2) <= STAGES * 4 * KEYS * D, "results fit the ring");
-    extern __shared__ __align__(128) unsigned char memory[];
-    T* q_tile = reinterpret_cast<T*>(memory);  // (ROWS, D)
-    T* ring = q_tile + ROWS * D;               // (STAGES, K and V, KEYS, D)
+    static_assert(!BY_WARPGROUPS || (PARTS == 1 && ROWS % 64 == 0 && KEYS == 64), "a warpgroup has 64 rows");
+    static_assert(4 * ROWS * (PARTS * (WIDTH + 2) + 1) <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
+    extern __shared__ __align__(1024) unsigned char memory[];
+    T* q_tile = reinterpret_cast<T*>(memory);  // (ROWS / BLOCK, D / 64, BLOCK, 64)
+    T* ring = q_tile + ROWS * D;               // (STAGES, K and V, D / 64, KEYS, 64)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int own = 16 * (warp % (ROWS / 16)), part = warp / (ROWS / 16);  // the warp's rows, and its part of the keys
 
     const int rows = problem.rows(), row_tiles = (rows + ROWS - 1) / ROWS;
-    const int first = blockIdx.x % row_tiles * ROWS, split = blockIdx.x / row_tiles % problem.splits;
-    const int head = blockIdx.x / row_tiles / problem.splits;  // of K and V, over all batches
+    const int rank = blockIdx.x % problem.cluster, item = blockIdx.x / problem.cluster;
+    const int first = item % row_tiles * ROWS, cluster = item / row_tiles % problem.clusters;
+    const int head = item / row_tiles / problem.clusters;  // of K and V, over all batches
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
+    wait_for_previous();
     const int keys = problem.keys_of(kv_lens, batch);
-    const int begin = split * problem.split_keys, end = min(keys, begin + problem.split_keys);
-    if (problem.splits > 1 && begin >= end) return;  // `merge` doesn't look for it
-    const int tiles = (end - begin + KEYS - 1) / KEYS;
+    const int cluster_begin = cluster * problem.cluster * problem.split_keys;
+    if (problem.clusters > 1 && cluster_begin >= keys) return;  // `merge` doesn't look for it
+    const int begin = cluster_begin + rank * problem.split_keys, end = min(keys, begin + problem.split_keys);
+    const int tiles = max(0, end - begin + KEYS - 1) / KEYS;
     const T* k_head = k + batch * problem.k.batch + kv_head * problem.k.head;
     const T* v_head = v + batch * problem.v.batch + kv_head * problem.v.head;
 
@@ -113,19 +184,21 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const bool there = first + row < rows;
         const T* from = there ? q + problem.offset(problem.q, batch, kv_head, first + row) + 8 * chunk : q;
-        copy_async(shared_address(q_tile + place<D>(row, chunk)), from, there);
+        copy_async(shared_address(q_tile + row / BLOCK * BLOCK * D + place<BLOCK>(row % BLOCK, chunk)), from, there);
     }
     for (int tile = 0; tile < STAGES - 1; ++tile) load(tile);
-    if (problem.splits > 1) launch_next();  // once all CTAs run: what is launched waits by itself
-    wait_for_copies<STAGES - 2>();
-    __syncthreads();
-    unsigned query[D / 16][4];
+    launch_next();  // once all CTAs run: what is launched waits by itself
+    unsigned query[BY_WARPGROUPS ? 1 : D / 16][4];
+    if constexpr (!BY_WARPGROUPS) {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();
 #pragma unroll
-    for (int d = 0; d < D / 16; ++d)
-        load_matrices(query[d], shared_address(q_tile + place<D>(own + lane % 16, 2 * d + lane / 16)));
+        for (int d = 0; d < D / 16; ++d)
+            load_matrices(query[d], shared_address(q_tile + place<BLOCK>(own + lane % 16, 2 * d + lane / 16)));
+    }
 
     const float scale_log2 = problem.scale * LOG2_E;
-    float out[D / 8][4] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
+    float out[D / 2] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
     int seen[2];  // keys before this one are seen by the thread's rows; `all_see` by all rows
     const int all_see = CAUSAL ? min(end, keys - problem.queries + 1) : end;
 #pragma unroll
@@ -136,29 +209,40 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 
     for (int tile = 0; tile < tiles; ++tile) {
         wait_for_copies<STAGES - 2>();
+        if constexpr (BY_WARPGROUPS) publish_to_tma();
         __syncthreads();  // this tile is there for all, and the one before read by all
-        load(tile + STAGES - 1);
-        const T* k_tile = ring + tile % STAGES * 2 * KEYS * D + part * OWN_KEYS * D;
+        const T* k_tile = ring + tile % STAGES * 2 * KEYS * D;
         const T* v_tile = k_tile + KEYS * D;
 
-        float s[OWN_KEYS / 8][4] = {};
+        float s[OWN_KEYS / 2] = {};
+        if constexpr (BY_WARPGROUPS) {
+            const unsigned q_rows = shared_address(q_tile + warp / 4 * 64 * D);
+            begin_products();
 #pragma unroll
-        for (int d = 0; d < D / 16; ++d)
+            for (int d = 0; d < D / 16; ++d)
+                multiply<T, false>(s, descriptor(q_rows + d / 4 * 64 * 128 + d % 4 * 32, 16, 1024),
+                                   descriptor(shared_address(k_tile) + d / 4 * KEYS * 128 + d % 4 * 32, 16, 1024), d);
+            commit_products();
+            load(tile + STAGES - 1);
+            finish_products<0>(s);
+        } else {
+            load(tile + STAGES - 1);
 #pragma unroll
-            for (int n = 0; n < OWN_KEYS / 8; n += 2) {
-                unsigned b[4];
-                const int row = 8 * n + lane % 8 + lane / 16 * 8;
-                load_matrices(b, shared_address(k_tile + place<D>(row, 2 * d + lane / 8 % 2)));
-                multiply<T>(s[n], query[d], b[0], b[1]);
-                multiply<T>(s[n + 1], query[d], b[2], b[3]);
-            }
+            for (int d = 0; d < D / 16; ++d)
+#pragma unroll
+                for (int n = 0; n < OWN_KEYS / 8; n += 2) {
+                    unsigned b[4];
+                    const int row = part * OWN_KEYS + 8 * n + lane % 8 + lane / 16 * 8;
+                    load_matrices(b, shared_address(k_tile + place<KEYS>(row, 2 * d + lane / 8 % 2)));
+                    multiply<T>(block(s, n), query[d], b[0], b[1]);
+                    multiply<T>(block(s, n + 1), query[d], b[2], b[3]);
+                }
+        }
         const int first_key = begin + tile * KEYS + part * OWN_KEYS;
         if (first_key + OWN_KEYS > all_see) {
 #pragma unroll
-            for (int n = 0; n < OWN_KEYS / 8; ++n)
-#pragma unroll
-                for (int x = 0; x < 4; ++x)
-                    if (first_key + 8 * n + lane % 4 * 2 + x % 2 >= seen[x / 2]) s[n][x] = -infinity();
+            for (int n = 0; n < OWN_KEYS / 2; ++n)
+                if (first_key + n / 4 * 8 + lane % 4 * 2 + n % 2 >= seen[n / 2 % 2]) s[n] = -infinity();
         }
 
         float shrink[2];
@@ -166,47 +250,55 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         for (int half = 0; half < 2; ++half) {
             float top = largest[half];
 #pragma unroll
-            for (int n = 0; n < OWN_KEYS / 8; ++n) top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+            for (int n = 2 * half; n < OWN_KEYS / 2; n += 4) top = fmaxf(top, fmaxf(s[n], s[n + 1]));
             top = quad_max(top);
             const float offset = top == -infinity() ? 0 : top;  // a row that has seen no key yet
             shrink[half] = exp2_approx((largest[half] - offset) * scale_log2);
             largest[half] = top;
             sum[half] *= shrink[half];
 #pragma unroll
-            for (int n = 0; n < OWN_KEYS / 8; ++n)
+            for (int n = 2 * half; n < OWN_KEYS / 2; n += 4)
 #pragma unroll
-                for (int x = 2 * half; x < 2 * half + 2; ++x) {
-                    s[n][x] = exp2_approx(s[n][x] * scale_log2 - offset * scale_log2);
-                    sum[half] += s[n][x];
+                for (int x = n; x < n + 2; ++x) {
+                    s[x] = exp2_approx(s[x] * scale_log2 - offset * scale_log2);
+                    sum[half] += s[x];
                 }
         }
         if (__any_sync(~0u, shrink[0] != 1 || shrink[1] != 1)) {
 #pragma unroll
-            for (int d = 0; d < D / 8; ++d)
-#pragma unroll
-                for (int x = 0; x < 4; ++x) out[d][x] *= shrink[x / 2];
+            for (int d = 0; d < D / 2; ++d) out[d] *= shrink[d / 2 % 2];
         }
 
+        unsigned p[OWN_KEYS / 16][4];
 #pragma unroll
-        for (int j = 0; j < OWN_KEYS / 16; ++j) {
-            const float(&left)[4] = s[2 * j], (&right)[4] = s[2 * j + 1];
-            const unsigned p[4] = {pack<T>(left[0], left[1]), pack<T>(left[2], left[3]), pack<T>(right[0], right[1]),
-                                   pack<T>(right[2], right[3])};
+        for (int n = 0; n < OWN_KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
+        if constexpr (BY_WARPGROUPS) {
+            begin_products();
 #pragma unroll
-            for (int d = 0; d < D / 8; d += 2) {
-                unsigned b[4];
-                load_matrices_transposed(b, shared_address(v_tile + place<D>(16 * j + lane % 16, d + lane / 16)));
-                multiply<T>(out[d], p, b[0], b[1]);
-                multiply<T>(out[d + 1], p, b[2], b[3]);
-            }
+            for (int j = 0; j < OWN_KEYS / 16; ++j)
+                multiply<T, true>(out, p[j], descriptor(shared_address(v_tile) + 16 * j * 128, KEYS * 128, 1024), 1);
+            commit_products();
+            finish_products<0>(out);
+        } else {
+#pragma unroll
+            for (int j = 0; j < OWN_KEYS / 16; ++j)
+#pragma unroll
+                for (int d = 0; d < D / 8; d += 2) {
+                    unsigned b[4];
+                    const int row = part * OWN_KEYS + 16 * j + lane % 16;
+                    load_matrices_transposed(b, shared_address(v_tile + place<KEYS>(row, d + lane / 16)));
+                    multiply<T>(block(out, d), p[j], b[0], b[1]);
+                    multiply<T>(block(out, d + 1), p[j], b[2], b[3]);
+                }
         }
     }
 
     wait_for_copies<0>();
-    __syncthreads();  // the ring is read by all, and now holds results
-    float* parts = reinterpret_cast<float*>(ring);  // (PARTS, ROWS, WIDTH)
-    float* tops = parts + PARTS * ROWS * WIDTH;     // (PARTS, ROWS)
-    float* sums = tops + PARTS * ROWS;              // (PARTS, ROWS)
+    __syncthreads();  // all tiles are read by all, and their memory now holds results
+    float* parts = reinterpret_cast<float*>(memory);  // (PARTS, ROWS, WIDTH), of which the first then holds the CTA's
+    float* tops = parts + PARTS * ROWS * WIDTH;       // (PARTS, ROWS)
+    float* sums = tops + PARTS * ROWS;                // (PARTS, ROWS)
+    float* logs = sums + PARTS * ROWS;                // (ROWS), of the CTA's sums
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = part * ROWS + own + lane / 4 + 8 * half;
@@ -218,12 +310,22 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 #pragma unroll
         for (int d = 0; d < D / 8; ++d)
             *reinterpret_cast<float2*>(parts + row * WIDTH + 8 * d + lane % 4 * 2) =
-                make_float2(out[d][2 * half], out[d][2 * half + 1]);
+                make_float2(out[4 * d + 2 * half], out[4 * d + 2 * half + 1]);
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+    const auto deliver = [&](int row, int chunk, const float(&value)[8], float log) {
+        if (problem.clusters == 1) {
+            store(o + problem.offset(problem.o, batch, kv_head, first + row) + 8 * chunk, value);
+        } else {
+            using P = Partial<D>;
+            const long long index = (static_cast<long long>(head) * problem.clusters + cluster) * rows + first + row;
+            store(workspace + index * P::SIZE + 8 * chunk, value);
+            if (chunk == 0) workspace[index * P::SIZE + P::LOG] = log;
+        }
+    };
+    const int items = min(ROWS, rows - first) * CHUNKS;
+    for (int i = threadIdx.x; i < items; i += THREADS) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row >= rows) break;
         float top = -infinity(), row_sum = 0, value[8] = {};
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) top = fmaxf(top, tops[p * ROWS + row]);
@@ -235,60 +337,79 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             for (int x = 0; x < 8; ++x) value[x] += share * parts[(p * ROWS + row) * WIDTH + 8 * chunk + x];
         }
         const float inverse = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
+        const float log = row_sum == 0 ? -infinity() : top + log2f(row_sum);
 #pragma unroll
         for (int x = 0; x < 8; ++x) value[x] *= inverse;
-        if (problem.splits == 1) {
-            store(o + problem.offset(problem.o, batch, kv_head, first + row) + 8 * chunk, value);
+        if (problem.cluster == 1) {
+            deliver(row, chunk, value, log);
         } else {
-            using P = Partial<D>;
-            float* to = workspace + ((static_cast<long long>(head) * problem.splits + split) * rows + first + row) * P::SIZE;
-            store(to + 8 * chunk, value);
-            if (chunk == 0) to[P::LOG] = row_sum == 0 ? -infinity() : top + log2f(row_sum);
+            store(parts + row * WIDTH + 8 * chunk, value);
+            if (chunk == 0) logs[row] = log;
         }
     }
+    if (problem.cluster == 1) return;
+    synchronize_cluster();
+    const int share = (items + problem.cluster - 1) / problem.cluster;  // each CTA merges so many
+    for (int i = rank * share + threadIdx.x; i < min(items, (rank + 1) * share); i += THREADS) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        const unsigned at = shared_address(parts + row * WIDTH + 8 * chunk), log_at = shared_address(logs + row);
+        float value[8] = {}, log;
+        if (problem.cluster == 2) log = merge_cluster<2>(value, at, log_at);
+        else if (problem.cluster == 4) log = merge_cluster<4>(value, at, log_at);
+        else if (problem.cluster == 8) log = merge_cluster<8>(value, at, log_at);
+        else log = merge_cluster<16>(value, at, log_at);
+        deliver(row, chunk, value, log);
+    }
+    synchronize_cluster();  // nobody ends whose memory is still read
 }
 
-// The results of the splits of each row, a CTA for each row of each head of K and V.
+// The results of the clusters of each row, a CTA for each row of each head of K and V.
 template <typename T, int D>
 __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const int* kv_lens, const Packing problem) {
     using P = Partial<D>;
     constexpr int WARPS = 4, COLUMNS = D / 32;  // columns of a lane
-    __shared__ float parts[WARPS][D];
+    __shared__ float parts[WARPS][D], tops[WARPS], sums[WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rows = problem.rows(), row = blockIdx.x % rows, head = blockIdx.x / rows;
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
+    launch_next();
     wait_for_previous();
-    const int written = (problem.keys_of(kv_lens, batch) + problem.split_keys - 1) / problem.split_keys;
-    const float* from = workspace + (static_cast<long long>(head) * problem.splits * rows + row) * P::SIZE;
+    const int cluster_keys = problem.cluster * problem.split_keys;
+    const int written = (problem.keys_of(kv_lens, batch) + cluster_keys - 1) / cluster_keys;
+    const float* from = workspace + (static_cast<long long>(head) * problem.clusters * rows + row) * P::SIZE;
     const long long step = static_cast<long long>(rows) * P::SIZE;
 
-    float top = -infinity(), sum = 0;
-    for (int split = lane; split < written; split += 32) top = fmaxf(top, __ldcg(from + split * step + P::LOG));
-#pragma unroll
-    for (int apart = 16; apart; apart /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, apart));
-    for (int split = lane; split < written; split += 32) sum += weight(__ldcg(from + split * step + P::LOG), top);
-#pragma unroll
-    for (int apart = 16; apart; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-
-    float value[COLUMNS] = {};
+    float top = -infinity(), sum = 0, value[COLUMNS] = {};  // relative to 2^top, so that nothing waits for a largest one
 #pragma unroll 4
-    for (int split = warp; split < written; split += WARPS) {
-        const float* part = from + split * step;
-        const float share = weight(__ldcg(part + P::LOG), top);
+    for (int number = warp; number < written; number += WARPS) {
+        const float* part = from + number * step;
+        const float log = __ldcg(part + P::LOG), higher = fmaxf(top, log);
+        const float kept = weight(top, higher), share = weight(log, higher);
+        top = higher;
+        sum = sum * kept + share;
 #pragma unroll
-        for (int x = 0; x < COLUMNS; ++x) value[x] += share * __ldcg(part + lane + 32 * x);
+        for (int x = 0; x < COLUMNS; ++x) value[x] = value[x] * kept + share * __ldcg(part + lane + 32 * x);
     }
 #pragma unroll
     for (int x = 0; x < COLUMNS; ++x) parts[warp][lane + 32 * x] = value[x];
+    if (lane == 0) {
+        tops[warp] = top;
+        sums[warp] = sum;
+    }
     __syncthreads();
     if (threadIdx.x >= D / 8) return;
-    const float inverse = sum == 0 ? 0 : 1 / sum;
-    float all[8] = {};
+    float highest = -infinity(), total = 0, all[8] = {};
 #pragma unroll
-    for (int x = 0; x < 8; ++x) {
+    for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, tops[w]);
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) all[x] += parts[w][8 * threadIdx.x + x];
-        all[x] *= inverse;
+    for (int w = 0; w < WARPS; ++w) {
+        const float share = weight(tops[w], highest);
+        total += share * sums[w];
+#pragma unroll
+        for (int x = 0; x < 8; ++x) all[x] += share * parts[w][8 * threadIdx.x + x];
     }
+    const float inverse = total == 0 ? 0 : 1 / total;
+#pragma unroll
+    for (int x = 0; x < 8; ++x) all[x] *= inverse;
     store(o + problem.offset(problem.o, batch, kv_head, row) + 8 * threadIdx.x, all);
 }

@@ -7,7 +7,7 @@ import torch
 
 import attnlab
 from attnlab.measure.gate.gate import Gate
-from attnlab.measure.subjects import inputs, rungs
+from attnlab.measure.subjects import inputs, problem, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
-# Batch, heads, kv_heads and keys: of models, with one split and with many, of one head of K and V, and of odd numbers.
+# Batch, heads, kv_heads and keys: of models, with one split, one cluster or many, one head of K and V, and odd numbers.
 SIZES = [(1, 32, 8, 1024), (1, 32, 8, 8192), (8, 32, 8, 1023), (4, 12, 12, 4096), (8, 32, 1, 8192), (3, 21, 3, 777)]
 MODEL = Shape(4, 32, 4, 128, True, "bfloat16", kv_heads=8, kv_len=3000)
 
@@ -44,6 +44,19 @@ def test_it_passes_the_gate_at_shapes_of_decoding(few, sizes, queries, axes):
     given = drawn(shape, queries)
     check = Gate(given, shape.causal).examine(lambda: few(*given, shape.causal))
     assert check.passed, check.reason
+
+
+@pytest.mark.parametrize("split", [(1, 2), (1, 4), (1, 8), (1, 16), (3, 4)], ids=str)
+@pytest.mark.parametrize("queries", [1, 8, 16, 32, 64])
+def test_clusters_of_each_size_merge_their_results(few, monkeypatch, queries, split):
+    monkeypatch.setattr(problem, "splits", lambda items, tiles, rows, held: split)
+    kernel, given = rungs.Kernel(few.rung), drawn(MODEL.resized(seq_len=queries))
+    if split[1] not in dict(kernel.prepared(*given, True).compiled.held):
+        pytest.skip("such a cluster finds no place on this device")
+    lengths = [1700, 3000, 5, 0]
+    output = kernel(*given, True, None, torch.tensor(lengths, dtype=torch.int32, device=GPU))
+    for sequence, length in enumerate(lengths):
+        require_right(output[sequence], given, sequence, length, True, f"{queries} queries, {split}")
 
 
 def test_random_shapes_and_lengths_of_sequences(few):

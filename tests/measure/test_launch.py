@@ -24,6 +24,10 @@ VIEWS = {
 }
 
 
+# The handle of a kernel that splits keys, which is given six tensors; the one that merges is given three.
+SPLITTING = 5
+
+
 class Driver:
     """The part of cuda.bindings.driver that a launch uses. A map is its address, and then its description."""
 
@@ -51,20 +55,25 @@ class Driver:
         self.launches.append((function, tuple(size), stream, tensors, scalar))
         return (self.answer,)
 
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="early")
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="early", CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster"
+    )
 
     def CUlaunchAttribute(self):  # noqa: N802
-        return SimpleNamespace(value=SimpleNamespace())
+        return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace()))
 
     CUlaunchConfig = SimpleNamespace
 
     def cuLaunchKernelEx(self, config, function, parameters, _):  # noqa: N802
-        pointers = (ctypes.c_void_p * 4).from_address(parameters)
-        tensors = [ctypes.c_uint64.from_address(pointers[number]).value for number in range(3)]
-        (attribute,) = config.attrs
-        assert (attribute.id, attribute.value.programmaticStreamSerializationAllowed) == ("early", 1)
-        assert torch.empty(self.workspace_floats).data_ptr() != tensors[1]  # which nobody else may get yet
-        self.early.append((function, config.gridDimX, config.blockDimX, config.hStream, tensors))
+        given = 6 if function == SPLITTING else 3
+        pointers = (ctypes.c_void_p * given).from_address(parameters)
+        tensors = [ctypes.c_uint64.from_address(pointers[number]).value for number in range(given)]
+        alone, together = config.attrs
+        assert config.numAttrs == 2
+        assert (alone.id, alone.value.programmaticStreamSerializationAllowed, together.id) == ("early", 1, "cluster")
+        assert torch.empty(self.workspace_floats or 1).data_ptr() != tensors[-2]  # which nobody else may get yet
+        size = (config.gridDimX, config.blockDimX, config.sharedMemBytes, together.value.clusterDim.x)
+        self.early.append((function, size, config.hStream, tensors))
         return (self.answer,)
 
 
@@ -171,32 +180,28 @@ def test_it_goes_to_the_device_of_its_tensors_and_comes_back(driver, monkeypatch
 
 
 def split(driver, workspace_floats):
-    """A launch of a kernel that splits keys; the driver notes six addresses of it."""
-
-    def launched(function, *rest):
-        pointers = (ctypes.c_void_p * 7).from_address(rest[-2])
-        driver.launches.append([ctypes.c_uint64.from_address(pointers[number]).value for number in range(6)])
-        return (driver.answer,)
-
-    driver.cuLaunchKernel, driver.workspace_floats = launched, workspace_floats
+    """A launch of a kernel that splits keys, in clusters of two."""
+    driver.workspace_floats = workspace_floats
     scalars = [ctypes.c_int(9)]
     made = lambda: (Pointers(scalars, 6), Pointers(scalars, 3))  # noqa: E731
-    return SplitLaunch(5, 6, 128, 1024, 0, made, lambda error: Broken(error), 8, 48, workspace_floats, 2)
+    failed = lambda error: Broken(error)  # noqa: E731
+    return SplitLaunch(SPLITTING, 6, 128, 1024, 0, made, failed, 2, 8, 48, workspace_floats, 2)
 
 
 def test_what_splits_leave_is_merged_by_a_kernel_that_is_launched_early(driver):
     output = split(driver, 100)(Q, Q, Q)
-    (few,), (merge,) = driver.launches, driver.early
-    assert few[:4] == [Q.data_ptr()] * 3 + [output.data_ptr()]
-    assert few[4]
-    assert few[5] == 0
-    assert merge == (8, 48, launch.MERGE_THREADS, 70, [output.data_ptr(), few[4], 0])
+    (*few, given), merge = driver.early
+    assert few == [SPLITTING, (6, 128, 1024, 2), 70]
+    assert given[:4] == [Q.data_ptr()] * 3 + [output.data_ptr()]
+    assert given[4]
+    assert given[5] == 0
+    assert merge == (8, (48, launch.MERGE_THREADS, 0, 1), 70, [output.data_ptr(), given[4], 0])
 
 
-def test_one_split_needs_no_merge_and_no_workspace(driver):
+def test_one_cluster_needs_no_merge_and_no_workspace(driver):
     split(driver, 0)(Q, Q, Q)
-    assert driver.launches[0][4:] == [0, 0]
-    assert not driver.early
+    (few,) = driver.early
+    assert few[-1][4:] == [0, 0]
 
 
 def test_lengths_of_sequences_are_passed_as_they_lie_on_the_device(driver, monkeypatch):
@@ -205,7 +210,7 @@ def test_lengths_of_sequences_are_passed_as_they_lie_on_the_device(driver, monke
     monkeypatch.setattr(made, "device", -1)  # what `get_device` says of a tensor of the host
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1)
     made.of_lengths(Q, Q, Q, lengths)
-    assert driver.launches[0][5] == driver.early[0][-1][2] == lengths.data_ptr()
+    assert [tensors[-1] for *_, tensors in driver.early] == [lengths.data_ptr()] * 2
     for wrong in (lengths.long(), lengths[:1], torch.zeros(4, dtype=torch.int32)[::2], lengths.view(2, 1)):
         with pytest.raises(Unsupported, match=r"^kv_lens has to be an int32 tensor \(2,\) on the device of Q$"):
             made.of_lengths(Q, Q, Q, wrong)

@@ -11,7 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnlab.base import paths
-from attnlab.measure.subjects.problem import ITEM_TILES, Divisor, Packing, Problem, section, shares, splits, step
+from attnlab.measure.subjects.problem import (
+    CLUSTERS,
+    ITEM_TILES,
+    Divisor,
+    Packing,
+    Problem,
+    section,
+    shares,
+    splits,
+    step,
+)
 from attnlab.study.ladder import Tile
 
 
@@ -103,10 +113,12 @@ def _by_hand(tiles, heads, together, ctas):
 # A kernel that splits keys
 
 ROWS = Tile(head_dim=64, rows=16, keys=64, threads=128, shared_bytes=0)
+# CTAs that a device of 132 multiprocessors holds, two on each, in clusters of each size.
+HELD = ((1, 264), (2, 264), (4, 256), (8, 256), (16, 224))
 
 
 def test_a_packing_is_what_the_kernel_declares():
-    declared = (paths.kernels() / "12_few.cu").read_text().split("struct Packing {")[1]
+    declared = (paths.kernels() / "12_few.cu").read_text().split("struct Packing {")[1].split("};")[0]
     fields = re.findall(r"^    (?:int|float|Strides) ([\w, ]+);", declared, re.MULTILINE)
     assert ", ".join(fields).split(", ") == [name for name, _ in Packing._fields_]
 
@@ -114,29 +126,36 @@ def test_a_packing_is_what_the_kernel_declares():
 def test_a_packing_holds_the_strides_of_views_and_splits_all_keys():
     q = torch.empty(2, 3, 12, 64, device="meta").transpose(1, 2)
     cache = torch.empty(2, 3, 1000, 64, device="meta")
-    packing = Packing.of(q, cache[:, :, :777], cache[:, :, 5:782], 0.5, ROWS, 264)
+    packing = Packing.of(q, cache[:, :, :777], cache[:, :, 5:782], 0.5, ROWS, HELD)
     assert (packing.queries, packing.keys, packing.group, packing.kv_heads, packing.scale) == (3, 777, 4, 3, 0.5)
     assert [packing.q.batch, packing.q.head, packing.q.row] == [3 * 12 * 64, 64, 12 * 64]
     assert [packing.k.batch, packing.k.head, packing.k.row] == [3 * 64000, 64000, 64]
     assert [packing.o.batch, packing.o.head, packing.o.row] == list(torch.empty_like(q).stride()[:3])
     assert packing.split_keys % ROWS.keys == 0
-    assert (packing.splits - 1) * packing.split_keys < 777 <= packing.splits * packing.split_keys
+    of_cluster = packing.cluster * packing.split_keys
+    assert (packing.clusters - 1) * of_cluster < 777 <= packing.clusters * of_cluster
 
 
-@given(items=st.integers(1, 3000), tiles=st.integers(1, 600), rows=st.integers(1, 64), held=st.integers(1, 300))
+@given(items=st.integers(1, 3000), tiles=st.integers(1, 600), rows=st.integers(1, 64), held=st.integers(16, 300))
 def test_no_split_is_empty_and_few_heads_fill_the_device(items, tiles, rows, held):
-    parts = splits(items, tiles, rows, held)
+    in_clusters = tuple((cluster, held // cluster * cluster) for cluster in CLUSTERS)
+    clusters, cluster = splits(items, tiles, rows, in_clusters)
+    parts = clusters * cluster
     assert 1 <= parts <= tiles
+    assert cluster in CLUSTERS
     assert parts == 1 or items * parts <= 8 * held
     if items >= held and items % held == 0:
         assert parts == 1  # they fill it by themselves
 
 
+def test_a_device_without_clusters_splits_keys_by_workspaces_alone():
+    assert splits(8, 16, 4, ((1, 264),)) == (16, 1)
+
+
 @pytest.mark.parametrize(
-    ("items", "tiles", "rows", "parts"),
-    [(8, 128, 4, 32), (8, 16, 4, 16), (64, 128, 4, 4), (256, 128, 64, 1), (1, 1, 1, 1)],
+    ("items", "tiles", "rows", "split"),
+    [(8, 128, 4, (32, 1)), (8, 16, 4, (1, 16)), (64, 128, 4, (1, 4)), (256, 128, 64, (1, 1)), (1, 1, 1, (1, 1))],
 )
-def test_splits_at_shapes_of_models(items, tiles, rows, parts):
+def test_splits_at_shapes_of_models(items, tiles, rows, split):
     """Of 8 heads of K and V: 1 sequence of 8192 and of 1024 keys, 8 and 32 sequences of 8192."""
-    of_part = -(-tiles // splits(items, tiles, rows, 264))
-    assert -(-tiles // of_part) == parts
+    assert splits(items, tiles, rows, HELD) == split

@@ -1,54 +1,221 @@
-"""Time kernel.few at other numbers of splits than it chooses, K and V from memory, to fit `problem.splits` to.
+"""Try tiles of kernel.few at other splits than it chooses, K and V from memory, to fit `problem.cost`: 2 minutes.
 
-``PYTHONPATH=lib python tools/gpu/splits.py 1,32,8,8192,128 32,32,8,8192,128`` prints a line for each shape (batch,
-heads, kv_heads, keys, head_dim) and number of queries: what was chosen and the four fastest, in µs, with TB/s.
+``PYTHONPATH=lib python tools/gpu/splits.py`` checks every tile at random cases, prints a line for each shape, number of
+queries and tile, what was chosen and the fastest splits as clusters x CTAs, in µs with TB/s, then what launching early
+and the merge's shared memory change, and at last the constants whose choices are least slower than the fastest split.
+Shapes as arguments, ``1,32,8,8192,128/1/16`` with batch, heads, kv_heads, keys, head_dim and queries, replace its own.
 """
 
+import itertools
 import math
+import random
 import sys
-from statistics import median
+import time
+from contextlib import ExitStack
+from statistics import mean, median
 from unittest.mock import patch
 
 import torch
 
-from attnlab.measure.subjects import problem, rungs
+from attnlab.measure.subjects import launch, maps, problem, rungs
+from attnlab.measure.subjects.implementation import Broken, Unsupported
 from attnlab.study import ladder
+from attnlab.study.ladder import Tile
 
-QUERIES = (1, 4, 16, 64)
-PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 33, 48, 66)
-CALLS, REPLAYS = 24, 7
+SHAPES = (
+    "1,32,8,1024,128/1/4/16/64",
+    "1,32,8,8192,128/1/4/16/64",
+    "1,32,8,32768,128/1/16",
+    "8,32,8,1024,128/4/64",
+    "8,32,8,8192,128/1/16/64",
+    "4,12,12,4096,64/8",
+    "8,32,1,8192,128/1/8",
+)
+# Tiles beside those of the ladder: rows, warps, keys, stages, CTAs of a multiprocessor.
+OTHERS = {
+    128: ((16, 4, 64, 2, 3), (16, 8, 128, 3, 1), (64, 4, 64, 2, 2), (128, 8, 64, 3, 1)),
+    64: ((16, 4, 64, 4, 3), (64, 4, 64, 4, 3)),
+}
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33)
+CASES, TOLERANCE = 40, {torch.float16: 4e-3, torch.bfloat16: 3e-2}
+CALLS, REPLAYS = 24, 5
+# Values of START_TILES, CLUSTER_TILES, MERGE_TILES and ROWS_PER_TILE that are tried.
+CONSTANTS = ((0.5, 1, 1.5, 2, 3, 4), (0, 0.25, 0.5, 1, 1.5, 2), (0.5, 1, 2, 3, 4, 6), (16, 32, 64, 128, 256))
+NAMES = ("START_TILES", "CLUSTER_TILES", "MERGE_TILES", "ROWS_PER_TILE")
+
+Split = tuple[int, int]
+Inputs = list[list[torch.Tensor]]
 
 
 def main(shapes: list[str]) -> None:
+    started = time.monotonic()
     print(torch.cuda.get_device_name(), flush=True)
-    for stated in shapes:
-        for queries in QUERIES:
-            _line(*map(int, stated.split(",")), queries)
+    variants = {head_dim: [_variant(tile) for tile in _tiles(head_dim)] for head_dim in OTHERS}
+    wrong = sum(_check(head_dim, of_dim) for head_dim, of_dim in variants.items())
+    print(f"{wrong} wrong cases, {time.monotonic() - started:.0f} s", flush=True)
+    fits = []
+    for stated in shapes or SHAPES:
+        sizes, *queries = stated.split("/")
+        for number in map(int, queries):
+            fits += _time(tuple(map(int, sizes.split(","))), number, variants)
+    _fit(fits)
+    print(f"{time.monotonic() - started:.0f} s", flush=True)
+    sys.exit(wrong > 0)
 
 
-def _line(batch: int, heads: int, kv_heads: int, keys: int, head_dim: int, queries: int) -> None:
-    kv_bytes = 4 * batch * kv_heads * keys * head_dim
-    memories = 1 + math.ceil(2 * torch.cuda.get_device_properties(0).L2_cache_size / kv_bytes)
-    sizes = (batch, heads, queries, head_dim), *2 * [(batch, kv_heads, keys, head_dim)]
-    inputs = [[torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in sizes] for _ in range(memories)]
-    took_us = {"chosen": _us(inputs, queries > 1)}
-    for parts in PARTS:
-        with patch.object(problem, "splits", lambda items, tiles, rows, held, parts=parts: min(parts, tiles)):
-            took_us[str(parts)] = _us(inputs, queries > 1)
-    best = sorted(took_us, key=took_us.__getitem__)[:4]
-    words = [f"{name} {took_us[name]:.2f} ({kv_bytes / took_us[name] / 1e6:.2f} TB/s)" for name in ["chosen", *best]]
-    print((batch, heads, kv_heads, keys, head_dim), f"queries {queries}:", ", ".join(words), flush=True)
+def _tiles(head_dim: int) -> list[Tile]:
+    """The ladder's tiles, and others."""
+    own = [tile for tile in ladder.rung("kernel.few").tiles if tile.head_dim == head_dim]
+    made = []
+    for rows, warps, keys, stages, ctas in OTHERS[head_dim]:
+        template = {"rows": rows, "warps": warps, "keys": keys, "stages": stages, "ctas": ctas}
+        shared = 2 * head_dim * (rows + 2 * stages * keys)
+        name = f"rows_{rows}_{warps}_{keys}_{stages}_{ctas}"
+        sizes = {"rows": rows, "keys": keys, "threads": 32 * warps, "shared_bytes": shared}
+        made.append(Tile(head_dim=head_dim, template=template, name=name, **sizes))
+    return own + made
 
 
-def _us(inputs: list[list[torch.Tensor]], causal: bool) -> float:
-    """The median over replays of a graph that goes from one memory to the next."""
-    kernel = rungs.Kernel(ladder.rung("kernel.few"))  # one of its own keeps no launch of other splits
-    kernel(*inputs[0], causal)
-    torch.cuda.synchronize()
-    graph, begin, end = torch.cuda.CUDAGraph(), *(torch.cuda.Event(enable_timing=True) for _ in "be")
-    with torch.cuda.graph(graph):
-        for number in range(CALLS):
-            kernel(*inputs[number % len(inputs)], causal)
+def _variant(tile: Tile) -> rungs.Kernel:
+    return rungs.Kernel(ladder.rung("kernel.few").model_copy(update={"tiles": [tile]}))
+
+
+def _at(split: Split) -> ExitStack:
+    """Has splits be so many clusters of so many CTAs, or less where there are fewer tiles."""
+    stack = ExitStack()
+    chosen = lambda items, tiles, rows, held: (min(split[0], max(1, tiles // split[1])), split[1])  # noqa: E731
+    stack.enter_context(patch.object(problem, "splits", chosen))
+    return stack
+
+
+# Correctness
+
+
+def _check(head_dim: int, variants: list[rungs.Kernel]) -> int:
+    """Compare each variant with float64 at random cases, views and lengths; returns how many were wrong."""
+    wrong, dtype = 0, torch.bfloat16 if head_dim == 128 else torch.float16
+    for kernel in variants:
+        chance, worst, repeats = random.Random(0), 0.0, True
+        for _ in range(CASES):
+            batch, kv_heads, group = chance.randint(1, 3), chance.choice((1, 2, 8)), chance.choice((1, 2, 4, 7, 8, 32))
+            queries = chance.choice((1, 2, 5, 16, 64))
+            keys = chance.randint(queries, 3000)
+            q = torch.randn(batch, queries, kv_heads * group, head_dim, device="cuda", dtype=dtype).transpose(1, 2)
+            cache = torch.randn(2, batch, kv_heads, keys + 64, head_dim, device="cuda", dtype=dtype)
+            k, v = cache[0, :, :, :keys], cache[1, :, :, :keys]
+            lengths = [chance.choice((0, 1, keys, chance.randint(0, keys))) for _ in range(batch)]
+            kv_lens = torch.tensor(lengths, device="cuda", dtype=torch.int32) if chance.random() < 0.5 else None
+            split = chance.choice(((1, 1), (3, 1), (1, 2), (1, 4), (1, 8), (2, 4), (3, 8), (1, 16)))
+            with _at(split):
+                kernel._prepared.clear()
+                if split[1] not in dict(kernel.prepared(q, k, v, True).compiled.held):
+                    continue  # such a cluster finds no place
+                try:
+                    output = kernel(q, k, v, True, None, kv_lens)
+                    repeats &= torch.equal(output, kernel(q, k, v, True, None, kv_lens))
+                except (Broken, Unsupported) as error:
+                    print(f"  {kernel.rung.tiles[0].name}, {split}: {error}", flush=True)
+                    wrong += 1
+                    continue
+            expected = _float64(q, k, v, lengths if kv_lens is not None else [keys] * batch)
+            error = (output.double() - expected).abs().max().item()
+            worst = max(worst, error if error == error else math.inf)
+            if not error < TOLERANCE[dtype]:
+                wrong += 1
+                print(
+                    f"  WRONG {kernel.rung.tiles[0].name} {split} {tuple(q.shape)} {tuple(k.shape)}: {error}",
+                    flush=True,
+                )
+        wrong += not repeats
+        print(f"{head_dim} {kernel.rung.tiles[0].name}: worst {worst:.1e}, repeats itself: {repeats}", flush=True)
+    return wrong
+
+
+def _float64(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """Attention under the mask, aligned to the end of each sequence; a query that sees no key gives 0."""
+    _, heads, queries, head_dim = q.shape
+    output = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
+    for number, length in enumerate(lengths):
+        if not length:
+            continue
+        keys, values = (x[number, :, :length].double().repeat_interleave(heads // k.shape[1], 0) for x in (k, v))
+        scores = q[number].double() @ keys.transpose(1, 2) / math.sqrt(head_dim)
+        unseen = torch.ones(queries, length, dtype=torch.bool, device="cuda").triu(1 + length - queries)
+        output[number] = scores.masked_fill(unseen, -math.inf).softmax(-1).nan_to_num(0) @ values
+    return output
+
+
+# Times
+
+
+def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.Kernel]]) -> list[tuple]:
+    """Print a line for each tile; returns what `_fit` takes of the tile that the ladder has."""
+    batch, heads, kv_heads, keys, head_dim = sizes
+    rows, kv_bytes = heads // kv_heads * queries, 4 * batch * kv_heads * keys * head_dim
+    memories = min(CALLS, 1 + math.ceil(2 * torch.cuda.get_device_properties(0).L2_cache_size / kv_bytes))
+    dtype = torch.bfloat16 if head_dim == 128 else torch.float16
+    shapes = (batch, heads, queries, head_dim), *2 * [(batch, kv_heads, keys, head_dim)]
+    inputs = [[torch.randn(size, device="cuda", dtype=dtype) for size in shapes] for _ in range(memories)]
+    fits, own = [], ladder.rung("kernel.few").tiles_for(head_dim, keys, True, rows)[0]
+    fewest = min(
+        tile.rows for tile in (kernel.rung.tiles[0] for kernel in variants[head_dim]) if tile.rows >= min(rows, 256)
+    )
+    for kernel in variants[head_dim]:
+        tile = kernel.rung.tiles[0]
+        if not fewest <= tile.rows <= max(64, fewest) and not (rows > 128 and tile.rows == 128):
+            continue
+        kernel._prepared.clear()
+        compiled = kernel.prepared(*inputs[0], True).compiled
+        items, tiles = tile.items(rows, batch * kv_heads), -(-keys // tile.keys)
+        chosen = problem.splits(items, tiles, min(rows, tile.rows), compiled.held)
+        took = {split: _us(kernel, inputs, split) for split in {chosen, *_splits(items, tiles, compiled.held)}}
+        best = sorted(took, key=took.__getitem__)[:5]
+        words = [f"{c}x{n} {took[c, n]:.2f}" for c, n in [chosen, *best]]
+        speed = f"{kv_bytes / took[best[0]] / 1e6:.2f} TB/s"
+        print(f"{sizes} q={queries} {tile.name}: chosen {words[0]}; {', '.join(words[1:])}; {speed}", flush=True)
+        if tile.name == own.name:
+            print(f"    at {best[0]}: {_launches(kernel, inputs, best[0])}; held {compiled.held}", flush=True)
+            fits.append((items, tiles, min(rows, tile.rows), dict(compiled.held), took))
+    return fits
+
+
+def _splits(items: int, tiles: int, held: problem.Held) -> list[Split]:
+    """Splits that are worth trying: 3 rounds of CTAs at most, and 1/5 of one at least, unless no split has as many."""
+    pairs = [(clusters, n) for n, _ in held for clusters in PARTS if clusters * n <= tiles]
+    most = max(items * clusters * n for clusters, n in pairs)
+    at_once = held[0][1]
+    return [
+        (c, n) for c, n in pairs if min(most, at_once / 5) <= items * c * n <= max(items, 3 * at_once) and c * n <= 132
+    ]
+
+
+def _launches(kernel: rungs.Kernel, inputs: Inputs, split: Split) -> str:
+    """The time without launching early, and with the merge's multiprocessor at its most shared memory."""
+    late = _us(kernel, inputs, split, early=False)
+    merge = kernel.prepared(*inputs[0], True).compiled.merge
+    before = merge.preferred_shared_memory_carveout
+    merge.preferred_shared_memory_carveout = 100
+    carved = _us(kernel, inputs, split)
+    merge.preferred_shared_memory_carveout = before
+    return f"not early {late:.2f}, merge beside all shared memory {carved:.2f}, again {_us(kernel, inputs, split):.2f}"
+
+
+def _us(kernel: rungs.Kernel, inputs: Inputs, split: Split, early: bool = True) -> float:
+    """The median over replays of a graph that goes from one memory to the next; endless where it can't be launched."""
+    with _at(split), ExitStack() as stack:
+        if not early:
+            stack.enter_context(patch.object(launch, "early", _late))
+        kernel._prepared.clear()
+        try:
+            kernel(*inputs[0], True)
+        except Broken:
+            return math.inf
+        torch.cuda.synchronize()
+        graph, begin, end = torch.cuda.CUDAGraph(), *(torch.cuda.Event(enable_timing=True) for _ in "be")
+        with torch.cuda.graph(graph):
+            for number in range(CALLS):
+                kernel(*inputs[number % len(inputs)], True)
+    kernel._prepared.clear()
     graph.replay()
     samples = []
     for _ in range(REPLAYS):
@@ -58,6 +225,43 @@ def _us(inputs: list[list[torch.Tensor]], causal: bool) -> float:
         end.synchronize()
         samples.append(begin.elapsed_time(end) * 1e3 / CALLS)
     return median(samples)
+
+
+_EARLY = launch.early
+
+
+def _late(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> object:
+    """As `launch.early`, but only the merge, which has no dynamic memory, is launched before what it follows ended."""
+    config = _EARLY(ctas, threads, shared_bytes, cluster)
+    if shared_bytes:
+        kinds = maps.driver().CUlaunchAttributeID
+        kept = [x for x in config.attrs if x.id == kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION]
+        config.attrs, config.numAttrs = kept, 1
+    return config
+
+
+# Constants
+
+
+def _fit(fits: list[tuple]) -> None:
+    """Print the constants whose choices are least slower than the fastest split, beside those that are declared."""
+    declared = tuple(getattr(problem, name) for name in NAMES)
+    found = sorted((_regrets(fits, constants), constants) for constants in itertools.product(*CONSTANTS))[:5]
+    for (average, most), constants in [(_regrets(fits, declared), declared), *found]:
+        print(
+            dict(zip(NAMES, constants, strict=True)), f"{average:.1%} slower on average, {most:.0%} at most", flush=True
+        )
+
+
+def _regrets(fits: list[tuple], constants: tuple[float, ...]) -> tuple[float, float]:
+    with ExitStack() as stack:
+        for name, value in zip(NAMES, constants, strict=True):
+            stack.enter_context(patch.object(problem, name, value))
+        each = []
+        for items, tiles, rows, held, took in fits:
+            costs = {(c, n): problem.cost(items * c * n / held[n], tiles, rows, c, n) for c, n in took}
+            each.append(took[min(costs, key=costs.__getitem__)] / min(took.values()) - 1)
+    return mean(each), max(each)
 
 
 if __name__ == "__main__":

@@ -140,17 +140,19 @@ class Launch:
 
 @dataclass(eq=False)
 class SplitLaunch(Launch):
-    """A kernel whose CTAs leave partial results in a workspace, and a second one that merges them.
+    """A kernel whose clusters leave partial results in a workspace, and a second one that merges them.
 
-    The second is launched while the first still runs, and waits for it by itself. Without a workspace there is one
-    split, and the first writes the output.
+    Both are launched while what is before them still runs, and wait for it by themselves. Without a workspace there is
+    one cluster, and the first writes the output.
 
     Attributes:
+        cluster: CTAs of a cluster.
         merge: the driver's handle of the second kernel; `merge_ctas` the CTAs of its grid, of `MERGE_THREADS` threads.
         workspace_floats: the size of the workspace.
         batch: the number of sequences.
     """
 
+    cluster: int
     merge: int
     merge_ctas: int
     workspace_floats: int
@@ -176,9 +178,9 @@ class SplitLaunch(Launch):
                 return self.of_lengths(q, k, v, kv_lens)
         output = outputs.like(q)
         try:
-            parameters, merging, config = self._own.parameters
+            parameters, merging, config, merge_config = self._own.parameters
         except AttributeError:
-            parameters, merging, config = self._of_this_thread()
+            parameters, merging, config, merge_config = self._of_this_thread()
         lengths = 0 if kv_lens is None else kv_lens.data_ptr()
         # Held until both are launched: nobody else on this stream gets its memory before.
         workspace = (
@@ -186,12 +188,11 @@ class SplitLaunch(Launch):
         )
         partial_results = 0 if workspace is None else workspace.data_ptr()
         parameters.point((at_q, at_k, at_v, output.data_ptr(), partial_results, lengths))
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        (error,) = self._launch(*self._fixed, stream, parameters.address, 0)
+        config.hStream = merge_config.hStream = torch._C._cuda_getCurrentRawStream(self.device)
+        (error,) = self._launch_early(config, self._fixed[0], parameters.address, 0)
         if error == self._success and workspace is not None:
             merging.point((output.data_ptr(), partial_results, lengths))
-            config.hStream = stream
-            (error,) = self._launch_early(config, self._merge, merging.address, 0)
+            (error,) = self._launch_early(merge_config, self._merge, merging.address, 0)
         if error != self._success:
             raise self.failed(error.name)
         return output
@@ -204,7 +205,8 @@ class SplitLaunch(Launch):
     def _of_this_thread(self) -> Any:
         torch.cuda.set_device(self.device)
         parameters, merging = self.parameters()
-        self._own.parameters = parameters, merging, _early(self.merge_ctas)
+        config = early(self.ctas, self.threads, self.shared_bytes, self.cluster)
+        self._own.parameters = parameters, merging, config, early(self.merge_ctas, MERGE_THREADS)
         return self._own.parameters
 
     def _require_lengths(self, kv_lens: Tensor) -> None:
@@ -213,17 +215,22 @@ class SplitLaunch(Launch):
             raise Unsupported(f"kv_lens has to be an int32 tensor ({self.batch},) on the device of Q")
 
 
-def _early(ctas: int) -> Any:
-    """How a kernel is launched before the one that it follows has ended (programmatic dependent launch)."""
+def early(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> Any:
+    """How a kernel is launched, in clusters, before what it follows has ended (programmatic dependent launch)."""
     driver = maps.driver()
-    early = driver.CUlaunchAttribute()
-    early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    early.value.programmaticStreamSerializationAllowed = 1
+    kinds = driver.CUlaunchAttributeID
+    alone, together = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
+    alone.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    alone.value.programmaticStreamSerializationAllowed = 1
+    together.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = together.value.clusterDim
+    size.x, size.y, size.z = cluster, 1, 1
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = MERGE_THREADS, 1, 1
-    config.sharedMemBytes = 0
-    config.attrs, config.numAttrs = [early], 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.attrs = [alone, together]
+    config.numAttrs = len(config.attrs)
     return config
 
 

@@ -26,11 +26,13 @@ ITEM_TILES = 0.5
 READ_COST, READ_POWER = 1.5, 1.5
 # With fewer heads nothing is gained.
 LEAST_HEADS = 4
-# Of a kernel that splits keys, what a CTA costs besides its tiles, and what the second launch does, in the time that a
-# CTA takes for a tile of keys. By arithmetic, not fitted.
-START_TILES, MERGE_TILES = 1.0, 1.0
-# Rows whose partial results take as long to write and to read as a tile of keys.
+# Of a kernel that splits keys, what a CTA costs besides its tiles, what it does that a cluster merges its results, and
+# what the second launch does, in the time that a CTA takes for a tile of keys. By arithmetic, not fitted.
+START_TILES, CLUSTER_TILES, MERGE_TILES = 1.0, 0.5, 3.0
+# Rows whose partial results take as long to write to the workspace and to read as a tile of keys.
 ROWS_PER_TILE = 64
+# The sizes of clusters, as the kernel's merge has them. Up to 8 are portable.
+CLUSTERS = (1, 2, 4, 8, 16)
 # More rounds of CTAs than this are not tried, unless there are as many without a split.
 MOST_ROUNDS = 8
 
@@ -131,6 +133,10 @@ def _longest(tiles: np.ndarray, heads: int, section: int, ctas: int) -> float:
     return float(rounds.sum(axis=0).max())
 
 
+# How many CTAs a device holds at once, for each size of cluster.
+Held = tuple[tuple[int, int], ...]
+
+
 class Strides(ctypes.Structure):
     """The strides of a tensor ``(batch, heads, rows, head_dim)`` in elements, but for the innermost, which is 1."""
 
@@ -140,46 +146,58 @@ class Strides(ctypes.Structure):
 class Packing(ctypes.Structure):
     """The problem of a kernel that splits keys: `group` query heads share each of the `kv_heads`.
 
-    A head's keys are split into `splits` parts of `split_keys`.
+    A head's keys are split over `clusters` of `cluster` CTAs, with `split_keys` each.
     """
 
+    _COUNTS = ("queries", "keys", "group", "kv_heads", "clusters", "cluster", "split_keys")
     _fields_ = (
         *((name, Strides) for name in "qkvo"),
-        *((name, ctypes.c_int) for name in ("queries", "keys", "group", "kv_heads", "splits", "split_keys")),
+        *((name, ctypes.c_int) for name in _COUNTS),
         ("scale", ctypes.c_float),
     )
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: Tile, held: int) -> "Packing":
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: Tile, held: Held) -> "Packing":
         """The problem of such tensors, on a device that holds so many CTAs at once."""
         batch, heads, queries, _ = q.shape
         kv_heads, keys = k.shape[1:3]
         group, tiles = heads // kv_heads, -(-keys // tile.keys)
         rows = group * queries
-        parts = splits(tile.items(rows, batch * kv_heads), tiles, min(rows, tile.rows), held)
-        of_part = -(-tiles // parts)
+        clusters, cluster = splits(tile.items(rows, batch * kv_heads), tiles, min(rows, tile.rows), held)
+        of_part = -(-tiles // (clusters * cluster))
         output = torch.empty_like(q, device="meta")  # it has the strides that O will have
         return cls(
             *(Strides(*tensor.stride()[:3]) for tensor in (q, k, v, output)),
-            *(queries, keys, group, kv_heads, -(-tiles // of_part), of_part * tile.keys),
+            *(queries, keys, group, kv_heads, -(-tiles // (of_part * cluster)), cluster, of_part * tile.keys),
             scale,
         )
 
 
 @lru_cache(maxsize=4096)
-def splits(items: int, tiles: int, rows: int, held: int) -> int:
-    """Into how many parts the keys are split, so that all CTAs end soonest: it goes by sizes alone, not by lengths.
+def splits(items: int, tiles: int, rows: int, held: Held) -> tuple[int, int]:
+    """Over how many clusters of how many CTAs keys are split, so that all end soonest: by sizes alone, not by lengths.
 
     Args:
         items: tiles of rows over all heads of K and V, each of which has so many parts.
         tiles: of keys.
         rows: of a tile that are used.
-        held: the CTAs that the device holds at once.
+        held: the CTAs that the device holds at once, for each size of cluster.
     """
+    choices = (
+        (cost(items * clusters * cluster / at_once, tiles, rows, clusters, cluster), clusters, cluster)
+        for cluster, at_once in held
+        for clusters in range(1, max(1, min(tiles, MOST_ROUNDS * at_once // items)) // cluster + 1)
+    )
+    return min(choices)[1:]
 
-    def took(parts: int) -> float:
-        rounds = -(-items * parts // held)
-        merged = MERGE_TILES + rounds * rows / ROWS_PER_TILE if parts > 1 else 0
-        return rounds * (-(-tiles // parts) + START_TILES) + merged
 
-    return min(range(1, min(tiles, max(1, MOST_ROUNDS * held // items)) + 1), key=took)
+def cost(rounds: float, tiles: int, rows: int, clusters: int, cluster: int) -> float:
+    """How long such a split takes, in the time that a CTA takes for a tile of keys.
+
+    Args:
+        rounds: the CTAs over those that the device holds at once.
+        tiles: as for `splits`, and so are the others.
+    """
+    merged = MERGE_TILES + math.ceil(rounds) * rows / ROWS_PER_TILE if clusters > 1 else 0
+    of_each = -(-tiles // (clusters * cluster)) + START_TILES + (CLUSTER_TILES if cluster > 1 else 0)
+    return math.ceil(rounds) * of_each + merged

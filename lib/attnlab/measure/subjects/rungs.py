@@ -15,8 +15,8 @@ from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measure.subjects import maps
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
-from attnlab.measure.subjects.launch import Launch, Maps, Pointers, SplitLaunch, layout
-from attnlab.measure.subjects.problem import Packing, Problem, shares
+from attnlab.measure.subjects.launch import Launch, Maps, Pointers, SplitLaunch, early, layout
+from attnlab.measure.subjects.problem import CLUSTERS, Held, Packing, Problem, shares
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
@@ -25,18 +25,28 @@ KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
 PARTIAL_EXTRA = 4
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
-REFUSED = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+REFUSED = (
+    "CUDA_ERROR_INVALID_VALUE",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE",
+)
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One instance of a kernel on a device, and the kernel that merges its results, if it leaves any."""
+    """One instance of a kernel on a device.
+
+    Attributes:
+        merge: if it splits keys, the kernel that merges its results.
+        held: if it splits keys, the CTAs that the device holds at once.
+    """
 
     function: Any
     expression: str
     architecture: str
     ctas_per_sm: int
     merge: Any = None
+    held: Held = ()
 
 
 @dataclass(frozen=True)
@@ -188,7 +198,8 @@ class Kernel(Launcher):
                 f"{_entry(rung, tile)}: a multiprocessor can't hold one CTA of {expression}: {tile.threads} threads of "
                 f"{function.num_regs} registers, {shared_bytes} bytes of shared memory"
             )
-        return _Compiled(function, expression, architecture, ctas_per_sm, merge)
+        held = _held_in_clusters(function.kernel.ptr, tile, ctas_per_sm) if merge else ()
+        return _Compiled(function, expression, architecture, ctas_per_sm, merge, held)
 
 
 def implementation(name: str) -> Implementation:
@@ -257,16 +268,30 @@ def _held(compiled: _Compiled, device: int) -> int:
     return compiled.ctas_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
+    """How many CTAs of an instance the current device holds at once, for each size of cluster that finds a place."""
+    driver = maps.driver()
+    allowed = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    (error,) = driver.cuFuncSetAttribute(driver.CUfunction(function), allowed, 1)
+    held = [(1, ctas_per_sm * torch.cuda.get_device_properties().multi_processor_count)]
+    for cluster in CLUSTERS[1:]:
+        config = early(cluster, tile.threads, tile.shared_bytes, cluster)
+        error, clusters = driver.cuOccupancyMaxActiveClusters(driver.CUfunction(function), config)
+        if error == driver.CUresult.CUDA_SUCCESS and clusters:
+            held.append((cluster, cluster * clusters))
+    return tuple(held)
+
+
 def _split(
     rung: Rung, tile: Tile, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, scale: float | None
 ) -> SplitLaunch:
     """A launch of a kernel that splits keys."""
     batch, heads, queries, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    packing = Packing.of(q, k, v, scale, tile, _held(compiled, q.get_device()))
-    rows = batch * heads * queries  # each of which has a partial result in each split, with its logarithm
-    floats = rows * packing.splits * (head_dim + PARTIAL_EXTRA) if packing.splits > 1 else 0
-    ctas = tile.items(packing.group * queries, batch * packing.kv_heads) * packing.splits
+    packing = Packing.of(q, k, v, scale, tile, compiled.held)
+    rows = batch * heads * queries  # each of which has a partial result of each cluster, with its logarithm
+    floats = rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0
+    ctas = tile.items(packing.group * queries, batch * packing.kv_heads) * packing.clusters * packing.cluster
     return SplitLaunch(
         compiled.function.kernel.ptr,
         ctas,
@@ -275,6 +300,7 @@ def _split(
         q.get_device(),
         lambda: (Pointers([packing], 6), Pointers([packing], 3)),
         partial(_failure, rung, tile, compiled.expression),
+        packing.cluster,
         compiled.merge.kernel.ptr,
         rows,
         floats,
