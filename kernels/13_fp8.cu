@@ -5,7 +5,8 @@
 //         448, the tile and O are multiplied by a power of two. The tensor cores add with 14 bits: after PROMOTE tiles their
 //         sums are added to O, which is in fp32. O leaves in fp16 or bf16.
 // Gained  not measured yet; NOTES.md has what is expected.
-// Limits  e4m3 holds 17 powers of two: a probability 2^-17 of the largest is 0, 2^-14 of it has fewer bits.
+// Limits  e4m3 holds 18 powers of two: a probability of 2^-(17 - HEADROOM) of the largest is 0, and below 2^-(14 - HEADROOM)
+//         it has fewer bits.
 #include "e4m3.cuh"
 #include "jobs.cuh"
 
@@ -223,6 +224,13 @@ template <bool SECOND, typename A, typename B> __device__ __forceinline__ auto& 
     else return first;
 }
 
+template <int N> __device__ __forceinline__ float sum_of(const float (&s)[N], int half) {
+    float tile_sum = 0;
+#pragma unroll
+    for (int n = 2 * half; n < N; n += 4) tile_sum += s[n] + s[n + 1];
+    return tile_sum;
+}
+
 // q, k, v: maps of (batch, heads, rows, D) of bytes; o: of T; any strides
 template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int PROMOTE, int ONES, int HEADROOM>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
@@ -314,6 +322,18 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
             }
         }
     };
+    // Sums of rows are of probabilities that are not rounded, since small ones are rounded away, but for a thread's largest of
+    // each row: where one takes most of a row, its rounding changes numerator and denominator alike.
+    const auto add_rounding = [&](const float (&largest)[2]) {
+        float change[2];
+        rounding(change, largest);
+        rows.row_sum[0] += change[0], rows.row_sum[1] += change[1];
+    };
+    const auto add_to_sums = [&](const float (&largest)[2]) {
+        if (ONES) return;
+        rows.row_sum[0] += sum_of(scores.s, 0), rows.row_sum[1] += sum_of(scores.s, 1);
+        add_rounding(largest);
+    };
     // Scores become probabilities; whether O has to be multiplied by `rows.rescale`.
     const auto exponentiate = [&] {
         const int diagonal = CAUSAL ? smem.jobs[consumer][job % 2].diagonal : 0;
@@ -324,10 +344,9 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
 #pragma unroll
             for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = exp2_approx(scores.s[n] * scale_log2 - rows.offset[n / 2 % 2]);
             int largest[2] = {largest_bits(scores.s, 0), largest_bits(scores.s, 1)};
+            float own[2] = {__int_as_float(largest[0]), __int_as_float(largest[1])};
             if (!__any_sync(~0u, max(largest[0], largest[1]) > LARGEST_BITS)) {
-                if (!ONES)
-#pragma unroll
-                    for (int n = 0; n < KEYS / 2; ++n) rows.row_sum[n / 2 % 2] += scores.s[n];
+                add_to_sums(own);
                 rises = 0;
                 return false;
             }
@@ -343,13 +362,14 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
                     rows.offset[half] += exponent;
                     rows.rescale[half] = __int_as_float((127 - exponent) << 23);
                     rows.row_sum[half] *= rows.rescale[half];
+                    own[half] *= rows.rescale[half];
 #pragma unroll
                     for (int n = 2 * half; n < KEYS / 2; n += 4) {
                         scores.s[n] *= rows.rescale[half];
                         scores.s[n + 1] *= rows.rescale[half];
-                        if (!ONES) rows.row_sum[half] += scores.s[n] + scores.s[n + 1];
                     }
                 }
+                add_to_sums(own);
                 ++rises;
                 return true;
             }
@@ -358,6 +378,8 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         }
         if (scores.tile == 0) rows.offset[0] = rows.offset[1] = -infinity();
         rows.exponentiate(scores.s, scale_log2, HEADROOM - 8);
+        const float own[2] = {__int_as_float(largest_bits(scores.s, 0)), __int_as_float(largest_bits(scores.s, 1))};
+        add_rounding(own);
         rises = scores.tile && __any_sync(~0u, fminf(rows.rescale[0], rows.rescale[1]) < 3e-5f) ? 2 : 0;
         return scores.tile > 0;
     };

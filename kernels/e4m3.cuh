@@ -34,6 +34,17 @@ __device__ __forceinline__ unsigned pack_e4m3(float a, float b, float c, float d
     return four;
 }
 
+// By how much rounding to e4m3 changes two numbers, 0 for those below its normal range.
+__device__ __forceinline__ void rounding(float (&change)[2], const float (&x)[2]) {
+    unsigned both;
+    asm("{.reg .b16 rounded;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 rounded, %2, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, rounded;}" : "=r"(both) : "f"(x[0]), "f"(x[1]));
+    const __half2 rounded = reinterpret_cast<const __half2&>(both);
+    change[0] = x[0] < 0x1p-6f ? 0 : __low2float(rounded) - x[0];
+    change[1] = x[1] < 0x1p-6f ? 0 : __high2float(rounded) - x[1];
+}
+
 // c += a * b, fragments of m16n8k32: as those of m16n8k16, two bytes in place of each 16-bit element.
 template <>
 __device__ __forceinline__ void multiply<E4M3>(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {

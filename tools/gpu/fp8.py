@@ -1,12 +1,16 @@
 """Try instances of kernels/13_fp8.cu on a GPU: errors against float64 of the dequantised inputs, then times. No run.
 
-``PYTHONPATH=lib timeout 100 python tools/gpu/fp8.py`` compiles all instances in as many processes as there are cores, and
-prints as it goes. Errors, mean and largest, are over those of `accuracy.attention`, the same formula from PyTorch's
-operations; times are medians of graph replays in random order, in TFLOP/s, beside `kernel.best` in fp16 and cuDNN's FP8.
+``PYTHONPATH=lib python tools/gpu/fp8.py --compile`` compiles all instances into .fp8, on any machine;
+``PYTHONPATH=lib timeout -k 5 60 python tools/gpu/fp8.py 128`` then tries those of a head_dim, prints as it goes, and
+ends where something takes longer than `PATIENCE_S`. Errors, mean and largest, are over those of `accuracy.attention`,
+the same formula from PyTorch's operations; times are medians of graph replays in random order, in TFLOP/s, beside
+`kernel.best` in fp16 and cuDNN's FP8.
 """
 
 import argparse
 import ctypes
+import faulthandler
+import hashlib
 import math
 import random
 import re
@@ -29,7 +33,10 @@ from attnlab.measure.subjects.problem import Problem, shares
 from attnlab.study.shapes import Shape
 
 DEVICE = torch.device("cuda")
-KERNELS = Path(__file__).parents[2] / "kernels"
+ROOT = Path(__file__).parents[2]
+KERNELS, CUBINS = ROOT / "kernels", ROOT / ".fp8"
+SOURCES = [KERNELS / name for name in ("13_fp8.cu", "e4m3.cuh", "jobs.cuh", "hopper.cuh", "mma.cuh", "element.cuh")]
+PATIENCE_S = 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,9 @@ class Instance:
         )
 
     def expression(self, causal: bool) -> str:
-        numbers = f"{self.keys},{self.stages},{self.consumers},{self.ping_pong},{self.promote},{self.ones},{self.headroom}"
+        numbers = (
+            f"{self.keys},{self.stages},{self.consumers},{self.ping_pong},{self.promote},{self.ones},{self.headroom}"
+        )
         return f"fp8<__half,{self.head_dim},{'true' if causal else 'false'},{numbers}>"
 
     @property
@@ -69,28 +78,30 @@ class Instance:
 # keys, stages, consumers, turns, promote, ones, headroom; the first of each is the one that is tested most.
 INSTANCES = {
     128: [
-        (96, 3, 2, 1, 4, 1, 2),
-        (64, 6, 2, 1, 4, 1, 2),
-        (64, 6, 2, 1, 2, 1, 2),
-        (64, 6, 2, 0, 4, 1, 2),
-        (64, 6, 2, 1, 4, 0, 2),
         (96, 3, 2, 1, 4, 0, 2),
-        (96, 3, 2, 1, 0, 1, 2),
-        (128, 3, 2, 1, 0, 1, 2),
+        (96, 3, 2, 1, 4, 1, 2),
+        (64, 6, 2, 1, 4, 0, 2),
+        (64, 6, 2, 1, 4, 1, 2),
+        (64, 6, 2, 1, 1, 0, 2),
+        (64, 6, 2, 0, 4, 0, 2),
+        (96, 3, 2, 0, 4, 0, 2),
+        (96, 3, 2, 1, 0, 0, 2),
         (128, 3, 2, 1, 0, 0, 2),
-        (96, 3, 2, 1, 4, 1, 1),
-        (64, 4, 3, 1, 0, 1, 2),
+        (128, 3, 2, 1, 0, 1, 2),
+        (96, 3, 2, 1, 4, 0, 3),
+        (64, 4, 3, 1, 0, 0, 2),
         (64, 4, 3, 0, 0, 1, 2),
     ],
     64: [
+        (96, 6, 3, 1, 4, 0, 2),
         (96, 6, 3, 1, 4, 1, 2),
-        (64, 8, 3, 1, 4, 1, 2),
-        (128, 5, 3, 1, 0, 1, 2),
+        (64, 8, 3, 1, 4, 0, 2),
         (128, 5, 3, 1, 0, 0, 2),
-        (192, 4, 2, 1, 4, 1, 2),
-        (128, 6, 2, 1, 4, 1, 2),
-        (96, 6, 3, 0, 4, 1, 2),
-        (96, 6, 3, 1, 4, 1, 1),
+        (128, 5, 3, 1, 0, 1, 2),
+        (192, 4, 2, 1, 4, 0, 2),
+        (128, 6, 2, 1, 4, 0, 2),
+        (96, 6, 3, 0, 4, 0, 2),
+        (96, 6, 3, 1, 4, 0, 3),
     ],
 }
 CHECKED = [  # batch, heads, seq_len, kv_heads, kv_len, causal, layout
@@ -125,7 +136,12 @@ class Scales(ctypes.Structure):
 
 
 def compiled(expression: str) -> tuple[str, bytes, str, str]:
-    """The expression, its cubin, its mangled name, and what ptxas said."""
+    """The expression, its cubin, its mangled name, and what ptxas said; from .fp8 if it is there."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES) + expression.encode()).hexdigest()[:16]
+    held = CUBINS / f"{digest}.cubin"
+    if held.exists():
+        name, _, cubin = held.read_bytes().partition(b"\n")
+        return expression, cubin, name.decode(), "held"
     from cuda.bindings import nvrtc
     from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
 
@@ -144,6 +160,8 @@ def compiled(expression: str) -> tuple[str, bytes, str, str]:
     cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
     nvrtc.nvrtcGetCUBIN(program, cubin)
     name = nvrtc.nvrtcGetLoweredName(program, expression.encode())[1].decode()
+    CUBINS.mkdir(exist_ok=True)
+    held.write_bytes(name.encode() + b"\n" + cubin)
     spilled = [int(size) for size in re.findall(r"(\d+) bytes spill stores", said)]
     return expression, cubin, name, f"spills {max(spilled, default=0)}"
 
@@ -163,15 +181,14 @@ class Fp8:
         """A call without arguments, whose output is the same memory each time."""
         i, driver = self.instance, maps.driver()
         rows = 64 * i.consumers
-        tile = SimpleNamespace(
-            rows=rows, keys=i.keys, box=64, items=lambda queries, heads: -(-queries // rows) * heads
-        )
+        tile = SimpleNamespace(rows=rows, keys=i.keys, box=64, items=lambda queries, heads: -(-queries // rows) * heads)
         batch, heads, queries, head_dim = q.values.shape
-        held = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+        properties = torch.cuda.get_device_properties(DEVICE)
+        held = properties.multi_processor_count
         items = tile.items(queries, batch * heads)
         ctas = min(items * (1 if self.causal else shares(items, held, i.consumers)), held)
         output = torch.full_like(q.values, math.nan, dtype=torch.float16)
-        problem = Problem.of(q.values, k.values, self.causal, head_dim**-0.5, tile, ctas, 50 * 2**20)
+        problem = Problem.of(q.values, k.values, self.causal, head_dim**-0.5, tile, ctas, properties.L2_cache_size)
         scales = (Scales * 3)(*map(Scales.of, (q, k, v)))
         tensors, boxes = (q.values, k.values, v.values, output), (64, i.keys, i.keys, 64)
         encoded = [maps.strided(t, t.data_ptr(), box) for t, box in zip(tensors, boxes, strict=True)]
@@ -226,7 +243,11 @@ def cudnn_fp8(q: Quantized, k: Quantized, v: Quantized, causal: bool, dtype: str
     numbers = [*(t.scales.amax().view(1, 1, 1, 1) for t in (q, k, v))]
     numbers += [torch.full((1, 1, 1, 1), x, device=DEVICE) for x in (1 / 256, 256.0, 64.0)]
     pack = dict(zip((*given, *scalars), (q.values, k.values, v.values, *numbers), strict=True))
-    pack |= {result: output, amax_s: torch.zeros(1, 1, 1, 1, device=DEVICE), amax_o: torch.zeros(1, 1, 1, 1, device=DEVICE)}
+    pack |= {
+        result: output,
+        amax_s: torch.zeros(1, 1, 1, 1, device=DEVICE),
+        amax_o: torch.zeros(1, 1, 1, 1, device=DEVICE),
+    }
 
     def call() -> Tensor:
         cudnn.set_stream(handle, torch._C._cuda_getCurrentRawStream(0))
@@ -238,11 +259,12 @@ def cudnn_fp8(q: Quantized, k: Quantized, v: Quantized, causal: bool, dtype: str
     return call
 
 
-def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int, thorough: bool) -> None:
+def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int) -> None:
     """Print the error of each instance at each case, over that of the formula."""
     instances = [instance for instance, causal in kernels if instance.head_dim == head_dim and causal]
-    cases = [(case, "normal") for case in CHECKED] + [(CHECKED[-1 if thorough else -2], kind) for kind in KINDS]
+    cases = [(case, "normal") for case in CHECKED] + [(CHECKED[-2], kind) for kind in KINDS]
     for number, ((batch, heads, seq_len, kv_heads, kv_len, causal, layout), kind) in enumerate(cases):
+        faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         shape = Shape(
             batch, heads, seq_len, head_dim, causal=causal, kv_heads=kv_heads, kv_len=kv_len, layout=layout, values=kind
         )
@@ -251,10 +273,15 @@ def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int, thorough: bo
             q, k, v = (Quantized(_tokens_first(t.values), t.scales, t.rows) for t in (q, k, v))
         exact = oracle.float64(*(tensor.dequantized() for tensor in (q, k, v)), causal)
         formula = accuracy.attention(q, k, v, causal).double()
-        mean, largest = (formula - exact).abs().mean().item(), (formula - exact).abs().max().item()
-        print(f"D={head_dim} {batch},{heads},{seq_len},{kv_heads},{kv_len}{'c' * causal} {layout} {kind}: "
-              f"formula {mean:.2e} {largest:.2e}", flush=True)
-        for instance in instances if number in (0, 1, len(CHECKED) - 2) or kind != "normal" else instances[:2]:
+        mean, largest = (max(1e-12, f(formula - exact)) for f in (_mean, _largest))
+        print(
+            f"D={head_dim} {batch},{heads},{seq_len},{kv_heads},{kv_len}{'c' * causal} {layout} {kind}: "
+            f"formula {mean:.2e} {largest:.2e}",
+            flush=True,
+        )
+        for instance in (
+            instances if number in (0, 1, len(CHECKED) - 2, len(CHECKED) - 1) or kind != "normal" else instances[:2]
+        ):
             if (instance, causal) not in kernels:
                 continue
             call = kernels[instance, causal].prepare(q, k, v)
@@ -263,23 +290,35 @@ def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int, thorough: bo
             again = call()
             torch.cuda.synchronize()
             distance = (output.double() - exact).abs().nan_to_num(nan=math.inf)
-            ratios = distance.mean().item() / mean, distance.max().item() / largest
+            ratios = _mean(distance) / mean, _largest(distance) / largest
             same = "" if torch.equal(output, again) else "  NOT THE SAME TWICE"
             bad = "  WRONG" if not ratios[0] < 2 else ""
             print(f"    {instance.name:28} {ratios[0]:6.3f} {ratios[1]:6.3f}{same}{bad}", flush=True)
+
+
+def _mean(distance: Tensor) -> float:
+    return distance.abs().mean().item()
+
+
+def _largest(distance: Tensor) -> float:
+    return distance.abs().max().item()
 
 
 def _tokens_first(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def measure(kernels: dict[tuple[Instance, bool], Fp8], shape: tuple[int, int, int, int, bool], kind: str, rounds: int) -> None:
+def measure(
+    kernels: dict[tuple[Instance, bool], Fp8], shape: tuple[int, int, int, int, bool], kind: str, rounds: int
+) -> None:
     """Print the TFLOP/s of each instance at a shape, and of what stands beside them."""
     batch, heads, length, head_dim, causal = shape
     asked = Shape(batch, heads, length, head_dim, causal=causal, values=kind)
     given = inputs.draw(asked, 1, DEVICE)
     q, k, v = quantize(*given)
-    calls = {i.name: kernel.prepare(q, k, v) for (i, c), kernel in kernels.items() if i.head_dim == head_dim and c == causal}
+    calls = {
+        i.name: kernel.prepare(q, k, v) for (i, c), kernel in kernels.items() if i.head_dim == head_dim and c == causal
+    }
     try:
         best = registry.find("kernel.best").bound(given, asked)
         best()
@@ -319,30 +358,44 @@ def measure(kernels: dict[tuple[Instance, bool], Fp8], shape: tuple[int, int, in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("head_dims", nargs="*", type=int, default=list(INSTANCES), metavar="head_dim")
+    parser.add_argument("--compile", action="store_true", help="compile only")
+    parser.add_argument("--only", default="", help="instances whose names have this in them")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--values", default="normal", help="kinds to be timed on, separated by commas")
     parser.add_argument("--unchecked", action="store_true", help="time only")
     options = parser.parse_args()
     began = time.perf_counter()
-    instances = [Instance(head_dim, *numbers) for head_dim, all_numbers in INSTANCES.items() for numbers in all_numbers]
-    expressions = {instance.expression(causal): (instance, causal) for instance in instances for causal in (False, True)}
-    kernels = {}
+    instances = [Instance(head_dim, *numbers) for head_dim in options.head_dims for numbers in INSTANCES[head_dim]]
+    wanted = [instance for instance in instances if options.only in instance.name]
+    expressions = {instance.expression(causal): (instance, causal) for instance in wanted for causal in (False, True)}
+    built = _built(list(expressions))
+    if options.compile:
+        return
     torch.zeros(1, device=DEVICE)
+    kernels = {expressions[e]: Fp8(*expressions[e], cubin, name) for e, (cubin, name) in built.items()}
+    print(torch.cuda.get_device_name(), f"ready after {time.perf_counter() - began:.0f} s", flush=True)
+    for head_dim in options.head_dims:
+        if not options.unchecked:
+            check(kernels, head_dim)
+            print(f"checked after {time.perf_counter() - began:.0f} s", flush=True)
+        for shape in (shape for shape in TIMED if shape[3] == head_dim):
+            for kind in options.values.split(","):
+                faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+                measure(kernels, shape, kind, options.rounds)
+                print(f"timed after {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def _built(expressions: list[str]) -> dict[str, tuple[bytes, str]]:
+    """The cubins and mangled names of those that compile; what isn't held is compiled by a process for each core."""
+    found = {}
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for expression, cubin, name, said in pool.map(compiled, expressions):
-            print(f"{expression}: {said}", flush=True)
+            if said != "held":
+                print(f"{expression}: {said}", flush=True)
             if cubin:
-                kernels[expressions[expression]] = Fp8(*expressions[expression], cubin, name)
-    print(torch.cuda.get_device_name(), f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
-    for head_dim in INSTANCES:
-        if not options.unchecked:
-            check(kernels, head_dim, thorough=False)
-            print(f"checked after {time.perf_counter() - began:.0f} s", flush=True)
-        for kind in options.values.split(","):
-            for shape in TIMED:
-                if shape[3] == head_dim:
-                    measure(kernels, shape, kind, options.rounds)
-                    print(f"timed after {time.perf_counter() - began:.0f} s", flush=True)
+                found[expression] = cubin, name
+    return found
 
 
 if __name__ == "__main__":
