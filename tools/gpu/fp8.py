@@ -1,6 +1,6 @@
 """Try instances of kernels/13_fp8.cu on a GPU: errors against float64 of the dequantised inputs, then times. No run.
 
-``PYTHONPATH=lib python tools/gpu/fp8.py --compile`` compiles all instances into .fp8, on any machine;
+``PYTHONPATH=lib python tools/gpu/fp8.py --compile`` compiles all instances into .trial/fp8, on any machine;
 ``PYTHONPATH=lib timeout -k 5 60 python tools/gpu/fp8.py 128`` then tries those of a head_dim, prints as it goes, and
 ends where something takes longer than `PATIENCE_S`. Errors, mean and largest, are over those of `accuracy.attention`,
 the same formula from PyTorch's operations; times are medians of graph replays in random order, in TFLOP/s, beside
@@ -34,9 +34,9 @@ from attnlab.study.shapes import Shape
 
 DEVICE = torch.device("cuda")
 ROOT = Path(__file__).parents[2]
-KERNELS, CUBINS = ROOT / "kernels", ROOT / ".fp8"
+KERNELS, CUBINS = ROOT / "kernels", ROOT / ".trial/fp8"
 SOURCES = [KERNELS / name for name in ("13_fp8.cu", "e4m3.cuh", "jobs.cuh", "hopper.cuh", "mma.cuh", "element.cuh")]
-PATIENCE_S = 20
+PATIENCE_S = 30
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,14 @@ class Scales(ctypes.Structure):
         return cls(tensor.scales.data_ptr(), *(strides[i] if sizes[i] > 1 else 0 for i in (0, 1)))
 
 
-def compiled(expression: str) -> tuple[str, bytes, str, str]:
-    """The expression, its cubin, its mangled name, and what ptxas said; from .fp8 if it is there."""
+def _held(expression: str) -> Path:
+    """The file of an expression's cubin, as the sources are now: its mangled name, a line's end, and the cubin."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES) + expression.encode()).hexdigest()[:16]
-    held = CUBINS / f"{digest}.cubin"
-    if held.exists():
-        name, _, cubin = held.read_bytes().partition(b"\n")
-        return expression, cubin, name.decode(), "held"
+    return CUBINS / f"{digest}.cubin"
+
+
+def compile_one(expression: str) -> str:
+    """Compile into the expression's file; returns what ptxas said of spills, or the compiler's errors."""
     from cuda.bindings import nvrtc
     from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
 
@@ -156,14 +157,14 @@ def compiled(expression: str) -> tuple[str, bytes, str, str]:
     nvrtc.nvrtcGetProgramLog(program, log)
     said = log.decode(errors="replace")
     if status.value:
-        return expression, b"", "", said[:1000]
+        return f"{expression}: {said[:1000]}"
     cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
     nvrtc.nvrtcGetCUBIN(program, cubin)
     name = nvrtc.nvrtcGetLoweredName(program, expression.encode())[1].decode()
-    CUBINS.mkdir(exist_ok=True)
-    held.write_bytes(name.encode() + b"\n" + cubin)
+    CUBINS.mkdir(parents=True, exist_ok=True)
+    _held(expression).write_bytes(name.encode() + b"\n" + cubin)
     spilled = [int(size) for size in re.findall(r"(\d+) bytes spill stores", said)]
-    return expression, cubin, name, f"spills {max(spilled, default=0)}"
+    return f"{expression}: spills {max(spilled, default=0)}"
 
 
 class Fp8:
@@ -388,13 +389,15 @@ def main() -> None:
 
 def _built(expressions: list[str]) -> dict[str, tuple[bytes, str]]:
     """The cubins and mangled names of those that compile; what isn't held is compiled by a process for each core."""
+    missing = [expression for expression in expressions if not _held(expression).exists()]
+    if missing:
+        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+            for said in pool.map(compile_one, missing):
+                print(said, flush=True)
     found = {}
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for expression, cubin, name, said in pool.map(compiled, expressions):
-            if said != "held":
-                print(f"{expression}: {said}", flush=True)
-            if cubin:
-                found[expression] = cubin, name
+    for expression in filter(lambda expression: _held(expression).exists(), expressions):
+        name, _, cubin = _held(expression).read_bytes().partition(b"\n")
+        found[expression] = cubin, name.decode()
     return found
 
 

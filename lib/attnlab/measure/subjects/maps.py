@@ -25,8 +25,8 @@ def contiguous(tensor: Tensor, address: int, rows: int) -> bytes:
     """A map of a contiguous tensor ``(batch, heads, seq_len, head_dim)`` in which all heads are one dimension.
 
     Its three dimensions are, innermost first, head_dim, seq_len, and heads over all batches. A box is 64 columns of
-    `rows` rows of one head, 128 of 8 bits, with 16-byte chunks swizzled over 128 bytes. What lies outside of the tensor reads as zero
-    and is not written.
+    `rows` rows of one head, or up to 128 of 8 bits, with 16-byte chunks swizzled over 128 bytes. What lies outside of
+    the tensor reads as zero and is not written.
 
     Raises:
         Broken: the driver makes no such map.
