@@ -25,8 +25,8 @@ def contiguous(tensor: Tensor, address: int, rows: int) -> bytes:
     """A map of a contiguous tensor ``(batch, heads, seq_len, head_dim)`` in which all heads are one dimension.
 
     Its three dimensions are, innermost first, head_dim, seq_len, and heads over all batches. A box is 64 columns of
-    `rows` rows of one head, with 16-byte chunks swizzled over 128 bytes. What lies outside of the tensor reads as zero
-    and is not written.
+    `rows` rows of one head, or up to 128 of 8 bits, with 16-byte chunks swizzled over 128 bytes. What lies outside of
+    the tensor reads as zero and is not written.
 
     Raises:
         Broken: the driver makes no such map.
@@ -73,13 +73,22 @@ def _bytes_apart(tensor: Tensor) -> list[int]:
 
 
 def _encoded(tensor: Tensor, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], rows: int) -> bytes:
-    """The map of a tensor at an address, with the strides in elements of all dimensions but the innermost."""
+    """The map of a tensor at an address, with the strides in elements of all dimensions but the innermost.
+
+    Rows of 64 columns of 8 bits are swizzled over their 64 bytes.
+    """
     cuda = driver()
     types = {
         torch.float16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         torch.bfloat16: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        torch.float8_e4m3fn: cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }
-    box = (BOX_COLUMNS, rows, *[1] * (len(sizes) - 2))
+    swizzles = {
+        64: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+        128: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    }
+    row_bytes = min(sizes[0] * tensor.element_size(), 2 * BOX_COLUMNS)
+    box = (row_bytes // tensor.element_size(), rows, *[1] * (len(sizes) - 2))
     error, encoded = cuda.cuTensorMapEncodeTiled(
         types[tensor.dtype],
         len(sizes),
@@ -89,7 +98,7 @@ def _encoded(tensor: Tensor, address: int, sizes: tuple[int, ...], strides: tupl
         [cuda.cuuint32_t(extent) for extent in box],
         [cuda.cuuint32_t(1)] * len(sizes),
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        swizzles[row_bytes],
         cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

@@ -1,0 +1,405 @@
+"""Try instances of kernels/13_fp8.cu on a GPU: errors against float64 of the dequantised inputs, then times. No run.
+
+``PYTHONPATH=lib python tools/gpu/fp8.py --compile`` compiles all instances into .trial/fp8, on any machine;
+``PYTHONPATH=lib timeout -k 5 60 python tools/gpu/fp8.py 128`` then tries those of a head_dim, prints as it goes, and
+ends where something takes longer than `PATIENCE_S`. Errors, mean and largest, are over those of `accuracy.attention`,
+the same formula from PyTorch's operations; times are medians of graph replays in random order, in TFLOP/s, beside
+`kernel.best` in fp16 and cuDNN's FP8.
+"""
+
+import argparse
+import ctypes
+import faulthandler
+import hashlib
+import math
+import random
+import re
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from attnlab.measure.fp8 import accuracy
+from attnlab.measure.fp8.quantize import Quantized, quantize
+from attnlab.measure.subjects import inputs, maps, oracle, registry
+from attnlab.measure.subjects.launch import Maps
+from attnlab.measure.subjects.problem import Problem, shares
+from attnlab.study.shapes import Shape
+
+DEVICE = torch.device("cuda")
+ROOT = Path(__file__).parents[2]
+KERNELS, CUBINS = ROOT / "kernels", ROOT / ".trial/fp8"
+SOURCES = [KERNELS / name for name in ("13_fp8.cu", "e4m3.cuh", "jobs.cuh", "hopper.cuh", "mma.cuh", "element.cuh")]
+PATIENCE_S = 30
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Template arguments of the kernel, without the element type and the mask."""
+
+    head_dim: int
+    keys: int
+    stages: int
+    consumers: int
+    ping_pong: int
+    promote: int
+    ones: int
+    headroom: int
+
+    @property
+    def name(self) -> str:
+        return (
+            f"k{self.keys} s{self.stages} c{self.consumers}{' turns' * self.ping_pong} p{self.promote}"
+            f"{' ones' * self.ones} h{self.headroom}"
+        )
+
+    def expression(self, causal: bool) -> str:
+        numbers = (
+            f"{self.keys},{self.stages},{self.consumers},{self.ping_pong},{self.promote},{self.ones},{self.headroom}"
+        )
+        return f"fp8<__half,{self.head_dim},{'true' if causal else 'false'},{numbers}>"
+
+    @property
+    def shared_bytes(self) -> int:
+        """At least what `Shared8` takes."""
+        pitch = 64 if self.keys <= 64 else 128
+        transposed = -(-self.keys // pitch) * pitch * (self.head_dim + 8 * self.ones)
+        tiles = self.stages * (2 * self.keys * self.head_dim + transposed)
+        rest = 512 + self.consumers * (32 + 256 + 80) + 48 * self.stages
+        return -(-(self.consumers * 256 * self.head_dim + tiles + rest) // 1024) * 1024
+
+
+# keys, stages, consumers, turns, promote, ones, headroom; the first of each is the one that is tested most.
+INSTANCES = {
+    128: [
+        (96, 3, 2, 1, 4, 0, 2),
+        (96, 3, 2, 1, 4, 1, 2),
+        (64, 6, 2, 1, 4, 0, 2),
+        (64, 6, 2, 1, 4, 1, 2),
+        (64, 6, 2, 1, 1, 0, 2),
+        (64, 6, 2, 0, 4, 0, 2),
+        (96, 3, 2, 0, 4, 0, 2),
+        (96, 3, 2, 1, 0, 0, 2),
+        (128, 3, 2, 1, 0, 0, 2),
+        (128, 3, 2, 1, 0, 1, 2),
+        (96, 3, 2, 1, 4, 0, 3),
+        (64, 4, 3, 1, 0, 0, 2),
+        (64, 4, 3, 0, 0, 1, 2),
+    ],
+    64: [
+        (96, 6, 3, 1, 4, 0, 2),
+        (96, 6, 3, 1, 4, 1, 2),
+        (64, 8, 3, 1, 4, 0, 2),
+        (128, 5, 3, 1, 0, 0, 2),
+        (128, 5, 3, 1, 0, 1, 2),
+        (192, 4, 2, 1, 4, 0, 2),
+        (128, 6, 2, 1, 4, 0, 2),
+        (96, 6, 3, 0, 4, 0, 2),
+        (96, 6, 3, 1, 4, 0, 3),
+    ],
+}
+CHECKED = [  # batch, heads, seq_len, kv_heads, kv_len, causal, layout
+    (1, 2, 192, 2, 192, False, "heads first"),
+    (1, 2, 192, 2, 192, True, "heads first"),
+    (2, 4, 333, 2, 333, False, "tokens first"),
+    (1, 3, 1000, 3, 1000, True, "heads first"),
+    (2, 2, 70, 1, 517, True, "heads first"),
+    (2, 20, 2048, 4, 2048, True, "tokens first"),
+    (2, 20, 2048, 20, 2048, False, "heads first"),
+]
+KINDS = ("sd 2", "sd 6", "sink 8", "sink 13", "rising 24", "falling 24", "outliers", "scales", "zeros")
+TIMED = [
+    (4, 16, 4096, 128, False),
+    (4, 16, 4096, 128, True),
+    (2, 16, 16384, 128, False),
+    (32, 8, 2048, 64, False),
+    (8, 8, 8192, 64, False),
+    (32, 8, 2048, 64, True),
+]
+
+
+class Scales(ctypes.Structure):
+    """A tensor's scales and the strides of batch and head, as the kernel's source declares them."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("batch", ctypes.c_int), ("head", ctypes.c_int))
+
+    @classmethod
+    def of(cls, tensor: Quantized) -> "Scales":
+        sizes, strides = tensor.scales.shape, tensor.scales.stride()
+        return cls(tensor.scales.data_ptr(), *(strides[i] if sizes[i] > 1 else 0 for i in (0, 1)))
+
+
+def _held(expression: str) -> Path:
+    """The file of an expression's cubin, as the sources are now: its mangled name, a line's end, and the cubin."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES) + expression.encode()).hexdigest()[:16]
+    return CUBINS / f"{digest}.cubin"
+
+
+def compile_one(expression: str) -> str:
+    """Compile into the expression's file; returns what ptxas said of spills, or the compiler's errors."""
+    from cuda.bindings import nvrtc
+    from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
+
+    load_nvidia_dynamic_lib("nvrtc")
+    include = find_nvidia_header_directory("cudart")
+    words = ["-std=c++17", "-arch=sm_90a", f"-I{KERNELS}", f"-I{include}", "-ftz=true", "--ptxas-options=-v"]
+    _, program = nvrtc.nvrtcCreateProgram((KERNELS / "13_fp8.cu").read_bytes(), b"13_fp8.cu", 0, [], [])
+    nvrtc.nvrtcAddNameExpression(program, expression.encode())
+    options = [word.encode() for word in (*words, "--device-as-default-execution-space")]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+    nvrtc.nvrtcGetProgramLog(program, log)
+    said = log.decode(errors="replace")
+    if status.value:
+        return f"{expression}: {said[:1000]}"
+    cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    name = nvrtc.nvrtcGetLoweredName(program, expression.encode())[1].decode()
+    CUBINS.mkdir(parents=True, exist_ok=True)
+    _held(expression).write_bytes(name.encode() + b"\n" + cubin)
+    spilled = [int(size) for size in re.findall(r"(\d+) bytes spill stores", said)]
+    return f"{expression}: spills {max(spilled, default=0)}"
+
+
+class Fp8:
+    """An instance of the kernel under a mask, to be called with quantised tensors."""
+
+    def __init__(self, instance: Instance, causal: bool, cubin: bytes, name: str) -> None:
+        self.instance, self.causal = instance, causal
+        driver = maps.driver()
+        self.module = _checked(driver.cuModuleLoadData(cubin))
+        self.function = _checked(driver.cuModuleGetFunction(self.module, name.encode()))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked(driver.cuFuncSetAttribute(self.function, attribute, instance.shared_bytes))
+
+    def prepare(self, q: Quantized, k: Quantized, v: Quantized):
+        """A call without arguments, whose output is the same memory each time."""
+        i, driver = self.instance, maps.driver()
+        rows = 64 * i.consumers
+        tile = SimpleNamespace(rows=rows, keys=i.keys, box=64, items=lambda queries, heads: -(-queries // rows) * heads)
+        batch, heads, queries, head_dim = q.values.shape
+        properties = torch.cuda.get_device_properties(DEVICE)
+        held = properties.multi_processor_count
+        items = tile.items(queries, batch * heads)
+        ctas = min(items * (1 if self.causal else shares(items, held, i.consumers)), held)
+        output = torch.full_like(q.values, math.nan, dtype=torch.float16)
+        problem = Problem.of(q.values, k.values, self.causal, head_dim**-0.5, tile, ctas, properties.L2_cache_size)
+        scales = (Scales * 3)(*map(Scales.of, (q, k, v)))
+        tensors, boxes = (q.values, k.values, v.values, output), (64, i.keys, i.keys, 64)
+        encoded = [maps.strided(t, t.data_ptr(), box) for t, box in zip(tensors, boxes, strict=True)]
+        parameters = Maps(encoded, [problem, scales])
+        parameters.point(tuple(tensor.data_ptr() for tensor in tensors))
+        fixed = (self.function, ctas, 1, 1, 128 * (1 + i.consumers), 1, 1, i.shared_bytes)
+
+        def call() -> Tensor:
+            stream = torch._C._cuda_getCurrentRawStream(0)
+            _checked(driver.cuLaunchKernel(*fixed, stream, parameters.address, 0))
+            return output
+
+        call.kept = (q, k, v, scales)
+        return call
+
+
+def _checked(answer):
+    status, *values = answer
+    if status.value:
+        raise RuntimeError(status.name)
+    return values[0] if values else None
+
+
+def cudnn_fp8(q: Quantized, k: Quantized, v: Quantized, causal: bool, dtype: str):
+    """A call of cuDNN's FP8 attention by its frontend's first plan, with a scale for each tensor."""
+    import cudnn
+
+    fp32, e4m3 = cudnn.data_type.FLOAT, cudnn.data_type.FP8_E4M3
+    handle = cudnn.create_handle()
+    graph = cudnn.pygraph(io_data_type=e4m3, intermediate_data_type=fp32, compute_data_type=fp32, handle=handle)
+    given = [graph.tensor(dim=list(t.values.shape), stride=list(t.values.stride()), data_type=e4m3) for t in (q, k, v)]
+    scalars = [graph.tensor(dim=[1] * 4, stride=[1] * 4, data_type=fp32) for _ in range(6)]
+    names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+    result, _, amax_s, amax_o = graph.sdpa_fp8(
+        *given,
+        **dict(zip(names, scalars, strict=True)),
+        generate_stats=False,
+        attn_scale=q.values.shape[-1] ** -0.5,
+        use_causal_mask=causal,
+    )
+    output = torch.empty_like(q.values, dtype=getattr(torch, dtype))
+    types = {"float8_e4m3fn": e4m3, "float16": cudnn.data_type.HALF}
+    result.set_output(True).set_dim(list(output.shape)).set_stride(list(output.stride())).set_data_type(types[dtype])
+    for largest in (amax_s, amax_o):
+        largest.set_output(True).set_dim([1] * 4).set_stride([1] * 4).set_data_type(fp32)
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    graph.check_support()
+    graph.build_plans()
+    workspace = torch.empty(max(1, graph.get_workspace_size()), dtype=torch.uint8, device=DEVICE)
+    numbers = [*(t.scales.amax().view(1, 1, 1, 1) for t in (q, k, v))]
+    numbers += [torch.full((1, 1, 1, 1), x, device=DEVICE) for x in (1 / 256, 256.0, 64.0)]
+    pack = dict(zip((*given, *scalars), (q.values, k.values, v.values, *numbers), strict=True))
+    pack |= {
+        result: output,
+        amax_s: torch.zeros(1, 1, 1, 1, device=DEVICE),
+        amax_o: torch.zeros(1, 1, 1, 1, device=DEVICE),
+    }
+
+    def call() -> Tensor:
+        cudnn.set_stream(handle, torch._C._cuda_getCurrentRawStream(0))
+        graph.execute(pack, workspace, handle=handle)
+        return output
+
+    call()
+    torch.cuda.synchronize()
+    return call
+
+
+def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int) -> None:
+    """Print the error of each instance at each case, over that of the formula."""
+    instances = [instance for instance, causal in kernels if instance.head_dim == head_dim and causal]
+    cases = [(case, "normal") for case in CHECKED] + [(CHECKED[-2], kind) for kind in KINDS]
+    for number, ((batch, heads, seq_len, kv_heads, kv_len, causal, layout), kind) in enumerate(cases):
+        faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+        shape = Shape(
+            batch, heads, seq_len, head_dim, causal=causal, kv_heads=kv_heads, kv_len=kv_len, layout=layout, values=kind
+        )
+        q, k, v = quantize(*inputs.draw(shape, 1, DEVICE))
+        if layout == "tokens first":  # quantising makes tensors contiguous
+            q, k, v = (Quantized(_tokens_first(t.values), t.scales, t.rows) for t in (q, k, v))
+        exact = oracle.float64(*(tensor.dequantized() for tensor in (q, k, v)), causal)
+        formula = accuracy.attention(q, k, v, causal).double()
+        mean, largest = (max(1e-12, f(formula - exact)) for f in (_mean, _largest))
+        print(
+            f"D={head_dim} {batch},{heads},{seq_len},{kv_heads},{kv_len}{'c' * causal} {layout} {kind}: "
+            f"formula {mean:.2e} {largest:.2e}",
+            flush=True,
+        )
+        for instance in (
+            instances if number in (0, 1, len(CHECKED) - 2, len(CHECKED) - 1) or kind != "normal" else instances[:2]
+        ):
+            if (instance, causal) not in kernels:
+                continue
+            call = kernels[instance, causal].prepare(q, k, v)
+            output = call().clone()
+            torch.cuda.synchronize()
+            again = call()
+            torch.cuda.synchronize()
+            distance = (output.double() - exact).abs().nan_to_num(nan=math.inf)
+            ratios = _mean(distance) / mean, _largest(distance) / largest
+            same = "" if torch.equal(output, again) else "  NOT THE SAME TWICE"
+            bad = "  WRONG" if not ratios[0] < 2 else ""
+            print(f"    {instance.name:28} {ratios[0]:6.3f} {ratios[1]:6.3f}{same}{bad}", flush=True)
+
+
+def _mean(distance: Tensor) -> float:
+    return distance.abs().mean().item()
+
+
+def _largest(distance: Tensor) -> float:
+    return distance.abs().max().item()
+
+
+def _tokens_first(tensor: Tensor) -> Tensor:
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def measure(
+    kernels: dict[tuple[Instance, bool], Fp8], shape: tuple[int, int, int, int, bool], kind: str, rounds: int
+) -> None:
+    """Print the TFLOP/s of each instance at a shape, and of what stands beside them."""
+    batch, heads, length, head_dim, causal = shape
+    asked = Shape(batch, heads, length, head_dim, causal=causal, values=kind)
+    given = inputs.draw(asked, 1, DEVICE)
+    q, k, v = quantize(*given)
+    calls = {
+        i.name: kernel.prepare(q, k, v) for (i, c), kernel in kernels.items() if i.head_dim == head_dim and c == causal
+    }
+    try:
+        best = registry.find("kernel.best").bound(given, asked)
+        best()
+        calls["kernel.best fp16"] = best
+    except Exception as error:  # a peer that is missing is no reason to stop
+        print(f"  kernel.best: {error}")
+    tensors = quantize(*given, scales="tensor")
+    for dtype in ("float8_e4m3fn", "float16"):
+        try:
+            calls[f"cudnn to {dtype}"] = cudnn_fp8(*tensors, causal, dtype)
+        except Exception as error:
+            print(f"  cudnn to {dtype}: {str(error)[:150]}")
+    flops = 4 * batch * heads * length**2 * head_dim / (2 if causal else 1)
+    count = max(1, round(2e-3 / (flops / 8e14)))
+    graphs, took = {}, {}
+    for name, call in calls.items():
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(count):
+                call()
+        graphs[name], took[name] = graph, []
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(rounds):
+        for name in random.sample(list(graphs), len(graphs)):
+            graphs[name].replay()
+            start.record()
+            graphs[name].replay()
+            end.record()
+            end.synchronize()
+            took[name].append(start.elapsed_time(end) / count)
+    print(f"{shape} {kind}: TFLOP/s, us", flush=True)
+    for name, each in sorted(took.items(), key=lambda item: median(item[1])):
+        print(f"    {name:30} {flops / median(each) / 1e9:7.1f} {1e3 * median(each):9.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("head_dims", nargs="*", type=int, default=list(INSTANCES), metavar="head_dim")
+    parser.add_argument("--compile", action="store_true", help="compile only")
+    parser.add_argument("--only", default="", help="instances whose names have this in them")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--values", default="normal", help="kinds to be timed on, separated by commas")
+    parser.add_argument("--unchecked", action="store_true", help="time only")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    instances = [Instance(head_dim, *numbers) for head_dim in options.head_dims for numbers in INSTANCES[head_dim]]
+    wanted = [instance for instance in instances if options.only in instance.name]
+    expressions = {instance.expression(causal): (instance, causal) for instance in wanted for causal in (False, True)}
+    built = _built(list(expressions))
+    if options.compile:
+        return
+    torch.zeros(1, device=DEVICE)
+    kernels = {expressions[e]: Fp8(*expressions[e], cubin, name) for e, (cubin, name) in built.items()}
+    print(torch.cuda.get_device_name(), f"ready after {time.perf_counter() - began:.0f} s", flush=True)
+    for head_dim in options.head_dims:
+        if not options.unchecked:
+            check(kernels, head_dim)
+            print(f"checked after {time.perf_counter() - began:.0f} s", flush=True)
+        for shape in (shape for shape in TIMED if shape[3] == head_dim):
+            for kind in options.values.split(","):
+                faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+                measure(kernels, shape, kind, options.rounds)
+                print(f"timed after {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def _built(expressions: list[str]) -> dict[str, tuple[bytes, str]]:
+    """The cubins and mangled names of those that compile; what isn't held is compiled by a process for each core."""
+    missing = [expression for expression in expressions if not _held(expression).exists()]
+    if missing:
+        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+            for said in pool.map(compile_one, missing):
+                print(said, flush=True)
+    found = {}
+    for expression in filter(lambda expression: _held(expression).exists(), expressions):
+        name, _, cubin = _held(expression).read_bytes().partition(b"\n")
+        found[expression] = cubin, name.decode()
+    return found
+
+
+if __name__ == "__main__":
+    main()
