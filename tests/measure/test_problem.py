@@ -113,8 +113,8 @@ def _by_hand(tiles, heads, together, ctas):
 # A kernel that splits keys
 
 ROWS = Tile(head_dim=64, rows=16, keys=64, threads=128, shared_bytes=0)
-# CTAs that a device of 132 multiprocessors holds, two on each, in clusters of each size.
-HELD = ((1, 264), (2, 264), (4, 256), (8, 256), (16, 224))
+# CTAs that an H200 holds, two on a multiprocessor, in clusters of each size.
+HELD = ((1, 264), (2, 264), (4, 248), (8, 240), (16, 224))
 
 
 def test_a_packing_is_what_the_kernel_declares():
@@ -126,7 +126,7 @@ def test_a_packing_is_what_the_kernel_declares():
 def test_a_packing_holds_the_strides_of_views_and_splits_all_keys():
     q = torch.empty(2, 3, 12, 64, device="meta").transpose(1, 2)
     cache = torch.empty(2, 3, 1000, 64, device="meta")
-    packing = Packing.of(q, cache[:, :, :777], cache[:, :, 5:782], 0.5, ROWS, HELD)
+    packing = Packing.of(q, cache[:, :, :777], cache[:, :, 5:782], 0.5, ROWS, HELD, 2)
     assert (packing.queries, packing.keys, packing.group, packing.kv_heads, packing.scale) == (3, 777, 4, 3, 0.5)
     assert [packing.q.batch, packing.q.head, packing.q.row] == [3 * 12 * 64, 64, 12 * 64]
     assert [packing.k.batch, packing.k.head, packing.k.row] == [3 * 64000, 64000, 64]
@@ -139,7 +139,7 @@ def test_a_packing_holds_the_strides_of_views_and_splits_all_keys():
 @given(items=st.integers(1, 3000), tiles=st.integers(1, 600), rows=st.integers(1, 64), held=st.integers(16, 300))
 def test_no_split_is_empty_and_few_heads_fill_the_device(items, tiles, rows, held):
     in_clusters = tuple((cluster, held // cluster * cluster) for cluster in CLUSTERS)
-    clusters, cluster = splits(items, tiles, rows, in_clusters)
+    clusters, cluster = splits(items, tiles, rows, in_clusters, 2)
     parts = clusters * cluster
     assert 1 <= parts <= tiles
     assert cluster in CLUSTERS
@@ -149,13 +149,13 @@ def test_no_split_is_empty_and_few_heads_fill_the_device(items, tiles, rows, hel
 
 
 def test_a_device_without_clusters_splits_keys_by_workspaces_alone():
-    assert splits(8, 16, 4, ((1, 264),)) == (16, 1)
+    assert splits(8, 16, 4, ((1, 264),), 2) == (16, 1)
 
 
 @pytest.mark.parametrize(
     ("items", "tiles", "rows", "split"),
-    [(8, 128, 4, (32, 1)), (8, 16, 4, (1, 16)), (64, 128, 4, (1, 4)), (256, 128, 64, (1, 1)), (1, 1, 1, (1, 1))],
+    [(8, 128, 4, (8, 2)), (8, 16, 16, (1, 8)), (64, 128, 4, (1, 2)), (256, 128, 64, (1, 1)), (1, 1, 1, (1, 1))],
 )
 def test_splits_at_shapes_of_models(items, tiles, rows, split):
     """Of 8 heads of K and V: 1 sequence of 8192 and of 1024 keys, 8 and 32 sequences of 8192."""
-    assert splits(items, tiles, rows, HELD) == split
+    assert splits(items, tiles, rows, HELD, 2) == split

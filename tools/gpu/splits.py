@@ -39,9 +39,9 @@ OTHERS = {
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33)
 CASES, TOLERANCE = 40, {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 CALLS, REPLAYS = 24, 5
-# Values of START_TILES, CLUSTER_TILES, MERGE_TILES and ROWS_PER_TILE that are tried.
-CONSTANTS = ((0.5, 1, 1.5, 2, 3, 4), (0, 0.25, 0.5, 1, 1.5, 2), (0.5, 1, 2, 3, 4, 6), (16, 32, 64, 128, 256))
-NAMES = ("START_TILES", "CLUSTER_TILES", "MERGE_TILES", "ROWS_PER_TILE")
+# The constants of `problem.cost`, and the values of each that are tried.
+CONSTANTS = ((0.5, 1, 1.5, 2, 3), (0.5, 1, 1.5, 2, 3, 4), (25, 50, 100, 200, 400), (400, 800, 1600, 3200))
+NAMES = ("START_TILES", "MERGE_TILES", "CLUSTER_ROWS", "WORKSPACE_ROWS")
 
 Split = tuple[int, int]
 Inputs = list[list[torch.Tensor]]
@@ -83,7 +83,7 @@ def _variant(tile: Tile) -> rungs.Kernel:
 def _at(split: Split) -> ExitStack:
     """Has splits be so many clusters of so many CTAs, or less where there are fewer tiles."""
     stack = ExitStack()
-    chosen = lambda items, tiles, rows, held: (min(split[0], max(1, tiles // split[1])), split[1])  # noqa: E731
+    chosen = lambda items, tiles, *_: (min(split[0], max(1, tiles // split[1])), split[1])  # noqa: E731
     stack.enter_context(patch.object(problem, "splits", chosen))
     return stack
 
@@ -167,7 +167,7 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
         kernel._prepared.clear()
         compiled = kernel.prepared(*inputs[0], True).compiled
         items, tiles = tile.items(rows, batch * kv_heads), -(-keys // tile.keys)
-        chosen = problem.splits(items, tiles, min(rows, tile.rows), compiled.held)
+        chosen = problem.splits(items, tiles, min(rows, tile.rows), compiled.held, compiled.ctas_per_sm)
         took = {split: _us(kernel, inputs, split) for split in {chosen, *_splits(items, tiles, compiled.held)}}
         best = sorted(took, key=took.__getitem__)[:5]
         words = [f"{c}x{n} {took[c, n]:.2f}" for c, n in [chosen, *best]]
@@ -175,7 +175,7 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
         print(f"{sizes} q={queries} {tile.name}: chosen {words[0]}; {', '.join(words[1:])}; {speed}", flush=True)
         if tile.name == own.name:
             print(f"    at {best[0]}: {_launches(kernel, inputs, best[0])}; held {compiled.held}", flush=True)
-            fits.append((items, tiles, min(rows, tile.rows), dict(compiled.held), took))
+            fits.append((items, tiles, min(rows, tile.rows), dict(compiled.held), compiled.ctas_per_sm, took))
     return fits
 
 
@@ -258,8 +258,8 @@ def _regrets(fits: list[tuple], constants: tuple[float, ...]) -> tuple[float, fl
         for name, value in zip(NAMES, constants, strict=True):
             stack.enter_context(patch.object(problem, name, value))
         each = []
-        for items, tiles, rows, held, took in fits:
-            costs = {(c, n): problem.cost(items * c * n / held[n], tiles, rows, c, n) for c, n in took}
+        for *sizes, held, ctas_per_sm, took in fits:
+            costs = {(c, n): problem.cost(c, n, *sizes, held[n], ctas_per_sm) for c, n in took}
             each.append(took[min(costs, key=costs.__getitem__)] / min(took.values()) - 1)
     return mean(each), max(each)
 

@@ -288,7 +288,7 @@ def _split(
     """A launch of a kernel that splits keys."""
     batch, heads, queries, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    packing = Packing.of(q, k, v, scale, tile, compiled.held)
+    packing = Packing.of(q, k, v, scale, tile, compiled.held, compiled.ctas_per_sm)
     rows = batch * heads * queries  # each of which has a partial result of each cluster, with its logarithm
     floats = rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0
     ctas = tile.items(packing.group * queries, batch * packing.kv_heads) * packing.clusters * packing.cluster
