@@ -9,6 +9,7 @@ import transformers
 from forks import live
 
 from attnlab import __main__, select_run
+from attnlab.base import paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.measure import subjects
 from attnlab.runs import models, read, schema, write
@@ -298,7 +299,8 @@ def test_a_record_holds_what_its_plan_states(recording):
     assert not (schema.folder(MINE) / "parts").exists()
 
 
-def test_attend_goes_by_the_table_of_the_device_if_there_is_one(capsys):
+def test_attend_goes_by_the_table_of_the_device_if_there_is_one(capsys, monkeypatch):
+    monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
     assert select_run._table_of("NVIDIA none") is None
     assert capsys.readouterr().err.startswith("no dispatch table of NVIDIA none: `attend` calls SDPA; `make dispatch`")
     assert select_run._table_of("NVIDIA H200").device == "NVIDIA H200"
