@@ -3,10 +3,10 @@
 // Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K
 //         and V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the
 //         warps of a CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups
-//         multiply (wgmma), and if there is one more than the rows need, it brings K and V. The CTAs of a cluster merge theirs from each other's shared memory. Where one cluster is too
-//         small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go to a
-//         workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
-//         may differ in length: `kv_lens`.
+//         multiply (wgmma), and if there is one more than the rows need, it brings K and V. The CTAs of a cluster merge
+//         theirs from each other's shared memory. Where one cluster is too small for all splits, each one's results, O and
+//         the logarithm of the sum of its exponentials, go to a workspace, and a second kernel merges them. Both are
+//         launched while what is before them still runs. Sequences may differ in length: `kv_lens`.
 // Gained  before clusters, warpgroups and a warpgroup that loads: with 4 queries 1.4 to 5.5x over the fastest of SDPA from
 //         memory, with one 0.8 to 1.0x (NOTES.md); 4.5 TB/s at batch 32.
 // Limits  memory, and where caches are short the launch, the first bytes and the merge, one after the other.
