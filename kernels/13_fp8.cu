@@ -22,25 +22,29 @@ struct AllScales { Scales q, k, v; };
 
 // Floats as integers above this don't fit into e4m3.
 constexpr int LARGEST_BITS = 0x43E00000, INFINITY_BITS = 0x7F800000;  // 448
+// Of a tile whose largest is below 2^-4, too much is rounded to nothing, below 2^-10.
+constexpr int SMALL_BITS = 0x3D800000;
 
-template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int PROMOTE_, int ONES_> struct Plan8 {
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int PROMOTE_, int ONES_, int HELD_, int READY_> struct Plan8 {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = CONSUMERS_;
-    static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_;
-    static constexpr int PROMOTE = PROMOTE_, WIDTH = D / 2 + 4 * ONES_, TRANSPOSERS = 2;
+    static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_, HELD = HELD_, READY = READY_;
+    static constexpr int PROMOTE = PROMOTE_, WIDTH = D / 2 + 4 * ONES_, TRANSPOSERS = READY ? 1 : 2;
     static constexpr int THREADS = 128 * (1 + CONSUMERS), OUT_COLUMNS = D / 64;
     using Row = Swizzle<D>;        // of Q, K and V
     using KeyRow = Swizzle<KEYS>;  // of V transposed, in parts of PITCH keys
     static constexpr int QUERY_BYTES = 64 * D, OUT_BYTES = 64 * D * 2, TILE_BYTES = KEYS * D;
     static constexpr int PART_BYTES = (D + 8 * ONES) * KeyRow::PITCH, PARTS = (KEYS + KeyRow::PITCH - 1) / KeyRow::PITCH;
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
-    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112;
     static_assert(KEYS % 32 == 0, "a product with V takes 32 keys");
+    static_assert(!READY || PARTS == 1, "a tile of V transposed is one box");
     __device__ __forceinline__ static bool serves(int) { return true; }
 };
 
 template <typename P> struct Shared8 {
     unsigned char query[P::CONSUMERS][2][P::OUT_BYTES];  // of a job and of the next; then their O
-    unsigned char keys[P::STAGES][P::TILE_BYTES], values[P::STAGES][P::TILE_BYTES];
+    unsigned char keys[P::STAGES][P::TILE_BYTES];
+    alignas(1024) unsigned char values[P::READY ? 1 : P::STAGES][P::READY ? 1024 : P::TILE_BYTES];
     alignas(1024) unsigned char transposed[P::STAGES][P::PARTS * P::PART_BYTES];
     unsigned long long query_full[P::CONSUMERS][2], query_empty[P::CONSUMERS][2];
     unsigned long long full[P::STAGES][2], empty[P::STAGES][2];  // of K, and of V transposed
@@ -110,6 +114,15 @@ __device__ __forceinline__ void load_tiles(Shared8<P>& smem, const TileScheduler
             load_box(shared_address(smem.keys[stage]), k, 0, P::KEYS * tile, kv_head & 0xFFFF, kv_head >> 16, k_full);
             if (users < P::JOBS_PER_PASS) arrive_times(k_empty, 4 * (P::JOBS_PER_PASS - users));
             if (skips && tile == 0) begin_pass<P>(smem, state, round);
+            if (P::READY) {
+                const unsigned empty = shared_address(&smem.empty[stage][1]), full = shared_address(&smem.full[stage][1]);
+                wait(empty, state.phase() ^ 1);
+                arrive_expecting(full, P::D * P::KeyRow::PITCH);
+                load_box(shared_address(smem.transposed[stage]), v, 0, P::D * tile, kv_head & 0xFFFF, kv_head >> 16, full);
+                if (users < P::JOBS_PER_PASS) arrive_times(empty, 4 * (P::JOBS_PER_PASS - users));
+                state.advance();
+                continue;
+            }
             const unsigned v_full = shared_address(&smem.values_full[stage]);
             wait(shared_address(&smem.values_empty[stage]), state.phase() ^ 1);
             arrive_expecting(v_full, P::TILE_BYTES);
@@ -189,8 +202,10 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
             const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
             const int batch = head >> 16, q_head = head & 0xFFFF, kv_head = scheduler.packed_kv(head) & 0xFFFF;
             const float both = scales.q.of(batch, q_head) * scales.k.of(batch, kv_head);
+            // Scales of zeros may multiply to 0, by which a masked score would be no number.
+            const float scale_log2 = fmaxf(both * scheduler.problem.scale * LOG2_E, 0x1p-126f);
             smem.jobs[consumer][buffer] = {head, scheduler.problem.earlier + 64 * block, tiles, state.packed, idle_turns,
-                                           round, drains, both * scheduler.problem.scale * LOG2_E,
+                                           round, drains, scale_log2,
                                            scales.v.of(batch, kv_head)};
             tiles_since = 1 - tiles;
             idle_turns = 0;
@@ -219,6 +234,14 @@ template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N]
     return largest;
 }
 
+// 2^x without the special function unit, to 1.1e-4 of it, for x above -126; infinite from 128 on.
+__device__ __forceinline__ float exp2_by_additions(float x) {
+    x = fminf(fmaxf(x, -126.f), 128.f);
+    const float rounded = x + 0x1.8p23f, f = x - (rounded - 0x1.8p23f);
+    const float fraction = ((0.05500893f * f + 0.24221096f) * f + 0.69328293f) * f + 1;
+    return __int_as_float(__float_as_int(fraction) + (__float_as_int(rounded) << 23));
+}
+
 template <bool SECOND, typename A, typename B> __device__ __forceinline__ auto& second_if(A& first, B& second) {
     if constexpr (SECOND) return second;
     else return first;
@@ -232,11 +255,12 @@ template <int N> __device__ __forceinline__ float sum_of(const float (&s)[N], in
 }
 
 // q, k, v: maps of (batch, heads, rows, D) of bytes; o: of T; any strides
-template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int PROMOTE, int ONES, int HEADROOM>
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int PROMOTE, int ONES, int HEADROOM,
+          int HELD = 0, int READY = 0, int EMULATED = 0>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
     const __grid_constant__ TensorMap o, Problem problem, AllScales scales) {
-    using P = Plan8<D, KEYS, STAGES, CONSUMERS, PING_PONG, PROMOTE, ONES>;
+    using P = Plan8<D, KEYS, STAGES, CONSUMERS, PING_PONG, PROMOTE, ONES, HELD, READY>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<Shared8<P>*>(memory);
     init_barriers<P, CAUSAL>(smem, problem);
@@ -244,7 +268,9 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         give_registers<P::PRODUCER_REGISTERS>();
         const TileScheduler<P, CAUSAL> scheduler(problem);
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-        if (warp >= 2) transpose_values(smem, scheduler, warp - 2);
+        if (warp >= 2) {
+            if (!P::READY) transpose_values(smem, scheduler, warp - 2);
+        }
         else if (threadIdx.x == 0) load_tiles(smem, scheduler, k, v);
         else if (warp == 1 && threadIdx.x % 32 < CONSUMERS) schedule_jobs(smem, scheduler, q, scales, threadIdx.x % 32);
         return;
@@ -266,9 +292,10 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     Scores<P, CAUSAL> scores;
     scores.tile = 0, scores.keys = problem.keys;
     float scale_log2 = 0;
-    float out[WIDTH], sums[PROMOTE ? WIDTH : 1];  // of the tensor cores, since `out` last had them
+    float out[PROMOTE ? D / 2 : WIDTH], sums[PROMOTE ? WIDTH : 1];  // of the tensor cores, since `out` last had them
     auto& product = second_if<PROMOTE != 0>(out, sums);
-    unsigned p[KEYS / 32][4];
+    unsigned p[KEYS / 32][4], held[P::HELD ? D / 32 : 1][4];  // the job's Q
+    bool added = true;   // whether additions sum the tile's probabilities, not the column of ones
     int since = 0;  // tiles in `product`
     int rises = 0;  // in a row, of tiles of this job
     int tiles = (problem.keys + KEYS - 1) / KEYS;
@@ -285,6 +312,13 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         scale_log2 = scheduled.scale_log2;
         if (CAUSAL) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
         const bool begins = scheduled.tiles;
+        if (P::HELD) {
+            const unsigned thread = reload_thread(thread_ids), lane = thread % 32, warp = thread / 32;
+#pragma unroll
+            for (int d = 0; d < D / 32; ++d)
+                load_matrices(held[d], queries + job % 2 * P::OUT_BYTES +
+                                           P::Row::offset(16 * warp + lane % 16, 2 * d + lane / 16));
+        }
         if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round);
         return begins;
     };
@@ -292,7 +326,10 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         const auto q_tile = P::Row::descriptor(queries + job % 2 * P::OUT_BYTES);
         const auto k_tile = P::Row::descriptor(keys + k_state.index() * P::TILE_BYTES);
 #pragma unroll
-        for (int d = 0; d < D / 32; ++d) multiply_e4m3(scores.s, advanced(q_tile, 32 * d), advanced(k_tile, 32 * d), d);
+        for (int d = 0; d < D / 32; ++d) {
+            if constexpr (P::HELD) multiply_e4m3(scores.s, held[d], advanced(k_tile, 32 * d), d);
+            else multiply_e4m3(scores.s, advanced(q_tile, 32 * d), advanced(k_tile, 32 * d), d);
+        }
         commit_products();
     };
     const auto multiply_probabilities_by_values = [&] {
@@ -330,7 +367,6 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         rows.row_sum[0] += change[0], rows.row_sum[1] += change[1];
     };
     const auto add_to_sums = [&](const float (&largest)[2]) {
-        if (ONES) return;
         rows.row_sum[0] += sum_of(scores.s, 0), rows.row_sum[1] += sum_of(scores.s, 1);
         add_rounding(largest);
     };
@@ -340,13 +376,19 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         const bool masked = KEYS * (scores.tile + 1) > scores.unmasked(diagonal);
         if (masked) scores.mask(diagonal, reload_thread(thread_ids));
         if (scores.tile == 0) rises = 0;
+        added = true;
         if (scores.tile && rises < 2) {
 #pragma unroll
-            for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = exp2_approx(scores.s[n] * scale_log2 - rows.offset[n / 2 % 2]);
+            for (int n = 0; n < KEYS / 2; ++n) {
+                const float x = scores.s[n] * scale_log2 - rows.offset[n / 2 % 2];
+                scores.s[n] = EMULATED && n % (EMULATED ? EMULATED : 1) == 0 ? exp2_by_additions(x) : exp2_approx(x);
+            }
             int largest[2] = {largest_bits(scores.s, 0), largest_bits(scores.s, 1)};
             float own[2] = {__int_as_float(largest[0]), __int_as_float(largest[1])};
             if (!__any_sync(~0u, max(largest[0], largest[1]) > LARGEST_BITS)) {
-                add_to_sums(own);
+                // Where all are small, rounding takes a part of them.
+                if (ONES) added = __any_sync(~0u, min(largest[0], largest[1]) < SMALL_BITS);
+                if (added) add_to_sums(own);
                 rises = 0;
                 return false;
             }
@@ -393,8 +435,18 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     const auto promote = [&] {
         if (PROMOTE)
 #pragma unroll
-            for (int n = 0; n < WIDTH; ++n) out[n] += product[n];
+            for (int n = 0; n < D / 2; ++n) out[n] += product[n];
         since = 0;
+    };
+    // The tensor cores' sum of a tile's rows is taken after each tile: they add with few bits, and lose what is small.
+    const auto take_ones = [&](bool added, bool rescale) {
+        if (!ONES) return;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float sum = 0.25f * product[WIDTH - 4 + 2 * half];  // four threads have it
+            if (!added) rows.row_sum[half] += rescale ? sum * rows.rescale[half] : sum;
+            product[WIDTH - 4 + 2 * half] = 0;
+        }
     };
     const auto store_row_sums = [&] {
         const unsigned thread = reload_thread(thread_ids), lane = thread % 32, warp = thread / 32;
@@ -406,14 +458,14 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         __syncwarp();
     };
     // O of a job goes where its Q was, and out. Four consecutive columns are in two blocks of the accumulator.
-    const auto store_out = [&](int buffer) {
+    const auto store_out = [&](int buffer, bool added) {
         const unsigned thread = reload_thread(thread_ids), lane = thread % 32, warp = thread / 32;
         const unsigned out_tile = queries + buffer * P::OUT_BYTES;
         const auto& ended = smem.jobs[consumer][buffer];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned row = 16 * warp + lane / 4 + 8 * half;
-            const float row_sum = ONES ? out[WIDTH - 4 + 2 * half] : smem.row_sum[consumer][row];
+            const float row_sum = smem.row_sum[consumer][row] + (added ? 0 : product[WIDTH - 4 + 2 * half]);
             const float factor = ended.value_scale * reciprocal(row_sum);
 #pragma unroll
             for (int d = 0; d < D / 16; ++d) {
@@ -426,7 +478,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         }
         if (PROMOTE)
 #pragma unroll
-            for (int n = 0; n < WIDTH; ++n) out[n] = 0;
+            for (int n = 0; n < D / 2; ++n) out[n] = 0;
         publish_to_tma();
         synchronize(1 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
@@ -448,7 +500,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
 
     if (PROMOTE)
 #pragma unroll
-        for (int n = 0; n < WIDTH; ++n) out[n] = 0;
+        for (int n = 0; n < D / 2; ++n) out[n] = 0;
     wait(query_full, 0);
     if (!begin_job()) return;
     if (P::PING_PONG) ping_pong_wait(consumer);
@@ -463,9 +515,10 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
 
     for (;;) {
         const bool ends = scores.tile + 1 == tiles;  // the job of the probabilities at hand ends with them
+        const bool before = added;
         v_state = k_state;
         if (ends) {
-            if (!ONES) store_row_sums();
+            store_row_sums();
             release_query();
             ++job;
             wait(query_full + 8 * (job % 2), job / 2 % 2);
@@ -476,7 +529,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
                 finish_products<0>(product);
                 arrive_for_warp(empty + 16 * v_state.index() + 8);
                 promote();
-                store_out(job % 2 ^ 1);
+                store_out(job % 2 ^ 1, !ONES || before);
                 storing = true;
             }
             if (!begin_job()) break;
@@ -500,18 +553,22 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         ++since;
         if (!ends) {
             arrive_for_warp(empty + 16 * v_state.index() + 8);
-            if (PROMOTE && (rescale || since == PROMOTE)) promote();
+            take_ones(before, rescale);
+            if (PROMOTE && since == PROMOTE) promote();
         } else if (!drains()) {
             arrive_for_warp(empty + 16 * v_state.index() + 8);
             promote();
-            store_out(job % 2 ^ 1);
+            store_out(job % 2 ^ 1, !ONES || before);
             storing = true;
         } else {
             since = 0;
         }
-        if (rescale) {
+        if (rescale) {  // by this warp alone: whether products are added to is the same for all four
 #pragma unroll
-            for (int n = 0; n < WIDTH; ++n) out[n] *= rows.rescale[n / 2 % 2];
+            for (int n = 0; n < D / 2; ++n) {
+                out[n] *= rows.rescale[n / 2 % 2];
+                if (PROMOTE) product[n] *= rows.rescale[n / 2 % 2];
+            }
         }
         pack_probabilities();
     }

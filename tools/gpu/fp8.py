@@ -51,59 +51,70 @@ class Instance:
     promote: int
     ones: int
     headroom: int
+    held: int = 0
+    ready: int = 0
+    emulated: int = 0
 
     @property
     def name(self) -> str:
-        return (
-            f"k{self.keys} s{self.stages} c{self.consumers}{' turns' * self.ping_pong} p{self.promote}"
-            f"{' ones' * self.ones} h{self.headroom}"
-        )
+        turns = " turns" * self.ping_pong
+        words = [f"k{self.keys} s{self.stages} c{self.consumers}{turns} p{self.promote} h{self.headroom}"]
+        marks = ("ones", self.ones), ("held", self.held), ("ready", self.ready), (f"e{self.emulated}", self.emulated)
+        return " ".join(words + [mark for mark, there in marks if there])
 
     def expression(self, causal: bool) -> str:
         numbers = (
-            f"{self.keys},{self.stages},{self.consumers},{self.ping_pong},{self.promote},{self.ones},{self.headroom}"
+            f"{self.keys},{self.stages},{self.consumers},{self.ping_pong},{self.promote},{self.ones},{self.headroom},"
+            f"{self.held},{self.ready},{self.emulated}"
         )
         return f"fp8<__half,{self.head_dim},{'true' if causal else 'false'},{numbers}>"
 
     @property
+    def pitch(self) -> int:
+        return 64 if self.keys <= 64 else 128
+
+    @property
     def shared_bytes(self) -> int:
         """At least what `Shared8` takes."""
-        pitch = 64 if self.keys <= 64 else 128
-        transposed = -(-self.keys // pitch) * pitch * (self.head_dim + 8 * self.ones)
-        tiles = self.stages * (2 * self.keys * self.head_dim + transposed)
+        transposed = -(-self.keys // self.pitch) * self.pitch * (self.head_dim + 8 * self.ones)
+        tile = self.keys * self.head_dim
+        tiles = self.stages * (tile + transposed) + (1024 if self.ready else self.stages * tile)
         rest = 512 + self.consumers * (32 + 256 + 80) + 48 * self.stages
         return -(-(self.consumers * 256 * self.head_dim + tiles + rest) // 1024) * 1024
 
 
-# keys, stages, consumers, turns, promote, ones, headroom; the first of each is the one that is tested most.
+# keys, stages, consumers, turns, promote, ones, headroom, Q held in registers, V transposed beforehand,
+# one of how many exponentials without the special function unit.
 INSTANCES = {
     128: [
-        (96, 3, 2, 1, 4, 0, 2),
-        (96, 3, 2, 1, 4, 1, 2),
-        (64, 6, 2, 1, 4, 0, 2),
-        (64, 6, 2, 1, 4, 1, 2),
-        (64, 6, 2, 1, 1, 0, 2),
-        (64, 6, 2, 0, 4, 0, 2),
-        (96, 3, 2, 0, 4, 0, 2),
-        (96, 3, 2, 1, 0, 0, 2),
-        (128, 3, 2, 1, 0, 0, 2),
-        (128, 3, 2, 1, 0, 1, 2),
-        (96, 3, 2, 1, 4, 0, 3),
-        (64, 4, 3, 1, 0, 0, 2),
         (64, 4, 3, 0, 0, 1, 2),
+        (64, 4, 3, 0, 0, 1, 2, 1),
+        (64, 6, 3, 0, 0, 1, 2, 0, 1),
+        (64, 6, 3, 0, 0, 1, 2, 1, 1),
+        (64, 6, 3, 1, 0, 1, 2, 1, 1),
+        (96, 4, 3, 0, 0, 1, 2, 0, 1),
+        (128, 3, 2, 1, 0, 1, 2, 1),
+        (128, 4, 2, 1, 0, 1, 2, 1, 1),
+        (64, 6, 2, 0, 4, 0, 2, 1, 1),
+        (64, 6, 2, 0, 1, 1, 2, 1, 1),
+        (64, 6, 3, 0, 0, 1, 2, 1, 1, 8),
     ],
     64: [
-        (96, 6, 3, 1, 4, 0, 2),
-        (96, 6, 3, 1, 4, 1, 2),
-        (64, 8, 3, 1, 4, 0, 2),
-        (128, 5, 3, 1, 0, 0, 2),
         (128, 5, 3, 1, 0, 1, 2),
-        (192, 4, 2, 1, 4, 0, 2),
-        (128, 6, 2, 1, 4, 0, 2),
-        (96, 6, 3, 0, 4, 0, 2),
-        (96, 6, 3, 1, 4, 0, 3),
+        (128, 8, 3, 1, 0, 1, 2, 0, 1),
+        (128, 8, 3, 1, 0, 1, 2, 1, 1),
+        (128, 5, 3, 1, 0, 1, 2, 0, 0, 8),
+        (64, 8, 4, 1, 0, 1, 2),
+        (64, 8, 4, 0, 0, 1, 2, 0, 1),
+        (64, 8, 3, 0, 4, 0, 2),
     ],
 }
+BEST = {
+    128: ("k64 s4 c3 p0 h2 ones held", "k64 s6 c3 p0 h2 ones held ready"),
+    64: ("k128 s5 c3 turns p0 h2 ones", "k128 s8 c3 turns p0 h2 ones ready"),
+}
+"""What is timed on `OTHER_KINDS`, too."""
+OTHER_KINDS = ("outliers", "sd 6", "rising 24", "sink 8")
 CHECKED = [  # batch, heads, seq_len, kv_heads, kv_len, causal, layout
     (1, 2, 192, 2, 192, False, "heads first"),
     (1, 2, 192, 2, 192, True, "heads first"),
@@ -113,7 +124,8 @@ CHECKED = [  # batch, heads, seq_len, kv_heads, kv_len, causal, layout
     (2, 20, 2048, 4, 2048, True, "tokens first"),
     (2, 20, 2048, 20, 2048, False, "heads first"),
 ]
-KINDS = ("sd 2", "sd 6", "sink 8", "sink 13", "rising 24", "falling 24", "outliers", "scales", "zeros")
+LONG = (1, 4, 16384, 4, 16384, False, "heads first")
+KINDS = ("sd 2", "sd 6", "sink 8", "sink 13", "rising 24", "falling 24", "outliers", "scales", "zeros", "mean 1")
 TIMED = [
     (4, 16, 4096, 128, False),
     (4, 16, 4096, 128, True),
@@ -164,7 +176,8 @@ def compile_one(expression: str) -> str:
     CUBINS.mkdir(parents=True, exist_ok=True)
     _held(expression).write_bytes(name.encode() + b"\n" + cubin)
     spilled = [int(size) for size in re.findall(r"(\d+) bytes spill stores", said)]
-    return f"{expression}: spills {max(spilled, default=0)}"
+    serial = " SERIALIZED" * ("serialized" in said)
+    return f"{expression}: spills {max(spilled, default=0)}{serial}"
 
 
 class Fp8:
@@ -191,7 +204,8 @@ class Fp8:
         output = torch.full_like(q.values, math.nan, dtype=torch.float16)
         problem = Problem.of(q.values, k.values, self.causal, head_dim**-0.5, tile, ctas, properties.L2_cache_size)
         scales = (Scales * 3)(*map(Scales.of, (q, k, v)))
-        tensors, boxes = (q.values, k.values, v.values, output), (64, i.keys, i.keys, 64)
+        given = _transposed(v.values, i) if i.ready else v.values
+        tensors, boxes = (q.values, k.values, given, output), (64, i.keys, head_dim if i.ready else i.keys, 64)
         encoded = [maps.strided(t, t.data_ptr(), box) for t, box in zip(tensors, boxes, strict=True)]
         parameters = Maps(encoded, [problem, scales])
         parameters.point(tuple(tensor.data_ptr() for tensor in tensors))
@@ -202,8 +216,20 @@ class Fp8:
             _checked(driver.cuLaunchKernel(*fixed, stream, parameters.address, 0))
             return output
 
-        call.kept = (q, k, v, scales)
+        call.kept = (q, k, v, given, scales)
         return call
+
+
+def _transposed(values: Tensor, instance: Instance) -> Tensor:
+    """V as the kernel leaves it in shared memory, tile after tile, (batch, heads, tiles * head_dim, pitch)."""
+    batch, heads, length, head_dim = values.shape
+    tiles = -(-length // instance.keys)
+    padded = torch.nn.functional.pad(values.view(torch.uint8), (0, 0, 0, tiles * instance.keys - length))
+    keys = torch.arange(instance.keys).view(-1, 2, 4, 2).transpose(1, 2).flatten()
+    columns = torch.arange(head_dim).view(-1, 8, 2).transpose(1, 2).flatten()
+    turned = padded.unflatten(2, (tiles, instance.keys)).transpose(-1, -2)[..., columns, :][..., keys]
+    turned = torch.nn.functional.pad(turned, (0, instance.pitch - instance.keys))
+    return turned.reshape(batch, heads, tiles * head_dim, instance.pitch).contiguous().view(torch.float8_e4m3fn)
 
 
 def _checked(answer):
@@ -264,12 +290,23 @@ def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int) -> None:
     """Print the error of each instance at each case, over that of the formula."""
     instances = [instance for instance, causal in kernels if instance.head_dim == head_dim and causal]
     cases = [(case, "normal") for case in CHECKED] + [(CHECKED[-2], kind) for kind in KINDS]
+    cases += [(LONG, "normal"), (LONG, "mean 1")]
     for number, ((batch, heads, seq_len, kv_heads, kv_len, causal, layout), kind) in enumerate(cases):
         faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         shape = Shape(
-            batch, heads, seq_len, head_dim, causal=causal, kv_heads=kv_heads, kv_len=kv_len, layout=layout, values=kind
+            batch,
+            heads,
+            seq_len,
+            head_dim,
+            causal=causal,
+            kv_heads=kv_heads,
+            kv_len=kv_len,
+            layout=layout,
+            values="normal" if kind == "mean 1" else kind,
         )
-        q, k, v = quantize(*inputs.draw(shape, 1, DEVICE))
+        drawn = inputs.draw(shape, 1, DEVICE)
+        drawn[2].add_(kind == "mean 1")
+        q, k, v = quantize(*drawn)
         if layout == "tokens first":  # quantising makes tensors contiguous
             q, k, v = (Quantized(_tokens_first(t.values), t.scales, t.rows) for t in (q, k, v))
         exact = oracle.float64(*(tensor.dequantized() for tensor in (q, k, v)), causal)
@@ -280,8 +317,10 @@ def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int) -> None:
             f"formula {mean:.2e} {largest:.2e}",
             flush=True,
         )
+        if kind == "mean 1":
+            _check_cudnn(drawn, causal)
         for instance in (
-            instances if number in (0, 1, len(CHECKED) - 2, len(CHECKED) - 1) or kind != "normal" else instances[:2]
+            instances if number in (0, 1) or number >= len(CHECKED) - 2 or kind != "normal" else instances[:2]
         ):
             if (instance, causal) not in kernels:
                 continue
@@ -294,7 +333,20 @@ def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int) -> None:
             ratios = _mean(distance) / mean, _largest(distance) / largest
             same = "" if torch.equal(output, again) else "  NOT THE SAME TWICE"
             bad = "  WRONG" if not ratios[0] < 2 else ""
-            print(f"    {instance.name:28} {ratios[0]:6.3f} {ratios[1]:6.3f}{same}{bad}", flush=True)
+            print(f"    {instance.name:34} {ratios[0]:6.3f} {ratios[1]:6.3f}{same}{bad}", flush=True)
+
+
+def _check_cudnn(given: tuple[Tensor, ...], causal: bool) -> None:
+    """Print the errors of cuDNN's FP8 and of the formula with a scale for each tensor, in the formula's units."""
+    q, k, v = quantize(*given, scales="tensor")
+    try:
+        output = cudnn_fp8(q, k, v, causal, "float8_e4m3fn")().double() / 64
+    except Exception as error:
+        return print(f"    cudnn: {str(error)[:150]}")
+    exact = oracle.float64(*(tensor.dequantized() for tensor in (q, k, v)), causal)
+    for name, found in (("cudnn", output), ("formula", accuracy.attention(q, k, v, causal).double())):
+        print(f"    {name:10} mean {_mean(found - exact):.2e} largest {_largest(found - exact):.2e}", end="")
+        print(f", mean of what it is too much {(found - exact).mean().item():+.2e}")
 
 
 def _mean(distance: Tensor) -> float:
@@ -317,9 +369,10 @@ def measure(
     asked = Shape(batch, heads, length, head_dim, causal=causal, values=kind)
     given = inputs.draw(asked, 1, DEVICE)
     q, k, v = quantize(*given)
-    calls = {
-        i.name: kernel.prepare(q, k, v) for (i, c), kernel in kernels.items() if i.head_dim == head_dim and c == causal
-    }
+    timed = [i for i, c in kernels if i.head_dim == head_dim and c == causal]
+    if kind != "normal":
+        timed = [i for i in timed if i.name in BEST[head_dim]]
+    calls = {i.name: kernels[i, causal].prepare(q, k, v) for i in timed}
     try:
         best = registry.find("kernel.best").bound(given, asked)
         best()
@@ -327,7 +380,7 @@ def measure(
     except Exception as error:  # a peer that is missing is no reason to stop
         print(f"  kernel.best: {error}")
     tensors = quantize(*given, scales="tensor")
-    for dtype in ("float8_e4m3fn", "float16"):
+    for dtype in ("float8_e4m3fn",):
         try:
             calls[f"cudnn to {dtype}"] = cudnn_fp8(*tensors, causal, dtype)
         except Exception as error:
@@ -354,7 +407,7 @@ def measure(
             took[name].append(start.elapsed_time(end) / count)
     print(f"{shape} {kind}: TFLOP/s, us", flush=True)
     for name, each in sorted(took.items(), key=lambda item: median(item[1])):
-        print(f"    {name:30} {flops / median(each) / 1e9:7.1f} {1e3 * median(each):9.1f}", flush=True)
+        print(f"    {name:34} {flops / median(each) / 1e9:7.1f} {1e3 * median(each):9.1f}", flush=True)
 
 
 def main() -> None:
@@ -363,7 +416,6 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile only")
     parser.add_argument("--only", default="", help="instances whose names have this in them")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--values", default="normal", help="kinds to be timed on, separated by commas")
     parser.add_argument("--unchecked", action="store_true", help="time only")
     options = parser.parse_args()
     began = time.perf_counter()
@@ -381,7 +433,7 @@ def main() -> None:
             check(kernels, head_dim)
             print(f"checked after {time.perf_counter() - began:.0f} s", flush=True)
         for shape in (shape for shape in TIMED if shape[3] == head_dim):
-            for kind in options.values.split(","):
+            for kind in ("normal", *OTHER_KINDS):
                 faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
                 measure(kernels, shape, kind, options.rounds)
                 print(f"timed after {time.perf_counter() - began:.0f} s", flush=True)
