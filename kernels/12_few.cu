@@ -3,12 +3,12 @@
 // Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K
 //         and V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the
 //         warps of a CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups
-//         multiply (wgmma), and if there is one more than the rows need, it brings K and V. The CTAs of a cluster merge
-//         theirs from each other's shared memory. Where one cluster is too small for all splits, each one's results, O and
-//         the logarithm of the sum of its exponentials, go to a workspace, and a second kernel merges them. Both are
-//         launched while what is before them still runs. Sequences may differ in length: `kv_lens`.
-// Gained  before clusters, warpgroups and a warpgroup that loads: with 4 queries 1.4 to 5.5x over the fastest of SDPA from
-//         memory, with one 0.8 to 1.0x (NOTES.md); 4.5 TB/s at batch 32.
+//         multiply (wgmma), and another one brings K and V. The CTAs of a cluster merge theirs from each other's shared
+//         memory. Where one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its
+//         exponentials, go to a workspace, and a second kernel merges them. Both are launched while what is before them
+//         still runs. Sequences may differ in length: `kv_lens`.
+// Gained  from memory, over the fastest of SDPA: at (1, 8192) 1.1x with one query, 2.9x with 4, 2.4x with 16, 1.6x with 64;
+//         at (8, 8192) 1.05x, and 5.3x with 16 (NOTES.md).
 // Limits  memory, and where caches are short the launch, the first bytes and the merge, one after the other.
 #include "hopper.cuh"
 
@@ -140,11 +140,11 @@ __device__ __forceinline__ void load_keys(T* tile, const T* source, long long st
     }
 }
 
-// How the warps of a CTA share the work. From 64 rows on warpgroups multiply; with less, warps, which then share the keys of a
-// tile. A warpgroup beyond those PRODUCES: it loads K and V, one piece after the other, into a ring of PIECES.
+// How the warps of a CTA share the work. With less than 64 rows warps multiply, and share the keys of a tile. From then on
+// warpgroups do, and one more loads K and V, one piece after the other, into a ring of PIECES.
 template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS> struct Roles {
-    static constexpr bool BY_WARPGROUPS = ROWS >= 64, PRODUCES = BY_WARPGROUPS && 16 * WARPS > ROWS;
-    static constexpr int CONSUMERS = WARPS - 4 * PRODUCES, THREADS = 32 * CONSUMERS;  // warps and threads that multiply
+    static constexpr bool BY_WARPGROUPS = ROWS >= 64;
+    static constexpr int CONSUMERS = WARPS - 4 * BY_WARPGROUPS, THREADS = 32 * CONSUMERS;  // warps and threads that multiply
     static constexpr int PARTS = 16 * CONSUMERS / ROWS, OWN_KEYS = KEYS / PARTS;
     static constexpr int PIECES = 2 * STAGES, PIECE = KEYS * D;
     // Pieces that are on their way beside the one that is waited for: 64 KiB, or as many as the ring holds while both pieces
@@ -156,7 +156,7 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS> struct Rol
     static constexpr int CONSUMER_REGISTERS = LEFT < 240 ? LEFT : 240;
     static_assert(PARTS * ROWS == 16 * CONSUMERS && OWN_KEYS % 16 == 0, "warps share a tile evenly");
     static_assert(!BY_WARPGROUPS || (PARTS == 1 && ROWS % 64 == 0 && (KEYS == 64 || KEYS == 128)), "a warpgroup has 64 rows");
-    static_assert(!PRODUCES || BEHIND > 0, "the ring holds a tile that is multiplied and one that comes");
+    static_assert(!BY_WARPGROUPS || BEHIND > 0, "the ring holds a tile that is multiplied and one that comes");
 };
 
 // q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V.
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(32 * WARPS, CTAS)
 few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const Packing problem) {
     using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS>;
     constexpr int THREADS = R::THREADS, CHUNKS = D / 8, PARTS = R::PARTS, OWN_KEYS = R::OWN_KEYS;
-    constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS, PRODUCES = R::PRODUCES;
+    constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS;
     constexpr int BLOCK = BY_WARPGROUPS ? 64 : ROWS;  // rows of a tile of Q in shared memory
     constexpr int WIDTH = D + 8;  // of a row of floats in shared memory, so that rows lie in different banks
     static_assert(4 * ROWS * (PARTS * (WIDTH + 2) + 1) <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
@@ -181,7 +181,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     const int head = item / row_tiles / problem.clusters;  // of K and V, over all batches
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
     unsigned full = 0, empty = 0;  // where the mbarriers of the pieces lie
-    if constexpr (PRODUCES) {
+    if constexpr (BY_WARPGROUPS) {
         __shared__ unsigned long long barriers[2][R::PIECES];
         full = shared_address(barriers[0]), empty = shared_address(barriers[1]);
         if (threadIdx.x == 0)
@@ -200,7 +200,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     const T* k_head = k + batch * problem.k.batch + kv_head * problem.k.head;
     const T* v_head = v + batch * problem.v.batch + kv_head * problem.v.head;
 
-    if constexpr (PRODUCES)
+    if constexpr (BY_WARPGROUPS)
         if (warp >= R::CONSUMERS) {
             give_registers<R::PRODUCER_REGISTERS>();
             launch_next();
@@ -227,7 +227,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             take_registers<R::CONSUMER_REGISTERS>();
         }
     const auto load = [&](int tile) {
-        if constexpr (!PRODUCES)
+        if constexpr (!BY_WARPGROUPS)
             if (tile < tiles) {
                 T* to = ring + tile % STAGES * 2 * KEYS * D;
                 load_keys<KEYS, D, THREADS>(to, k_head, problem.k.row, begin + tile * KEYS, end, threadIdx.x);
@@ -241,7 +241,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         const T* from = there ? q + problem.offset(problem.q, batch, kv_head, first + row) + 8 * chunk : q;
         copy_async(shared_address(q_tile + row / BLOCK * BLOCK * D + place<BLOCK>(row % BLOCK, chunk)), from, there);
     }
-    if constexpr (!PRODUCES)
+    if constexpr (!BY_WARPGROUPS)
         for (int tile = 0; tile < STAGES - 1; ++tile) load(tile);
     launch_next();  // once all CTAs run: what is launched waits by itself
     unsigned query[BY_WARPGROUPS ? 1 : D / 16][4];
@@ -325,7 +325,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         }
     };
 
-    if constexpr (PRODUCES) {
+    if constexpr (BY_WARPGROUPS) {
         // Of tile t, K is piece 2t and V piece 2t + 1.
         const auto await = [&](int piece) { wait(full + 8 * (piece % R::PIECES), piece / R::PIECES % 2); };
         const auto release = [&](int piece) {
@@ -333,6 +333,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             if (lane == 0) arrive(empty + 8 * (piece % R::PIECES));
         };
         const auto at = [&](int piece) { return ring + piece % R::PIECES * R::PIECE; };
+        commit_copies();
         wait_for_copies<0>();  // Q
         publish_to_tma();
         synchronize(1, THREADS);
@@ -367,48 +368,36 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     } else {
         for (int tile = 0; tile < tiles; ++tile) {
             wait_for_copies<STAGES - 2>();
-            if constexpr (BY_WARPGROUPS) publish_to_tma();
             __syncthreads();  // this tile is there for all, and the one before read by all
             const T* k_tile = ring + tile % STAGES * 2 * KEYS * D;
             const T* v_tile = k_tile + KEYS * D;
 
-            if constexpr (BY_WARPGROUPS) {
-                multiply_query_by_keys(k_tile);
-                load(tile + STAGES - 1);
-                finish_products<0>(s);
-            } else {
 #pragma unroll
-                for (int n = 0; n < OWN_KEYS / 2; ++n) s[n] = 0;
-                load(tile + STAGES - 1);
+            for (int n = 0; n < OWN_KEYS / 2; ++n) s[n] = 0;
+            load(tile + STAGES - 1);
 #pragma unroll
-                for (int d = 0; d < D / 16; ++d)
+            for (int d = 0; d < D / 16; ++d)
 #pragma unroll
-                    for (int n = 0; n < OWN_KEYS / 8; n += 2) {
-                        unsigned b[4];
-                        const int row = part * OWN_KEYS + 8 * n + lane % 8 + lane / 16 * 8;
-                        load_matrices(b, shared_address(k_tile + place<KEYS>(row, 2 * d + lane / 8 % 2)));
-                        multiply<T>(block(s, n), query[d], b[0], b[1]);
-                        multiply<T>(block(s, n + 1), query[d], b[2], b[3]);
-                    }
-            }
+                for (int n = 0; n < OWN_KEYS / 8; n += 2) {
+                    unsigned b[4];
+                    const int row = part * OWN_KEYS + 8 * n + lane % 8 + lane / 16 * 8;
+                    load_matrices(b, shared_address(k_tile + place<KEYS>(row, 2 * d + lane / 8 % 2)));
+                    multiply<T>(block(s, n), query[d], b[0], b[1]);
+                    multiply<T>(block(s, n + 1), query[d], b[2], b[3]);
+                }
             exponentiate(tile);
             rescale();
             pack_probabilities();
-            if constexpr (BY_WARPGROUPS) {
-                multiply_probabilities_by_values(v_tile);
-                finish_products<0>(out);
-            } else {
 #pragma unroll
-                for (int j = 0; j < OWN_KEYS / 16; ++j)
+            for (int j = 0; j < OWN_KEYS / 16; ++j)
 #pragma unroll
-                    for (int d = 0; d < D / 8; d += 2) {
-                        unsigned b[4];
-                        const int row = part * OWN_KEYS + 16 * j + lane % 16;
-                        load_matrices_transposed(b, shared_address(v_tile + place<KEYS>(row, d + lane / 16)));
-                        multiply<T>(block(out, d), p[j], b[0], b[1]);
-                        multiply<T>(block(out, d + 1), p[j], b[2], b[3]);
-                    }
-            }
+                for (int d = 0; d < D / 8; d += 2) {
+                    unsigned b[4];
+                    const int row = part * OWN_KEYS + 16 * j + lane % 16;
+                    load_matrices_transposed(b, shared_address(v_tile + place<KEYS>(row, d + lane / 16)));
+                    multiply<T>(block(out, d), p[j], b[0], b[1]);
+                    multiply<T>(block(out, d + 1), p[j], b[2], b[3]);
+                }
         }
     }
 
