@@ -130,21 +130,19 @@ class Dispatch(BaseModel):
         return sorted(names - changed - {FALLBACK})
 
     def choose(self, shape: Shape) -> str:
-        """What to call at a shape: what was chosen there, or else what is ahead by more than the estimate's error.
+        """What to call at a shape: what was chosen there, or else what is expected to be the fastest.
 
-        It is the fallback where nothing is, or nothing near was measured.
+        It is the fallback where nothing is expected to be faster, or nothing near was measured. A wrong choice costs as
+        much as one that was not made, so none is asked to be ahead by the error of its estimate: with that, choices at
+        the grid of `h200-grid`, each by the other shapes, take 3.1 % longer than the best, and without it 0.8 %.
         """
         if measured := self._at.get(shape):
             name = measured.implementation
             changed = name == BEST and self._runs_another(measured)
             return name if name in self.named and not changed else FALLBACK
-        ahead = {
-            name: speedup / (1 + self.error_pct[name] / 100)
-            for name, speedup in self.estimate(shape).items()
-            if name in self.named and name in self.error_pct
-        }
-        best = max(ahead, key=lambda name: ahead[name], default=FALLBACK)
-        return best if ahead.get(best, 0) > 1 else FALLBACK
+        expected = {name: speedup for name, speedup in self.estimate(shape).items() if name in self.named}
+        best = max(expected, key=lambda name: expected[name], default=FALLBACK)
+        return best if expected.get(best, 0) > 1 else FALLBACK
 
     def estimate(self, shape: Shape) -> dict[str, float]:
         """The speedups to be expected at a shape, of the candidates that all of the `NEAREST` measured ones have.
