@@ -149,7 +149,7 @@ def test_the_first_tensors_of_a_layout_may_begin_anywhere(monkeypatch):
     for rung in (rung for rung in ladder.load() if rung.arguments in ladder.MAPPED):
         for first in range(8):
             odd = memory[first:][: Q.numel()].view(Q.shape)
-            rungs._encoded(rung, rung.tiles[0], odd, odd, odd)
+            rungs._encoded(rung, rung.tiles[0], odd, odd, odd, "float16")
     assert addresses
     assert not any(address % maps.ALIGNMENT for address in addresses)
 
