@@ -65,6 +65,14 @@ def test_on_each_kind_of_values(head_dim, kind):
     require_near(given, True, first)
 
 
+@pytest.mark.parametrize("length", [2048, 8192])
+def test_values_with_a_mean_are_summed_as_exactly(head_dim, length):
+    """The tensor cores keep few bits of a sum: what is small beside it is cut off, always towards 0."""
+    q, k, v = inputs.draw(Shape(1, 2, length, head_dim), 3, GPU)
+    given = quantize(q, k, v + 1)
+    require_near(given, False, launch(given, False))
+
+
 def test_views_are_served_as_they_are(head_dim):
     q, k, v = drawn(MODEL.resized(head_dim=head_dim))
     views = [one.values.transpose(1, 2).contiguous().transpose(1, 2) for one in (q, k, v)]
