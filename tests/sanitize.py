@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from attnlab.base import paths
+from attnlab.measure.fp8.quantize import quantize
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.study import ladder
@@ -94,10 +95,13 @@ def run(rung: Rung) -> int:
             causal, seq_len = mask == ladder.MASKS[True], max(tile.shortest, min(length, tile.longest or length))
             queries = min(seq_len, rung.most_queries or seq_len)
             shape = Shape(1, 2, queries, tile.head_dim, causal, rung.dtypes[0], kv_len=seq_len)
-            q, k, v = (x.cuda() for x in inputs.draw(shape, seq_len, torch.device("cpu")))
+            given = inputs.draw(shape, seq_len, torch.device("cpu"))
             print(f"{kernel.name} at {shape}", flush=True)
             try:
-                output = kernel.call(q, k, v, causal).cpu()
+                if rung.scaled:
+                    output = of_scales(rungs.kernel(rung, tile), given, causal).cpu()
+                else:
+                    output = kernel.call(*(x.cuda() for x in given), causal).cpu()
             except Unsupported as error:
                 print(f"{kernel.name}: skipped: {error}")
                 break
@@ -105,6 +109,13 @@ def run(rung: Rung) -> int:
                 wrong += 1
                 print(f"{kernel.name} at {shape}: not finite", file=sys.stderr)
     return wrong
+
+
+def of_scales(kernel: rungs.Kernel, given: inputs.Inputs, causal: bool) -> torch.Tensor:
+    """The output of a kernel that takes e4m3, of these inputs quantised on the CPU."""
+    tensors, scales = zip(*((one.values.cuda(), one.scales.cuda()) for one in quantize(*given)), strict=True)
+    dtype = given[0].dtype
+    return kernel.prepare_scaled(*tensors, causal, None, dtype).of_scales(*tensors, scales, dtype)
 
 
 if __name__ == "__main__":

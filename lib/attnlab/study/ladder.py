@@ -43,7 +43,7 @@ MOST_SHARED_BYTES = 227 * 1024
 MOST_BOX_ROWS = 256
 
 SCALED = "scaled views"
-"""The `arguments` of kernels whose Q, K and V are e4m3, with scales: no study draws such tensors."""
+"""The `arguments` of kernels whose Q, K and V are e4m3 with scales."""
 MAPPED = ("tensor maps", "views", SCALED)
 """The `arguments` that are tensor maps."""
 STRIDED = ("views", SCALED, "split keys")
@@ -213,6 +213,11 @@ class Rung(Step):
                     "`head_dim`, `keys` and `box_rows` have to go by"
                 )
         return self
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its Q, K and V are e4m3 with scales: no study draws such tensors, and nothing tunes it."""
+        return self.arguments == SCALED
 
     @property
     def implementation(self) -> str:

@@ -127,7 +127,7 @@ def tune() -> Path:
 
 def _timed() -> tuple[Rung, ...]:
     """The rungs that take what is drawn here."""
-    return tuple(rung for rung in ladder.load() if rung.arguments != ladder.SCALED)
+    return tuple(rung for rung in ladder.load() if not rung.scaled)
 
 
 def _choices(finalists: Finalists) -> Iterator[Choice]:

@@ -157,14 +157,15 @@ class Kernel(Launcher):
                 ctas = _resident(rung, tile, ctas, _held(compiled, device), causal)
             encoded = _encoded(rung, tile, q, k, v, dtype)
             scalars = _scalars(rung, tile, q, k, causal, scale, ctas)
-            scaled = rung.arguments == ladder.SCALED
-            launch = (ScaledLaunch if scaled else Launch)(
+            launch = (ScaledLaunch if rung.scaled else Launch)(
                 compiled.function.kernel.ptr,
                 ctas,
                 tile.threads,
                 tile.shared_bytes,
                 device,
-                partial(ScaledMaps if scaled else Maps, encoded, scalars) if encoded else partial(Pointers, scalars),
+                partial(ScaledMaps if rung.scaled else Maps, encoded, scalars)
+                if encoded
+                else partial(Pointers, scalars),
                 partial(_failure, rung, tile, compiled.expression),
             )
         return Prepared(launch, compiled, tile)
@@ -330,7 +331,7 @@ def _split(
 
 def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[str, Tile]:
     """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
-    if rung.arguments == ladder.SCALED:
+    if rung.scaled:
         raise Unsupported(f"{rung.name} takes Q, K and V in e4m3 with their scales, as `attnlab.attend` does")
     tile = _tile(rung, q, k, v, causal, scale)
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (q, k, v)]
