@@ -8,7 +8,7 @@ still allocated.
 Racecheck follows an order from thread to thread alone. Where 128 threads meet at a named barrier and one of them then
 arrives at the barrier on which another warp waits, it takes what the others read before for a race; so it does in a
 kernel of thirty lines that does nothing else, and no longer once each thread arrives for itself. It is therefore given
-`jobs.cuh` with such arrivals.
+the files of `CONSUMING` with such arrivals.
 """
 
 import os
@@ -43,7 +43,8 @@ EACH_ARRIVES = {
         "if (storing) {\n            if (threadIdx.x % 128 == 0) wait_for_stores();"
     ),
 }
-"""What `jobs.cuh` says, and what it says for racecheck."""
+"""What the files of `CONSUMING` say, and what they say for racecheck."""
+CONSUMING = ("jobs.cuh", "13_fp8.cu")
 
 
 def main(names: list[str]) -> int:
@@ -61,12 +62,12 @@ def main(names: list[str]) -> int:
 def each_arriving(folder: Path) -> Path:
     """A copy of the kernels in which each thread arrives for itself; returns the folder."""
     shutil.copytree(paths.kernels(), folder)
-    source = folder / "jobs.cuh"
-    text = source.read_text()
-    for said, says in EACH_ARRIVES.items():
-        assert text.count(said) == 1, f"jobs.cuh no longer says {said!r}"
-        text = text.replace(said, says)
-    source.write_text(text)
+    for source in (folder / name for name in CONSUMING):
+        text = source.read_text()
+        for said, says in EACH_ARRIVES.items():
+            assert text.count(said) == 1, f"{source.name} no longer says {said!r}"
+            text = text.replace(said, says)
+        source.write_text(text)
     return folder
 
 
