@@ -3,12 +3,12 @@
 // Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K
 //         and V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the
 //         warps of a CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups
-//         multiply (wgmma). The CTAs of a cluster merge theirs from each other's shared memory. Where one cluster is too
-//         small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go to a
-//         workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
-//         may differ in length: `kv_lens`.
-// Gained  before clusters and warpgroups, which are not yet timed: with 4 queries 1.4 to 5.5x over the fastest of SDPA from
-//         memory, with one 0.8 to 1.0x (NOTES.md); 4.5 TB/s at batch 32.
+//         multiply (wgmma), and another one brings K and V. The CTAs of a cluster merge theirs from each other's shared
+//         memory. Where one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its
+//         exponentials, go to a workspace, and a second kernel merges them. Both are launched while what is before them
+//         still runs. Sequences may differ in length: `kv_lens`.
+// Gained  from memory, over the fastest of SDPA: at (1, 8192) 1.1x with one query, 2.9x with 4, 2.4x with 16, 1.6x with 64;
+//         at (8, 8192) 1.05x, and 5.3x with 16 (NOTES.md).
 // Limits  memory, and where caches are short the launch, the first bytes and the merge, one after the other.
 #include "hopper.cuh"
 
@@ -126,12 +126,12 @@ template <int N> __device__ __forceinline__ float (&block(float (&c)[N], int num
     return *reinterpret_cast<float(*)[4]>(c + 4 * number);
 }
 
-// The keys from `first` on, of which those before `end` are there.
+// The keys from `first` on, of which those before `end` are there; `thread` is one of THREADS.
 template <int KEYS, int D, int THREADS, typename T>
-__device__ __forceinline__ void load_keys(T* tile, const T* source, long long stride, int first, int end) {
+__device__ __forceinline__ void load_keys(T* tile, const T* source, long long stride, int first, int end, int thread) {
     constexpr int CHUNKS = D / 8;
     static_assert(KEYS * CHUNKS % THREADS == 0 && THREADS % CHUNKS == 0, "a thread keeps its chunk from key to key");
-    const int chunk = threadIdx.x % CHUNKS, top = threadIdx.x / CHUNKS;
+    const int chunk = thread % CHUNKS, top = thread / CHUNKS;
     const T* from = source + (first + top) * stride + 8 * chunk;
 #pragma unroll
     for (int key = 0; key < KEYS; key += THREADS / CHUNKS) {
@@ -140,17 +140,34 @@ __device__ __forceinline__ void load_keys(T* tile, const T* source, long long st
     }
 }
 
-// q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V. From 64 rows on
-// warpgroups multiply; with less, warps, which then share the keys of a tile.
+// How the warps of a CTA share the work. With less than 64 rows warps multiply, and share the keys of a tile. From then on
+// warpgroups do, and one more loads K and V, one piece after the other, into a ring of PIECES.
+template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS> struct Roles {
+    static constexpr bool BY_WARPGROUPS = ROWS >= 64;
+    static constexpr int CONSUMERS = WARPS - 4 * BY_WARPGROUPS, THREADS = 32 * CONSUMERS;  // warps and threads that multiply
+    static constexpr int PARTS = 16 * CONSUMERS / ROWS, OWN_KEYS = KEYS / PARTS;
+    static constexpr int PIECES = 2 * STAGES, PIECE = KEYS * D;
+    // Pieces that are on their way beside the one that is waited for: 64 KiB, or as many as the ring holds while both pieces
+    // that are multiplied and one more stay there.
+    static constexpr int WANTED = 32 * 1024 / PIECE, BEHIND = WANTED < PIECES - 3 ? WANTED : PIECES - 3;
+    // setmaxnreg: a warpgroup that asks for more than the others left of the CTA's registers waits for good.
+    static constexpr int LAUNCH_REGISTERS = 65536 / (32 * WARPS * CTAS) / 8 * 8, PRODUCER_REGISTERS = ROWS > 128 ? 32 : 40;
+    static constexpr int LEFT = (WARPS / 4 * LAUNCH_REGISTERS - PRODUCER_REGISTERS) / (CONSUMERS / 4) / 8 * 8;
+    static constexpr int CONSUMER_REGISTERS = LEFT < 240 ? LEFT : 240;
+    static_assert(PARTS * ROWS == 16 * CONSUMERS && OWN_KEYS % 16 == 0, "warps share a tile evenly");
+    static_assert(!BY_WARPGROUPS || (PARTS == 1 && ROWS % 64 == 0 && (KEYS == 64 || KEYS == 128)), "a warpgroup has 64 rows");
+    static_assert(!BY_WARPGROUPS || BEHIND > 0, "the ring holds a tile that is multiplied and one that comes");
+};
+
+// q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V.
 template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS>
 __global__ void __launch_bounds__(32 * WARPS, CTAS)
 few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const Packing problem) {
-    constexpr int THREADS = 32 * WARPS, CHUNKS = D / 8, PARTS = 16 * WARPS / ROWS, OWN_KEYS = KEYS / PARTS;
-    constexpr bool BY_WARPGROUPS = ROWS >= 64;
+    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS>;
+    constexpr int THREADS = R::THREADS, CHUNKS = D / 8, PARTS = R::PARTS, OWN_KEYS = R::OWN_KEYS;
+    constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS;
     constexpr int BLOCK = BY_WARPGROUPS ? 64 : ROWS;  // rows of a tile of Q in shared memory
     constexpr int WIDTH = D + 8;  // of a row of floats in shared memory, so that rows lie in different banks
-    static_assert(PARTS * ROWS == 16 * WARPS && OWN_KEYS % 16 == 0, "warps share a tile evenly");
-    static_assert(!BY_WARPGROUPS || (PARTS == 1 && ROWS % 64 == 0 && KEYS == 64), "a warpgroup has 64 rows");
     static_assert(4 * ROWS * (PARTS * (WIDTH + 2) + 1) <= 2 * D * (ROWS + 2 * STAGES * KEYS), "results fit the memory");
     extern __shared__ __align__(1024) unsigned char memory[];
     T* q_tile = reinterpret_cast<T*>(memory);  // (ROWS / BLOCK, D / 64, BLOCK, 64)
@@ -163,6 +180,17 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     const int first = item % row_tiles * ROWS, cluster = item / row_tiles % problem.clusters;
     const int head = item / row_tiles / problem.clusters;  // of K and V, over all batches
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
+    unsigned full = 0, empty = 0;  // where the mbarriers of the pieces lie
+    if constexpr (BY_WARPGROUPS) {
+        __shared__ unsigned long long barriers[2][R::PIECES];
+        full = shared_address(barriers[0]), empty = shared_address(barriers[1]);
+        if (threadIdx.x == 0)
+            for (int piece = 0; piece < R::PIECES; ++piece) {
+                init_barrier(full + 8 * piece, 4);
+                init_barrier(empty + 8 * piece, R::CONSUMERS);
+            }
+        __syncthreads();
+    }
     wait_for_previous();
     const int keys = problem.keys_of(kv_lens, batch);
     const int cluster_begin = cluster * problem.cluster * problem.split_keys;
@@ -172,12 +200,39 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     const T* k_head = k + batch * problem.k.batch + kv_head * problem.k.head;
     const T* v_head = v + batch * problem.v.batch + kv_head * problem.v.head;
 
-    const auto load = [&](int tile) {
-        if (tile < tiles) {
-            T* to = ring + tile % STAGES * 2 * KEYS * D;
-            load_keys<KEYS, D, THREADS>(to, k_head, problem.k.row, begin + tile * KEYS, end);
-            load_keys<KEYS, D, THREADS>(to + KEYS * D, v_head, problem.v.row, begin + tile * KEYS, end);
+    if constexpr (BY_WARPGROUPS)
+        if (warp >= R::CONSUMERS) {
+            give_registers<R::PRODUCER_REGISTERS>();
+            launch_next();
+            const auto publish = [&](int piece) {  // all lanes' copies of it have come
+                publish_to_tma();
+                __syncwarp();
+                if (lane == 0) arrive(full + 8 * (piece % R::PIECES));
+            };
+#pragma unroll 1
+            for (int piece = 0; piece < 2 * tiles; ++piece) {
+                wait(empty + 8 * (piece % R::PIECES), piece / R::PIECES % 2 ^ 1);
+                load_keys<KEYS, D, 128>(ring + piece % R::PIECES * R::PIECE, piece % 2 ? v_head : k_head,
+                                        piece % 2 ? problem.v.row : problem.k.row, begin + piece / 2 * KEYS, end,
+                                        threadIdx.x - THREADS);
+                commit_copies();
+                wait_for_copies<R::BEHIND>();
+                if (piece >= R::BEHIND) publish(piece - R::BEHIND);
+            }
+            wait_for_copies<0>();
+#pragma unroll 1
+            for (int piece = max(0, 2 * tiles - R::BEHIND); piece < 2 * tiles; ++piece) publish(piece);
+            return;
+        } else {
+            take_registers<R::CONSUMER_REGISTERS>();
         }
+    const auto load = [&](int tile) {
+        if constexpr (!BY_WARPGROUPS)
+            if (tile < tiles) {
+                T* to = ring + tile % STAGES * 2 * KEYS * D;
+                load_keys<KEYS, D, THREADS>(to, k_head, problem.k.row, begin + tile * KEYS, end, threadIdx.x);
+                load_keys<KEYS, D, THREADS>(to + KEYS * D, v_head, problem.v.row, begin + tile * KEYS, end, threadIdx.x);
+            }
         commit_copies();
     };
     for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
@@ -186,7 +241,8 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         const T* from = there ? q + problem.offset(problem.q, batch, kv_head, first + row) + 8 * chunk : q;
         copy_async(shared_address(q_tile + row / BLOCK * BLOCK * D + place<BLOCK>(row % BLOCK, chunk)), from, there);
     }
-    for (int tile = 0; tile < STAGES - 1; ++tile) load(tile);
+    if constexpr (!BY_WARPGROUPS)
+        for (int tile = 0; tile < STAGES - 1; ++tile) load(tile);
     launch_next();  // once all CTAs run: what is launched waits by itself
     unsigned query[BY_WARPGROUPS ? 1 : D / 16][4];
     if constexpr (!BY_WARPGROUPS) {
@@ -207,37 +263,10 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         seen[half] = CAUSAL ? min(end, keys - problem.queries + 1 + number) : end;
     }
 
-    for (int tile = 0; tile < tiles; ++tile) {
-        wait_for_copies<STAGES - 2>();
-        if constexpr (BY_WARPGROUPS) publish_to_tma();
-        __syncthreads();  // this tile is there for all, and the one before read by all
-        const T* k_tile = ring + tile % STAGES * 2 * KEYS * D;
-        const T* v_tile = k_tile + KEYS * D;
-
-        float s[OWN_KEYS / 2] = {};
-        if constexpr (BY_WARPGROUPS) {
-            const unsigned q_rows = shared_address(q_tile + warp / 4 * 64 * D);
-            begin_products();
-#pragma unroll
-            for (int d = 0; d < D / 16; ++d)
-                multiply<T, false>(s, descriptor(q_rows + d / 4 * 64 * 128 + d % 4 * 32, 16, 1024),
-                                   descriptor(shared_address(k_tile) + d / 4 * KEYS * 128 + d % 4 * 32, 16, 1024), d);
-            commit_products();
-            load(tile + STAGES - 1);
-            finish_products<0>(s);
-        } else {
-            load(tile + STAGES - 1);
-#pragma unroll
-            for (int d = 0; d < D / 16; ++d)
-#pragma unroll
-                for (int n = 0; n < OWN_KEYS / 8; n += 2) {
-                    unsigned b[4];
-                    const int row = part * OWN_KEYS + 8 * n + lane % 8 + lane / 16 * 8;
-                    load_matrices(b, shared_address(k_tile + place<KEYS>(row, 2 * d + lane / 8 % 2)));
-                    multiply<T>(block(s, n), query[d], b[0], b[1]);
-                    multiply<T>(block(s, n + 1), query[d], b[2], b[3]);
-                }
-        }
+    float s[OWN_KEYS / 2] = {}, shrink[2];
+    unsigned p[OWN_KEYS / 16][4];
+    // A tile's scores become probabilities relative to the largest score so far, and the sum is put right; O is by `rescale`.
+    const auto exponentiate = [&](int tile) {
         const int first_key = begin + tile * KEYS + part * OWN_KEYS;
         if (first_key + OWN_KEYS > all_see) {
 #pragma unroll
@@ -245,7 +274,6 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
                 if (first_key + n / 4 * 8 + lane % 4 * 2 + n % 2 >= seen[n / 2 % 2]) s[n] = -infinity();
         }
 
-        float shrink[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float top = largest[half];
@@ -264,22 +292,102 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
                     sum[half] += s[x];
                 }
         }
+    };
+    const auto rescale = [&] {
         if (__any_sync(~0u, shrink[0] != 1 || shrink[1] != 1)) {
 #pragma unroll
             for (int d = 0; d < D / 2; ++d) out[d] *= shrink[d / 2 % 2];
         }
-
-        unsigned p[OWN_KEYS / 16][4];
+    };
+    const auto pack_probabilities = [&] {
 #pragma unroll
         for (int n = 0; n < OWN_KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
+    };
+    const auto multiply_query_by_keys = [&](const T* k_tile) {
         if constexpr (BY_WARPGROUPS) {
+            const auto of_q = descriptor(shared_address(q_tile + warp / 4 * 64 * D), 16, 1024);
+            const auto of_k = descriptor(shared_address(k_tile), 16, 1024);
             begin_products();
 #pragma unroll
-            for (int j = 0; j < OWN_KEYS / 16; ++j)
-                multiply<T, true>(out, p[j], descriptor(shared_address(v_tile) + 16 * j * 128, KEYS * 128, 1024), 1);
+            for (int d = 0; d < D / 16; ++d)
+                multiply<T, false>(s, of_q + ((d / 4 * 64 * 128 + d % 4 * 32) >> 4),
+                                   of_k + ((d / 4 * KEYS * 128 + d % 4 * 32) >> 4), d);
             commit_products();
+        }
+    };
+    const auto multiply_probabilities_by_values = [&](const T* v_tile) {
+        if constexpr (BY_WARPGROUPS) {
+            const auto of_v = descriptor(shared_address(v_tile), KEYS * 128, 1024);
+            begin_products();
+#pragma unroll
+            for (int j = 0; j < OWN_KEYS / 16; ++j) multiply<T, true>(out, p[j], of_v + (16 * j * 128 >> 4), 1);
+            commit_products();
+        }
+    };
+
+    if constexpr (BY_WARPGROUPS) {
+        // Of tile t, K is piece 2t and V piece 2t + 1.
+        const auto await = [&](int piece) { wait(full + 8 * (piece % R::PIECES), piece / R::PIECES % 2); };
+        const auto release = [&](int piece) {
+            __syncwarp();
+            if (lane == 0) arrive(empty + 8 * (piece % R::PIECES));
+        };
+        const auto at = [&](int piece) { return ring + piece % R::PIECES * R::PIECE; };
+        commit_copies();
+        wait_for_copies<0>();  // Q
+        publish_to_tma();
+        synchronize(1, THREADS);
+        if (tiles > 0) {
+            await(0);
+            multiply_query_by_keys(at(0));
+            finish_products<0>(s);
+            release(0);
+            exponentiate(0);
+            pack_probabilities();
+        }
+        // The scores of a tile are computed beside O of the one before, and its softmax runs beside that.
+#pragma unroll 1
+        for (int tile = 1; tile < tiles; ++tile) {
+            await(2 * tile);
+            multiply_query_by_keys(at(2 * tile));
+            await(2 * tile - 1);
+            multiply_probabilities_by_values(at(2 * tile - 1));
+            finish_products<1>(s);
+            release(2 * tile);
+            exponentiate(tile);
             finish_products<0>(out);
-        } else {
+            release(2 * tile - 1);
+            rescale();
+            pack_probabilities();
+        }
+        if (tiles > 0) {
+            await(2 * tiles - 1);
+            multiply_probabilities_by_values(at(2 * tiles - 1));
+            finish_products<0>(out);
+        }
+    } else {
+        for (int tile = 0; tile < tiles; ++tile) {
+            wait_for_copies<STAGES - 2>();
+            __syncthreads();  // this tile is there for all, and the one before read by all
+            const T* k_tile = ring + tile % STAGES * 2 * KEYS * D;
+            const T* v_tile = k_tile + KEYS * D;
+
+#pragma unroll
+            for (int n = 0; n < OWN_KEYS / 2; ++n) s[n] = 0;
+            load(tile + STAGES - 1);
+#pragma unroll
+            for (int d = 0; d < D / 16; ++d)
+#pragma unroll
+                for (int n = 0; n < OWN_KEYS / 8; n += 2) {
+                    unsigned b[4];
+                    const int row = part * OWN_KEYS + 8 * n + lane % 8 + lane / 16 * 8;
+                    load_matrices(b, shared_address(k_tile + place<KEYS>(row, 2 * d + lane / 8 % 2)));
+                    multiply<T>(block(s, n), query[d], b[0], b[1]);
+                    multiply<T>(block(s, n + 1), query[d], b[2], b[3]);
+                }
+            exponentiate(tile);
+            rescale();
+            pack_probabilities();
 #pragma unroll
             for (int j = 0; j < OWN_KEYS / 16; ++j)
 #pragma unroll
@@ -294,7 +402,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     }
 
     wait_for_copies<0>();
-    __syncthreads();  // all tiles are read by all, and their memory now holds results
+    synchronize(1, THREADS);  // all tiles are read by all, and their memory now holds results
     float* parts = reinterpret_cast<float*>(memory);  // (PARTS, ROWS, WIDTH), of which the first then holds the CTA's
     float* tops = parts + PARTS * ROWS * WIDTH;       // (PARTS, ROWS)
     float* sums = tops + PARTS * ROWS;                // (PARTS, ROWS)
@@ -312,7 +420,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
             *reinterpret_cast<float2*>(parts + row * WIDTH + 8 * d + lane % 4 * 2) =
                 make_float2(out[4 * d + 2 * half], out[4 * d + 2 * half + 1]);
     }
-    __syncthreads();
+    synchronize(1, THREADS);
     const auto deliver = [&](int row, int chunk, const float(&value)[8], float log) {
         if (problem.clusters == 1) {
             store(o + problem.offset(problem.o, batch, kv_head, first + row) + 8 * chunk, value);
@@ -363,53 +471,59 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     synchronize_cluster();  // nobody ends whose memory is still read
 }
 
-// The results of the clusters of each row, a CTA for each row of each head of K and V.
+// The results of the clusters of each row: a warp for a row, a CTA for as many rows of a head of K and V as it has warps.
 template <typename T, int D>
 __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const int* kv_lens, const Packing problem) {
     using P = Partial<D>;
-    constexpr int WARPS = 4, COLUMNS = D / 32;  // columns of a lane
-    __shared__ float parts[WARPS][D], tops[WARPS], sums[WARPS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rows = problem.rows(), row = blockIdx.x % rows, head = blockIdx.x / rows;
+    constexpr int COLUMNS = D / 32, AT_ONCE = 8;  // neighbouring columns of a lane; results that are on their way
+    struct Columns { float x[COLUMNS]; };
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, rows = problem.rows(), ctas = (rows + warps - 1) / warps;
+    const int row = blockIdx.x % ctas * warps + threadIdx.x / 32, head = blockIdx.x / ctas;
     const int batch = head / problem.kv_heads, kv_head = head % problem.kv_heads;
     launch_next();
     wait_for_previous();
+    if (row >= rows) return;
     const int cluster_keys = problem.cluster * problem.split_keys;
     const int written = (problem.keys_of(kv_lens, batch) + cluster_keys - 1) / cluster_keys;
     const float* from = workspace + (static_cast<long long>(head) * problem.clusters * rows + row) * P::SIZE;
     const long long step = static_cast<long long>(rows) * P::SIZE;
 
-    float top = -infinity(), sum = 0, value[COLUMNS] = {};  // relative to 2^top, so that nothing waits for a largest one
-#pragma unroll 4
-    for (int number = warp; number < written; number += WARPS) {
-        const float* part = from + number * step;
-        const float log = __ldcg(part + P::LOG), higher = fmaxf(top, log);
-        const float kept = weight(top, higher), share = weight(log, higher);
+    float top = -infinity(), sum = 0, value[COLUMNS] = {};  // relative to 2^top
+    for (int first = 0; first < written; first += AT_ONCE) {
+        float log[AT_ONCE];
+        Columns part[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const float* at = from + (first + i) * step;
+            const bool there = first + i < written;
+            log[i] = there ? __ldcg(at + P::LOG) : -infinity();
+            if constexpr (COLUMNS == 4) {
+                const float4 x = there ? __ldcg(reinterpret_cast<const float4*>(at) + lane) : make_float4(0, 0, 0, 0);
+                part[i] = {x.x, x.y, x.z, x.w};
+            } else {
+                const float2 x = there ? __ldcg(reinterpret_cast<const float2*>(at) + lane) : make_float2(0, 0);
+                part[i] = {x.x, x.y};
+            }
+        }
+        float higher = top;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) higher = fmaxf(higher, log[i]);
+        const float kept = weight(top, higher);
         top = higher;
-        sum = sum * kept + share;
+        sum *= kept;
 #pragma unroll
-        for (int x = 0; x < COLUMNS; ++x) value[x] = value[x] * kept + share * __ldcg(part + lane + 32 * x);
+        for (int x = 0; x < COLUMNS; ++x) value[x] *= kept;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const float share = weight(log[i], top);
+            sum += share;
+#pragma unroll
+            for (int x = 0; x < COLUMNS; ++x) value[x] += share * part[i].x[x];
+        }
     }
+    const float inverse = sum == 0 ? 0 : 1 / sum;
+    struct alignas(2 * COLUMNS) Packed { unsigned x[COLUMNS / 2]; } packed;
 #pragma unroll
-    for (int x = 0; x < COLUMNS; ++x) parts[warp][lane + 32 * x] = value[x];
-    if (lane == 0) {
-        tops[warp] = top;
-        sums[warp] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x >= D / 8) return;
-    float highest = -infinity(), total = 0, all[8] = {};
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, tops[w]);
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-        const float share = weight(tops[w], highest);
-        total += share * sums[w];
-#pragma unroll
-        for (int x = 0; x < 8; ++x) all[x] += share * parts[w][8 * threadIdx.x + x];
-    }
-    const float inverse = total == 0 ? 0 : 1 / total;
-#pragma unroll
-    for (int x = 0; x < 8; ++x) all[x] *= inverse;
-    store(o + problem.offset(problem.o, batch, kv_head, row) + 8 * threadIdx.x, all);
+    for (int x = 0; x < COLUMNS; x += 2) packed.x[x / 2] = pack<T>(value[x] * inverse, value[x + 1] * inverse);
+    reinterpret_cast<Packed*>(o + problem.offset(problem.o, batch, kv_head, row))[lane] = packed;
 }

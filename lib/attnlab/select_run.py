@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.base.errors import Outdated, UserError
-from attnlab.infer import choices
 from attnlab.infer.results import Results, load
-from attnlab.runs import models, read, schema, write
+from attnlab.runs import dispatch, models, read, schema, write
 from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.schema import Manifest
@@ -116,7 +115,6 @@ def measured(
     gpus: str = "",
     scheduler: str = "",
     stated: str = "",
-    command: str = "",
 ) -> str:
     """Measure a study and return the name of its run.
 
@@ -126,7 +124,6 @@ def measured(
         gpus: on how many GPUs of this host, or ``all``; empty for one device, without Dask.
         scheduler: the address of the Dask scheduler of a cluster to measure on.
         stated: what a user states as STUDY, the name of a study or a path; default the study's name.
-        command: what a user types for this run, where that isn't ``make measure``.
     """
     _, record = _measuring_half()
     if name and (gpus or scheduler):
@@ -143,10 +140,10 @@ def measured(
             executor, described = None, _here(wanted)
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
-        begun = command or record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
+        begun = record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
 
         def recorded(run: str) -> str:
-            again = command or (where and f"make measure RUN={run} {where}")
+            again = where and f"make measure RUN={run} {where}"
             return str(record.record(run, study, kind, executor, long, begun, again))
 
         unfinished = "" if name else _newest(study, described["name"], complete=False)
@@ -170,8 +167,7 @@ def tuned() -> Path:
 def modelled(name: str, device: str, stated: dict[str, Any], weights: str = "", text: str = "") -> str:
     """Measure how models generate, and return the name of the record.
 
-    On a GPU, their attention over the prompts is measured first, as the run ``<name>-attention``: from its verdicts
-    comes the dispatch table that `attend` goes by. On a CPU `attend` is SDPA.
+    On a GPU `attend` goes by the dispatch table of the device, and is SDPA where there is none, as on a CPU.
 
     Args:
         name: the record to begin or to continue; empty to begin one.
@@ -203,7 +199,7 @@ def modelled(name: str, device: str, stated: dict[str, Any], weights: str = "", 
         plan = stated_models.plan(found.type, **stated)
     if own:
         own.require_passages(plan)
-    table = _table_for(name, plan) if found.type == "cuda" and not begun else None
+    table = _table_of(devices.describe(found)["name"]) if found.type == "cuda" and not begun else None
     record_models(name, plan, found, table, own=own)
     return name
 
@@ -219,13 +215,13 @@ def _own(weights: str, text: str, models: list[str] | None, kind: str) -> "Own |
     return pretrained.read(weights, text, kind) if weights else None
 
 
-def _table_for(name: str, plan: stated_models.Plan) -> Dispatch:
-    """The dispatch table of a record, made from a run that is measured now if there is none."""
-    run = f"{name}-attention"
-    there = (schema.folder(run) / "manifest.json").is_file()
-    if not there or not read.read_manifest(run)["complete"]:
-        measured(run, stated_models.attention(plan), "cuda", command=stated_models.command(name, plan))
-    return choices.table(load(run))
+def _table_of(device_name: str) -> Dispatch | None:
+    """The dispatch table that `attend` goes by on this device; None, with a line that says so, where there is none."""
+    file = dispatch.path(device_name)
+    if file.is_file():
+        return dispatch.load(file, device_name)
+    print(f"no dispatch table of {device_name}: `attend` calls SDPA; `make dispatch` makes one", file=sys.stderr)
+    return None
 
 
 def _newest(study: Study, device: str, complete: bool) -> str:

@@ -206,7 +206,7 @@ def test_what_is_gained_and_what_ran_is_said(data):
         DRAFT: {"faster": ["gpt2", "llama-128"]},
     }
     said = model.compared(shown()).parts["said"].markdown
-    assert "SDPA's own kernel ran for gpt2 (4 × 512); `best` ran for llama-128 (4 × 512). Each later token" in said
+    assert "SDPA's own kernel ran for gpt2 (4 × 512); `best` ran for llama-128 (4 × 512)." in said
     assert "**First token:** a gain at llama-128 (4 × 512); no gain (equivalent within ±2 %) at gpt2 (4 × 512)." in said
 
 

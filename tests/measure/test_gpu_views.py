@@ -12,7 +12,9 @@ import attnlab
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.runs import schema
 from attnlab.study import ladder
+from attnlab.study.models import CANDIDATE, MODELS
 from attnlab.study.shapes import Shape
 
 pytest.importorskip("cupy")
@@ -204,3 +206,29 @@ def test_attend_is_right_where_sdpa_itself_is_wrong(kernel, by_table, named, req
     for given in ((odd, odd, odd), (odd, even, even), (even, odd, odd), (wide, less_wide, wide), (even, wide, even)):
         output = attnlab.attend(*(tensor.detach().requires_grad_(requires_grad) for tensor in given))
         assert Gate(given, False).check(output.detach()).passed
+
+
+def test_steps_of_a_model_after_a_static_cache_are_those_of_its_own_sdpa(monkeypatch):
+    model = pytest.importorskip("attnlab.measure.subjects.model", reason="transformers is not installed")
+    lengths = []
+
+    def attend(*args, kv_lens):
+        lengths.append(kv_lens)
+        return attnlab.attend(*args, kv_lens=kv_lens)
+
+    monkeypatch.setattr(model, "attend", attend)
+    model.register(CANDIDATE, model.attention)
+    network = model.build(MODELS["tiny-llama"], 512, "float16", GPU)
+    prompts = torch.randint(512, (2, 300), generator=torch.Generator().manual_seed(1)).to(GPU)
+    found = {}
+    for attention in ("sdpa", CANDIDATE):
+        network.set_attn_implementation(attention)
+        steps = model.steps(network, prompts)
+        assert set(steps) == set(schema.STEPS.values())
+        found[attention] = steps.pop("drafted_us")()
+        for replay in steps.values():
+            replay()
+            logits = replay.__self__.held
+            torch.testing.assert_close(logits, found[attention][:, : logits.shape[1]], atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(found[CANDIDATE], found["sdpa"], atol=5e-3, rtol=5e-3)
+    assert sum(given is not None for given in lengths) > 10

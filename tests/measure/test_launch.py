@@ -188,6 +188,16 @@ def split(driver, workspace_floats):
     return SplitLaunch(SPLITTING, 6, 128, 1024, 0, made, failed, 2, 8, 48, workspace_floats, 2)
 
 
+def test_a_warp_merges_each_row_of_a_head(driver):
+    one, two = (SimpleNamespace(kernel=SimpleNamespace(ptr=ptr)) for ptr in (SPLITTING, 8))
+    compiled = rungs._Compiled(one, "few", "sm_90a", 2, two, ((1, 264),))
+    tile = ladder.Tile(head_dim=64, rows=16, keys=64, threads=128, shared_bytes=0)
+    q, k = torch.zeros(2, 6, 5, 64), torch.zeros(2, 2, 4096, 64)
+    made = rungs._split(None, tile, compiled, q, k, k, None)
+    assert made.workspace_floats
+    assert made.merge_ctas == 4 * 4  # 15 rows of each of 4 heads, 4 warps a CTA
+
+
 def test_what_splits_leave_is_merged_by_a_kernel_that_is_launched_early(driver):
     output = split(driver, 100)(Q, Q, Q)
     (*few, given), merge = driver.early

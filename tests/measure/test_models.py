@@ -9,13 +9,13 @@ import transformers
 from forks import live
 
 from attnlab import __main__, select_run
+from attnlab.base import paths
 from attnlab.base.errors import Interrupted, UserError
 from attnlab.measure import subjects
 from attnlab.runs import models, read, schema, write
 from attnlab.study import models as stated
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE
-from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")
 TINY = {"models": ["tiny-gpt2", "tiny-llama"], "batch": [2], "prompt": [12], "tokens": 3, "rounds": 2, "replicates": 2}
@@ -219,13 +219,6 @@ def test_a_plan_takes_what_is_not_stated_from_its_device():
     assert stated.plan("cpu").dtype == "float32"
 
 
-def test_the_study_of_the_prompts_has_the_shapes_that_the_models_call():
-    study = stated.attention(stated.plan("cuda", ["gpt2", "llama-128"], batch=[2], prompt=[128]))
-    assert study.shapes == [Shape(2, 12, 128, 64, causal=True), Shape(2, 24, 128, 128, causal=True, kv_heads=8)]
-    assert study.baseline == "sdpa.auto"
-    assert "kernel.best" in study.implementations
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -306,13 +299,11 @@ def test_a_record_holds_what_its_plan_states(recording):
     assert not (schema.folder(MINE) / "parts").exists()
 
 
-def test_the_run_of_its_attention_names_the_command_that_measures_it(data, monkeypatch):
-    def measured(name, study, device, command):
-        raise UserError(f"{name}, {study.name}, {device}: {command}")
-
-    monkeypatch.setattr(select_run, "measured", measured)
-    with pytest.raises(UserError, match=r"^mine-attention, model, cuda: make model RUN=mine$"):
-        select_run._table_for("mine", stated.plan("cuda"))
+def test_attend_goes_by_the_table_of_the_device_if_there_is_one(capsys, monkeypatch):
+    monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
+    assert select_run._table_of("NVIDIA none") is None
+    assert capsys.readouterr().err.startswith("no dispatch table of NVIDIA none: `attend` calls SDPA; `make dispatch`")
+    assert select_run._table_of("NVIDIA H200").device == "NVIDIA H200"
 
 
 def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):

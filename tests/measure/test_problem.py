@@ -154,7 +154,7 @@ def test_a_device_without_clusters_splits_keys_by_workspaces_alone():
 
 @pytest.mark.parametrize(
     ("items", "tiles", "rows", "split"),
-    [(8, 128, 4, (8, 2)), (8, 16, 16, (1, 8)), (64, 128, 4, (1, 2)), (256, 128, 64, (1, 1)), (1, 1, 1, (1, 1))],
+    [(8, 128, 4, (16, 1)), (8, 16, 16, (1, 8)), (64, 128, 4, (1, 2)), (256, 128, 64, (1, 1)), (1, 1, 1, (1, 1))],
 )
 def test_splits_at_shapes_of_models(items, tiles, rows, split):
     """Of 8 heads of K and V: 1 sequence of 8192 and of 1024 keys, 8 and 32 sequences of 8192."""

@@ -24,17 +24,18 @@ from attnlab.study.ladder import Tile
 
 SHAPES = (
     "1,32,8,1024,128/1/4/16/64",
-    "1,32,8,8192,128/1/4/16/64",
+    "1,32,8,8192,128/1/4/16/48/64",
     "1,32,8,32768,128/1/16",
     "8,32,8,1024,128/4/64",
     "8,32,8,8192,128/1/16/64",
     "4,12,12,4096,64/8",
     "8,32,1,8192,128/1/8",
 )
-# Tiles beside those of the ladder: rows, warps, keys, stages, CTAs of a multiprocessor.
+# Tiles beside those of the ladder: rows, warps, keys, stages, CTAs of a multiprocessor. From 64 rows on, those with
+# more warps than 16 rows each need have a warpgroup that loads.
 OTHERS = {
-    128: ((16, 4, 64, 2, 3), (16, 8, 128, 3, 1), (64, 4, 64, 2, 2), (128, 8, 64, 3, 1)),
-    64: ((16, 4, 64, 4, 3), (64, 4, 64, 4, 3)),
+    128: ((16, 8, 128, 3, 1), (128, 12, 64, 6, 1), (192, 16, 64, 5, 1)),
+    64: ((16, 4, 64, 3, 4), (128, 12, 64, 12, 1), (192, 16, 64, 8, 1)),
 }
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33)
 CASES, TOLERANCE = 40, {torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -105,7 +106,7 @@ def _check(head_dim: int, variants: list[rungs.Kernel]) -> int:
             k, v = cache[0, :, :, :keys], cache[1, :, :, :keys]
             lengths = [chance.choice((0, 1, keys, chance.randint(0, keys))) for _ in range(batch)]
             kv_lens = torch.tensor(lengths, device="cuda", dtype=torch.int32) if chance.random() < 0.5 else None
-            split = chance.choice(((1, 1), (3, 1), (1, 2), (1, 4), (1, 8), (2, 4), (3, 8), (1, 16)))
+            split = chance.choice(((1, 1), (3, 1), (12, 1), (1, 2), (1, 4), (1, 8), (2, 4), (3, 8), (1, 16)))
             with _at(split):
                 kernel._prepared.clear()
                 if split[1] not in dict(kernel.prepared(q, k, v, True).compiled.held):
@@ -162,7 +163,7 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
     )
     for kernel in variants[head_dim]:
         tile = kernel.rung.tiles[0]
-        if not fewest <= tile.rows <= max(64, fewest) and not (rows > 128 and tile.rows == 128):
+        if not (fewest <= tile.rows <= max(64, fewest) or tile.rows == own.rows or (rows > 128 and tile.rows == 128)):
             continue
         kernel._prepared.clear()
         compiled = kernel.prepared(*inputs[0], True).compiled

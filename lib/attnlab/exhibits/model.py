@@ -44,9 +44,7 @@ def compared(results: Results) -> Group:
     """Time to first token, tokens per second and single steps, with verdicts, and what is gained in a sentence."""
     record, refused = _records(results)
     manifest, found = record.manifest, comparisons(record)
-    choices = manifest.dispatch.choices if manifest.dispatch else []
-    chosen = sum(choice.implementation != FALLBACK for choice in choices)
-    facts = {"manifest": manifest, "fallback": FALLBACK, "chosen": chosen, "left_out": refused}
+    facts = {"manifest": manifest, "fallback": FALLBACK, "left_out": refused}
     ran: dict[tuple[str, ...], list[Workload]] = {}
     for workload, kernels in kernels_of_prompts(record):
         ran.setdefault(tuple(map(formats.kernel, kernels)), []).append(workload)

@@ -15,9 +15,9 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.dispatch import Choice, Dispatch, Regret
-from attnlab.study import implementations, tuning
+from attnlab.study import implementations, ladder, tuning
 from attnlab.study.implementations import FALLBACK
-from attnlab.study.ladder import PREFIX
+from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -55,17 +55,20 @@ def table(results: Results) -> Dispatch:
     names = [n for n in results.study.implementations if n.startswith(CALLABLE) and n not in (FALLBACK, *stale)]
     stated = {shape.plain for sweep in results.study.sweeps for shape in results.study.sweep(sweep)}
     served = _served(results, timings)
-    choices = [_choice(shape, _judged(results, shape, timings, names)) for shape in served if shape in stated]
+    device_name = manifest["device"]["name"]
+    choices = [
+        _choice(shape, _judged(results, shape, timings, names), device_name) for shape in served if shape in stated
+    ]
     if not choices:
         raise UserError(f"the run {name!r} has no latency of {FALLBACK} that a table could speak of")
     made = Dispatch(
         run=name,
         seal=manifest["seal"],
-        device=manifest["device"]["name"],
+        device=device_name,
         torch=manifest["environment"]["packages"]["torch"],
         timing=" and ".join(timing.words for timing in timings),
         choices=choices,
-        sources=tuning.hashes([n for n in names if n.startswith(PREFIX)], manifest["device"]["name"]),
+        sources={name: source for name, source in ladder.hashes().items() if name in names},
     )
     made = made.model_copy(update={"error_pct": _errors_pct(made)})
     held_out = [shape for shape in served if shape not in stated]
@@ -121,7 +124,7 @@ def fastest(verdicts: Mapping[str, Collection[Verdict]]) -> tuple[str, dict[str,
     return max(faster, key=lambda name: least[name].estimate, default=FALLBACK), least
 
 
-def _choice(shape: Shape, judged: Judged) -> Choice:
+def _choice(shape: Shape, judged: Judged, device_name: str) -> Choice:
     best, least = fastest({name: [one.verdict for one in over.values()] for name, over in judged.items()})
     speedup = least.get(best, Interval(1.0, 1.0, 1.0))
     return Choice(
@@ -131,6 +134,7 @@ def _choice(shape: Shape, judged: Judged) -> Choice:
         low=speedup.low,
         high=speedup.high,
         speedups={name: interval.estimate for name, interval in least.items()},
+        instance=tuning.instance(device_name, shape) if BEST in least else "",
     )
 
 

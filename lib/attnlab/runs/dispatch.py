@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from attnlab.base import documents, paths
 from attnlab.base.errors import UserError
-from attnlab.study import tuning
+from attnlab.study import ladder, tuning
 from attnlab.study.implementations import FALLBACK
+from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -28,6 +29,7 @@ class Choice(BaseModel):
     Attributes:
         speedup: its speedup over the fallback; `low` and `high` are the ends of the interval.
         speedups: that of every candidate, whether faster or not, by the clock and on the values where it gains least.
+        instance: what `kernel.best` ran, as `tuning.instance` gives it; empty where it isn't among the candidates.
     """
 
     AXES: ClassVar[tuple[str, ...]] = Shape.AXES[:8]
@@ -45,6 +47,7 @@ class Choice(BaseModel):
     low: Positive
     high: Positive
     speedups: dict[str, Positive] = {}
+    instance: str = ""
 
     @model_validator(mode="after")
     def _is_of_a_shape(self) -> "Choice":
@@ -92,7 +95,7 @@ class Dispatch(BaseModel):
 
     Attributes:
         timing: the clocks that the choices go by.
-        sources: the hash of each kernel that it names, as `tuning.hashes` gives it.
+        sources: the hash of each rung that it names, as `ladder.hashes` gives it.
         error_pct: by implementation, how far its speedup at a measured shape is from the estimate by the others: the
             root mean square.
         regret: for each clock, what the choices cost at shapes drawn at random; empty where none were measured.
@@ -121,8 +124,9 @@ class Dispatch(BaseModel):
     def named(self) -> list[str]:
         """The implementations other than the fallback that it may choose, without kernels that have changed since."""
         names = {choice.implementation for choice in self.choices} | {n for c in self.choices for n in c.speedups}
-        now = tuning.hashes(list(self.sources), self.device) if self.sources else {}
-        changed = {name for name, source in self.sources.items() if source != now.get(name)}
+        rungs = set(self.sources) - {BEST}
+        now = ladder.hashes() if rungs else {}
+        changed = {name for name in rungs if self.sources[name] != now.get(name)}
         return sorted(names - changed - {FALLBACK})
 
     def choose(self, shape: Shape) -> str:
@@ -131,7 +135,9 @@ class Dispatch(BaseModel):
         It is the fallback where nothing is, or nothing near was measured.
         """
         if measured := self._at.get(shape):
-            return measured.implementation if measured.implementation in self.named else FALLBACK
+            name = measured.implementation
+            changed = name == BEST and self._runs_another(measured)
+            return name if name in self.named and not changed else FALLBACK
         ahead = {
             name: speedup / (1 + self.error_pct[name] / 100)
             for name, speedup in self.estimate(shape).items()
@@ -150,14 +156,23 @@ class Dispatch(BaseModel):
         if not near or near[0][0] > FARTHEST:
             return {}
         weights = [1 / (distance + SOFTENING) ** 2 for distance, _ in near]
-        shared = set.intersection(*(set(choice.speedups) for _, choice in near))
+        speedups = [self._speedups(choice) for _, choice in near]
         return {
             name: math.exp(
-                sum(w * math.log(choice.speedups[name]) for w, (_, choice) in zip(weights, near, strict=True))
-                / sum(weights)
+                sum(w * math.log(each[name]) for w, each in zip(weights, speedups, strict=True)) / sum(weights)
             )
-            for name in sorted(shared)
+            for name in sorted(set.intersection(*map(set, speedups)))
         }
+
+    def _speedups(self, choice: Choice) -> dict[str, float]:
+        """What was measured at a shape, without `kernel.best` where it now runs another instance there."""
+        if BEST not in choice.speedups or not self._runs_another(choice):
+            return choice.speedups
+        return {name: value for name, value in choice.speedups.items() if name != BEST}
+
+    def _runs_another(self, choice: Choice) -> bool:
+        """Whether `kernel.best` now runs another instance at a shape than was measured."""
+        return choice.instance != tuning.instance(self.device, choice.shape)
 
     def _near(self, shape: Shape) -> list[tuple[float, Choice]]:
         """The measured shapes that are like one in what is no size, each with its distance."""

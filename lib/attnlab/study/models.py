@@ -7,18 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attnlab.base.errors import UserError, first_problem, suggestion
-from attnlab.study import ladder, studies
-from attnlab.study.implementations import FALLBACK
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Study
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Sizes = Annotated[list[Size], Field(min_length=1)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 BASELINE, CANDIDATE = "transformers.sdpa", "attnlab.attend"
 """The attentions that are compared: the one that transformers calls by itself, and ours."""
-CANDIDATES = (FALLBACK, "sdpa.flash", "sdpa.cudnn", ladder.BEST)
-"""What `attend` may call for a prompt."""
 DTYPES = {"cuda": "float16", "cpu": "float32"}
 DRAFTED = 8
 """The tokens of a draft that a model reads in one step, in speculative decoding."""
@@ -175,23 +170,3 @@ def command(name: str, plan: Plan) -> str:
         return f"make model RUN={name}"
     text = "" if plan.text.name == LIBRARY else f" text={plan.text.name}"
     return f'make model RUN={name} PARAMS="weights={plan.models[0].name}{text}"'
-
-
-def attention(plan: Plan) -> Study:
-    """The study of the models' attention over their prompts, by which `attend` chooses its calls."""
-    workloads = [workload for model in plan.models for workload in plan.workloads(model)]
-    shapes = list(dict.fromkeys(workload.shape for workload in workloads))
-    stated = {
-        "name": "model",
-        "title": "Attention of models over their prompts",
-        "device": "cuda",
-        "implementations": list(CANDIDATES),
-        "baseline": FALLBACK,
-        "target": shapes[0].axes,
-        "timings": [{"clock": "eager", "cache": "warm"}],
-        "samples": 50,
-        "replicates": 3,
-        "panel": False,
-        "sweeps": {"prompts": [shape.axes for shape in shapes]},
-    }
-    return studies.parse(stated, "make model")

@@ -176,6 +176,15 @@ def load(device_name: str) -> Tuning:
     return tuning
 
 
+def instance(device_name: str, shape: Shape) -> str:
+    """What `kernel.best` runs at a shape on the device of this name: rung, tile and the rung's hash; else empty."""
+    try:
+        choice = load(device_name).choice(shape)
+    except UserError:
+        return ""
+    return f"{choice.rung} {choice.tile} {choice.source}"
+
+
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     """By implementation, what identifies each kernel among `names` that is there.
 

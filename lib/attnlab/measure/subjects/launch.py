@@ -15,8 +15,9 @@ from attnlab.measure.subjects.implementation import Broken, Unsupported
 from attnlab.measure.subjects.problem import AllScales
 
 Addresses = tuple[int, ...]
-# Of a CTA that merges partial results, as its source says (`__launch_bounds__`).
+# Of a CTA that merges partial results, as its source says (`__launch_bounds__`); each of its warps merges a row's.
 MERGE_THREADS = 128
+MERGE_ROWS = MERGE_THREADS // 32
 # The driver asks that a map in the host's memory lies at a multiple of this.
 ALIGNMENT = 64
 

@@ -28,10 +28,11 @@ READ_COST, READ_POWER = 1.5, 1.5
 LEAST_HEADS = 4
 # Of a kernel that splits keys, in the time that a CTA takes for a tile of keys: what a CTA costs besides its tiles, and
 # what the second launch does. Rows whose results take as long as a tile of keys to merge, by each CTA of a cluster, and
-# by way of the workspace. Fitted to trials of every split at 18 shapes on an H200: 2.4 % slower than the fastest on
-# average, and 15 % at most.
-START_TILES, MERGE_TILES = 1.0, 1.5
-CLUSTER_ROWS, WORKSPACE_ROWS = 100, 1600
+# by way of the workspace. How much faster a multiprocessor reads with two CTAs than with one. Fitted to trials of every
+# split at 19 shapes on an H200: 2.1 % slower than the fastest on average, and 17 % at most.
+START_TILES, MERGE_TILES = 1.5, 2.0
+CLUSTER_ROWS, WORKSPACE_ROWS = 150, 6400
+TOGETHER = 1.2
 # The sizes of clusters, as the kernel's merge has them. Up to 8 are portable.
 CLUSTERS = (1, 2, 4, 8, 16)
 # More rounds of CTAs than this are not tried, unless there are as many without a split.
@@ -208,14 +209,19 @@ def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int) -> t
 def cost(clusters: int, cluster: int, items: int, tiles: int, rows: int, at_once: int, ctas_per_sm: int) -> float:
     """How long a split takes, in the time that a CTA takes for a tile of keys.
 
-    CTAs that share a multiprocessor share its part of the memory's bandwidth, and so count as if they took turns.
+    CTAs that share the memory's bandwidth count as if they took turns. So do those that share a multiprocessor while
+    others have one alone, but for what it then reads faster.
 
     Args:
         at_once: the CTAs that the device holds at once in such clusters; the others are as for `splits`.
     """
     ctas = items * clusters * cluster
-    rounds = ctas * ctas_per_sm / at_once if ctas <= at_once else math.ceil(ctas / at_once) * ctas_per_sm
-    took = max(1.0, rounds) * (-(-tiles // (clusters * cluster)) + START_TILES)
+    load = ctas * ctas_per_sm / at_once
+    if ctas > at_once:
+        rounds = math.ceil(ctas / at_once) * float(ctas_per_sm)
+    else:
+        rounds = max(load, math.ceil(load) / TOGETHER) if load > 1 else 1.0
+    took = rounds * (-(-tiles // (clusters * cluster)) + START_TILES)
     if cluster > 1:
         took += cluster * rows / CLUSTER_ROWS
     if clusters > 1:

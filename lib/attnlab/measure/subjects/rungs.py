@@ -15,7 +15,17 @@ from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measure.subjects import maps
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
-from attnlab.measure.subjects.launch import Launch, Maps, Pointers, ScaledLaunch, ScaledMaps, SplitLaunch, early, layout
+from attnlab.measure.subjects.launch import (
+    MERGE_ROWS,
+    Launch,
+    Maps,
+    Pointers,
+    ScaledLaunch,
+    ScaledMaps,
+    SplitLaunch,
+    early,
+    layout,
+)
 from attnlab.measure.subjects.problem import CLUSTERS, Held, Packing, Problem, shares
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
@@ -312,7 +322,8 @@ def _split(
     packing = Packing.of(q, k, v, scale, tile, compiled.held, compiled.ctas_per_sm)
     rows = batch * heads * queries  # each of which has a partial result of each cluster, with its logarithm
     floats = rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0
-    ctas = tile.items(packing.group * queries, batch * packing.kv_heads) * packing.clusters * packing.cluster
+    of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
+    ctas = tile.items(of_head, all_kv_heads) * packing.clusters * packing.cluster
     return SplitLaunch(
         compiled.function.kernel.ptr,
         ctas,
@@ -323,7 +334,7 @@ def _split(
         partial(_failure, rung, tile, compiled.expression),
         packing.cluster,
         compiled.merge.kernel.ptr,
-        rows,
+        all_kv_heads * math.ceil(of_head / MERGE_ROWS),
         floats,
         batch,
     )
