@@ -53,19 +53,18 @@ class Instance:
     headroom: int
     held: int = 0
     ready: int = 0
-    emulated: int = 0
 
     @property
     def name(self) -> str:
         turns = " turns" * self.ping_pong
         words = [f"k{self.keys} s{self.stages} c{self.consumers}{turns} p{self.promote} h{self.headroom}"]
-        marks = ("ones", self.ones), ("held", self.held), ("ready", self.ready), (f"e{self.emulated}", self.emulated)
+        marks = ("ones", self.ones), ("held", self.held), ("ready", self.ready)
         return " ".join(words + [mark for mark, there in marks if there])
 
     def expression(self, causal: bool) -> str:
         numbers = (
             f"{self.keys},{self.stages},{self.consumers},{self.ping_pong},{self.promote},{self.ones},{self.headroom},"
-            f"{self.held},{self.ready},{self.emulated}"
+            f"{self.held},{self.ready}"
         )
         return f"fp8<__half,{self.head_dim},{'true' if causal else 'false'},{numbers}>"
 
@@ -83,8 +82,7 @@ class Instance:
         return -(-(self.consumers * 256 * self.head_dim + tiles + rest) // 1024) * 1024
 
 
-# keys, stages, consumers, turns, promote, ones, headroom, Q held in registers, V transposed beforehand,
-# one of how many exponentials without the special function unit.
+# keys, stages, consumers, turns, promote, ones, headroom, Q held in registers, V transposed beforehand.
 INSTANCES = {
     128: [
         (96, 3, 2, 1, 1, 1, 2),
