@@ -3,10 +3,12 @@
 // Does    rung 11's pipeline with products of 8-bit numbers, at twice the rate. Two warps of the producer transpose each tile
 //         of V in shared memory (e4m3.cuh). Probabilities are at most 2^(8 - HEADROOM) where a job begins; once one rises above
 //         448, the tile and O are multiplied by a power of two. The tensor cores add with 14 bits: after PROMOTE tiles their
-//         sums are added to O, which is in fp32. O leaves in fp16 or bf16.
-// Gained  not measured yet; NOTES.md has what is expected.
-// Limits  e4m3 holds 18 powers of two: a probability of 2^-(17 - HEADROOM) of the largest is 0, and below 2^-(14 - HEADROOM)
-//         it has fewer bits.
+//         sums are added to O, which is in fp32. A column of ones in V sums the rounded probabilities, tile by tile; where all
+//         are so small that many are rounded to nothing, and in exact tiles, additions sum them. O leaves in fp16 or bf16.
+// Gained  NOTES.md has what was expected, and found: without promotion up to 1.4x over fp16 where V comes transposed, at
+//         errors that grow with the number of keys, as cuDNN's do. Promoted it has not been timed in these tiles yet.
+// Limits  shared memory, which each consumer reads for itself; registers, of which promotion takes 64. e4m3 holds 18 powers of
+//         two: a probability of 2^-(17 - HEADROOM) of the largest is 0, and below 2^-(14 - HEADROOM) it has fewer bits.
 #include "e4m3.cuh"
 #include "jobs.cuh"
 
@@ -25,7 +27,10 @@ constexpr int LARGEST_BITS = 0x43E00000, INFINITY_BITS = 0x7F800000;  // 448
 // Of a tile whose largest is below 2^-4, too much is rounded to nothing, below 2^-10.
 constexpr int SMALL_BITS = 0x3D800000;
 
-template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int PROMOTE_, int ONES_, int HELD_, int READY_> struct Plan8 {
+// How one instance works, as in jobs.cuh. With PROMOTE, after so many tiles; with ONES, V has 8 columns of ones more; with HELD,
+// a job's Q is in registers; with READY, V comes transposed, tile after tile: (batch, heads, tiles * D, PITCH).
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int PROMOTE_, int ONES_, int HELD_, int READY_>
+struct Plan8 {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = CONSUMERS_;
     static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_, HELD = HELD_, READY = READY_;
     static constexpr int PROMOTE = PROMOTE_, WIDTH = D / 2 + 4 * ONES_, TRANSPOSERS = READY ? 1 : 2;
@@ -234,14 +239,6 @@ template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N]
     return largest;
 }
 
-// 2^x without the special function unit, to 1.1e-4 of it, for x above -126; infinite from 128 on.
-__device__ __forceinline__ float exp2_by_additions(float x) {
-    x = fminf(fmaxf(x, -126.f), 128.f);
-    const float rounded = x + 0x1.8p23f, f = x - (rounded - 0x1.8p23f);
-    const float fraction = ((0.05500893f * f + 0.24221096f) * f + 0.69328293f) * f + 1;
-    return __int_as_float(__float_as_int(fraction) + (__float_as_int(rounded) << 23));
-}
-
 template <bool SECOND, typename A, typename B> __device__ __forceinline__ auto& second_if(A& first, B& second) {
     if constexpr (SECOND) return second;
     else return first;
@@ -256,7 +253,7 @@ template <int N> __device__ __forceinline__ float sum_of(const float (&s)[N], in
 
 // q, k, v: maps of (batch, heads, rows, D) of bytes; o: of T; any strides
 template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int PROMOTE, int ONES, int HEADROOM,
-          int HELD = 0, int READY = 0, int EMULATED = 0>
+          int HELD, int READY>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
     const __grid_constant__ TensorMap o, Problem problem, AllScales scales) {
@@ -379,10 +376,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         added = true;
         if (scores.tile && rises < 2) {
 #pragma unroll
-            for (int n = 0; n < KEYS / 2; ++n) {
-                const float x = scores.s[n] * scale_log2 - rows.offset[n / 2 % 2];
-                scores.s[n] = EMULATED && n % (EMULATED ? EMULATED : 1) == 0 ? exp2_by_additions(x) : exp2_approx(x);
-            }
+            for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = exp2_approx(scores.s[n] * scale_log2 - rows.offset[n / 2 % 2]);
             int largest[2] = {largest_bits(scores.s, 0), largest_bits(scores.s, 1)};
             float own[2] = {__int_as_float(largest[0]), __int_as_float(largest[1])};
             if (!__any_sync(~0u, max(largest[0], largest[1]) > LARGEST_BITS)) {

@@ -8,7 +8,7 @@ still allocated.
 Racecheck follows an order from thread to thread alone. Where 128 threads meet at a named barrier and one of them then
 arrives at the barrier on which another warp waits, it takes what the others read before for a race; so it does in a
 kernel of thirty lines that does nothing else, and no longer once each thread arrives for itself. It is therefore given
-`jobs.cuh` with such arrivals.
+the files of `CONSUMING` with such arrivals.
 """
 
 import os
@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from attnlab.base import paths
+from attnlab.measure.fp8.quantize import quantize
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.study import ladder
@@ -42,7 +43,8 @@ EACH_ARRIVES = {
         "if (storing) {\n            if (threadIdx.x % 128 == 0) wait_for_stores();"
     ),
 }
-"""What `jobs.cuh` says, and what it says for racecheck."""
+"""What the files of `CONSUMING` say, and what they say for racecheck."""
+CONSUMING = ("jobs.cuh", "13_fp8.cu")
 
 
 def main(names: list[str]) -> int:
@@ -60,12 +62,12 @@ def main(names: list[str]) -> int:
 def each_arriving(folder: Path) -> Path:
     """A copy of the kernels in which each thread arrives for itself; returns the folder."""
     shutil.copytree(paths.kernels(), folder)
-    source = folder / "jobs.cuh"
-    text = source.read_text()
-    for said, says in EACH_ARRIVES.items():
-        assert text.count(said) == 1, f"jobs.cuh no longer says {said!r}"
-        text = text.replace(said, says)
-    source.write_text(text)
+    for source in (folder / name for name in CONSUMING):
+        text = source.read_text()
+        for said, says in EACH_ARRIVES.items():
+            assert text.count(said) == 1, f"{source.name} no longer says {said!r}"
+            text = text.replace(said, says)
+        source.write_text(text)
     return folder
 
 
@@ -94,10 +96,13 @@ def run(rung: Rung) -> int:
             causal, seq_len = mask == ladder.MASKS[True], max(tile.shortest, min(length, tile.longest or length))
             queries = min(seq_len, rung.most_queries or seq_len)
             shape = Shape(1, 2, queries, tile.head_dim, causal, rung.dtypes[0], kv_len=seq_len)
-            q, k, v = (x.cuda() for x in inputs.draw(shape, seq_len, torch.device("cpu")))
+            given = inputs.draw(shape, seq_len, torch.device("cpu"))
             print(f"{kernel.name} at {shape}", flush=True)
             try:
-                output = kernel.call(q, k, v, causal).cpu()
+                if rung.scaled:
+                    output = of_scales(rungs.kernel(rung, tile), given, causal).cpu()
+                else:
+                    output = kernel.call(*(x.cuda() for x in given), causal).cpu()
             except Unsupported as error:
                 print(f"{kernel.name}: skipped: {error}")
                 break
@@ -105,6 +110,13 @@ def run(rung: Rung) -> int:
                 wrong += 1
                 print(f"{kernel.name} at {shape}: not finite", file=sys.stderr)
     return wrong
+
+
+def of_scales(kernel: rungs.Kernel, given: inputs.Inputs, causal: bool) -> torch.Tensor:
+    """The output of a kernel that takes e4m3, of these inputs quantised on the CPU."""
+    tensors, scales = zip(*((one.values.cuda(), one.scales.cuda()) for one in quantize(*given)), strict=True)
+    dtype = given[0].dtype
+    return kernel.prepare_scaled(*tensors, causal, None, dtype).of_scales(*tensors, scales, dtype)
 
 
 if __name__ == "__main__":

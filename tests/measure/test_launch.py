@@ -11,7 +11,8 @@ import torch
 
 from attnlab.measure.subjects import launch, maps, rungs
 from attnlab.measure.subjects.implementation import Broken, Unsupported
-from attnlab.measure.subjects.launch import Launch, Maps, Pointers, SplitLaunch, layout
+from attnlab.measure.subjects.launch import Launch, Maps, Pointers, ScaledLaunch, ScaledMaps, SplitLaunch, layout
+from attnlab.measure.subjects.problem import AllScales
 from attnlab.study import ladder
 
 SUCCESS, REFUSED = (SimpleNamespace(name=name) for name in ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE"))
@@ -106,6 +107,34 @@ def test_the_kernel_is_launched_on_these_tensors_and_on_others_next(driver, para
         assert tensors == [tensor.data_ptr() for tensor in (*given, output)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_kernel_in_e4m3_is_given_the_scales_of_each_call(driver, monkeypatch, dtype):
+    given, seen = [torch.zeros(2, 3, 8, 64).to(torch.float8_e4m3fn) for _ in range(3)], []
+    record = driver.cuLaunchKernel
+
+    def launched(function, *rest):
+        scales = AllScales.from_address((ctypes.c_void_p * 6).from_address(rest[-2])[5])
+        seen.append([(one.at, one.batch, one.head) for one in (scales.q, scales.k, scales.v)])
+        return record(function, *rest)
+
+    monkeypatch.setattr(driver, "cuLaunchKernel", launched)
+    made = ScaledLaunch(5, 6, 128, 1024, 0, partial(ScaledMaps, [bytes(maps.BYTES)] * 4, [ctypes.c_int(9)]), Broken)
+    for scales in (
+        [torch.ones(2, 3, 1) for _ in given],
+        [torch.ones(1, 1, 1), torch.ones(2, 1, 1), torch.ones(1, 3, 1)],
+    ):
+        output = made.of_scales(*given, scales, dtype)
+        assert (output.shape, output.dtype) == (given[0].shape, dtype)
+        assert driver.launches.pop()[3] == [tensor.data_ptr() for tensor in (*given, output)]
+        strides = [(3, 1)] * 3 if scales[0].numel() > 1 else [(0, 0), (1, 0), (0, 1)]
+        assert seen.pop() == [(one.data_ptr(), *both) for one, both in zip(scales, strides, strict=True)]
+    with pytest.raises(Unsupported, match="with their scales"):
+        made(*given)
+    driver.answer = REFUSED
+    with pytest.raises(Broken, match="CUDA_ERROR_INVALID_VALUE"):
+        made.of_scales(*given, scales, dtype)
+
+
 def test_maps_lie_where_the_driver_asks_for_and_keep_their_description(driver):
     descriptions = [bytes(8) + bytes([number]) * (maps.BYTES - 8) for number in range(4)]
     parameters = Maps(descriptions, [])
@@ -149,7 +178,7 @@ def test_the_first_tensors_of_a_layout_may_begin_anywhere(monkeypatch):
     for rung in (rung for rung in ladder.load() if rung.arguments in ladder.MAPPED):
         for first in range(8):
             odd = memory[first:][: Q.numel()].view(Q.shape)
-            rungs._encoded(rung, rung.tiles[0], odd, odd, odd)
+            rungs._encoded(rung, rung.tiles[0], odd, odd, odd, "float16")
     assert addresses
     assert not any(address % maps.ALIGNMENT for address in addresses)
 

@@ -179,7 +179,10 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(folder):
         (rung(dtypes=["float32"]), "rung 'plain': dtypes.0: input should be 'float16' or 'bfloat16', not 'float32'"),
         (rung(dtypes=[]), "rung 'plain': dtypes: list should have at least 1 item*"),
         (rung(architectures=["90a"]), "rung 'plain': architectures.0: string should match pattern*, not '90a'"),
-        (rung(arguments="pointer"), "rung 'plain': arguments: input should be 'pointers', 'tensor maps', 'views' or *"),
+        (
+            rung(arguments="pointer"),
+            "rung 'plain': arguments: input should be 'pointers', 'tensor maps', 'views', *' or *'",
+        ),
         (
             rung(arguments="split keys"),
             "rung 'plain': `merge` names the second kernel of `arguments = \"split keys\"`*",

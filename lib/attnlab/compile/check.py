@@ -25,7 +25,13 @@ from attnlab.study.ladder import MASKS, Rung, Tile
 
 TARGET = {"batch": 32, "heads": 8, "seq_len": 512}
 """The shape at which CTAs and waves are counted."""
-PASSED = {"split keys": (8,) * 6, "pointers": (8,) * 4, "tensor maps": (128,) * 4 + (4,), "views": (128,) * 4}
+PASSED = {
+    "split keys": (8,) * 6,
+    "pointers": (8,) * 4,
+    "tensor maps": (128,) * 4 + (4,),
+    "scaled views": (128,) * 4 + (124, 48),
+    "views": (128,) * 4,
+}
 """The bytes with which a kernel's parameters begin, by the `arguments` of its entry; the first that fit count."""
 CACHE = ".compiled_cache"
 """The folder beside the kernels that keeps what came of compiling them."""

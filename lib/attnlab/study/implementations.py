@@ -20,6 +20,8 @@ _CONTROL = "control."
 def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     """Every implementation that a study may name; a rung of the ladder is ``kernel.<rung>``.
 
+    Rungs that take e4m3 with scales are not among them, since no study draws such tensors.
+
     Where there is a ladder, ``kernel.best`` is what the tuning of the device chose from it.
 
     Args:
@@ -28,7 +30,7 @@ def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     fixed = (*SDPA, *PEERS, *REFERENCES, DISPATCH)
     if named is not None and set(named) <= set(fixed):
         return fixed
-    rungs = tuple(rung.implementation for rung in ladder.load())
+    rungs = tuple(rung.implementation for rung in ladder.load() if not rung.scaled)
     return fixed + rungs + ((ladder.BEST,) if rungs else ())
 
 

@@ -42,9 +42,11 @@ MOST_SHARED_BYTES = 227 * 1024
 # The most rows that a box of a tensor map can have.
 MOST_BOX_ROWS = 256
 
-MAPPED = ("tensor maps", "views")
+SCALED = "scaled views"
+"""The `arguments` of kernels whose Q, K and V are e4m3 with scales."""
+MAPPED = ("tensor maps", "views", SCALED)
 """The `arguments` that are tensor maps."""
-STRIDED = ("views", "split keys")
+STRIDED = ("views", SCALED, "split keys")
 """The `arguments` by which tensors may have any strides, heads may share K and V, and lengths and scales may differ."""
 LAUNCH = ("dtypes", "architectures", "arguments", "persistent", "sizes", "tiles")
 """The fields that a rung takes over from the one that `launched_like` names, unless it states them."""
@@ -160,9 +162,11 @@ class Rung(Step):
 
     Attributes:
         arguments: how Q, K, V and O are passed: ``pointers`` to contiguous tensors; ``tensor maps`` of contiguous
-            tensors, with all heads in one dimension; ``views``, tensor maps of four dimensions with any strides; or
-            ``split keys``, pointers to views, a workspace and the lengths of sequences. Scalars follow: the heads over
-            all batches, seq_len and the scale, for views a `Problem`, for split keys a `Packing`.
+            tensors, with all heads in one dimension; ``views``, tensor maps of four dimensions with any strides;
+            ``scaled views``, the same with Q, K and V in e4m3; or ``split keys``, pointers to views, a workspace and
+            the lengths of sequences. Scalars follow: the heads over all batches, seq_len and the scale, for views a
+            `Problem`, with the `Scales` of those that are scaled, for split keys a `Packing`.
+        dtypes: of Q, K, V and O; of O alone where the others are e4m3.
         merge: with split keys, the kernel of the same source that merges the results of CTAs.
         most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
@@ -177,7 +181,7 @@ class Rung(Step):
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
     dtypes: Annotated[list[Literal["float16", "bfloat16"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
-    arguments: Literal["pointers", "tensor maps", "views", "split keys"]
+    arguments: Literal["pointers", "tensor maps", "views", "scaled views", "split keys"]
     merge: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$")] = ""
     most_queries: Annotated[int, Field(ge=0)] = 0
     persistent: bool = False
@@ -209,6 +213,11 @@ class Rung(Step):
                     "`head_dim`, `keys` and `box_rows` have to go by"
                 )
         return self
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its Q, K and V are e4m3 with scales: no study draws such tensors, and nothing tunes it."""
+        return self.arguments == SCALED
 
     @property
     def implementation(self) -> str:

@@ -1,7 +1,7 @@
 """`attnlab.attend`: attention by the implementation that a run found to be the fastest at such shapes, or by SDPA."""
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
@@ -61,6 +61,7 @@ _last = _NOTHING
 """What was called last, mostly by the layer before; it has no gradients."""
 
 
+SCALED = "attnlab.measure.fp8.attend"
 FEW = f"{PREFIX}few"
 """The kernel that takes the lengths of sequences."""
 
@@ -73,6 +74,8 @@ def attend(
     scale: float | None = None,
     autotune: bool = False,
     kv_lens: Tensor | None = None,
+    scales: Sequence[Tensor] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V by the implementation that the dispatch table of this device chooses for the shape.
 
@@ -100,12 +103,19 @@ def attend(
             the last query sees all keys of its sequence. `kernel.few` computes it in one launch where it serves these
             tensors, whatever the table says; elsewhere SDPA does under a mask, from copies of k and v. Nothing waits
             for the device.
+        scales: of q, k and v in float8_e4m3fn, as `attnlab.quantize` makes them: float32 ``(batch, heads, 1)``, or with
+            1 in place of either. `kernel.fp8` computes it where it serves these tensors, whatever the table says;
+            elsewhere PyTorch's operations do, which round at the same places. There are no gradients, and
+            `torch.compile` breaks its graph there.
+        dtype: of the output of such tensors: float16, as by default, or bfloat16.
 
     Raises:
         TypeError: q, k or v is no tensor.
-        ValueError: k and v differ in length, or kv_lens does not fit them.
+        ValueError: k and v differ in length, or kv_lens, scales or dtype do not fit them.
         RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
     """
+    if scales is not None or dtype is not None:
+        return _of_scales(q, k, v, causal, scale, autotune, kv_lens, scales, dtype)
     if kv_lens is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens)
     if torch.compiler.is_compiling():
@@ -114,6 +124,27 @@ def attend(
     if autotune and not _last.settled:
         _forget_last()
     return forward(q, k, v, causal, scale, autotune)
+
+
+def _of_scales(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    autotune: bool,
+    kv_lens: Tensor | None,
+    scales: Sequence[Tensor] | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """`attend` of tensors in e4m3."""
+    if scales is None:
+        raise ValueError("attend takes dtype, of the output, where q, k and v come with scales")
+    if autotune or kv_lens is not None:
+        raise ValueError("attend takes neither autotune nor kv_lens with scales")
+    # What it needs stands above this package.
+    output: Tensor = import_module(SCALED).attend(q, k, v, scales, causal, scale, dtype)
+    return output
 
 
 def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor) -> Tensor:
@@ -250,6 +281,8 @@ def _require_tensors(q: object, k: object, v: object, **others: object) -> None:
     for name, given in {"q": q, "k": k, "v": v, **others}.items():
         if not isinstance(given, Tensor):
             raise TypeError(f"attend takes tensors, and {name} is of type {type(given).__name__}")
+        if given.dtype == torch.float8_e4m3fn:
+            raise ValueError(f"attend takes tensors in {given.dtype} with their scales, as scales=(of q, of k, of v)")
     assert isinstance(k, Tensor)
     assert isinstance(v, Tensor)
     if type(k) is type(v) is KIND and not k.is_nested and k.shape[-2:-1] != v.shape[-2:-1]:

@@ -25,15 +25,15 @@ class Guards:
     poison: int
     _buffers: list[tuple[Tensor, int, Tensor]] = field(default_factory=list)
 
-    def like(self, q: Tensor) -> Tensor:
+    def like(self, q: Tensor, dtype: torch.dtype) -> Tensor:
         """Poisoned memory for an output as large as `q`, between two guards."""
-        head = q[0, 0].numel() * q.element_size()
+        head = q[0, 0].numel() * dtype.itemsize
         words = -(-max(GUARD_BYTES, GUARD_HEADS * head) // ALIGNMENT) * ALIGNMENT // 2
-        inside = q.numel() * q.element_size() // 2
+        inside = q.numel() * dtype.itemsize // 2
         buffer = torch.empty(2 * words + inside, dtype=torch.int16, device=q.device)
         buffer.fill_(self.poison)
         strides = torch.empty_like(q, device="meta").stride()
-        output = buffer[words : words + inside].view(q.dtype).as_strided(q.shape, strides)
+        output = buffer[words : words + inside].view(dtype).as_strided(q.shape, strides)
         self._buffers.append((buffer, words, output))
         return output
 
@@ -76,9 +76,12 @@ def disguised(output: Tensor, device: torch.device) -> str:
 _guards: Guards | None = None
 
 
-def like(q: Tensor) -> Tensor:
-    """Memory for the output of a kernel, dense, in the order of `q` in memory. Our kernels all allocate with it."""
-    return torch.empty_like(q) if _guards is None else _guards.like(q)
+def like(q: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for the output of a kernel, dense, in the order of `q` in memory, and of its dtype unless it has another.
+
+    Our kernels all allocate with it.
+    """
+    return torch.empty_like(q, dtype=dtype) if _guards is None else _guards.like(q, dtype or q.dtype)
 
 
 @contextmanager

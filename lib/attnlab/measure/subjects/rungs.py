@@ -15,11 +15,23 @@ from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measure.subjects import maps
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
-from attnlab.measure.subjects.launch import MERGE_ROWS, Launch, Maps, Pointers, SplitLaunch, early, layout
+from attnlab.measure.subjects.launch import (
+    MERGE_ROWS,
+    Launch,
+    Maps,
+    Pointers,
+    ScaledLaunch,
+    ScaledMaps,
+    SplitLaunch,
+    early,
+    layout,
+)
 from attnlab.measure.subjects.problem import CLUSTERS, Held, Packing, Problem, shares
 from attnlab.study import ladder
 from attnlab.study.ladder import Rung, Tile
 
+# The `arguments` of kernels that pack a head and its batch.
+PACKED = ("views", ladder.SCALED)
 # Layouts for which a launch is kept: a cache that grows by a key for each token has a new one at each step.
 KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
@@ -123,8 +135,25 @@ class Kernel(Launcher):
         self._source = ""
 
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
+        dtype, tile = _served(self.rung, q, k, v, causal, scale)
+        return self._ready(dtype, tile, q, k, v, causal, scale)
+
+    def prepare_scaled(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
+    ) -> ScaledLaunch:
+        """A launch for tensors in e4m3, whose output has this dtype; raises as `prepare` does."""
+        name, tile = str(dtype).removeprefix("torch."), _tile(self.rung, q, k, v, causal, scale)
+        if name not in self.rung.dtypes:
+            raise Unsupported(f"{self.rung.name} gives {' and '.join(self.rung.dtypes)}, not {name}")
+        launch = self._ready(name, tile, q, k, v, causal, scale).launch
+        assert isinstance(launch, ScaledLaunch)
+        return launch
+
+    def _ready(
+        self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+    ) -> Prepared:
+        """A launch for tensors that the tile serves."""
         rung, device = self.rung, q.get_device()
-        dtype, tile = _served(rung, q, k, v, causal, scale)
         batch, heads, seq_len, head_dim = q.shape
         with torch.cuda.device(device):
             instance = (dtype, head_dim, tile.name, causal, device)
@@ -136,15 +165,17 @@ class Kernel(Launcher):
             ctas = tile.items(seq_len, batch * heads)
             if rung.persistent:
                 ctas = _resident(rung, tile, ctas, _held(compiled, device), causal)
-            encoded = _encoded(rung, tile, q, k, v)
+            encoded = _encoded(rung, tile, q, k, v, dtype)
             scalars = _scalars(rung, tile, q, k, causal, scale, ctas)
-            launch = Launch(
+            launch = (ScaledLaunch if rung.scaled else Launch)(
                 compiled.function.kernel.ptr,
                 ctas,
                 tile.threads,
                 tile.shared_bytes,
                 device,
-                partial(Maps, encoded, scalars) if encoded else partial(Pointers, scalars),
+                partial(ScaledMaps if rung.scaled else Maps, encoded, scalars)
+                if encoded
+                else partial(Pointers, scalars),
                 partial(_failure, rung, tile, compiled.expression),
             )
         return Prepared(launch, compiled, tile)
@@ -235,12 +266,12 @@ def of(rung: Rung) -> Kernel:
 _KERNELS: dict[str, Kernel] = {}
 
 
-def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor) -> list[bytes]:
+def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> list[bytes]:
     """The tensor maps of Q, K, V and O; none for a rung that takes addresses."""
     if rung.arguments == "pointers":
         return []
-    output = torch.empty_like(q, device="meta")  # it has the strides that O will have
-    encode = maps.strided if rung.arguments == "views" else maps.contiguous
+    output = torch.empty_like(q, dtype=getattr(torch, dtype), device="meta")  # it has the strides that O will have
+    encode = maps.strided if rung.arguments in ladder.STRIDED else maps.contiguous
     boxes = ((q, tile.box), (k, tile.keys), (v, tile.keys), (output, tile.box))
     # The driver asks for a valid address. Each launch puts its tensors' own in, or refuses them.
     address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
@@ -249,7 +280,7 @@ def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor) -> list[by
 
 def _resident(rung: Rung, tile: Tile, items: int, held: int, causal: bool) -> int:
     """The CTAs of a persistent kernel, each of which finds work, on a device that holds so many at once."""
-    shared = rung.arguments == "views" and not causal
+    shared = rung.arguments in ladder.STRIDED and not causal
     return min(items * (shares(items, held, tile.rows // tile.box) if shared else 1), held)
 
 
@@ -257,7 +288,7 @@ def _scalars(rung: Rung, tile: Tile, q: Tensor, k: Tensor, causal: bool, scale: 
     """What follows the tensors among the parameters of a kernel."""
     batch, heads, seq_len, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    if rung.arguments != "views":
+    if rung.arguments not in ladder.STRIDED:
         return [ctypes.c_int(batch * heads), ctypes.c_int(seq_len), ctypes.c_float(scale)]
     l2_bytes = torch.cuda.get_device_properties(q.device).L2_cache_size
     return [Problem.of(q, k, causal, scale, tile, ctas, l2_bytes)]
@@ -311,13 +342,21 @@ def _split(
 
 def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[str, Tile]:
     """The dtype's name and the tile for such inputs; raises Unsupported with the reason if the rung has none."""
+    if rung.scaled:
+        raise Unsupported(f"{rung.name} takes Q, K and V in e4m3 with their scales, as `attnlab.attend` does")
+    tile = _tile(rung, q, k, v, causal, scale)
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (q, k, v)]
+    if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
+        raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
+    return dtypes[0], tile
+
+
+def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tile:
+    """The tile for such inputs, whatever their dtype; raises Unsupported with the reason if the rung has none."""
     if not (q.is_cuda and q.device == k.device == v.device):
         raise Unsupported(f"{rung.name} is a CUDA kernel: Q, K and V have to lie on one NVIDIA GPU")
     if refused := (_unlike_views if rung.arguments in ladder.STRIDED else _unlike_plain)(q, k, v, causal, scale):
         raise Unsupported(f"{rung.name} {refused}")
-    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (q, k, v)]
-    if set(dtypes) != {dtypes[0]} or dtypes[0] not in rung.dtypes:
-        raise Unsupported(f"{rung.name} serves {' and '.join(rung.dtypes)}, not {', '.join(dict.fromkeys(dtypes))}")
     kv_len, head_dim = k.shape[2:]
     tiles = rung.tiles_for(head_dim, kv_len, causal, q.shape[2] * q.shape[1] // (k.shape[1] or 1))
     if not tiles:
@@ -328,9 +367,9 @@ def _served(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
     if not q.numel():
         raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
     tile = tiles[0]
-    if limit := maps.limit(q, tile.rows, packed=rung.arguments == "views"):
+    if limit := maps.limit(q, tile.rows, packed=rung.arguments in PACKED):
         raise Unsupported(f"{rung.name} serves {limit}, which queries of {tuple(q.shape)} exceed")
-    return dtypes[0], tile
+    return tile
 
 
 def _unlike_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
@@ -345,6 +384,14 @@ def _unlike_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | 
 
 def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
     """Why a kernel that takes views can't serve such inputs, after the rung's name; empty if it can."""
+    if refused := unlike_grouped(q, k, v, causal, scale):
+        return refused
+    unfit = ((name, maps.refusal(tensor)) for name, tensor in zip("QKV", (q, k, v), strict=True))
+    return next((f"can't take {name}: it {reason}" for name, reason in unfit if reason), "")
+
+
+def unlike_grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> str:
+    """Why there is no attention of these, whose heads may be grouped, after who takes them; empty if there is."""
     shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
     if (q.ndim, k.ndim) != (4, 4) or v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         return f"takes Q (batch, heads, seq_len, head_dim), K and V (batch, kv_heads, kv_len, head_dim), not {shapes}"
@@ -354,8 +401,7 @@ def _unlike_views(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | 
         return f"takes no more queries than keys under the causal mask, not {q.shape[2]} and {k.shape[2]}"
     if scale is not None and not 0 < scale < math.inf:
         return f"takes a scale above 0, not {scale:g}"
-    refused = ((name, maps.refusal(tensor)) for name, tensor in zip("QKV", (q, k, v), strict=True))
-    return next((f"can't take {name}: it {reason}" for name, reason in refused if reason), "")
+    return ""
 
 
 def _failure(rung: Rung, tile: Tile, expression: str, error: str) -> Exception:

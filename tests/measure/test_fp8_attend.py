@@ -1,0 +1,160 @@
+"""`attend` of tensors in e4m3 with scales: what it computes on a CPU, what it refuses, where the rung counts."""
+
+import ctypes
+import re
+
+import pytest
+import torch
+
+import attnlab
+from attnlab.base import paths
+from attnlab.compile import check
+from attnlab.measure.fp8 import accuracy
+from attnlab.measure.fp8.attend import attend
+from attnlab.measure.fp8.quantize import Quantized, quantize
+from attnlab.measure.session import tune
+from attnlab.measure.subjects import oracle, rungs
+from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.measure.subjects.launch import ScaledMaps
+from attnlab.measure.subjects.problem import AllScales, Problem
+from attnlab.study import implementations, ladder
+
+
+def drawn(queries=40, keys=64, kv_heads=2, scales="head"):
+    generator = torch.Generator().manual_seed(1)
+    sizes = (2, 4, queries, 64), (2, kv_heads, keys, 64), (2, kv_heads, keys, 64)
+    factors = torch.logspace(-1, 1, 8).view(2, 4, 1, 1)  # heads differ in scale
+    q, k, v = (torch.randn(size, generator=generator) * factors[:, : size[1]] for size in sizes)
+    return quantize(q, k, v, scales)
+
+
+def called(given, *arguments, **options):
+    tensors, scales = zip(*((one.values, one.scales) for one in given), strict=True)
+    return attnlab.attend(*tensors, *arguments, scales=scales, **options)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "head"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_it_gives_is_near_float64_of_what_the_tensors_stand_for(scales, causal, dtype):
+    given = drawn(scales=scales)
+    output = called(given, causal, 0.2, dtype=dtype)
+    exact = oracle.float64(*(one.dequantized() for one in given), causal, 0.2)
+    assert output.dtype == (dtype or torch.float16)
+    assert (output.double() - exact).norm() < 0.05 * exact.norm()
+    assert torch.equal(output, accuracy.attention(*given, causal, 0.2, dtype or torch.float16))
+
+
+def test_scales_belong_to_their_heads():
+    q, k, v = drawn()
+    turned = Quantized(v.values, v.scales.flip(1), v.rows)
+    assert not torch.allclose(called((q, k, v)), called((q, k, turned)), rtol=0.2)
+
+
+Q, K, V = drawn()
+S = Q.scales, K.scales, V.scales
+HALF = V.values.half()
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        (
+            (Q.values, K.values, HALF),
+            {"scales": S},
+            "takes scales with tensors in torch.float8_e4m3fn, and v is *float16",
+        ),
+        ((Q.values, K.values, V.values), {}, "takes tensors in torch.float8_e4m3fn with their scales, as scales=*"),
+        ((HALF, HALF, HALF), {"dtype": torch.float16}, "takes dtype, of the output, where q, k and v come with scales"),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": S, "autotune": True},
+            "takes neither autotune nor kv_lens with scales",
+        ),
+        ((Q.values, K.values, V.values), {"scales": S[:2]}, "takes the scales of q, k and v, not 2 of them"),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": (S[0], S[1], S[2].double())},
+            "takes scales in torch.float32 on cpu: *v*",
+        ),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": (S[0], S[1].expand(2, 2, 3), S[2])},
+            r"takes scales (2 or 1, 2 or 1, 1) of k, not (2, 2, 3)",
+        ),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": (S[1], S[1], S[2])},
+            "takes scales (2 or 1, 4 or 1, 1) of q, not (2, 2, 1)",
+        ),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": S, "dtype": torch.float32},
+            "gives torch.float16 or torch.bfloat16 *float32",
+        ),
+        ((Q.values, K.values, V.values), {"scales": S, "scale": -1.0}, "takes a scale above 0, not -1"),
+        (
+            (Q.values, K.values[:, :, :30], V.values[:, :, :30]),
+            {"scales": S, "causal": True},
+            "takes no more queries than keys*",
+        ),
+        (
+            (Q.values[:, :3], K.values, V.values),
+            {"scales": S},
+            "takes as many heads of K and V as divide those of Q, not *",
+        ),
+    ],
+    ids=str,
+)
+def test_what_doesnt_fit_is_said_in_one_line(given, options, words):
+    with pytest.raises(ValueError, match=f"^attend {re.escape(words).replace(re.escape('*'), '.*')}$") as caught:
+        attnlab.attend(*given, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_zeros_and_the_least_scales_give_zeros():
+    zeros = torch.zeros(1, 1, 4, 64)
+    q, k, v = quantize(zeros, zeros, zeros)
+    assert torch.equal(called((q, k, v), True), zeros.half())
+
+
+def test_it_is_a_rung_that_nothing_tunes_and_no_study_names():
+    rung = ladder.rung("kernel.fp8")
+    assert rung.arguments == ladder.SCALED
+    assert rung not in tune._timed()
+    assert len(tune._timed()) == len(ladder.load()) - 1
+    assert "kernel.fp8" not in implementations.known()
+    assert "kernel.lazy" in implementations.known()
+    with pytest.raises(Unsupported, match="in e4m3 with their scales"):
+        rungs._served(rung, HALF, HALF, HALF, False, None)
+
+
+def test_the_scales_of_a_launch_are_where_the_tensors_are():
+    maps = ScaledMaps.__new__(ScaledMaps)
+    maps._scales = AllScales()
+    q, k, v = torch.ones(2, 4, 1), torch.ones(1, 1, 1), torch.ones(2, 8, 1)[:, ::2]
+    maps.scale((q, k, v))
+    found = [(place.at, place.batch, place.head) for place in (maps._scales.q, maps._scales.k, maps._scales.v)]
+    assert found == [(q.data_ptr(), 4, 1), (k.data_ptr(), 0, 0), (v.data_ptr(), 8, 2)]
+
+
+def test_scales_are_as_the_kernel_declares_them():
+    source = (paths.kernels() / "13_fp8.cu").read_text()
+    body = source.split("struct Scales {")[1].split("};")[0]
+    declared = re.findall(r"\bint ([\w, ]+);", body)
+    assert [name for names in declared for name in names.split(", ")] == ["batch", "head"]
+    assert "const float* at;" in body
+    assert "struct AllScales { Scales q, k, v; };" in source
+    assert check.PASSED[ladder.SCALED][4:] == (ctypes.sizeof(Problem), ctypes.sizeof(AllScales))
+
+
+@pytest.mark.parametrize("tile", ladder.rung("kernel.fp8").tiles, ids=lambda tile: tile.title)
+def test_shared_memory_holds_all_that_a_tile_needs(tile):
+    t = tile.template
+    ring = t["stages"] * t["keys"] * (2 * tile.head_dim + tile.head_dim + 8 * t["ones"])
+    assert ring + t["consumers"] * 256 * tile.head_dim < tile.shared_bytes <= ladder.MOST_SHARED_BYTES
+
+
+def test_no_queries_give_nothing():
+    q, k, v = Q.values[:, :, :0], K.values, V.values
+    assert attend(q, k, v, S).shape == (2, 4, 0, 64)
