@@ -65,9 +65,8 @@ show("baseline.odd_lengths")
 
 # %% [markdown]
 # ## Spread and tails
-
-# %%
-show("baseline.distribution")
+#
+# The samples of each case are drawn on [10_explore](10_explore.ipynb#explore.explorer).
 
 # %%
 show("baseline.tails")
