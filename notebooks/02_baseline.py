@@ -66,7 +66,7 @@ show("baseline.odd_lengths")
 # %% [markdown]
 # ## Spread and tails
 #
-# The samples of each case are drawn on [10_explore](10_explore.ipynb#explore.explorer).
+# The explorer of 10_explore draws the samples of each case.
 
 # %%
 show("baseline.tails")
