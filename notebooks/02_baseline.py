@@ -65,9 +65,8 @@ show("baseline.odd_lengths")
 
 # %% [markdown]
 # ## Spread and tails
-
-# %%
-show("baseline.distribution")
+#
+# The explorer of 10_explore draws the samples of each case.
 
 # %%
 show("baseline.tails")

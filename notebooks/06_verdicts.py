@@ -32,9 +32,6 @@ show("verdicts.at_target")
 # %%
 show("verdicts.findings")
 
-# %%
-show("verdicts.signs")
-
 # %% [markdown]
 # ## At one shape
 #

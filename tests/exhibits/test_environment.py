@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import synthetic
 from instruments import ADDS, BESIDE_CUPTI, LARGE, loads, of, scattered, seen, timed, with_l2
-from reading import exhibit, plain, values
+from reading import plain, values
 from synthetic import Recipe, inferred, lonely
 
 from attnlab.exhibits.catalogue import Show
@@ -319,17 +319,10 @@ def test_the_figure_of_loads_has_latency_clock_and_power():
     assert dotted == [pytest.approx([0.51]), pytest.approx([0.71, 0.71])]
 
 
-def test_timings_are_drawn_by_implementation_and_the_largest_change_may_be_downwards():
-    figure = exhibit(inferred, "environment.timings")
-    axes = next(axes for axes in figure.figure.axes if axes.get_title() == "sdpa.auto")
-    (drawn,) = [line for line in axes.get_lines() if line.get_label() == "eager warm over device warm"]
-    assert list(drawn.get_xdata()) == [32, 64, 128, 256]
-    table = inferred().table.copy()
-    eager = (table["clock"] == "eager") & (table["implementation"] == "sdpa.flash")
-    table.loc[eager, "median_us"] /= 100
-    caption = clocks.timings(Results(inferred().run, table)).caption
+def test_timings_say_the_largest_change():
     assert re.match(
-        r"The choice of clock and cache changes a median at most to 0\.0\d+× with eager warm at S=", caption
+        r"The choice of clock and cache changes a median at most to \d\.\d+× with eager warm at S=32 ",
+        clocks.timings(inferred()).markdown,
     )
     assert clocks.timings(lonely()) == Missing(
         "*No case was timed in two ways, so clocks and caches can't be compared.*"

@@ -8,10 +8,9 @@ import pytest
 from bs4 import BeautifulSoup
 from matplotlib.testing.compare import compare_images
 from reading import exhibit
-from synthetic import ONE_BATCH, inferred
+from synthetic import inferred
 
 from attnlab.exhibits import style
-from attnlab.exhibits.baseline import spread
 from attnlab.exhibits.catalogue import Show
 
 TOLERANCE = 1.0
@@ -22,8 +21,6 @@ DRAWN = [
     "baseline.throughput",
     "roofline.speed_of_light",
     "baseline.memory",
-    "baseline.distribution",
-    "environment.timings",
     "roofline.roofline",
 ]
 
@@ -32,10 +29,6 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
     """The points of the lines that a legend names."""
     named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
     return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in named}
-
-
-def ticks(axes) -> list[str]:
-    return [label.get_text() for label in axes.get_xticklabels()]
 
 
 @pytest.mark.parametrize("id", DRAWN)
@@ -87,22 +80,6 @@ def test_memory_stands_beside_what_the_tensors_need():
     assert figure.caption.startswith("`sdpa.math` allocates 2.00× the size of its tensors at S=128, the most of all.")
 
 
-def test_a_distribution_is_drawn_pooled_and_by_replicate_around_the_median():
-    figure = exhibit(inferred, "baseline.distribution")
-    found = panels(figure)
-    assert [title.split("\n")[1] for title in found] == ["40.00 µs", "32.00 µs", "40.20 µs", "60.00 µs", "160.0 µs"]
-    for axes in found.values():
-        *replicates, pooled, median = axes.get_lines()
-        assert [line.get_xdata().size for line in (*replicates, pooled)] == [41, 41, 81]
-        for line in replicates:
-            # ±19.5 steps of 0.01 %
-            np.testing.assert_allclose(line.get_xdata()[1:], 0.01 * (np.arange(40) - 19.5), atol=1e-9)
-            np.testing.assert_allclose(line.get_ydata(), np.linspace(0, 100, 41))
-        assert (list(median.get_xdata()), list(median.get_ydata())) == ([0], [50])
-    assert "each replicate as a thin line" in figure.caption
-    assert "0.2 % of its median apart" in figure.caption
-
-
 def test_the_roofline_draws_points_and_ceilings():
     axes = panels(exhibit(inferred, "roofline.roofline"))["sdpa.auto"]
     full, causal = (line for line in axes.get_lines() if line.get_linestyle() == "None")
@@ -117,10 +94,3 @@ def test_the_roofline_draws_points_and_ceilings():
     np.testing.assert_allclose(datasheet.get_ydata(), np.minimum(datasheet.get_xdata() * 4.8, 989))
     (exponentials,) = (line for line in axes.get_lines() if line.get_linestyle() == ":")
     assert list(exponentials.get_ydata()) == pytest.approx([25.6] * 2)  # 4·64 FLOPs an exponential, 100 G of them
-
-
-def test_samples_far_from_their_median_are_drawn_on_a_logarithmic_axis():
-    near, far = exhibit(inferred, "baseline.distribution"), spread.distribution(inferred(), ONE_BATCH)
-    assert "linear within ±2 % and logarithmic beyond" in near.caption
-    *_, last = filter(lambda axes: axes.get_visible(), far.figure.axes)
-    assert {"−10", "−2", "0", "+2", "+10"} <= set(ticks(last))

@@ -179,27 +179,10 @@ def lines(results: Results, sweep: str, column: str) -> dict[str, tuple[Any, Any
     return {name: (group[axis], group[column]) for name, group in groups.items() if group[column].notna().any()}
 
 
-def legend(drawing: Drawing) -> None:
-    """Add a legend that names every mark once, over all panels."""
-    found = [pair for axes in drawing.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in reversed(found)}
-    drawing.legend(
-        list(handles.values())[::-1],
-        list(handles)[::-1],
-        loc="outside upper center",
-        ncols=min(len(handles), LEGEND_COLUMNS),
-    )
-
-
 def powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(sizes)), [f"{size}" for size in sorted(set(sizes))])
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def signed_ticks(axis: Any) -> None:
-    """Label an axis of changes with their signs."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
 
 
 def plain_logarithm(axis: Any) -> None:

@@ -26,10 +26,10 @@ SLOWER_PCT = 2.0
 """The burst is over when two slices in a row are slower than it by this much."""
 
 
-def by_shape(results: Results, timing: Timing | None = None) -> dict[Shape, Regime]:
+def by_shape(results: Results) -> dict[Shape, Regime]:
     """The regime of all samples at each shape of the study: implementations take turns on one card."""
     samples = results.run.samples
-    rows = samples[is_under(samples, timing or results.headline)]
+    rows = samples[is_under(samples, results.headline)]
     counts = rows.groupby(AXES, sort=False)["throttled"].agg(["count", "sum"])
     found = {place: _of(int(known), int(held)) for place, known, held in counts.itertuples(name=None)}
     return {shape: found.get(tuple(shape.axes.values()), "not recorded") for shape in results.study.shapes}

@@ -8,12 +8,11 @@ import pandas as pd
 from attnlab.base.errors import UserError
 from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.infer.backends import settings
 from attnlab.infer.backends.settings import Setting
 from attnlab.infer.cases import CASE
-from attnlab.infer.lookup import axis_of, median_of
+from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.study.shapes import Shape
@@ -37,14 +36,13 @@ def cost(results: Results, price_per_hour: float, choices: Results | None = None
     return Group({"price": _priced(choices or results, price), "energy": _energy(results)})
 
 
-def _priced(results: Results, price: float, sweep: str = "seq_len") -> Table:
-    axis = axis_of(sweep)
+def _priced(results: Results, price: float) -> Table:
     rows = [
-        {LETTERS[axis]: getattr(setting.shape, axis), "fastest": setting.name}
+        {"S": setting.shape.seq_len, "fastest": setting.name}
         | quantities.cells(setting.row, "median_us")
         | {"$ a million sequences": _dollars(setting, price, 1e6 / setting.shape.batch)}
         | {"$ a billion tokens": _dollars(setting, price, 1e9 / setting.shape.tokens)}
-        for setting in settings.along(results, sweep)
+        for setting in settings.along(results, "seq_len")
     ]
     note = (
         f"At {price:g} $ an hour, a parameter of this page. This is one attention call over the whole batch; a model "

@@ -1,18 +1,12 @@
 """Our clock: what a sample is, what clock and cache change, the launch gap, and what the cache held."""
 
-from typing import Any
-
-import numpy as np
 import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.cells import LETTERS
-from attnlab.exhibits.display import Figure, Prose, Table
-from attnlab.exhibits.style import AXIS_TITLES, TIMINGS, few_powers_of_two, legend, panel_each, plain_ratios
+from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.words import say
-from attnlab.infer.lookup import axis_of
-from attnlab.infer.machine.clocks import launch_gaps, ratios
+from attnlab.infer.machine.clocks import farthest, launch_gaps
 from attnlab.infer.machine.residency import CALLER
 from attnlab.infer.machine.residency import residency as of_residency
 from attnlab.infer.results import Results
@@ -51,31 +45,9 @@ def clocks(results: Results) -> Table:
 
 
 @exhibit("environment.timings")
-def timings(results: Results, sweep: str = "seq_len") -> Figure:
-    """The same calls under each timing, relative to the headline's."""
-    found, axis = ratios(results, sweep), axis_of(sweep)
-    names = [name for name in results.study.implementations if name in set(found["implementation"])]
-    drawing, panels = panel_each(names, "ratio, logarithmic", f"{AXIS_TITLES[axis]}, logarithmic")
-    for name, axes in panels.items():
-        axes.axhline(1, color="#444444", linewidth=0.9)
-        its = found[found["implementation"] == name]
-        for timing, points in its.groupby("timing", sort=False):
-            colour, marker = TIMINGS[results.timings.index(timing) % len(TIMINGS)]
-            drawn: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 2.5}
-            axes.plot(points["size"], points["ratio"], label=f"{timing} over {results.headline}", **drawn)
-    first = panels[names[0]]
-    first.set_yscale("log")
-    plain_ratios(first.yaxis)
-    few_powers_of_two(first, [getattr(shape, axis) for shape in results.sweep(sweep)])
-    legend(drawing)
-    most = np.log(found["ratio"]).abs().groupby(found["timing"], sort=False).idxmax()
-    said = say("environment.farthest", rows=found.loc[most].to_dict("records"), letter=LETTERS[axis])
-    return Figure(
-        drawing,
-        f"{said} The same calls under each timing over {results.headline.words}; at 1, neither makes a difference."
-        f"{cold_note(results)}",
-        f"Line plots of the ratio between timings over {AXIS_TITLES[axis]}, one panel for each implementation. {said}",
-    )
+def timings(results: Results) -> Prose:
+    """How far clock and cache change a median at most, and what a cold sample differs in besides the cache."""
+    return Prose(say("environment.farthest", rows=farthest(results, "seq_len"), letter="S") + cold_note(results))
 
 
 def cold_note(results: Results) -> str:

@@ -1,18 +1,16 @@
-"""What a reader should keep: the abstract, the findings in a box, the target, and the lead under each timing."""
+"""What a reader should keep: the abstract, the findings in a box, and the target."""
 
 from collections.abc import Callable
 
-from attnlab.exhibits import formats
 from attnlab.exhibits.audit import in_short
 from attnlab.exhibits.baseline.figures import costliest
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.display import Box, Figure, Prose
+from attnlab.exhibits.display import Box, Prose
 from attnlab.exhibits.environment.load import slowed
 from attnlab.exhibits.environment.machine import device_words
 from attnlab.exhibits.environment.panel import agreeing
 from attnlab.exhibits.kernels import lead as of_kernels
 from attnlab.exhibits.kernels.climb import standing_sentence
-from attnlab.exhibits.style import TIMINGS, ratio_rows
 from attnlab.exhibits.verdicts import values
 from attnlab.exhibits.words import say
 from attnlab.infer import kinds
@@ -22,28 +20,6 @@ from attnlab.infer.kernels.leads import Leads
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results, absence
 from attnlab.study.values import CAPTURED
-
-
-@exhibit("verdicts.signs")
-def signs(results: Results) -> Figure:
-    """The fastest candidate over the baseline at every shape, a mark for each timing."""
-    found = results.leads()
-    titles = {shape: formats.shapes([shape], results.study.shapes) for shape in found}
-    looks = dict(zip(results.timings, TIMINGS, strict=False))
-    series = {
-        str(timing): (
-            {"color": colour, "marker": marker},
-            {titles[shape]: under[timing].speedup for shape, under in found.items() if timing in under},
-        )
-        for timing, (colour, marker) in looks.items()
-    }
-    drawn = {name: (look, ratios) for name, (look, ratios) in series.items() if ratios}
-    said = say("verdicts.counted", lead=lead(results), baseline=results.study.baseline)
-    return Figure(
-        ratio_rows(drawn, list(titles.values()), f"speedup over {results.study.baseline}"),
-        say("verdicts.signs", counted=said),
-        f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each timing. {said}",
-    )
 
 
 @exhibit("verdicts.findings")

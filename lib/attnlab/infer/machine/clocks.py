@@ -1,9 +1,9 @@
 """The same calls under each timing: what clock and cache change, and what the launch adds."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from attnlab.infer.bootstrap import over_replicates
 from attnlab.infer.lookup import NotMeasured, axis_of
@@ -58,20 +58,33 @@ def _launch_gap(results: Results, shape: Shape) -> LaunchGap:
     return LaunchGap(shape, gap, float(results.row(name, shape, DEVICE)["median_us"]))
 
 
-def ratios(results: Results, sweep: str) -> pd.DataFrame:
-    """Medians along a sweep under each other timing over the headline's.
+class Farthest(NamedTuple):
+    """Where a timing changes a median most, as a `ratio` over the headline's median; `size` is on the sweep's axis."""
 
-    A row for each timing, size and implementation that has both: `timing`, `implementation`, `size`, `ratio`. Raises
-    NotMeasured where there is none, or the study has no such sweep.
+    timing: Timing
+    implementation: str
+    size: int
+    ratio: float
+
+
+def farthest(results: Results, sweep: str) -> list[Farthest]:
+    """Along a sweep, the case that each other timing changes most, in either direction.
+
+    Raises NotMeasured where no case was timed in two ways, or the study has no such sweep.
     """
     axis, shapes = axis_of(sweep), results.sweep(sweep)
-    others = [timing for timing in results.timings if timing != results.headline]
-    rows = [
-        (timing, str(name), getattr(shape, axis), ratio)
-        for timing in others
-        for shape in shapes
-        for name, ratio in (results.at(shape, timing)["median_us"] / results.at(shape)["median_us"]).dropna().items()
-    ]
-    if not rows:
+    found = []
+    for timing in results.timings:
+        ratios = [
+            Farthest(timing, str(name), getattr(shape, axis), ratio)
+            for shape in shapes
+            if timing != results.headline
+            for name, ratio in (results.at(shape, timing)["median_us"] / results.at(shape)["median_us"])
+            .dropna()
+            .items()
+        ]
+        if ratios:
+            found.append(max(ratios, key=lambda one: abs(np.log(one.ratio))))
+    if not found:
         raise NotMeasured("No case was timed in two ways, so clocks and caches can't be compared")
-    return pd.DataFrame(rows, columns=["timing", "implementation", "size", "ratio"])
+    return found
