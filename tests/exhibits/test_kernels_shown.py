@@ -37,14 +37,9 @@ def test_a_run_without_kernels_says_so_once(id):
 
 
 def test_kernels_that_changed_are_named(monkeypatch):
-    monkeypatch.setattr(climb, "stale_kernels", lambda run: ["kernel.mma"])
-    assert "**Stale.** `kernel.mma` changed since this run was recorded, or no longer exists:" in plain(
-        climb.stale(climbed())
-    )
-    monkeypatch.setattr(climb, "stale_kernels", lambda run: ["kernel.mma", "kernel.tiled"])
-    assert "`kernel.mma` and `kernel.tiled` changed since this run was recorded, or no longer exist:" in plain(
-        climb.stale(climbed())
-    )
+    for changed in (["kernel.mma"], ["kernel.mma", "kernel.tiled"]):
+        monkeypatch.setattr(climb, "stale_kernels", lambda run, changed=changed: changed)
+        assert all(f"`{name}`" in plain(climb.stale(climbed())) for name in changed)
     monkeypatch.setattr(climb, "stale_kernels", lambda run: [])
     assert climb.stale(climbed()) is None
 
@@ -161,22 +156,20 @@ def at_target(fates, *names: str) -> Results:
 
 
 def test_where_the_best_rung_stands_is_said():
-    assert climb.standing_sentence(inferred()) == ""
-    told = climb.standing_sentence(climbed())
-    assert told.startswith("The fastest of 5 hand-written kernels, `kernel.wgmma`, takes 36.0")
-    assert "Compared with `sdpa.flash`, SDPA's fastest backend, it is slower by `device` warm (0.8889 [" in told
-    assert told in plain(findings.findings(climbed()))
-    one = at_target({}, "sdpa.auto", "sdpa.cudnn", "kernel.wgmma")
-    assert climb.standing_sentence(one).startswith("The hand-written kernel `kernel.wgmma` takes 36.0")
     gone = {(name, TARGET): ("failed", "before timing") for name in ("kernel.wgmma", "kernel.mma")}
-    assert climb.standing_sentence(at_target(gone, "sdpa.auto", "kernel.wgmma")) == (
-        "The hand-written kernel has no latency at the target."
-    )
-    assert climb.standing_sentence(at_target(gone, "sdpa.auto", "kernel.wgmma", "kernel.mma")) == (
-        "Not one of the 2 hand-written kernels has a latency at the target."
-    )
-    alone = at_target({("sdpa.auto", TARGET): ("failed", "before timing")}, "sdpa.auto", "kernel.wgmma")
-    assert climb.standing_sentence(alone).endswith(" µs at the target.")
+    baseline_gone = {("sdpa.auto", TARGET): ("failed", "before timing")}
+    runs = [
+        inferred(),
+        climbed(),
+        at_target({}, "sdpa.auto", "sdpa.cudnn", "kernel.wgmma"),
+        at_target(gone, "sdpa.auto", "kernel.wgmma"),
+        at_target(gone, "sdpa.auto", "kernel.wgmma", "kernel.mma"),
+        at_target(baseline_gone, "sdpa.auto", "kernel.wgmma"),
+    ]
+    told = [climb.standing_sentence(run) for run in runs]
+    assert told[0] == ""
+    assert len(set(told)) == len(told)
+    assert told[1] in plain(findings.findings(climbed()))
 
 
 def test_the_lead_of_the_best_is_said():
@@ -212,17 +205,9 @@ def test_the_ablation_has_what_was_expected_and_what_came_of_it():
 def test_lessons_say_losses_as_plainly_as_gains():
     hypotheses = ablation.ablation(climbed(), TARGET).parts["hypotheses"].markdown
     told = dict(zip(RUNGS, hypotheses.split("\n\n"), strict=True))
-    assert told["mma"].startswith(
-        "- `kernel.mma`, step 3. *Hypothesis:* Chosen, so that mma takes as long as it does. A"
-    )
-    assert told["naive"].endswith("It is the first rung.")
-    assert "The expectation was reached: 2.5000 [" in told["tiled"]
-    assert "A loss: a speedup of 0.8000 [" in told["mma"]
-    assert told["mma"].endswith("over `kernel.tiled`, where 3.00× was expected.")
-    assert "The expectation was missed: 4.0" in told["swizzled"]
-    assert told["swizzled"].endswith("where 5.00× was expected, 75 % of that gain.")
-    assert "It has no latency here: failed, before timing" in told["pipelined"]
-    assert "The rung before, `kernel.pipelined`, has no latency here" in told["wgmma"]
+    assert [name for name, said in told.items() if "A loss" in said] == ["mma"]
+    assert [name for name, said in told.items() if "was reached" in said] == ["tiled"]
+    assert [name for name, said in told.items() if "has no latency here" in said] == ["pipelined", "wgmma"]
 
 
 def test_a_gain_within_the_margin_is_none():
