@@ -7,7 +7,7 @@ its latency, `STEP` of it apart, in an order that mixes them: `ROUNDS` of them i
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -209,6 +209,37 @@ def valued() -> results.Results:
 def lonely() -> results.Results:
     """A run on a CPU of which the datasheets know nothing: one implementation, one clock, no telemetry."""
     return infer(LONELY)
+
+
+@cache
+def controlled() -> results.Results:
+    """The ordinary run, whose baseline takes as long when it is measured again."""
+    return infer(Recipe(control_pace=1.0))
+
+
+@cache
+def contradicted() -> results.Results:
+    """One candidate at the target, faster by the device clock and slower with the launch."""
+    of = infer(Recipe(study=AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.flash"], "timings": STUDY["timings"]}))
+    slow = of.run.samples["implementation"].eq("sdpa.flash") & of.run.samples["clock"].eq("eager")
+    run = replace(of.run, samples=of.run.samples.assign(latency_us=of.run.samples["latency_us"] + 20.0 * slow))
+    return results.Results(run, cases.infer(run))
+
+
+def few(*names: str) -> results.Results:
+    """Few candidates at `TARGET` and `ONE_BATCH`, under one timing."""
+    study = {"implementations": ["sdpa.auto", *names], "timings": STUDY["timings"][:1]}
+    return infer(Recipe(study=study | {"sweeps": {"batch": STUDY["sweeps"]["batch"]}}, fates={}))
+
+
+def of_values(*names: str) -> results.Results:
+    """Few candidates of `VALUED`, at the target alone."""
+    return infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
+
+
+def bare(name: str) -> results.Results:
+    """A run on the disk without inference, for what rests on samples alone."""
+    return results.Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS))
 
 
 CPU = {"device": "cpu", "timings": [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "warm"}]}

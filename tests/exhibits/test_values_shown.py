@@ -17,11 +17,6 @@ TURNED = "**Whether `sdpa.flash` is faster than `sdpa.auto` depends on the value
 ALONE = "At the target, all of this is of normal values alone."
 
 
-def only(*names: str) -> Results:
-    """The latencies of few candidates, at the target alone."""
-    return synthetic.infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
-
-
 @pytest.mark.parametrize("id", ["verdicts.values.said", "verdicts.values"])
 def test_a_run_of_one_kind_says_that_it_is(id):
     said = "*(2, 4, 128, 64) float16 was timed on a single kind of values.*"

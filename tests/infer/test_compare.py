@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import synthetic
-from synthetic import Recipe
-from test_repeat import bare, record
+from synthetic import Recipe, bare
+from test_repeat import record
 
 from attnlab import __main__
 from attnlab.base import paths

@@ -5,17 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import synthetic
-from synthetic import ORDINARY, TARGET, Recipe
+from synthetic import ORDINARY, TARGET, Recipe, bare
 
 from attnlab.exhibits.baseline import reproducibility
 from attnlab.exhibits.display import Group, Prose
-from attnlab.infer import cases, results
+from attnlab.infer import results
 from attnlab.infer.compare import repeat
 from attnlab.infer.compare.repeat import Repetition
-from attnlab.infer.results import Results
 from attnlab.runs import read, schema, write
 
 SHARED = 36  # eight shapes, five implementations, four cases without a latency
@@ -52,11 +50,6 @@ def folder() -> Iterator[None]:
     """Runs are kept in a folder of this test's own."""
     with synthetic.folders():
         yield
-
-
-def bare(name: str) -> Results:
-    """A run without inference: what is found again rests on samples alone."""
-    return Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS))
 
 
 def found(name: str = "here") -> Repetition:

@@ -18,7 +18,7 @@ from pathlib import Path
 import faulty
 import pandas as pd
 import pytest
-from conftest import tiny_study
+from conftest import SAMPLE, tiny_study
 from forks import Fork, Forks
 
 from attnlab import __main__ as command_line
@@ -30,7 +30,6 @@ from attnlab.study.shapes import Shape
 distributed = pytest.importorskip("distributed")
 from attnlab.measure.cluster import admission, fleet, run_sync, start  # noqa: E402
 
-SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
 FEW = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2}
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import small
 import yaml
-from conftest import Quickly, tiny_study
+from conftest import SAMPLE, Quickly, tiny_study
 from tqdm import tqdm
 
 from attnlab import select_run
@@ -28,10 +28,8 @@ from attnlab.measure.session import estimate, record
 from attnlab.runs import read, rules, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
-from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
 BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
 
 
