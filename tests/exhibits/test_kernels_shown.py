@@ -174,17 +174,13 @@ def test_where_the_best_rung_stands_is_said():
 
 def test_the_lead_of_the_best_is_said():
     led = synthetic.led()
-    told = lead.sentence(led)
-    count = len(led.study.shapes)
-    assert told.startswith("At each shape, the fastest of `sdpa.flash`, `sdpa.cudnn` and `peer.flash4` takes 0.632×")
-    assert f" the interval of the ratio is above 1 at {count - 1} of {count} shapes. By `device` warm it is " in told
-    assert told.endswith("none with more keys than queries, as in decoding, and none with shared heads of keys.")
+    told, count = lead.sentence(led), len(led.study.shapes)
+    assert f"{count - 1} of {count} shapes" in told
     assert told in plain(findings.findings(led))
-    assert f"is ahead of the fastest of all else at {count - 1} of {count} shapes" in plain(findings.abstract(led))
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"
     assert lead.sentence(climbed()) == ""
-    assert lead.table(climbed()).markdown == "*`kernel.best` was measured beside no other implementation.*"
+    assert isinstance(lead.table(climbed()), Missing)
 
 
 # ----------------------------------------------------------------------------------------------------------- ablation
@@ -253,19 +249,9 @@ def test_whether_another_device_agrees_is_said(times, said):
     assert table.frame["sign"].tolist() == [found.sign(TARGET)]
 
 
-NOT_REACHED = {
-    "kernels.compiled": "*No kernel was launched at (2, 4, 128, 64) float16.*",
-    "kernels.climb": "*Nothing has a speed of light at (2, 4, 128, 64) float16.*",
-    "kernels.ladder": "| kernel.wgmma | step 6 | — | — | — | — |",
-    "kernels.standing": "Not one of the 6 hand-written kernels has a latency at the target.",
-    "kernels.lead": "*`kernel.best` was measured beside no other implementation.*",
-    "kernels.ablation": "takes as long as it does. It has no latency here: not reached yet.",
-    "kernels.summary": "*No rung and the one before it both have a latency at (2, 4, 128, 64) float16.*",
-}
-
-
 def test_a_run_whose_kernels_were_not_reached():
     cut = synthetic.infer(synthetic.Recipe(study=synthetic.LADDER.study, fates={}, shapes=0))
-    shown = {id: Show(cut)(id).markdown for id in SHOWN if id != "kernels.stale"}
-    assert shown.keys() == NOT_REACHED.keys()
-    assert [id for id, told in NOT_REACHED.items() if told not in shown[id]] == []
+    shown = {id: Show(cut)(id).content for id in SHOWN if id != "kernels.stale"}
+    there = [id.removeprefix("kernels.") for id, content in shown.items() if not isinstance(content, Missing)]
+    assert sorted(there) == ["ablation", "ladder", "standing"]
+    assert "not reached yet" in shown["kernels.ablation"].markdown

@@ -264,7 +264,7 @@ def test_workers_join_and_are_lost_until_none_is_left(cluster, begin, instead, m
         pass
     instead(faulty.slowly)
     two_timings = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
-    study, said, say = tiny_study(timings=two_timings, replicates=4), [], fleet._say
+    study, said, say = tiny_study(timings=two_timings, replicates=3), [], fleet._say
     monkeypatch.setattr(fleet, "_say", lambda words: (said.append(words), say(words)))
     (first,) = cluster.add()
 
