@@ -131,7 +131,8 @@ def test_a_kernel_whose_source_changed_is_left_out():
 
 
 def test_the_run_that_shares_most_is_taken_and_of_two_the_newer(folder):
-    four = Recipe(study=TWO | {"sweeps": {"seq_len": synthetic.STUDY["sweeps"]["seq_len"]}}, fates={})
+    lengths = {"sweeps": {"seq_len": synthetic.STUDY["sweeps"]["seq_len"]}}
+    four = Recipe(study=synthetic.AT_TARGET | TWO | lengths, fates={})
     record("old", four, created="2026-11-01T09:00:00+00:00")
     record("new", four, created="2026-11-02T09:00:00+00:00")
     record("few", SMALL, created="2026-11-03T09:00:00+00:00")
