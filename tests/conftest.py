@@ -17,6 +17,7 @@ import yaml
 
 from attnlab.runs import read, schema, write
 from attnlab.study import studies
+from attnlab.study.shapes import Shape
 
 # For torch, here and in every process that a test starts. One thread is what tiny shapes need: several wait for each
 # other by spinning, which takes ten times as long where other tests run on the same cores.
@@ -35,6 +36,8 @@ TINY = {
     "panel": False,
     "sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": [16, 32, 64], "head_dim": 64, "dtype": "float32"}},
 }
+SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
+"""Columns that tell one sample from every other."""
 RECORDED = "recorded"
 EVERY_TIMING = [
     {"clock": "device", "cache": "warm"},

@@ -7,8 +7,8 @@ its latency, `STEP` of it apart, in an order that mixes them: `ROUNDS` of them i
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,11 @@ class Recipe:
     def stated(self) -> dict[str, Any]:
         return STUDY | (self.study or {})
 
+    @cached_property
+    def parsed(self) -> studies.Study:
+        # As that of a run: its kernels needn't be in the ladder.
+        return studies.recorded({"name": "synthetic", "study": self.stated})
+
     @property
     def kind(self) -> str:
         return "cpu" if self.stated["device"] == "cpu" else "cuda"
@@ -204,6 +209,37 @@ def valued() -> results.Results:
 def lonely() -> results.Results:
     """A run on a CPU of which the datasheets know nothing: one implementation, one clock, no telemetry."""
     return infer(LONELY)
+
+
+@cache
+def controlled() -> results.Results:
+    """The ordinary run, whose baseline takes as long when it is measured again."""
+    return infer(Recipe(control_pace=1.0))
+
+
+@cache
+def contradicted() -> results.Results:
+    """One candidate at the target, faster by the device clock and slower with the launch."""
+    of = infer(Recipe(study=AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.flash"], "timings": STUDY["timings"]}))
+    slow = of.run.samples["implementation"].eq("sdpa.flash") & of.run.samples["clock"].eq("eager")
+    run = replace(of.run, samples=of.run.samples.assign(latency_us=of.run.samples["latency_us"] + 20.0 * slow))
+    return results.Results(run, cases.infer(run))
+
+
+def few(*names: str) -> results.Results:
+    """Few candidates at `TARGET` and `ONE_BATCH`, under one timing."""
+    study = {"implementations": ["sdpa.auto", *names], "timings": STUDY["timings"][:1]}
+    return infer(Recipe(study=study | {"sweeps": {"batch": STUDY["sweeps"]["batch"]}}, fates={}))
+
+
+def of_values(*names: str) -> results.Results:
+    """Few candidates of `VALUED`, at the target alone."""
+    return infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
+
+
+def bare(name: str) -> results.Results:
+    """A run on the disk without inference, for what rests on samples alone."""
+    return results.Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS))
 
 
 CPU = {"device": "cpu", "timings": [{"clock": "device", "cache": "warm"}, {"clock": "eager", "cache": "warm"}]}
@@ -313,6 +349,8 @@ def infer(recipe: Recipe) -> results.Results:
     if key not in _INFERRED:
         with folders():
             write("synthetic", recipe)
+            # What no run may hold is asked once, of each recipe here that has a name: tests/runs/test_bad_runs.py.
+            read._JUDGED.add(read.read_manifest("synthetic")["seal"])
             run = read.load("synthetic")
         _INFERRED[key] = results.Results(run, cases.infer(run))
     return _INFERRED[key]
@@ -323,7 +361,7 @@ _INFERRED: dict[Any, results.Results] = {}
 
 def write(name: str, recipe: Recipe = ORDINARY) -> None:
     """Write the folder of a run."""
-    study = _study(recipe)
+    study = recipe.parsed
     fates = FATES if recipe.fates is None else recipe.fates
     stated = manifest(recipe, study)
     told_last = {"profile": stated.pop("profile")}
@@ -343,7 +381,9 @@ def write(name: str, recipe: Recipe = ORDINARY) -> None:
     for table, key, rows in parts:
         runs_write.add_part(name, table, key, rows)
     if complete:
-        runs_write.finish(name, told_last)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runs_write, "judge", lambda tables, manifest: None)  # whoever loads it does that
+            runs_write.finish(name, told_last)
 
 
 def _whole(parts: list[Part]) -> list[Part]:
@@ -376,7 +416,7 @@ def _profile(implementation: str, shape: Shape, launches: list[dict[str, Any]]) 
 
 def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> dict[str, Any]:
     """A manifest as the measuring half writes it."""
-    study = study or _study(recipe)
+    study = study or recipe.parsed
     gpu = recipe.kind == "cuda"
     device = {"kind": recipe.kind, "name": recipe.device, "l2_bytes": L2_BYTES, "memory_bytes": 2**37}
     device |= GPU if gpu else {"threads": 2}
@@ -452,11 +492,6 @@ def _shape(study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, i
     return [*parts, ("cases", key, pd.DataFrame([_case(n, shape, where, fate[n]) for n in subjects]))]
 
 
-def _study(recipe: Recipe) -> studies.Study:
-    # As that of a run: its kernels needn't be in the ladder.
-    return studies.recorded({"name": "synthetic", "study": recipe.stated})
-
-
 def _rung(name: str) -> dict[str, Any]:
     stated = {key: value for key, value in RUNGS[name].items() if key != "needs"}
     number = list(RUNGS).index(name) + 1
@@ -493,7 +528,7 @@ def _samples(name: str, shape: Shape, timing: studies.Timing, where: dict[str, A
     gpu = recipe.kind == "cuda"
     rounds = np.arange(ROUNDS)
     columns = {"implementation": name, **shape.axes, **timing.model_dump(), **where, "round": rounds} | {
-        "position": _study(recipe).subjects.index(name),
+        "position": recipe.parsed.subjects.index(name),
         "started_s": rounds / 100,
         "launches": LAUNCHES if timing.clock == "device" else 1,
         "latency_us": _read(name, shape, timing.clock if gpu else "device", recipe)

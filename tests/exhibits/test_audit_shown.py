@@ -25,13 +25,6 @@ def test_the_counts_add_up(found):
     assert [len(part.frame) for part in documents] == [int((found["source"] == name).sum()) for name in DOCUMENTS]
 
 
-def test_the_counts_are_said(found):
-    stand = int(found["finding"].isin(audit.FINE).sum())
-    told = shown.in_short()
-    assert told.startswith(f"Of {len(found)} claims that the five reports make or imply, {stand} stand: ")
-    assert " and *refuted premise* " in told
-
-
 def test_the_same_configuration_in_several_documents():
     frame = shown.across().frame
     row = frame[(frame["S"] == 512) & (frame["B"] == 32) & (frame["H"] == 8) & (frame["what"] == "sdpa")].iloc[0]
@@ -57,9 +50,3 @@ def test_the_roofline_with_work_and_peaks_put_right():
         ("004", (32, 8, 256)),
     ]
     assert "000 at S=256 (338 GB/s) and 004 at S=256 (323 GB/s) whose tensors fit the L2." in told.markdown
-
-
-def test_what_is_left_of_the_advice():
-    told, table = shown.survives().parts.values()
-    counts = table.frame["verdict"].value_counts()
-    assert f"{counts['stands']} stand, {counts['falls']} fall and {counts['unsupported']} are" in told.markdown

@@ -37,14 +37,9 @@ def test_a_run_without_kernels_says_so_once(id):
 
 
 def test_kernels_that_changed_are_named(monkeypatch):
-    monkeypatch.setattr(climb, "stale_kernels", lambda run: ["kernel.mma"])
-    assert "**Stale.** `kernel.mma` changed since this run was recorded, or no longer exists:" in plain(
-        climb.stale(climbed())
-    )
-    monkeypatch.setattr(climb, "stale_kernels", lambda run: ["kernel.mma", "kernel.tiled"])
-    assert "`kernel.mma` and `kernel.tiled` changed since this run was recorded, or no longer exist:" in plain(
-        climb.stale(climbed())
-    )
+    for changed in (["kernel.mma"], ["kernel.mma", "kernel.tiled"]):
+        monkeypatch.setattr(climb, "stale_kernels", lambda run, changed=changed: changed)
+        assert all(f"`{name}`" in plain(climb.stale(climbed())) for name in changed)
     monkeypatch.setattr(climb, "stale_kernels", lambda run: [])
     assert climb.stale(climbed()) is None
 
@@ -161,37 +156,31 @@ def at_target(fates, *names: str) -> Results:
 
 
 def test_where_the_best_rung_stands_is_said():
-    assert climb.standing_sentence(inferred()) == ""
-    told = climb.standing_sentence(climbed())
-    assert told.startswith("The fastest of 5 hand-written kernels, `kernel.wgmma`, takes 36.0")
-    assert "Compared with `sdpa.flash`, SDPA's fastest backend, it is slower by `device` warm (0.8889 [" in told
-    assert told in plain(findings.findings(climbed()))
-    one = at_target({}, "sdpa.auto", "sdpa.cudnn", "kernel.wgmma")
-    assert climb.standing_sentence(one).startswith("The hand-written kernel `kernel.wgmma` takes 36.0")
     gone = {(name, TARGET): ("failed", "before timing") for name in ("kernel.wgmma", "kernel.mma")}
-    assert climb.standing_sentence(at_target(gone, "sdpa.auto", "kernel.wgmma")) == (
-        "The hand-written kernel has no latency at the target."
-    )
-    assert climb.standing_sentence(at_target(gone, "sdpa.auto", "kernel.wgmma", "kernel.mma")) == (
-        "Not one of the 2 hand-written kernels has a latency at the target."
-    )
-    alone = at_target({("sdpa.auto", TARGET): ("failed", "before timing")}, "sdpa.auto", "kernel.wgmma")
-    assert climb.standing_sentence(alone).endswith(" µs at the target.")
+    baseline_gone = {("sdpa.auto", TARGET): ("failed", "before timing")}
+    runs = [
+        inferred(),
+        climbed(),
+        at_target({}, "sdpa.auto", "sdpa.cudnn", "kernel.wgmma"),
+        at_target(gone, "sdpa.auto", "kernel.wgmma"),
+        at_target(gone, "sdpa.auto", "kernel.wgmma", "kernel.mma"),
+        at_target(baseline_gone, "sdpa.auto", "kernel.wgmma"),
+    ]
+    told = [climb.standing_sentence(run) for run in runs]
+    assert told[0] == ""
+    assert len(set(told)) == len(told)
+    assert told[1] in plain(findings.findings(climbed()))
 
 
 def test_the_lead_of_the_best_is_said():
     led = synthetic.led()
-    told = lead.sentence(led)
-    count = len(led.study.shapes)
-    assert told.startswith("At each shape, the fastest of `sdpa.flash`, `sdpa.cudnn` and `peer.flash4` takes 0.632×")
-    assert f" the interval of the ratio is above 1 at {count - 1} of {count} shapes. By `device` warm it is " in told
-    assert told.endswith("none with more keys than queries, as in decoding, and none with shared heads of keys.")
+    told, count = lead.sentence(led), len(led.study.shapes)
+    assert f"{count - 1} of {count} shapes" in told
     assert told in plain(findings.findings(led))
-    assert f"is ahead of the fastest of all else at {count - 1} of {count} shapes" in plain(findings.abstract(led))
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"
     assert lead.sentence(climbed()) == ""
-    assert lead.table(climbed()).markdown == "*`kernel.best` was measured beside no other implementation.*"
+    assert isinstance(lead.table(climbed()), Missing)
 
 
 # ----------------------------------------------------------------------------------------------------------- ablation
@@ -212,17 +201,9 @@ def test_the_ablation_has_what_was_expected_and_what_came_of_it():
 def test_lessons_say_losses_as_plainly_as_gains():
     hypotheses = ablation.ablation(climbed(), TARGET).parts["hypotheses"].markdown
     told = dict(zip(RUNGS, hypotheses.split("\n\n"), strict=True))
-    assert told["mma"].startswith(
-        "- `kernel.mma`, step 3. *Hypothesis:* Chosen, so that mma takes as long as it does. A"
-    )
-    assert told["naive"].endswith("It is the first rung.")
-    assert "The expectation was reached: 2.5000 [" in told["tiled"]
-    assert "A loss: a speedup of 0.8000 [" in told["mma"]
-    assert told["mma"].endswith("over `kernel.tiled`, where 3.00× was expected.")
-    assert "The expectation was missed: 4.0" in told["swizzled"]
-    assert told["swizzled"].endswith("where 5.00× was expected, 75 % of that gain.")
-    assert "It has no latency here: failed, before timing" in told["pipelined"]
-    assert "The rung before, `kernel.pipelined`, has no latency here" in told["wgmma"]
+    assert [name for name, said in told.items() if "A loss" in said] == ["mma"]
+    assert [name for name, said in told.items() if "was reached" in said] == ["tiled"]
+    assert [name for name, said in told.items() if "has no latency here" in said] == ["pipelined", "wgmma"]
 
 
 def test_a_gain_within_the_margin_is_none():
@@ -268,19 +249,9 @@ def test_whether_another_device_agrees_is_said(times, said):
     assert table.frame["sign"].tolist() == [found.sign(TARGET)]
 
 
-NOT_REACHED = {
-    "kernels.compiled": "*No kernel was launched at (2, 4, 128, 64) float16.*",
-    "kernels.climb": "*Nothing has a speed of light at (2, 4, 128, 64) float16.*",
-    "kernels.ladder": "| kernel.wgmma | step 6 | — | — | — | — |",
-    "kernels.standing": "Not one of the 6 hand-written kernels has a latency at the target.",
-    "kernels.lead": "*`kernel.best` was measured beside no other implementation.*",
-    "kernels.ablation": "takes as long as it does. It has no latency here: not reached yet.",
-    "kernels.summary": "*No rung and the one before it both have a latency at (2, 4, 128, 64) float16.*",
-}
-
-
 def test_a_run_whose_kernels_were_not_reached():
     cut = synthetic.infer(synthetic.Recipe(study=synthetic.LADDER.study, fates={}, shapes=0))
-    shown = {id: Show(cut)(id).markdown for id in SHOWN if id != "kernels.stale"}
-    assert shown.keys() == NOT_REACHED.keys()
-    assert [id for id, told in NOT_REACHED.items() if told not in shown[id]] == []
+    shown = {id: Show(cut)(id).content for id in SHOWN if id != "kernels.stale"}
+    there = [id.removeprefix("kernels.") for id, content in shown.items() if not isinstance(content, Missing)]
+    assert sorted(there) == ["ablation", "ladder", "standing"]
+    assert "not reached yet" in shown["kernels.ablation"].markdown

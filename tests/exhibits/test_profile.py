@@ -10,7 +10,6 @@ from reading import plain
 from synthetic import Recipe
 
 from attnlab.exhibits import profile
-from attnlab.exhibits.words import say
 from attnlab.infer import counters as inferred
 from attnlab.infer import results as taken
 from attnlab.infer.lookup import NotMeasured
@@ -228,21 +227,6 @@ def test_the_steps_tell_where_cycles_went(monkeypatch):
 
 def test_a_run_without_two_rungs_has_no_steps():
     assert "Nothing was measured" in profile.steps(profiled()).markdown
-
-
-TAKEN = {"tool": "ncu 2025.3.1.0", "why": ""}
-HOW = {"shape": TARGET, "profiles": [1]}
-
-
-@pytest.mark.parametrize(
-    ("id", "facts", "said"),
-    [
-        ("how", HOW | {"taken": TAKEN}, "of 1 implementation, by ncu 2025.3.1.0. It runs"),
-        ("how", HOW | {"taken": TAKEN | {"why": "no counters of x"}}, "samples. Without counters: no counters of x."),
-    ],
-)
-def test_every_branch_is_said(id, facts, said):
-    assert said in say(f"profile.{id}", **facts)
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(shapes=1), synthetic.LONELY], ids=["none", "cut off", "on a CPU"])

@@ -1,7 +1,5 @@
 """What is shown of kinds of values: whose verdict they turn round, and on which of them a claim is made."""
 
-import re
-
 import pytest
 import synthetic
 from reading import column, exhibit, plain
@@ -10,23 +8,13 @@ from synthetic import VALUED_US, Recipe, inferred, of_kinds, valued
 from attnlab import select_run
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Missing
-from attnlab.exhibits.verdicts import findings
 from attnlab.infer import results
 from attnlab.infer.results import Results
 from attnlab.runs import read
 from attnlab.study import values
 
-TURNED = (
-    r"\*\*Whether `sdpa\.flash` is faster than `sdpa\.auto` depends on the values\*\*: it is faster on 2 kinds and "
-    r"slower on rising 24 \(0\.80+ \[[^]]*\] on rising 24 values, 1\.60+ \[[^]]*\] on normal ones"
-    r"\)\."
-)
+TURNED = "**Whether `sdpa.flash` is faster than `sdpa.auto` depends on the values**"
 ALONE = "At the target, all of this is of normal values alone."
-
-
-def only(*names: str) -> Results:
-    """The latencies of few candidates, at the target alone."""
-    return synthetic.infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
 
 
 @pytest.mark.parametrize("id", ["verdicts.values.said", "verdicts.values"])
@@ -36,15 +24,10 @@ def test_a_run_of_one_kind_says_that_it_is(id):
 
 
 def test_values_come_first():
-    for told in ("verdicts.values.said", "verdicts.statement"):
-        assert re.match(TURNED, plain(exhibit(valued, told)))
-    assert re.match(rf"1\. \*\*Values\.\*\* {TURNED}", exhibit(valued, "verdicts.findings").text)
-    assert exhibit(inferred, "verdicts.findings").text.startswith(f"1. **Values.** {ALONE}\n2. ")
-    assert f" {ALONE} Every case was checked" in plain(findings.abstract(inferred()))
-    assert re.search(
-        r"`sdpa\.flash` has the smallest median there\. .* Over the values: 0\.80+ \[[^]]*\] on rising 24 values",
-        plain(findings.at_target(only("sdpa.flash", "sdpa.cudnn"))),
-    )
+    told = [plain(exhibit(valued, f"verdicts.{id}")) for id in ("values.said", "statement")]
+    assert all(text.startswith(TURNED) for text in told)
+    for run, first in ((valued, TURNED), (inferred, ALONE)):
+        assert exhibit(run, "verdicts.findings").text.startswith(f"1. **Values.** {first}")
 
 
 # --------------------------------------------------------------------------------------------------- figure and table
@@ -128,12 +111,8 @@ def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other(data):
     record("kinds", of_kinds(FEW_US))
     record("mine", Recipe(study=PLAIN, fates={}))
     show = select_run.showing(loaded("mine"))
-    turned = "**Whether `sdpa.flash` is faster than `sdpa.auto` depends on the values**"
-    said = plain(show("verdicts.abstract").content)
-    assert said.index("values (run `kinds`). The values decide whether `sdpa.flash` is faster") < said.index(
-        "That is of normal values alone."
-    )
-    assert show("verdicts.findings").content.text.startswith(f"1. **Values.** {turned}")
+    assert "values (run `kinds`)" in plain(show("verdicts.abstract").content)
+    assert show("verdicts.findings").content.text.startswith(f"1. **Values.** {TURNED}")
     assert show("verdicts.abstract").run == "mine"
 
 

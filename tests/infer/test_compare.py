@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import synthetic
-from synthetic import Recipe
+from synthetic import Recipe, bare
 from test_repeat import record
 
 from attnlab import __main__
@@ -30,12 +30,9 @@ def recipe(by: float = 1.0, *names: str, **changes: Any) -> Recipe:
     return Recipe(study=STATED | changes, fates={}, latencies_us=slowed)
 
 
-def judged(before: Recipe, after: Recipe, **manifest: Any) -> dict[str, set[str]]:
+def judged(before: Recipe, after: Recipe) -> dict[str, set[str]]:
     """The decisions on each implementation."""
-    with synthetic.folders():
-        record("before", before)
-        record("after", after, **manifest)
-        found = verdicts.compare(results.load("after"), results.load("before"))
+    found = verdicts.compare(synthetic.infer(after), synthetic.infer(before))
     names = dict.fromkeys(case.implementation for case in found)
     return {name: {case.verdict.decision for case in found if case.implementation == name} for name in names}
 
@@ -68,7 +65,7 @@ def test_what_did_not_change():
         kernels = {f"kernel.{name}": "7" * 64 for name in synthetic.RUNGS}
         record("edited", synthetic.LADDER, kernels=kernels | {"kernel.mma": "8" * 64})
         record("other", Recipe(device="NVIDIA L4"))
-        before, edited, other = (results.load(name) for name in ("before", "edited", "other"))
+        before, edited, other = (bare(name) for name in ("before", "edited", "other"))
         assert verdicts.unchanged(edited, before) == set(before.study.implementations) - {"kernel.mma"}
         assert verdicts.unchanged(other, before) == set()
         before.run.manifest["environment"]["packages"]["torch"] = "2.10.0"

@@ -1,15 +1,11 @@
 """A lead on one device and on another: fast and slow kernels that were chosen to lead, to lag, or to do neither."""
 
-import pandas as pd
 import pytest
 import synthetic
-from synthetic import LADDER, LONG, ORDINARY, SHORT, TARGET, Recipe
+from synthetic import LADDER, LONG, ORDINARY, SHORT, TARGET, Recipe, bare
 
-from attnlab.infer import cases
 from attnlab.infer.kernels import cross_device
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.results import Results
-from attnlab.runs import read
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -30,11 +26,6 @@ def record(name: str, wgmma: dict, device: str = "NVIDIA H200") -> None:
     }
     slower = {(name, shape): 1000.0 for shape in wgmma for name in LADDER.stated["implementations"]}
     synthetic.write(name, Recipe(device, LADDER.study, fates={}, latencies_us=slower | pace))
-
-
-def bare(name: str) -> Results:
-    """A run without inference: a lead rests on samples alone."""
-    return Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS))
 
 
 def test_a_lead_has_one_sign_another_or_none_on_another_device():

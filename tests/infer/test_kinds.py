@@ -1,14 +1,11 @@
 """What is said of a candidate over all kinds of values, from latencies that were chosen."""
 
-from dataclasses import replace
-
 import pytest
 import synthetic
-from synthetic import AXES, LONG, TARGET, VALUED_US, of_kinds, valued
+from synthetic import AXES, LONG, TARGET, VALUED_US, of_kinds, of_values, valued
 
-from attnlab.infer import cases, kinds
+from attnlab.infer import kinds
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.results import Results
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -119,27 +116,22 @@ def test_values_are_told_apart_where_the_target_is_not_on_normal_ones_and_zeros_
         assert (over.worst, over.best) == (worst, of.study.target_shape)
 
 
-def only(*names: str) -> Results:
-    """The latencies of few candidates, at the target alone."""
-    return synthetic.infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
-
-
 def test_those_whose_verdict_turns_and_the_safest_that_gains_most_on_its_worst_kind_and_lacks_none():
     assert [one.candidate for one in kinds.turned(valued(), TARGET)] == ["sdpa.flash"]
-    assert kinds.turned(only("sdpa.cudnn"), TARGET) == []
+    assert kinds.turned(of_values("sdpa.cudnn"), TARGET) == []
     assert kinds.safest(valued(), TARGET).candidate == "sdpa.cudnn"
-    assert kinds.safest(only("sdpa.efficient"), TARGET) is None
+    assert kinds.safest(of_values("sdpa.efficient"), TARGET) is None
 
 
 def test_what_is_fast_on_normal_values_only_is_not_the_best():
-    of = only("sdpa.flash", "sdpa.cudnn")
+    of = of_values("sdpa.flash", "sdpa.cudnn")
     normal = {name: of.compare(name, TARGET).speedup.estimate for name in ("sdpa.flash", "sdpa.cudnn")}
     assert normal["sdpa.flash"] > normal["sdpa.cudnn"]
     assert kinds.best(of, TARGET).candidate == "sdpa.cudnn"
 
 
 def test_what_has_no_latency_on_some_kind_comes_after_what_is_slower():
-    of = only("sdpa.efficient", "sdpa.cudnn")
+    of = of_values("sdpa.efficient", "sdpa.cudnn")
     assert of.compare("sdpa.efficient", TARGET).claimable
     assert kinds.best(of, TARGET).candidate == "sdpa.cudnn"
     us = {name: VALUED_US[name] for name in ("sdpa.auto", "sdpa.efficient")}
@@ -149,19 +141,9 @@ def test_what_has_no_latency_on_some_kind_comes_after_what_is_slower():
 
 def test_the_best_is_not_the_one_with_the_largest_noise(monkeypatch):
     monkeypatch.setitem(synthetic.PACE, "sdpa.flash", 0.8)
-    of = few("sdpa.flash", "sdpa.efficient")
+    of = synthetic.few("sdpa.flash", "sdpa.efficient")
     assert of.compare("sdpa.efficient", synthetic.ONE_BATCH).decision == "inconclusive"
     assert kinds.best(of, synthetic.ONE_BATCH).candidate == "sdpa.flash"
-
-
-def few(*names: str) -> Results:
-    """Few candidates at `TARGET` and `ONE_BATCH`, under one timing."""
-    study = {
-        "implementations": ["sdpa.auto", *names],
-        "timings": synthetic.STUDY["timings"][:1],
-        "sweeps": {"batch": synthetic.STUDY["sweeps"]["batch"]},
-    }
-    return synthetic.infer(synthetic.Recipe(study=study, fates={}))
 
 
 def test_who_takes_the_same_time_on_all_kinds_and_who_longer_on_which():
@@ -188,18 +170,14 @@ def test_a_statement_is_made_on_the_worst_kind():
 
 def test_a_statement_says_what_a_claim_lacks(monkeypatch):
     monkeypatch.setitem(synthetic.PACE, "sdpa.flash", 0.95)
-    found = kinds.statement(few("sdpa.flash"), TARGET)
+    found = kinds.statement(synthetic.few("sdpa.flash"), TARGET)
     assert found.verdict.decision == "faster"
     assert found.lacks == ["speedup"]
-    noisy = kinds.statement(few("sdpa.efficient"), synthetic.ONE_BATCH)
+    noisy = kinds.statement(synthetic.few("sdpa.efficient"), synthetic.ONE_BATCH)
     assert noisy.lacks == ["speedup", "delta", "intervals"]
 
 
 def test_a_statement_names_the_timings_that_contradict_it():
-    of = synthetic.infer(synthetic.Recipe(study={"implementations": ["sdpa.auto", "sdpa.flash"]}, fates={}))
-    assert kinds.statement(of, TARGET).contradicting == {}
-    slow = of.run.samples["implementation"].eq("sdpa.flash") & of.run.samples["clock"].eq("eager")
-    samples = of.run.samples.assign(latency_us=of.run.samples["latency_us"] + 20 * slow)
-    run = replace(of.run, samples=samples)
-    found = kinds.statement(Results(run, cases.infer(run)), TARGET)
+    assert kinds.statement(synthetic.few("sdpa.flash"), TARGET).contradicting == {}
+    found = kinds.statement(synthetic.contradicted(), TARGET)
     assert list(found.contradicting) == [EAGER]

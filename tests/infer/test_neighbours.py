@@ -23,7 +23,7 @@ def folder():
 def record(
     name: str, cards: tuple[tuple[str, float], ...], study: str = "scaling", device: str = "NVIDIA H200"
 ) -> None:
-    stated = synthetic.AT_TARGET | {"name": study, "replicates": len(cards)}
+    stated = synthetic.AT_TARGET | {"name": study, "replicates": len(cards), "implementations": ["sdpa.auto"]}
     synthetic.write(name, Recipe(device, stated, fates={}, cards=cards))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import faulty
 import pandas as pd
 import pytest
-from conftest import tiny_study
+from conftest import SAMPLE, tiny_study
 from forks import Fork, Forks
 
 from attnlab import __main__ as command_line
@@ -30,7 +30,6 @@ from attnlab.study.shapes import Shape
 distributed = pytest.importorskip("distributed")
 from attnlab.measure.cluster import admission, fleet, run_sync, start  # noqa: E402
 
-SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
 FEW = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2}
 
 
@@ -265,7 +264,7 @@ def test_workers_join_and_are_lost_until_none_is_left(cluster, begin, instead, m
         pass
     instead(faulty.slowly)
     two_timings = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
-    study, said, say = tiny_study(timings=two_timings, replicates=4), [], fleet._say
+    study, said, say = tiny_study(timings=two_timings, replicates=3), [], fleet._say
     monkeypatch.setattr(fleet, "_say", lambda words: (said.append(words), say(words)))
     (first,) = cluster.add()
 

@@ -22,7 +22,7 @@ import pytest
 import small
 import torch
 import yaml
-from conftest import TINY, Quickly, tiny_study
+from conftest import SAMPLE, TINY, Quickly, tiny_study
 from forks import BLOCKS, Fork, Forks, live, watch
 
 from attnlab import select_run
@@ -32,9 +32,7 @@ from attnlab.measure.instruments import devices, telemetry
 from attnlab.measure.session import record, worker
 from attnlab.runs import read, schema, write
 from attnlab.runs.tables import TABLES
-from attnlab.study.shapes import Shape
 
-SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
 CASE = [*schema.CASE, "replicate", "status"]
 BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
 

@@ -73,6 +73,12 @@ def skips_the_rows_of_the_tail(q, k, v, causal):
     return output
 
 
+def spoiled_at_the_end(q, k, v, causal, place, value):
+    output = sdpa.sdpa(q, k, v, causal)
+    output[place] = value
+    return output
+
+
 def by_hand(weigh):
     """Attention whose weights, up to their sum, are worked out from the scores."""
 
@@ -191,6 +197,17 @@ CAUGHT = {
         by_hand(lambda scores: scores.clamp(-60, 60).softmax(-1)),
         "before timing, call, large logits: error against float64: max ",
     ),
+    "masks what is not causal": (lambda q, k, v, causal: sdpa.sdpa(q, k, v, True), WRONG),
+    "adds a hundredth": (lambda q, k, v, causal: sdpa.sdpa(q, k, v, causal) + 1e-2, WRONG),
+    "forgets the scale": (lambda q, k, v, causal: sdpa.sdpa(q * 8, k, v, causal), WRONG),
+    "has one nan": (
+        lambda q, k, v, causal: spoiled_at_the_end(q, k, v, causal, (-1, -1, -1, -1), torch.nan),
+        f"before timing, call: 1 of {ELEMENTS} elements are not finite; ",
+    ),
+    "is wrong in the last row": (
+        lambda q, k, v, causal: spoiled_at_the_end(q, k, v, causal, (-1, -1, -1), 0),
+        WRONG,
+    ),
     "changes its inputs": (changes_its_inputs, "before timing, call: changed its inputs: K"),
     "works in place": (
         lambda q, k, v, causal: q.copy_(sdpa.sdpa(q, k, v, causal)),
@@ -227,6 +244,14 @@ CAUGHT = {
     ),
     "races": (Races, "before timing, call: differs between two runs on the same inputs, in 2 of "),
 }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["masks what is not causal", "adds a hundredth", "forgets the scale", "has one nan"])
+def test_errors_are_caught_in_either_dtype(name, dtype):
+    saboteur, reason = CAUGHT[name]
+    subject, _ = gated(saboteur, SHAPE.resized(dtype=dtype))
+    assert subject.reason.startswith(reason), subject.reason
 
 
 @pytest.mark.parametrize(("saboteur", "reason"), CAUGHT.values(), ids=CAUGHT)

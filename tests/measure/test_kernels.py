@@ -170,13 +170,13 @@ def test_an_error_in_a_header_names_the_header_and_an_instance_that_is_not_there
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (rung(function="plane"), "no kernel `plane` in plain.cu; did you mean 'plain'?"),
+        (rung(function="plane", dtypes=["float16"]), "no kernel `plane` in plain.cu; did you mean 'plain'?"),
         (
-            rung(arguments="tensor maps"),
+            rung(arguments="tensor maps", dtypes=["float16"]),
             'plain.cu: `plain` takes pointers, and the ladder says `arguments = "tensor maps"`',
         ),
         (
-            rung(TILE | {"threads": 96}),
+            rung(TILE | {"threads": 96}, dtypes=["float16"]),
             "plain.cu: `plain` is written for 64 threads (`__launch_bounds__`), and the tile for head_dim 64, "
             "which has `rows = 64`, says `threads = 96`",
         ),
@@ -189,6 +189,7 @@ def test_an_entry_that_does_not_fit_its_kernel_is_told_once(folder, compiler, co
 
 
 def test_what_has_not_changed_is_not_compiled_again(folder, compiler, command, monkeypatch):
+    ladders.write(folder, rung(dtypes=["float16"]))
     compiled, compile_ = [], nvrtc.build
 
     def build(rung, architecture, expressions):
@@ -200,7 +201,7 @@ def test_what_has_not_changed_is_not_compiled_again(folder, compiler, command, m
     assert (sorted(compiled), command().stdout) == (["sm_80", "sm_90a"], first)
     (folder / "widen.cuh").write_text(ladders.HEADER + "struct Another;\n")
     assert (command().stdout, len(compiled)) == (first, 4)
-    ladders.write(folder, rung(architectures=["sm_80"], dtypes=["float16"]))
+    ladders.write(folder, rung(architectures=["sm_80"], dtypes=["bfloat16"]))
     command()
     assert len(compiled) == 5
     for kept in (folder / check.CACHE).iterdir():

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import small
 import yaml
-from conftest import Quickly, tiny_study
+from conftest import SAMPLE, Quickly, tiny_study
 from tqdm import tqdm
 
 from attnlab import select_run
@@ -28,10 +28,8 @@ from attnlab.measure.session import estimate, record
 from attnlab.runs import read, rules, schema, write
 from attnlab.runs.tables import TABLES
 from attnlab.study import studies
-from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-SAMPLE = ["implementation", *Shape.AXES, "clock", "cache", "replicate", "round"]
 BOTH_CACHES = [{"clock": "eager", "cache": "warm"}, {"clock": "eager", "cache": "cold"}]
 
 
@@ -244,7 +242,7 @@ class Command:
         return self.process.returncode, error.splitlines()
 
 
-def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin):
+def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin, unlocked):
     # The command as a user gives it. In forks, which cost less, runs are killed in test_faults.py, many times.
     study = tiny_study(timings=BOTH_CACHES, implementations=["sdpa.auto", "sdpa.math"], replicates=1)
     name = begin(study)
@@ -257,9 +255,7 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin):
     assert 0 < len(cut.samples) < 3 * 3 * 5 * 2
     blocks = write.recorded(name, "samples")
 
-    with Command("measure", "--run", name) as command:
-        status, lines = command.end()
-    assert status == 0, lines
+    record.record(name, study, "cpu", ThreadPoolExecutor(1))
     run = read.load(name)
     assert run.complete
     assert len(run.samples) == 3 * 3 * 5 * 2

@@ -160,7 +160,6 @@ def brief(study: dict[str, Any] | None = None, fates: synthetic.Fates | None = N
 NO_CEILINGS = {name: (None, unit) for name, (_, unit) in synthetic.CEILINGS.items()}
 CLIMB = {"implementations": [*NAMES, "kernel.tiled", "kernel.mma", "kernel.swizzled"]}
 ODD = {
-    "nothing odd": brief(),
     "one implementation on a CPU": synthetic.LONELY,
     "the baseline failed at the target": brief(fates={("sdpa.auto", TARGET): GONE}),
     "the baseline failed everywhere": brief(fates=all_of("sdpa.auto")),
@@ -174,7 +173,6 @@ ODD = {
     "kernels of which the first failed everywhere": brief(CLIMB, fates=all_of("kernel.tiled")),
     "kernels not reached yet": brief(CLIMB, shapes=0),
     "kernels without ceilings": brief(CLIMB, ceilings=NO_CEILINGS),
-    "no ceilings": brief(ceilings=NO_CEILINGS),
 }
 
 

@@ -448,6 +448,15 @@ def test_a_manifest_that_no_run_can_have_is_a_line_with_its_field(good, spoil, s
     assert line == f"manifest.json: {said}: restore it from where the run came from"
 
 
+NAMED = [recipe for recipe in vars(synthetic).values() if isinstance(recipe, synthetic.Recipe)]
+
+
+@pytest.mark.parametrize("recipe", NAMED)
+def test_a_synthetic_run_breaks_no_rule(data, recipe):
+    synthetic.write("whole", recipe)
+    assert read.load("whole").complete
+
+
 def test_a_good_run_breaks_no_rule(good, of_models):
     judged(*good)
     judged(*of_models)
