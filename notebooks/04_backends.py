@@ -79,7 +79,7 @@ show("backends.cost", price_per_hour=price_per_hour)
 # ## Letting a table choose
 #
 # `attnlab.attend` calls at each shape what a run found to be faster than SDPA's own choice; at a shape that was not
-# measured, what is ahead at the nearest ones by more than the estimate's error; and SDPA elsewhere.
+# measured, what is expected to be the fastest by the nearest ones; and SDPA elsewhere.
 
 # %%
 show("backends.attend.chosen")

@@ -1,36 +1,49 @@
 """`attnlab.attend` compared with `sdpa.auto`: its dispatch table, and what it adds to a call."""
 
 import pandas as pd
+from scipy.stats import gmean
 
-from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.words import say
 from attnlab.infer.backends import attend
 from attnlab.infer.results import Results
-from attnlab.infer.stats import Interval
+from attnlab.runs.dispatch import Choice
+from attnlab.study import tuning
 from attnlab.study.implementations import FALLBACK
+from attnlab.study.ladder import MASKS
+from attnlab.study.shapes import Shape
 
 
 @exhibit("backends.attend.chosen", of="attended")
-def chosen(results: Results) -> Table | Prose:
-    """The calls in the dispatch table of this device that are not SDPA's, by shape."""
+def chosen(results: Results) -> Table:
+    """What the dispatch table of this device calls, a row for each kind of shape."""
     table = attend.table(results)
+    kinds: dict[tuple[int, str, str], list[Choice]] = {}
+    for choice in table.choices:
+        shape = choice.shape
+        kinds.setdefault((shape.head_dim, MASKS[shape.causal], _queries(shape)), []).append(choice)
     rows = [
         {
-            "shape": choice.shape.label,
-            "call": choice.implementation,
-            "speedup": Interval(choice.speedup, choice.low, choice.high),
+            "head_dim": head_dim,
+            "mask": mask,
+            "queries": queries,
+            "shapes": len(alike),
+            f"not {FALLBACK}": sum(choice.implementation != FALLBACK for choice in alike),
+            "speedup, mean": gmean([choice.speedup for choice in alike]),
+            "least": min(choice.speedup for choice in alike),
+            "most": max(choice.speedup for choice in alike),
         }
-        for choice in table.choices
-        if choice.implementation != FALLBACK
+        for (head_dim, mask, queries), alike in sorted(kinds.items())
     ]
-    shapes = f"{len(rows)} of {formats.count(len(table.choices), 'shape')}"
-    said = f"By the run `{table.run}` ({table.timing}; the lower speedup counts), at {shapes}"
-    if not rows:
-        return Prose(f"{said} another call is faster than `{FALLBACK}`.")
-    note = f"{said}, each with the verdict *faster* over `{FALLBACK}`."
-    return Table(pd.DataFrame(rows), "What `attnlab.attend` calls instead of SDPA, by shape.", note)
+    note = say("backends.chosen", table=table, fallback=FALLBACK)
+    return Table(pd.DataFrame(rows), "What `attnlab.attend` calls instead of SDPA, by kind of shape.", note)
+
+
+def _queries(shape: Shape) -> str:
+    if shape.seq_len == shape.kv_len:
+        return "as many as keys"
+    return "few, over a cache" if tuning.rows_of(shape) else "a chunk, after a cache"
 
 
 @exhibit("backends.attend.regret", of="attended")
