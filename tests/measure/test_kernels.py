@@ -11,6 +11,7 @@ from time import sleep
 from types import SimpleNamespace
 
 import ladders
+import pandas as pd
 import pytest
 import torch
 from conftest import Quickly, tiny_study
@@ -30,6 +31,7 @@ from attnlab.measure.subjects.sdpa import sdpa
 from attnlab.runs import read, schema
 from attnlab.runs.tables import SHARED, TABLES
 from attnlab.study import ladder, tuning
+from attnlab.study.shapes import Shape
 from attnlab.study.tuning import Choice
 
 
@@ -608,10 +610,10 @@ def test_the_best_is_chosen_once_for_a_layout(launched, monkeypatch):
 
     monkeypatch.setattr(rungs.Kernel, "prepare", prepare)
     assert best(Q, Q, Q, False) == "computed"
-    path.unlink()  # what is chosen once is not looked up again
+    path.unlink()  # the tuning is read once
     assert [best(Q, Q, Q, False) for _ in range(3)] == ["computed"] * 3
     assert prepared == ["long"]
-    with pytest.raises(Unsupported, match=r"^no tuning for NVIDIA H200: run `make tune`$"):
+    with pytest.raises(Unsupported, match=r"^the tuning of NVIDIA H200 chose nothing that serves \(2, 3, 8, 64\)"):
         best(Q, Q, Q, False, 0.5)
 
 
@@ -630,10 +632,10 @@ def test_where_there_is_no_best_it_says_why(launched, folder):
         assert str(caught.value) == reason
     (folder / "plain.cu").write_text(SOURCE + "struct Another;\n")
     with pytest.raises(Unsupported, match=r"^kernel\.plain changed since it was tuned: run `make tune`$"):
-        best(Q, Q, Q, False)
+        registry.find("kernel.best").call(Q, Q, Q, False)
     path.unlink()
     with pytest.raises(Unsupported, match=r"^no tuning for NVIDIA H200: run `make tune`$"):
-        best(Q, Q, Q, False)
+        registry.find("kernel.best").call(Q, Q, Q, False)
 
 
 def test_the_best_repeats_itself_if_every_rung_does(folder):
@@ -805,9 +807,30 @@ def test_evidence_is_stale_once_the_kernel_changed(folder, data):
     assert recorded_rungs.stale(run) == []
 
 
+NOT_LAUNCHED = pd.DataFrame(columns=["implementation", *Shape.AXES, "function"])
+
+
+def test_best_is_no_other_where_another_tuning_runs_the_same(folder):
+    shape = Shape(2, 3, 200, 64)
+    (one,) = ladder.load()
+    launched = {axis: getattr(shape, axis) for axis in Shape.AXES}
+    function = one.expression(shape.dtype, one.tiles[0], shape.causal)
+    rows = pd.DataFrame([launched | {"implementation": "kernel.best", "function": function}])
+    manifest = {"kernels": ladder.hashes() | {"kernel.best": "1"}, "device": {"name": "NVIDIA H200"}}
+    run = SimpleNamespace(manifest=manifest, resources=rows)
+    assert recorded_rungs.stale(run) == ["kernel.best"]  # there is no tuning
+    tuned(choice(one.tiles[0].name))
+    assert recorded_rungs.stale(run) == []
+    changed = SimpleNamespace(manifest=manifest, resources=rows.assign(function="plain<another>"))
+    assert recorded_rungs.stale(changed) == ["kernel.best"]
+    unnamed = SimpleNamespace(manifest=manifest | {"kernels": {"kernel.best": "1"}}, resources=rows)
+    assert recorded_rungs.stale(unnamed) == ["kernel.best"]
+
+
 def test_evidence_for_the_best_is_stale_once_the_tuning_or_a_kernel_of_it_changed(folder):
     def stale() -> list[str]:
-        return recorded_rungs.stale(SimpleNamespace(manifest={"kernels": recorded, "device": {"name": "NVIDIA H200"}}))
+        manifest = {"kernels": recorded, "device": {"name": "NVIDIA H200"}}
+        return recorded_rungs.stale(SimpleNamespace(manifest=manifest, resources=NOT_LAUNCHED))
 
     path = tuned(choice(""))
     recorded = {"kernel.best": tuning.hashes(["kernel.best"], "NVIDIA H200")["kernel.best"]}

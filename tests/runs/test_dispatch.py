@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import synthetic
@@ -288,7 +289,8 @@ def test_what_is_chosen_is_expected_to_be_the_fastest(flash, cudnn, expected):
 
 def test_best_counts_where_it_still_runs_the_instance_that_was_measured(monkeypatch):
     changed = Shape(2, 8, 256, 64)
-    monkeypatch.setattr(tuning, "instance", lambda device_name, shape: "new" if shape == changed else "old")
+    now = SimpleNamespace(running=lambda shape: "new" if shape == changed else "old")
+    monkeypatch.setattr(tuning, "load", lambda device_name: now)
     axes = {"speedup": 1.5, "low": 1.4, "high": 1.6, "implementation": "kernel.best", "instance": "old"}
     made = table_of(
         [

@@ -1,7 +1,7 @@
 """The dispatch table of `attnlab.attend` from a run, and the study that compares `attend` with `sdpa.auto`."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -56,9 +56,8 @@ def table(results: Results) -> Dispatch:
     stated = {shape.plain for sweep in results.study.sweeps for shape in results.study.sweep(sweep)}
     served = _served(results, timings)
     device_name = manifest["device"]["name"]
-    choices = [
-        _choice(shape, _judged(results, shape, timings, names), device_name) for shape in served if shape in stated
-    ]
+    running = tuning.load(device_name).running if BEST in names else None
+    choices = [_choice(shape, _judged(results, shape, timings, names), running) for shape in served if shape in stated]
     if not choices:
         raise UserError(f"the run {name!r} has no latency of {FALLBACK} that a table could speak of")
     made = Dispatch(
@@ -124,7 +123,7 @@ def fastest(verdicts: Mapping[str, Collection[Verdict]]) -> tuple[str, dict[str,
     return max(faster, key=lambda name: least[name].estimate, default=FALLBACK), least
 
 
-def _choice(shape: Shape, judged: Judged, device_name: str) -> Choice:
+def _choice(shape: Shape, judged: Judged, running: Callable[[Shape], str] | None) -> Choice:
     best, least = fastest({name: [one.verdict for one in over.values()] for name, over in judged.items()})
     speedup = least.get(best, Interval(1.0, 1.0, 1.0))
     return Choice(
@@ -134,7 +133,7 @@ def _choice(shape: Shape, judged: Judged, device_name: str) -> Choice:
         low=speedup.low,
         high=speedup.high,
         speedups={name: interval.estimate for name, interval in least.items()},
-        instance=tuning.instance(device_name, shape) if BEST in least else "",
+        instance=running(shape) if running and BEST in least else "",
     )
 
 

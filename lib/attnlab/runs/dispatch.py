@@ -13,6 +13,7 @@ from attnlab.study import ladder, tuning
 from attnlab.study.implementations import FALLBACK
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
+from attnlab.study.tuning import Tuning
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NEAREST = 4
@@ -29,7 +30,7 @@ class Choice(BaseModel):
     Attributes:
         speedup: its speedup over the fallback; `low` and `high` are the ends of the interval.
         speedups: that of every candidate, whether faster or not, by the clock and on the values where it gains least.
-        instance: what `kernel.best` ran, as `tuning.instance` gives it; empty where it isn't among the candidates.
+        instance: what `kernel.best` ran, as `Tuning.running` gives it; empty where it isn't among the candidates.
     """
 
     AXES: ClassVar[tuple[str, ...]] = Shape.AXES[:8]
@@ -169,8 +170,22 @@ class Dispatch(BaseModel):
         return {name: value for name, value in choice.speedups.items() if name != BEST}
 
     def _runs_another(self, choice: Choice) -> bool:
-        """Whether `kernel.best` now runs another instance at a shape than was measured."""
-        return choice.instance != tuning.instance(self.device, choice.shape)
+        """Whether `kernel.best` now runs another instance at a shape than was measured; asked once of each."""
+        if choice.shape not in self._asked:
+            running = self._tuning.running(choice.shape) if self._tuning else ""
+            self._asked[choice.shape] = choice.instance != running
+        return self._asked[choice.shape]
+
+    @cached_property
+    def _tuning(self) -> Tuning | None:
+        try:
+            return tuning.load(self.device)
+        except UserError:
+            return None
+
+    @cached_property
+    def _asked(self) -> dict[Shape, bool]:
+        return {}
 
     def _near(self, shape: Shape) -> list[tuple[float, Choice]]:
         """The measured shapes that are like one in what is no size, each with its distance."""

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import math
-from collections.abc import Collection
-from itertools import groupby
+from collections.abc import Collection, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -71,8 +71,11 @@ class Choice(BaseModel):
         there, here = tile.items(shape.seq_len, shape.batch * shape.heads), tile.items(self.seq_len, self.heads)
         return self.latency_us * _rounds(there, multiprocessors) / _rounds(here, multiprocessors)
 
-    def instance(self, every: Collection[Rung]) -> tuple[Rung, Tile]:
+    def instance(self, every: Collection[Rung], sources: Mapping[str, str] | None = None) -> tuple[Rung, Tile]:
         """The rung and the tile that it names, of these rungs.
+
+        Args:
+            sources: their hashes, where they are known.
 
         Raises:
             UserError: the rung changed since, or is gone.
@@ -80,7 +83,8 @@ class Choice(BaseModel):
         rungs = [rung for rung in every if rung.name == self.rung]
         named = (self.head_dim, self.tile)
         tiles = [tile for rung in rungs for tile in rung.tiles if (tile.head_dim, tile.name) == named]
-        if not tiles or ladder.hashes(rungs)[PREFIX + self.rung] != self.source:
+        found = ladder.hashes(rungs) if sources is None else sources
+        if not tiles or found[PREFIX + self.rung] != self.source:
             raise UserError(f"{PREFIX}{self.rung} changed since it was tuned: run `make tune`")
         return rungs[0], tiles[0]
 
@@ -134,16 +138,45 @@ class Tuning(BaseModel):
         Raises:
             UserError: there is none, or a kernel changed since.
         """
-        alike = [one for one in self.choices if (one.head_dim, one.causal) == (shape.head_dim, shape.causal)]
-        few = [one for one in alike if one.rows] if rows_of(shape) else []
-        alike = [one for one in alike if not one.rows]
-        order = [*sorted(few, key=lambda one: one.distance(shape)), *sorted(alike, key=lambda one: one.distance(shape))]
-        every = ladder.load()
-        for _, near in groupby(order, key=lambda one: one.place):
-            stated = [(choice, *choice.instance(every)) for choice in near]
+        for few in (True, False) if rows_of(shape) else (False,):
+            alike = self._alike.get((shape.head_dim, shape.causal, few), {}).values()
+            if chosen := self._nearest(shape, sorted(alike, key=lambda near: near[0].distance(shape))):
+                return chosen
+        raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
+
+    def _nearest(self, shape: Shape, by_distance: Collection[list[Choice]]) -> Choice | None:
+        """The fastest choice at the first of these places where one serves a shape; None if none does."""
+        for near in by_distance:
+            stated = [(choice, *self.instance(choice)) for choice in near]
             if serving := [(choice, tile) for choice, rung, tile in stated if _serves(rung, tile, shape)]:
                 return min(serving, key=lambda pair: pair[0].expected_us(pair[1], shape, self.multiprocessors))[0]
-        raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
+        return None
+
+    def instance(self, choice: Choice) -> tuple[Rung, Tile]:
+        """The rung and the tile of one of the choices, as `Choice.instance`; the ladder is read once."""
+        return choice.instance(*self._ladder)
+
+    def running(self, shape: Shape) -> str:
+        """What `kernel.best` runs at a shape: rung, tile and the rung's hash; empty if nothing serves it."""
+        try:
+            choice = self.choice(shape)
+        except UserError:
+            return ""
+        return f"{choice.rung} {choice.tile} {choice.source}"
+
+    @cached_property
+    def _ladder(self) -> tuple[tuple[Rung, ...], dict[str, str]]:
+        every = ladder.load()
+        return every, ladder.hashes(every)
+
+    @cached_property
+    def _alike(self) -> dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[Choice]]]:
+        """The choices at each place, for each head_dim and mask, with few queries and with many."""
+        found: dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[Choice]]] = {}
+        for choice in self.choices:
+            of_kind = found.setdefault((choice.head_dim, choice.causal, choice.rows > 0), {})
+            of_kind.setdefault(choice.place, []).append(choice)
+        return found
 
 
 def _serves(rung: Rung, tile: Tile, shape: Shape) -> bool:
@@ -174,15 +207,6 @@ def load(device_name: str) -> Tuning:
     if tuning.device != device_name:
         raise UserError(f"{where} was made on {tuning.device}, and this is {device_name}: run `make tune`")
     return tuning
-
-
-def instance(device_name: str, shape: Shape) -> str:
-    """What `kernel.best` runs at a shape on the device of this name: rung, tile and the rung's hash; else empty."""
-    try:
-        choice = load(device_name).choice(shape)
-    except UserError:
-        return ""
-    return f"{choice.rung} {choice.tile} {choice.source}"
 
 
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """The rungs of the ladder as a run recorded them: the expected gain of each, its resources and its waves."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 from attnlab.base import paths
+from attnlab.base.errors import UserError
 from attnlab.compile import occupancy
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
@@ -176,10 +178,28 @@ def stale(run: Run) -> list[str]:
     """The kernels of a run that changed since or no longer exist; empty where there is no ladder at all.
 
     A kernel is its source, the headers of ours that it includes, and its entry in the ladder; `kernel.best` is the
-    tuning of the run's device and the kernels that this names.
+    tuning of the run's device and the kernels that this names. Where another tuning runs the same at each shape of the
+    run, it has not changed.
     """
     if not (paths.kernels() / "ladder.toml").is_file():
         return []
     measured = {name: value for name, value in run.manifest["kernels"].items() if name.startswith(ladder.PREFIX)}
     now = tuning.hashes(measured, run.manifest["device"]["name"])
-    return [name for name, value in measured.items() if now.get(name) != value]
+    changed = [name for name, value in measured.items() if now.get(name) != value]
+    return [name for name in changed if name != BEST or not _runs_the_same(run)]
+
+
+def _runs_the_same(run: Run) -> bool:
+    """Whether `kernel.best` would launch what it launched in a run, of rungs that the run names itself."""
+    with suppress(UserError):
+        tuned = tuning.load(run.manifest["device"]["name"])
+        launched = run.resources[run.resources["implementation"] == BEST].drop_duplicates([*CASE, "function"])
+        for row in launched.to_dict("records"):
+            shape = Shape(**{axis: row[axis] for axis in Shape.AXES})
+            choice = tuned.choice(shape)
+            rung, tile = tuned.instance(choice)
+            same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
+            if not same or run.manifest["kernels"].get(rung.implementation) != choice.source:
+                return False
+        return not launched.empty
+    return False

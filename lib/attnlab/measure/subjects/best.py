@@ -9,10 +9,15 @@ from attnlab.measure.subjects.implementation import Implementation, Unsupported
 from attnlab.measure.subjects.rungs import Kernel, Launcher, Prepared
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import LAYOUTS, Shape
+from attnlab.study.tuning import Tuning
 
 
 class Best(Launcher):
-    """What the tuning of this device chose."""
+    """What the tuning of this device chose, as it was when it was first asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tunings: dict[str, Tuning] = {}
 
     def prepare(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Prepared:
         return self.kernel(q, k, v, causal, scale).prepare(q, k, v, causal, scale)
@@ -34,8 +39,11 @@ class Best(Launcher):
                 layout=LAYOUTS[not all(tensor.is_contiguous() for tensor in (q, k, v))],
                 scale=scale or 0.0,
             )
-            choice = tuning.load(torch.cuda.get_device_name(q.device)).choice(shape)
-            rung, tile = choice.instance(ladder.load())
+            device_name = torch.cuda.get_device_name(q.device)
+            if device_name not in self._tunings:
+                self._tunings[device_name] = tuning.load(device_name)
+            chosen = self._tunings[device_name]
+            rung, tile = chosen.instance(chosen.choice(shape))
             # How many rows a tile should hold, goes by this shape, not by the one that was tuned.
             return rungs.of(rung) if rung.merge else rungs.kernel(rung, tile)
         except (UserError, ValueError) as error:
