@@ -7,8 +7,8 @@
 //         memory. Where one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its
 //         exponentials, go to a workspace, and a second kernel merges them. Both are launched while what is before them
 //         still runs. Sequences may differ in length: `kv_lens`.
-// Gained  from memory, over the fastest of SDPA: at (1, 8192) 1.1x with one query, 2.9x with 4, 2.4x with 16, 1.6x with 64;
-//         at (8, 8192) 1.05x, and 5.3x with 16 (NOTES.md).
+// Gained  from memory, over the fastest of SDPA, which was timed the day before: at (1, 8192) 1.1x with one query, 2.9x with
+//         4, 2.1x with 16, 1.6x with 64; at (8, 8192) 1.05x, and 5.2x with 16 (NOTES.md). In `h200-grid` as `kernel.best`.
 // Limits  memory, and where caches are short the launch, the first bytes and the merge, one after the other.
 #include "hopper.cuh"
 
