@@ -116,7 +116,7 @@ def of_scales(kernel: rungs.Kernel, given: inputs.Inputs, causal: bool) -> torch
     """The output of a kernel that takes e4m3, of these inputs quantised on the CPU."""
     tensors, scales = zip(*((one.values.cuda(), one.scales.cuda()) for one in quantize(*given)), strict=True)
     dtype = given[0].dtype
-    return kernel.prepare_scaled(*tensors, causal, None, dtype).of_scales(*tensors, scales, dtype)
+    return kernel.of_scales(*tensors, scales, causal, None, dtype)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ def served(later_us: tuple[float, float] = (0.0, 0.0), names: tuple[str, str] = 
         for position in range(100)
         for shape in [TARGET if position % 4 == 0 else HALF]
     ]
-    return Results(replace(of.run, stream=pd.DataFrame(rows, columns=TABLES["stream"].names)), of.table)
+    manifest = of.run.manifest | {"dispatch": {"run": "theirs"}}
+    return Results(
+        replace(of.run, manifest=manifest, stream=pd.DataFrame(rows, columns=TABLES["stream"].names)), of.table
+    )
 
 
 def chosen(**calls: str) -> Dispatch:
@@ -91,3 +94,11 @@ def test_a_stream_that_never_called_the_same_says_nothing(data):
     alone = replace(served().run, stream=stream[stream["implementation"] == DISPATCH])
     with pytest.raises(NotMeasured, match="No stream of requests to"):
         attend.overhead(Results(alone, served().table))
+
+
+def test_a_run_by_another_table_says_nothing_of_the_present_one(data):
+    chosen(at_128="sdpa.flash")
+    run = served().run
+    other = Results(replace(run, manifest=run.manifest | {"dispatch": {"run": "before"}}), served().table)
+    with pytest.raises(NotMeasured, match=r"^`dispatch\.attend` went by the table of `before` in this run"):
+        attend.overhead(other)

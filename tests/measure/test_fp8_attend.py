@@ -12,7 +12,6 @@ from attnlab.compile import check
 from attnlab.measure.fp8 import accuracy
 from attnlab.measure.fp8.attend import attend
 from attnlab.measure.fp8.quantize import Quantized, quantize
-from attnlab.measure.session import tune
 from attnlab.measure.subjects import oracle, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.subjects.launch import ScaledMaps
@@ -121,8 +120,8 @@ def test_zeros_and_the_least_scales_give_zeros():
 def test_it_is_a_rung_that_nothing_tunes_and_no_study_names():
     rung = ladder.rung("kernel.fp8")
     assert rung.arguments == ladder.SCALED
-    assert rung not in tune._timed()
-    assert len(tune._timed()) == len(ladder.load()) - 1
+    assert rung not in ladder.drawn()
+    assert len(ladder.drawn()) == len(ladder.load()) - 1
     assert "kernel.fp8" not in implementations.known()
     assert "kernel.lazy" in implementations.known()
     with pytest.raises(Unsupported, match="in e4m3 with their scales"):

@@ -38,7 +38,7 @@ def drawn(shape, seed=0, scales="head"):
 def launch(given, causal=True, dtype=torch.float16):
     kernel = rungs.of(ladder.rung(FP8))
     tensors, scales = zip(*((one.values, one.scales) for one in given), strict=True)
-    return kernel.prepare_scaled(*tensors, causal, None, dtype).of_scales(*tensors, scales, dtype)
+    return kernel.of_scales(*tensors, scales, causal, None, dtype)
 
 
 def require_near(given, causal, output, times=2.0):

@@ -30,7 +30,7 @@ def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     fixed = (*SDPA, *PEERS, *REFERENCES, DISPATCH)
     if named is not None and set(named) <= set(fixed):
         return fixed
-    rungs = tuple(rung.implementation for rung in ladder.load() if not rung.scaled)
+    rungs = tuple(rung.implementation for rung in ladder.drawn())
     return fixed + rungs + ((ladder.BEST,) if rungs else ())
 
 

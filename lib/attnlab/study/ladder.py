@@ -302,6 +302,11 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
     return tuple(rungs)
 
 
+def drawn() -> tuple[Rung, ...]:
+    """The rungs that take what studies and tuning draw: all but those of e4m3 with scales."""
+    return tuple(rung for rung in load() if not rung.scaled)
+
+
 def among(names: Iterable[str]) -> list[Rung]:
     """The rungs whose implementations are among these names; the ladder is read only if one is a kernel's."""
     kernels = {name for name in names if name.startswith(PREFIX)}

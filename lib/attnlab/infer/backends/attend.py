@@ -54,13 +54,18 @@ def table(results: Results) -> Dispatch:
 def overhead(results: Results) -> Overhead:
     """What `attend` adds where it makes the same call as SDPA, and over the whole stream.
 
-    Raises NotMeasured where there is no dispatch table or no stream, or no request of it made the same call on both
-    sides.
+    Raises NotMeasured where there is no dispatch table or another than the run went by, there is no stream, or no request
+    of it made the same call on both sides.
     """
     calls = results.run.stream
     if not {FALLBACK, DISPATCH} <= set(calls["implementation"]):
         raise NotMeasured(f"No stream of requests to `{DISPATCH}` and `{FALLBACK}` was recorded in this run")
-    shapes = [choice.shape for choice in table(results).choices if choice.implementation == FALLBACK]
+    made, went_by = table(results), results.run.manifest["dispatch"].get("run")
+    if made.run != went_by:
+        raise NotMeasured(
+            f"`{DISPATCH}` went by the table of `{went_by}` in this run, and that of the device is now another"
+        )
+    shapes = [choice.shape for choice in made.choices if choice.implementation == FALLBACK]
     same = calls[np.logical_or.reduce([is_of(calls, shape) for shape in shapes])] if shapes else calls.head(0)
     if same.empty:
         raise NotMeasured(f"No request of the stream was answered by `{FALLBACK}` on both sides")

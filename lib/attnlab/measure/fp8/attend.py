@@ -1,6 +1,6 @@
 """`attnlab.attend` of tensors in e4m3 with scales: by `kernel.fp8` where it serves them, else by PyTorch."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -12,12 +12,10 @@ from attnlab.measure.fp8 import accuracy
 from attnlab.measure.fp8.quantize import E4M3, Quantized
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Unsupported
-from attnlab.measure.subjects.launch import ScaledLaunch, layout
 from attnlab.study import ladder
 
 FP8 = f"{ladder.PREFIX}fp8"
 OUTPUTS = (torch.float16, torch.bfloat16)
-_launches: dict[Hashable, ScaledLaunch] = {}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -46,20 +44,10 @@ def attend(
         return torch.empty_like(q, dtype=dtype)
     if q.is_cuda:
         with suppress(Unsupported, UserError):
-            return _launch(q, k, v, causal, scale, dtype).of_scales(q, k, v, scales, dtype)
+            return _kernel().of_scales(q, k, v, scales, causal, scale, dtype)
     given = zip((q, k, v), scales, strict=True)
     queries, keys, values = (Quantized(tensor, scaling, tensor.shape[2]) for tensor, scaling in given)
     return accuracy.attention(queries, keys, values, causal, scale, dtype)
-
-
-def _launch(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype) -> ScaledLaunch:
-    """The kernel for tensors of a layout; it is kept."""
-    key = (*layout(q, k, v, causal, scale), dtype)  # type: ignore[misc]
-    if key not in _launches:
-        if len(_launches) >= rungs.KEPT:
-            _launches.clear()
-        _launches[key] = _kernel().prepare_scaled(q, k, v, causal, scale, dtype)
-    return _launches[key]
 
 
 @cache

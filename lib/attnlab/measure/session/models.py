@@ -205,9 +205,8 @@ class _Taking:
         prompts = next(self.prompts)
         # A sequence at a time: transformers' eager attention holds all scores.
         expected = torch.cat([_logits(wide, each) for each in prompts.split(1)])
-        for attention, registered in model.REGISTERED.items():
-            self.model.set_attn_implementation(registered)
-            errors = (_logits(self.model, prompts) - expected).abs()
+        for attention in model.REGISTERED:
+            errors = (_logits(self._by(attention), prompts) - expected).abs()
             found = {"max_error": errors.max().item(), "mean_error": errors.mean().item()}
             ran = {"reference": WIDER[self.workload.dtype], "ran": self._ran(attention, prompts)}
             yield self._row(attention) | found | ran
@@ -252,26 +251,28 @@ class _Taking:
         self.model.set_attn_implementation(WATCHED)
 
     def _traced_us(self, attention: str, tokens: int) -> float:
-        self.model.set_attn_implementation(model.REGISTERED[attention])
         with _watching(self.job.device) as (through, us):
-            through(partial(model.generate, self.model, next(self.prompts), tokens))
+            through(partial(model.generate, self._by(attention), next(self.prompts), tokens))
         return us[0]
 
     def _generated(self, attention: str, prompts: torch.Tensor) -> model.Generation:
-        self.model.set_attn_implementation(model.REGISTERED[attention])
-        return model.generate(self.model, prompts, self.job.plan.tokens)
+        return model.generate(self._by(attention), prompts, self.job.plan.tokens)
 
     def _steps(self, attention: str) -> Steps:
         """What takes the steps after new prompts."""
-        self.model.set_attn_implementation(model.REGISTERED[attention])
-        return model.steps(self.model, next(self.prompts))
+        return model.steps(self._by(attention), next(self.prompts))
 
     def _taken_us(self, attention: str, steps: Steps) -> dict[str, float]:
         """How long each step takes, in µs; NaN for those that this device doesn't have."""
-        self.model.set_attn_implementation(model.REGISTERED[attention])
+        self._by(attention)
         device = torch.device(self.job.device)
         found_us = {column: cuda_events.timed(device, step)[0] for column, step in steps.items()}
         return dict.fromkeys(STEPS.values(), math.nan) | found_us
+
+    def _by(self, attention: str) -> Any:
+        """The model, which computes attention by this one from now on."""
+        self.model.set_attn_implementation(model.REGISTERED[attention])
+        return self.model
 
     def _row(self, attention: str) -> Row:
         names = (*WORKLOAD, "attention", "replicate")

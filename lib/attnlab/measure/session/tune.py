@@ -108,7 +108,7 @@ def tune() -> Path:
     environment.lock()
     device = torch.device("cuda")
     try:
-        choices = list(_choices(Finalists(_timed(), device)))
+        choices = list(_choices(Finalists(ladder.drawn(), device)))
     except torch.AcceleratorError as error:
         raise UserError(f"the device failed ({str(error).splitlines()[0]}): nothing was written") from None
     name = torch.cuda.get_device_name(device)
@@ -123,11 +123,6 @@ def tune() -> Path:
         choices=choices,
     )
     return tuning.write(made)
-
-
-def _timed() -> tuple[Rung, ...]:
-    """The rungs that take what is drawn here."""
-    return tuple(rung for rung in ladder.load() if not rung.scaled)
 
 
 def _choices(finalists: Finalists) -> Iterator[Choice]:

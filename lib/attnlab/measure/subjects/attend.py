@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.measure.subjects import best, maps, operator, rungs, sdpa
+from attnlab.measure.subjects import best, maps, operator, oracle, rungs, sdpa
 from attnlab.measure.subjects.implementation import Attention, Implementation, Unsupported
 from attnlab.measure.subjects.launch import layout
 from attnlab.runs import dispatch, tuned
@@ -81,11 +81,10 @@ def attend(
 
     Of a shape that was not measured, the table estimates the speedups by the nearest shapes that were. What
     `attnlab.tune` found at a layout comes before the table. It is PyTorch's scaled_dot_product_attention where nothing
-    is ahead of it by more than the estimate's error, on devices other than a GPU, when gradients are needed, and when
-    the chosen implementation does not serve these tensors (because of their strides, for example). The table is read at
-    the first call on a GPU: the one given to `use`, otherwise the one that `make dispatch` wrote for this device, if
-    there is one. Under `torch.compile`, it is
-    the operator ``attnlab::attention``, and with `kv_lens` ``attnlab::attention_of_lengths``.
+    is expected to be faster, on devices other than a GPU, when gradients are needed, and when the chosen implementation
+    does not serve these tensors (because of their strides, for example). The table is read at the first call on a GPU:
+    the one given to `use`, otherwise the one that `make dispatch` wrote for this device, if there is one. Under
+    `torch.compile`, it is the operator ``attnlab::attention``, and with `kv_lens` ``attnlab::attention_of_lengths``.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
@@ -189,12 +188,9 @@ def _masked(
 ) -> Tensor:
     """SDPA of sequences whose keys end before those of k and v do."""
     queries, keys = q.shape[2], k.shape[2]
-    number = torch.arange(keys, device=q.device)
-    end = kv_lens.to(q.device).clamp(0, keys).view(-1, 1, 1, 1)
-    absent = (number >= end).transpose(2, 3)
-    if causal:
-        end = end - queries + 1 + torch.arange(queries, device=q.device).view(-1, 1)
-    seen = (number < end).expand(-1, -1, queries, -1)
+    ends = kv_lens.to(q.device).clamp(0, keys)
+    absent = ~oracle.seen(ends, queries, keys, causal=False).transpose(2, 3)
+    seen = oracle.seen(ends, queries, keys, causal).expand(-1, -1, queries, -1)
     k, v = (tensor.masked_fill(absent, 0) for tensor in (k, v))  # whatever is there, 0 * V must not be NaN
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # where torch.compile traces, sizes are symbols
     output = attention(q, k, v, attn_mask=seen, scale=scale, **grouped)

@@ -16,6 +16,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from attnlab.base.errors import UserError
 from attnlab.measure.instruments import devices
+from attnlab.measure.subjects import oracle
 from attnlab.measure.subjects.attend import attend
 from attnlab.runs import rules
 from attnlab.study.implementations import control
@@ -59,17 +60,11 @@ def attention(
     plain = not dropout and all(others.get(name) is None for name in BEYOND) and key.shape == value.shape
     lengths = attention_mask if attention_mask is not None and attention_mask.ndim == 1 else None
     if lengths is not None and not plain:
-        attention_mask = _expanded(lengths, query.shape[2], key.shape[2])
+        attention_mask = oracle.seen(lengths, query.shape[2], key.shape[2])
     if not plain or (lengths is None and (attention_mask is not None or (causal and query.shape[2] != key.shape[2]))):
         masked = (attention_mask, dropout, scaling, is_causal)
         return sdpa_attention_forward(module, query, key, value, *masked, **others)
     return attend(query, key, value, causal, scaling, kv_lens=lengths).transpose(1, 2).contiguous(), None
-
-
-def _expanded(lengths: Tensor, queries: int, keys: int) -> Tensor:
-    """The mask of sequences that end after so many keys, ``(batch, 1, queries, keys)``, as transformers makes it."""
-    seen = lengths.view(-1, 1, 1, 1) - queries + 1 + torch.arange(queries, device=lengths.device).view(-1, 1)
-    return torch.arange(keys, device=lengths.device) < seen
 
 
 def _mask(

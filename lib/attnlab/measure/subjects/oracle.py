@@ -32,6 +32,17 @@ def masked(seq_len: int, kv_len: int, device: torch.device) -> Tensor:
     return torch.ones(seq_len, kv_len, dtype=torch.bool, device=device).triu(1 + kv_len - seq_len)
 
 
+def seen(ends: Tensor, queries: int, keys: int, causal: bool = True) -> Tensor:
+    """Which keys each query sees of sequences that end after so many, ``(batch, 1, queries or 1, keys)``.
+
+    Under a causal mask the last query sees all of its sequence.
+    """
+    end = ends.view(-1, 1, 1, 1)
+    if causal:
+        end = end - queries + 1 + torch.arange(queries, device=ends.device).view(-1, 1)
+    return torch.arange(keys, device=ends.device) < end
+
+
 def of_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V, with keys and values repeated for the heads that share them."""
     shared = q.shape[1] // k.shape[1]

@@ -3,7 +3,7 @@
 import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -102,11 +102,13 @@ class Launcher(ABC):
         """The launch for such tensors, which is kept; raises as `prepare` does."""
         key = layout(q, k, v, causal, scale)
         found = self._prepared.get(key)
-        if found is None:
-            if len(self._prepared) >= KEPT:
-                self._prepared.clear()
-            found = self._prepared[key] = self.prepare(q, k, v, causal, scale)
-        return found
+        return self._keep(key, self.prepare(q, k, v, causal, scale)) if found is None else found
+
+    def _keep(self, key: Hashable, made: Prepared) -> Prepared:
+        if len(self._prepared) >= KEPT:
+            self._prepared.clear()
+        self._prepared[key] = made
+        return made
 
     def resources(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
         """What the instance for such tensors needs, and what a call launches: columns of the table ``resources``."""
@@ -138,16 +140,29 @@ class Kernel(Launcher):
         dtype, tile = _served(self.rung, q, k, v, causal, scale)
         return self._ready(dtype, tile, q, k, v, causal, scale)
 
-    def prepare_scaled(
+    def of_scales(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scales: Sequence[Tensor],
+        causal: bool,
+        scale: float | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Launch it for tensors in e4m3; `scales` and `dtype` as for `ScaledLaunch.of_scales`; raises as `prepare`."""
+        key = (layout(q, k, v, causal, scale), dtype)
+        found = self._prepared.get(key) or self._keep(key, self._prepare_scaled(q, k, v, causal, scale, dtype))
+        assert isinstance(found.launch, ScaledLaunch)
+        return found.launch.of_scales(q, k, v, scales, dtype)
+
+    def _prepare_scaled(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
-    ) -> ScaledLaunch:
-        """A launch for tensors in e4m3, whose output has this dtype; raises as `prepare` does."""
+    ) -> Prepared:
         name, tile = str(dtype).removeprefix("torch."), _tile(self.rung, q, k, v, causal, scale)
         if name not in self.rung.dtypes:
             raise Unsupported(f"{self.rung.name} gives {' and '.join(self.rung.dtypes)}, not {name}")
-        launch = self._ready(name, tile, q, k, v, causal, scale).launch
-        assert isinstance(launch, ScaledLaunch)
-        return launch
+        return self._ready(name, tile, q, k, v, causal, scale)
 
     def _ready(
         self, dtype: str, tile: Tile, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
