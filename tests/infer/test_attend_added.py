@@ -42,9 +42,8 @@ def served(later_us: tuple[float, float] = (0.0, 0.0), names: tuple[str, str] = 
         for shape in [TARGET if position % 4 == 0 else HALF]
     ]
     manifest = of.run.manifest | {"dispatch": {"run": "theirs"}}
-    return Results(
-        replace(of.run, manifest=manifest, stream=pd.DataFrame(rows, columns=TABLES["stream"].names)), of.table
-    )
+    stream = pd.DataFrame(rows, columns=TABLES["stream"].names)
+    return Results(replace(of.run, manifest=manifest, stream=stream), of.table)
 
 
 def chosen(**calls: str) -> Dispatch:

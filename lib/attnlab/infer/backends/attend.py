@@ -62,9 +62,7 @@ def overhead(results: Results) -> Overhead:
         raise NotMeasured(f"No stream of requests to `{DISPATCH}` and `{FALLBACK}` was recorded in this run")
     made, went_by = table(results), results.run.manifest["dispatch"].get("run")
     if made.run != went_by:
-        raise NotMeasured(
-            f"`{DISPATCH}` went by the table of `{went_by}` in this run, and that of the device is now another"
-        )
+        raise NotMeasured(f"`{DISPATCH}` went by the table of `{went_by}` in this run, and the device now has another")
     shapes = [choice.shape for choice in made.choices if choice.implementation == FALLBACK]
     same = calls[np.logical_or.reduce([is_of(calls, shape) for shape in shapes])] if shapes else calls.head(0)
     if same.empty:
