@@ -54,7 +54,7 @@ def table(results: Results) -> Dispatch:
 def overhead(results: Results) -> Overhead:
     """What `attend` adds where it makes the same call as SDPA, and over the whole stream.
 
-    Raises NotMeasured where there is no dispatch table or another than the run went by, there is no stream, or no request
+    Raises NotMeasured where the dispatch table is not the one that the run went by, there is no stream, or no request
     of it made the same call on both sides.
     """
     calls = results.run.stream
