@@ -46,7 +46,7 @@ readme_TAKES := RUN=<name>
 kernels_TAKES := RUNG=<name>
 compare_TAKES := A=<run> B=<run> MARKDOWN=1 FAIL_IF=slower
 lab_TAKES := DEVICE=<cuda|cpu>
-dispatch_TAKES := RUN=<name> REPLACE=1
+dispatch_TAKES := RUN=<name>[,<name>] REPLACE=1
 
 GOALS := $(or $(MAKECMDGOALS),help)
 TAKEN := $(foreach goal,$(GOALS),$($(goal)_TAKES)) PYTHON=<interpreter>
@@ -154,7 +154,7 @@ ifeq ($(HARDWARE),cuda)
 	$(python) benchmarks/launch.py
 endif
 
-dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from a run: RUN=<name>
+dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from runs: RUN=<name>[,<name>]
 	$(python) -m attnlab dispatch --run="$$RUN" $${REPLACE:+--replace}
 
 compare: $(rendering)  ## judge each case of a run against the run before it: A=<run> B=<run>

@@ -100,10 +100,11 @@ def _parser() -> argparse.ArgumentParser:
         ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
         ("export", _export, "write a recorded run as JSON, NumPy arrays and a report in Markdown"),
         ("close", _close, "close a run that was cut off with the replicates that it holds"),
-        ("dispatch", _dispatch, "write the table of what attnlab.attend calls at each shape, from a run"),
+        ("dispatch", _dispatch, "write the table of what attnlab.attend calls at each shape, from runs"),
     ):
         sub = commands.add_parser(name, help=about)
-        sub.add_argument("--run", required=True, help="name of a run in data/")
+        named = "names of runs in data/, by commas" if name == "dispatch" else "name of a run in data/"
+        sub.add_argument("--run", required=True, help=named)
         if name == "dispatch":
             sub.add_argument("--replace", action="store_true", help="write over another table of this device")
         sub.set_defaults(command=command)
@@ -203,7 +204,7 @@ def _dispatch(options: argparse.Namespace) -> None:
     from attnlab.infer import choices, results
     from attnlab.runs import dispatch
 
-    made = choices.table(results.load(options.run))
+    made = choices.table(*(results.load(run) for run in options.run.split(",")))
     before, replaced = made, ""
     with suppress(UserError):  # there is none, or nothing that is one
         before = dispatch.load(dispatch.path(made.device), made.device)

@@ -331,6 +331,21 @@ def test_choices_are_judged_at_shapes_drawn_at_random(monkeypatch):
     assert eager.worst_pct < device.worst_pct
 
 
+def test_runs_make_one_table_in_which_the_last_counts(monkeypatch):
+    drawn = TARGET.resized(seq_len=192)
+    monkeypatch.setattr(studies.drawn, "draw", lambda count, seed: [drawn][:count])
+    first = synthetic.infer(recipe(drawn={"shapes": 1, "seed": 1}, sweeps=FEW))
+    more = {"grouped": KINDS["grouped"], "again": [AXES | {"seq_len": TARGET.seq_len}]}
+    second = synthetic.infer(replace(recipe(sweeps=more), latencies_us={("sdpa.flash", TARGET): 400.0}))
+    made = choices.table(first, second)
+    assert made.run == "synthetic,synthetic"
+    assert chosen(made) == {SHORT: "sdpa.flash", TARGET: "sdpa.auto", LONG: "sdpa.flash", GROUPED: "sdpa.flash"}
+    assert [one.shapes for one in made.regret] == [1, 1]
+    monkeypatch.setitem(second.run.manifest["device"], "name", "NVIDIA H100")
+    with pytest.raises(UserError, match=r"can't make one table: their device is NVIDIA H200 and NVIDIA H100$"):
+        choices.table(first, second)
+
+
 # From the command line, and back
 
 

@@ -1,9 +1,10 @@
-"""The dispatch table of `attnlab.attend` from a run, and the study that compares `attend` with `sdpa.auto`."""
+"""The dispatch table of `attnlab.attend` from runs, and the study that compares `attend` with `sdpa.auto`."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from scipy.stats import gmean
 
@@ -32,47 +33,100 @@ Judged = dict[str, dict[Timing, OverKinds]]
 """The candidates that have a latency under each clock and on each kind of values, with what was found of them."""
 
 
-def table(results: Results) -> Dispatch:
-    """At each shape of a run, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
+def table(*several: Results) -> Dispatch:
+    """At each shape of runs, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
 
     The verdict is faster by one of `CLOCKS` and slower by none; where the run timed several kinds of values, it is that
     on the worst of them. Of several, the one whose lowest speedup is the highest is the fastest. Left out are shapes
-    with an axis that a table doesn't have, peers, and what has no latency on some kind. Shapes that the study drew are
-    not in the table: they show what it is worth elsewhere.
+    with an axis that a table doesn't have, peers, and what has no latency on some kind. Shapes that the studies drew
+    are not in the table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts.
 
-    Raises UserError where the run has another baseline, was timed by none of the clocks, or was not recorded on a GPU.
+    Raises UserError where a run has another baseline, was timed by none of the clocks, or was not recorded on a GPU; or
+    where the runs are of several devices, versions of PyTorch or clocks.
     """
-    name, manifest = results.run.name, results.run.manifest
-    if manifest["device"]["kind"] != "cuda":
-        raise UserError(f"the run {name!r} was recorded on a CPU, where `attend` is SDPA: name one of a GPU")
-    if results.study.baseline != FALLBACK:
-        raise UserError(f"the baseline of {name!r} is {results.study.baseline}, and has to be {FALLBACK}")
-    timings = [timing for timing in CLOCKS if timing in results.timings]
-    if not timings:
-        words = " or ".join(timing.words for timing in CLOCKS)
-        raise UserError(f"the run {name!r} was not timed by the {words}, by which `attend` is to choose")
-    stale = rungs.stale(results.run)
-    names = [n for n in results.study.implementations if n.startswith(CALLABLE) and n not in (FALLBACK, *stale)]
-    stated = {shape.plain for sweep in results.study.sweeps for shape in results.study.sweep(sweep)}
-    served = _served(results, timings)
-    device_name = manifest["device"]["name"]
-    running = tuning.load(device_name).running if BEST in names else None
-    choices = [_choice(shape, _judged(results, shape, timings, names), running) for shape in served if shape in stated]
+    parts = [Part.of(results) for results in several]
+    first = parts[0]
+    for part in parts:
+        if unlike := next((what for what in Part.SHARED if getattr(part, what) != getattr(first, what)), ""):
+            values = f"{getattr(first, unlike)} and {getattr(part, unlike)}"
+            names = f"{first.results.run.name!r} and {part.results.run.name!r}"
+            raise UserError(f"{names} can't make one table: their {unlike} is {values}")
+    choices = {choice.shape: choice for part in parts for choice in part.choices()}
     if not choices:
-        raise UserError(f"the run {name!r} has no latency of {FALLBACK} that a table could speak of")
+        raise UserError(f"the run {first.results.run.name!r} has no latency of {FALLBACK} that a table could speak of")
+    named = {name for part in parts for name in part.names}
     made = Dispatch(
-        run=name,
-        seal=manifest["seal"],
-        device=device_name,
-        torch=manifest["environment"]["packages"]["torch"],
-        timing=" and ".join(timing.words for timing in timings),
-        choices=choices,
-        sources={name: source for name, source in ladder.hashes().items() if name in names},
+        run=",".join(part.results.run.name for part in parts),
+        seal=",".join(part.results.run.manifest["seal"] for part in parts),
+        device=first.device,
+        torch=first.torch,
+        timing=first.clocks,
+        choices=list(choices.values()),
+        sources={name: source for name, source in ladder.hashes().items() if name in named},
     )
     made = made.model_copy(update={"error_pct": _errors_pct(made)})
-    held_out = [shape for shape in served if shape not in stated]
-    regrets = [_regret(results, made, timing, held_out) for timing in timings] if held_out else []
+    held_out = {shape: part.results for part in parts for shape in part.served if shape not in choices}
+    regrets = [_regret(held_out, made, timing) for timing in first.timings] if held_out else []
     return made.model_copy(update={"regret": regrets})
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a run gives to a table.
+
+    Attributes:
+        timings: those of `CLOCKS` that it was timed by.
+        names: the candidates, without kernels that have changed since.
+        served: the shapes that a table can speak of, each once, whatever its values.
+    """
+
+    SHARED: ClassVar[tuple[str, ...]] = ("device", "torch", "clocks")
+    results: Results
+    timings: list[Timing]
+    names: list[str]
+    served: list[Shape]
+
+    @classmethod
+    def of(cls, results: Results) -> "Part":
+        name = results.run.name
+        if results.run.manifest["device"]["kind"] != "cuda":
+            raise UserError(f"the run {name!r} was recorded on a CPU, where `attend` is SDPA: name one of a GPU")
+        if results.study.baseline != FALLBACK:
+            raise UserError(f"the baseline of {name!r} is {results.study.baseline}, and has to be {FALLBACK}")
+        timings = [timing for timing in CLOCKS if timing in results.timings]
+        if not timings:
+            words = " or ".join(timing.words for timing in CLOCKS)
+            raise UserError(f"the run {name!r} was not timed by the {words}, by which `attend` is to choose")
+        stale = rungs.stale(results.run)
+        names = [n for n in results.study.implementations if n.startswith(CALLABLE) and n not in (FALLBACK, *stale)]
+        plain = dict.fromkeys(shape.plain for shape in results.study.shapes)
+        known = [shape for shape in plain if shape == Shape(**_chosen_by(shape))]
+        served = [shape for shape in known if all(kinds.shapes(results, shape, timing) for timing in timings)]
+        return cls(results, timings, names, served)
+
+    @property
+    def device(self) -> str:
+        """The name of the device."""
+        return str(self.results.run.manifest["device"]["name"])
+
+    @property
+    def torch(self) -> str:
+        """The version of PyTorch."""
+        return str(self.results.run.manifest["environment"]["packages"]["torch"])
+
+    @property
+    def clocks(self) -> str:
+        """The timings that decide, in words."""
+        return " and ".join(timing.words for timing in self.timings)
+
+    def choices(self) -> Iterator[Choice]:
+        """The choice at each shape that the study states."""
+        results = self.results
+        stated = {shape.plain for sweep in results.study.sweeps for shape in results.study.sweep(sweep)}
+        running = tuning.load(self.device).running if BEST in self.names else None
+        for shape in self.served:
+            if shape in stated:
+                yield _choice(shape, _judged(results, shape, self.timings, self.names), running)
 
 
 def study(made: Dispatch) -> dict[str, Any]:
@@ -90,13 +144,6 @@ def study(made: Dispatch) -> dict[str, Any]:
         "stream": REQUESTS,
         "sweeps": {"table": [_axes(choice.shape) for choice in made.choices]},
     }
-
-
-def _served(results: Results, timings: list[Timing]) -> list[Shape]:
-    """The shapes that a table can speak of, each once, whatever its values."""
-    plain = dict.fromkeys(shape.plain for shape in results.study.shapes)
-    known = [shape for shape in plain if shape == Shape(**_chosen_by(shape))]
-    return [shape for shape in known if all(kinds.shapes(results, shape, timing) for timing in timings)]
 
 
 def _judged(results: Results, shape: Shape, timings: list[Timing], names: list[str]) -> Judged:
@@ -147,10 +194,10 @@ def _errors_pct(made: Dispatch) -> dict[str, float]:
     return {name: 100 * math.sqrt(sum(e * e for e in some) / len(some)) for name, some in errors.items()}
 
 
-def _regret(results: Results, made: Dispatch, timing: Timing, shapes: list[Shape]) -> Regret:
-    """What the choices of a table cost at these shapes by one clock."""
+def _regret(held_out: Mapping[Shape, Results], made: Dispatch, timing: Timing) -> Regret:
+    """What the choices of a table cost by one clock, at shapes that it doesn't hold, each measured in a run."""
     costs, leads = {}, {}
-    for shape in shapes:
+    for shape, results in held_out.items():
         name = made.choose(shape)
         both = list(_costs(results, name, shape, timing))
         costs[shape], leads[shape] = max(cost for cost, _ in both), min(lead for _, lead in both)

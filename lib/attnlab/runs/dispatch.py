@@ -92,9 +92,10 @@ class Regret(BaseModel):
 
 
 class Dispatch(BaseModel):
-    """The choices by one run on one device, and what they say of shapes that it did not measure.
+    """The choices by runs on one device, and what they say of shapes that these did not measure.
 
     Attributes:
+        run: their names, by commas; `seal` likewise.
         timing: the clocks that the choices go by.
         sources: the hash of each rung that it names, as `ladder.hashes` gives it.
         error_pct: by implementation, how far its speedup at a measured shape is from the estimate by the others: the
