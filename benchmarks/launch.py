@@ -44,6 +44,7 @@ def parts() -> dict[str, Callable[[], object]]:
         "torch's current stream": lambda: torch._C._cuda_getCurrentRawStream(index),
         "the layout of the inputs": lambda: layout(q, k, v, False, None),
         "attend, which calls SDPA": by_choice("sdpa.auto", lambda: attnlab.attend(q, k, v)),
+        "the operator, which calls SDPA": by_choice("sdpa.auto", lambda: torch.ops.attnlab.attention(q, k, v)),
     }
     for name in ("kernel.overlap", "kernel.best"):
         call = best.implementation(name).call

@@ -14,7 +14,7 @@
 # `attnlab.attend` in its place, registered through transformers' attention interface. Configurations are those of GPT-2
 # and of small Llamas with grouped heads, with random weights; or a model of one's own, on text.
 #
-# The record is made by `make model`, and is the newest of this device.
+# Records are made by `make model`; of each model, the newest of this device counts.
 
 # %% tags=["parameters"]
 run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none

@@ -108,7 +108,8 @@ def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):
 def test_the_record_in_the_repository_is_read_though_its_table_is_of_the_first_version(monkeypatch):
     monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
     refused: list[UserError] = []
-    table = models.newest(GPU, refused.append).manifest.dispatch
+    (record,) = models.newest(GPU, refused.append)
+    table = record.manifest.dispatch
     assert refused == []
     assert {choice.implementation for choice in table.choices} == set(table.sources) == {"kernel.best"}
 
@@ -117,7 +118,22 @@ def test_the_newest_complete_record_of_the_device_is_shown(data):
     write("old", created="2026-11-20")
     write("new", created="2026-11-23")
     write("cut", created="2026-11-24", complete=False)
-    assert "The record `new` is of NVIDIA H200, transformers 5" in model.compared(shown()).markdown
+    said = model.compared(shown()).parts["said"].markdown
+    assert said.startswith("The record `new` is of NVIDIA H200, transformers 5")
+    assert "`old`" not in said
+
+
+def test_records_of_unlike_models_are_shown_together(data):
+    write("both", created="2026-11-20")
+    write("other", created="2026-11-23", plan=PLAN.model_copy(update={"models": [stated.MODELS["llama-64"]]}))
+    parts = model.compared(shown()).parts
+    assert list(parts["first"].frame["model"]) == ["llama-64", "gpt2", "llama-128"]
+    assert "The record `other` is" in parts["said"].markdown
+    assert "The record `both` is" in parts["said"].markdown
+    assert "11 tokens in `other`, 5 replicates of 20 rounds and 11 tokens in `both`." in parts["first"].note
+    assert len(model.outputs(shown()).frame) == 3
+    write("newer", created="2026-11-24")
+    assert [record.manifest.name for record in models.newest(GPU)] == ["newer", "other"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +183,7 @@ def test_a_part_that_was_damaged_is_named_with_its_block(data):
 
 def test_verdicts_are_those_of_the_samples(data):
     write()
-    found = {(one.workload.model.name, one.phase): one for one in comparisons(models.newest(GPU))}
+    found = {(one.workload.model.name, one.phase): one for one in comparisons(*models.newest(GPU))}
     gained = found["llama-128", FIRST]
     assert gained.baseline.estimate == pytest.approx(1e4, rel=1e-3)
     assert gained.verdict.speedup.estimate == pytest.approx(1.25, rel=1e-3)
@@ -194,7 +210,7 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
 
 def test_what_is_gained_and_what_ran(data):
     write()
-    record = models.newest(GPU)
+    (record,) = models.newest(GPU)
     assert [kernels for _, kernels in kernels_of_prompts(record)] == [(), ("best<64>(args)",)]
     found = {
         phase: {decision: [one.model.name for one in workloads] for decision, workloads in by.items()}
@@ -209,8 +225,6 @@ def test_what_is_gained_and_what_ran(data):
 
 @pytest.mark.parametrize("tokens", ["tokenizer", "bytes"])
 def test_weights_and_the_text_of_prompts_are_named(data, tokens):
-    write("random")
-    assert "random weights" in model.compared(shown()).parts["said"].markdown
     text = stated.Text(name="book.txt", sha256="b" * 64, tokens=tokens)
     mine = PLAN.models[1].model_copy(update={"name": "mine", "weights": "a" * 64})
     write("weighted", created="2026-11-23", plan=PLAN.model_copy(update={"models": [mine], "text": text}))
@@ -218,11 +232,13 @@ def test_weights_and_the_text_of_prompts_are_named(data, tokens):
     assert all(named in shows for named in ("`mine`", "aaaaaaaaaaaa…", "book.txt", "bbbbbbbbbbbb…"))
     assert ("tokenizer" in shows) == (tokens == "tokenizer")
     assert "random weights" not in shows + model.outputs(shown()).note
+    write("random")
+    assert "random weights" in model.compared(shown()).parts["said"].markdown
 
 
 def test_outputs_are_compared(data):
     write()
-    ours = next(one for one in agreements(models.newest(GPU)) if one.attention == CANDIDATE)
+    ours = next(one for one in agreements(*models.newest(GPU)) if one.attention == CANDIDATE)
     assert (ours.max_error, ours.agreeing, ours.tokens) == (0.02, 5 * 20 * 40, 5 * 20 * 4 * 11)
     assert ours.mean_error == pytest.approx(0.003)
     table = model.outputs(shown())
@@ -233,7 +249,7 @@ def test_outputs_are_compared(data):
 
 def test_the_share_of_attention_before_and_after(data):
     write()
-    record = models.newest(GPU)
+    (record,) = models.newest(GPU)
     before_and_after = shares_pct(record, record.workloads[1], FIRST)
     assert before_and_after == pytest.approx({BASELINE: 40.0, CANDIDATE: 32.0})
     figure = model.share(shown())

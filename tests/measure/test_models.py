@@ -263,7 +263,7 @@ def test_without_transformers_it_says_so(data, capsys, monkeypatch):
 MINE = models.run_of("mine")
 
 
-def newest(refused=print) -> models.Record | None:
+def newest(refused=print) -> list[models.Record]:
     return models.newest(read.read_manifest(MINE)["device"]["name"], refused)
 
 
@@ -278,7 +278,7 @@ def recording(data, unlocked, monkeypatch):
 
 def test_a_record_holds_what_its_plan_states(recording):
     recording()
-    record = newest()
+    (record,) = newest()
     assert record.manifest.complete
     assert record.manifest.dispatch is None
     assert record.manifest.command == "make model RUN=mine"
@@ -322,7 +322,7 @@ def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
     with pytest.raises(Interrupted, match=r"what was recorded of 'mine' is kept: `make model RUN=mine` goes on$"):
         recording()
     assert write.recorded(MINE, "samples") == {"r00-tiny-gpt2", "r00-tiny-llama"}
-    assert newest() is None
+    assert newest() == []
     taken.append("again")
     assert select_run.modelled("mine", "cpu", {}) == "mine"  # the plan is the one that it began with
     assert taken == [0, "again", 1]
@@ -356,6 +356,6 @@ def test_what_was_changed_after_it_was_recorded_is_refused(data):
     path = schema.folder(MINE) / "samples.parquet"
     path.write_bytes(path.read_bytes() + b" ")
     refused: list[UserError] = []
-    assert newest(refused.append) is None
+    assert newest(refused.append) == []
     (error,) = refused
     assert "samples.parquet doesn't match its manifest: it was changed after it was recorded" in str(error)

@@ -192,7 +192,7 @@ def test_a_record_names_weights_and_text_and_each_round_reads_a_passage_of_its_o
     assert manifest["complete"]
     assert manifest["command"] == 'make model RUN=mine PARAMS="weights=Mine-1.5 text=book.txt"'
     assert str(there.parent) not in str(manifest)
-    record = models.newest(manifest["device"]["name"])
+    (record,) = models.newest(manifest["device"]["name"])
     assert record.manifest.plan.models == [pretrained.read(str(there), str(text), "cpu").model]
     assert record.manifest.plan.text.name == "book.txt"
     assert set(record.samples["model"]) == {"Mine-1.5"}

@@ -25,15 +25,11 @@ from attnlab.study.models import BASELINE, CANDIDATE, DRAFTED, Workload
 COLOURS = {BASELINE: "#7F7F7F", CANDIDATE: "#B5179E"}
 
 
-def _record(results: Results) -> Record:
-    return _records(results)[0]
-
-
-def _records(results: Results) -> tuple[Record, list[UserError]]:
-    """The record that is shown, and why each was left out that isn't what was recorded."""
+def _records(results: Results) -> tuple[list[Record], list[UserError]]:
+    """The records that are shown, and why each was left out that isn't what was recorded."""
     device, refused = results.run.manifest["device"]["name"], list[UserError]()
     found = models.newest(device, refused.append)
-    if found is None:
+    if not found:
         said = f"No model was measured on {device}: `make model` does that there"
         raise NotMeasured(". ".join([said, *(f"A record was left out: {error}" for error in refused)]))
     return found, refused
@@ -42,26 +38,31 @@ def _records(results: Results) -> tuple[Record, list[UserError]]:
 @exhibit("model.compared")
 def compared(results: Results) -> Group:
     """Time to first token, tokens per second and single steps, with verdicts, and what is gained in a sentence."""
-    record, refused = _records(results)
-    manifest, found = record.manifest, comparisons(record)
-    facts = {"manifest": manifest, "fallback": FALLBACK, "left_out": refused}
-    ran: dict[tuple[str, ...], list[Workload]] = {}
-    for workload, kernels in kernels_of_prompts(record):
-        ran.setdefault(tuple(map(formats.kernel, kernels)), []).append(workload)
-    said = say("model.said", ran=ran, phases=decided(found), **facts)
-    note = say("model.rounds", plan=manifest.plan, baseline=BASELINE, candidate=CANDIDATE)
+    records, refused = _records(results)
+    said = [_said(record) for record in records] + [f"A record was left out: {error}." for error in refused]
+    found = [one for record in records for one in comparisons(record)]
+    manifests = [record.manifest for record in records]
+    note = say("model.rounds", manifests=manifests, baseline=BASELINE, candidate=CANDIDATE)
     caption = "Time to the first token of every sequence of a batch."
     first, rest = ([one for one in found if one.phase == phase] for phase in (FIRST, REST))
     first_table = _table(first, "ms", milliseconds, caption, note)
-    later = formats.count(manifest.plan.tokens - 1, "token")
-    caption = f"Tokens per second of a whole batch, over the {later} after the first."
+    caption = "Tokens per second of a whole batch, over the tokens after the first."
     rest_table = _table(rest, "tokens/s", tokens_per_second, caption, "As above, by the median time of a step.")
-    shown: dict[str, Prose | Table] = {"said": Prose(said), "first": first_table, "rest": rest_table}
+    shown: dict[str, Prose | Table] = {"said": Prose("\n\n".join(said)), "first": first_table, "rest": rest_table}
     if steps := [one for one in found if one.phase in STEPS]:
         caption = "Steps after a prompt whose keys and values are in a static cache."
         note = say("model.steps", drafted=DRAFTED)
         shown["steps"] = _table(steps, "ms", milliseconds, caption, note)
     return Group(shown)
+
+
+def _said(record: Record) -> str:
+    """What a record is of, what `attend` called there, and what is gained."""
+    ran: dict[tuple[str, ...], list[Workload]] = {}
+    for workload, kernels in kernels_of_prompts(record):
+        ran.setdefault(tuple(map(formats.kernel, kernels)), []).append(workload)
+    phases = decided(comparisons(record))
+    return say("model.said", manifest=record.manifest, fallback=FALLBACK, ran=ran, phases=phases)
 
 
 def _table(
@@ -89,26 +90,28 @@ def _cells(workload: Workload) -> dict[str, object]:
 @exhibit("model.outputs")
 def outputs(results: Results) -> Table:
     """Errors of the logits, and tokens that are those of transformers' SDPA."""
-    record = _record(results)
-    found = {(one.workload.label, one.attention): one for one in agreements(record)}
+    records, _ = _records(results)
     rows = []
-    for workload in record.workloads:
-        sdpa, ours, again = (found[workload.label, name] for name in (BASELINE, CANDIDATE, control(BASELINE)))
-        rows.append(
-            {
-                **_cells(workload),
-                "SDPA:\nmax error": sdpa.max_error,
-                "attend:\nmax error": ours.max_error,
-                "SDPA:\nmean error": sdpa.mean_error,
-                "attend:\nmean error": ours.mean_error,
-                "tokens": ours.tokens,
-                "attend:\nas SDPA's": ours.agreeing,
-                "SDPA again:\nas SDPA's": again.agreeing,
-            }
-        )
+    for record in records:
+        found = {(one.workload.label, one.attention): one for one in agreements(record)}
+        for workload in record.workloads:
+            sdpa, ours, again = (found[workload.label, name] for name in (BASELINE, CANDIDATE, control(BASELINE)))
+            rows.append(
+                {
+                    **_cells(workload),
+                    "SDPA:\nmax error": sdpa.max_error,
+                    "attend:\nmax error": ours.max_error,
+                    "SDPA:\nmean error": sdpa.mean_error,
+                    "attend:\nmean error": ours.mean_error,
+                    "tokens": ours.tokens,
+                    "attend:\nas SDPA's": ours.agreeing,
+                    "SDPA again:\nas SDPA's": again.agreeing,
+                }
+            )
     counts = ("tokens", "attend:\nas SDPA's", "SDPA again:\nas SDPA's")
-    (wide,) = set(record.outputs["reference"])
-    note = say("model.outputs", reference=wide, random=record.manifest.plan.text is None)
+    wide = sorted({str(name) for record in records for name in record.outputs["reference"]})
+    random = any(record.manifest.plan.text is None for record in records)
+    note = say("model.outputs", reference=" or ".join(wide), random=random)
     shows = dict.fromkeys(counts, formats.whole)
     return Table(pd.DataFrame(rows), "Outputs of the models, compared.", note, shows=shows)
 
@@ -116,11 +119,13 @@ def outputs(results: Results) -> Table:
 @exhibit("model.share")
 def share(results: Results) -> Figure:
     """The share of the device's time that is attention, before and after."""
-    record = _record(results)
-    workloads = record.workloads
-    shares = {(w, phase): shares_pct(record, w, phase) for phase in PHASES for w in workloads}
+    records, _ = _records(results)
+    of = {workload: record for record in records for workload in record.workloads}
+    workloads = list(of)
+    shares = {(w, phase): shares_pct(record, w, phase) for phase in PHASES for w, record in of.items()}
     if not any(shares.values()):
-        raise NotMeasured(f"CUPTI didn't show what ran in the record `{record.manifest.name}`")
+        names = ", ".join(f"`{record.manifest.name}`" for record in records)
+        raise NotMeasured(f"CUPTI didn't show what ran in {names}")
     drawing, panels = plt.subplots(1, len(PHASES), sharey=True, figsize=(6.5, 1.1 + 0.32 * len(workloads)))
     for axes, phase in zip(panels, PHASES, strict=True):
         for number, (name, colour) in enumerate(COLOURS.items()):
@@ -132,7 +137,7 @@ def share(results: Results) -> Figure:
     panels[0].invert_yaxis()
     drawing.legend(loc="outside upper center", ncols=2)
     most = max(shares[each, FIRST].get(BASELINE, 0.0) for each in workloads)
-    cpu = record.manifest.device.kind == "cpu"
+    cpu = records[0].manifest.device.kind == "cpu"
     how = "the host's clock around each call" if cpu else "the time of the kernels, by PyTorch's profiler"
     return Figure(
         drawing,

@@ -34,6 +34,11 @@ class Record:
         plan = self.manifest.plan
         return [workload for model in plan.models for workload in plan.workloads(model)]
 
+    @property
+    def models(self) -> frozenset[str]:
+        """The names of its models."""
+        return frozenset(model.name for model in self.manifest.plan.models)
+
     def at(self, table: str, workload: Workload) -> pd.DataFrame:
         """The rows of a table that are of a workload."""
         rows: pd.DataFrame = getattr(self, table)
@@ -46,16 +51,20 @@ def run_of(name: str) -> str:
     return f"{OF_MODELS}{name}"
 
 
-def newest(device_name: str, refused: Callable[[UserError], object] = lambda error: None) -> Record | None:
-    """The newest complete record on a device; None where there is none.
+def newest(device_name: str, refused: Callable[[UserError], object] = lambda error: None) -> list[Record]:
+    """The complete records on a device of whose models there is no newer record, the newest first.
 
     Args:
         refused: called with the reason for each record that isn't what was recorded, and is passed over.
     """
+    found: list[Record] = []
     for run, manifest in list(read.manifests(refused, within=OF_MODELS)):  # all are read: whatever is wrong is said
         if manifest["complete"] and manifest["device"]["name"] == device_name:
             try:
-                return Record(ModelFields.model_validate(manifest), **read.held(run)[1])
+                record = Record(ModelFields.model_validate(manifest), **read.held(run)[1])
             except UserError as error:
                 refused(error)
-    return None
+            else:
+                if not any(record.models & newer.models for newer in found):
+                    found.append(record)
+    return found
