@@ -27,13 +27,12 @@ constexpr int LARGEST_BITS = 0x43E00000, INFINITY_BITS = 0x7F800000;  // 448
 // Of a tile whose largest is below 2^-4, too much is rounded to nothing, below 2^-10.
 constexpr int SMALL_BITS = 0x3D800000;
 
-// How one instance works, as in jobs.cuh. With PROMOTE, after so many tiles; with ONES, V has 8 columns of ones more; with HELD,
-// a job's Q is in registers; with READY, V comes transposed, tile after tile: (batch, heads, tiles * D, PITCH).
-template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int PROMOTE_, int ONES_, int HELD_, int READY_>
+// How one instance works, as in jobs.cuh. With PROMOTE, after so many tiles; with ONES, V has 8 columns of ones more.
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int PROMOTE_, int ONES_>
 struct Plan8 {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = CONSUMERS_;
-    static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_, HELD = HELD_, READY = READY_;
-    static constexpr int PROMOTE = PROMOTE_, WIDTH = D / 2 + 4 * ONES_, TRANSPOSERS = READY ? 1 : 2;
+    static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_;
+    static constexpr int PROMOTE = PROMOTE_, WIDTH = D / 2 + 4 * ONES_, TRANSPOSERS = 2;
     static constexpr int THREADS = 128 * (1 + CONSUMERS), OUT_COLUMNS = D / 64;
     using Row = Swizzle<D>;        // of Q, K and V
     using KeyRow = Swizzle<KEYS>;  // of V transposed, in parts of PITCH keys
@@ -42,14 +41,13 @@ struct Plan8 {
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112;
     static_assert(KEYS % 32 == 0, "a product with V takes 32 keys");
-    static_assert(!READY || PARTS == 1, "a tile of V transposed is one box");
     __device__ __forceinline__ static bool serves(int) { return true; }
 };
 
 template <typename P> struct Shared8 {
     unsigned char query[P::CONSUMERS][2][P::OUT_BYTES];  // of a job and of the next; then their O
     unsigned char keys[P::STAGES][P::TILE_BYTES];
-    alignas(1024) unsigned char values[P::READY ? 1 : P::STAGES][P::READY ? 1024 : P::TILE_BYTES];
+    alignas(1024) unsigned char values[P::STAGES][P::TILE_BYTES];
     alignas(1024) unsigned char transposed[P::STAGES][P::PARTS * P::PART_BYTES];
     unsigned long long query_full[P::CONSUMERS][2], query_empty[P::CONSUMERS][2];
     unsigned long long full[P::STAGES][2], empty[P::STAGES][2];  // of K, and of V transposed
@@ -119,15 +117,6 @@ __device__ __forceinline__ void load_tiles(Shared8<P>& smem, const TileScheduler
             load_box(shared_address(smem.keys[stage]), k, 0, P::KEYS * tile, kv_head & 0xFFFF, kv_head >> 16, k_full);
             if (users < P::JOBS_PER_PASS) arrive_times(k_empty, 4 * (P::JOBS_PER_PASS - users));
             if (skips && tile == 0) begin_pass<P>(smem, state, round);
-            if (P::READY) {
-                const unsigned empty = shared_address(&smem.empty[stage][1]), full = shared_address(&smem.full[stage][1]);
-                wait(empty, state.phase() ^ 1);
-                arrive_expecting(full, P::D * P::KeyRow::PITCH);
-                load_box(shared_address(smem.transposed[stage]), v, 0, P::D * tile, kv_head & 0xFFFF, kv_head >> 16, full);
-                if (users < P::JOBS_PER_PASS) arrive_times(empty, 4 * (P::JOBS_PER_PASS - users));
-                state.advance();
-                continue;
-            }
             const unsigned v_full = shared_address(&smem.values_full[stage]);
             wait(shared_address(&smem.values_empty[stage]), state.phase() ^ 1);
             arrive_expecting(v_full, P::TILE_BYTES);
@@ -252,12 +241,11 @@ template <int N> __device__ __forceinline__ float sum_of(const float (&s)[N], in
 }
 
 // q, k, v: maps of (batch, heads, rows, D) of bytes; o: of T; any strides
-template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int PROMOTE, int ONES, int HEADROOM,
-          int HELD, int READY>
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int PROMOTE, int ONES, int HEADROOM>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
     const __grid_constant__ TensorMap o, Problem problem, AllScales scales) {
-    using P = Plan8<D, KEYS, STAGES, CONSUMERS, PING_PONG, PROMOTE, ONES, HELD, READY>;
+    using P = Plan8<D, KEYS, STAGES, CONSUMERS, PING_PONG, PROMOTE, ONES>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<Shared8<P>*>(memory);
     init_barriers<P, CAUSAL>(smem, problem);
@@ -265,9 +253,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         give_registers<P::PRODUCER_REGISTERS>();
         const TileScheduler<P, CAUSAL> scheduler(problem);
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-        if (warp >= 2) {
-            if (!P::READY) transpose_values(smem, scheduler, warp - 2);
-        }
+        if (warp >= 2) transpose_values(smem, scheduler, warp - 2);
         else if (threadIdx.x == 0) load_tiles(smem, scheduler, k, v);
         else if (warp == 1 && threadIdx.x % 32 < CONSUMERS) schedule_jobs(smem, scheduler, q, scales, threadIdx.x % 32);
         return;
@@ -291,7 +277,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     float scale_log2 = 0;
     float out[PROMOTE ? D / 2 : WIDTH], sums[PROMOTE ? WIDTH : 1];  // of the tensor cores, since `out` last had them
     auto& product = second_if<PROMOTE != 0>(out, sums);
-    unsigned p[KEYS / 32][4], held[P::HELD ? D / 32 : 1][4];  // the job's Q
+    unsigned p[KEYS / 32][4];
     bool added = true;   // whether additions sum the tile's probabilities, not the column of ones
     int since = 0;  // tiles in `product`
     int rises = 0;  // in a row, of tiles of this job
@@ -309,13 +295,6 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         scale_log2 = scheduled.scale_log2;
         if (CAUSAL) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
         const bool begins = scheduled.tiles;
-        if (P::HELD) {
-            const unsigned thread = reload_thread(thread_ids), lane = thread % 32, warp = thread / 32;
-#pragma unroll
-            for (int d = 0; d < D / 32; ++d)
-                load_matrices(held[d], queries + job % 2 * P::OUT_BYTES +
-                                           P::Row::offset(16 * warp + lane % 16, 2 * d + lane / 16));
-        }
         if (begins) wait_until_above(shared_address(&smem.passes_begun), scheduled.round);
         return begins;
     };
@@ -323,10 +302,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         const auto q_tile = P::Row::descriptor(queries + job % 2 * P::OUT_BYTES);
         const auto k_tile = P::Row::descriptor(keys + k_state.index() * P::TILE_BYTES);
 #pragma unroll
-        for (int d = 0; d < D / 32; ++d) {
-            if constexpr (P::HELD) multiply_e4m3(scores.s, held[d], advanced(k_tile, 32 * d), d);
-            else multiply_e4m3(scores.s, advanced(q_tile, 32 * d), advanced(k_tile, 32 * d), d);
-        }
+        for (int d = 0; d < D / 32; ++d) multiply_e4m3(scores.s, advanced(q_tile, 32 * d), advanced(k_tile, 32 * d), d);
         commit_products();
     };
     const auto multiply_probabilities_by_values = [&] {

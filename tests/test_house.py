@@ -115,7 +115,7 @@ def test_make_lists_every_target():
             "notebook NAME=02_baseline RUN=x",
             'make notebook takes no RUN: it takes NAME=02_baseline PARAMS="run=<name> device=none" PYTHON=',
         ),
-        ("dispatch RUN=x GPUS=2", "make dispatch takes no GPUS: it takes RUN=<name> REPLACE=1 PYTHON="),
+        ("dispatch RUN=x GPUS=2", "make dispatch takes no GPUS: it takes RUN=<name>[,<name>] REPLACE=1 PYTHON="),
         ("test 'RUN=a b' 'PYTHON=c d'", "make test takes no RUN: it takes PYTHON=<interpreter>."),
         ("reprot RUN=x", "No rule to make target 'reprot'."),
     ],
