@@ -80,11 +80,12 @@ def timed(call, shape, timing, device="cpu", samples=100):
     from attnlab.measure.session.rounds import Rounds
 
     session, windows, subject = subjected(call, shape, device, samples=samples)
-    reference = ReferenceCheck(windows, shape)
-    check_all(session, shape, [subject], windows, "before", reference)
+    scales = subject.implementation.scales
+    references = {scales: ReferenceCheck(windows, shape, scales)}
+    check_all(session, shape, [subject], windows, "before", references)
     if subject.alive and device == "cuda":
         subject.attempt(lambda: cuda_events.capture(subject.case, torch.cuda.graph_pool_handle()))
-    return subject, Rounds(session, shape, timing, windows, reference).take([subject])
+    return subject, Rounds(session, shape, timing, windows, references).take([subject])
 
 
 def subjected(call, shape, device, **study):

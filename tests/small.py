@@ -76,7 +76,7 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
 
 def _checks(where: list[dict[str, Any]]) -> pd.DataFrame:
     errors = dict.fromkeys(("max_error", "mean_error", "framework_max_error", "framework_mean_error"), 1e-6)
-    made = {"route": "call", "differing": 0, "passed": True} | errors
+    made = {"route": "call", "differing": 0, "passed": True, "drawn_rms_error": None, "drawn_max_error": None} | errors
     return TABLES["checks"].frame(
         [
             case | {"moment": moment, "inputs": case["values"]} | made

@@ -16,7 +16,7 @@ from attnlab.measure.subjects import oracle, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.subjects.launch import ScaledMaps
 from attnlab.measure.subjects.problem import AllScales, Problem
-from attnlab.study import implementations, ladder
+from attnlab.study import implementations, ladder, tuning
 
 
 def drawn(queries=40, keys=64, kv_heads=2, scales="head"):
@@ -117,13 +117,15 @@ def test_zeros_and_the_least_scales_give_zeros():
     assert torch.equal(called((q, k, v), True), zeros.half())
 
 
-def test_it_is_a_rung_that_nothing_tunes_and_no_study_names():
+def test_it_is_a_rung_that_nothing_tunes():
     rung = ladder.rung("kernel.fp8")
     assert rung.arguments == ladder.SCALED
     assert rung not in ladder.drawn()
     assert len(ladder.drawn()) == len(ladder.load()) - 1
-    assert "kernel.fp8" not in implementations.known()
-    assert "kernel.lazy" in implementations.known()
+    assert set(implementations.FP8) < set(implementations.known())
+    assert tuning.hashes(implementations.FP8, "any") == dict.fromkeys(
+        implementations.FP8[:2], ladder.hashes([rung])["kernel.fp8"]
+    )
     with pytest.raises(Unsupported, match="in e4m3 with their scales"):
         rungs._served(rung, HALF, HALF, HALF, False, None)
 

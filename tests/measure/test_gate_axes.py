@@ -275,8 +275,8 @@ class Spoiled(Implementation):
 
     spoil: Callable | None = None
 
-    def bound(self, given, shape):
-        call = super().bound(given, shape)
+    def bound(self, given, shape, rounded=()):
+        call = super().bound(given, shape, rounded)
         return lambda: self.spoil(*call(), *given)
 
 

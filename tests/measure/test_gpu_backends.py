@@ -180,7 +180,7 @@ def test_what_cudnn_does_not_serve_it_refuses_in_a_line(shape):
 def cudnn_by_its_frontend():
     """The peer; skips where its package isn't installed."""
     try:
-        peers._cudnn(GPU)
+        peers.cudnn_package(GPU)
     except Unsupported as error:
         pytest.skip(str(error))
     return registry.find("peer.cudnn")

@@ -4,12 +4,10 @@ import pytest
 import torch
 
 import attnlab
-from attnlab.measure.fp8 import accuracy
-from attnlab.measure.fp8.attend import FP8
+from attnlab.measure.fp8 import accuracy, subjects
 from attnlab.measure.fp8.quantize import Quantized, quantize
-from attnlab.measure.subjects import inputs, oracle, outputs, rungs
+from attnlab.measure.subjects import inputs, oracle, outputs
 from attnlab.measure.subjects.implementation import Unsupported
-from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
 pytest.importorskip("cupy")
@@ -36,7 +34,7 @@ def drawn(shape, seed=0, scales="head"):
 
 
 def launch(given, causal=True, dtype=torch.float16):
-    kernel = rungs.of(ladder.rung(FP8))
+    kernel = subjects.rung()
     tensors, scales = zip(*((one.values, one.scales) for one in given), strict=True)
     return kernel.of_scales(*tensors, scales, causal, None, dtype)
 

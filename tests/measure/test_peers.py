@@ -77,7 +77,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(peers, "_cudnn_handle", lambda device, thread: "handle")
+    monkeypatch.setattr(peers, "cudnn_handle", lambda device, thread: "handle")
     monkeypatch.setattr(peers, "_calls_ms", lambda call: call.func.graph.plans[call.func.index])
 
     def make(**plans):
@@ -110,7 +110,7 @@ def pretended(monkeypatch):
 def attention(package, q=None, k=None, causal=False, scale=None):
     q = torch.zeros(2, 8, 16, 64, dtype=torch.float16) if q is None else q
     k = q if k is None else k
-    return peers._CudnnAttention(package, (q, k, k, torch.empty_like(q)), causal, scale)
+    return peers.CudnnAttention(package, (q, k, k, torch.empty_like(q)), causal, scale)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_addresses_that_cudnn_cannot_use_are_refused(pretended):
 def test_without_its_frontend_cudnn_is_not_installed(monkeypatch):
     monkeypatch.setattr(peers, "_imported", lambda module: ModuleNotFoundError(f"No {module}", name=module))
     with pytest.raises(Unsupported, match=r"^nvidia-cudnn-frontend is not installed$"):
-        peers._cudnn(torch.device("cuda"))
+        peers.cudnn_package(torch.device("cuda"))
 
 
 def test_another_cudnn_than_the_one_that_a_run_records_is_refused(monkeypatch):
@@ -215,9 +215,9 @@ def test_another_cudnn_than_the_one_that_a_run_records_is_refused(monkeypatch):
     monkeypatch.setattr(peers, "_imported", lambda module: package)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     with pytest.raises(Unsupported, match=r"^nvidia-cudnn-frontend uses cuDNN 92700, and PyTorch 91900$"):
-        peers._cudnn(torch.device("cuda"))
+        peers.cudnn_package(torch.device("cuda"))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92700)
-    assert peers._cudnn(torch.device("cuda")) is package
+    assert peers.cudnn_package(torch.device("cuda")) is package
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_another_cudnn_than_the_one_that_a_run_records_is_refused(monkeypatch):
     ],
 )
 def test_what_cudnn_cannot_plan_is_refused(monkeypatch, dtype, capturing, reason):
-    monkeypatch.setattr(peers, "_cudnn", lambda device: None)
+    monkeypatch.setattr(peers, "cudnn_package", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     q = torch.zeros(1, 1, 16, 64, dtype=dtype)
     with pytest.raises(Unsupported, match=reason):

@@ -204,7 +204,7 @@ def test_who_repeats_itself_differs_nowhere():
 
 def appointed(session, shape, windows):
     reference = ReferenceCheck(windows, shape)
-    check_all(session, shape, [], windows, "before", reference)
+    check_all(session, shape, [], windows, "before", {"": reference})
     return reference
 
 
@@ -218,7 +218,7 @@ def test_where_memory_does_not_hold_a_reference_the_next_one_serves(monkeypatch)
         assert appointed(session, SHAPE, windows).name == reference_check.COMPOSED.name
     monkeypatch.setattr(ReferenceCheck, "_computed", full)
     with pytest.raises(OutOfMemory, match="no room"):
-        ReferenceCheck(windows, SHAPE).appoint(gate_of(SHAPE, windows[0]))
+        ReferenceCheck(windows, SHAPE).appoint(gate_of(SHAPE, windows))
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,7 @@ def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch, name)
         assert list(frame.columns) == TABLES[table].names
         assert frame.empty or set(frame["values"]) == {"normal"}
     assert run.cases["alone_differing"].isna().all()
+    assert run.checks["drawn_rms_error"].isna().all()
     axes = run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")
     assert {Shape(**one) for one in axes} == set(studies.recorded(run.manifest).shapes)
 

@@ -17,7 +17,19 @@ STUDIES = sorted(path.stem for path in paths.STUDIES.glob("*.yaml"))
 
 
 def test_the_shipped_studies():
-    assert STUDIES == ["backends", "cpu", "decode", "dispatch", "gpu", "ladder", "peers", "quick", "scaling", "values"]
+    assert STUDIES == [
+        "backends",
+        "cpu",
+        "decode",
+        "dispatch",
+        "fp8",
+        "gpu",
+        "ladder",
+        "peers",
+        "quick",
+        "scaling",
+        "values",
+    ]
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -79,7 +91,7 @@ def test_counters_are_of_the_target_and_of_what_is_named_besides():
 
 def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
     study = studies.load("gpu")
-    # What serves few queries alone is measured by the study `decode`, and e4m3 by none.
+    # What serves few queries alone is measured by the study `decode`, and e4m3 by `fp8`.
     every = ladder.load(paths.ROOT / "kernels")
     rungs = [rung.implementation for rung in every if not rung.most_queries and not rung.scaled]
     assert study.implementations == [*implementations.SDPA, "peer.flex", "peer.flash4", *rungs, ladder.BEST]
@@ -258,7 +270,7 @@ def test_a_file_that_is_no_study_is_one_line(write_study, text, problem):
 def test_a_study_that_is_not_there_tells_which_are(name):
     with pytest.raises(UserError) as caught:
         studies.load(name)
-    there = "backends, cpu, decode, dispatch, gpu, ladder, peers, quick, scaling, values"
+    there = "backends, cpu, decode, dispatch, fp8, gpu, ladder, peers, quick, scaling, values"
     assert str(caught.value) == f"there is no study {name!r}; studies/ has {there}"
 
 

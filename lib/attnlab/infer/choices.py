@@ -98,7 +98,7 @@ class Part:
             words = " or ".join(timing.words for timing in CLOCKS)
             raise UserError(f"the run {name!r} was not timed by the {words}, by which `attend` is to choose")
         stale = rungs.stale(results.run)
-        names = [n for n in results.study.implementations if n.startswith(CALLABLE) and n not in (FALLBACK, *stale)]
+        names = [n for n in results.study.implementations if _is_callable(n) and n not in (FALLBACK, *stale)]
         plain = dict.fromkeys(shape.plain for shape in results.study.shapes)
         known = [shape for shape in plain if shape == Shape(**_chosen_by(shape))]
         served = [shape for shape in known if all(kinds.shapes(results, shape, timing) for timing in timings)]
@@ -221,9 +221,14 @@ def _costs(results: Results, name: str, shape: Shape, timing: Timing) -> Iterato
     """
     for other in kinds.shapes(results, shape, timing):
         medians = results.at(other, timing)["median_us"]
-        callable_ = medians[[str(n).startswith(CALLABLE) for n in medians.index]]
+        callable_ = medians[[_is_callable(str(n)) for n in medians.index]]
         own = callable_.get(name, callable_[FALLBACK])
         yield float(own / callable_.min()), float(callable_[FALLBACK] / own)
+
+
+def _is_callable(name: str) -> bool:
+    """Whether `attend` may call an implementation of its own accord: FP8 is for who asks for it."""
+    return name.startswith(CALLABLE) and not implementations.in_fp8(name)
 
 
 def _chosen_by(shape: Shape) -> dict[str, Any]:

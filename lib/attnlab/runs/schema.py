@@ -16,7 +16,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
 Row = dict[str, Any]
-SCHEMA, OLDEST = 8, 6
+SCHEMA, OLDEST = 9, 6
 """The version of the layout, and the oldest of complete runs that are still read."""
 CASE = ("implementation", *Shape.AXES)
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")

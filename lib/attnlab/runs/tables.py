@@ -196,15 +196,26 @@ CHECKS = Table(
             "max_error",
             ERROR,
             "largest absolute error against the float64 oracle, on inputs not seen before, in memory filled with NaN; "
-            "in training that of whichever of O, dQ, dK and dV is farthest from its bound",
+            "in training that of whichever of O, dQ, dK and dV is farthest from its bound; in FP8 against the oracle "
+            "of what the e4m3 inputs stand for",
         ),
         Column("mean_error", ERROR, "mean absolute error, likewise"),
         Column(
             "framework_max_error",
             ERROR,
-            f"largest error of the framework's own low-precision result; {GATE_FACTOR:g} times this is allowed",
+            f"largest error of the framework's own low-precision result, in FP8 of its operations that round to e4m3; "
+            f"{GATE_FACTOR:g} times this is allowed",
         ),
         Column("framework_mean_error", ERROR, "mean error of that result, likewise"),
+        Column(
+            "drawn_rms_error",
+            ERROR,
+            "root of the mean square error of O against the float64 oracle of the inputs as they were drawn, whatever "
+            "the implementation rounded them to; empty on extremes",
+            empty=True,
+            since=9,
+        ),
+        Column("drawn_max_error", ERROR, "largest such error", empty=True, since=9),
         Column("differing", COUNT, "elements that differ in any bit between runs on the same inputs", empty=True),
         Column("passed", FLAG, "whether the check passed"),
     ),

@@ -14,24 +14,25 @@ SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
 PEERS = ("peer.flex", "peer.flash4", "peer.cudnn", "peer.xformers")
 """PyTorch's FlexAttention, and flash-attn-4, cuDNN's own frontend and xFormers where they are installed."""
 REFERENCES = ("reference.float64",)
+FP8_KERNEL, FP8_QUANTIZING, CUDNN_FP8 = f"{ladder.PREFIX}fp8", f"{ladder.PREFIX}fp8_quantizing", "peer.cudnn_fp8"
+FP8 = (FP8_KERNEL, FP8_QUANTIZING, CUDNN_FP8)
+"""What rounds Q, K and V of 16 bits to e4m3 and multiplies these: before it is timed or, by its name, while it is."""
 _CONTROL = "control."
 
 
 def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     """Every implementation that a study may name; a rung of the ladder is ``kernel.<rung>``.
 
-    Rungs that take e4m3 with scales are not among them, since no study draws such tensors.
-
     Where there is a ladder, ``kernel.best`` is what the tuning of the device chose from it.
 
     Args:
         named: what a study names; if nothing of it is of the ladder, the ladder is not read.
     """
-    fixed = (*SDPA, *PEERS, *REFERENCES, DISPATCH)
+    fixed = (*SDPA, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH)
     if named is not None and set(named) <= set(fixed):
         return fixed
-    rungs = tuple(rung.implementation for rung in ladder.drawn())
-    return fixed + rungs + ((ladder.BEST,) if rungs else ())
+    rungs = tuple(rung.implementation for rung in ladder.load())
+    return fixed + rungs + FP8[1:2] * (FP8_KERNEL in rungs) + ((ladder.BEST,) if rungs else ())
 
 
 def control(baseline: str) -> str:
@@ -42,6 +43,11 @@ def control(baseline: str) -> str:
 def is_control(name: str) -> bool:
     """Whether this is the name of a baseline's control."""
     return name.startswith(_CONTROL)
+
+
+def in_fp8(name: str) -> bool:
+    """Whether an implementation, or the one whose control this is, computes in FP8."""
+    return under_control(name) in FP8
 
 
 def under_control(name: str) -> str:

@@ -15,6 +15,8 @@ device     cold   hold the stream, flush | event, replay of one call, event
 cupti      warm   scramble, replay of k calls, restore | replay of k calls                     the mean of the k
 =========  =====  ============================================================================================
 
+What is timed in FP8 without quantising reads what the inputs were rounded to each time that they changed, untimed.
+
 An implementation gains nothing by remembering. Values are drawn anew before each round, and scrambled while it warms
 up: it sees them for the first time when it is timed. Of the k calls that are timed together, each reads a window of the
 inputs of its own (`attnlab.measure.subjects.inputs.Windows`).
@@ -230,6 +232,7 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
 def _eager(device: torch.device, flush: Flush | None, case: Case) -> Taken:
     with case.selected():
         if flush:
+            case.refresh()
             flush()
         else:
             with case.scrambled():
@@ -252,6 +255,7 @@ def _device_warm(case: Case) -> Taken:
 
 def _device_cold(flush: Flush, case: Case) -> Taken:
     assert case.one is not None
+    case.refresh()
     torch.cuda._sleep(HOLD_CYCLES)
     flush()
     return Taken(timed(torch.device("cuda"), case.one.graph.replay)[0], 1, case.one.output)

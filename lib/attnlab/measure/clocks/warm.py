@@ -26,7 +26,8 @@ def prepared(implementation: str, shape: Shape, device: torch.device) -> Case:
     chosen = registry.find(implementation)
     windows = attempt(lambda: Windows(shape, device, cuda_events.most_calls(shape)))
     windows.draw(rules.SEED)
-    case = Case.of(chosen, windows, shape)
+    case = attempt(lambda: Case.of(chosen, windows, shape))
+    attempt(case.refresh)
     with chosen.selected():
         attempt(case.call)
     call_ms = min(cuda_events.roughly_us(case, device, 1) for _ in range(2)) / 1e3

@@ -42,8 +42,19 @@ def attention(
     rounded to e4m3 times `PROBABILITY_SCALE`; their sum, by which the output is divided, is of those not rounded.
     The output is rounded to `dtype`. That Hopper's tensor cores sum fewer bits is not in it.
     """
-    tensors = [tensor.dequantized() for tensor in (q, k, v)]
-    queries, keys, values = (tensor.flatten(0, 1) for tensor in oracle.of_each_head(tensors[0], tensors[1], tensors[2]))
+    return of_numbers(q.dequantized(), k.dequantized(), v.dequantized(), causal, scale, dtype)
+
+
+def in_e4m3(output: Tensor, scale: Tensor) -> Tensor:
+    """An output that was rounded to e4m3 over the scale of V, which none of its elements exceeds."""
+    return ((output.float() / scale).to(E4M3).float() * scale).to(output.dtype)
+
+
+def of_numbers(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, dtype: torch.dtype = torch.float16
+) -> Tensor:
+    """`attention` of what quantised inputs stand for, in float32."""
+    queries, keys, values = (tensor.flatten(0, 1) for tensor in oracle.of_each_head(q, k, v))
     seq_len, kv_len, head_dim = queries.shape[1], keys.shape[1], queries.shape[2]
     factor = 1 / math.sqrt(head_dim) if scale is None else scale
     hidden = oracle.masked(seq_len, kv_len, queries.device) if causal else None
@@ -57,7 +68,7 @@ def attention(
         total = probabilities.sum(-1, keepdim=True) * PROBABILITY_SCALE
         rounded = (probabilities * PROBABILITY_SCALE).to(E4M3).float()
         parts.append((rounded @ some[2] / total).to(dtype))
-    return torch.cat(parts).view(q.values.shape)
+    return torch.cat(parts).view(q.shape)
 
 
 def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> dict[str, Deviation]:

@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from attnlab.base.errors import UserError
-from attnlab.measure.fp8 import accuracy
+from attnlab.measure.fp8 import accuracy, subjects
 from attnlab.measure.fp8.quantize import E4M3, Quantized
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Unsupported
-from attnlab.study import ladder
 
-FP8 = f"{ladder.PREFIX}fp8"
 OUTPUTS = (torch.float16, torch.bfloat16)
 
 
@@ -44,15 +41,10 @@ def attend(
         return torch.empty_like(q, dtype=dtype)
     if q.is_cuda:
         with suppress(Unsupported, UserError):
-            return _kernel().of_scales(q, k, v, scales, causal, scale, dtype)
+            return subjects.rung().of_scales(q, k, v, scales, causal, scale, dtype)
     given = zip((q, k, v), scales, strict=True)
     queries, keys, values = (Quantized(tensor, scaling, tensor.shape[2]) for tensor, scaling in given)
     return accuracy.attention(queries, keys, values, causal, scale, dtype)
-
-
-@cache
-def _kernel() -> rungs.Kernel:
-    return rungs.of(ladder.rung(FP8))
 
 
 def _unfit(

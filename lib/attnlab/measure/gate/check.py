@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnlab.measure.fp8.accuracy import Deviation
 from attnlab.runs.rules import GATE_FACTOR
 
 OUTPUTS = ("O", "dQ", "dK", "dV")
@@ -54,6 +55,8 @@ class Check:
         unavoidable: the error that the rounding of large scores in float32 causes; see `Gate`.
         faults: what is wrong besides the error, in words.
         differing: in how many elements two runs on the same inputs differ.
+        drawn: how far O is from attention of the inputs as they were drawn, whatever they were rounded to; None on
+            extremes.
         output: the one of `OUTPUTS` whose errors these are: where there are several, the one with the largest `strain`.
     """
 
@@ -63,6 +66,7 @@ class Check:
     faults: tuple[str, ...] = ()
     output: str = OUTPUTS[0]
     differing: int = 0
+    drawn: Deviation | None = None
 
     @property
     def passed(self) -> bool:

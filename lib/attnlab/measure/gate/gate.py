@@ -29,6 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.measure.fp8 import accuracy
+from attnlab.measure.fp8.accuracy import Deviation
+from attnlab.measure.fp8.quantize import Quantized
 from attnlab.measure.gate import ordering, poison, rounding
 from attnlab.measure.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Error
 from attnlab.measure.instruments import devices
@@ -37,6 +40,7 @@ from attnlab.measure.subjects.case import Call, Replay
 from attnlab.measure.subjects.implementation import Attention, Tensors, by_sequence, with_gradients
 from attnlab.measure.subjects.inputs import Inputs
 from attnlab.measure.subjects.oracle import composed, of_each_head
+from attnlab.runs.schema import EXTREMES
 from attnlab.study.values import NORMAL
 
 # The number of elements at the start of an output that serve as its fingerprint.
@@ -58,6 +62,10 @@ class Gate:
     `GATE_FACTOR` times `rounding.unavoidable` is therefore allowed as well. In float16 and bfloat16 the framework's
     error is far larger than that.
 
+    What computes in FP8 is held to the numbers that its e4m3 inputs stand for: the oracle is of these, and in place of
+    the framework's own error stands that of PyTorch's operations which round where FP8 does (`fp8.accuracy`). How far
+    its output is from attention of the inputs as they were drawn is noted besides, and nothing fails by it.
+
     Args:
         given: Q, K and V, in training also the gradient of O; only the gate may change them.
         kind: the shape's values, or one of `schema.EXTREMES`.
@@ -65,6 +73,8 @@ class Gate:
             other checks cover every head.
         sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
         scale: the factor of the scores; None for 1/√D.
+        rounded: Q, K and V in e4m3, for what computes in FP8.
+        narrow: whether what rounds them so may round O to e4m3 too.
     """
 
     def __init__(
@@ -75,6 +85,8 @@ class Gate:
         heads: Sequence[int] | None = None,
         sequences: tuple[int, ...] = (),
         scale: float | None = None,
+        rounded: Sequence[Quantized] = (),
+        narrow: bool = False,
     ) -> None:
         self._inputs = given
         self._values = tuple(tensor.clone() for tensor in given)
@@ -83,13 +95,18 @@ class Gate:
         self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
         right = partial(composed, scale=scale)
         attention: Attention = partial(by_sequence, right, sequences=sequences) if sequences else right
-        compared = given if heads is None else tuple(map(self._compared, of_each_head(*given)))
+        framework = partial(accuracy.of_numbers, scale=scale, dtype=given[0].dtype) if rounded else attention
+        stated = tuple(tensor.dequantized() for tensor in rounded) or given
+        compared = stated if heads is None else tuple(map(self._compared, of_each_head(*stated)))
         exact = _computed(attention, tuple(tensor.double() for tensor in compared), causal)
         self._oracle = exact
-        self._framework_errors = [
-            Error.between(output, oracle)
-            for output, oracle in zip(_computed(attention, compared, causal), exact, strict=True)
-        ]
+        self._of_drawn = None if kind in EXTREMES else exact[0]
+        if rounded and self._of_drawn is not None:
+            (self._of_drawn,) = _computed(attention, tuple(tensor.double() for tensor in given), causal)
+        computed = _computed(framework, compared, causal)
+        if narrow:
+            computed = tuple(accuracy.in_e4m3(output, rounded[2].scales.view(())) for output in computed)
+        self._framework_errors = [Error.between(output, oracle) for output, oracle in zip(computed, exact, strict=True)]
         self._unavoidable = (
             rounding.unavoidable(compared, causal, exact[0], sequences, scale) if kind != NORMAL else NONE
         )
@@ -183,7 +200,9 @@ class Gate:
         """The check of the first run, or, if runs may differ, of the one with the largest error."""
         checked = runs[:1] if self._exact(repeats) else runs
         worst = max((self.check(run, faults) for run in checked), key=lambda check: check.strain)
-        return replace(worst, differing=differing)
+        wanted = None if self._misshapen(runs[0]) else self._of_drawn
+        drawn = None if wanted is None else Deviation.between(self._compared(runs[0][0]), wanted)
+        return replace(worst, differing=differing, drawn=drawn)
 
     def _growing(self, call: Call, first: Tensors) -> list[str]:
         """The fault of an implementation that differs from its first run more and more."""

@@ -5,11 +5,13 @@ and again on the inputs of an output that is farther off than what the first val
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from attnlab.measure.fp8 import accuracy
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.subjects import outputs
@@ -60,13 +62,18 @@ class Bound:
 class ReferenceCheck:
     """Attention on the inputs that are in place, by windows.
 
+    Args:
+        scales: with which of `quantize.SCALES` the inputs are rounded to e4m3 first, for what computes in FP8: it is
+            then the formula that rounds where FP8 does. "" for none.
+
     Attributes:
         bounds: how far each tensor of an output may be from the reference's.
     """
 
-    def __init__(self, windows: Windows, shape: Shape) -> None:
-        self._windows, self._shape = windows, shape
-        self._implementation = COMPOSED
+    def __init__(self, windows: Windows, shape: Shape, scales: str = "") -> None:
+        self._windows, self._shape, self._scales = windows, shape, scales
+        self._candidates = (_in_e4m3(scales),) if scales else REFERENCES
+        self._implementation = self._candidates[-1]
         self._seen: dict[int, tuple[Tensors, Tensors]] = {}
         self.bounds: list[Bound] = []
 
@@ -76,14 +83,15 @@ class ReferenceCheck:
         Raises:
             OutOfMemory: the device's memory holds none of them.
         """
-        for self._implementation in REFERENCES:
+        for candidate in self._candidates:
+            self._implementation = candidate
             try:
                 returned = attempt(lambda: self._computed(0))
                 errors = gate.errors(returned)
             except (Unsupported, Broken):
                 continue
             except OutOfMemory:
-                if self._implementation is COMPOSED:
+                if candidate is self._candidates[-1]:
                     raise
                 continue
             if all(error.within(allowed) for error, allowed in zip(errors, gate.allowed, strict=True)):
@@ -112,9 +120,18 @@ class ReferenceCheck:
         return _bounds(gate, returned, gate.errors(returned))
 
     def _computed(self, window: int) -> Tensors:
+        rounded = self._windows.in_e4m3(self._scales, window)
         with self._implementation.selected():
-            output = self._implementation.bound(self._windows[window], self._shape)()
+            output = self._implementation.bound(self._windows[window], self._shape, rounded)()
         return outputs.each(output)
+
+
+References = Mapping[str, ReferenceCheck]
+"""Those of a shape, by the scales with which what they are for rounds its inputs to e4m3; "" for what doesn't."""
+
+
+def _in_e4m3(scales: str) -> Implementation:
+    return Implementation("composed operations in e4m3", accuracy.attention, scales=scales, quantized=True)
 
 
 def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:

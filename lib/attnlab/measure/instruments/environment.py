@@ -31,6 +31,7 @@ ON_A_GPU = (
 OF_PEERS = {
     "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
     "peer.cudnn": ("nvidia-cudnn-frontend",),
+    "peer.cudnn_fp8": ("nvidia-cudnn-frontend",),
     "peer.xformers": ("xformers",),
 }
 """On a GPU, by the implementation that imports them."""

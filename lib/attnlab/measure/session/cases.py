@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 
 from attnlab.measure.clocks import cuda_events
-from attnlab.measure.gate.reference_check import ReferenceCheck
+from attnlab.measure.gate.reference_check import ReferenceCheck, References
 from attnlab.measure.instruments import devices, inspection
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import check_all
@@ -55,17 +55,20 @@ def measure_shape(session: Session, shape: Shape) -> None:
 
 def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], windows: Windows) -> list[Row]:
     for subject in subjects:
-        subject.case = Case.of(subject.implementation, windows, shape)
+        subject.case = subject.attempt(partial(Case.of, subject.implementation, windows, shape)) or subject.case
     windows.draw(session.seed(shape, "first"))
-    for subject in subjects:  # before the gate, which calls each a dozen times
+    for subject in alive(subjects):  # before the gate, which calls each a dozen times
         subject.attempt(partial(_require_short, session, subject.case))
         devices.release(session.device)
-    reference = ReferenceCheck(windows, shape)
-    checks = check_all(session, shape, subjects, windows, "before", reference)
+    references = {
+        scales: ReferenceCheck(windows, shape, scales)
+        for scales in dict.fromkeys(subject.implementation.scales for subject in subjects)
+    }
+    checks = check_all(session, shape, subjects, windows, "before", references)
     windows.draw(session.seed(shape, "timed"))
     _prepare(session, shape, subjects, sum(tensor.nbytes for tensor in windows[0]))
     for timing in session.timings:
-        _record_block(session, shape, subjects, timing, windows, reference)
+        _record_block(session, shape, subjects, timing, windows, references)
     return checks + check_all(session, shape, subjects, windows, "after")
 
 
@@ -82,6 +85,7 @@ def _prepare(session: Session, shape: Shape, subjects: list[Subject], inputs_byt
 
 def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes: int) -> None:
     case = subject.case
+    case.refresh()
     if subject.implementation.resources and case.windows is not None:
         q, k, v, *_ = case.windows[0]
         needs = subject.implementation.resources(q, k, v, shape.causal, shape.scale or None)
@@ -94,6 +98,7 @@ def _prepare_case(session: Session, shape: Shape, subject: Subject, inputs_bytes
 def _require_short(session: Session, case: Case) -> None:
     """Raise Unsupported if a call takes longer than the study allows."""
     longest_ms = session.job.study.longest_call_ms
+    case.refresh()
     case.call()  # what the first call compiles is not counted
     for _ in range(2):  # one call may have been held up
         call_ms = cuda_events.roughly_us(case, session.device, 1) / 1e3
@@ -115,7 +120,7 @@ def _warm_up(session: Session, case: Case) -> dict[str, Any]:
 
 
 def _record_block(
-    session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, reference: ReferenceCheck
+    session: Session, shape: Shape, subjects: list[Subject], timing: Timing, windows: Windows, references: References
 ) -> None:
     """Record the samples of one timing as one part. If it is there already, drop who was wrong in it."""
     job = session.job
@@ -123,7 +128,7 @@ def _record_block(
     if key in write.recorded(job.run, "samples"):
         _recall(subjects, read.part(job.run, "samples", key), timing)
     elif alive(subjects):
-        samples = Rounds(session, shape, timing, windows, reference).take(subjects)
+        samples = Rounds(session, shape, timing, windows, references).take(subjects)
         write.add_part(job.run, "samples", key, SAMPLES.frame(samples))
 
 

@@ -3,18 +3,19 @@
 import random
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 from attnlab.measure.gate import alone
 from attnlab.measure.gate.check import Check
 from attnlab.measure.gate.gate import Gate
-from attnlab.measure.gate.reference_check import ReferenceCheck
+from attnlab.measure.gate.reference_check import References
 from attnlab.measure.instruments import devices
 from attnlab.measure.session import rows
 from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive, drop_all
-from attnlab.measure.subjects.implementation import OutOfMemory, attempt
-from attnlab.measure.subjects.inputs import Inputs, Windows
-from attnlab.runs.schema import EXTREMES, FAILED
+from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.inputs import Windows
+from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 
@@ -29,25 +30,33 @@ def check_all(
     subjects: list[Subject],
     windows: Windows,
     moment: str,
-    reference: ReferenceCheck | None = None,
+    references: References | None = None,
 ) -> list[Row]:
     """Check every subject on inputs that it has not seen; one that fails is dropped. Returns a row per check.
 
     Args:
         moment: ``before`` or ``after`` timing.
-        reference: one to be appointed at the gate for the shape's values.
+        references: those to be appointed at the gates for the shape's values.
     """
     checked: list[Row] = []
-    for kind in _kinds(session.job.study, shape, moment):
+    rounding = list(dict.fromkeys(subject.implementation.scales for subject in subjects)) or [*(references or ())]
+    for kind, scales in product(_kinds(session.job.study, shape, moment), rounding):
+        held = [subject for subject in subjects if subject.implementation.scales == scales]
+        if scales and not alive(held):
+            continue
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         try:
-            gate = attempt(partial(gate_of, shape, windows[0], kind))
-            if reference is not None and kind == shape.values:
-                reference.appoint(gate)
+            gate = attempt(partial(gate_of, shape, windows, kind, scales))
+            if references is not None and kind == shape.values:
+                references[scales].appoint(gate)
+        except Unsupported as error:
+            for subject in alive(held):
+                subject.drop(SKIPPED, str(error))
+            continue
         except OutOfMemory as error:
-            drop_all(subjects, "the oracle's scores", error)
-            return checked
-        for subject in alive(subjects):
+            drop_all(held, "the oracle's scores", error)
+            continue
+        for subject in alive(held):
             for route, check in _by_route(session, subject, gate, kind):
                 checked.append(rows.check(session, shape, subject, check, moment, kind, route))
                 if not check.passed:
@@ -72,12 +81,22 @@ def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
     return (shape.values, *(EXTREMES if extremes else ()))
 
 
-def gate_of(shape: Shape, given: Inputs, kind: str = "") -> Gate:
-    """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`."""
+def gate_of(shape: Shape, windows: Windows, kind: str = "", scales: str = "", window: int = 0) -> Gate:
+    """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`.
+
+    Args:
+        scales: with which of `quantize.SCALES` what is checked rounds them to e4m3; "" for none.
+
+    Raises:
+        Unsupported: the shape's inputs can't be rounded so.
+    """
     kind = kind or shape.values
     heads = few_heads(shape) if kind in EXTREMES else None
     sequences = shape.sequences if shape.lengths == "spread" else ()
-    return Gate(given, shape.causal, kind, heads, sequences, shape.scale or None)
+    rounded = windows.in_e4m3(scales, window)
+    # A scale for each tensor is what cuDNN takes, whose FP8 attention was made to give e4m3.
+    narrow = scales == "tensor"
+    return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, rounded, narrow)
 
 
 def few_heads(shape: Shape) -> list[int] | None:
@@ -99,6 +118,7 @@ def _by_route(session: Session, subject: Subject, gate: Gate, kind: str) -> Iter
     shape's values and thrown away.
     """
     call, repeats = subject.case.call, subject.implementation.repeats
+    subject.case.refresh()
     called = subject.attempt(lambda: gate.examine(call, subject.earlier, repeats))
     if called is not None:
         yield "call", called

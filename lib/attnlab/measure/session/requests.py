@@ -57,6 +57,7 @@ def take(run: str, study: Study, replicate: int, device: torch.device, seed: int
 
 def _answered(case: Case, device: torch.device) -> dict[str, float]:
     with case.selected():
+        case.refresh()
         devices.synchronize(device)
         begin = originals.perf_counter_ns()
         case.call()

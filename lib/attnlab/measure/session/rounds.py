@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from attnlab.measure.clocks import cuda_events, in_process, originals
-from attnlab.measure.gate.reference_check import Bound, ReferenceCheck, Tally
+from attnlab.measure.gate.reference_check import Bound, References, Tally
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import gate_of
 from attnlab.measure.session.rows import Row
@@ -61,16 +61,16 @@ class Rounds:
     """In each round, every subject takes a sample, in random order, on values that it has never seen."""
 
     def __init__(
-        self, session: Session, shape: Shape, timing: Timing, windows: Windows, reference: ReferenceCheck
+        self, session: Session, shape: Shape, timing: Timing, windows: Windows, references: References
     ) -> None:
         self._session, self._shape, self._timing = session, shape, timing
-        self._windows, self._reference = windows, reference
+        self._windows, self._references = windows, references
         self._order = random.Random(session.seed(shape, str(timing)))
         self._count = session.job.study.rounds(timing)
 
     def take(self, subjects: list[Subject]) -> list[Row]:
         """The samples, a row each. Subjects whose outputs were wrong are dropped."""
-        outputs = {subject.implementation.name: self._outputs() for subject in alive(subjects)}
+        outputs = {subject.implementation.name: self._outputs(subject) for subject in alive(subjects)}
         # Which rounds are followed by graphs that end early, nothing can know.
         cut_short = set(random.SystemRandom().sample(range(self._count), max(1, self._count // CUT_SHORT)))
         samples: list[tuple[Row, cuda_events.Taken]] = []
@@ -122,26 +122,29 @@ class Rounds:
         """Note the strain of each sample, and drop a subject that had too large a one."""
         for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
             if comparison.strain > 1 and subject.alive:
-                comparison = replace(comparison, bounds=self._bounds_on(drawn))
+                comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.scales))
             sample.strain = rows.in_three_digits(comparison.strain)
             if comparison.strain > 1 and subject.alive:
                 subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
 
-    def _bounds_on(self, drawn: Drawn) -> list[Bound]:
+    def _bounds_on(self, drawn: Drawn, scales: str) -> list[Bound]:
         """The bounds on the very inputs of an output; if memory doesn't hold their oracle, those for all inputs."""
         self._draw(drawn)
+        reference = self._references[scales]
         try:
-            gate = attempt(partial(gate_of, self._shape, self._windows[drawn.window]))
+            gate = attempt(partial(gate_of, self._shape, self._windows, "", scales, drawn.window))
         except OutOfMemory:
-            return self._reference.bounds
-        return self._reference.bounds_on(gate, drawn.window)
+            return reference.bounds
+        return reference.bounds_on(gate, drawn.window)
 
-    def _outputs(self) -> Outputs:
-        return Outputs(Tally(self._reference, 2 * self._count, self._session.device), [])
+    def _outputs(self, subject: Subject) -> Outputs:
+        reference = self._references[subject.implementation.scales]
+        return Outputs(Tally(reference, 2 * self._count, self._session.device), [])
 
     def _draw(self, drawn: Drawn) -> None:
         self._windows.draw(self._session.seed(self._shape, f"{self._timing}, {drawn.purpose}"))
-        self._reference.forget()
+        for reference in self._references.values():
+            reference.forget()
 
     @contextmanager
     def _unless_refused(self, subject: Subject) -> Iterator[None]:

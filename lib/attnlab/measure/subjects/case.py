@@ -1,7 +1,7 @@
 """A case as the clocks need it: a call on each window of its inputs, and the graphs captured from these."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,10 @@ from attnlab.study.shapes import Shape
 
 Output = Tensor | tuple[Tensor, ...]
 Call = Callable[[], Output]
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Case:
         cut: the first few calls of `many`, as many as chance would have it; None if `many` has fewer than three.
         windows: the inputs; without them, as in tests, every call is `call`.
         on: the call on another window.
+        refresh: makes what calls read of the inputs as they are now, where they don't read these themselves: before
+            anything is checked or timed on new values.
     """
 
     call: Call
@@ -46,15 +52,18 @@ class Case:
     cut: Replay | None = None
     windows: Windows | None = None
     on: Callable[[int], Call] | None = None
+    refresh: Callable[[], None] = _nothing
 
     @classmethod
     def of(cls, implementation: Implementation, windows: Windows, shape: Shape) -> "Case":
-        """An implementation, bound to inputs."""
+        """An implementation, bound to inputs; raises Unsupported where it takes them rounded, and they can't be."""
+        rounded = windows.rounded(implementation.scales) if implementation.quantized else None
 
         def on(window: int) -> Call:
-            return implementation.bound(windows[window], shape)
+            return implementation.bound(windows[window], shape, rounded[window] if rounded else ())
 
-        return cls(on(0), implementation.selected, windows=windows, on=on)
+        refresh = rounded.refresh if rounded else _nothing
+        return cls(on(0), implementation.selected, windows=windows, on=on, refresh=refresh)
 
     def calls(self, count: int) -> list[Call]:
         """So many calls, each on a window of its own, the last on window 0."""
@@ -62,6 +71,10 @@ class Case:
             return [self.call] * count
         return [*map(self.on, range(count - 1, 0, -1)), self.call]
 
-    def scrambled(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def scrambled(self) -> Iterator[None]:
         """The context in which calls see other values than they will see afterwards."""
-        return nullcontext() if self.windows is None else self.windows.scrambled()
+        with nullcontext() if self.windows is None else self.windows.scrambled():
+            self.refresh()
+            yield
+        self.refresh()

@@ -11,12 +11,15 @@ constant rows  as above, with all keys of a head equal: each weight is 1 over th
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from attnlab.measure.fp8.quantize import Quantized, quantize
+from attnlab.measure.instruments import devices
+from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.values import drawn
 from attnlab.measure.values.drawn import Memory
 from attnlab.runs.schema import CONSTANT_ROWS, EXTREMES
@@ -46,6 +49,7 @@ class Windows:
 
     def __init__(self, shape: Shape, device: torch.device, count: int = 1) -> None:
         self._shape, self._count = shape, count
+        self._rounded: dict[str, Rounded] = {}
         self._shared = shape.heads // shape.kv_heads
         self._step, self._kind = drawn.step(shape, device), shape.values
         dtype = getattr(torch, shape.dtype)
@@ -61,13 +65,38 @@ class Windows:
         """Q, K and V of a window, in training also the gradient of O."""
         if not 0 <= window < self._count:
             raise IndexError(window)
+        return self.within(self._memory, window)
+
+    def rounded(self, scales: str) -> "Rounded":
+        """The same windows in e4m3, kept for each of `quantize.SCALES`; made of the values when it is refreshed.
+
+        Raises:
+            Unsupported: there is no head whose rows lie in one window alone, or the inputs are more than Q, K and V.
+        """
+        if self._by_token or len(self._memory) != 3:
+            raise Unsupported("inputs are quantised before they are timed for forward passes, heads first, alone")
+        if scales not in self._rounded:
+            self._rounded[scales] = Rounded(self, self._memory, scales)
+        return self._rounded[scales]
+
+    def in_e4m3(self, scales: str, window: int = 0) -> tuple[Quantized, ...]:
+        """A window of the values in place now, rounded to e4m3; nothing without scales. Raises as `rounded`."""
+        if not scales:
+            return ()
+        rounded = self.rounded(scales)
+        rounded.refresh()
+        return rounded[window]
+
+    def within(self, memory: Sequence[Tensor], window: int) -> Inputs:
+        """A window of other memory that has something for each head and row of the inputs', in the same order."""
         further = (window + 1) // 2 * self._step
         queries, keys = (0, further) if window % 2 else (further * self._shared, 0)
         shape = self._shape
         elements = (shape.query_elements, shape.key_elements, shape.key_elements, shape.query_elements)
+        counts = [size // own[0].numel() for size, own in zip(elements, self._memory, strict=False)]
         heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
         begins = (queries, keys, 0, 0)
-        return tuple(map(self._view, self._memory, elements, heads, begins))
+        return tuple(map(self._view, memory, counts, heads, begins))
 
     def draw(self, seed: int, kind: str = "") -> None:
         """Overwrite all of it with the shape's values, with other values that aren't captured, or one of
@@ -117,9 +146,9 @@ class Windows:
         windowed = [(size[0] + more, *size[1:]) for size, more in zip((queries, values), further, strict=True)]
         return [*windowed, values] + ([queries] if shape.direction == "training" else [])
 
-    def _view(self, memory: Tensor, elements: int, heads: int, begin: int) -> Tensor:
+    def _view(self, memory: Tensor, count: int, heads: int, begin: int) -> Tensor:
         shape = self._shape
-        window = memory[begin : begin + elements // memory[0].numel()]
+        window = memory[begin : begin + count]
         if self._by_token:
             sequences = 1 if shape.lengths == "spread" else shape.batch
             return window.view(sequences, -1, heads, shape.head_dim).transpose(1, 2)
@@ -158,6 +187,50 @@ class Windows:
             signs = signs.clone()
             signs[..., :kept] = 1
         return signs
+
+
+class Rounded:
+    """The windows of some inputs, rounded to e4m3 as they were when this was refreshed.
+
+    All is rounded at once, so that neighbouring windows share memory here too. A head has the scale that it would have
+    by itself; one scale is that of all windows.
+
+    Attributes:
+        scales: what has a scale of its own, ``head`` or ``tensor``.
+    """
+
+    def __init__(self, windows: Windows, memory: Sequence[Tensor], scales: str) -> None:
+        self._windows, self._given, self.scales = windows, [tensor.unsqueeze(0) for tensor in memory], scales
+        self._values = [torch.empty_like(tensor, dtype=torch.float8_e4m3fn) for tensor in memory]
+        self._factors = [torch.empty(len(tensor), 1, 1, device=tensor.device) for tensor in memory]
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __getitem__(self, window: int) -> tuple[Quantized, ...]:
+        """Q, K and V of a window."""
+        values = self._windows.within(self._values, window)
+        factors = self._windows.within(self._factors, window)
+        if self.scales == "tensor":
+            factors = tuple(factor[:1, :1] for factor in factors)
+        return tuple(Quantized(v, f[..., 0], v.shape[2]) for v, f in zip(values, factors, strict=True))
+
+    def refresh(self) -> None:
+        """Round the values that are in place now, on the current stream; on a GPU by a single launch of a graph."""
+        if self._values[0].is_cuda and self._graph is None:
+            self._quantize()  # what it does only once, it can't do while it is captured
+            self._graph = torch.cuda.CUDAGraph()
+            with devices.no_garbage_collected(), torch.cuda.graph(self._graph):
+                self._quantize()
+        if self._graph is None:
+            self._quantize()
+        else:
+            self._graph.replay()
+
+    def _quantize(self) -> None:
+        q, k, v = self._given
+        made = quantize(q, k, v, self.scales)
+        for one, values, factors in zip(made, self._values, self._factors, strict=True):
+            values.copy_(one.values[0])
+            factors.copy_(one.scales[0].unsqueeze(-1))
 
 
 def draw(shape: Shape, seed: int, device: torch.device, kind: str = "") -> Inputs:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -174,17 +174,18 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = N
     return output
 
 
-def _cudnn_plan(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> "_CudnnPlan":
-    package = _cudnn(q.device)
+def _cudnn_plan(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> "CudnnPlan":
+    package = cudnn_package(q.device)
     if q.dtype not in CUDNN_DTYPES:
         raise Unsupported(f"peer.cudnn takes float16 and bfloat16, not {str(q.dtype).removeprefix('torch.')}")
     if torch.cuda.is_current_stream_capturing():
         raise Unsupported("peer.cudnn times its plans at the first call of a layout, which no graph can capture")
     with torch.cuda.device(q.device):
-        return _CudnnAttention(package, (q, k, v, torch.empty_like(q)), causal, scale).fastest()
+        return CudnnAttention(package, (q, k, v, torch.empty_like(q)), causal, scale).fastest()
 
 
-def _cudnn(device: torch.device) -> Any:
+def cudnn_package(device: torch.device) -> Any:
+    """cuDNN's frontend; raises Unsupported where it is not installed, or is of another cuDNN than PyTorch's."""
     if device.type != "cuda":
         raise Unsupported("cuDNN needs an NVIDIA GPU")
     package = _installed("cudnn", "nvidia-cudnn-frontend")
@@ -196,7 +197,7 @@ def _cudnn(device: torch.device) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class _CudnnPlan:
+class CudnnPlan:
     """One of the plans of a cuDNN graph, built, with its workspace: calls run one after the other on one stream."""
 
     package: Any
@@ -205,45 +206,47 @@ class _CudnnPlan:
     workspace: Tensor
     device: int
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, output: Tensor) -> None:
-        """Launch it on torch's current stream of the tensors' device."""
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch it on torch's current stream of the tensors' device: Q, K, V and O, and what else the graph takes."""
+        q, k, v, *_ = tensors
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
             raise Unsupported(f"tensors have to begin at addresses that are multiples of {maps.ALIGNMENT}")
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
-                return self(q, k, v, output)
-        handle = _cudnn_handle(self.device, threading.get_ident())
+                return self(*tensors)
+        handle = cudnn_handle(self.device, threading.get_ident())
         self.package.set_stream(handle, torch._C._cuda_getCurrentRawStream(self.device))
         self.graph.execute_plan_at_index(
-            (q, k, v, output), self.workspace, self.index, handle=handle, tensor_uids=CUDNN_TENSORS
+            tensors, self.workspace, self.index, handle=handle, tensor_uids=tuple(range(1, 1 + len(tensors)))
         )
 
 
 # Never emptied: captured graphs launch what a plan holds.
-_cudnn_plans: dict[Hashable, _CudnnPlan] = {}
+_cudnn_plans: dict[Hashable, CudnnPlan] = {}
 
 
 @cache
-def _cudnn_handle(device: int, thread: int) -> Any:
+def cudnn_handle(device: int, thread: int) -> Any:
     """A handle of cuDNN on a device for a thread: threads must not share one."""
     with torch.cuda.device(device):
         return _imported("cudnn").create_handle()
 
 
 @dataclass(frozen=True, eq=False)
-class _CudnnAttention:
+class CudnnAttention:
     """Attention on tensors of one layout as cuDNN plans it. The tensors are what its plans are tried on."""
 
+    implementations: ClassVar[Sequence[str]] = CUDNN_IMPLEMENTATIONS
     package: Any
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+    tensors: tuple[Tensor, ...]
     causal: bool
     scale: float | None
 
-    def fastest(self) -> _CudnnPlan:
+    def fastest(self) -> CudnnPlan:
         """The fastest of all plans that work; raises Unsupported if none does."""
         reasons: list[str] = []
-        plans: list[_CudnnPlan] = []
-        for implementation in CUDNN_IMPLEMENTATIONS:
+        plans: list[CudnnPlan] = []
+        for implementation in self.implementations:
             graph = self._unless_refused(partial(self._graph, implementation), reasons)
             for index in range(graph.get_execution_plan_count() if graph else 0):
                 plan = self._unless_refused(partial(self._plan, graph, index), reasons)
@@ -271,7 +274,7 @@ class _CudnnAttention:
             io_data_type=dtype,
             intermediate_data_type=fp32,
             compute_data_type=fp32,
-            handle=_cudnn_handle(q.get_device(), threading.get_ident()),
+            handle=cudnn_handle(q.get_device(), threading.get_ident()),
             cuda_graph_retention=package.cuda_graph_retention.NONE,
         )
         given = [
@@ -293,12 +296,12 @@ class _CudnnAttention:
         graph.create_execution_plans([package.heur_mode.A, package.heur_mode.FALLBACK])
         return graph
 
-    def _plan(self, graph: Any, index: int) -> _CudnnPlan:
+    def _plan(self, graph: Any, index: int) -> CudnnPlan:
         """One of a graph's plans, built and called once."""
         graph.build_plan_at_index(index)
         device, size = self.tensors[0].device, graph.get_workspace_size_plan_at_index(index)
         workspace = torch.empty(max(1, size), dtype=torch.uint8, device=device)
-        plan = _CudnnPlan(self.package, graph, index, workspace, device.index)
+        plan = CudnnPlan(self.package, graph, index, workspace, device.index)
         plan(*self.tensors)
         torch.cuda.synchronize(device)
         return plan

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from attnlab.measure.fp8 import subjects as fp8
 from attnlab.measure.subjects import attend, best, peers
 from attnlab.measure.subjects.implementation import Implementation
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.study import implementations
 from attnlab.study.ladder import PREFIX
 
-_OTHERS = {other.name: other for other in (*peers.PEERS, attend.DISPATCHED)}
+_OTHERS = {other.name: other for other in (*peers.PEERS, *fp8.SUBJECTS, attend.DISPATCHED)}
 
 
 def find(name: str) -> Implementation:

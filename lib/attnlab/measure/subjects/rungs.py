@@ -112,19 +112,23 @@ class Launcher(ABC):
 
     def resources(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
         """What the instance for such tensors needs, and what a call launches: columns of the table ``resources``."""
-        prepared = self.prepared(q, k, v, causal, scale)
-        compiled, tile = prepared.compiled, prepared.tile
-        return {
-            "function": compiled.expression,
-            "architecture": compiled.architecture,
-            "registers": compiled.function.num_regs,
-            "local_bytes": compiled.function.local_size_bytes,
-            "static_shared_bytes": compiled.function.shared_size_bytes,
-            "dynamic_shared_bytes": tile.shared_bytes,
-            "threads": tile.threads,
-            "ctas": prepared.launch.ctas,
-            "ctas_per_sm": compiled.ctas_per_sm,
-        }
+        return needs(self.prepared(q, k, v, causal, scale))
+
+
+def needs(prepared: Prepared) -> dict[str, Any]:
+    """What a prepared launch needs, as `Launcher.resources`."""
+    compiled, tile = prepared.compiled, prepared.tile
+    return {
+        "function": compiled.expression,
+        "architecture": compiled.architecture,
+        "registers": compiled.function.num_regs,
+        "local_bytes": compiled.function.local_size_bytes,
+        "static_shared_bytes": compiled.function.shared_size_bytes,
+        "dynamic_shared_bytes": tile.shared_bytes,
+        "threads": tile.threads,
+        "ctas": prepared.launch.ctas,
+        "ctas_per_sm": compiled.ctas_per_sm,
+    }
 
 
 class Kernel(Launcher):
@@ -151,10 +155,16 @@ class Kernel(Launcher):
         dtype: torch.dtype,
     ) -> Tensor:
         """Launch it for tensors in e4m3; `scales` and `dtype` as for `ScaledLaunch.of_scales`; raises as `prepare`."""
+        launch = self.prepared_scaled(q, k, v, causal, scale, dtype).launch
+        assert isinstance(launch, ScaledLaunch)
+        return launch.of_scales(q, k, v, scales, dtype)
+
+    def prepared_scaled(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype
+    ) -> Prepared:
+        """The launch for such tensors in e4m3, which is kept; raises as `prepare`."""
         key = (layout(q, k, v, causal, scale), dtype)
-        found = self._prepared.get(key) or self._keep(key, self._prepare_scaled(q, k, v, causal, scale, dtype))
-        assert isinstance(found.launch, ScaledLaunch)
-        return found.launch.of_scales(q, k, v, scales, dtype)
+        return self._prepared.get(key) or self._keep(key, self._prepare_scaled(q, k, v, causal, scale, dtype))
 
     def _prepare_scaled(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, dtype: torch.dtype

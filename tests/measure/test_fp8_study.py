@@ -1,0 +1,169 @@
+"""FP8 in a run, without a GPU: PyTorch's operations that round to e4m3 take the kernel's place."""
+
+import pytest
+import torch
+from conftest import gated, timed
+
+from attnlab.measure.fp8 import accuracy
+from attnlab.measure.fp8.quantize import quantize
+from attnlab.measure.fp8.subjects import SUBJECTS
+from attnlab.measure.session.checks import gate_of
+from attnlab.measure.session.requests import _answered
+from attnlab.measure.subjects import oracle, registry, sdpa
+from attnlab.measure.subjects.case import Case
+from attnlab.measure.subjects.implementation import Implementation, Unsupported
+from attnlab.measure.subjects.inputs import Windows, draw
+from attnlab.study import implementations
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+CPU = torch.device("cpu")
+SHAPE = Shape(2, 4, 65, 64, True, "bfloat16", kv_heads=2)
+GIVEN = Implementation("peer.given", accuracy.attention, scales="head", quantized=True, differentiable=False)
+
+
+def quantizing(q, k, v, causal, scale=None):
+    return accuracy.attention(*quantize(q, k, v), causal, scale, q.dtype)
+
+
+QUANTIZING = Implementation("peer.quantizing", quantizing, scales="head", differentiable=False)
+
+
+def same(first, second):
+    pairs = [
+        (one.values.view(torch.uint8), other.values.view(torch.uint8)) for one, other in zip(first, second, strict=True)
+    ]
+    pairs += [(one.scales.expand(other.scales.shape), other.scales) for one, other in zip(first, second, strict=True)]
+    return all(torch.equal(*pair) for pair in pairs)
+
+
+# What is given in e4m3
+
+
+@pytest.mark.parametrize("kind", ["normal", "outliers", "sink 8"])
+def test_each_window_is_what_its_heads_are_quantised_to(kind):
+    windows = Windows(SHAPE.resized(values=kind), CPU, 4)
+    rounded = windows.rounded("head")
+    for seed in (1, 2):
+        windows.draw(seed)
+        rounded.refresh()
+        for window in range(4):
+            assert same(rounded[window], quantize(*windows[window]))
+    held = [rounded[window][1].values for window in range(3)]
+    assert held[2].untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr()
+
+
+def test_one_scale_is_that_of_all_windows():
+    windows = Windows(SHAPE, CPU, 3)
+    windows.draw(1)
+    found = windows.in_e4m3("tensor", 1)
+    whole = quantize(*(memory.unsqueeze(0) for memory in windows._memory), scales="tensor")
+    assert [tensor.scales.item() for tensor in found] == [tensor.scales.item() for tensor in whole]
+    (q, _, _), given = found, windows[1][0].float()
+    assert ((q.dequantized() - given).abs() <= given.abs() / 16 + q.scales.item() * 2.0**-10).all()
+
+
+@pytest.mark.parametrize(
+    "axes", [{"layout": "tokens first"}, {"lengths": "spread"}, {"direction": "training"}], ids=str
+)
+def test_what_is_quantised_for_no_window_is_skipped_with_the_reason(axes):
+    windows = Windows(SHAPE.resized(kv_heads=4).resized(**axes), CPU)
+    with pytest.raises(Unsupported, match="forward passes, heads first, alone"):
+        Case.of(GIVEN, windows, SHAPE)
+
+
+def test_a_call_sees_what_is_there_when_it_is_refreshed():
+    windows = Windows(SHAPE, CPU)
+    case = Case.of(GIVEN, windows, SHAPE)
+    windows.draw(1)
+    case.refresh()
+    before = case.call()
+    assert torch.equal(before, quantizing(*windows[0], True))
+    with case.scrambled():
+        inside = case.call()
+        assert torch.equal(inside, quantizing(*windows[0], True))
+    assert not torch.equal(inside, before)
+    assert torch.equal(case.call(), before)
+    windows.draw(2)
+    _answered(case, CPU)
+    assert torch.equal(case.call(), quantizing(*windows[0], True))
+
+
+def test_bound_to_tensors_alone_it_rounds_them_at_once():
+    q, k, v = draw(SHAPE, 1, CPU)
+    call = GIVEN.bound((q, k, v), SHAPE)
+    right = quantizing(q, k, v, True)
+    q.zero_()
+    assert torch.equal(call(), right)
+    assert call().dtype == torch.bfloat16
+
+
+# The gate and the rounds
+
+
+@pytest.mark.parametrize("subject", [GIVEN, QUANTIZING], ids=lambda one: one.name)
+@pytest.mark.parametrize("kind", ["normal", "sd 6", "outliers"])
+def test_it_passes_the_gate_and_is_timed(subject, kind):
+    shape = SHAPE.resized(values=kind)
+    judged, checks = gated(subject, shape)
+    assert judged.status == "measured", judged.reason
+    assert set(checks["inputs"]) == {kind, "large logits", "constant rows"}
+    on_values = checks[checks["inputs"] == kind]
+    assert (on_values["mean_error"] == on_values["framework_mean_error"]).all()
+    # Rounding inputs costs as much again as rounding probabilities does.
+    assert (on_values["drawn_rms_error"] > 1.2 * on_values["mean_error"]).all()
+    assert checks[checks["inputs"] != kind]["drawn_rms_error"].isna().all()
+    for cache in ("warm", "cold"):
+        judged, samples = timed(subject, shape, Timing(clock="eager", cache=cache), samples=5)
+        assert judged.status == "measured", judged.reason
+        assert len(samples) == 5
+        assert all(sample["strain"] <= 1 for sample in samples)
+
+
+def test_the_error_of_what_was_drawn_is_that_of_the_other_implementations_too():
+    _, checks = gated(Implementation("sdpa.math", sdpa.sdpa), SHAPE)
+    on_values = checks[checks["inputs"] == "normal"]
+    assert (on_values["drawn_max_error"] == on_values["max_error"]).all()
+    assert (on_values["drawn_rms_error"] > on_values["mean_error"]).all()
+
+
+def test_the_gate_is_as_strict_with_fp8_as_its_formula():
+    windows = Windows(SHAPE, CPU)
+    windows.draw(1)
+    q, k, v = windows[0]
+    exact = oracle.float64(q, k, v, True).bfloat16()
+    assert gate_of(SHAPE, windows).check(exact).passed
+    in_fp8 = gate_of(SHAPE, windows, scales="head")
+    right = quantizing(q, k, v, True)
+    assert in_fp8.check(right).passed
+    assert not in_fp8.check(right + 0.2).passed
+    per_tensor = accuracy.attention(*quantize(q / 100, k, v), True, None, q.dtype)
+    assert not in_fp8.check(per_tensor).passed
+    assert not gate_of(SHAPE, windows).check(right).passed
+
+
+def test_who_is_given_the_inputs_of_before_is_wrong():
+    windows = Windows(SHAPE, CPU)
+    case = Case.of(GIVEN, windows, SHAPE)
+    windows.draw(1)
+    case.refresh()
+    windows.draw(2)
+    stale = case.call()
+    gate = gate_of(SHAPE, windows, scales="head")
+    assert not gate.check(stale).passed
+    assert gate.check(case.call()).passed
+
+
+# Names
+
+
+def test_they_are_found_and_refused_in_one_line_without_a_gpu():
+    assert tuple(one.name for one in SUBJECTS) == implementations.FP8
+    for name in implementations.FP8:
+        found = registry.find(implementations.control(name))
+        assert found.scales
+        assert implementations.in_fp8(found.name)
+        with pytest.raises(Unsupported) as caught:
+            found.bound(draw(SHAPE, 1, CPU), SHAPE)()
+        assert "\n" not in str(caught.value)
+    assert not implementations.in_fp8("kernel.best")
