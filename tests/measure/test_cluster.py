@@ -428,10 +428,13 @@ def test_a_client_that_is_killed_is_resumed(two, forks, begin):
     )
 
 
-def test_an_interrupted_client_says_so_and_its_workers_go_idle(two, forks, begin):
-    name = begin(tiny_study())
-    client = measuring(two, forks, name)
-    client.wait_for(lambda: write.recorded(name, "samples"))
+def test_an_interrupted_client_says_so_keeps_whole_shapes_and_its_workers_go_idle(cluster, forks, begin):
+    cluster.add(1)
+    study = tiny_study(**FEW)
+    assert len(study.shapes) > 2  # of one piece
+    name = begin(study)
+    client = measuring(cluster, forks, name)
+    client.wait_for(lambda: write.recorded(name, "cases"))
     client.kill(signal.SIGINT)
     status, said = client.end()
     assert status == 130
@@ -439,7 +442,11 @@ def test_an_interrupted_client_says_so_and_its_workers_go_idle(two, forks, begin
         f"attnlab: interrupted; what was recorded of '{name}' is kept: `make measure RUN={name} "
         "SCHEDULER=tcp://HOST:PORT` goes on"
     )
-    wait_until(lambda: not any(two.client.processing().values()))
+    wait_until(lambda: not any(cluster.client.processing().values()))
+    kept = write.recorded(name, "cases")
+    assert 0 < len(kept) < len(study.shapes)
+    assert {schema.of_shape(key) for key in write.recorded(name, "samples")} == kept
+    assert len(read.load(name).samples) > 0
 
 
 # Bad input

@@ -55,6 +55,11 @@ def block_key(study: Study, shape: Shape, replicate: int, timing: Timing) -> str
     return f"{shape_key(study, shape, replicate)}-{timing.clock}-{timing.cache}"
 
 
+def of_shape(block: str) -> str:
+    """The key of the shape and replicate that a block is of, by its own key, which begins with it."""
+    return "-".join(block.split("-")[:2])
+
+
 def model_key(replicate: int, model: str) -> str:
     """The key of the blocks of one model in one replicate."""
     return f"{replicate_key(replicate)}-{model}".replace(".", "_")  # names of blocks have dots of their own

@@ -1,14 +1,15 @@
 """The executor over a Dask cluster: each worker has a card, and measures one thing at a time on it.
 
 Workers are admitted if they are alike in everything that a run's results may depend on. A card that is free takes the
-next piece of the replicates, and its blocks come home with the result; only this process writes the run folder. What a
-worker was doing when it was lost or failed goes to another, and a worker that joins takes its part of what waits.
+next piece of the replicates, and its blocks come home shape by shape; only this process writes the run folder. What is
+left when a worker is lost or fails goes to another, and a worker that joins takes its part of what waits.
 """
 
 import operator
 import pickle
 import sys
 import time
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -78,7 +79,9 @@ class Fleet(Executor):
     """
 
     def __init__(self, client: distributed.Client, wanted: str) -> None:
-        self._client, self._wanted = client, wanted
+        self._client, self._wanted, self._run = client, wanted, ""
+        self._topic = f"attnlab-{uuid.uuid4().hex}"
+        client.subscribe_topic(self._topic, self._hear)
         # With results: a future is finished before its result has left a worker, which may be lost in between.
         self._arriving = distributed.as_completed(loop=client.loop, with_results=True, raise_errors=False)
         self._cards: dict[str, Card] = {}
@@ -124,6 +127,7 @@ class Fleet(Executor):
         if not all(isinstance(one, Job) for one in every):
             yield from self._do([Work(work, (one,)) for one in every])
             return
+        self._run = every[0].run
         cut = scheduling.pieces(every, estimate.recorded(every[0]), len(self._cards))
         self._do([Work(work, (piece,), number) for number, piece in cut])
         # A stream of requests builds on all shapes of its replicate.
@@ -166,12 +170,16 @@ class Fleet(Executor):
                 _say(f"{card}: replicate {job.replicate}, {len(job.shapes)} shape{'s' * (len(job.shapes) != 1)}")
 
     def _submit(self, address: str, work: Work) -> distributed.Future:
-        packed = pickle.dumps(Task(work.call, work.arguments, run_sync.files(work.arguments[0])))
+        packed = pickle.dumps(Task(work.call, work.arguments, run_sync.files(work.arguments[0]), self._topic))
         # Found by the standard library, and packed: the scheduler, which unpickles what it is sent, may lack attnlab.
         found = self._client.submit(resolve_name, ENTRY, workers=[address], pure=False)
         future = self._client.submit(operator.call, found, packed, workers=[address], pure=False)
         self._arriving.add(future)
         return future
+
+    def _hear(self, event: tuple[float, dict[str, bytes]]) -> None:
+        """Take what a worker has recorded of shapes, while it goes on; all of it comes again with the result."""
+        run_sync.take(self._run, event[1])
 
     def _take_home(self) -> None:
         if not self._arriving.has_ready():
@@ -285,11 +293,15 @@ class Fleet(Executor):
         if card.begun:
             work, future = card.begun
             future.cancel()
-            self._waiting.insert(0, work)
             if work.number is not None:
                 self._taken[card.name][work.number] -= 1
-        left = len(self._cards)
-        _say(f"{card}{why}; {left} left{'' if left else f', waiting {PATIENCE_S:.0f} s for another'}")
+            left = work.arguments[0] if work.number is None else record.lacking(work.arguments[0])
+            if left:
+                self._waiting.insert(0, replace(work, arguments=(left, *work.arguments[1:])))
+            else:
+                work.done.set_result(None)
+        there = len(self._cards)
+        _say(f"{card}{why}; {there} left{'' if there else f', waiting {PATIENCE_S:.0f} s for another'}")
 
 
 def _say(words: str) -> None:

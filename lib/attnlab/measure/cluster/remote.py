@@ -1,10 +1,10 @@
-"""The part of a worker: a fresh process does a task in a folder of its own, whose new blocks are part of the result."""
+"""The part of a worker: a fresh process does a task in a folder of its own; its blocks come home shape by shape."""
 
 import asyncio
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +14,29 @@ from typing import Any
 from distributed import Status, Worker, get_worker
 
 from attnlab.measure import processes
-from attnlab.runs.schema import PARTS
+from attnlab.runs.schema import PARTS, of_shape
 
 POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class Task:
-    """A call for a fresh process, and the files that it finds in its data folder, by path."""
+    """A call for a fresh process.
+
+    Attributes:
+        files: what the process finds in its data folder, by path.
+        topic: the events by which the client hears of blocks meanwhile.
+    """
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     files: dict[str, bytes]
+    topic: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A task's value, or the exception that ended it; and the blocks that it recorded until then, by name."""
+    """A task's value, or the exception that ended it; and all blocks that it recorded until then, by name."""
 
     value: Any
     error: BaseException | None
@@ -59,14 +65,33 @@ def carry_out(packed: bytes) -> Outcome:
             path.write_bytes(content)
         with _fresh_process({"ATTNLAB_DATA": folder}) as pool:
             doing = pool.submit(task.call, *task.arguments)
+            sent = set(task.files)
             while _is_wanted(worker, key) and not wait([doing], POLL_S).done:
-                pass
+                if whole := _of_whole_shapes(_recorded(folder, sent)):
+                    worker.log_event(task.topic, _contents(whole))
+                    sent |= whole.keys()
             if not doing.done():
                 processes.stop(pool)
         error = doing.exception()
-        there = {os.fspath(part.relative_to(folder)): part for part in Path(folder).glob(f"*/{PARTS}/[!.]*.parquet")}
-        blocks = {there[name].name: there[name].read_bytes() for name in there.keys() - task.files.keys()}
+        blocks = _contents(_recorded(folder, task.files))
         return Outcome(None if error else doing.result(), error, blocks)
+
+
+def _recorded(folder: str, known: Collection[str]) -> dict[str, Path]:
+    """The blocks in a data folder besides those that are known, by path in it."""
+    there = {os.fspath(part.relative_to(folder)): part for part in Path(folder).glob(f"*/{PARTS}/[!.]*.parquet")}
+    return {name: there[name] for name in there.keys() - set(known)}
+
+
+def _of_whole_shapes(blocks: dict[str, Path]) -> dict[str, Path]:
+    """Those of shapes of which all is recorded, and of processes: whoever has them can go on from there."""
+    keys = {name: part.name.split(".")[:2] for name, part in blocks.items()}
+    whole = {key for table, key in keys.values() if table == "cases"}
+    return {name: blocks[name] for name, (table, key) in keys.items() if table == "processes" or of_shape(key) in whole}
+
+
+def _contents(blocks: dict[str, Path]) -> dict[str, bytes]:
+    return {part.name: part.read_bytes() for part in blocks.values()}
 
 
 def _fresh_process(environment: dict[str, str]) -> Executor:

@@ -33,9 +33,9 @@ def take(run: str, blocks: dict[str, bytes]) -> None:
         OSError: the disk is full, or a block has other content than its name says.
     """
 
-    def turn(name: str) -> tuple[bool, bool]:
-        table = name.partition(".")[0]
-        return table in write.LAST, table != "processes"
+    def turn(name: str) -> tuple[bool, str, bool]:
+        table, key, *_ = name.split(".")
+        return table != "processes", schema.of_shape(key), table in write.LAST
 
     for name in sorted(blocks, key=turn):
         write.take_part(run, name, blocks[name])

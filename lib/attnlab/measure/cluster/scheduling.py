@@ -14,7 +14,7 @@ from attnlab.measure.session.subject import Job
 from attnlab.study.shapes import Shape
 
 PIECE_S = 120.0
-"""About how long a piece takes at most, in seconds: as much is lost with a worker."""
+"""About how long a piece takes at most, in seconds: as much may be left for one card where the others are done."""
 LEAST_S = 1e-3
 """How long a shape counts for at least: one that no memory holds takes no time."""
 
