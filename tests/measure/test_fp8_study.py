@@ -1,5 +1,7 @@
 """FP8 in a run, without a GPU: PyTorch's operations that round to e4m3 take the kernel's place."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import gated, timed
@@ -140,6 +142,16 @@ def test_the_gate_is_as_strict_with_fp8_as_its_formula():
     per_tensor = accuracy.attention(*quantize(q / 100, k, v), True, None, q.dtype)
     assert not in_fp8.check(per_tensor).passed
     assert not gate_of(SHAPE, windows).check(right).passed
+
+
+@pytest.mark.parametrize(("scales", "status"), [("tensor", "measured"), ("head", "failed")])
+def test_who_takes_one_scale_may_give_e4m3(scales, status):
+    def narrow(q, k, v, causal, dtype, scale=None):
+        return accuracy.in_e4m3(accuracy.attention(q, k, v, causal, scale, dtype), v.scales.max())
+
+    subject = replace(GIVEN, name="peer.narrow", call=narrow, scales=scales)
+    judged, _ = gated(subject, SHAPE)
+    assert judged.status == status, judged.reason
 
 
 def test_who_is_given_the_inputs_of_before_is_wrong():
