@@ -1,15 +1,20 @@
 """Quantising Q, K and V to e4m3, and what attention loses by it."""
 
+import ctypes
 import math
+import os
 from itertools import product
 
+import ladders
 import pytest
 import torch
 
 import attnlab
-from attnlab.measure.fp8 import accuracy
+from attnlab.compile import nvrtc
+from attnlab.measure.fp8 import accuracy, quantizing
 from attnlab.measure.fp8.quantize import DTYPES, LARGEST, SCALES, quantize, rotate
 from attnlab.measure.subjects import oracle
+from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -259,3 +264,56 @@ def test_a_gpu_quantises_to_the_same_bits(scales, rotated):
     for there, here in zip(on_gpu, quantize(*given, scales, ROWS, rotated), strict=True):
         assert torch.equal(there.values.view(torch.uint8).cpu(), here.values.view(torch.uint8))
         assert torch.equal(there.scales.cpu(), here.scales)
+
+
+# The kernel
+
+
+def test_the_quantising_kernel_compiles_for_hopper_and_takes_what_it_is_given(monkeypatch):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("ATTNLAB_KERNELS", os.fspath(quantizing.SOURCE.parent))
+    names = [
+        quantizing.expression(*which) for which in product(quantizing.ELEMENTS, quantizing.HEAD_DIMS, (False, True))
+    ]
+    stated = ladders.rung(source=quantizing.SOURCE.name, function="quantize", architectures=["sm_90a"])
+    rung = ladder.Rung.model_validate(stated)
+    build = nvrtc.build(rung, "sm_90a", names)
+    assert set(build.instances) == set(names), build.error
+    assert build.warnings == ()
+    for needs in build.instances.values():
+        assert (needs.spill_bytes, needs.most_threads) == (0, quantizing.THREADS)
+        assert needs.parameters == (ctypes.sizeof(quantizing.Given),)
+
+
+def test_signs_are_a_bit_for_each_column():
+    signs = torch.ones(128)
+    signs[[0, 33, 127]] = -1
+    assert list(quantizing._words(signs)) == [1, 2, 0, 1 << 31]
+    assert list(quantizing._words(None)) == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("tensor", "fits"),
+    [
+        (torch.zeros(2, 3, 5, 64, dtype=torch.float16), True),
+        (torch.zeros(2, 5, 3, 64, dtype=torch.float16).transpose(1, 2), True),
+        (torch.zeros(2, 3, 5, 64, dtype=torch.float16)[..., ::2], False),
+        (torch.zeros(2, 3, 5, 68, dtype=torch.float16)[..., 4:], False),
+        (torch.zeros(2, 3, 5, 32, dtype=torch.float16), False),
+    ],
+    ids=str,
+)
+def test_rows_are_read_in_whole_vectors(tensor, fits):
+    assert quantizing._fits(tensor) == fits
+    assert not quantizing.serves(tensor, tensor, tensor)  # on a CPU
+
+
+def test_a_product_with_the_reciprocal_and_its_correction_is_the_quotient():
+    """What the kernel does in place of a division, in float64, which holds both remainders exactly."""
+    generator = torch.Generator().manual_seed(0)
+    x, scale = (torch.randn(2**20, generator=generator).half().float() for _ in range(2))
+    scale = (scale.abs() + 2**-14) / 448
+    reciprocal = (1 / scale).double()
+    quotient = (x.double() * reciprocal).float().double()
+    corrected = (quotient + (x.double() - quotient * scale.double()).float().double() * reciprocal).float()
+    assert torch.equal(corrected, x / scale)

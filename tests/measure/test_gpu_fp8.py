@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from conftest import timed
 
 import attnlab
-from attnlab.measure.fp8 import accuracy, subjects
+from attnlab.measure.fp8 import accuracy, quantizing, subjects
 from attnlab.measure.fp8.quantize import Quantized, quantize
-from attnlab.measure.subjects import inputs, oracle, outputs
+from attnlab.measure.subjects import inputs, oracle, outputs, registry
 from attnlab.measure.subjects.implementation import Unsupported
+from attnlab.study import implementations
 from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
 
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
@@ -112,3 +115,77 @@ def test_a_graph_reads_scales_when_it_is_replayed(head_dim):
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(output, launch(given))
+
+
+# The quantising kernel
+
+
+@pytest.fixture
+def quantising():
+    if not quantizing.serves(torch.zeros(1, 1, 1, 64, dtype=torch.float16, device=GPU)):
+        pytest.skip("the kernel needs a Hopper GPU and CuPy")
+
+
+def odd(tensor):
+    """The tensor with what is not finite, subnormal, or zero in some of its heads."""
+    special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 0.0, 6e-8, -6e-8, 448.0], device=GPU)
+    tensor[0, 0, :3, :8] = special.to(tensor.dtype)
+    tensor[0, 1] = 0
+    tensor[-1, -1] *= 2.0**-14
+    return tensor
+
+
+@pytest.mark.usefixtures("quantising")
+@pytest.mark.parametrize("rotated", [False, True], ids=["as it is", "rotated"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("length", [1, 7, 513, 4099])
+def test_the_kernel_quantises_to_the_same_bits(monkeypatch, length, columns, dtype, rotated):
+    generator = torch.Generator(GPU).manual_seed(length)
+    sizes = [(2, 4, length, columns), (2, 2, length + 5, columns), (2, length + 5, 2, columns)]
+    q, k, v = (odd(torch.randn(each, generator=generator, device=GPU).to(dtype)) for each in sizes)
+    given = q, k, v.transpose(1, 2)
+    found = quantize(*given, rotated=rotated)
+    monkeypatch.setattr(quantizing, "serves", lambda *_: False)
+    for where in (GPU, torch.device("cpu")):
+        for one, right in zip(found, quantize(*(x.to(where) for x in given), rotated=rotated), strict=True):
+            assert torch.equal(one.scales.cpu(), right.scales.cpu())
+            assert torch.equal(one.values.cpu().view(torch.uint8), right.values.cpu().view(torch.uint8))
+
+
+@pytest.mark.usefixtures("quantising")
+@pytest.mark.parametrize("exponent", [-130, -100, -60, 100])
+def test_scales_far_from_one_divide_as_exactly(monkeypatch, exponent):
+    given = [torch.randn(1, 2, 300, 64, device=GPU).mul(2.0**exponent).bfloat16() for _ in range(3)]
+    found = quantize(*given)
+    monkeypatch.setattr(quantizing, "serves", lambda *_: False)
+    for one, right in zip(found, quantize(*(x.cpu() for x in given)), strict=True):
+        assert torch.equal(one.scales.cpu(), right.scales)
+        assert torch.equal(one.values.cpu().view(torch.uint8), right.values.view(torch.uint8))
+
+
+# In a run
+
+
+@pytest.mark.parametrize("values", ["normal", "sd 6", "outliers"])
+@pytest.mark.parametrize("name", implementations.FP8)
+def test_it_passes_the_gate_and_the_rounds(head_dim, name, values):
+    shape = Shape(2, 8, 1024, head_dim, dtype="bfloat16", values=values)
+    subject, samples = timed(registry.find(name), shape, Timing(clock="device", cache="warm"), "cuda", samples=8)
+    if subject.status == "skipped":
+        pytest.skip(subject.reason)
+    assert subject.status == "measured", subject.reason
+    assert len(samples) == 8
+
+
+def test_what_is_quantised_follows_what_is_drawn(head_dim):
+    shape = Shape(2, 8, 512, head_dim)
+    windows = inputs.Windows(shape, GPU, 5)
+    rounded = windows.rounded("head")
+    for seed in (1, 2):
+        windows.draw(seed)
+        rounded.refresh()
+        for window in range(5):
+            for one, right in zip(rounded[window], quantize(*windows[window]), strict=True):
+                assert torch.equal(one.scales, right.scales)
+                assert torch.equal(one.values.view(torch.uint8), right.values.view(torch.uint8))

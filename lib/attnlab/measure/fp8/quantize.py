@@ -1,5 +1,7 @@
 """Q, K and V in e4m3, with scales, by PyTorch's operations on any device.
 
+With a scale for each head, a kernel gives the same bits on Hopper (`quantizing`).
+
 A scale is the largest finite magnitude of what it is for, over 448, the largest number of e4m3. An element is divided
 by its scale in float32 and rounded to e4m3 once, to nearest even: its error is at most 1/16 of itself, or 2^-10 of the
 scale where that is more. What isn't finite becomes NaN, which e4m3 has, and takes no part in its scale.
@@ -11,6 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from attnlab.measure.fp8 import quantizing
 from attnlab.runs.rules import SEED
 
 E4M3 = torch.float8_e4m3fn
@@ -54,9 +57,14 @@ def quantize(
         ValueError: `scales` is none of them, a tensor is empty or not of `DTYPES`, a block has no rows, or a head_dim
             that is to be rotated is no power of two.
     """
-    turned = (rotate(q), rotate(k), v) if rotated else (q, k, v)
-    first, second, third = (_quantized(tensor, scales, rows) for tensor in turned)
-    return first, second, third
+    tensors = (q, k, v)
+    if scales == "head" and all(tensor.numel() for tensor in tensors) and quantizing.serves(*tensors):
+        made = quantizing.quantized(tensors, _signs(q.shape[-1]) if rotated else None)
+        found = [Quantized(*one, tensor.shape[2]) for one, tensor in zip(made, tensors, strict=True)]
+    else:
+        turned = (rotate(q), rotate(k), v) if rotated else tensors
+        found = [_quantized(tensor, scales, rows) for tensor in turned]
+    return found[0], found[1], found[2]
 
 
 def rotate(tensor: Tensor) -> Tensor:
@@ -101,7 +109,8 @@ def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:
         blocks = torch.nn.functional.pad(largest, (0, -length % rows)).unflatten(-1, (-1, rows))
         largest = blocks.amax(-1)
     # The least scale is the least normal number: a subnormal one may be 0, on devices that flush them or by dividing.
-    found = (largest / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    # A scalar on the host would be multiplied by its reciprocal on a GPU.
+    found = (largest / torch.full_like(largest, LARGEST)).clamp(min=torch.finfo(torch.float32).tiny)
     # What becomes of an infinity that is cast to e4m3 depends on PyTorch's version.
     values = (given / _of_each_row(found, rows, length)).masked_fill(unfit, torch.nan).to(E4M3)
     return Quantized(values, found, rows)

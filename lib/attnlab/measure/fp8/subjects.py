@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnlab.measure.fp8 import cudnn
+from attnlab.measure.fp8 import quantizing as quantizing_kernel
 from attnlab.measure.fp8.quantize import E4M3, Quantized, quantize
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
@@ -33,8 +34,9 @@ def quantizing(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | Non
         Unsupported: the rung doesn't serve this, or the quantising kernel can't be compiled here.
         Broken: as `rungs.Kernel.of_scales` does.
     """
-    if not q.is_cuda:
-        raise Unsupported(f"{FP8_QUANTIZING} is made of CUDA kernels, and the device is no NVIDIA GPU")
+    if not quantizing_kernel.serves(q, k, v):
+        dims = " or ".join(map(str, quantizing_kernel.HEAD_DIMS))
+        raise Unsupported(f"{FP8_QUANTIZING} takes float16 or bfloat16 of head_dim {dims} on Hopper, where CuPy is")
     return kernel(*quantize(q, k, v), causal, q.dtype, scale)
 
 

@@ -1,0 +1,123 @@
+"""Q, K and V in 16 bits to e4m3 by a kernel of our own on Hopper, with a scale for each head: a single launch."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CAPABILITY = (9, 0)
+HEAD_DIMS = (64, 128)
+ELEMENTS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+SOURCE = Path(__file__).with_suffix(".cu")
+# Of a head, and of a CTA; a read of a thread has so many bytes.
+CLUSTER, THREADS, ALIGNMENT = 8, 512, 16
+MOST_CTAS = 2**31 - 1
+
+
+class Side(ctypes.Structure):
+    """One of Q, K and V as quantizing.cu declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("given", "values", "scales")),
+        *((name, ctypes.c_longlong) for name in ("batch", "head", "row")),
+        *((name, ctypes.c_int) for name in ("heads", "length")),
+    )
+
+
+class Given(ctypes.Structure):
+    """All that the kernel takes."""
+
+    _fields_ = (*((name, Side) for name in "qkv"), ("signs", ctypes.c_uint * 4), ("batches", ctypes.c_int))
+
+
+def expression(dtype: torch.dtype, head_dim: int, rotated: bool) -> str:
+    """The name expression of an instance, as NVRTC takes it."""
+    return f"quantize<{ELEMENTS[dtype]}, {head_dim}, {str(rotated).lower()}>"
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether the kernel takes these: Q, K and V on a Hopper GPU where CuPy is installed, views of whole vectors."""
+    first, heads = tensors[0], sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors)
+    of_first = first.dtype, first.device, first.shape[0], first.shape[3]
+    alike = all((x.dtype, x.device, x.shape[0], x.shape[3]) == of_first for x in tensors)
+    return (
+        first.is_cuda
+        and alike
+        and first.dtype in ELEMENTS
+        and CLUSTER * heads <= MOST_CTAS
+        and all(map(_fits, tensors))
+        and torch.cuda.get_device_capability(first.device) == CAPABILITY
+        and _libraries() is not None
+    )
+
+
+def quantized(tensors: tuple[Tensor, Tensor, Tensor], signs: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Values in e4m3, contiguous, and scales ``(batch, heads, 1)`` of tensors that it `serves`, on the current stream.
+
+    Args:
+        signs: 1 or -1 for each column, where Q and K are rotated.
+    """
+    first = tensors[0]
+    # As bytes: PyTorch can't fill fresh memory with NaN in e4m3.
+    values = [torch.empty(tensor.shape, dtype=torch.uint8, device=tensor.device) for tensor in tensors]
+    scales = [torch.empty(*tensor.shape[:2], 1, device=tensor.device) for tensor in tensors]
+    sides = [
+        Side(x.data_ptr(), v.data_ptr(), s.data_ptr(), *x.stride()[:3], *x.shape[1:3])
+        for x, v, s in zip(tensors, values, scales, strict=True)
+    ]
+    given = Given(*sides, _words(signs), first.shape[0])
+    device = first.get_device()
+    with torch.cuda.device(device):
+        _launch(_function(expression(first.dtype, first.shape[3], signs is not None), device), given, device)
+    return [(v.view(torch.float8_e4m3fn), s) for v, s in zip(values, scales, strict=True)]
+
+
+def _fits(tensor: Tensor) -> bool:
+    """Whether the kernel can read a tensor's rows, vector by vector."""
+    strides = [step for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
+    whole = all(step * tensor.element_size() % ALIGNMENT == 0 for step in strides)
+    return tensor.shape[-1] in HEAD_DIMS and tensor.stride(-1) == 1 and whole and tensor.data_ptr() % ALIGNMENT == 0
+
+
+def _words(signs: Tensor | None) -> Any:
+    """The columns that are negated, 32 in a word."""
+    negated = [] if signs is None else [number for number, sign in enumerate(signs.tolist()) if sign < 0]
+    return (ctypes.c_uint * 4)(*(sum(1 << n % 32 for n in negated if n // 32 == word) for word in range(4)))
+
+
+def _launch(function: Any, given: Given, device: int) -> None:
+    libraries = _libraries()
+    assert libraries is not None
+    _, driver = libraries
+    heads = given.batches * (given.q.heads + given.k.heads + given.v.heads)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(given))
+    grid, block, stream = (CLUSTER * heads, 1, 1), (THREADS, 1, 1), torch._C._cuda_getCurrentRawStream(device)
+    (error,) = driver.cuLaunchKernel(
+        driver.CUfunction(function.kernel.ptr), *grid, *block, 0, stream, ctypes.addressof(pointers), 0
+    )
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise torch.AcceleratorError(error.name)
+
+
+@cache
+def _function(named: str, device: int) -> Any:
+    """An instance, compiled once for each device, which is the current one."""
+    libraries = _libraries()
+    assert libraries is not None
+    cupy, _ = libraries
+    options = ("-std=c++17", "-arch=sm_90a")
+    return cupy.RawModule(code=SOURCE.read_text(), options=options, name_expressions=(named,)).get_function(named)
+
+
+@cache
+def _libraries() -> tuple[Any, Any] | None:
+    """CuPy and the driver's bindings; None where one is not installed."""
+    try:
+        import cupy
+        from cuda.bindings import driver
+    except ImportError:
+        return None
+    return cupy, driver
