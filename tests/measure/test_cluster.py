@@ -428,13 +428,14 @@ def test_a_client_that_is_killed_is_resumed(two, forks, begin):
     )
 
 
-def test_an_interrupted_client_says_so_keeps_whole_shapes_and_its_workers_go_idle(cluster, forks, begin):
+def test_an_interrupted_client_says_so_keeps_whole_shapes_and_goes_on_with_the_others(cluster, forks, begin, capsys):
     cluster.add(1)
-    study = tiny_study(**FEW)
+    study = tiny_study(replicates=1, **FEW)
     assert len(study.shapes) > 2  # of one piece
     name = begin(study)
     client = measuring(cluster, forks, name)
     client.wait_for(lambda: write.recorded(name, "cases"))
+    assert any(cluster.client.processing().values())  # they came home before the piece had ended
     client.kill(signal.SIGINT)
     status, said = client.end()
     assert status == 130
@@ -446,7 +447,9 @@ def test_an_interrupted_client_says_so_keeps_whole_shapes_and_its_workers_go_idl
     kept = write.recorded(name, "cases")
     assert 0 < len(kept) < len(study.shapes)
     assert {schema.of_shape(key) for key in write.recorded(name, "samples")} == kept
-    assert len(read.load(name).samples) > 0
+    cluster.measure(study, name)
+    left = len(study.shapes) - len(kept)
+    assert any(line.endswith(f": replicate 0, {left} shape{'s' * (left != 1)}") for line in lines(capsys))
 
 
 # Bad input

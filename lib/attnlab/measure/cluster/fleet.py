@@ -177,9 +177,9 @@ class Fleet(Executor):
         self._arriving.add(future)
         return future
 
-    def _hear(self, event: tuple[float, dict[str, bytes]]) -> None:
+    def _hear(self, event: tuple[float, list[tuple[str, bytes]]]) -> None:
         """Take what a worker has recorded of shapes, while it goes on; all of it comes again with the result."""
-        run_sync.take(self._run, event[1])
+        run_sync.take(self._run, dict(event[1]))
 
     def _take_home(self) -> None:
         if not self._arriving.has_ready():

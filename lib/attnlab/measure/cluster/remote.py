@@ -68,7 +68,8 @@ def carry_out(packed: bytes) -> Outcome:
             sent = set(task.files)
             while _is_wanted(worker, key) and not wait([doing], POLL_S).done:
                 if whole := _of_whole_shapes(_recorded(folder, sent)):
-                    worker.log_event(task.topic, _contents(whole))
+                    # Pairs: to a dictionary, the scheduler would add the worker's address.
+                    worker.log_event(task.topic, list(_contents(whole).items()))
                     sent |= whole.keys()
             if not doing.done():
                 processes.stop(pool)
