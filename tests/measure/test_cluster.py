@@ -443,7 +443,8 @@ def test_an_interrupted_client_says_so_keeps_whole_shapes_and_goes_on_with_the_o
         f"attnlab: interrupted; what was recorded of '{name}' is kept: `make measure RUN={name} "
         "SCHEDULER=tcp://HOST:PORT` goes on"
     )
-    wait_until(lambda: not any(cluster.client.processing().values()))
+    # Not `processing`, which is empty before the worker has ended its processes.
+    wait_until(lambda: not any(cluster.client.run(lambda dask_worker: len(dask_worker.state.tasks)).values()))
     kept = write.recorded(name, "cases")
     assert 0 < len(kept) < len(study.shapes)
     assert {schema.of_shape(key) for key in write.recorded(name, "samples")} == kept
