@@ -20,8 +20,9 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 
 COMPILED = "kernels.compiled"
-SHOWN = [id for id in catalogue.every() if id.startswith("kernels.") and id != "kernels.cross_device"]
-"""Without what is shown beside a run on another device alone."""
+ELSEWHERE = ("kernels.cross_device", "kernels.fp8", "kernels.fp8.costs")
+SHOWN = [id for id in catalogue.every() if id.startswith("kernels.") and id not in ELSEWHERE]
+"""Without what is shown beside a run on another device alone, or of a run with FP8."""
 BEFORE = {"tiled": "naive", "mma": "tiled", "swizzled": "mma"}
 """The rungs of which the one before has a latency at the target, too."""
 

@@ -65,7 +65,7 @@ def test_a_column_that_is_missing_or_a_line_with_too_many_cells_is_told(tmp_path
     with pytest.raises(UserError, match=r"line 2: (the field 'copy_gbs' is missing|unknown field 'copy_gb')"):
         datasheets.datasheets(path)
     path.write_text(stated.rstrip("\n") + ",one,more\n")
-    with pytest.raises(UserError, match=r"^.*datasheets\.csv, line 8: it should have 14 cells: count the commas$"):
+    with pytest.raises(UserError, match=r"^.*datasheets\.csv, line 8: it should have 15 cells: count the commas$"):
         datasheets.datasheets(path)
 
 

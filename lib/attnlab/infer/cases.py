@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer import parallel, stats
-from attnlab.infer.ceilings import Ceilings
+from attnlab.infer.ceilings import Ceilings, work_of
 from attnlab.runs import schema
 from attnlab.study import implementations, studies
 from attnlab.study.shapes import Shape
@@ -94,18 +94,18 @@ def _context(rows: pd.DataFrame) -> dict[str, float]:
 
 def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -> dict[str, object]:
     shape = Shape(**dict(zip(AXES, key[1 : 1 + len(AXES)], strict=True)))  # type: ignore[arg-type]
-    median_us, cache = row["median_us"], str(key[-1])
-    floor_us = ceilings.floor_us(shape, cache)
+    median_us, cache, work = row["median_us"], str(key[-1]), work_of(str(key[0]), shape)
+    floor_us = ceilings.floor_us(work, cache)
     return {
-        "flops": shape.flops,
-        "bytes": shape.bytes,
-        "intensity": shape.intensity,
-        "throughput_tflops": shape.flops / median_us / 1e6,
-        "throughput_mark": ceilings.throughput_mark(shape, median_us),
-        "bandwidth_gbs": shape.bytes / median_us / 1e3,
-        "bandwidth_mark": ceilings.bandwidth_mark(shape, median_us, cache),
+        "flops": work.flops,
+        "bytes": work.bytes,
+        "intensity": work.intensity,
+        "throughput_tflops": work.flops / median_us / 1e6,
+        "throughput_mark": ceilings.throughput_mark(work, median_us),
+        "bandwidth_gbs": work.bytes / median_us / 1e3,
+        "bandwidth_mark": ceilings.bandwidth_mark(work, median_us, cache),
         "floor_us": floor_us,
-        "limit": ceilings.limit(shape, cache),
+        "limit": ceilings.limit(work, cache),
         "speed_of_light_pct": 100 * floor_us / median_us,
     }
 

@@ -6,7 +6,7 @@ section 3.1).
 
 Each amount of work is divided by the fastest ceiling that may apply, so that the floor is below any latency:
 
-- FLOPs: the library's matrix product or, where it is faster, `wgmma` alone.
+- FLOPs: the library's matrix product or, where it is faster, `wgmma` alone; of what computes in FP8, that of e4m3.
 - Bytes: memory where the cache is cold. Where it is warm, all bytes take the L2, and only those that it can't hold
   take memory: which ones it holds is not known. The L2's ceiling is measured on a third of it, which stays there under
   any replacement policy.
@@ -14,14 +14,15 @@ Each amount of work is divided by the fastest ceiling that may apply, so that th
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
 from attnlab.literature.datasheets import datasheet
-from attnlab.study.shapes import Shape
+from attnlab.study import implementations
+from attnlab.study.shapes import BYTES_PER_ELEMENT, Shape
 
 # Factor from a unit to operations, bytes or exponentials per microsecond.
 PER_US = {"TFLOP/s": 1e6, "GB/s": 1e3, "Gexp/s": 1e3}
@@ -61,6 +62,45 @@ class Ceiling:
         return 100 * self.measured.estimate / self.datasheet if self.measured and self.datasheet else None
 
 
+class Work(Protocol):
+    """What a call computes and moves: a shape, or what FP8 makes of one. `dtype` is that of its products."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def flops(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def exponentials(self) -> int: ...
+    @property
+    def intensity(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class InFp8:
+    """The work of a shape where products are of e4m3 numbers."""
+
+    flops: int
+    bytes: int
+    exponentials: int
+    dtype: str = implementations.E4M3
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flops / self.bytes
+
+
+def work_of(implementation: str, shape: Shape) -> Work:
+    """The work of an implementation at a shape: where Q, K and V are given in e4m3, their bytes are fewer."""
+    if not implementations.in_fp8(implementation):
+        return shape
+    given = shape.query_elements * (1 + BYTES_PER_ELEMENT[shape.dtype]) + 2 * shape.key_elements
+    quantizes = implementations.under_control(implementation) == implementations.FP8_QUANTIZING
+    return InFp8(shape.flops, shape.bytes if quantizes else given, shape.exponentials)
+
+
 class Ceilings:
     """The ceilings of a run by name: ``matmul.<dtype>``, ``wgmma.<dtype>``, ``copy``, ``l2``, ``exponentials``."""
 
@@ -75,37 +115,37 @@ class Ceilings:
         """Those that were measured and that the datasheet states, from the lowest to the highest share of it."""
         return sorted((one for one in self.all if one.datasheet_pct), key=lambda one: one.datasheet_pct or 0.0)
 
-    def terms_us(self, shape: Shape, cache: str) -> dict[str, float]:
+    def terms_us(self, work: Work, cache: str) -> dict[str, float]:
         """Least time in us by each ceiling that applies and was measured, with a ``warm`` or a ``cold`` cache."""
-        work = self._computed(shape) | {"copy" if cache == "cold" else "l2": shape.bytes}
-        if cache == "warm" and not self.fits(shape):
-            work["copy"] = shape.bytes - self.l2_bytes
-        return {name: amount / self._rates[name] for name, amount in work.items() if name in self._rates}
+        amounts = self._computed(work) | {"copy" if cache == "cold" else "l2": work.bytes}
+        if cache == "warm" and not self.fits(work):
+            amounts["copy"] = work.bytes - self.l2_bytes
+        return {name: amount / self._rates[name] for name, amount in amounts.items() if name in self._rates}
 
-    def _computed(self, shape: Shape) -> dict[str, float]:
-        return {self.product(shape.dtype): shape.flops, "exponentials": shape.exponentials}
+    def _computed(self, work: Work) -> dict[str, float]:
+        return {self.product(work.dtype): work.flops, "exponentials": work.exponentials}
 
-    def bytes_us(self, shape: Shape, cache: str) -> float:
+    def bytes_us(self, work: Work, cache: str) -> float:
         """The larger of the terms of bytes, in us; NaN where neither was measured."""
-        terms = self.terms_us(shape, cache)
+        terms = self.terms_us(work, cache)
         return max((terms[name] for name in ("copy", "l2") if name in terms), default=np.nan)
 
-    def floor_us(self, shape: Shape, cache: str) -> float:
+    def floor_us(self, work: Work, cache: str) -> float:
         """The largest of the terms, in us; NaN where no ceiling was measured."""
-        return max(self.terms_us(shape, cache).values(), default=np.nan)
+        return max(self.terms_us(work, cache).values(), default=np.nan)
 
-    def limit(self, shape: Shape, cache: str) -> str:
+    def limit(self, work: Work, cache: str) -> str:
         """The ceiling that sets the floor, in words."""
-        terms = self.terms_us(shape, cache)
+        terms = self.terms_us(work, cache)
         return LIMITS.get(max(terms, key=lambda name: terms[name]), "matrix product") if terms else "n/a"
 
     def product(self, dtype: str) -> str:
         """The name of the faster ceiling of matrix products in a dtype, the library's where neither was measured."""
         return max((f"{kind}.{dtype}" for kind in PRODUCTS), key=lambda name: self._rates.get(name, 0.0))
 
-    def fits(self, shape: Shape) -> bool:
+    def fits(self, work: Work) -> bool:
         """Whether Q, K, V and O together are no larger than the L2, so that a warm one may hold them all."""
-        return shape.bytes <= self.l2_bytes
+        return work.bytes <= self.l2_bytes
 
     def ridge(self, dtype: str) -> float:
         """Intensity in FLOP per byte of memory above which matrix products set the floor, by the measured ceilings."""
@@ -115,20 +155,20 @@ class Ceilings:
         """The measured ceiling in its unit; NaN where there is none."""
         return next((c.measured.estimate for c in self.all if c.name == name and c.measured), np.nan)
 
-    def throughput_mark(self, shape: Shape, median_us: float) -> str:
+    def throughput_mark(self, work: Work, median_us: float) -> str:
         """The mark of a throughput in FLOP/s: empty, or a sign and the ceilings that it exceeds."""
-        over = [name for name, amount in self._computed(shape).items() if self._exceeds(name, amount, median_us)]
+        over = [name for name, amount in self._computed(work).items() if self._exceeds(name, amount, median_us)]
         return f"‡ above the measured ceiling of {self._titles(over)}{UNEXPLAINED}" if over else ""
 
-    def bandwidth_mark(self, shape: Shape, median_us: float, cache: str) -> str:
+    def bandwidth_mark(self, work: Work, median_us: float, cache: str) -> str:
         """The mark of a bandwidth: empty, or a sign and whether a warm cache explains that it exceeds the copy."""
-        if not self._exceeds("copy", shape.bytes, median_us):
+        if not self._exceeds("copy", work.bytes, median_us):
             return ""
-        if cache == "cold" or not self.fits(shape):
+        if cache == "cold" or not self.fits(work):
             return f"‡ above the measured ceiling of {self._titles(['copy'])}{UNEXPLAINED}"
         if "l2" not in self._rates:
             return "† above the copy ceiling: the tensors fit the last level of cache, whose ceiling was not measured"
-        if self._exceeds("l2", shape.bytes, median_us):
+        if self._exceeds("l2", work.bytes, median_us):
             return f"‡ above the measured ceilings of {self._titles(['copy', 'l2'])}{UNEXPLAINED}"
         return "† above the copy ceiling: the tensors fit the last level of cache, explained by the L2's own ceiling"
 

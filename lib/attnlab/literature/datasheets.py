@@ -30,6 +30,7 @@ class Sheet(BaseModel):
     matmul_float16_tflops: Rate
     matmul_bfloat16_tflops: Rate
     matmul_float32_tflops: Rate | None = None
+    matmul_float8_e4m3fn_tflops: Rate | None = None
     copy_gbs: Rate
     multiprocessors: Count | None = None
     sm_clock_mhz: Count | None = None

@@ -17,6 +17,8 @@ REFERENCES = ("reference.float64",)
 FP8_KERNEL, FP8_QUANTIZING, CUDNN_FP8 = f"{ladder.PREFIX}fp8", f"{ladder.PREFIX}fp8_quantizing", "peer.cudnn_fp8"
 FP8 = (FP8_KERNEL, FP8_QUANTIZING, CUDNN_FP8)
 """What rounds Q, K and V of 16 bits to e4m3 and multiplies these: before it is timed or, by its name, while it is."""
+E4M3 = "float8_e4m3fn"
+"""The dtype of what these multiply."""
 _CONTROL = "control."
 
 

@@ -216,7 +216,7 @@ class Rung(Step):
 
     @property
     def scaled(self) -> bool:
-        """Whether its Q, K and V are e4m3 with scales: no study draws such tensors, and nothing tunes it."""
+        """Whether its Q, K and V are e4m3 with scales: studies round what they draw to these, and nothing tunes it."""
         return self.arguments == SCALED
 
     @property
@@ -303,7 +303,7 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
 
 
 def drawn() -> tuple[Rung, ...]:
-    """The rungs that take what studies and tuning draw: all but those of e4m3 with scales."""
+    """The rungs that take what is drawn as it is: all but those of e4m3 with scales."""
     return tuple(rung for rung in load() if not rung.scaled)
 
 

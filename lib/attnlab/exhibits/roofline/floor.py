@@ -18,6 +18,7 @@ from attnlab.exhibits.words import say
 from attnlab.infer.ceilings import Ceiling
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
+from attnlab.study.implementations import E4M3, in_fp8
 from attnlab.study.shapes import Shape
 
 
@@ -53,8 +54,9 @@ def roofline(results: Results) -> Figure:
     drawing, panels = panel_each(names, *titles)
     furthest = np.nanmax([rows["intensity"].max(), results.ceilings.ridge(dtype)])
     span = np.geomspace(rows["intensity"].min() / 2, furthest * 2, 200)
+    ceilings: list[Any] = []
     for name, axes in panels.items():
-        ceilings = _roof(axes, span, results, dtype)
+        ceilings = _roof(axes, span, results, E4M3 if in_fp8(name) else dtype) or ceilings
         mine = rows[rows["implementation"] == name]
         for causal in (False, True):
             points = mine[mine["causal"] == causal]

@@ -23,6 +23,7 @@ from attnlab.infer.stats import Verdict
 from attnlab.runs.rules import CLAIM_SPEEDUP, GATE_FACTOR
 from attnlab.runs.schema import is_of
 from attnlab.study import implementations
+from attnlab.study.implementations import in_fp8
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -200,7 +201,7 @@ def power(results: Results, shape: Shape, timing: Timing, verdict: Verdict) -> s
 def accuracy(results: Results, shape: Shape) -> Table:
     """Latency beside the mean error at one shape, and the share that this is of the gate's limit."""
     checks = on_values(results.run.checks)
-    checks = checks[is_of(checks, shape)] if len(checks) else checks
+    checks = checks[is_of(checks, shape) & ~checks["implementation"].map(in_fp8)] if len(checks) else checks
     there = [name for name in results.at(shape).index if name in set(checks["implementation"])]
     if not there:
         raise NotMeasured(f"Nothing has both a latency and a checked error at {shape.label}")
@@ -216,7 +217,7 @@ def accuracy(results: Results, shape: Shape) -> Table:
         }
         for name in there
     ]
-    lost = [name for name in results.study.implementations if name not in there]
+    lost = [name for name in results.study.implementations if name not in there and not in_fp8(name)]
     note = say("verdicts.accuracy", allowed=allowed, absent=without(results, lost, shape))
     caption = f"Speed and accuracy at {shape.label}; {results.headline.words}."
     return Table(pd.DataFrame(rows), caption, note, shows={"of the limit": formats.percent})

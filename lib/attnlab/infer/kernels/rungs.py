@@ -11,6 +11,7 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.schema import CASE, Run, is_of
 from attnlab.study import ladder, tuning
+from attnlab.study.implementations import in_fp8
 from attnlab.study.ladder import BEST, PREFIX, Recorded, Served
 from attnlab.study.shapes import Shape
 
@@ -53,11 +54,15 @@ class Rung:
 
 
 def rungs(results: Results) -> list[Rung]:
-    """The rungs of a run's study in the order of the climb; NotMeasured where the study has none."""
+    """The rungs of a run's study in the order of the climb, without FP8, whose errors are others.
+
+    Raises:
+        NotMeasured: the study has none.
+    """
     found = []
     for stated in map(Recorded.model_validate, results.run.manifest["ladder"]):
         name, after = PREFIX + stated.name, PREFIX + stated.after if stated.after else ""
-        if name in results.study.implementations:
+        if name in results.study.implementations and not in_fp8(name):
             hypothesis = " ".join(stated.hypothesis.split())
             tiles = [] if stated.merge else stated.tiles  # keys are split, so that tiles don't tell the work items
             found.append(Rung(name, stated.title, hypothesis, after, stated.expected_speedup, tiles))

@@ -12,11 +12,14 @@ from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import wgmma
+from attnlab.study.implementations import E4M3
 
 SAMPLES = 20
 WARMUP = 3
 GPU_MATRIX = 8192
 CPU_MATRIX = 2048
+FIRST_E4M3 = (8, 9)
+"""The compute capability from which on there are products in e4m3."""
 LONGEST_US = 5e5
 """A product that would take longer, by the one of half its size, is not made."""
 WGMMA_ROUNDS = 512
@@ -38,6 +41,8 @@ def measure(device: torch.device, dtypes: list[str]) -> dict[str, Ceiling]:
 
 
 def _matrix_product(device: torch.device, dtype: str) -> Ceiling:
+    if dtype == E4M3 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_E4M3:
+        return _missing("TFLOP/s", f"not measured: a product in {E4M3} needs compute capability 8.9")
     largest = GPU_MATRIX if device.type == "cuda" else CPU_MATRIX
     size = _matrix_size(device, dtype, largest)
     how = f"{size}x{size}x{size} {dtype} product on standard normal data"
@@ -60,6 +65,9 @@ def _matrix_size(device: torch.device, dtype: str, largest: int) -> int:
 
 def _product(device: torch.device, dtype: str, size: int) -> Callable[[], object]:
     a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    if dtype == E4M3:
+        one = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 

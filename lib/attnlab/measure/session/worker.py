@@ -17,6 +17,7 @@ from attnlab.measure.values import captured
 from attnlab.runs import write
 from attnlab.runs.schema import replicate_key
 from attnlab.runs.tables import PROCESSES
+from attnlab.study.implementations import E4M3, in_fp8
 from attnlab.study.studies import Study
 
 
@@ -35,6 +36,7 @@ def survey(wanted: str, study: Study) -> tuple[dict[str, Any], float]:
     dtypes = sorted({shape.dtype for shape in study.shapes})
     if device.type == "cuda":
         dtypes = sorted({*dtypes, "float16", "bfloat16", "float32"})
+        dtypes += [E4M3] if any(map(in_fp8, study.implementations)) else []
     found = {
         "device": devices.describe(device),
         "environment": environment.fingerprint(device, environment.packages(device, study.implementations)),

@@ -1,0 +1,83 @@
+"""FP8 beside 16 bits: what it gains, and what that costs in accuracy. A run without FP8 shows nothing."""
+
+from typing import Any
+
+import pandas as pd
+
+from attnlab.exhibits import formats
+from attnlab.exhibits.catalogue import exhibit, target
+from attnlab.exhibits.display import Figure, Table
+from attnlab.exhibits.style import look, panel_each, plain_logarithm
+from attnlab.exhibits.words import say
+from attnlab.infer import kinds
+from attnlab.infer.cases import CASE
+from attnlab.infer.lookup import NotMeasured, on_values
+from attnlab.infer.results import Results
+from attnlab.study.implementations import REFERENCES, in_fp8
+from attnlab.study.shapes import Shape
+
+
+def has_fp8(results: Results) -> bool:
+    """Whether the study of a run names what computes in FP8."""
+    return any(map(in_fp8, results.study.implementations))
+
+
+@exhibit("kernels.fp8", where=has_fp8)
+def gains(results: Results) -> Table:
+    """At each shape, the speedup of what computes in FP8 over the fastest in 16 bits, and the errors of all."""
+    errors, names, rows = _errors(results), [n for n in results.study.implementations if in_fp8(n)], []
+    for shape in results.study.shapes:
+        at = results.at(shape).index
+        others = [name for name in at if not in_fp8(name) and name not in REFERENCES]
+        if not others or not set(names) & set(at):
+            continue
+        fastest = results.fastest(shape, among=others)
+        there = {name: results.speedup(name, shape, baseline=fastest) for name in names if name in at}
+        row: dict[str, Any] = {"shape": shape.label, "fastest in 16 bits": fastest}
+        row |= {"median_us": results.median(fastest, shape)} | there
+        named = {"16 bits": fastest} | dict(zip(names, names, strict=True))
+        rows.append(row | {f"error, {title}": errors.get((n, *shape.axes.values())) for title, n in named.items()})
+    if not rows:
+        raise NotMeasured("Nothing that computes in FP8 has a latency beside one in 16 bits")
+    ratios = {name: [row[name] for row in rows if name in row] for name in names}
+    paying = {name: (sum(ratio.low > 1 for ratio in found), len(found)) for name, found in ratios.items() if found}
+    said = say("kernels.fp8", paying=paying)
+    frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
+    return Table(frame, f"{said} {results.headline.words.capitalize()}.", say("kernels.fp8_note"))
+
+
+@exhibit("kernels.fp8.costs", where=has_fp8, shape=target)
+def costs(results: Results, shape: Shape) -> Figure:
+    """Throughput over the error, a panel for each kind of values."""
+    errors, points = _errors(results), dict[str, list[tuple[str, float, float]]]()
+    for kind in kinds.shapes(results, shape):
+        for name, row in results.at(kind).iterrows():
+            error = errors.get((name, *kind.axes.values()))
+            if error and name not in REFERENCES:
+                points.setdefault(kind.values, []).append((str(name), error, row["throughput_tflops"]))
+    if not points:
+        raise NotMeasured(f"Nothing has both a latency and an error at {shape.label}")
+    drawing, panels = panel_each(list(points), "throughput (TFLOP/s)", "RMS error, logarithmic")
+    for kind_, axes in panels.items():
+        for name, error, tflops in points[kind_]:
+            axes.plot([error], [tflops], linestyle="none", **look(name) | {"markersize": 4})
+    first = next(iter(panels.values()))
+    first.set_xscale("log")
+    first.set_ylim(bottom=0)
+    plain_logarithm(first.xaxis)
+    drawn = [axes.get_legend_handles_labels() for axes in panels.values()]
+    marks = {name: line for lines, names in drawn for line, name in zip(lines, names, strict=True)}
+    drawing.legend(handles=list(marks.values()), loc="outside upper center", ncols=3)
+    said = f"Throughput over the root of the mean square error at {shape.plain.label}, {results.headline.words}."
+    return Figure(
+        drawing,
+        f"{said} {say('kernels.fp8_note')}",
+        f"Points of throughput over error, a panel for each kind of values: {formats.listing(list(points))}. {said}",
+    )
+
+
+def _errors(results: Results) -> dict[Any, float]:
+    """The RMS error of each case against float64 of what was drawn, the mean over its checks."""
+    checks = on_values(results.run.checks)
+    checks = checks[checks["drawn_rms_error"].notna()]
+    return {case: float(error) for case, error in checks.groupby(CASE, sort=False)["drawn_rms_error"].mean().items()}

@@ -1,0 +1,69 @@
+"""What is shown of a run with FP8: what it gains over 16 bits, what that costs, and under which ceiling it stands."""
+
+import pytest
+from reading import column
+from synthetic import CEILINGS, TARGET, Recipe, infer, inferred, manifest, of_kinds
+
+from attnlab.exhibits.catalogue import Show, every
+from attnlab.exhibits.display import Figure, Table
+from attnlab.infer.ceilings import Ceilings, InFp8, work_of
+from attnlab.study.implementations import E4M3, control
+
+KINDS = ("normal", "outliers")
+US = {"sdpa.auto": 20.0, "kernel.best": 10.0, "kernel.fp8": 8.0, "kernel.fp8_quantizing": 11.0, "peer.cudnn_fp8": None}
+
+
+@pytest.fixture(scope="module")
+def run():
+    recipe = of_kinds({name: dict.fromkeys(KINDS, us) for name, us in US.items()})
+    return infer(recipe)
+
+
+def test_fp8_is_over_the_fastest_in_16_bits(run):
+    shown = Show(run)("kernels.fp8").content
+    assert isinstance(shown, Table)
+    assert column(shown, "fastest in 16 bits") == ["kernel.best"] * 2
+    assert [round(ratio.estimate, 2) for ratio in shown.frame["kernel.fp8"]] == [1.25] * 2
+    assert [ratio.estimate < 1 for ratio in shown.frame["kernel.fp8_quantizing"]] == [True] * 2
+    assert "peer.cudnn_fp8" not in shown.frame
+    assert (
+        "`kernel.fp8` is faster at 2 of 2 shapes, `kernel.fp8_quantizing` is faster at 0 of 2 shapes." in shown.caption
+    )
+    assert list(shown.frame["error, kernel.fp8"]) == [2e-4] * 2
+
+
+def test_all_are_points_of_one_figure(run):
+    shown = Show(run)("kernels.fp8.costs").content
+    assert isinstance(shown, Figure)
+    assert [axes.get_title() for axes in shown.figure.axes] == list(KINDS)
+    for axes in shown.figure.axes:
+        assert [line.get_label() for line in axes.get_lines()] == [name for name, us in US.items() if us]
+
+
+def test_a_run_without_fp8_shows_nothing_of_it():
+    assert [Show(inferred())(id).content for id in ("kernels.fp8", "kernels.fp8.costs")] == [None, None]
+
+
+@pytest.mark.parametrize("page", ["baseline", "roofline", "kernels", "verdicts"])
+def test_every_exhibit_can_be_made_of_a_run_with_fp8(run, page):
+    of_page = [id for id in every() if id.startswith(f"{page}.")]
+    told = {id: Show(run)(id).markdown for id in of_page}
+    # FP8 has no part in what compares errors that are all of 16 bits, nor in the climb.
+    apart = ("kernels.fp8", "kernels.fp8.costs", "verdicts.accuracy", "kernels.climb", "kernels.standing")
+    named = [id for id in apart if "kernel.fp8" in told.get(id, "")]
+    assert named == [id for id in apart[:2] if id in told]
+
+
+def test_fp8_stands_under_its_own_ceiling():
+    rates = CEILINGS | {f"matmul.{E4M3}": (2 * CEILINGS["matmul.float16"][0], "TFLOP/s")}
+    narrow = work_of("kernel.fp8", TARGET)
+    assert narrow == InFp8(TARGET.flops, TARGET.bytes // 2 + TARGET.query_elements, TARGET.exponentials)
+    assert work_of(control("kernel.fp8_quantizing"), TARGET).bytes == TARGET.bytes
+    assert work_of("kernel.best", TARGET) is TARGET
+    ceilings = Ceilings(manifest(Recipe(ceilings=rates)))
+    terms = ceilings.terms_us(narrow, "cold")
+    assert terms[f"matmul.{E4M3}"] == pytest.approx(ceilings.terms_us(TARGET, "cold")["matmul.float16"] / 2)
+    assert ceilings.limit(narrow, "cold") in ("matrix product", "memory", "exponentials")
+    without = Ceilings(manifest(Recipe()))
+    assert set(without.terms_us(narrow, "cold")) == {"copy", "exponentials"}
+    assert without.throughput_mark(narrow, 1e-9) != ""
