@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from attnlab.measure.fp8 import cudnn
+from attnlab.measure.fp8.quantize import quantize
 from attnlab.measure.subjects import peers
 from attnlab.measure.subjects.implementation import Unsupported
 
@@ -199,6 +202,57 @@ def test_addresses_that_cudnn_cannot_use_are_refused(pretended):
     plan = attention(pretended(composite=[1.0], unified=[])).fastest()
     with pytest.raises(Unsupported, match=r"multiples of 16$"):
         plan(odd, odd, odd, odd)
+
+
+class InE4M3(Graph):
+    """One that has a plan for outputs in some types alone."""
+
+    written: tuple[str, ...] = ()
+
+    def sdpa_fp8(self, *tensors, **stated):
+        self.attention = stated
+        amax = [Graph([], {}) for _ in range(2)]
+        return self, None, *amax
+
+    def validate(self):
+        self.plans = [1.0] if self.output["data_type"] in self.written else []
+        super().validate()
+
+
+@pytest.mark.parametrize(("written", "dtype"), [(("half", "e4m3"), torch.float16), (("e4m3",), torch.float8_e4m3fn)])
+def test_fp8_is_written_in_16_bits_where_there_is_a_plan(pretended, monkeypatch, written, dtype):
+    package, made = pretended(composite=[], unified=[]), []
+
+    def pygraph(**options):
+        graph = InE4M3([], options)
+        graph.written = written
+        made.append(graph)
+        return graph
+
+    package.pygraph, package.data_type.FP8_E4M3 = pygraph, "e4m3"
+    monkeypatch.setattr(peers, "cudnn_package", lambda device: package)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(cudnn, "_plans", {})
+    given = quantize(*torch.randn(3, 1, 2, 16, 64).half(), scales="tensor")
+    output = cudnn.attention(*given, True, torch.float16)
+    assert (output.shape, output.dtype) == ((1, 2, 16, 64), torch.float16)
+    graph = made[-1]
+    assert graph.options["io_data_type"] == "e4m3"
+    assert graph.attention["use_causal_mask"] is True
+    assert {name: graph.attention[name]["uid"] for name in cudnn.SCALARS} == dict(
+        zip(cudnn.SCALARS, range(5, 11), strict=True)
+    )
+    _, tensors, _, _, uids = graph.executed[-1]
+    assert uids == tuple(range(1, 13))
+    assert [tensor.data_ptr() for tensor in tensors[:3]] == [one.values.data_ptr() for one in given]
+    assert [tensor.item() for tensor in tensors[4:9]] == [*(one.scales.item() for one in given), 1 / 256, 256]
+    over = 1.0 if dtype == torch.float16 else 1 / given[2].scales.item()
+    assert tensors[9].item() == pytest.approx(over)
+    with pytest.raises(Unsupported, match="as many queries as keys"):
+        cudnn.attention(
+            given[0], *quantize(*torch.randn(3, 1, 2, 20, 64).half(), scales="tensor")[1:], True, torch.float16
+        )
 
 
 # What isn't there is said

@@ -61,8 +61,13 @@ def _called(planned: _Planned, given: tuple[Quantized, ...], output: Tensor, dty
     descale = [tensor.scales for tensor in given]
     by_s, s, one, *largest = planned.constants
     over = descale[2].reciprocal() if output.dtype == E4M3 else one
-    planned.plan(*(tensor.values for tensor in given), output, *descale, by_s, s, over, *largest)
+    planned.plan(*_bytes([*(tensor.values for tensor in given), output]), *descale, by_s, s, over, *largest)
     return output if output.dtype == dtype else output.to(dtype).mul_(descale[2].view(()))
+
+
+def _bytes(tensors: list[Tensor]) -> list[Tensor]:
+    """Tensors as they can be handed over: not every version of PyTorch's exchange format knows of e4m3."""
+    return [tensor.view(torch.uint8) if tensor.dtype == E4M3 else tensor for tensor in tensors]
 
 
 def _plan(given: tuple[Quantized, ...], causal: bool, scale: float | None, dtype: torch.dtype) -> _Planned:
@@ -80,18 +85,25 @@ def _plan(given: tuple[Quantized, ...], causal: bool, scale: float | None, dtype
         scalars = *(tensor.scales for tensor in given), *constants
         reasons = []
         for written in (dtype, E4M3):
-            tensors = *(tensor.values for tensor in given), torch.empty_like(q, dtype=written), *scalars
+            tensors = _bytes([*(tensor.values for tensor in given), torch.empty_like(q, dtype=written)])
+            graphs = _Graphs(package, (*tensors, *scalars), causal, scale, written)
             try:
-                return _Planned(_Graphs(package, tensors, causal, scale).fastest(), constants, written)
+                return _Planned(graphs.fastest(), constants, written)
             except Unsupported as error:
                 reasons.append(error)
     raise reasons[-1]
 
 
+@dataclass(frozen=True, eq=False)
 class _Graphs(peers.CudnnAttention):
-    """Attention of e4m3 as cuDNN plans it, of a single implementation."""
+    """Attention of e4m3 as cuDNN plans it, of a single implementation. Tensors of e4m3 are bytes.
+
+    Attributes:
+        written: the dtype of O.
+    """
 
     implementations = ("",)
+    written: torch.dtype
 
     def _graph(self, implementation: str) -> Any:
         package, (q, k, v, output, *_) = self.package, self.tensors
@@ -115,7 +127,7 @@ class _Graphs(peers.CudnnAttention):
             use_causal_mask=self.causal,
         )
         types = {E4M3: "FP8_E4M3", **peers.CUDNN_DTYPES}
-        result.set_output(True).set_uid(4).set_data_type(getattr(package.data_type, types[output.dtype]))
+        result.set_output(True).set_uid(4).set_data_type(getattr(package.data_type, types[self.written]))
         result.set_dim(list(output.shape)).set_stride(list(output.stride()))
         for uid, one in zip(LARGEST_UIDS, largest, strict=True):
             one.set_output(True).set_uid(uid).set_dim([1] * 4).set_stride([1] * 4).set_data_type(fp32)

@@ -80,11 +80,13 @@ __device__ __forceinline__ unsigned larger(unsigned largest, const float (&x)[VE
 struct Divisor {
     float lift, scale, reciprocal;
     __device__ __forceinline__ explicit Divisor(float by) : lift(by < SMALL ? LIFT : 1.f), scale(multiply(by, lift)), reciprocal(divide(1.f, scale)) {}
-    // With a reciprocal that is rounded once, this correction makes the quotient that of a division (Markstein 1990).
+    // With a reciprocal that is rounded once, this correction makes the quotient that of a division (Markstein 1990), but for the
+    // sign of a zero.
     __device__ __forceinline__ float of(float x) const {
         x = multiply(x, lift);
         const float quotient = __fmul_rn(x, reciprocal);
-        return __fmaf_rn(__fmaf_rn(-quotient, scale, x), reciprocal, quotient);
+        const float corrected = __fmaf_rn(__fmaf_rn(-quotient, scale, x), reciprocal, quotient);
+        return __uint_as_float(__float_as_uint(corrected) | (__float_as_uint(x) & 0x80000000u));
     }
 };
 

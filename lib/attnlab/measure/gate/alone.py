@@ -23,8 +23,8 @@ def differing(implementation: Implementation, given: Inputs, shape: Shape) -> in
     alone = tuple(tensor[sequence : sequence + 1] for tensor in given)
     try:
         with implementation.selected():
-            together = attempt(implementation.bound(given, shape))[sequence]
-            by_itself = attempt(implementation.bound(alone, shape.resized(batch=1)))[0]
+            together = attempt(lambda: implementation.bound(given, shape)())[sequence]
+            by_itself = attempt(lambda: implementation.bound(alone, shape.resized(batch=1))())[0]
     except (Unsupported, OutOfMemory, Broken):
         return None
     return unlike((together,), (by_itself,))

@@ -252,7 +252,7 @@ class CudnnAttention:
                 plan = self._unless_refused(partial(self._plan, graph, index), reasons)
                 plans += [plan] if plan else []
         if not plans:
-            raise Unsupported(reasons[0])
+            raise Unsupported(next(iter(reasons), "cuDNN proposes no plan"))
         return plans[_fastest([partial(plan, *self.tensors) for plan in plans])]
 
     def _unless_refused(self, work: Callable[[], T], reasons: list[str]) -> T | None:
