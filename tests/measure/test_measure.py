@@ -645,6 +645,15 @@ def test_ceilings_of_the_cpu(monkeypatch):
     assert found["matmul.bfloat16"]["how"] == "32x32x32 bfloat16 product on standard normal data"
 
 
+def test_a_product_in_e4m3_is_measured_where_the_device_has_it(monkeypatch):
+    monkeypatch.setattr(ceilings, "CPU_MATRIX", 128)
+    found = ceilings._matrix_product(CPU, "float8_e4m3fn")
+    assert len(found["samples"]) == ceilings.SAMPLES
+    assert "float8_e4m3fn product" in found["how"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert ceilings._matrix_product(torch.device("cuda"), "float8_e4m3fn")["samples"] == []
+
+
 def test_wgmma_is_measured_only_where_it_is(monkeypatch):
     monkeypatch.setattr(devices, "describe", lambda device: {"compute_capability": "8.9"})
     found = ceilings._wgmma(torch.device("cuda"), "float16")

@@ -45,6 +45,9 @@ LOOKS = {
     "kernel.bounded": ("#240540", "s"),
     "kernel.short": ("#00798C", "v"),
     "kernel.best": ("#B5179E", "H"),
+    "kernel.fp8": ("#C1440E", "o"),
+    "kernel.fp8_quantizing": ("#C1440E", "X"),
+    "peer.cudnn_fp8": ("#004E7A", "^"),
 }
 OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
 """For implementations without a look of their own; the name alone decides which."""
