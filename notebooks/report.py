@@ -76,17 +76,17 @@ show("verdicts.values")
 # asked. Dissections of Hopper [](#ref-luo2024) [](#ref-luo2025) measure its instructions one by one; they show what the units
 # can do, which is the ceiling below which a kernel works [](#ref-williams2009).
 #
-# **Inference.** Hoefler and Belli [](#ref-hoefler2015) give rules for benchmarks; [](#environment.rules) in the
-# appendix answers each of them. Kalibera and Jones [](#ref-kalibera2013) show that samples of one process are no independent
+# **Inference.** Hoefler and Belli [](#ref-hoefler2015) give rules for benchmarks, each of which
+# [](#environment.rules) answers. Kalibera and Jones [](#ref-kalibera2013) show that samples of one process are no independent
 # evidence, so that processes have to be replicated.
 #
 # ## Method
 #
-# **Machine.** [](#environment.machine) names the machine as the run recorded it. Settings that change results or speed
-# unnoticed are fixed before anything is measured, then read back and asserted.
+# **Machine.** Settings that change results or speed unnoticed are fixed before anything is measured, then read back and
+# asserted; [01_environment](01_environment.html) has them and all that the run recorded of its machine.
 
 # %%
-show("environment.machine")
+show("environment.run")
 
 # %% [markdown]
 # **Work and floor.** Attention takes $F = 4BHS^2D$ FLOPs and one exponential a score, and must move $M = 4BHSDb$ bytes with
@@ -95,11 +95,14 @@ show("environment.machine")
 # shape is the largest of the times that the measured ceilings allow for its FLOPs, bytes and exponentials, where a warm L2
 # leaves to memory only the bytes that it can't hold, and the *speed of light* is the floor over the median.
 #
-# [](#environment.ceilings) has those ceilings. They were measured in the same run by the same clock, in short bursts; a
-# sustained load has lower ones.
+# The ceilings in [](#roofline.roofline) were measured in the same run by the same clock, in short bursts; a sustained load
+# has lower ones.
 
 # %%
-show("environment.ceilings")
+show("roofline.roofline")
+
+# %%
+show("roofline.regimes")
 
 # %% [markdown]
 # **Clocks and caches.** The same calls are timed in the ways of [](#environment.clocks), which says what one sample is under
@@ -178,48 +181,20 @@ show("verdicts.false_positives")
 show("baseline.span")
 
 # %%
-show("roofline.regimes")
-
-# %% [markdown]
-# ### Lengths that no tile divides
-#
-# Kernels work on tiles of rows. [](#baseline.odd_lengths) compares lengths just below a multiple of a tile with that
-# multiple, by the time for each score. A program that can choose its length gains by padding wherever a mark lies far to the
-# right.
-
-# %%
-show("baseline.odd_lengths")
-
-# %% [markdown]
-# ### At the target
-
-# %%
 show("verdicts.at_target")
 
 # %% [markdown]
-# [](#verdicts.timings) has the verdict on each implementation at the target shape of the study, a column for each timing. A row
-# that changes its verdict from column to column is a result that needs its clock.
-
-# %%
-show("verdicts.timings")
-
-# %% [markdown]
+# [02_baseline](02_baseline.html) has every implementation at every shape, and the lengths that no tile divides.
+#
 # ## Clock, cache, power
 #
-# What a clock and a cache change, shape by shape, is on the page [06_verdicts](06_verdicts.html).
+# What a clock and a cache change, verdict by verdict, is on the page [06_verdicts](06_verdicts.html).
 
 # %%
 show("environment.launch_gap")
 
 # %%
 show("environment.load")
-
-# %% [markdown]
-# In [](#environment.endurance) each implementation runs alone and without pause. The clock falls when the power limit is
-# reached, and the latency rises with it: a burst and a sustained load are different results.
-
-# %%
-show("environment.endurance")
 
 # %% [markdown]
 # ## The ladder
@@ -234,13 +209,6 @@ show("kernels.stale")
 
 # %%
 show("kernels.summary")
-
-# %% [markdown]
-# [](#kernels.climb) sets the rungs beside PyTorch's backends, all in percent of the same floor. The distance to the floor is what
-# no kernel of this run makes use of.
-
-# %%
-show("kernels.climb")
 
 # %%
 show("kernels.standing")
@@ -274,14 +242,11 @@ show("audit.summary")
 # ## In a model
 #
 # A faster kernel need not make a faster model. In [](#model.compared.first) and [](#model.compared.rest), models of Hugging
-# Face transformers generate text with `attnlab.attend` in place of the SDPA that they call by themselves;
-# [](#model.share) shows how much of their time is attention.
+# Face transformers generate text with `attnlab.attend` in place of the SDPA that they call by themselves. How much of their
+# time is attention is on the page [09_model](09_model.html).
 
 # %%
 show("model.compared")
-
-# %%
-show("model.share")
 
 # %% [markdown]
 # ## Threats to validity
@@ -314,32 +279,16 @@ show("verdicts.statement")
 # ## References
 
 # %% [markdown]
-# ## Appendix: The twelve rules
+# ## Appendix: Everything else, and how to reproduce it
 #
-# [](#environment.rules) gives each rule of Hoefler and Belli in brief, and says what is done here.
-
-# %%
-show("environment.rules")
-
-# %% [markdown]
-# ## Appendix: Everything else
-#
-# The pages beside this paper hold every table. Each names its run, and shows the code that made it.
-#
-# - [01_environment](01_environment.html): the machine, its settings and ceilings, the clocks one by one, the caches, the power, what was not measured.
-# - [02_baseline](02_baseline.html): every case under every timing, the sweeps, variance and tails, memory, and the same cases in another run.
-# - [03_roofline](03_roofline.html): floors and limits, and every published number with its place.
-# - [04_backends](04_backends.html): which backend to choose, what models call, cost and energy, peers.
-# - [05_kernels](05_kernels.html): each rung of the ladder against the one before, with resources and geometry.
-# - [06_verdicts](06_verdicts.html): every comparison, controls and calibration.
-# - [07_profile](07_profile.html): the counters.
-# - [08_audit](08_audit.html): the audit.
-# - [09_model](09_model.html): models of Hugging Face transformers with `attnlab.attend`, end to end.
-
-# %% [markdown]
-# ## Appendix: Reproducing it
-#
-# The run folder holds every sample. It is refused when a file no longer matches its hash.
+# The run folder holds every sample. It is refused when a file no longer matches its hash. The pages beside this paper hold
+# every table; each names its run, and shows the code that made it:
+# [01_environment](01_environment.html) the machine, its ceilings, clocks, caches and power, what was not measured, and the
+# answers to the twelve rules of Hoefler and Belli; [02_baseline](02_baseline.html) every case, the sweeps, tails and memory;
+# [03_roofline](03_roofline.html) floors, and every published number with its place; [04_backends](04_backends.html) which
+# backend to choose, what models call, cost and energy, peers; [05_kernels](05_kernels.html) each rung of the ladder;
+# [06_verdicts](06_verdicts.html) every comparison, controls and calibration; [07_profile](07_profile.html) the counters;
+# [08_audit](08_audit.html) the audit; and [09_model](09_model.html) models with `attnlab.attend`, end to end.
 
 # %%
 show("environment.effort")

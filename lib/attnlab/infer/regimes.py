@@ -12,6 +12,7 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs.schema import is_under
+from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -22,6 +23,8 @@ BURST_SLICES = 3
 """The first slices of a load, from a card at rest, which count as the burst."""
 SETTLED_S = 1.0
 """Length of the end of a load, which counts as sustained."""
+SETTLED = 0.5
+"""For energy, the card has settled after this share of a load."""
 SLOWER_PCT = 2.0
 """The burst is over when two slices in a row are slower than it by this much."""
 
@@ -74,9 +77,23 @@ class Load:
     @property
     def slower_pct(self) -> float:
         """How much longer the end of the load takes than the burst, in percent, rounded as it is printed."""
+        return round(100 * (self.sustained_us / self.burst_us - 1), 1) + 0.0  # without a signed zero
+
+    @property
+    def sustained_us(self) -> float:
+        """Median latency of the end of the load."""
         settled = self.rows[self.rows["started_s"] >= self.rows["started_s"].max() - SETTLED_S]
-        sustained_us = float(settled["latency_us"].median())
-        return round(100 * (sustained_us / self.burst_us - 1), 1) + 0.0  # without a signed zero
+        return float(settled["latency_us"].median())
+
+    @property
+    def settled(self) -> pd.DataFrame:
+        """The slices in which the card has settled."""
+        return self.rows[self.rows["started_s"] >= SETTLED * self.rows["started_s"].max()]
+
+    @property
+    def joules(self) -> float:
+        """The energy of a call once the card has settled, of the whole board; NaN where its power was not read."""
+        return float((self.settled["power_w"].astype(float) * self.settled["latency_us"]).median() / 1e6)
 
     @property
     def slower_after_s(self) -> float:
@@ -102,6 +119,13 @@ class Loads(NamedTuple):
     all: list[Load]
     ended: list[Load]
     lasting: list[Load]
+
+    @property
+    def best(self) -> tuple[Load, Load] | None:
+        """`kernel.best` and, of the others, the one that is fastest under sustained load; None where it is not known."""
+        ours = next((load for load in self.all if load.implementation == BEST), None)
+        others = [load for load in self.all if load is not ours]
+        return (ours, min(others, key=lambda load: load.sustained_us)) if ours and others else None
 
 
 def loads(results: Results) -> Loads:

@@ -13,13 +13,12 @@ from attnlab.infer.backends import settings
 from attnlab.infer.backends.settings import Setting
 from attnlab.infer.cases import CASE
 from attnlab.infer.lookup import median_of
+from attnlab.infer.regimes import Load
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.study.shapes import Shape
 
 US_PER_HOUR = 3_600_000_000
-SETTLED = 0.5
-"""The card has settled after this share of a load without pause."""
 
 
 @exhibit("backends.cost")
@@ -84,8 +83,8 @@ def _energy(results: Results) -> Table | Prose:
         return Prose("No load without pause was recorded with its power, so a call's energy is not known.")
     rows = []
     for (name, *axes), load in slices.groupby(CASE, sort=False):
-        settled, shape = load[load["started_s"] >= SETTLED * load["started_s"].max()], Shape(*axes)
-        joules = float((settled["power_w"].astype(float) * settled["latency_us"]).median() / 1e6)
+        held, shape = Load(name, load), Shape(*axes)
+        settled, joules = held.settled, held.joules
         rows.append(
             {
                 "implementation": name,

@@ -49,8 +49,7 @@ def dashed(results: Results) -> str:
 @exhibit("baseline.throughput")
 def throughput(results: Results) -> Figure:
     """Throughput without and with the causal mask. Of a ladder with `kernel.best`, only that is drawn."""
-    named, there = results.study.implementations, results.timed(SWEEPS)
-    names = [name for name in named if name == BEST or BEST not in named or not name.startswith(PREFIX)]
+    names, there = drawn(results), results.timed(SWEEPS)
     drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False)
     for axes, sweep in zip(grid[0], there, strict=True):
         points = lines(results, sweep, "throughput_tflops")
@@ -73,6 +72,12 @@ def throughput(results: Results) -> Figure:
     )
 
 
+def drawn(results: Results) -> list[str]:
+    """The implementations of the study; of a ladder with `kernel.best`, only that."""
+    named = results.study.implementations
+    return [name for name in named if name == BEST or BEST not in named or not name.startswith(PREFIX)]
+
+
 @exhibit("baseline.memory")
 def memory(results: Results) -> Figure:
     """Peak memory against sequence length, beside what the tensors need."""
@@ -82,12 +87,12 @@ def memory(results: Results) -> Figure:
     ratios = [(peak / s.bytes, name, s.seq_len) for name, of in there.items() for s, peak in of.items()]
     if not ratios:
         raise NotMeasured(f"No case of the sweep “{SWEEPS[0]}” was measured, so its memory is not known")
-    drawn = {
+    points = {
         name: ([shape.seq_len for shape in of], [peak / MIB for peak in of.values()])
         for name, of in there.items()
         if of
     }
-    drawing, panels = before_others(list(drawn), [drawn], "peak memory (MiB), logarithmic", LENGTH)
+    drawing, panels = before_others(list(points), [points], "peak memory (MiB), logarithmic", LENGTH)
     sizes, needed = [shape.seq_len for shape in shapes], [shape.bytes / MIB for shape in shapes]
     for axes in panels.values():
         # On top, or an implementation that needs only the tensors would hide it.
@@ -115,9 +120,9 @@ def odd_lengths(results: Results) -> Figure:
     for axes, ((odd, even), more) in zip(grid[0], found.items(), strict=True):
         for place, name in enumerate(names):
             if change := more.get(name):
-                drawn = look(name) | {"markersize": 5}
-                axes.plot([change.estimate], [place], **drawn)
-                axes.hlines(place, change.low, change.high, color=drawn["color"], linewidth=1.4)
+                mark = look(name) | {"markersize": 5}
+                axes.plot([change.estimate], [place], **mark)
+                axes.hlines(place, change.low, change.high, color=mark["color"], linewidth=1.4)
         axes.axvline(0, color="#444444", linewidth=0.9)
         axes.set(title=f"S={odd.seq_len} against {even.seq_len}", xlabel="more time for a score (%)")
     grid[0][0].set_yticks(range(len(names)), names)

@@ -31,11 +31,17 @@ SETTINGS = {
 """What each process records of the card and the CPU that it ran on, and its title."""
 
 
+VERSIONED = ("torch", "triton", "flash-attn-4", "nvidia-cudnn-frontend", "xformers")
+"""The packages whose kernels are compared."""
+
+
 @exhibit("environment.run")
 def machine(results: Results) -> Prose:
-    """The run, its device and its date in a sentence."""
-    day = results.run.manifest["created"][:10]
-    return Prose(f"The run `{results.run.name}` was recorded on {device_words(results)} on {day}.")
+    """The run, its device, its date, and the versions of what was compared, in two sentences."""
+    manifest = results.run.manifest
+    packages = manifest["environment"]["packages"]
+    versions = {name: packages[name] for name in VERSIONED if packages.get(name, "n/a") != "n/a"}
+    return Prose(say("environment.run", manifest=manifest, device=device_words(results), versions=versions))
 
 
 @exhibit("environment.lacking")

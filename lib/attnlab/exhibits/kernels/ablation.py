@@ -50,12 +50,13 @@ def _judged(step: Step, verdict: Verdict) -> dict[str, Any]:
 
 @exhibit("kernels.summary", where=has_kernels, shape=target)
 def summary(results: Results, shape: Shape) -> Table:
-    """A row for each rung: change, expectation, outcome, and the first bottleneck by the counters."""
-    found, limits = compared(results, shape), _limits(results)
+    """A row for each rung: change, latency, expectation, outcome, and the first bottleneck by the counters."""
+    found, limits, at = compared(results, shape), _limits(results), results.at(shape)
     rows = [
         {
             "rung": step.rung.name,
             "what it changes": step.rung.title,
+            "median (µs)": at.loc[step.rung.name, "median_us"] if step.rung.name in at.index else None,
             "expected": step.rung.expected if step.verdict else None,
             "outcome": step.outcome if step.verdict else None,
             "speedup": step.verdict.speedup if step.verdict else None,

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from attnlab.exhibits import cells, formats, quantities
-from attnlab.exhibits.baseline.figures import SWEEPS, dashed
+from attnlab.exhibits.baseline.figures import SWEEPS, dashed, drawn
 from attnlab.exhibits.baseline.sweeps import over, place
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import CAUSAL_NOTE
@@ -43,13 +43,17 @@ def speed_of_light(results: Results) -> Figure:
 
 @exhibit("roofline.roofline")
 def roofline(results: Results) -> Figure:
-    """Throughput against intensity, under the measured ceilings, the L2's too where it is warm, and the datasheet's."""
+    """Throughput against intensity, under the measured ceilings, the L2's too where it is warm, and the datasheet's.
+
+    Of a ladder with `kernel.best`, only that is drawn.
+    """
     rows = results.under(results.headline)
     dtype = results.study.target_shape.dtype
     rows = rows[rows["dtype"] == dtype]
     if rows.empty:
         raise NotMeasured(f"Nothing has a latency in {dtype}, {results.headline.words}")
-    names = [name for name in results.study.implementations if name in set(rows["implementation"])]
+    names = [name for name in drawn(results) if name in set(rows["implementation"])]
+    rows = rows[rows["implementation"].isin(names)]
     titles = "throughput (TFLOP/s), logarithmic", "intensity (FLOP per compulsory byte), logarithmic"
     drawing, panels = panel_each(names, *titles)
     furthest = np.nanmax([rows["intensity"].max(), results.ceilings.ridge(dtype)])

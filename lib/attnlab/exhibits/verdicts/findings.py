@@ -18,6 +18,7 @@ from attnlab.infer.facts.lead import Lead, lead
 from attnlab.infer.kernels import leads
 from attnlab.infer.kernels.leads import Leads
 from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.machine.clocks import outside
 from attnlab.infer.results import Results, absence
 from attnlab.study.values import CAPTURED
 
@@ -84,7 +85,9 @@ def at_target(results: Results) -> Prose:
     shape = results.study.target_shape
     row = results.row(results.study.baseline, shape)
     facts = {"row": row, "median": median_of(row), "label": shape.label, "timing": results.headline}
-    return Prose(say("verdicts.at_target", lead=_ahead(results), **facts))
+    ahead = _ahead(results)
+    beside = outside(results, ahead.candidate, shape) if ahead else None
+    return Prose(say("verdicts.at_target", lead=ahead, outside=beside, **facts))
 
 
 def _nothing(results: Results) -> str:

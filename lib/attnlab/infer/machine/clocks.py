@@ -9,10 +9,12 @@ from attnlab.infer.bootstrap import over_replicates
 from attnlab.infer.lookup import NotMeasured, axis_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
+from attnlab.runs.schema import is_of
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
 EAGER, DEVICE = Timing(clock="eager", cache="warm"), Timing(clock="device", cache="warm")
+CUPTI = Timing(clock="cupti", cache="warm")
 MOSTLY_HOST_PCT = 50
 """If the launch gap is above this share of the kernel's own time, events around calls mostly time the host."""
 
@@ -56,6 +58,44 @@ def _launch_gap(results: Results, shape: Shape) -> LaunchGap:
     eager, device = (results.samples(name, shape, timing) for timing in (EAGER, DEVICE))
     gap = over_replicates([float(np.median(one) - np.median(other)) for one, other in zip(eager, device, strict=True)])
     return LaunchGap(shape, gap, float(results.row(name, shape, DEVICE)["median_us"]))
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a call at a shape takes between its operations on the device, by `device` minus `cupti`, in us.
+
+    Attributes:
+        baseline_us, candidate_us: of the baseline and of a candidate.
+        lead_us: by how much less the candidate takes by `device`.
+        beside: what the baseline's call has on the device beside its longest kernel, by the profiler's names.
+    """
+
+    baseline_us: float
+    candidate_us: float
+    lead_us: float
+    beside: list[str]
+
+    @property
+    def pct(self) -> float:
+        """The share of the lead that lies between operations, in percent."""
+        return 100 * (self.baseline_us - self.candidate_us) / self.lead_us
+
+
+def outside(results: Results, candidate: str, shape: Shape) -> Outside | None:
+    """What lies between operations at a shape; None where the run lacks a clock, or the candidate doesn't lead."""
+    names, clocks = (results.study.baseline, candidate), (DEVICE, CUPTI)
+    if not set(clocks) <= set(results.timings):
+        return None
+    at = {clock: results.at(shape, clock)["median_us"] for clock in clocks}
+    if not all(name in at[clock].index for name in names for clock in clocks):
+        return None
+    baseline_us, candidate_us = (float(at[DEVICE][name] - at[CUPTI][name]) for name in names)
+    lead_us = float(at[DEVICE][names[0]] - at[DEVICE][names[1]])
+    if lead_us <= 0:
+        return None
+    cases = results.run.cases
+    ran = cases[is_of(cases, shape) & (cases["implementation"] == names[0])]["kernels"]
+    return Outside(baseline_us, candidate_us, lead_us, next(iter(ran)).split("\n")[1:])
 
 
 class Farthest(NamedTuple):
