@@ -52,7 +52,13 @@ show("backends.choice")
 show("backends.grouped")
 
 # %% [markdown]
-# ### Decoding
+# ### Few queries over many keys
+#
+# Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with more.
+# K and V are read once and little else takes time, so that what counts is the part of the memory's bandwidth that is reached.
+
+# %%
+show("backends.few")
 
 # %%
 show("backends.decode")

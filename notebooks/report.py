@@ -139,6 +139,16 @@ show("environment.clocks")
 # faster candidate is *claimable* if its interval is apart from the baseline's, Cliff's $|\delta| \ge 0.3$ [](#ref-cliff1993) and
 # it has a speedup of at least 1.10.
 #
+# ### One verdict, from samples to sentence
+#
+# The samples of both sides give their medians, and the rounds that they share the ratio of these. Its interval, its p-value
+# after Holm's adjustment, and the smallest effect that could have been found decide what may be said. Where several kinds of
+# values were timed, it is said of the worst.
+
+# %%
+show("verdicts.statement")
+
+# %% [markdown]
 # ## Can the instrument be trusted?
 #
 # ### Other clocks
@@ -210,8 +220,15 @@ show("kernels.stale")
 # %%
 show("kernels.summary")
 
+# %% [markdown]
+# ## Few queries over many keys
+#
+# Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with more.
+# [](#backends.few.bandwidth) has the part of the memory's bandwidth that is reached; [04_backends](04_backends.html) has every
+# shape.
+
 # %%
-show("kernels.standing")
+show("backends.few")
 
 # %% [markdown]
 # ## Peers and published work
@@ -234,9 +251,6 @@ show("roofline.literature.shares")
 # **An audit.** Five reports on an NVIDIA L4 asked the questions that this paper asks. Their numbers were
 # transcribed, and every claim was recomputed from the numbers that they print; the page [08_audit](08_audit.html) has each claim with
 # its arithmetic.
-
-# %%
-show("audit.summary")
 
 # %% [markdown]
 # ## In a model
@@ -262,6 +276,7 @@ show("model.compared")
 #   cold one carries it whole. Nothing is subtracted.
 # - **Few replicates.** Student's $t$ over a handful of processes is at its stated level if their medians are roughly normal.
 #   A single replicate is evidence about its own process alone.
+# - **What has no latency.** The reason of each such case is on [01_environment](01_environment.html).
 
 # %%
 show("environment.lacking")
@@ -269,11 +284,10 @@ show("environment.lacking")
 # %% [markdown]
 # ## Conclusion
 #
-# "Faster" is a statement about a pair of programs, a clock, and the numbers that they are given. A reader whose program is timed
-# otherwise should take the verdict of that timing, and one who knows their numbers the verdict on those.
-
-# %%
-show("verdicts.statement")
+# "Faster" is a statement about a pair of programs, a clock, and the numbers that they are given. A kernel that goes by the
+# scores may lead on standard normal numbers and lag on a model's, and a benchmark that draws no others cannot tell. So a claim
+# here is that on the worst kind of values. A reader whose program is timed otherwise should take the verdict of that timing,
+# and one who knows their numbers the verdict on those.
 
 # %% [markdown]
 # ## References

@@ -20,6 +20,9 @@ BOTH = FLEX | {"sweeps": GRID["sweeps"] | GROUPED}
 ALL = BOTH | {"implementations": [FALLBACK, "peer.flex", DISPATCH]}
 
 
+FEW = {"few kv_len": [AXES | {"seq_len": [1, 4], "kv_len": 256}]}
+
+
 def record(name: str, study=PLAIN, **recipe) -> None:
     synthetic.write(name, Recipe(study=study, fates={}, **recipe))
 
@@ -69,3 +72,12 @@ def test_runs_that_are_not_whole_not_trusted_or_not_from_here_are_passed_over(da
     manifest = data / "resealed" / "manifest.json"
     manifest.write_text(manifest.read_text().replace("Chosen latencies", "Other latencies"))
     assert companions("mine")["choices"] == "good"
+
+
+def test_a_run_of_few_queries_has_several_numbers_of_them():
+    one = {"decode kv_len": [AXES | {"seq_len": 1, "kv_len": [256, 512]}]}
+    chunk = {"chunk kv_len": [AXES | {"seq_len": [4, 128], "kv_len": 256}]}
+    for name, sweeps in {"few": FEW, "one": one, "chunk": chunk}.items():
+        record(name, PLAIN | {"sweeps": PLAIN["sweeps"] | sweeps})
+    record("mine")
+    assert companions("mine")["decoded"] == "few"

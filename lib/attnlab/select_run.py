@@ -14,7 +14,7 @@ from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.schema import Manifest
 from attnlab.study import models as stated_models
-from attnlab.study import studies
+from attnlab.study import studies, tuning
 from attnlab.study.implementations import DISPATCH, PEERS
 from attnlab.study.studies import Study
 from attnlab.study.values import NORMAL
@@ -28,11 +28,22 @@ COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "choices": lambda study: "grid seq_len" in study["sweeps"],
     "peers": lambda study: PEERS[0] in study["implementations"] and "grouped kv_heads" in study["sweeps"],
     "attended": lambda study: DISPATCH in study["implementations"],
+    "decoded": lambda study: any(len(_few(block)) > 1 for sweep in study["sweeps"].values() for block in sweep),
     "valued": lambda study: any(
         block.get("values", NORMAL) != NORMAL for sweep in study["sweeps"].values() for block in sweep
     ),
 }
 """By the name of a companion: whether a study holds what the companion is shown for."""
+
+
+def _few(block: dict[str, Any]) -> set[int]:
+    """The numbers of queries in a block of a sweep that are few over more keys."""
+    keys = max(_listed(block.get("kv_len", 0)))
+    return {queries for queries in _listed(block["seq_len"]) if queries <= tuning.FEW_QUERIES and queries < keys}
+
+
+def _listed(sizes: int | list[int]) -> list[int]:
+    return sizes if isinstance(sizes, list) else [sizes]
 
 
 def exhibits(run: str = "", study: str = "quick", device: str = "auto") -> "Show":

@@ -1,26 +1,31 @@
 """The page of backends: its tables by their numbers, worked by hand, and every branch of what it says."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic
 from reading import column
-from synthetic import AXES, DOUBLE, TARGET, Recipe, chosen, inferred, lonely
+from synthetic import AT_TARGET, AXES, DOUBLE, GONE, TARGET, Recipe, chosen, inferred, lonely
 
 from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
-from attnlab.exhibits.backends import advice, choosing, cost, peers, runs, workloads
+from attnlab.exhibits.backends import advice, choosing, cost, few, peers, runs, workloads
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing, Table
 from attnlab.infer.results import Results
 from attnlab.runs import schema
+from attnlab.study.shapes import Shape
 
 SHOWN = [id for id in catalogue.every() if id.startswith("backends.")]
 PRICED = {"backends.cost": {"price_per_hour": 3.0}}
 LACKING = [
-    *(f"backends.{name}" for name in ("rules", "summary", "grouped", "decode", "ragged", "training", "peers.support")),
+    *(
+        f"backends.{name}"
+        for name in ("rules", "summary", "grouped", "few", "decode", "ragged", "training", "peers.support")
+    ),
     *(f"backends.attend.{name}" for name in ("regret", "chosen", "overhead")),
 ]
 
@@ -135,13 +140,12 @@ def test_one_number_of_shared_heads_is_compared_with_nothing():
 
 
 def test_decoding_by_the_rate_at_which_memory_is_read():
-    table = workloads.decode(chosen())
+    table = few.every(chosen())
     # Q and O have 512 elements each, K and V 32768 or 131072 each, of 2 bytes: 133120 B in 2.6624 us, 526336 in 21.0534
     assert column(table, "keys") == [256, 1024]
     assert estimates(table, "median_us") == pytest.approx([2.6624, 21.0534], rel=5e-3)
     assert column(table, "bandwidth_gbs") == pytest.approx([50, 25], rel=5e-3)
     assert column(table, "of the measured copy") == pytest.approx([50, 25], rel=5e-3)
-    assert "does 3.94 FLOP for each byte" in table.note  # 4 * 2 * 4 * 256 * 64 / 133120
 
 
 def test_sequences_of_many_lengths_and_the_same_padded():
@@ -263,6 +267,86 @@ def test_the_last_column_says_at_how_many_shapes_a_sequence_alone_has_the_same_b
 def test_each_has_a_word_of_its_own_on_a_sequence_alone():
     told = alone({"sdpa.auto": [0, 0, 0, 0], "sdpa.flash": [0, 0, 2, 0], "peer.flex": [5, 5, 5, 5]})
     assert told == ["yes", "at 1 of 2 shapes", None, "at 0 of 2 shapes", None]
+
+
+# ----------------------------------------------------------------------------------------------------- few queries
+
+
+GROUPED = Shape(2, 4, 1, 64, causal=True, kv_heads=1)
+FEW = {queries: [GROUPED.resized(seq_len=queries, kv_len=keys) for keys in (256, 1024)] for queries in (1, 4, 16)}
+GBS = {"sdpa.auto": (88, 40), "sdpa.flash": (22, 40), "sdpa.cudnn": (88, 32), "kernel.best": (80, 60)}
+"""The bandwidth of each, with one query and with several."""
+PLAIN_QUERY = FEW[1][1].resized(causal=False)
+DECODED = Recipe(
+    study=AT_TARGET
+    | {
+        "implementations": list(GBS),
+        "sweeps": {
+            "seq_len": [AXES | {"seq_len": 128}],
+            "few kv_len": [AXES | {"seq_len": [1, 4, 16], "causal": True, "kv_heads": 1, "kv_len": [256, 1024]}],
+            "one query kv_len": [AXES | {"seq_len": 1, "kv_heads": 1, "kv_len": 1024}],
+        },
+    },
+    latencies_us={
+        (name, shape): shape.bytes / gbs[queries > 1] / 1e3
+        for name, gbs in GBS.items()
+        for queries, shapes in FEW.items()
+        for shape in [*shapes, *([PLAIN_QUERY] if queries == 1 else [])]
+    },
+    fates={("sdpa.flash", FEW[16][1]): GONE},
+)
+
+
+@cache
+def decoded() -> Results:
+    return synthetic.infer(DECODED)
+
+
+def test_few_queries_are_drawn_by_bandwidth_below_the_copy_of_memory():
+    figure = few.shown(decoded()).parts["bandwidth"]
+    near, far = figure.figure.axes
+    assert (near.get_title(), far.get_title()) == ("B=2, 256 keys, D=64 *", "B=2, 1,024 keys, D=64")  # 200 kB of L2
+    for axes, lost in ((near, []), (far, ["sdpa.flash"])):
+        *drawn, copy = axes.get_lines()
+        assert list(copy.get_ydata()) == [100, 100]
+        for line, (name, (one, several)) in zip(drawn, GBS.items(), strict=True):
+            assert list(line.get_xdata()) == [1, 4, 16]
+            told = [one, several, np.nan if name in lost else several]
+            np.testing.assert_allclose(line.get_ydata(), told, rtol=5e-3)
+    assert "the measured copy of memory, 100 GB/s; a star marks what a warm L2 may hold." in figure.caption
+
+
+def test_where_few_queries_are_ahead_and_where_behind_is_said():
+    told = few.shown(decoded()).parts["said"].markdown
+    assert "has 7 shapes of few queries over more keys" in told
+    # of the one query over 1024 keys, under the mask and without, one is counted
+    assert "With one query, the fastest of SDPA's backends takes 0.909× as long as `kernel.best`" in told
+    assert (
+        "ahead at 0 of 2 shapes and behind at 2. Where the tensors are larger than the L2, `kernel.best` reads" in told
+    )
+    assert "at 80.0 GB/s (up to 80 % of the measured copy), the fastest of the others at 88.0." in told
+    assert "With 4 to 16 queries, the fastest of SDPA's backends takes 1.50× to 1.88× as long as `kernel.best`" in told
+    assert "which is ahead at 4 of 4 shapes. Where" in told
+
+
+def test_few_queries_are_a_finding_of_the_run_itself_or_of_another():
+    ours, other = "**Few queries.** With one query, the fastest", f"(Run `{decoded().run.name}` of"
+    box = Show(decoded())("verdicts.findings").content.text
+    assert ours in box
+    assert other not in box
+    beside = Results(replace(inferred().run, name="mine"), inferred().table)
+    box = Show(beside, {"decoded": decoded})("verdicts.findings").content.text
+    assert ours in box
+    assert other in box
+    assert "Few queries" not in Show(inferred())("verdicts.findings").content.text
+
+
+def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
+    other = Results(replace(decoded().run, name="few"), decoded().table)
+    frame = peers.support(chosen(), other).frame.set_index("implementation")
+    assert frame.loc[["sdpa.flash", "kernel.best"], "few queries"].tolist() == ["yes, failed", "yes"]
+    assert frame.loc["peer.flex", ["few queries"]].isna().all()
+    assert "few queries" not in peers.support(chosen(), inferred()).frame
 
 
 # ------------------------------------------------------------------------------------------------------------ runs

@@ -92,8 +92,8 @@ def test_an_exhibit_is_called_by_its_id_or_directly():
 
 def test_a_figure_comes_as_pdf_where_the_report_shows_it():
     exhibit("kernels.drawn")(lambda results: Figure(plt.figure(), "", ""))
-    there = {id: FILES in Show(climbed())(id)._repr_mimebundle_()[0] for id in ("kernels.climb", "kernels.drawn")}
-    assert there == {"kernels.climb": True, "kernels.drawn": False}
+    there = {id: FILES in Show(climbed())(id)._repr_mimebundle_()[0] for id in ("roofline.roofline", "kernels.drawn")}
+    assert there == {"roofline.roofline": True, "kernels.drawn": False}
     assert catalogue.printed() == set(shown("report"))
 
 

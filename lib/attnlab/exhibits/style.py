@@ -44,6 +44,8 @@ LOOKS = {
     "kernel.jobs": ("#3C1260", "D"),
     "kernel.bounded": ("#240540", "s"),
     "kernel.short": ("#00798C", "v"),
+    "kernel.lazy": ("#D81B60", "X"),
+    "kernel.few": ("#5E3C99", "p"),
     "kernel.best": ("#B5179E", "H"),
     "kernel.fp8": ("#C1440E", "o"),
     "kernel.fp8_quantizing": ("#C1440E", "X"),

@@ -4,7 +4,7 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.infer.results import Results
 
 SECTIONS = {
-    "What may be published": ("verdicts.statement",),
+    "What may be published": ("verdicts.values.said", "verdicts.statement"),
     "At the target, {target}": ("verdicts.target", "verdicts.publishable", "verdicts.to_beat"),
     "Every comparison, counted": ("verdicts.counted", "verdicts.by_timing", "verdicts.by_candidate"),
     "The baseline against itself": ("verdicts.false_positives", "verdicts.controls"),

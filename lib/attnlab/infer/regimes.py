@@ -122,7 +122,7 @@ class Loads(NamedTuple):
 
     @property
     def best(self) -> tuple[Load, Load] | None:
-        """`kernel.best` and, of the others, the one that is fastest under sustained load; None where it is not known."""
+        """`kernel.best`, and the fastest of the others under sustained load; None where either is missing."""
         ours = next((load for load in self.all if load.implementation == BEST), None)
         others = [load for load in self.all if load is not ours]
         return (ours, min(others, key=lambda load: load.sustained_us)) if ours and others else None

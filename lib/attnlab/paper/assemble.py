@@ -50,9 +50,13 @@ def named(source: str) -> list[str]:
 
 
 def _without(source: str, missing: set[str]) -> str:
-    """Markdown without the paragraphs that refer to exhibits which are missing."""
+    """Markdown without the paragraphs that refer to exhibits which are missing, or to parts of them."""
+
+    def is_missing(anchor: str) -> bool:
+        return any(anchor == id or anchor.startswith(f"{id}.") for id in missing)
+
     paragraphs = source.split("\n\n")
-    return "\n\n".join(each for each in paragraphs if missing.isdisjoint(_REFERENCE.findall(each)))
+    return "\n\n".join(each for each in paragraphs if not any(map(is_missing, _REFERENCE.findall(each))))
 
 
 def _without_empty_sections(cells: list[Any]) -> list[Any]:

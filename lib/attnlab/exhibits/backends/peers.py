@@ -14,6 +14,7 @@ from attnlab.infer.cases import AXES, CASE
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, TOO_LONG
+from attnlab.study import tuning
 from attnlab.study.implementations import PEERS
 from attnlab.study.shapes import Shape
 
@@ -22,19 +23,28 @@ FATES = {FAILED: FAILED, OUT_OF_MEMORY: OUT_OF_MEMORY, SKIPPED: "no", MEASURED: 
 
 
 @exhibit("backends.peers.support", of="peers")
-def support(results: Results) -> Table:
-    """Whether each implementation supports each kind of shape."""
+def support(results: Results, decoded: Results | None = None) -> Table:
+    """Whether each implementation supports each kind of shape; few queries by the run `decoded`, if that has them."""
     _require_peers(results)
     fates = _fates(results)
-    rows = [
-        {"implementation": name} | {sweep: _over(results.sweep(sweep), name, fates) for sweep in results.study.sweeps}
+    rows = {
+        name: {_plain(sweep): _over(results.sweep(sweep), name, fates) for sweep in results.study.sweeps}
         for name in results.study.implementations
-    ]
-    frame = pd.DataFrame(rows).rename(columns=_plain)
-    asked = [_alone(results, name) for name in results.study.implementations]
-    frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in asked]
-    note = say("backends.support", reasons=_reasons(results))
+    }
+    run = ""
+    if decoded and decoded.run.name != results.run.name and (asked := _few(decoded)):
+        run, others = decoded.run.name, _fates(decoded)
+        for name in decoded.study.implementations:
+            rows.setdefault(name, {})["few queries"] = _over(asked, name, others)
+    alone = {name: _alone(results, name) for name in rows}
+    frame = pd.DataFrame([{"implementation": name} | row for name, row in rows.items()])
+    frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
+    note = say("backends.support", reasons=_reasons(results), run=run)
     return Table(frame, "What each implementation supports, by kind of shape.", note)
+
+
+def _few(results: Results) -> list[Shape]:
+    return [shape for shape in results.study.shapes if tuning.rows_of(shape)]
 
 
 @exhibit("backends.peers.dots", of="peers")

@@ -1,4 +1,4 @@
-"""Calls other than plain attention: heads that share keys, decoding, sequences of many lengths, training."""
+"""Calls other than plain attention: heads that share keys, sequences of many lengths, training."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from attnlab.infer.stats import Interval, ratio_ci
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-GROUPED, DECODE, ALONE = "grouped kv_heads", "decode kv_len", "decode alone kv_len"
+GROUPED = "grouped kv_heads"
 TRAINING, RAGGED = "training seq_len", "end to end seq_len"
 EAGER = Timing(clock="eager", cache="warm")
 
@@ -47,23 +47,6 @@ def _ratio(results: Results, baseline: Setting, candidate: Setting) -> Interval:
     """The ratio of the medians of two settings, which share no rounds."""
     sides = [results.samples(setting.name, setting.shape) for setting in (baseline, candidate)]
     return ratio_ci(sides[0], sides[1])
-
-
-@exhibit("backends.decode", of="choices")
-def decode(results: Results) -> Table:
-    """The bandwidth of decoding, beside the measured memory copy."""
-    found, copy_gbs = settings.along(results, DECODE), results.ceilings.rate("copy")
-    if ALONE in results.study.sweeps:
-        found += settings.along(results, ALONE)
-    rows = [
-        {"B": setting.shape.batch, "keys": setting.shape.kv_len, "fastest": setting.name}
-        | quantities.cells(setting.row, "median_us", "bandwidth_gbs")
-        | {"of the measured copy": 100 * setting.row["bandwidth_gbs"] / copy_gbs}
-        for setting in found
-    ]
-    note = say("backends.decode", intensity=found[0].shape.intensity)
-    caption = f"Decoding: a query that reads all keys and values; {results.headline.words}."
-    return Table(pd.DataFrame(rows), caption, note, shows={"of the measured copy": formats.percent})
 
 
 @exhibit("backends.ragged", of="choices")

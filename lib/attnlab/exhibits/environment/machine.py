@@ -41,7 +41,8 @@ def machine(results: Results) -> Prose:
     manifest = results.run.manifest
     packages = manifest["environment"]["packages"]
     versions = {name: packages[name] for name in VERSIONED if packages.get(name, "n/a") != "n/a"}
-    return Prose(say("environment.run", manifest=manifest, device=device_words(results), versions=versions))
+    facts = {"name": results.run.name, "manifest": manifest, "device": device_words(results)}
+    return Prose(say("environment.run", versions=versions, **facts))
 
 
 @exhibit("environment.lacking")

@@ -50,18 +50,16 @@ def _judged(step: Step, verdict: Verdict) -> dict[str, Any]:
 
 @exhibit("kernels.summary", where=has_kernels, shape=target)
 def summary(results: Results, shape: Shape) -> Table:
-    """A row for each rung: change, latency, expectation, outcome, and the first bottleneck by the counters."""
+    """A row for each rung: change, latency, speedup, what was expected, and the first bottleneck by the counters."""
     found, limits, at = compared(results, shape), _limits(results), results.at(shape)
     rows = [
         {
             "rung": step.rung.name,
             "what it changes": step.rung.title,
             "median (µs)": at.loc[step.rung.name, "median_us"] if step.rung.name in at.index else None,
-            "expected": step.rung.expected if step.verdict else None,
-            "outcome": step.outcome if step.verdict else None,
             "speedup": step.verdict.speedup if step.verdict else None,
-            "largest bottleneck": limit.title if limit else None,
-            "its share": limit.share_pct if limit else None,
+            "expected": f"{formats.times(step.rung.expected)}, {step.outcome}" if step.verdict else None,
+            "largest bottleneck": f"{limit.title}, {formats.percent(limit.share_pct)}" if limit else None,
         }
         for step in found
         for limit in [limits.get(step.rung.name)]
@@ -74,7 +72,6 @@ def summary(results: Results, shape: Shape) -> Table:
         f"builds on at {shape.label}, {results.headline.words}.",
         "Expected and measured are speedups over that rung, stated before and inferred after."
         + (f" {say('profile.by_design')}" if limits else ""),
-        shows={"expected": formats.times, "its share": formats.percent},
     )
 
 

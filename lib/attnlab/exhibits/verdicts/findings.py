@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from attnlab.exhibits.audit import in_short
+from attnlab.exhibits.backends import few
 from attnlab.exhibits.baseline.figures import costliest
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Box, Prose
@@ -24,10 +25,12 @@ from attnlab.study.values import CAPTURED
 
 
 @exhibit("verdicts.findings")
-def findings(results: Results, valued: Results | None = None) -> Box:
+def findings(results: Results, valued: Results | None = None, decoded: Results | None = None) -> Box:
     """The findings of the run, a line for each kind that it has; what the values change, first."""
-    first = f"**Values.** {values.in_short(results, valued)}"
-    lines = [first, *(line for find in FINDINGS if (line := _unless_missing(find, results)))]
+    lines = [f"**Values.** {values.in_short(results, valued)}"]
+    lines += [line for find in FINDINGS if (line := _unless_missing(find, results))]
+    if said := few.in_short(results, decoded):
+        lines.append(f"**Few queries.** {said}")
     return Box("Findings", "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)))
 
 

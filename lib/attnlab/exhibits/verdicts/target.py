@@ -165,7 +165,6 @@ def statement(results: Results, shape: Shape) -> Prose:
             "verdicts.statement",
             s=found,
             baseline=baseline,
-            turned_over=kinds.turned(results, shape),
             several=len(kinds.shapes(results, shape)) > 1,
             medians={each: results.median(each, shape) for each in (baseline, name)},
             gain=in_percent(found.verdict.speedup),

@@ -1,0 +1,148 @@
+"""Few queries over more keys: bandwidth against the measured ceiling, and the lead over the fastest of the others."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure as Drawing
+
+from attnlab.exhibits import formats, quantities
+from attnlab.exhibits.catalogue import exhibit
+from attnlab.exhibits.cells import LETTERS
+from attnlab.exhibits.display import Figure, Group, Prose, Table
+from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PANELS, few_powers_of_two, look
+from attnlab.exhibits.words import say
+from attnlab.infer.backends import few
+from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
+from attnlab.study.implementations import PEERS
+from attnlab.study.shapes import Shape
+
+MOST = 8
+"""The series that are drawn, a panel each."""
+QUERIES, COPY = "queries", "measured copy"
+
+
+@exhibit("backends.few", of="decoded")
+def shown(results: Results) -> Group:
+    """The bandwidth of few queries in words, and drawn for each implementation."""
+    return Group({"said": Prose(_said(results)), "bandwidth": _drawn(results)})
+
+
+def in_short(results: Results, decoded: Results | None) -> str:
+    """What was found at few queries, in a sentence; empty for a run without them, or without `kernel.best`."""
+    found = decoded or results
+    try:
+        groups = few.groups(found)
+    except NotMeasured:
+        return ""
+    facts = {"groups": groups, "peers": _has_peers(found), "run": _elsewhere(results, found)}
+    return say("backends.few_in_short", **facts) if groups else ""
+
+
+def _has_peers(results: Results) -> bool:
+    return not set(PEERS).isdisjoint(results.study.implementations)
+
+
+def _elsewhere(results: Results, found: Results) -> str:
+    """The name and the date of a run that is another one than `results`; or nothing."""
+    same = found.run.name == results.run.name
+    return "" if same else f"`{found.run.name}` of {found.run.manifest['created'][:10]}"
+
+
+def _said(results: Results) -> str:
+    facts = {"run": results.run, "shapes": len(few.shapes(results)), "timing": results.headline.words}
+    facts |= {"among": results.study.shapes, "peers": _has_peers(results)}
+    return say("backends.few", groups=few.groups(results), copy_gbs=results.ceilings.rate("copy"), **facts)
+
+
+def _drawn(results: Results) -> Figure:
+    axis, series = few.along(results, MOST)
+    copy_gbs = results.ceilings.rate("copy")
+    facts = {"timing": results.headline.words, "axis": _axis_title(axis), "copy_gbs": copy_gbs}
+    return Figure(
+        _panels(results, axis, series, copy_gbs),
+        say("backends.few_drawn", shape=series[0][0], cached=_fitting(results, series), **facts),
+        f"Line plots of bandwidth over {_axis_title(axis)}, a line for each implementation and a panel for each "
+        "batch and number of keys, below the rate of a copy of memory.",
+    )
+
+
+def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: float) -> Drawing:
+    columns = min(len(series), PANELS)
+    rows = -(-len(series) // columns)
+    drawing, grid = plt.subplots(
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.95 + 1.15 * rows)
+    )
+    labelled: dict[str, Artist] = {}
+    sizes = [getattr(shape, axis) for shapes in series for shape in shapes]
+    for axes, shapes in zip(grid.flat, series, strict=False):
+        for name in results.study.implementations:
+            rates = [(getattr(shape, axis), _gbs(results, name, shape)) for shape in shapes]
+            if not all(np.isnan(rate) for _, rate in rates):
+                (labelled[name],) = axes.plot(*zip(*rates, strict=True), **look(name) | {"markersize": 4})
+        if copy_gbs == copy_gbs:
+            labelled[COPY] = axes.axhline(copy_gbs, color="#444444", linewidth=1, linestyle=":")
+        axes.set_title(_title(shapes[0], axis, results), fontsize=8)
+    for axes in grid.flat[len(series) :]:
+        axes.set_visible(False)
+    few_powers_of_two(grid[0][0], sizes)
+    grid[0][0].set_ylim(bottom=0)
+    drawing.supxlabel(f"{_axis_title(axis)}, logarithmic", fontsize=9)
+    drawing.supylabel("bandwidth (GB/s)", fontsize=9)
+    named = [name for name in (*results.study.implementations, COPY) if name in labelled]
+    drawing.legend([labelled[name] for name in named], named, loc="outside upper center", ncols=LEGEND_COLUMNS)
+    return drawing
+
+
+def _gbs(results: Results, name: str, shape: Shape) -> float:
+    at = results.at(shape)
+    return float(at.loc[name, "bandwidth_gbs"]) if name in at.index else float("nan")
+
+
+def _fitting(results: Results, series: list[list[Shape]]) -> bool:
+    """Whether some of what is drawn may be held by a warm L2."""
+    return results.headline.cache == "warm" and any(results.ceilings.fits(s) for shapes in series for s in shapes)
+
+
+def _axis_title(axis: str) -> str:
+    return QUERIES if axis == "seq_len" else AXIS_TITLES[axis]
+
+
+def _title(shape: Shape, axis: str, results: Results) -> str:
+    """What tells a panel from the others: its batch, keys and dimension, and a star where the L2 may hold it."""
+    words = {
+        "batch": f"B={shape.batch}",
+        "kv_len": f"{formats.whole(shape.kv_len)} keys",
+        "seq_len": f"S={shape.seq_len}",
+    }
+    kept = [word for name, word in words.items() if name != axis]
+    star = " *" if results.headline.cache == "warm" and results.ceilings.fits(shape) else ""
+    return ", ".join([*kept, f"D={shape.head_dim}"][: 2 if shape.head_dim == 128 else 3]) + star
+
+
+@exhibit("backends.decode", of="decoded")
+def every(results: Results) -> Table:
+    """Every shape of few queries: the fastest, its bandwidth beside the measured copy, the lead of `kernel.best`."""
+    found, copy_gbs = few.shapes(results), results.ceilings.rate("copy")
+    leads = {shape: lead for group in few.groups(results) for shape, lead in group.leads.items()}
+    rows = []
+    for shape in found:
+        name = results.fastest(shape)
+        row, lead = results.row(name, shape), leads.get(shape)
+        rows.append(
+            {LETTERS[axis]: getattr(shape, axis) for axis in ("batch", "heads", "seq_len", "kv_heads", "kv_len")}
+            | {"else": ", ".join(_else(shape)) or None, "fastest": name}
+            | quantities.cells(row, "median_us", "bandwidth_gbs")
+            | {"of the measured copy": 100 * row["bandwidth_gbs"] / copy_gbs}
+            | {"kernel.best over": lead.over if lead else None, "kernel.best leads by": lead.ratio if lead else None}
+        )
+    frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
+    caption = f"Few queries over more keys; {results.headline.words}."
+    return Table(frame, caption, say("backends.decode"), shows={"of the measured copy": formats.percent})
+
+
+def _else(shape: Shape) -> list[str]:
+    """What a row of the table says of a shape beside its sizes."""
+    named = [word for word in shape.special if not word.endswith(("key", "keys", "head", "heads"))]
+    return [f"D={shape.head_dim}", shape.dtype, *(["causal"] if shape.causal else []), *named]
