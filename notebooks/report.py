@@ -234,7 +234,9 @@ show("backends.few")
 # ## Peers and published work
 #
 # [](#backends.peers.dots) has the implementations of other packages in a run of their own on the same device, at more kinds of
-# shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest.
+# shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest. FlashAttention-3 and FlashInfer
+# are not among them: the package index has no wheel of the first, and that of the second compiles its kernels on the user's
+# machine.
 
 # %%
 show("backends.peers.dots")

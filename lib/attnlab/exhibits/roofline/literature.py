@@ -99,7 +99,7 @@ def shares(results: Results, peers: Results | None = None) -> Figure:
     near = [(n.share_pct, ours) for n, ours in pairs if ours and not math.isnan(ours.datasheet_pct)]
     if not near:
         raise NotMeasured("This run has no case of a published algorithm, on a device with a datasheet")
-    drawing, axes = plt.subplots(figsize=(6.5, 1.0 + 0.18 * len(pairs)))
+    drawing, axes = plt.subplots(figsize=(6.5, 0.8 + 0.15 * len(pairs)))
     for place, (number, ours) in enumerate(pairs):
         axes.plot([number.share_pct], [place], "o", color="#888888", markersize=5.5)
         if ours and not math.isnan(ours.datasheet_pct):
@@ -124,9 +124,14 @@ def shares(results: Results, peers: Results | None = None) -> Figure:
     said = say("roofline.higher", higher=higher, of=len(near))
     return Figure(
         drawing,
-        say("roofline.shares", said=said, timing=results.headline.words),
+        say("roofline.shares", said=said, timing=results.headline.words, sources=_sources(pairs)),
         f"Dots and diamonds on an axis of percent of the dense peak, a row for each published implementation. {said}",
     )
+
+
+def _sources(pairs: list[tuple[Published, Nearest | None]]) -> str:
+    """Citations of where the dots are from, each once."""
+    return " ".join(dict.fromkeys(bibliography.cite(number.source) for number, _ in pairs))
 
 
 def _same(cases: Cases, number: Published) -> Nearest | None:

@@ -1,6 +1,7 @@
 """What a reader should keep: the abstract, the findings in a box, and the target."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from attnlab.exhibits.audit import in_short
 from attnlab.exhibits.backends import few
@@ -27,10 +28,14 @@ from attnlab.study.values import CAPTURED
 @exhibit("verdicts.findings")
 def findings(results: Results, valued: Results | None = None, decoded: Results | None = None) -> Box:
     """The findings of the run, a line for each kind that it has; what the values change, first."""
-    lines = [f"**Values.** {values.in_short(results, valued)}"]
-    lines += [line for find in FINDINGS if (line := _unless_missing(find, results))]
-    if said := few.in_short(results, decoded):
-        lines.append(f"**Few queries.** {said}")
+    first = f"**Values.** {values.in_short(results, valued)}"
+    queries = few.in_short(results, decoded)
+    found = [
+        *(_unless_missing(find, results) for find in SPEEDS),
+        f"**Few queries.** {queries}" if queries else "",
+        *(_unless_missing(find, results) for find in OTHERS),
+    ]
+    lines = [first, *filter(None, found)]
     return Box("Findings", "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)))
 
 
@@ -103,13 +108,16 @@ def _nothing(results: Results) -> str:
     )
 
 
-FINDINGS: tuple[Callable[[Results], str], ...] = (
+Find: TypeAlias = Callable[[Results], str]
+SPEEDS: tuple[Find, ...] = (
     lambda results: say(
         "verdicts.sign", lead=lead(results), baseline=results.study.baseline, label=results.study.target_shape.label
     ),
     lambda results: f"**Lengths.** {costliest(results)}",
     lambda results: f"**Power.** {slowed(results)}",
     _ladder,
+)
+OTHERS: tuple[Find, ...] = (
     lambda results: say(
         "verdicts.instrument",
         baseline=results.study.baseline,
@@ -120,7 +128,7 @@ FINDINGS: tuple[Callable[[Results], str], ...] = (
 )
 
 
-def _unless_missing(find: Callable[[Results], str], results: Results) -> str:
+def _unless_missing(find: Find, results: Results) -> str:
     try:
         return find(results)
     except NotMeasured:

@@ -132,6 +132,11 @@ def timings(results: Results, shape: Shape) -> Table:
         {"implementation": name} | {str(timing): decisions.marked(verdict) for timing, verdict in under.items()}
         for name, under in found.items()
     ]
+    medians = {
+        timing: results.row(results.study.baseline, shape, timing)["median_us"]
+        for timing in results.timings
+        if results.study.baseline in results.at(shape, timing).index
+    }
     effects = {
         timing: results.smallest_effect(shape, timing)
         for timing in results.timings
@@ -147,7 +152,7 @@ def timings(results: Results, shape: Shape) -> Table:
             baseline=results.study.baseline,
             label=shape.label,
         ),
-        say("verdicts.timings_note", effects=effects),
+        say("verdicts.timings_note", effects=effects, baseline=results.study.baseline, medians=medians),
     )
 
 
