@@ -64,6 +64,15 @@ show("backends.few")
 show("backends.decode")
 
 # %% [markdown]
+# ### Eight bits
+#
+# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. `kernel.fp8_quantizing` makes e4m3 of 16 bits
+# while it is timed; the others are given it.
+
+# %%
+show("backends.fp8")
+
+# %% [markdown]
 # ### Sequences of many lengths
 
 # %%

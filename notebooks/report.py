@@ -231,6 +231,15 @@ show("kernels.summary")
 show("backends.few")
 
 # %% [markdown]
+# ## FP8, with its error
+#
+# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. In [](#backends.fp8.error) speed stands over
+# error. `kernel.fp8_quantizing` makes e4m3 of 16 bits while it is timed; the others are given it.
+
+# %%
+show("backends.fp8")
+
+# %% [markdown]
 # ## Peers and published work
 #
 # [](#backends.peers.dots) has the implementations of other packages in a run of their own on the same device, at more kinds of

@@ -8,7 +8,7 @@ from synthetic import AXES, Recipe
 
 from attnlab import select_run
 from attnlab.runs import read
-from attnlab.study.implementations import DISPATCH, FALLBACK
+from attnlab.study.implementations import CUDNN_FP8, DISPATCH, FALLBACK
 
 PLAIN = {"implementations": [FALLBACK], "replicates": 1, "timings": synthetic.STUDY["timings"][:1]} | {
     "sweeps": {"seq_len": [AXES | {"seq_len": 128}]}
@@ -74,10 +74,12 @@ def test_runs_that_are_not_whole_not_trusted_or_not_from_here_are_passed_over(da
     assert companions("mine")["choices"] == "good"
 
 
-def test_a_run_of_few_queries_has_several_numbers_of_them():
+def test_a_run_of_few_queries_has_several_numbers_of_them_and_one_of_fp8_something_in_it():
     one = {"decode kv_len": [AXES | {"seq_len": 1, "kv_len": [256, 512]}]}
     chunk = {"chunk kv_len": [AXES | {"seq_len": [4, 128], "kv_len": 256}]}
     for name, sweeps in {"few": FEW, "one": one, "chunk": chunk}.items():
         record(name, PLAIN | {"sweeps": PLAIN["sweeps"] | sweeps})
+    record("eight", PLAIN | {"implementations": [FALLBACK, CUDNN_FP8]})
     record("mine")
-    assert companions("mine")["decoded"] == "few"
+    found = companions("mine")
+    assert (found["decoded"], found["eight_bits"]) == ("few", "eight")

@@ -15,7 +15,7 @@ from attnlab.runs.manifest import ModelFields
 from attnlab.runs.schema import Manifest
 from attnlab.study import models as stated_models
 from attnlab.study import studies, tuning
-from attnlab.study.implementations import DISPATCH, PEERS
+from attnlab.study.implementations import DISPATCH, FP8, PEERS
 from attnlab.study.studies import Study
 from attnlab.study.values import NORMAL
 
@@ -29,6 +29,7 @@ COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "peers": lambda study: PEERS[0] in study["implementations"] and "grouped kv_heads" in study["sweeps"],
     "attended": lambda study: DISPATCH in study["implementations"],
     "decoded": lambda study: any(len(_few(block)) > 1 for sweep in study["sweeps"].values() for block in sweep),
+    "eight_bits": lambda study: not set(FP8).isdisjoint(study["implementations"]),
     "valued": lambda study: any(
         block.get("values", NORMAL) != NORMAL for sweep in study["sweeps"].values() for block in sweep
     ),

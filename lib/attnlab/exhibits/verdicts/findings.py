@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from attnlab.exhibits.audit import in_short
-from attnlab.exhibits.backends import few
+from attnlab.exhibits.backends import few, fp8
 from attnlab.exhibits.baseline.figures import costliest
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Box, Prose
@@ -26,13 +26,19 @@ from attnlab.study.values import CAPTURED
 
 
 @exhibit("verdicts.findings")
-def findings(results: Results, valued: Results | None = None, decoded: Results | None = None) -> Box:
+def findings(
+    results: Results,
+    valued: Results | None = None,
+    decoded: Results | None = None,
+    eight_bits: Results | None = None,
+) -> Box:
     """The findings of the run, a line for each kind that it has; what the values change, first."""
     first = f"**Values.** {values.in_short(results, valued)}"
-    queries = few.in_short(results, decoded)
+    queries, fewer_bits = few.in_short(results, decoded), fp8.in_short(results, eight_bits)
     found = [
         *(_unless_missing(find, results) for find in SPEEDS),
         f"**Few queries.** {queries}" if queries else "",
+        f"**FP8.** {fewer_bits}" if fewer_bits else "",
         *(_unless_missing(find, results) for find in OTHERS),
     ]
     lines = [first, *filter(None, found)]
