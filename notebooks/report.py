@@ -68,8 +68,9 @@ show("verdicts.values")
 # [](#ref-dao2022) made that a tiled kernel whose scores never leave the multiprocessor. FlashAttention-2 [](#ref-dao2023)
 # distributes the work better, FlashAttention-3 [](#ref-shah2024) overlaps products and softmax by Hopper's asynchronous
 # instructions, and FlashAttention-4 [](#ref-zadouri2026) balances them where tensor cores outgrow the units of exponentials.
-# NVIDIA's cuDNN [](#ref-chetlur2014) has kernels of its own; FlexAttention [](#ref-dong2024) generates kernels for
-# modified scores through Triton [](#ref-tillet2019). PyTorch's `scaled_dot_product_attention` chooses among several of these.
+# NVIDIA's cuDNN [](#ref-chetlur2014) has kernels of its own, which its frontend [](#ref-nvidia2026frontend) gives at more
+# settings; FlexAttention [](#ref-dong2024) generates kernels for modified scores through Triton [](#ref-tillet2019), and
+# xFormers [](#ref-lefaudeux2022) wraps several. PyTorch's `scaled_dot_product_attention` chooses among several of these.
 #
 # **Timing.** Triton's `do_bench` times single calls after a write that empties the cache, and NVBench [](#ref-nvbench)
 # separates cold calls on a held stream from batches. They answer different questions, and papers seldom say which they
@@ -184,8 +185,6 @@ show("verdicts.false_positives")
 
 # %% [markdown]
 # ## PyTorch's implementations
-#
-# ### Along the length
 
 # %%
 show("baseline.span")

@@ -54,7 +54,7 @@ def gaps(results: Results) -> Figure:
     short = [[one.gap.estimate for one in found if one.short] for found in shown.values()]
     long = [[one.gap_pct for one in found if not one.short] for found in shown.values()]
     (dark, _), (light, _), *_ = TIMINGS
-    drawing, grid = plt.subplots(1, 2, sharey=True, figsize=(6.5, 1.0 + 0.22 * len(shown)))
+    drawing, grid = plt.subplots(1, 2, sharey=True, figsize=(6.5, 0.9 + 0.18 * len(shown)))
     for axes, differences, near in ((grid[0], short, NEAR_US), (grid[1], long, NEAR_PCT)):
         axes.axvspan(-near, near, color="#dddddd", linewidth=0, zorder=0)
         axes.axvline(0, color="#444444", linewidth=0.9)
