@@ -8,7 +8,6 @@ from matplotlib.figure import Figure as Drawing
 
 from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit
-from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PANELS, few_powers_of_two, look
 from attnlab.exhibits.words import say
@@ -131,18 +130,11 @@ def every(results: Results) -> Table:
         name = results.fastest(shape)
         row, lead = results.row(name, shape), leads.get(shape)
         rows.append(
-            {LETTERS[axis]: getattr(shape, axis) for axis in ("batch", "heads", "seq_len", "kv_heads", "kv_len")}
-            | {"else": ", ".join(_else(shape)) or None, "fastest": name}
+            {"shape": shape.label, "fastest": name}
             | quantities.cells(row, "median_us", "bandwidth_gbs")
             | {"of the measured copy": 100 * row["bandwidth_gbs"] / copy_gbs}
-            | {"kernel.best over": lead.over if lead else None, "kernel.best leads by": lead.ratio if lead else None}
+            | {"lead of kernel.best": lead.ratio if lead else None, "over": lead.over if lead else None}
         )
     frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
     caption = f"Few queries over more keys; {results.headline.words}."
     return Table(frame, caption, say("backends.decode"), shows={"of the measured copy": formats.percent})
-
-
-def _else(shape: Shape) -> list[str]:
-    """What a row of the table says of a shape beside its sizes."""
-    named = [word for word in shape.special if not word.endswith(("key", "keys", "head", "heads"))]
-    return [f"D={shape.head_dim}", shape.dtype, *(["causal"] if shape.causal else []), *named]
