@@ -70,8 +70,9 @@ def _drawn(results: Results) -> Figure:
 def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: float) -> Drawing:
     columns = min(len(series), PANELS)
     rows = -(-len(series) // columns)
+    legend = -(-(len(results.study.implementations) + 1) // LEGEND_COLUMNS)
     drawing, grid = plt.subplots(
-        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.95 + 1.15 * rows)
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.8 + 1.15 * rows + 0.16 * legend)
     )
     labelled: dict[str, Artist] = {}
     sizes = [getattr(shape, axis) for shapes in series for shape in shapes]
