@@ -54,8 +54,9 @@ show("backends.grouped")
 # %% [markdown]
 # ### Few queries over many keys
 #
-# Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with more.
-# K and V are read once and little else takes time, so that what counts is the part of the memory's bandwidth that is reached.
+# Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt
+# with more. K and V are read once and little else takes time, so that what counts is the part of the memory's bandwidth
+# that is reached.
 
 # %%
 show("backends.few")
@@ -66,8 +67,8 @@ show("backends.decode")
 # %% [markdown]
 # ### Eight bits
 #
-# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. `kernel.fp8_quantizing` makes e4m3 of 16 bits
-# while it is timed; the others are given it.
+# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. `kernel.fp8_quantizing` makes e4m3 of
+# half precision while it is timed; the others are given it.
 
 # %%
 show("backends.fp8")

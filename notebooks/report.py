@@ -222,9 +222,9 @@ show("kernels.summary")
 # %% [markdown]
 # ## Few queries over many keys
 #
-# Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with more.
-# [](#backends.few.bandwidth) has the part of the memory's bandwidth that is reached; [04_backends](04_backends.html) has every
-# shape.
+# Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with
+# more. [](#backends.few.bandwidth) has the part of the memory's bandwidth that is reached;
+# [04_backends](04_backends.html) has every shape.
 
 # %%
 show("backends.few")
@@ -233,7 +233,7 @@ show("backends.few")
 # ## FP8, with its error
 #
 # FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. In [](#backends.fp8.error) speed stands over
-# error. `kernel.fp8_quantizing` makes e4m3 of 16 bits while it is timed; the others are given it.
+# error. `kernel.fp8_quantizing` makes e4m3 of half precision while it is timed; the others are given it.
 
 # %%
 show("backends.fp8")
