@@ -202,6 +202,17 @@ def test_the_abstract_and_the_target_say_what_the_tables_do():
     assert "faster" not in plain(findings.abstract(lonely()))
 
 
+def test_what_lies_between_operations_is_a_share_of_the_lead():
+    timings = [{"clock": clock, "cache": "warm"} for clock in ("device", "cupti")]
+    of = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET | {"timings": timings}))
+    between = np.where(of.table["implementation"] == "sdpa.auto", 3.0, 1.0) * (of.table["clock"] == "cupti")
+    told = plain(findings.at_target(Results(of.run, of.table.assign(median_us=of.table["median_us"] - between))))
+    # 40 us and 32 us by `device`
+    assert "3.00 µs of `sdpa.auto` and 1.00 µs of `sdpa.flash` lie between the operations" in told
+    assert "25 % of the lead. Beside its kernel, a call of `sdpa.auto` has `second` on the device." in told
+    assert "of the lead" not in plain(findings.at_target(inferred()))
+
+
 def test_the_mean_error_stands_beside_the_latency():
     table = exhibit(inferred, "verdicts.accuracy")
     assert [median.estimate for median in table.frame["median_us"]] == pytest.approx([40, 32, 40.2, 60, 160])
