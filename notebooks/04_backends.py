@@ -65,15 +65,6 @@ show("backends.few")
 show("backends.decode")
 
 # %% [markdown]
-# ### Eight bits
-#
-# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. `kernel.fp8_quantizing` makes e4m3 of
-# half precision while it is timed; the others are given it.
-
-# %%
-show("backends.fp8")
-
-# %% [markdown]
 # ### Sequences of many lengths
 
 # %%

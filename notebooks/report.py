@@ -232,11 +232,11 @@ show("backends.few")
 # %% [markdown]
 # ## FP8, with its error
 #
-# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. In [](#backends.fp8.error) speed stands over
-# error. `kernel.fp8_quantizing` makes e4m3 of half precision while it is timed; the others are given it.
+# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. In [](#kernels.fp8.costs) speed stands over
+# error, a panel for each kind of values; [05_kernels](05_kernels.html) has every shape.
 
 # %%
-show("backends.fp8")
+show("kernels.fp8.costs")
 
 # %% [markdown]
 # ## Peers and published work

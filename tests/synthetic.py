@@ -81,14 +81,7 @@ RUNGS: dict[str, dict[str, Any]] = {
 PACE |= {"kernel.naive": 10.0, "kernel.tiled": 4.0, "kernel.mma": 5.0, "kernel.swizzled": 1.25} | {
     "kernel.pipelined": 1.0, "kernel.wgmma": 0.9
 }  # fmt: skip
-PACE |= {
-    "peer.flex": 2.0,
-    "peer.flash4": 0.95,
-    "kernel.fp8": 0.5,
-    "peer.cudnn_fp8": 0.5,
-    "dispatch.attend": 1.0,
-    "kernel.best": 0.76,
-}
+PACE |= {"peer.flex": 2.0, "peer.flash4": 0.95, "dispatch.attend": 1.0, "kernel.best": 0.76}
 ROWS = 64
 """Query rows of a rung's work item."""
 PERSISTENT = "wgmma"

@@ -79,7 +79,8 @@ def test_a_run_of_few_queries_has_several_numbers_of_them_and_one_of_fp8_somethi
     chunk = {"chunk kv_len": [AXES | {"seq_len": [4, 128], "kv_len": 256}]}
     for name, sweeps in {"few": FEW, "one": one, "chunk": chunk}.items():
         record(name, PLAIN | {"sweeps": PLAIN["sweeps"] | sweeps})
-    record("eight", PLAIN | {"implementations": [FALLBACK, CUDNN_FP8]})
+    eight = PLAIN | {"implementations": [FALLBACK, CUDNN_FP8]}
+    record("eight", eight, latencies_us={(CUDNN_FP8, synthetic.TARGET): 20.0})
     record("mine")
     found = companions("mine")
     assert (found["decoded"], found["eight_bits"]) == ("few", "eight")

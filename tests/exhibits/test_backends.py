@@ -12,7 +12,7 @@ from synthetic import AT_TARGET, AXES, DOUBLE, FAR, GONE, NEAR, TARGET, Recipe, 
 
 from attnlab.base.errors import UserError
 from attnlab.exhibits import catalogue
-from attnlab.exhibits.backends import advice, choosing, cost, few, fp8, peers, runs, workloads
+from attnlab.exhibits.backends import advice, choosing, cost, few, peers, runs, workloads
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing, Table
 from attnlab.infer.results import Results
@@ -347,69 +347,6 @@ def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
     assert frame.loc[["sdpa.flash", "kernel.best"], "few queries"].tolist() == ["yes, failed", "yes"]
     assert frame.loc["peer.flex", ["few queries"]].isna().all()
     assert "few queries" not in peers.support(chosen(), inferred()).frame
-
-
-# ------------------------------------------------------------------------------------------------------- eight bits
-
-
-LENGTHS = [Shape(2, 4, length, 64, causal=True) for length in (128, 256)]
-OUTLYING = LENGTHS[0].resized(values="outliers")
-IN_US = {"sdpa.auto": 40.0, "sdpa.cudnn": 30.0, "kernel.fp8": 20.0, "peer.cudnn_fp8": 33.0}
-EIGHT = Recipe(
-    study=AT_TARGET
-    | {
-        "implementations": list(IN_US),
-        "sweeps": {
-            "seq_len": [AXES | {"seq_len": 128}],
-            "causal seq_len": [AXES | {"seq_len": [128, 256], "causal": True}],
-            "causal values": [AXES | {"seq_len": 128, "causal": True, "values": "outliers"}],
-        },
-    },
-    latencies_us={(name, shape): us for name, us in IN_US.items() for shape in [TARGET, *LENGTHS, OUTLYING]},
-    fates={(name, TARGET): GONE for name in ("kernel.fp8", "peer.cudnn_fp8")},
-)
-
-
-@cache
-def eight_bits() -> Results:
-    """FP8 at three shapes, with an error 50 times that of 16 bits, on outliers 200 times."""
-    run = synthetic.infer(EIGHT).run
-    narrow, outlying = run.checks["implementation"].str.contains("fp8"), run.checks["values"] == "outliers"
-    error = np.where(narrow, np.where(outlying, 4e-2, 1e-2), 2e-4)
-    late = np.where(narrow & (run.checks["moment"] == "after"), 0.5, 1.0)  # the largest of all checks counts
-    return Results(replace(run, checks=run.checks.assign(drawn_rms_error=error * late)), synthetic.infer(EIGHT).table)
-
-
-def test_speed_stands_over_error_for_eight_bits_and_sixteen():
-    figure = fp8.shown(eight_bits()).parts["error"]
-    (axes,) = figure.figure.axes
-    assert axes.get_title() == "D=64, causal"
-    drawn = dict(zip(IN_US, axes.get_lines(), strict=True))
-    work = [shape.flops for shape in LENGTHS]  # not that on outliers
-    for name, line in drawn.items():
-        assert list(line.get_xdata()) == pytest.approx([1e-2 if "fp8" in name else 2e-4] * 2)
-        np.testing.assert_allclose(line.get_ydata(), [flops / IN_US[name] / 1e6 for flops in work], rtol=5e-3)
-
-
-def test_eight_bits_are_compared_with_the_fastest_of_sixteen_in_speed_and_error():
-    told = fp8.shown(eight_bits()).parts["said"].markdown
-    assert "has 3 shapes with FP8" in told
-    assert "`kernel.fp8` is 1.50× as fast, faster at 3 of 3 shapes, with 50.0× to 200× the error" in told
-    assert "`peer.cudnn_fp8` is 0.909× as fast, faster at 0 of 3 shapes" in told
-    unknown = replace(eight_bits().run, checks=eight_bits().run.checks.drop(columns="drawn_rms_error"))
-    shown = fp8.shown(Results(unknown, eight_bits().table))
-    assert list(shown.parts) == ["said"]
-    assert "× the error" not in shown.markdown
-
-
-def test_eight_bits_are_a_finding_where_a_run_has_them():
-    beside = Results(replace(inferred().run, name="mine"), inferred().table)
-    assert (
-        "**FP8.** Beside the fastest in 16 bits"
-        in Show(beside, {"eight_bits": eight_bits})("verdicts.findings").content.text
-    )
-    assert "FP8" not in Show(inferred())("verdicts.findings").content.text
-    assert isinstance(Show(inferred())("backends.fp8").content, Missing)
 
 
 # ------------------------------------------------------------------------------------------------------------ runs

@@ -1,5 +1,7 @@
 """What is shown of a run with FP8: what it gains over 16 bits, what that costs, and under which ceiling it stands."""
 
+from dataclasses import replace
+
 import pytest
 from reading import column
 from synthetic import CEILINGS, TARGET, Recipe, infer, inferred, manifest, of_kinds
@@ -7,6 +9,7 @@ from synthetic import CEILINGS, TARGET, Recipe, infer, inferred, manifest, of_ki
 from attnlab.exhibits.catalogue import Show, every
 from attnlab.exhibits.display import Figure, Table
 from attnlab.infer.ceilings import Ceilings, InFp8, work_of
+from attnlab.infer.results import Results
 from attnlab.study.implementations import E4M3, control
 
 KINDS = ("normal", "outliers")
@@ -30,6 +33,20 @@ def test_fp8_is_over_the_fastest_in_16_bits(run):
         "`kernel.fp8` is faster at 2 of 2 shapes, `kernel.fp8_quantizing` is faster at 0 of 2 shapes." in shown.caption
     )
     assert list(shown.frame["error, kernel.fp8"]) == [2e-4] * 2
+
+
+def test_what_it_gains_is_a_finding_of_the_run_itself_or_of_another(run):
+    said = "**FP8.** Speedup over the fastest in 16 bits: `kernel.fp8` is faster at 2 of 2 shapes"
+    box = Show(run)("verdicts.findings").content.text
+    assert said in box
+    assert "(Run `" not in box
+    mine = Results(replace(inferred().run, name="mine"), inferred().table)
+    shown = Show(mine, {"eight_bits": lambda: run})
+    box = shown("verdicts.findings").content.text
+    assert said in box
+    assert f"(Run `{run.run.name}` of" in box
+    assert (shown("kernels.fp8.costs").run, Show(mine)("kernels.fp8.costs").content) == (run.run.name, None)
+    assert "FP8" not in Show(mine)("verdicts.findings").content.text
 
 
 def test_all_are_points_of_one_figure(run):

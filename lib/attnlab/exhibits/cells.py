@@ -27,6 +27,13 @@ def without(results: Results, names: list[str], shape: Shape) -> str:
     return " ".join(f"`{name}` has no latency here: {formats.ended(reason, 160)}" for name, reason in reasons.items())
 
 
+def of_another(results: Results, found: Results) -> str:
+    """After a blank, the name and the date of a run that is not the one that is shown; or nothing."""
+    if found.run.name == results.run.name:
+        return ""
+    return f" (Run `{found.run.name}` of {found.run.manifest['created'][:10]}.)"
+
+
 def where(results: Results, row: Any) -> str:
     """The shape of a row, as it is told from the others of its study."""
     return formats.shapes([shape_of(row)], results.study.shapes)

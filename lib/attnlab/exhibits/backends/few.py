@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure as Drawing
 
-from attnlab.exhibits import formats, quantities
+from attnlab.exhibits import cells, formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PANELS, few_powers_of_two, look
@@ -35,18 +35,12 @@ def in_short(results: Results, decoded: Results | None) -> str:
         groups = few.groups(found)
     except NotMeasured:
         return ""
-    facts = {"groups": groups, "peers": _has_peers(found), "run": _elsewhere(results, found)}
-    return say("backends.few_in_short", **facts) if groups else ""
+    said = say("backends.few_in_short", groups=groups, peers=_has_peers(found))
+    return f"{said}{cells.of_another(results, found)}" if groups else ""
 
 
 def _has_peers(results: Results) -> bool:
     return not set(PEERS).isdisjoint(results.study.implementations)
-
-
-def _elsewhere(results: Results, found: Results) -> str:
-    """The name and the date of a run that is another one than `results`; or nothing."""
-    same = found.run.name == results.run.name
-    return "" if same else f"`{found.run.name}` of {found.run.manifest['created'][:10]}"
 
 
 def _said(results: Results) -> str:

@@ -14,12 +14,9 @@ def run(
     attended: Results | None = None,
     peers: Results | None = None,
     decoded: Results | None = None,
-    eight_bits: Results | None = None,
 ) -> Group:
     """The runs that this page shows, each once: what each is, what it lacks, and which cases have no latency."""
-    shown = {each.run.name: each for each in (choices, attended, peers, decoded, eight_bits) if each} or {
-        results.run.name: results
-    }
+    shown = {each.run.name: each for each in (choices, attended, peers, decoded) if each} or {results.run.name: results}
     makes = {what: find(f"environment.{what}").make for what in ("run", "lacking", "cases")}
     parts = {f"{name}.{what}": make(each) for name, each in shown.items() for what, make in makes.items()}
     return Group({name: part for name, part in parts.items() if isinstance(part, Prose | Table)})

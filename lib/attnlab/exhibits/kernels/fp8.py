@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import formats
+from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.style import look, panel_each, plain_logarithm
@@ -22,7 +22,7 @@ def has_fp8(results: Results) -> bool:
     return any(map(in_fp8, results.study.implementations))
 
 
-@exhibit("kernels.fp8", where=has_fp8)
+@exhibit("kernels.fp8", of="eight_bits", where=has_fp8)
 def gains(results: Results) -> Table:
     """At each shape, the speedup of what computes in FP8 over the fastest in 16 bits, and the errors of all."""
     errors, names, rows = _errors(results), [n for n in results.study.implementations if in_fp8(n)], []
@@ -46,7 +46,7 @@ def gains(results: Results) -> Table:
     return Table(frame, f"{said} {results.headline.words.capitalize()}.", say("kernels.fp8_note"))
 
 
-@exhibit("kernels.fp8.costs", where=has_fp8, shape=target)
+@exhibit("kernels.fp8.costs", of="eight_bits", where=has_fp8, shape=target)
 def costs(results: Results, shape: Shape) -> Figure:
     """Throughput over the error, a panel for each kind of values."""
     errors, points = _errors(results), dict[str, list[tuple[str, float, float]]]()
@@ -74,6 +74,13 @@ def costs(results: Results, shape: Shape) -> Figure:
         f"{said} {say('kernels.fp8_note')}",
         f"Points of throughput over error, a panel for each kind of values: {formats.listing(list(points))}. {said}",
     )
+
+
+def in_short(results: Results, eight_bits: Results | None) -> str:
+    """What FP8 gains, in a sentence that names the run where it is another one; empty without FP8."""
+    found = eight_bits or results
+    table = gains(found)
+    return f"{table.caption}{cells.of_another(results, found)}" if isinstance(table, Table) else ""
 
 
 def _errors(results: Results) -> dict[Any, float]:

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from attnlab.exhibits.audit import in_short
-from attnlab.exhibits.backends import few, fp8
+from attnlab.exhibits.backends import few
 from attnlab.exhibits.baseline.figures import costliest
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Box, Prose
 from attnlab.exhibits.environment.load import slowed
 from attnlab.exhibits.environment.machine import device_words
 from attnlab.exhibits.environment.panel import agreeing
+from attnlab.exhibits.kernels import fp8
 from attnlab.exhibits.kernels import lead as of_kernels
 from attnlab.exhibits.kernels.climb import standing_sentence
 from attnlab.exhibits.verdicts import values
