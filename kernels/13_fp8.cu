@@ -5,9 +5,10 @@
 //         448, the tile and O are multiplied by a power of two. The tensor cores add with 14 bits: after PROMOTE tiles their
 //         sums are added to O, which is in fp32. A column of ones in V sums the rounded probabilities, tile by tile; where all
 //         are so small that many are rounded to nothing, and in exact tiles, additions sum them. O leaves in fp16 or bf16.
-// Gained  nothing in the tiles that are right: 0.98x of rung 11 in fp16 at (4, 16, 4096, 128) on normal values, 0.84x where
-//         scores rise, where 1.16x was expected. Three consumers without promotion gain 1.27x, and are wrong by 250 times the
-//         formula's error where V has a mean, as cuDNN's FP8 is (NOTES.md).
+// Gained  nothing where sums are promoted: 0.98x of rung 11 in fp16 at (4, 16, 4096, 128) on normal values, 0.84x where scores
+//         rise, where 1.16x was expected; and the largest error is up to 3.4 times the formula's without the mask, since a
+//         row's largest probability is rounded too. Three consumers without promotion gain 1.27x, and are wrong by 250 times
+//         the formula's error where V has a mean, as cuDNN's FP8 is (NOTES.md).
 // Limits  shared memory, which each consumer reads for itself; registers, of which promotion takes 64. e4m3 holds 18 powers of
 //         two: a probability of 2^-(17 - HEADROOM) of the largest is 0, and below 2^-(14 - HEADROOM) it has fewer bits.
 #include "e4m3.cuh"

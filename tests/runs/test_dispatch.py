@@ -246,8 +246,8 @@ def at(*sizes: int, flash: float, cudnn: float | None = None, **axes) -> Choice:
 
 def test_an_estimate_is_the_mean_of_the_nearest_by_their_inverse_squared_distance():
     made = table_of([at(1, 8, length, 64, flash=flash) for length, flash in ((64, 8.0), (128, 1.0), (512, 4.0))])
-    # A doubling of queries and one of keys: at 256 to 128 and to 512, and two of each to 64.
-    near, far = (1 / (math.sqrt(2) * doublings + dispatch.SOFTENING) ** 2 for doublings in (1, 2))
+    # Doublings of queries, half of those of keys, and of tiles: from 256 to 128 and to 512, and to 64.
+    near, far = (1 / (math.hypot(*away) + dispatch.SOFTENING) ** 2 for away in ((1, 0.5, 1), (2, 1, 1)))
     expected = (near * 0 + near * 2 + far * 3) / (2 * near + far)
     assert made.estimate(Shape(1, 8, 256, 64)) == {"sdpa.flash": pytest.approx(2**expected)}
     assert made.estimate(Shape(1, 8, 128, 64))["sdpa.flash"] > 4  # as if it had not been measured itself
