@@ -50,9 +50,6 @@ LOOKS = {
     "kernel.fp8_quantizing": ("#F48FB1", "d"),
     "peer.cudnn_fp8": ("#00838F", "^"),
     "kernel.best": ("#B5179E", "H"),
-    "kernel.fp8": ("#C1440E", "o"),
-    "kernel.fp8_quantizing": ("#C1440E", "X"),
-    "peer.cudnn_fp8": ("#004E7A", "^"),
 }
 OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
 """For implementations without a look of their own; the name alone decides which."""
