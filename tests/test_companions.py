@@ -20,7 +20,7 @@ BOTH = FLEX | {"sweeps": GRID["sweeps"] | GROUPED}
 ALL = BOTH | {"implementations": [FALLBACK, "peer.flex", DISPATCH]}
 
 
-FEW = {"few kv_len": [AXES | {"seq_len": [1, 4], "kv_len": 256}]}
+FEW = {"few kv_len": [AXES | {"seq_len": [1, 2, 4], "kv_len": 256}]}
 
 
 def record(name: str, study=PLAIN, **recipe) -> None:
