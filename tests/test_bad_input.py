@@ -222,7 +222,7 @@ COMMANDS = [
     (
         nothing,
         ("measure", "--study", "nope"),
-        "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch, gpu, ladder, peers, quick, scaling",
+        "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch, fp8, gpu, ladder, peers, quick, scaling",
     ),
     (nothing, ("measure", "--study", "nope.yaml"), "there is no study 'nope.yaml'; studies/ has"),
     (nothing, ("measure", "--study", "quick.yaml"), "values; did you mean 'quick'?"),
@@ -359,7 +359,7 @@ WORDS = [
     (["report", "RUN=../there"], "attnlab: '../there' can't be the name of a run: name a folder in "),
     (
         ["measure", "STUDY=no such"],
-        "attnlab: there is no study 'no such'; studies/ has backends, cpu, decode, dispatch, gpu, ladder, peers, quick",
+        "attnlab: there is no study 'no such'; studies/ has backends, cpu, decode, dispatch, fp8, gpu, ladder, peers, quick",
     ),
     (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
     (["report", "RUN=-x"], "attnlab: '-x' can't be the name of a run: use letters"),
