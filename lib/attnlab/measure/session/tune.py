@@ -42,7 +42,7 @@ SEQ_LENS = (56, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
 """A little below lengths that are used, so that as much of a tile is filled as there."""
 HEADS = ((3, 8), (30, 8))
 """Batch and heads."""
-BATCHES, FEW, KV_LENS = (1, 9), (1, 5, 40), (1000, 8000)
+BATCHES, FEW, KV_LENS = (1, 9), (1, 5, 14, 40), (1000, 8000)
 """Of few queries over more keys, of 32 heads on 8."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
