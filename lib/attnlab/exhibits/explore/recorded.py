@@ -89,7 +89,9 @@ def against(results: Results, baseline: str) -> Verdicts:
 def _fastest(results: Results) -> dict[Place, str]:
     """The fastest peer at each place that has one."""
     return {
-        (shape, timing): name for timing in results.timings for shape, name in leads.rivals(results, timing).items()
+        (shape, timing): name
+        for timing in results.timings
+        for shape, name in leads.rivals(results, timing, results.study.shapes).items()
     }
 
 

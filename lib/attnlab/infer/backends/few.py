@@ -108,10 +108,7 @@ def groups(results: Results) -> list[Group]:
     Raises NotMeasured where the run has no few queries.
     """
     found = _told(shapes(results))
-    try:
-        (leading,) = (one.by_shape for one in leads.of_best(results) if one.timing == results.headline)
-    except (NotMeasured, ValueError):
-        return []
+    leading = leads.under(results, results.headline, found)
     made = []
     for some in ([s for s in found if s.seq_len == 1], [s for s in found if s.seq_len > 1]):
         if mine := {shape: leading[shape] for shape in some if shape in leading}:

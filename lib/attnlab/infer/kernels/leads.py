@@ -1,5 +1,6 @@
 """By how much `kernel.best` leads over the fastest of SDPA's backends and the peers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnlab.infer.lookup import NotMeasured
@@ -65,7 +66,8 @@ def of_best(results: Results) -> list[Leads]:
 
     Raises NotMeasured where it was measured beside no other implementation.
     """
-    found = [Leads(timing, by_shape) for timing in results.timings if (by_shape := _under(results, timing))]
+    shapes = results.study.shapes
+    found = [Leads(timing, by_shape) for timing in results.timings if (by_shape := under(results, timing, shapes))]
     if not found:
         raise NotMeasured(f"`{BEST}` was measured beside no other implementation")
     return found
@@ -76,16 +78,17 @@ def others(results: Results) -> list[str]:
     return [name for name in results.study.implementations if name in SDPA + PEERS and name != FALLBACK]
 
 
-def rivals(results: Results, timing: Timing) -> dict[Shape, str]:
-    """The fastest of the `others` under one timing, at each shape at which any of them has a latency."""
+def rivals(results: Results, timing: Timing, shapes: Sequence[Shape]) -> dict[Shape, str]:
+    """The fastest of the `others` under one timing, at each of some shapes at which any of them has a latency."""
     names = others(results)
-    there = [shape for shape in results.study.shapes if set(names) & set(results.at(shape, timing).index)]
+    there = [shape for shape in shapes if set(names) & set(results.at(shape, timing).index)]
     return {shape: results.fastest(shape, timing, names) for shape in there}
 
 
-def _under(results: Results, timing: Timing) -> dict[Shape, Lead]:
+def under(results: Results, timing: Timing, shapes: Sequence[Shape]) -> dict[Shape, Lead]:
+    """The leads of `kernel.best` at those of some shapes where it and any of the `others` have a latency."""
+    there = [shape for shape in shapes if BEST in results.at(shape, timing).index]
     return {
         shape: Lead(BEST, rival, results.speedup(BEST, shape, timing, baseline=rival))
-        for shape, rival in rivals(results, timing).items()
-        if BEST in results.at(shape, timing).index
+        for shape, rival in rivals(results, timing, there).items()
     }
