@@ -359,7 +359,7 @@ WORDS = [
     (["report", "RUN=../there"], "attnlab: '../there' can't be the name of a run: name a folder in "),
     (
         ["measure", "STUDY=no such"],
-        "attnlab: there is no study 'no such'; studies/ has backends, cpu, decode, dispatch, fp8, gpu, ladder, peers, quick",
+        "attnlab: there is no study 'no such'; studies/ has backends, cpu, decode, dispatch, fp8, gpu, ladder, peers",
     ),
     (["measure", "DEVICE=tpu"], "attnlab: argument --device: invalid choice: 'tpu' (choose from "),
     (["report", "RUN=-x"], "attnlab: '-x' can't be the name of a run: use letters"),
