@@ -222,7 +222,7 @@ COMMANDS = [
     (
         nothing,
         ("measure", "--study", "nope"),
-        "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch, fp8, gpu, ladder, peers, quick, scaling",
+        "there is no study 'nope'; studies/ has backends, cpu, decode, dispatch, fp8, gpu, ladder, peers, quick",
     ),
     (nothing, ("measure", "--study", "nope.yaml"), "there is no study 'nope.yaml'; studies/ has"),
     (nothing, ("measure", "--study", "quick.yaml"), "values; did you mean 'quick'?"),
