@@ -79,7 +79,7 @@ class Fleet(Executor):
     """
 
     def __init__(self, client: distributed.Client, wanted: str) -> None:
-        self._client, self._wanted, self._run = client, wanted, ""
+        self._client, self._wanted = client, wanted
         self._topic = f"attnlab-{uuid.uuid4().hex}"
         client.subscribe_topic(self._topic, self._hear)
         # With results: a future is finished before its result has left a worker, which may be lost in between.
@@ -127,7 +127,6 @@ class Fleet(Executor):
         if not all(isinstance(one, Job) for one in every):
             yield from self._do([Work(work, (one,)) for one in every])
             return
-        self._run = every[0].run
         cut = scheduling.pieces(every, estimate.recorded(every[0]), len(self._cards))
         self._do([Work(work, (piece,), number) for number, piece in cut])
         # A stream of requests builds on all shapes of its replicate.
@@ -177,9 +176,10 @@ class Fleet(Executor):
         self._arriving.add(future)
         return future
 
-    def _hear(self, event: tuple[float, list[tuple[str, bytes]]]) -> None:
+    def _hear(self, event: tuple[float, tuple[str, list[tuple[str, bytes]]]]) -> None:
         """Take what a worker has recorded of shapes, while it goes on; all of it comes again with the result."""
-        run_sync.take(self._run, dict(event[1]))
+        run, blocks = event[1]
+        run_sync.take(run, dict(blocks))
 
     def _take_home(self) -> None:
         if not self._arriving.has_ready():
@@ -199,9 +199,9 @@ class Fleet(Executor):
         card.begun = None
         if outcome.blocks:
             run_sync.take(work.arguments[0].run, outcome.blocks)
-        left = None if work.number is None else record.lacking(work.arguments[0])
-        if left and isinstance(outcome.error, Failure):
-            self._fail(card, replace(work, arguments=(left,)), outcome.error)
+        rest = _rest(work)
+        if rest and rest.number is not None and isinstance(outcome.error, Failure):
+            self._fail(card, rest, outcome.error)
         elif outcome.error:
             raise outcome.error
         else:
@@ -295,13 +295,20 @@ class Fleet(Executor):
             future.cancel()
             if work.number is not None:
                 self._taken[card.name][work.number] -= 1
-            left = work.arguments[0] if work.number is None else record.lacking(work.arguments[0])
-            if left:
-                self._waiting.insert(0, replace(work, arguments=(left, *work.arguments[1:])))
+            if rest := _rest(work):
+                self._waiting.insert(0, rest)
             else:
                 work.done.set_result(None)
-        there = len(self._cards)
-        _say(f"{card}{why}; {there} left{'' if there else f', waiting {PATIENCE_S:.0f} s for another'}")
+        left = len(self._cards)
+        _say(f"{card}{why}; {left} left{'' if left else f', waiting {PATIENCE_S:.0f} s for another'}")
+
+
+def _rest(work: Work) -> Work | None:
+    """What is left of some work by what has come home; None if nothing is. Only pieces come home in parts."""
+    if work.number is None:
+        return work
+    left = record.lacking(work.arguments[0])
+    return replace(work, arguments=(left,)) if left else None
 
 
 def _say(words: str) -> None:

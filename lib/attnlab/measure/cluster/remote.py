@@ -69,7 +69,7 @@ def carry_out(packed: bytes) -> Outcome:
             while _is_wanted(worker, key) and not wait([doing], POLL_S).done:
                 if whole := _of_whole_shapes(_recorded(folder, sent)):
                     # Pairs: to a dictionary, the scheduler would add the worker's address.
-                    worker.log_event(task.topic, list(_contents(whole).items()))
+                    worker.log_event(task.topic, (task.arguments[0].run, list(_contents(whole).items())))
                     sent |= whole.keys()
             if not doing.done():
                 processes.stop(pool)
