@@ -40,7 +40,7 @@ COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
 def _few(block: dict[str, Any]) -> set[int]:
     """The numbers of queries in a block of a sweep that are few over more keys."""
     keys = max(_listed(block.get("kv_len", 0)))
-    return {queries for queries in _listed(block["seq_len"]) if queries <= tuning.FEW_QUERIES and queries < keys}
+    return {queries for queries in _listed(block["seq_len"]) if tuning.are_few(queries, keys)}
 
 
 def _listed(sizes: int | list[int]) -> list[int]:

@@ -51,12 +51,13 @@ def table(*several: Results) -> Dispatch:
             values = f"{getattr(first, unlike)} and {getattr(part, unlike)}"
             names = f"{first.results.run.name!r} and {part.results.run.name!r}"
             raise UserError(f"{names} can't make one table: their {unlike} is {values}")
+    run = ",".join(part.results.run.name for part in parts)
     choices = {choice.shape: choice for part in parts for choice in part.choices()}
     if not choices:
-        raise UserError(f"the run {first.results.run.name!r} has no latency of {FALLBACK} that a table could speak of")
+        raise UserError(f"the run {run!r} has no latency of {FALLBACK} that a table could speak of")
     named = {name for part in parts for name in part.names}
     made = Dispatch(
-        run=",".join(part.results.run.name for part in parts),
+        run=run,
         seal=",".join(part.results.run.manifest["seal"] for part in parts),
         device=first.device,
         torch=first.torch,

@@ -34,7 +34,8 @@ def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     if named is not None and set(named) <= set(fixed):
         return fixed
     rungs = tuple(rung.implementation for rung in ladder.load())
-    return fixed + rungs + FP8[1:2] * (FP8_KERNEL in rungs) + ((ladder.BEST,) if rungs else ())
+    quantizing = (FP8_QUANTIZING,) if FP8_KERNEL in rungs else ()
+    return fixed + rungs + quantizing + ((ladder.BEST,) if rungs else ())
 
 
 def control(baseline: str) -> str:

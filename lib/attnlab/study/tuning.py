@@ -92,8 +92,12 @@ class Choice(BaseModel):
 
 def rows_of(shape: Shape) -> int:
     """The queries of all heads that share a head of K and V, if there are few and more keys; else 0."""
-    few = shape.seq_len <= FEW_QUERIES and shape.seq_len < shape.kv_len
-    return shape.rows if few else 0
+    return shape.rows if are_few(shape.seq_len, shape.kv_len) else 0
+
+
+def are_few(queries: int, keys: int) -> bool:
+    """Whether so many queries over so many keys are few."""
+    return queries <= FEW_QUERIES and queries < keys
 
 
 def heads_of(shape: Shape) -> int:
