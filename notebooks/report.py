@@ -220,6 +220,14 @@ show("kernels.stale")
 show("kernels.summary")
 
 # %% [markdown]
+# **What the rungs taught.** Tensor cores gain little while the banks of shared memory serve every matrix row by row
+# (`kernel.mma`), and more than expected once they don't (`kernel.swizzled`). Copies beside products pay once
+# (`kernel.pipelined`); after them, operands that pass through no register do (`kernel.wgmma`). To overlap softmax and products
+# within a warpgroup gave next to nothing, since too few warps were ready to issue (`kernel.overlap`); what helped were smaller
+# jobs without a gap between them (`kernel.jobs`). From there on the softmax was the limit, and most of all the search of each
+# row's maximum. To guess it pays as long as the guess holds, which is up to the numbers (`kernel.bounded`). To check by integers,
+# beside the exponentials, whether one left the range of its format costs little and hardly depends on them (`kernel.lazy`).
+#
 # ## Few queries over many keys
 #
 # Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with
