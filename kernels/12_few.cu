@@ -1,10 +1,10 @@
-// Rung 12: few queries over many keys: decoding, speculative decoding, and the last chunk of a prompt.
+// Rung 12: few queries over many keys: decoding, speculative decoding, and chunks of a prompt that don't fill the device.
 //
 // Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K
 //         and V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the
 //         warps of a CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups
-//         multiply (wgmma), and another one brings K and V. The CTAs of a cluster merge theirs from each other's shared
-//         memory. Where one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its
+//         multiply (wgmma), and another one brings K and V. Their softmax is lazy, as rung 11's: after a row's first tile,
+//         O is rescaled only where fp16 would overflow. The CTAs of a cluster merge theirs from each other's shared memory. Where one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its
 //         exponentials, go to a workspace, and a second kernel merges them. Both are launched while what is before them
 //         still runs. Sequences may differ in length: `kv_lens`.
 // Gained  from memory, over the fastest of SDPA, which was timed the day before: at (1, 8192) 1.1x with one query, 2.9x with
@@ -14,21 +14,23 @@
 
 struct Strides { long long batch, head, row; };  // in elements; rows are queries or keys
 
-// `group` query heads share each of the `kv_heads`; together their queries are rows, numbered head by head. A head's keys
-// are split over `clusters` of `cluster` CTAs, with `split_keys` each. Under the mask, the last query sees all keys of its
-// sequence.
+// `group` query heads share each of the `kv_heads`; together their queries are rows, numbered query by query. A head's keys
+// are split over `clusters` of `cluster` CTAs, with `split_keys` each. Under the mask, if `masked`, the last query sees all
+// keys of its sequence.
 struct Packing {
     Strides q, k, v, o;
-    int queries, keys, group, kv_heads, clusters, cluster, split_keys;
+    int queries, keys, group, kv_heads, clusters, cluster, split_keys, masked;
     float scale;
     __device__ __forceinline__ int rows() const { return group * queries; }
     // The keys of a sequence, of which the tensors hold `keys` at most.
     __device__ __forceinline__ int keys_of(const int* kv_lens, int batch) const {
         return kv_lens ? min(max(kv_lens[batch], 0), keys) : keys;
     }
+    // Of the keys of a sequence, those that a row sees under the mask; none or less where it sees none.
+    __device__ __forceinline__ int seen(int keys, int row) const { return keys - max(0, queries - 1 - row / group); }
     // Where a row of Q or O begins.
     __device__ __forceinline__ long long offset(const Strides& of, int batch, int kv_head, int row) const {
-        return batch * of.batch + (kv_head * group + row / queries) * of.head + row % queries * of.row;
+        return batch * of.batch + (kv_head * group + row % group) * of.head + row / group * of.row;
     }
 };
 
@@ -38,6 +40,19 @@ template <int D> struct Partial { static constexpr int LOG = D, SIZE = D + 4; };
 // The sum of exponentials of one part, as a share of all: `log` is its logarithm, or largest exponent, and `top` the largest
 // of all parts. A part that saw no keys has none.
 __device__ __forceinline__ float weight(float log, float top) { return top == -infinity() ? 0 : exp2_approx(log - top); }
+
+// The exponent, to base 2, that a row's largest probability begins with, and the one that it may rise to before O is rescaled.
+constexpr int HEADROOM = 4;
+template <typename T> __device__ constexpr float most_exponent();
+template <> __device__ constexpr float most_exponent<__half>() { return 15; }
+template <> __device__ constexpr float most_exponent<__nv_bfloat16>() { return 30; }
+
+// Warpgroups issue their products in turns: each waits for its own, and then lets the next one.
+__device__ __forceinline__ void wait_for_turn(int consumer) { synchronize(2 + consumer, 256); }
+template <int CONSUMERS> __device__ __forceinline__ void pass_turn(int consumer) {
+    const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
+    asm volatile("bar.arrive %0, 256;" ::"r"(2 + next) : "memory");
+}
 
 // Where a chunk of eight elements lies in a tile of so many rows, as wgmma reads it.
 template <int ROWS> __device__ __forceinline__ int place(int row, int chunk) {
@@ -142,8 +157,8 @@ __device__ __forceinline__ void load_keys(T* tile, const T* source, long long st
 
 // How the warps of a CTA share the work. With less than 64 rows warps multiply, and share the keys of a tile. From then on
 // warpgroups do, and one more loads K and V, one piece after the other, into a ring of PIECES.
-template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS> struct Roles {
-    static constexpr bool BY_WARPGROUPS = ROWS >= 64;
+template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS> struct Roles {
+    static constexpr bool BY_WARPGROUPS = ROWS >= 64, IN_TURNS = TURNS && ROWS > 64;
     static constexpr int CONSUMERS = WARPS - 4 * BY_WARPGROUPS, THREADS = 32 * CONSUMERS;  // warps and threads that multiply
     static constexpr int PARTS = 16 * CONSUMERS / ROWS, OWN_KEYS = KEYS / PARTS;
     static constexpr int PIECES = 2 * STAGES, PIECE = KEYS * D;
@@ -160,10 +175,10 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS> struct Rol
 };
 
 // q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V.
-template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS>
+template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS = 0>
 __global__ void __launch_bounds__(32 * WARPS, CTAS)
 few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const Packing problem) {
-    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS>;
+    using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>;
     constexpr int THREADS = R::THREADS, CHUNKS = D / 8, PARTS = R::PARTS, OWN_KEYS = R::OWN_KEYS;
     constexpr bool BY_WARPGROUPS = R::BY_WARPGROUPS;
     constexpr int BLOCK = BY_WARPGROUPS ? 64 : ROWS;  // rows of a tile of Q in shared memory
@@ -193,9 +208,10 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     }
     wait_for_previous();
     const int keys = problem.keys_of(kv_lens, batch);
+    const int tile_keys = CAUSAL ? problem.seen(keys, first + ROWS - 1) : keys;  // that any row of the tile sees
     const int cluster_begin = cluster * problem.cluster * problem.split_keys;
-    if (problem.clusters > 1 && cluster_begin >= keys) return;  // `merge` doesn't look for it
-    const int begin = cluster_begin + rank * problem.split_keys, end = min(keys, begin + problem.split_keys);
+    if (problem.clusters > 1 && cluster_begin >= tile_keys) return;  // `merge` doesn't look for it
+    const int begin = cluster_begin + rank * problem.split_keys, end = min(tile_keys, begin + problem.split_keys);
     const int tiles = max(0, end - begin + KEYS - 1) / KEYS;
     const T* k_head = k + batch * problem.k.batch + kv_head * problem.k.head;
     const T* v_head = v + batch * problem.v.batch + kv_head * problem.v.head;
@@ -256,24 +272,24 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
     const float scale_log2 = problem.scale * LOG2_E;
     float out[D / 2] = {}, largest[2] = {-infinity(), -infinity()}, sum[2] = {};
     int seen[2];  // keys before this one are seen by the thread's rows; `all_see` by all rows
-    const int all_see = CAUSAL ? min(end, keys - problem.queries + 1) : end;
+    const int all_see = CAUSAL ? min(end, problem.seen(keys, first)) : end;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int number = (first + own + lane / 4 + 8 * half) % problem.queries;
-        seen[half] = CAUSAL ? min(end, keys - problem.queries + 1 + number) : end;
-    }
+    for (int half = 0; half < 2; ++half)
+        seen[half] = CAUSAL ? min(end, problem.seen(keys, first + own + lane / 4 + 8 * half)) : end;
 
     float s[OWN_KEYS / 2] = {}, shrink[2];
     unsigned p[OWN_KEYS / 16][4];
-    // A tile's scores become probabilities relative to the largest score so far, and the sum is put right; O is by `rescale`.
-    const auto exponentiate = [&](int tile) {
+    const auto mask = [&](int tile) {
         const int first_key = begin + tile * KEYS + part * OWN_KEYS;
         if (first_key + OWN_KEYS > all_see) {
 #pragma unroll
             for (int n = 0; n < OWN_KEYS / 2; ++n)
                 if (first_key + n / 4 * 8 + lane % 4 * 2 + n % 2 >= seen[n / 2 % 2]) s[n] = -infinity();
         }
-
+    };
+    // A tile's scores become probabilities relative to the largest score so far, and the sum is put right; O is by `rescale`.
+    const auto exponentiate = [&](int tile) {
+        mask(tile);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float top = largest[half];
@@ -293,6 +309,48 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
                 }
         }
     };
+    // The same, relative to an offset that stays as long as no exponent of the warp's rows is above the most; it is for warpgroups.
+    float offset[2];
+    const auto exponentiate_lazily = [&](int tile) {
+        mask(tile);
+        if (tile == 0)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float top = -infinity();
+#pragma unroll
+                for (int n = 2 * half; n < OWN_KEYS / 2; n += 4) top = fmaxf(top, fmaxf(s[n], s[n + 1]));
+                top = quad_max(top);
+                // A row that doesn't see the first key sees none.
+                offset[half] = top == -infinity() ? 0 : top * scale_log2 + HEADROOM;
+            }
+        int highest[2] = {};  // above 0, floats are ordered as their bits are, and one instruction compares three of these
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int n = 2 * half; n < OWN_KEYS / 2; n += 4) {
+                s[n] = s[n] * scale_log2 - offset[half];
+                s[n + 1] = s[n + 1] * scale_log2 - offset[half];
+                highest[half] = max(max(__float_as_int(s[n]), __float_as_int(s[n + 1])), highest[half]);
+            }
+        const bool rises = __any_sync(~0u, max(highest[0], highest[1]) > __float_as_int(most_exponent<T>()));
+        if (rises) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float high = quad_max(__int_as_float(highest[half])), by = high > 0 ? ceilf(high) + HEADROOM : 0;
+                offset[half] += by;
+                shrink[half] = exp2_approx(-by);
+                sum[half] *= shrink[half];
+#pragma unroll
+                for (int n = 2 * half; n < OWN_KEYS / 2; n += 4) s[n] -= by, s[n + 1] -= by;
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < OWN_KEYS / 2; ++n) {
+            s[n] = exp2_approx(s[n]);
+            sum[n / 2 % 2] += s[n];
+        }
+        return rises;
+    };
     const auto rescale = [&] {
         if (__any_sync(~0u, shrink[0] != 1 || shrink[1] != 1)) {
 #pragma unroll
@@ -303,9 +361,10 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 #pragma unroll
         for (int n = 0; n < OWN_KEYS / 4; ++n) p[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
     };
+    const int consumer = __shfl_sync(~0u, warp / 4, 0);  // of a warpgroup
     const auto multiply_query_by_keys = [&](const T* k_tile) {
         if constexpr (BY_WARPGROUPS) {
-            const auto of_q = descriptor(shared_address(q_tile + warp / 4 * 64 * D), 16, 1024);
+            const auto of_q = descriptor(shared_address(q_tile + consumer * 64 * D), 16, 1024);
             const auto of_k = descriptor(shared_address(k_tile), 16, 1024);
             begin_products();
 #pragma unroll
@@ -337,27 +396,44 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         wait_for_copies<0>();  // Q
         publish_to_tma();
         synchronize(1, THREADS);
+        const auto wait_turn = [&] {
+            if constexpr (R::IN_TURNS) wait_for_turn(consumer);
+        };
+        const auto end_turn = [&] {
+            if constexpr (R::IN_TURNS) pass_turn<R::CONSUMERS / 4>(consumer);
+        };
+        if (consumer == R::CONSUMERS / 4 - 1) end_turn();  // the first one's begins
         if (tiles > 0) {
+            wait_turn();
             await(0);
             multiply_query_by_keys(at(0));
             finish_products<0>(s);
+            end_turn();
             release(0);
-            exponentiate(0);
+            exponentiate_lazily(0);
             pack_probabilities();
         }
         // The scores of a tile are computed beside O of the one before, and its softmax runs beside that.
 #pragma unroll 1
         for (int tile = 1; tile < tiles; ++tile) {
+            wait_turn();
             await(2 * tile);
             multiply_query_by_keys(at(2 * tile));
             await(2 * tile - 1);
             multiply_probabilities_by_values(at(2 * tile - 1));
+            end_turn();
             finish_products<1>(s);
             release(2 * tile);
-            exponentiate(tile);
-            finish_products<0>(out);
-            release(2 * tile - 1);
-            rescale();
+            // ptxas moves the wait for O up before the exponentials, but not out of a branch.
+            if (exponentiate_lazily(tile)) {
+                finish_products<0>(out);
+                release(2 * tile - 1);
+#pragma unroll
+                for (int d = 0; d < D / 2; ++d) out[d] *= shrink[d / 2 % 2];
+            } else {
+                finish_products<0>(out);
+                release(2 * tile - 1);
+            }
             pack_probabilities();
         }
         if (tiles > 0) {
@@ -412,7 +488,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         const int row = part * ROWS + own + lane / 4 + 8 * half;
         const float row_sum = quad_sum(sum[half]);
         if (lane % 4 == 0) {
-            tops[row] = largest[half] * scale_log2;
+            tops[row] = BY_WARPGROUPS ? offset[half] : largest[half] * scale_log2;
             sums[row] = row_sum;
         }
 #pragma unroll
@@ -484,7 +560,8 @@ __global__ void __launch_bounds__(128) merge(T* o, const float* workspace, const
     wait_for_previous();
     if (row >= rows) return;
     const int cluster_keys = problem.cluster * problem.split_keys;
-    const int written = (problem.keys_of(kv_lens, batch) + cluster_keys - 1) / cluster_keys;
+    const int keys = problem.keys_of(kv_lens, batch), seen = problem.masked ? problem.seen(keys, row) : keys;
+    const int written = (max(0, seen) + cluster_keys - 1) / cluster_keys;
     const float* from = workspace + (static_cast<long long>(head) * problem.clusters * rows + row) * P::SIZE;
     const long long step = static_cast<long long>(rows) * P::SIZE;
 

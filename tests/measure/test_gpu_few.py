@@ -46,8 +46,24 @@ def test_it_passes_the_gate_at_shapes_of_decoding(few, sizes, queries, axes):
     assert check.passed, check.reason
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 4, 4, 96, 8192, 128), (1, 1, 1, 2657, 5000, 64), (1, 2, 2, 4096, 4096, 128), (2, 6, 2, 333, 1500, 128)],
+    ids=str,
+)
+def test_chunks_that_do_not_fill_the_device_pass_the_gate_on_values_that_rise(few, sizes, causal):
+    """Of the latter, scores rise so far above those of the first tile that O has to be rescaled again and again."""
+    batch, heads, kv_heads, queries, kv_len, head_dim = sizes
+    shape = Shape(batch, heads, queries, head_dim, causal, "float16", kv_heads=kv_heads, kv_len=kv_len)
+    for values in ("normal", "sd 6", "rising 24"):
+        given = drawn(shape.resized(values=values))
+        check = Gate(given, causal).examine(lambda: few(*given, causal))  # noqa: B023
+        assert check.passed, f"{values}: {check.reason}"
+
+
 @pytest.mark.parametrize("split", [(1, 2), (1, 4), (1, 8), (1, 16), (3, 4)], ids=str)
-@pytest.mark.parametrize("queries", [1, 8, 16, 32, 64])
+@pytest.mark.parametrize("queries", [1, 8, 16, 32, 64, 200])
 def test_clusters_of_each_size_merge_their_results(few, monkeypatch, queries, split):
     monkeypatch.setattr(problem, "splits", lambda *sizes: split)
     kernel, given = rungs.Kernel(few.rung), drawn(MODEL.resized(seq_len=queries))
@@ -63,9 +79,10 @@ def test_random_shapes_and_lengths_of_sequences(few):
     chance = random.Random(0)
     for number in range(200):
         causal, batch, kv_heads = chance.random() < 0.5, chance.randint(1, 5), chance.choice((1, 2, 8))
-        kv_len, queries = chance.choice((70, 500, 2000, 5000)), chance.choice((1, 2, 3, 4, 8, 16, 33, 64))
+        kv_len, queries = chance.choice((70, 500, 2000, 5000)), chance.choice((1, 2, 4, 8, 16, 33, 64, 70, 300))
         axes = {"kv_heads": kv_heads, "kv_len": kv_len}
         dtype = chance.choice(("float16", "bfloat16"))
+        queries = min(queries, kv_len)
         heads = kv_heads * chance.choice((1, 2, 3, 4, 8))
         shape = Shape(batch, heads, queries, chance.choice((64, 128)), causal, dtype, **axes)
         given = drawn(shape, number)
@@ -87,7 +104,7 @@ def require_right(output, given, sequence, length, causal, words):
         assert check.passed, f"{words}, sequence {sequence}: {check.reason}"
 
 
-@pytest.mark.parametrize("seq_len", [4, 100])
+@pytest.mark.parametrize("seq_len", [4, 100, 2500])
 def test_attend_takes_lengths_whatever_lies_behind_them_and_whether_the_kernel_serves(few, seq_len):
     shape, lengths = MODEL.resized(seq_len=seq_len), [1700, 3000, 120, 0]
     q, k, v = drawn(shape)

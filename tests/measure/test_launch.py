@@ -222,7 +222,7 @@ def test_a_warp_merges_each_row_of_a_head(driver):
     compiled = rungs._Compiled(one, "few", "sm_90a", 2, two, ((1, 264),))
     tile = ladder.Tile(head_dim=64, rows=16, keys=64, threads=128, shared_bytes=0)
     q, k = torch.zeros(2, 6, 5, 64), torch.zeros(2, 2, 4096, 64)
-    made = rungs._split(None, tile, compiled, q, k, k, None)
+    made = rungs._split(None, tile, compiled, q, k, k, True, None)
     assert made.workspace_floats
     assert made.merge_ctas == 4 * 4  # 15 rows of each of 4 heads, 4 warps a CTA
 

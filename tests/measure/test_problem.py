@@ -126,8 +126,9 @@ def test_a_packing_is_what_the_kernel_declares():
 def test_a_packing_holds_the_strides_of_views_and_splits_all_keys():
     q = torch.empty(2, 3, 12, 64, device="meta").transpose(1, 2)
     cache = torch.empty(2, 3, 1000, 64, device="meta")
-    packing = Packing.of(q, cache[:, :, :777], cache[:, :, 5:782], 0.5, ROWS, HELD, 2)
+    packing = Packing.of(q, cache[:, :, :777], cache[:, :, 5:782], True, 0.5, ROWS, HELD, 2)
     assert (packing.queries, packing.keys, packing.group, packing.kv_heads, packing.scale) == (3, 777, 4, 3, 0.5)
+    assert packing.masked == 1
     assert [packing.q.batch, packing.q.head, packing.q.row] == [3 * 12 * 64, 64, 12 * 64]
     assert [packing.k.batch, packing.k.head, packing.k.row] == [3 * 64000, 64000, 64]
     assert [packing.o.batch, packing.o.head, packing.o.row] == list(torch.empty_like(q).stride()[:3])

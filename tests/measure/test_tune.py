@@ -56,7 +56,6 @@ def tuned(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(tune, "SHAPES", SMALL)
     monkeypatch.setattr(originals, "perf_counter_ns", lambda: Clock.ns)
-    monkeypatch.setattr(tune.devices, "describe", lambda _: {"multiprocessors": 4})
 
     def captured(case, pool):
         case.many = Replay(None, 1, case.call())
@@ -68,7 +67,7 @@ def tuned(tmp_path, monkeypatch):
         ladders.write(tmp_path / "kernels", rung(*tiles))
         made = {name: Implementation(f"kernel.plain:{name}", call) for name, call in calls.items()}
         monkeypatch.setattr(rungs, "pinned", lambda rung, tile: made[tile.name])
-        return list(tune._choices(tune.Finalists(ladder.load(), CPU)))
+        return list(tune._choices(tune.Finalists(ladder.load(), CPU, 4)))
 
     return run
 
@@ -144,7 +143,7 @@ def test_finalists_are_written_for_this_architecture_if_any_is(tmp_path, monkeyp
     entries = [rung(name=f"r{number}", architectures=names) for number, names in enumerate(listed)]
     monkeypatch.setenv("ATTNLAB_KERNELS", str(ladders.write(tmp_path / "kernels", *entries)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    assert [one.name for one in tune.Finalists(ladder.load(), CPU).rungs] == finalists
+    assert [one.name for one in tune.Finalists(ladder.load(), CPU, 4).rungs] == finalists
 
 
 @pytest.fixture
@@ -154,6 +153,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(tune.environment, "lock", lambda: None)
+    monkeypatch.setattr(tune.devices, "describe", lambda _: {"multiprocessors": 4})
 
 
 def test_the_choices_are_written_for_this_device(tuned, gpu, monkeypatch):

@@ -23,16 +23,21 @@ Size = Annotated[int, Field(ge=1)]
 # fastest instance on average, and 4.8 % at most. With a last round that counts as a whole one, 1.5 % and 16 %.
 LAST_ROUND = 0.3
 FEW_QUERIES = 64
-"""Up to so many queries over more keys are few: what counts there are the heads of K and V, and the rows of each."""
+"""Up to so many queries over more keys are few."""
+TILE_ROWS, MANY_KEYS = 128, 1024
+"""Where tiles of so many rows of each head of K and V are fewer than the multiprocessors, splitting from so many keys on
+may fill the device."""
+ROWS_COUNT = 2
+"""By rows, a choice is so many times as far as by heads or keys: from reading K and V to multiplying is a short way."""
 
 
 class Choice(BaseModel):
     """The fastest instance at one shape, or one that was slower there and may be faster nearby.
 
     Attributes:
-        heads: heads over all batches; with few queries, those of K and V.
-        seq_len: the number of queries and of keys; with few queries, of keys.
-        rows: with few queries, those of all heads that share a head of K and V; 0 elsewhere.
+        heads: heads over all batches; with `rows`, those of K and V.
+        seq_len: the number of queries and of keys; with `rows`, of keys.
+        rows: where keys may be split, as `packed_rows` gives them; 0 elsewhere.
         rung: the rung's name in the ladder; `tile` the name of its tile for this head_dim, which may be empty.
         latency_us: its median.
         source: the hash of the rung, as `ladder.hashes` gives it.
@@ -56,16 +61,16 @@ class Choice(BaseModel):
 
     def distance(self, shape: Shape) -> float:
         """How far its lengths and heads, and its rows if it has any, are from those of a shape, in doublings."""
-        heads = heads_of(shape) if self.rows else shape.batch * shape.heads
-        apart = [self.seq_len / shape.kv_len, self.heads / heads]
-        return math.hypot(*map(math.log2, [*apart, self.rows / rows_of(shape)] if self.rows else apart))
+        heads = shape.batch * (shape.kv_heads if self.rows else shape.heads)
+        rows = (self.rows / shape.rows) ** ROWS_COUNT if self.rows else 1
+        return math.hypot(*map(math.log2, (self.seq_len / shape.kv_len, self.heads / heads, rows)))
 
     def expected_us(self, tile: Tile, shape: Shape, multiprocessors: int) -> float:
         """About how long its tile takes at a shape near its own: its latency by the rounds that the device makes there.
 
         In a round each multiprocessor has one work item. Items that run at once on one multiprocessor share it, and
-        count as if they took turns. Under a causal mask items differ in length and even out, and with few queries keys
-        may be split: there it is the latency itself.
+        count as if they took turns. Under a causal mask items differ in length and even out, and with `rows` keys may
+        be split: there it is the latency itself.
         """
         if self.causal or self.rows:
             return self.latency_us
@@ -100,9 +105,14 @@ def are_few(queries: int, keys: int) -> bool:
     return queries <= FEW_QUERIES and queries < keys
 
 
-def heads_of(shape: Shape) -> int:
-    """The heads over all batches by which choices at a shape are known."""
-    return shape.batch * (shape.kv_heads if rows_of(shape) else shape.heads)
+def packed_rows(shape: Shape, multiprocessors: int) -> int:
+    """The queries of all heads that share a head of K and V, where choices go by them: where keys may be split.
+
+    There queries are few, or their tiles leave multiprocessors idle while keys are many; elsewhere it is 0.
+    """
+    tiles = shape.batch * shape.kv_heads * math.ceil(shape.rows / TILE_ROWS)
+    unfilled = tiles < multiprocessors and shape.kv_len >= MANY_KEYS
+    return shape.rows if unfilled else rows_of(shape)
 
 
 def _rounds(items: int, multiprocessors: int) -> float:
@@ -137,16 +147,19 @@ class Tuning(BaseModel):
     def choice(self, shape: Shape) -> Choice:
         """Of the choices at the nearest shape of the same head_dim and mask, the one expected to be the fastest here.
 
-        Only instances count that serve this number of keys, and this layout, these heads and this scale. With few
-        queries, choices at such shapes come first, if there are any.
+        Only instances count that serve this number of keys, and this layout, these heads and this scale. Where keys may
+        be split, choices at such shapes come first, if there are any; the tile is then the one for these rows.
 
         Raises:
             UserError: there is none, or a kernel changed since.
         """
-        for few in (True, False) if rows_of(shape) else (False,):
-            alike = self._alike.get((shape.head_dim, shape.causal, few), {}).values()
+        for split in (True, False) if packed_rows(shape, self.multiprocessors) else (False,):
+            alike = self._alike.get((shape.head_dim, shape.causal, split), {}).values()
             if chosen := self._nearest(shape, sorted(alike, key=lambda near: near[0].distance(shape))):
-                return chosen
+                rung, tile = self.instance(chosen)
+                if rung.arguments == "split keys":
+                    (tile,) = rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows)
+                return chosen.model_copy(update={"tile": tile.name})
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")
 
     def _nearest(self, shape: Shape, by_distance: Collection[list[Choice]]) -> Choice | None:
@@ -176,7 +189,7 @@ class Tuning(BaseModel):
 
     @cached_property
     def _alike(self) -> dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[Choice]]]:
-        """The choices at each place, for each head_dim and mask, with few queries and with many."""
+        """The choices at each place, for each head_dim and mask, with `rows` and without."""
         found: dict[tuple[int, bool, bool], dict[tuple[Any, ...], list[Choice]]] = {}
         for choice in self.choices:
             of_kind = found.setdefault((choice.head_dim, choice.causal, choice.rows > 0), {})

@@ -42,14 +42,18 @@ SEQ_LENS = (56, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
 """A little below lengths that are used, so that as much of a tile is filled as there."""
 HEADS = ((3, 8), (30, 8))
 """Batch and heads."""
-BATCHES, FEW, KV_LENS = (1, 9), (1, 5, 14, 40), (1000, 8000)
-"""Of few queries over more keys, of 32 heads on 8."""
+FEW = [(batch, 32, 8, queries, keys) for batch, queries, keys in ((3, 1, 3000), (3, 5, 3000), (3, 14, 3000))] + [
+    (batch, 32, 8, 40, keys) for batch, keys in product((1, 9), (1000, 8000))
+]
+CHUNKS = [(1, 4, 4, 200, 8000), (1, 1, 1, 3000, 8000), (1, 2, 2, 4000, 4000), (1, 32, 8, 250, 2000), (1, 3, 3, 1000, 1100)]
+"""Batch, heads, heads of K and V, queries and keys: of few queries over more keys, and where tiles of them don't fill the
+device."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
     for head_dim, causal, (batch, heads), seq_len in product((64, 128), (False, True), HEADS, SEQ_LENS)
 ] + [
-    Shape(batch, 32, seq_len, head_dim, causal, "float16", kv_heads=8, kv_len=kv_len)
-    for head_dim, causal, batch, seq_len, kv_len in product((64, 128), (False, True), BATCHES, FEW, KV_LENS)
+    Shape(batch, heads, queries, head_dim, causal, "float16", kv_heads=kv_heads, kv_len=keys)
+    for head_dim, causal, (batch, heads, kv_heads, queries, keys) in product((64, 128), (False, True), [*FEW, *CHUNKS])
 ]
 ROUGH_CALLS = 3
 TOO_SLOW = 3.0
@@ -62,13 +66,17 @@ other takes two rounds of the device instead of one."""
 class Finalists:
     """The rungs whose tiles are candidates: those written for this very architecture; if there are none, all.
 
+    Args:
+        multiprocessors: of the device.
+
     Attributes:
         out: the tiles that failed once, each by its name and head_dim. They are no candidates any more.
     """
 
-    def __init__(self, every: tuple[Rung, ...], device: torch.device) -> None:
+    def __init__(self, every: tuple[Rung, ...], device: torch.device, multiprocessors: int) -> None:
         own = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
-        self.rungs, self.device = [rung for rung in every if own in rung.architectures] or list(every), device
+        self.rungs = [rung for rung in every if own in rung.architectures] or list(every)
+        self.device, self.multiprocessors = device, multiprocessors
         self.out: set[tuple[str, int]] = set()
 
     def fastest(self, shape: Shape) -> list[Choice]:
@@ -76,7 +84,9 @@ class Finalists:
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
         windows.draw(_seed(shape, "checked"))
         axes = (shape.head_dim, shape.kv_len, shape.causal, shape.rows)
-        able = [rung for rung in self.rungs if rung.serves_queries(shape.seq_len)]
+        rows = tuning.packed_rows(shape, self.multiprocessors)
+        splitting = [rung for rung in self.rungs if rows or rung.arguments != "split keys"]
+        able = [rung for rung in splitting if rung.serves_queries(shape.seq_len)]
         served = [(rung, tile, rungs.pinned(rung, tile)) for rung in able for tile in rung.tiles_for(*axes)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
         subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
@@ -88,7 +98,7 @@ class Finalists:
                 say(f"{subject.implementation.name} is left out: at {shape}, {subject.reason}")
         most_us = MOST_KEPT * min(latencies_us.values(), default=0.0)
         kept_us = {name: latency_us for name, latency_us in latencies_us.items() if latency_us <= most_us}
-        found = [_choice(shape, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
+        found = [_choice(shape, rows, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
         return sorted(found, key=lambda choice: choice.latency_us)
 
 
@@ -107,8 +117,9 @@ def tune() -> Path:
         raise UserError("tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one")
     environment.lock()
     device = torch.device("cuda")
+    multiprocessors = devices.describe(device)["multiprocessors"]
     try:
-        choices = list(_choices(Finalists(ladder.drawn(), device)))
+        choices = list(_choices(Finalists(ladder.drawn(), device, multiprocessors)))
     except torch.AcceleratorError as error:
         raise UserError(f"the device failed ({str(error).splitlines()[0]}): nothing was written") from None
     name = torch.cuda.get_device_name(device)
@@ -116,7 +127,7 @@ def tune() -> Path:
         raise UserError(f"no kernel of {paths.shown(paths.kernels() / 'ladder.toml')} could be timed on {name}")
     made = Tuning(
         device=name,
-        multiprocessors=devices.describe(device)["multiprocessors"],
+        multiprocessors=multiprocessors,
         torch=torch.__version__,
         command="make tune",
         clock=WARM.words,
@@ -142,11 +153,11 @@ def _choices(finalists: Finalists) -> Iterator[Choice]:
         yield from fastest
 
 
-def _choice(shape: Shape, rung: Rung, tile: Tile, latency_us: float) -> Choice:
+def _choice(shape: Shape, rows: int, rung: Rung, tile: Tile, latency_us: float) -> Choice:
     return Choice(
-        heads=tuning.heads_of(shape),
+        heads=shape.batch * (shape.kv_heads if rows else shape.heads),
         seq_len=shape.kv_len,
-        rows=tuning.rows_of(shape),
+        rows=rows,
         head_dim=shape.head_dim,
         causal=shape.causal,
         rung=rung.name,

@@ -160,10 +160,10 @@ class Strides(ctypes.Structure):
 class Packing(ctypes.Structure):
     """The problem of a kernel that splits keys: `group` query heads share each of the `kv_heads`.
 
-    A head's keys are split over `clusters` of `cluster` CTAs, with `split_keys` each.
+    A head's keys are split over `clusters` of `cluster` CTAs, with `split_keys` each; `masked` is 1 under the mask.
     """
 
-    _COUNTS = ("queries", "keys", "group", "kv_heads", "clusters", "cluster", "split_keys")
+    _COUNTS = ("queries", "keys", "group", "kv_heads", "clusters", "cluster", "split_keys", "masked")
     _fields_ = (
         *((name, Strides) for name in "qkvo"),
         *((name, ctypes.c_int) for name in _COUNTS),
@@ -171,18 +171,23 @@ class Packing(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, scale: float, tile: Tile, held: Held, ctas_per_sm: int) -> "Packing":
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, tile: Tile, held: Held, ctas_per_sm: int
+    ) -> "Packing":
         """The problem of such tensors, on a device that holds so many CTAs at once, and on each multiprocessor."""
         batch, heads, queries, _ = q.shape
         kv_heads, keys = k.shape[1:3]
         group, tiles = heads // kv_heads, -(-keys // tile.keys)
         rows = group * queries
-        clusters, cluster = splits(tile.items(rows, batch * kv_heads), tiles, min(rows, tile.rows), held, ctas_per_sm)
+        items = tile.items(rows, batch * kv_heads)
+        if causal:  # CTAs whose keys no row of the tile sees end at once
+            items = math.ceil(items * (1 - (queries - 1) / (2 * keys)))
+        clusters, cluster = splits(items, tiles, min(rows, tile.rows), held, ctas_per_sm)
         of_part = -(-tiles // (clusters * cluster))
         output = torch.empty_like(q, device="meta")  # it has the strides that O will have
         return cls(
             *(Strides(*tensor.stride()[:3]) for tensor in (q, k, v, output)),
-            *(queries, keys, group, kv_heads, -(-tiles // (of_part * cluster)), cluster, of_part * tile.keys),
+            *(queries, keys, group, kv_heads, -(-tiles // (of_part * cluster)), cluster, of_part * tile.keys, causal),
             scale,
         )
 
@@ -192,7 +197,8 @@ def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int) -> t
     """Over how many clusters of how many CTAs keys are split, so that all end soonest: by sizes alone, not by lengths.
 
     Args:
-        items: tiles of rows over all heads of K and V, each of which has so many parts.
+        items: tiles of rows over all heads of K and V, each of which has so many parts; those that see half of the keys
+            count half.
         tiles: of keys.
         rows: of a tile that are used.
         held: the CTAs that the device holds at once, for each size of cluster.

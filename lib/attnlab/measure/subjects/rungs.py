@@ -186,7 +186,7 @@ class Kernel(Launcher):
                 self._compiled[instance] = self._compile(dtype, tile, causal)
             compiled = self._compiled[instance]
             if rung.arguments == "split keys":
-                return Prepared(_split(rung, tile, compiled, q, k, v, scale), compiled, tile)
+                return Prepared(_split(rung, tile, compiled, q, k, v, causal, scale), compiled, tile)
             ctas = tile.items(seq_len, batch * heads)
             if rung.persistent:
                 ctas = _resident(rung, tile, ctas, _held(compiled, device), causal)
@@ -339,12 +339,12 @@ def _held_in_clusters(function: int, tile: Tile, ctas_per_sm: int) -> Held:
 
 
 def _split(
-    rung: Rung, tile: Tile, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, scale: float | None
+    rung: Rung, tile: Tile, compiled: _Compiled, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> SplitLaunch:
     """A launch of a kernel that splits keys."""
     batch, heads, queries, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    packing = Packing.of(q, k, v, scale, tile, compiled.held, compiled.ctas_per_sm)
+    packing = Packing.of(q, k, v, causal, scale, tile, compiled.held, compiled.ctas_per_sm)
     rows = batch * heads * queries  # each of which has a partial result of each cluster, with its logarithm
     floats = rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
