@@ -175,7 +175,7 @@ template <int D, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
 };
 
 // q, k, v, o: (batch, heads, rows, D), with any strides; a CTA for each tile of rows, split and head of K and V.
-template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS = 0>
+template <typename T, int D, bool CAUSAL, int ROWS, int WARPS, int KEYS, int STAGES, int CTAS, int TURNS>
 __global__ void __launch_bounds__(32 * WARPS, CTAS)
 few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_lens, const Packing problem) {
     using R = Roles<D, ROWS, WARPS, KEYS, STAGES, CTAS, TURNS>;

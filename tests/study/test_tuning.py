@@ -121,6 +121,35 @@ def test_choices_at_few_queries_are_for_few_queries_alone(kernels, axes, chosen)
     assert made.choice(Shape(**{"batch": 1, "head_dim": 64} | FEW | axes)).rung == chosen
 
 
+@pytest.mark.parametrize(
+    ("axes", "rows"),
+    [
+        ({"heads": 15, "seq_len": 128, "kv_len": 2000}, 128),
+        ({"heads": 16, "seq_len": 128, "kv_len": 2000}, 0),  # 16 multiprocessors have a tile each
+        ({"heads": 8, "seq_len": 129, "kv_len": 2000}, 0),
+        ({"heads": 1, "seq_len": 1920}, 1920),
+        ({"heads": 1, "seq_len": 1000}, 0),  # too few keys to split
+        ({"heads": 32, "kv_heads": 2, "seq_len": 64, "kv_len": 1024}, 1024),
+        ({"heads": 320, "seq_len": 64, "kv_len": 65}, 64),
+        ({"heads": 320, "seq_len": 65, "kv_len": 66}, 0),
+    ],
+)
+def test_choices_go_by_rows_where_queries_are_few_or_their_tiles_leave_multiprocessors_idle(axes, rows):
+    assert tuning.packed_rows(Shape(**{"batch": 1, "head_dim": 64} | axes), 16) == rows
+
+
+def test_a_kernel_that_splits_keys_runs_the_tile_for_the_rows_at_hand(kernels):
+    tiles = [TILE | {"name": f"rows_{rows}", "rows": rows} for rows in (16, 64, 128)]
+    ladders.write(kernels, rung(*tiles, arguments="split keys", merge="merge"))
+    made = tuned(choice("rows_16", heads=2, seq_len=900, rows=16))
+    assert [made.choice(Shape(1, 8, n, 64, kv_heads=2, kv_len=2000)).tile for n in (1, 5, 16, 200)] == [
+        "rows_16",
+        "rows_64",
+        "rows_64",
+        "rows_128",
+    ]
+
+
 def test_where_no_few_queries_were_tuned_the_other_choices_count(kernels):
     ladders.write(kernels, rung(TILE, name="views", arguments="views"), rung(TILE, name="least", most_queries=8))
     made = tuned(choice("", rung="views"), choice("", rung="least", seq_len=16))

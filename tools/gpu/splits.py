@@ -1,9 +1,10 @@
 """Try tiles of kernel.few at other splits than it chooses, K and V from memory, to fit `problem.cost`: 2 minutes.
 
 ``PYTHONPATH=lib python tools/gpu/splits.py`` checks every tile at random cases, prints a line for each shape, number of
-queries and tile, what was chosen and the fastest splits as clusters x CTAs, in µs with TB/s, then what launching early
-and the merge's shared memory change, and at last the constants whose choices are least slower than the fastest split.
-Shapes as arguments, ``1,32,8,8192,128/1/16`` with batch, heads, kv_heads, keys, head_dim and queries, replace its own.
+queries and tile, what was chosen and the fastest splits as clusters x CTAs, in µs with TB/s and TFLOP/s, and what rung
+11 takes; then what launching early and the merge's shared memory change, and at last the constants whose choices are
+least slower than the fastest split. Splits whose cost is far above the least are not tried. Shapes as arguments,
+``1,32,8,8192,128/1/16`` with batch, heads, kv_heads, keys, head_dim and queries, replace its own.
 """
 
 import itertools
@@ -13,6 +14,7 @@ import sys
 import time
 from contextlib import ExitStack
 from statistics import mean, median
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -23,23 +25,30 @@ from attnlab.study import ladder
 from attnlab.study.ladder import Tile
 
 SHAPES = (
-    "1,32,8,1024,128/1/4/16/64",
-    "1,32,8,8192,128/1/4/16/48/64",
-    "1,32,8,32768,128/1/16",
-    "8,32,8,1024,128/4/64",
-    "8,32,8,8192,128/1/16/64",
+    "1,32,8,1024,128/64/1",
+    "1,32,8,8192,128/64/16/4/1",
+    "1,32,8,32768,128/64/16",
+    "8,32,8,1024,128/64",
+    "8,32,8,8192,128/64/16",
+    "9,32,8,8000,128/40",
+    "9,32,8,8000,64/40",
+    "1,4,4,8192,128/96",
+    "1,1,1,8192,128/2657",
+    "1,2,2,4096,128/4096",
+    "1,2,2,4096,64/4096",
+    "1,32,8,2048,128/256",
+    "8,32,1,8192,128/8",
     "4,12,12,4096,64/8",
-    "8,32,1,8192,128/1/8",
 )
-# Tiles beside those of the ladder: rows, warps, keys, stages, CTAs of a multiprocessor. From 64 rows on, those with
-# more warps than 16 rows each need have a warpgroup that loads.
+# Tiles beside those of the ladder: rows, warps, keys, stages, CTAs of a multiprocessor, whether warpgroups take turns.
 OTHERS = {
-    128: ((16, 8, 128, 3, 1), (128, 12, 64, 6, 1), (192, 16, 64, 5, 1)),
-    64: ((16, 4, 64, 3, 4), (128, 12, 64, 12, 1), (192, 16, 64, 8, 1)),
+    128: ((128, 12, 128, 3, 1, 0), (128, 12, 64, 6, 1, 1), (192, 16, 64, 5, 1, 1), (192, 16, 64, 5, 1, 0)),
+    64: ((128, 12, 128, 6, 1, 0), (128, 12, 64, 12, 1, 1), (192, 16, 128, 4, 1, 1)),
 }
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33)
 CASES, TOLERANCE = 40, {torch.float16: 4e-3, torch.bfloat16: 3e-2}
-CALLS, REPLAYS = 24, 5
+CALLS, REPLAYS = 16, 5
+MOST_COST = 1.5
 # The constants of `problem.cost`, and the values of each that are tried.
 CONSTANTS = ((0.5, 1, 1.5, 2, 3), (0.5, 1, 1.5, 2, 3, 4), (25, 50, 100, 200, 400), (400, 800, 1600, 3200))
 NAMES = ("START_TILES", "MERGE_TILES", "CLUSTER_ROWS", "WORKSPACE_ROWS")
@@ -68,10 +77,11 @@ def _tiles(head_dim: int) -> list[Tile]:
     """The ladder's tiles, and others."""
     own = [tile for tile in ladder.rung("kernel.few").tiles if tile.head_dim == head_dim]
     made = []
-    for rows, warps, keys, stages, ctas in OTHERS[head_dim]:
-        template = {"rows": rows, "warps": warps, "keys": keys, "stages": stages, "ctas": ctas}
+    for stated in OTHERS[head_dim]:
+        template = dict(zip(("rows", "warps", "keys", "stages", "ctas", "turns"), stated, strict=True))
+        rows, warps, keys, stages, *_ = stated
         shared = 2 * head_dim * (rows + 2 * stages * keys)
-        name = f"rows_{rows}_{warps}_{keys}_{stages}_{ctas}"
+        name = "_".join(map(str, ("rows", *stated)))
         sizes = {"rows": rows, "keys": keys, "threads": 32 * warps, "shared_bytes": shared}
         made.append(Tile(head_dim=head_dim, template=template, name=name, **sizes))
     return own + made
@@ -99,10 +109,13 @@ def _check(head_dim: int, variants: list[rungs.Kernel]) -> int:
         chance, worst, repeats = random.Random(0), 0.0, True
         for _ in range(CASES):
             batch, kv_heads, group = chance.randint(1, 3), chance.choice((1, 2, 8)), chance.choice((1, 2, 4, 7, 8, 32))
-            queries = chance.choice((1, 2, 5, 16, 64))
+            queries = chance.choice((1, 2, 5, 16, 64, 300))
+            group = min(group, 4) if queries > 64 else group
             keys = chance.randint(queries, 3000)
             q = torch.randn(batch, queries, kv_heads * group, head_dim, device="cuda", dtype=dtype).transpose(1, 2)
             cache = torch.randn(2, batch, kv_heads, keys + 64, head_dim, device="cuda", dtype=dtype)
+            if chance.random() < 0.3:  # scores that rise, by a little or by far
+                cache[0] *= torch.linspace(1, chance.choice((6, 90)), keys + 64, device="cuda", dtype=dtype)[:, None]
             k, v = cache[0, :, :, :keys], cache[1, :, :, :keys]
             lengths = [chance.choice((0, 1, keys, chance.randint(0, keys))) for _ in range(batch)]
             kv_lens = torch.tensor(lengths, device="cuda", dtype=torch.int32) if chance.random() < 0.5 else None
@@ -158,36 +171,46 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
     shapes = (batch, heads, queries, head_dim), *2 * [(batch, kv_heads, keys, head_dim)]
     inputs = [[torch.randn(size, device="cuda", dtype=dtype) for size in shapes] for _ in range(memories)]
     fits, own = [], ladder.rung("kernel.few").tiles_for(head_dim, keys, True, rows)[0]
-    fewest = min(
-        tile.rows for tile in (kernel.rung.tiles[0] for kernel in variants[head_dim]) if tile.rows >= min(rows, 256)
-    )
+    seen = keys - (queries - 1) / 2  # by a query, on average
     for kernel in variants[head_dim]:
         tile = kernel.rung.tiles[0]
-        if not (fewest <= tile.rows <= max(64, fewest) or tile.rows == own.rows or (rows > 128 and tile.rows == 128)):
+        if tile.rows != own.rows and not (rows > 64 and tile.rows > 64):
             continue
-        kernel._prepared.clear()
-        compiled = kernel.prepared(*inputs[0], True).compiled
-        items, tiles = tile.items(rows, batch * kv_heads), -(-keys // tile.keys)
-        chosen = problem.splits(items, tiles, min(rows, tile.rows), compiled.held, compiled.ctas_per_sm)
-        took = {split: _us(kernel, inputs, split) for split in {chosen, *_splits(items, tiles, compiled.held)}}
+        items, tiles, used, held, ctas_per_sm = sizes_ = _sizes(kernel, inputs[0])
+        chosen = problem.splits(*sizes_)
+        took = {split: _us(kernel, inputs, split) for split in {chosen, *_splits(*sizes_)}}
         best = sorted(took, key=took.__getitem__)[:5]
         words = [f"{c}x{n} {took[c, n]:.2f}" for c, n in [chosen, *best]]
-        speed = f"{kv_bytes / took[best[0]] / 1e6:.2f} TB/s"
+        flops = 4 * batch * heads * queries * seen * head_dim
+        speed = f"{kv_bytes / took[best[0]] / 1e6:.2f} TB/s, {flops / took[best[0]] / 1e6:.0f} TFLOP/s"
         print(f"{sizes} q={queries} {tile.name}: chosen {words[0]}; {', '.join(words[1:])}; {speed}", flush=True)
         if tile.name == own.name:
-            print(f"    at {best[0]}: {_launches(kernel, inputs, best[0])}; held {compiled.held}", flush=True)
-            fits.append((items, tiles, min(rows, tile.rows), dict(compiled.held), compiled.ctas_per_sm, took))
+            print(f"    at {best[0]}: {_launches(kernel, inputs, best[0])}; held {held}", flush=True)
+            fits.append((items, tiles, used, dict(held), ctas_per_sm, took))
+    lazy = ladder.rung("kernel.lazy")
+    took_us = {
+        tile.name: _us(rungs.kernel(lazy, tile), inputs, (1, 1)) for tile in lazy.tiles_for(head_dim, keys, True)
+    }
+    print("    rung 11:", ", ".join(f"{name} {us:.2f}" for name, us in took_us.items()), flush=True)
     return fits
 
 
-def _splits(items: int, tiles: int, held: problem.Held) -> list[Split]:
-    """Splits that are worth trying: 3 rounds of CTAs at most, and 1/5 of one at least, unless no split has as many."""
-    pairs = [(clusters, n) for n, _ in held for clusters in PARTS if clusters * n <= tiles]
-    most = max(items * clusters * n for clusters, n in pairs)
-    at_once = held[0][1]
-    return [
-        (c, n) for c, n in pairs if min(most, at_once / 5) <= items * c * n <= max(items, 3 * at_once) and c * n <= 132
-    ]
+def _sizes(kernel: rungs.Kernel, given: list[torch.Tensor]) -> tuple[Any, ...]:
+    """What `problem.splits` is asked for these inputs."""
+    with patch.object(problem, "splits", side_effect=problem.splits) as asked:
+        kernel.prepare(*given, True, None)
+    return tuple(asked.call_args.args)
+
+
+def _splits(items: int, tiles: int, rows: int, held: problem.Held, ctas_per_sm: int) -> list[Split]:
+    """Splits that are worth trying, by their cost."""
+    costs = {
+        (clusters, n): problem.cost(clusters, n, items, tiles, rows, at_once, ctas_per_sm)
+        for n, at_once in held
+        for clusters in PARTS
+        if clusters * n <= tiles
+    }
+    return [split for split, cost in costs.items() if cost <= MOST_COST * min(costs.values())]
 
 
 def _launches(kernel: rungs.Kernel, inputs: Inputs, split: Split) -> str:

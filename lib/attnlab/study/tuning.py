@@ -25,8 +25,8 @@ LAST_ROUND = 0.3
 FEW_QUERIES = 64
 """Up to so many queries over more keys are few."""
 TILE_ROWS, MANY_KEYS = 128, 1024
-"""Where tiles of so many rows of each head of K and V are fewer than the multiprocessors, splitting from so many keys on
-may fill the device."""
+"""Tiles of so many rows of each head of K and V, if they are fewer than the multiprocessors, leave some idle, which
+splitting fills from about so many keys on."""
 ROWS_COUNT = 2
 """By rows, a choice is so many times as far as by heads or keys: from reading K and V to multiplying is a short way."""
 

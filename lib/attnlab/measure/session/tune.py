@@ -45,9 +45,15 @@ HEADS = ((3, 8), (30, 8))
 FEW = [(batch, 32, 8, queries, keys) for batch, queries, keys in ((3, 1, 3000), (3, 5, 3000), (3, 14, 3000))] + [
     (batch, 32, 8, 40, keys) for batch, keys in product((1, 9), (1000, 8000))
 ]
-CHUNKS = [(1, 4, 4, 200, 8000), (1, 1, 1, 3000, 8000), (1, 2, 2, 4000, 4000), (1, 32, 8, 250, 2000), (1, 3, 3, 1000, 1100)]
-"""Batch, heads, heads of K and V, queries and keys: of few queries over more keys, and where tiles of them don't fill the
-device."""
+CHUNKS = [
+    (1, 4, 4, 200, 8000),
+    (1, 1, 1, 3000, 8000),
+    (1, 2, 2, 4000, 4000),
+    (1, 32, 8, 250, 2000),
+    (1, 3, 3, 1000, 1100),
+]
+"""Batch, heads, heads of K and V, queries and keys: of few queries over more keys, and where tiles of more don't fill
+the device."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
     for head_dim, causal, (batch, heads), seq_len in product((64, 128), (False, True), HEADS, SEQ_LENS)
@@ -98,7 +104,9 @@ class Finalists:
                 say(f"{subject.implementation.name} is left out: at {shape}, {subject.reason}")
         most_us = MOST_KEPT * min(latencies_us.values(), default=0.0)
         kept_us = {name: latency_us for name, latency_us in latencies_us.items() if latency_us <= most_us}
-        found = [_choice(shape, rows, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
+        found = [
+            _choice(shape, rows, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us
+        ]
         return sorted(found, key=lambda choice: choice.latency_us)
 
 
