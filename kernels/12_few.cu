@@ -77,6 +77,10 @@ __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontr
 __device__ __forceinline__ void synchronize_cluster() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+// They wait once more, with nothing to show: what was read is read, and what was written to global memory may be under way.
+__device__ __forceinline__ void leave_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 // The address, in the cluster, of what lies at an address of each CTA's shared memory.
 __device__ __forceinline__ unsigned address_in(int cta, unsigned address) {
     unsigned there;
@@ -144,15 +148,14 @@ template <int N> __device__ __forceinline__ float (&block(float (&c)[N], int num
 // The keys from `first` on, of which those before `end` are there; `thread` is one of THREADS.
 template <int KEYS, int D, int THREADS, typename T>
 __device__ __forceinline__ void load_keys(T* tile, const T* source, long long stride, int first, int end, int thread) {
-    constexpr int CHUNKS = D / 8;
-    static_assert(KEYS * CHUNKS % THREADS == 0 && THREADS % CHUNKS == 0, "a thread keeps its chunk from key to key");
-    const int chunk = thread % CHUNKS, top = thread / CHUNKS;
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+    static_assert(KEYS % STEP == 0 && THREADS % CHUNKS == 0, "a thread keeps its chunk from key to key");
+    static_assert(STEP % 8 == 0, "the swizzle has the chunk at one place of all these keys' rows");
+    const int chunk = thread % CHUNKS, top = thread / CHUNKS, left = end - first - top;
     const T* from = source + (first + top) * stride + 8 * chunk;
+    const unsigned to = shared_address(tile + place<KEYS>(top, chunk));
 #pragma unroll
-    for (int key = 0; key < KEYS; key += THREADS / CHUNKS) {
-        const bool there = first + top + key < end;
-        copy_async(shared_address(tile + place<KEYS>(top + key, chunk)), there ? from + key * stride : source, there);
-    }
+    for (int key = 0; key < KEYS; key += STEP, from += STEP * stride) copy_async(to + 128 * key, from, key < left);
 }
 
 // How the warps of a CTA share the work. With less than 64 rows warps multiply, and share the keys of a tile. From then on
@@ -310,7 +313,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         }
     };
     // The same, relative to an offset that stays as long as no exponent of the warp's rows is above the most; it is for warpgroups.
-    float offset[2];
+    float offset[2] = {};
     const auto exponentiate_lazily = [&](int tile) {
         mask(tile);
         if (tile == 0)
@@ -486,15 +489,19 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = part * ROWS + own + lane / 4 + 8 * half;
-        const float row_sum = quad_sum(sum[half]);
-        if (lane % 4 == 0) {
-            tops[row] = BY_WARPGROUPS ? offset[half] : largest[half] * scale_log2;
+        const float row_sum = quad_sum(sum[half]), top = BY_WARPGROUPS ? offset[half] : largest[half] * scale_log2;
+        float factor = 1;
+        if constexpr (PARTS == 1) {
+            factor = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
+            if (lane % 4 == 0) logs[row] = row_sum == 0 ? -infinity() : top + log2f(row_sum);
+        } else if (lane % 4 == 0) {
+            tops[row] = top;
             sums[row] = row_sum;
         }
 #pragma unroll
         for (int d = 0; d < D / 8; ++d)
             *reinterpret_cast<float2*>(parts + row * WIDTH + 8 * d + lane % 4 * 2) =
-                make_float2(out[4 * d + 2 * half], out[4 * d + 2 * half + 1]);
+                make_float2(out[4 * d + 2 * half] * factor, out[4 * d + 2 * half + 1] * factor);
     }
     synchronize(1, THREADS);
     const auto deliver = [&](int row, int chunk, const float(&value)[8], float log) {
@@ -508,27 +515,38 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         }
     };
     const int items = min(ROWS, rows - first) * CHUNKS;
-    for (int i = threadIdx.x; i < items; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        float top = -infinity(), row_sum = 0, value[8] = {};
+    if constexpr (PARTS == 1) {
+        if (problem.cluster == 1)
+            for (int i = threadIdx.x; i < items; i += THREADS) {
+                const int row = i / CHUNKS, chunk = i % CHUNKS;
+                float value[8];
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) top = fmaxf(top, tops[p * ROWS + row]);
+                for (int x = 0; x < 8; ++x) value[x] = parts[row * WIDTH + 8 * chunk + x];
+                deliver(row, chunk, value, logs[row]);
+            }
+    } else {
+        for (int i = threadIdx.x; i < items; i += THREADS) {
+            const int row = i / CHUNKS, chunk = i % CHUNKS;
+            float top = -infinity(), row_sum = 0, value[8] = {};
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            const float share = weight(tops[p * ROWS + row], top);
-            row_sum += share * sums[p * ROWS + row];
+            for (int p = 0; p < PARTS; ++p) top = fmaxf(top, tops[p * ROWS + row]);
 #pragma unroll
-            for (int x = 0; x < 8; ++x) value[x] += share * parts[(p * ROWS + row) * WIDTH + 8 * chunk + x];
-        }
-        const float inverse = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
-        const float log = row_sum == 0 ? -infinity() : top + log2f(row_sum);
+            for (int p = 0; p < PARTS; ++p) {
+                const float share = weight(tops[p * ROWS + row], top);
+                row_sum += share * sums[p * ROWS + row];
 #pragma unroll
-        for (int x = 0; x < 8; ++x) value[x] *= inverse;
-        if (problem.cluster == 1) {
-            deliver(row, chunk, value, log);
-        } else {
-            store(parts + row * WIDTH + 8 * chunk, value);
-            if (chunk == 0) logs[row] = log;
+                for (int x = 0; x < 8; ++x) value[x] += share * parts[(p * ROWS + row) * WIDTH + 8 * chunk + x];
+            }
+            const float inverse = row_sum == 0 ? 0 : 1 / row_sum;  // a row that sees no key is zero
+            const float log = row_sum == 0 ? -infinity() : top + log2f(row_sum);
+#pragma unroll
+            for (int x = 0; x < 8; ++x) value[x] *= inverse;
+            if (problem.cluster == 1) {
+                deliver(row, chunk, value, log);
+            } else {
+                store(parts + row * WIDTH + 8 * chunk, value);
+                if (chunk == 0) logs[row] = log;
+            }
         }
     }
     if (problem.cluster == 1) return;
@@ -544,7 +562,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
         else log = merge_cluster<16>(value, at, log_at);
         deliver(row, chunk, value, log);
     }
-    synchronize_cluster();  // nobody ends whose memory is still read
+    leave_cluster();  // nobody ends whose memory is still read
 }
 
 // The results of the clusters of each row: a warp for a row, a CTA for as many rows of a head of K and V as it has warps.
