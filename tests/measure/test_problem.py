@@ -137,14 +137,14 @@ def test_a_packing_holds_the_strides_of_views_and_splits_all_keys():
     assert (packing.clusters - 1) * of_cluster < 777 <= packing.clusters * of_cluster
 
 
-@pytest.mark.parametrize(("queries", "parts"), [(4096, 2), (128, 1)])
-def test_under_the_mask_keys_are_split_for_the_ctas_that_see_any(queries, parts):
-    q, k = torch.empty(4096 // queries, 4, queries, 64, device="meta"), torch.empty(1, 4, 4096, 64, device="meta")
-    k = k.expand(q.shape[0], -1, -1, -1)
+@pytest.mark.parametrize(("queries", "split"), [(4096, (3, 1)), (128, (1, 2))])
+def test_under_the_mask_keys_are_split_for_the_clusters_that_see_any(queries, split):
+    """64 tiles of rows in 132 CTAs: of 3 clusters of each, self-attention leaves 2 that have something to do."""
+    q, k = (torch.empty(4096 // queries, 2, rows, 64, device="meta") for rows in (queries, 4096))
     wide = Tile(head_dim=64, rows=128, keys=128, threads=384, shared_bytes=0)
     full, masked = (Packing.of(q, k, k, causal, 0.5, wide, ((1, 132), (2, 132)), 1) for causal in (False, True))
-    assert full.clusters * full.cluster == 1  # 128 tiles of rows for 132 CTAs
-    assert masked.clusters * masked.cluster == parts
+    assert (full.clusters, full.cluster) == (1, 2)
+    assert (masked.clusters, masked.cluster) == split
 
 
 @given(items=st.integers(1, 3000), tiles=st.integers(1, 600), rows=st.integers(1, 64), held=st.integers(16, 300))

@@ -12,6 +12,7 @@ import math
 import random
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from statistics import mean, median
 from typing import Any
@@ -176,17 +177,17 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
         tile = kernel.rung.tiles[0]
         if tile.rows != own.rows and not (rows > 64 and tile.rows > 64):
             continue
-        items, tiles, used, held, ctas_per_sm = sizes_ = _sizes(kernel, inputs[0])
-        chosen = problem.splits(*sizes_)
-        took = {split: _us(kernel, inputs, split) for split in {chosen, *_splits(*sizes_)}}
+        asked = _sizes(kernel, inputs[0])
+        chosen = problem.splits(*asked)
+        took = {split: _us(kernel, inputs, split) for split in {chosen, *_splits(*asked)}}
         best = sorted(took, key=took.__getitem__)[:5]
         words = [f"{c}x{n} {took[c, n]:.2f}" for c, n in [chosen, *best]]
         flops = 4 * batch * heads * queries * seen * head_dim
         speed = f"{kv_bytes / took[best[0]] / 1e6:.2f} TB/s, {flops / took[best[0]] / 1e6:.0f} TFLOP/s"
         print(f"{sizes} q={queries} {tile.name}: chosen {words[0]}; {', '.join(words[1:])}; {speed}", flush=True)
         if tile.name == own.name:
-            print(f"    at {best[0]}: {_launches(kernel, inputs, best[0])}; held {held}", flush=True)
-            fits.append((items, tiles, used, dict(held), ctas_per_sm, took))
+            print(f"    at {best[0]}: {_launches(kernel, inputs, best[0])}; held {asked[3]}", flush=True)
+            fits.append((asked, took))
     lazy = ladder.rung("kernel.lazy")
     took_us = {
         tile.name: _us(rungs.kernel(lazy, tile), inputs, (1, 1)) for tile in lazy.tiles_for(head_dim, keys, True)
@@ -202,14 +203,15 @@ def _sizes(kernel: rungs.Kernel, given: list[torch.Tensor]) -> tuple[Any, ...]:
     return tuple(asked.call_args.args)
 
 
-def _splits(items: int, tiles: int, rows: int, held: problem.Held, ctas_per_sm: int) -> list[Split]:
+def _costs(splits: Iterable[Split], sizes: tuple[Any, ...]) -> dict[Split, float]:
+    items, tiles, rows, held, *others = sizes
+    return {(c, n): problem.cost(c, n, items, tiles, rows, dict(held)[n], *others) for c, n in splits}
+
+
+def _splits(*sizes: Any) -> list[Split]:
     """Splits that are worth trying, by their cost."""
-    costs = {
-        (clusters, n): problem.cost(clusters, n, items, tiles, rows, at_once, ctas_per_sm)
-        for n, at_once in held
-        for clusters in PARTS
-        if clusters * n <= tiles
-    }
+    _, tiles, _, held, *_ = sizes
+    costs = _costs([(c, n) for n, _ in held for c in PARTS if c * n <= tiles], sizes)
     return [split for split, cost in costs.items() if cost <= MOST_COST * min(costs.values())]
 
 
@@ -282,8 +284,8 @@ def _regrets(fits: list[tuple], constants: tuple[float, ...]) -> tuple[float, fl
         for name, value in zip(NAMES, constants, strict=True):
             stack.enter_context(patch.object(problem, name, value))
         each = []
-        for *sizes, held, ctas_per_sm, took in fits:
-            costs = {(c, n): problem.cost(c, n, *sizes, held[n], ctas_per_sm) for c, n in took}
+        for sizes, took in fits:
+            costs = _costs(took, sizes)
             each.append(took[min(costs, key=costs.__getitem__)] / min(took.values()) - 1)
     return mean(each), max(each)
 

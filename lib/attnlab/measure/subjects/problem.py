@@ -179,10 +179,8 @@ class Packing(ctypes.Structure):
         kv_heads, keys = k.shape[1:3]
         group, tiles = heads // kv_heads, -(-keys // tile.keys)
         rows = group * queries
-        items = tile.items(rows, batch * kv_heads)
-        if causal:  # CTAs whose keys no row of the tile sees end at once
-            items = math.ceil(items * (1 - (queries - 1) / (2 * keys)))
-        clusters, cluster = splits(items, tiles, min(rows, tile.rows), held, ctas_per_sm)
+        items, hidden = tile.items(rows, batch * kv_heads), (queries - 1) / keys if causal else 0.0
+        clusters, cluster = splits(items, tiles, min(rows, tile.rows), held, ctas_per_sm, hidden)
         of_part = -(-tiles // (clusters * cluster))
         output = torch.empty_like(q, device="meta")  # it has the strides that O will have
         return cls(
@@ -193,35 +191,44 @@ class Packing(ctypes.Structure):
 
 
 @lru_cache(maxsize=4096)
-def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int) -> tuple[int, int]:
+def splits(items: int, tiles: int, rows: int, held: Held, ctas_per_sm: int, hidden: float = 0.0) -> tuple[int, int]:
     """Over how many clusters of how many CTAs keys are split, so that all end soonest: by sizes alone, not by lengths.
 
     Args:
-        items: tiles of rows over all heads of K and V, each of which has so many parts; those that see half of the keys
-            count half.
+        items: tiles of rows over all heads of K and V, each of which has so many parts.
         tiles: of keys.
         rows: of a tile that are used.
         held: the CTAs that the device holds at once, for each size of cluster.
         ctas_per_sm: how many of them share a multiprocessor.
+        hidden: the part of the keys that the first query doesn't see.
     """
     choices = (
-        (cost(clusters, cluster, items, tiles, rows, at_once, ctas_per_sm), clusters, cluster)
+        (cost(clusters, cluster, items, tiles, rows, at_once, ctas_per_sm, hidden), clusters, cluster)
         for cluster, at_once in held
         for clusters in range(1, max(1, min(tiles, MOST_ROUNDS * at_once // items)) // cluster + 1)
     )
     return min(choices)[1:]
 
 
-def cost(clusters: int, cluster: int, items: int, tiles: int, rows: int, at_once: int, ctas_per_sm: int) -> float:
+def cost(
+    clusters: int,
+    cluster: int,
+    items: int,
+    tiles: int,
+    rows: int,
+    at_once: int,
+    ctas_per_sm: int,
+    hidden: float = 0.0,
+) -> float:
     """How long a split takes, in the time that a CTA takes for a tile of keys.
 
     CTAs that share the memory's bandwidth count as if they took turns. So do those that share a multiprocessor while
-    others have one alone, but for what it then reads faster.
+    others have one alone, but for what it then reads faster. A cluster ends at once where its rows see none of its keys.
 
     Args:
         at_once: the CTAs that the device holds at once in such clusters; the others are as for `splits`.
     """
-    ctas = items * clusters * cluster
+    ctas = items * cluster * (clusters - (clusters - 1) * hidden / 2)
     load = ctas * ctas_per_sm / at_once
     if ctas > at_once:
         rounds = math.ceil(ctas / at_once) * float(ctas_per_sm)
