@@ -1,12 +1,13 @@
 // Rung 12: few queries over many keys: decoding, speculative decoding, and chunks of a prompt that don't fill the device.
 //
-// Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K
-//         and V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the
-//         warps of a CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups
-//         multiply (wgmma), and another one brings K and V. Their softmax is lazy, as rung 11's: after a row's first tile,
-//         O is rescaled only where fp16 would overflow. The CTAs of a cluster merge theirs from each other's shared memory. Where one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its
-//         exponentials, go to a workspace, and a second kernel merges them. Both are launched while what is before them
-//         still runs. Sequences may differ in length: `kv_lens`.
+// Does    the query heads that share a head of K and V are packed with their queries into the rows of one tile, so that K and
+//         V are read once for all of them. Keys are split over as many CTAs as fill the device. With few rows, the warps of a
+//         CTA share the keys of each tile and merge their results in shared memory; from 64 rows on warpgroups multiply
+//         (wgmma), and another one brings K and V. Their softmax is lazy, as rung 11's: after a row's first tile, O is
+//         rescaled only where fp16 would overflow. The CTAs of a cluster merge theirs from each other's shared memory. Where
+//         one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go
+//         to a workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
+//         may differ in length: `kv_lens`.
 // Gained  from memory, over the fastest of SDPA, which was timed the day before: at (1, 8192) 1.1x with one query, 2.9x with
 //         4, 2.1x with 16, 1.6x with 64; at (8, 8192) 1.05x, and 5.2x with 16 (NOTES.md). In `h200-grid` as `kernel.best`.
 // Limits  memory, and where caches are short the launch, the first bytes and the merge, one after the other.
@@ -312,7 +313,7 @@ few(const T* q, const T* k, const T* v, T* o, float* workspace, const int* kv_le
                 }
         }
     };
-    // The same, relative to an offset that stays as long as no exponent of the warp's rows is above the most; it is for warpgroups.
+    // The same for warpgroups, relative to an offset that stays as long as no exponent of the warp's rows is above the most.
     float offset[2] = {};
     const auto exponentiate_lazily = [&](int tile) {
         mask(tile);

@@ -223,7 +223,7 @@ def cost(
     """How long a split takes, in the time that a CTA takes for a tile of keys.
 
     CTAs that share the memory's bandwidth count as if they took turns. So do those that share a multiprocessor while
-    others have one alone, but for what it then reads faster. A cluster ends at once where its rows see none of its keys.
+    others have one alone, but for what it reads faster then. A cluster ends at once if its rows see none of its keys.
 
     Args:
         at_once: the CTAs that the device holds at once in such clusters; the others are as for `splits`.
