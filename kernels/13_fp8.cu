@@ -1,16 +1,15 @@
 // Rung 13: Q, K and V in e4m3, with a scale for each head.
 //
-// Does    rung 11's pipeline with products of 8-bit numbers, at twice the rate. Two warps of the producer transpose each tile
-//         of V in shared memory (e4m3.cuh). Probabilities are at most 2^(8 - HEADROOM) where a job begins; once one rises above
-//         448, the tile and O are multiplied by a power of two. The tensor cores add with 14 bits: after PROMOTE tiles their
-//         sums are added to O, which is in fp32. A column of ones in V sums the rounded probabilities, tile by tile; where all
-//         are so small that many are rounded to nothing, and in exact tiles, additions sum them. O leaves in fp16 or bf16.
-// Gained  nothing where sums are promoted: 0.98x of rung 11 in fp16 at (4, 16, 4096, 128) on normal values, 0.84x where scores
-//         rise, where 1.16x was expected; and the largest error is up to 3.4 times the formula's without the mask, since a
-//         row's largest probability is rounded too. Three consumers without promotion gain 1.27x, and are wrong by 250 times
-//         the formula's error where V has a mean, as cuDNN's FP8 is (NOTES.md).
-// Limits  shared memory, which each consumer reads for itself; registers, of which promotion takes 64. e4m3 holds 18 powers of
-//         two: a probability of 2^-(17 - HEADROOM) of the largest is 0, and below 2^-(14 - HEADROOM) it has fewer bits.
+// Does    products of 8-bit numbers, at twice the rate. Two warps of the producer transpose each tile of V in shared memory
+//         (e4m3.cuh). Probabilities are relative to the largest of their row so far, which is 2^8 and rounded exactly, as
+//         in the formula. The tensor cores add with 14 bits: each tile's product with V is added to O in fp32 by the
+//         multiplication that rescales it, one instruction for both. Sums of rows are of probabilities that are not rounded.
+//         O leaves in fp16 or bf16.
+// Gained  not timed yet. With the offset of a job's first tile, and additions in place of the multiplications, 0.98x of rung
+//         11 in fp16 at (4, 16, 4096, 128) where 1.16x was expected, and a largest error of 3.4 times the formula's. Without
+//         promotion 1.27x, and 250 times the formula's error where V has a mean, as cuDNN's FP8 (NOTES.md).
+// Limits  registers, of which a product takes 64 beside O; shared memory, which each consumer reads for itself. e4m3 holds
+//         18 powers of two: a probability below 2^-18 of the largest is 0, and below 2^-14 it has fewer bits.
 #include "e4m3.cuh"
 #include "jobs.cuh"
 
@@ -24,22 +23,22 @@ struct Scales {
 };
 struct AllScales { Scales q, k, v; };
 
-// Floats as integers above this don't fit into e4m3.
-constexpr int LARGEST_BITS = 0x43E00000, INFINITY_BITS = 0x7F800000;  // 448
-// Of a tile whose largest is below 2^-4, too much is rounded to nothing, below 2^-10.
-constexpr int SMALL_BITS = 0x3D800000;
+// What a row's largest probability is, as a power of two: e4m3 has it exactly, and nothing above 448.
+constexpr int LARGEST = 8;
 
-// How one instance works, as in jobs.cuh. With PROMOTE, after so many tiles; with ONES, V has 8 columns of ones more.
-template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int PROMOTE_, int ONES_>
-struct Plan8 {
+// How one instance works, as in jobs.cuh. With AHEAD, a tile's scores are computed while the tile before is multiplied by V;
+// without, a consumer does one after the other, and another's products run during its exponentials. With SPLIT, one half of
+// V's columns is multiplied after the other, for want of registers.
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int AHEAD_, int SPLIT_> struct Plan8 {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = CONSUMERS_;
-    static constexpr bool PING_PONG = PING_PONG_, ONES = ONES_;
-    static constexpr int PROMOTE = PROMOTE_, WIDTH = D / 2 + 4 * ONES_, TRANSPOSERS = 2;
+    static constexpr bool PING_PONG = PING_PONG_, AHEAD = AHEAD_;
+    static constexpr int COLUMNS = D / (1 + SPLIT_), TRANSPOSERS = 2;  // columns of V in a product
+    static_assert(!(AHEAD_ && SPLIT_), "a tile's product with V is under way as a whole");
     static constexpr int THREADS = 128 * (1 + CONSUMERS), OUT_COLUMNS = D / 64;
-    using Row = Swizzle<D>;        // of Q, K and V
-    using KeyRow = Swizzle<KEYS>;  // of V transposed, in parts of PITCH keys
+    using Row = Swizzle<D>;  // of Q, K and V
+    using KeyRow = Swizzle<(KEYS + 63) / 64 % 2 ? 64 : 128>;  // of V transposed, in parts of PITCH keys
     static constexpr int QUERY_BYTES = 64 * D, OUT_BYTES = 64 * D * 2, TILE_BYTES = KEYS * D;
-    static constexpr int PART_BYTES = (D + 8 * ONES) * KeyRow::PITCH, PARTS = (KEYS + KeyRow::PITCH - 1) / KeyRow::PITCH;
+    static constexpr int PART_BYTES = D * KeyRow::PITCH, PARTS = (KEYS + KeyRow::PITCH - 1) / KeyRow::PITCH;
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112;
     static_assert(KEYS % 32 == 0, "a product with V takes 32 keys");
@@ -78,13 +77,6 @@ __device__ __forceinline__ void init_barriers(Shared8<P>& smem, const Problem& p
             init_barrier(shared_address(&smem.values_empty[i]), P::TRANSPOSERS);
         }
         publish_barriers();
-    }
-    if (P::ONES && threadIdx.x < 128) {
-        constexpr int WORDS = 8 * P::KeyRow::PITCH / 4;
-        for (int part = 0; part < P::STAGES * P::PARTS; ++part)
-            for (int i = threadIdx.x; i < WORDS; i += 128)
-                reinterpret_cast<unsigned*>(&smem.transposed[0][0] + part * P::PART_BYTES + P::D * P::KeyRow::PITCH)[i] = 0x38383838;
-        publish_to_tma();
     }
     __syncthreads();
 }
@@ -222,17 +214,13 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
     arrive(query_full + 8 * buffer);
 }
 
-// Floats above 0 are ordered as their bits are, and of integers one instruction takes the largest of three.
+// The bits of a thread's largest score of a row, 0 where none is above 0: those are ordered as their bits are, and of integers
+// one instruction takes the largest of three.
 template <int N> __device__ __forceinline__ int largest_bits(const float (&s)[N], int half) {
     int largest = 0;
 #pragma unroll
     for (int n = 2 * half; n < N; n += 4) largest = max(max(__float_as_int(s[n]), __float_as_int(s[n + 1])), largest);
     return largest;
-}
-
-template <bool SECOND, typename A, typename B> __device__ __forceinline__ auto& second_if(A& first, B& second) {
-    if constexpr (SECOND) return second;
-    else return first;
 }
 
 template <int N> __device__ __forceinline__ float sum_of(const float (&s)[N], int half) {
@@ -243,11 +231,11 @@ template <int N> __device__ __forceinline__ float sum_of(const float (&s)[N], in
 }
 
 // q, k, v: maps of (batch, heads, rows, D) of bytes; o: of T; any strides
-template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int PROMOTE, int ONES, int HEADROOM>
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int AHEAD, int SPLIT>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
     const __grid_constant__ TensorMap o, Problem problem, AllScales scales) {
-    using P = Plan8<D, KEYS, STAGES, CONSUMERS, PING_PONG, PROMOTE, ONES>;
+    using P = Plan8<D, KEYS, STAGES, CONSUMERS, PING_PONG, AHEAD, SPLIT>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<Shared8<P>*>(memory);
     init_barriers<P, CAUSAL>(smem, problem);
@@ -261,7 +249,6 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         return;
     }
 
-    constexpr int WIDTH = P::WIDTH;
     take_registers<P::CONSUMER_REGISTERS>();
     const int consumer = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0);
     const unsigned full = shared_address(smem.full), empty = shared_address(smem.empty);
@@ -277,12 +264,8 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     Scores<P, CAUSAL> scores;
     scores.tile = 0, scores.keys = problem.keys;
     float scale_log2 = 0;
-    float out[PROMOTE ? D / 2 : WIDTH], sums[PROMOTE ? WIDTH : 1];  // of the tensor cores, since `out` last had them
-    auto& product = second_if<PROMOTE != 0>(out, sums);
+    float out[D / 2], product[P::COLUMNS / 2];  // O, and what the tensor cores add to it, with few bits
     unsigned p[KEYS / 32][4];
-    bool added = true;   // whether additions sum the tile's probabilities, not the column of ones
-    int since = 0;  // tiles in `product`
-    int rises = 0;  // in a row, of tiles of this job
     int tiles = (problem.keys + KEYS - 1) / KEYS;
 
     const auto begin_job = [&] {
@@ -307,95 +290,48 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         for (int d = 0; d < D / 32; ++d) multiply_e4m3(scores.s, advanced(q_tile, 32 * d), advanced(k_tile, 32 * d), d);
         commit_products();
     };
-    const auto multiply_probabilities_by_values = [&] {
+    const auto multiply_probabilities_by_values = [&](int part) {
         const auto v_tile = P::KeyRow::descriptor(values + v_state.index() * P::PARTS * P::PART_BYTES);
-        constexpr int STEPS = P::KeyRow::PITCH / 32;  // in a part
+        constexpr int STEPS = P::KeyRow::PITCH / 32;  // in a part of the keys
+        const int columns = part * P::COLUMNS * P::KeyRow::PITCH;
 #pragma unroll
         for (int j = 0; j < KEYS / 32; ++j)
-            multiply_e4m3(product, p[j], advanced(v_tile, j / STEPS * P::PART_BYTES + j % STEPS * 32), j ? 1 : since);
+            multiply_e4m3(product, p[j], advanced(v_tile, columns + j / STEPS * P::PART_BYTES + j % STEPS * 32), j);
         commit_products();
     };
-    // The tile's scores once more, by this warp alone.
-    const auto recompute = [&] {
-        const unsigned thread = reload_thread(thread_ids), lane = thread % 32, warp = thread / 32;
-#pragma unroll
-        for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = 0;
-        const unsigned q_tile = queries + job % 2 * P::OUT_BYTES, k_tile = keys + k_state.index() * P::TILE_BYTES;
-#pragma unroll 1
-        for (unsigned d = 0; d < D / 32; ++d) {
-            unsigned a[4];
-            load_matrices(a, q_tile + P::Row::offset(16 * warp + lane % 16, 2 * d + lane / 16));
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n += 2) {
-                unsigned b[4];
-                load_matrices(b, k_tile + P::Row::offset(8 * n + lane / 16 * 8 + lane % 8, 2 * d + lane / 8 % 2));
-                multiply<E4M3>(reinterpret_cast<float(&)[4]>(scores.s[4 * n]), a, b[0], b[1]);
-                multiply<E4M3>(reinterpret_cast<float(&)[4]>(scores.s[4 * n + 4]), a, b[2], b[3]);
-            }
-        }
-    };
-    // Sums of rows are of probabilities that are not rounded, since small ones are rounded away, but for a thread's largest of
-    // each row: where one takes most of a row, its rounding changes numerator and denominator alike.
-    const auto add_rounding = [&](const float (&largest)[2]) {
-        float change[2];
-        rounding(change, largest);
-        rows.row_sum[0] += change[0], rows.row_sum[1] += change[1];
-    };
-    const auto add_to_sums = [&](const float (&largest)[2]) {
-        rows.row_sum[0] += sum_of(scores.s, 0), rows.row_sum[1] += sum_of(scores.s, 1);
-        add_rounding(largest);
-    };
-    // Scores become probabilities; whether O has to be multiplied by `rows.rescale`.
+    // Scores become probabilities, relative to the largest of their row so far.
     const auto exponentiate = [&] {
         const int diagonal = CAUSAL ? smem.jobs[consumer][job % 2].diagonal : 0;
-        const bool masked = KEYS * (scores.tile + 1) > scores.unmasked(diagonal);
-        if (masked) scores.mask(diagonal, reload_thread(thread_ids));
-        if (scores.tile == 0) rises = 0;
-        added = true;
-        if (scores.tile && rises < 2) {
+        if (KEYS * (scores.tile + 1) > scores.unmasked(diagonal)) scores.mask(diagonal, reload_thread(thread_ids));
+        if (scores.tile == 0) rows.offset[0] = rows.offset[1] = -infinity();
+        float offset[2];
 #pragma unroll
-            for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = exp2_approx(scores.s[n] * scale_log2 - rows.offset[n / 2 % 2]);
-            int largest[2] = {largest_bits(scores.s, 0), largest_bits(scores.s, 1)};
-            float own[2] = {__int_as_float(largest[0]), __int_as_float(largest[1])};
-            if (!__any_sync(~0u, max(largest[0], largest[1]) > LARGEST_BITS)) {
-                // Where all are small, rounding takes a part of them.
-                if (ONES) added = __any_sync(~0u, min(largest[0], largest[1]) < SMALL_BITS);
-                if (added) add_to_sums(own);
-                rises = 0;
-                return false;
-            }
+        for (int half = 0; half < 2; ++half) {
+            int largest = largest_bits(scores.s, half);
+            largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+            largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+            offset[half] = fmaxf(rows.offset[half], __int_as_float(largest) * scale_log2 - LARGEST);
+        }
+        // A row that had no score above 0.
+        if (__any_sync(~0u, offset[0] == -LARGEST || offset[1] == -LARGEST)) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
-                largest[half] = max(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
-            }
-            if (!__any_sync(~0u, max(largest[0], largest[1]) >= INFINITY_BITS)) {
+                float largest = -infinity();
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int exponent = max(0, (largest[half] + 0x7FFFFF >> 23) - 127 - (8 - HEADROOM));
-                    rows.offset[half] += exponent;
-                    rows.rescale[half] = __int_as_float((127 - exponent) << 23);
-                    rows.row_sum[half] *= rows.rescale[half];
-                    own[half] *= rows.rescale[half];
-#pragma unroll
-                    for (int n = 2 * half; n < KEYS / 2; n += 4) {
-                        scores.s[n] *= rows.rescale[half];
-                        scores.s[n + 1] *= rows.rescale[half];
-                    }
-                }
-                add_to_sums(own);
-                ++rises;
-                return true;
+                for (int n = 2 * half; n < KEYS / 2; n += 4) largest = fmaxf(largest, fmaxf(scores.s[n], scores.s[n + 1]));
+                offset[half] = fmaxf(rows.offset[half], quad_max(largest) * scale_log2 - LARGEST);
             }
-            recompute();
-            if (masked) scores.mask(diagonal, reload_thread(thread_ids));
         }
-        if (scores.tile == 0) rows.offset[0] = rows.offset[1] = -infinity();
-        rows.exponentiate(scores.s, scale_log2, HEADROOM - 8);
-        const float own[2] = {__int_as_float(largest_bits(scores.s, 0)), __int_as_float(largest_bits(scores.s, 1))};
-        add_rounding(own);
-        rises = scores.tile && __any_sync(~0u, fminf(rows.rescale[0], rows.rescale[1]) < 3e-5f) ? 2 : 0;
-        return scores.tile > 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            rows.rescale[half] = exp2_approx(rows.offset[half] - offset[half]);
+            rows.offset[half] = offset[half];
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 2; ++n) scores.s[n] = exp2_approx(scores.s[n] * scale_log2 - offset[n / 2 % 2]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            rows.row_sum[half] = rows.row_sum[half] * rows.rescale[half] + sum_of(scores.s, half);
     };
     const auto pack_probabilities = [&] {
 #pragma unroll
@@ -404,20 +340,12 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
             p[n / 4][n % 4] = pack_e4m3(scores.s[c], scores.s[c + 1], scores.s[c + 4], scores.s[c + 5]);
         }
     };
-    const auto promote = [&] {
-        if (PROMOTE)
+    // O by what its rows are multiplied with, plus the product.
+    const auto promote = [&](const float (&rescale)[2], int part) {
 #pragma unroll
-            for (int n = 0; n < D / 2; ++n) out[n] += product[n];
-        since = 0;
-    };
-    // The tensor cores' sum of a tile's rows is taken after each tile: they add with few bits, and lose what is small.
-    const auto take_ones = [&](bool added, bool rescale) {
-        if (!ONES) return;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float sum = 0.25f * product[WIDTH - 4 + 2 * half];  // four threads have it
-            if (!added) rows.row_sum[half] += rescale ? sum * rows.rescale[half] : sum;
-            product[WIDTH - 4 + 2 * half] = 0;
+        for (int n = 0; n < P::COLUMNS / 2; ++n) {
+            float& sum = out[part * P::COLUMNS / 2 + n];
+            sum = sum * rescale[n / 2 % 2] + product[n];
         }
     };
     const auto store_row_sums = [&] {
@@ -430,15 +358,14 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         __syncwarp();
     };
     // O of a job goes where its Q was, and out. Four consecutive columns are in two blocks of the accumulator.
-    const auto store_out = [&](int buffer, bool added) {
+    const auto store_out = [&](int buffer) {
         const unsigned thread = reload_thread(thread_ids), lane = thread % 32, warp = thread / 32;
         const unsigned out_tile = queries + buffer * P::OUT_BYTES;
         const auto& ended = smem.jobs[consumer][buffer];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned row = 16 * warp + lane / 4 + 8 * half;
-            const float row_sum = smem.row_sum[consumer][row] + (added ? 0 : product[WIDTH - 4 + 2 * half]);
-            const float factor = ended.value_scale * reciprocal(row_sum);
+            const float factor = ended.value_scale * reciprocal(smem.row_sum[consumer][row]);
 #pragma unroll
             for (int d = 0; d < D / 16; ++d) {
                 const float* const both = out + 8 * d + 2 * half;
@@ -448,9 +375,8 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
                 asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
             }
         }
-        if (PROMOTE)
 #pragma unroll
-            for (int n = 0; n < D / 2; ++n) out[n] = 0;
+        for (int n = 0; n < D / 2; ++n) out[n] = 0;
         publish_to_tma();
         synchronize(1 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
@@ -470,79 +396,101 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     };
     const auto drains = [&] { return smem.jobs[consumer][job % 2].drains; };
 
-    if (PROMOTE)
 #pragma unroll
-        for (int n = 0; n < D / 2; ++n) out[n] = 0;
-    wait(query_full, 0);
-    if (!begin_job()) return;
-    if (P::PING_PONG) ping_pong_wait(consumer);
-    wait(full + 16 * k_state.index(), k_state.phase());
-    begin_products();
-    multiply_query_by_keys();
-    finish_products<0>(scores.s);
-    if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
-    exponentiate();
-    arrive_for_warp(empty + 16 * k_state.index());
-    pack_probabilities();
-
-    for (;;) {
-        const bool ends = scores.tile + 1 == tiles;  // the job of the probabilities at hand ends with them
-        const bool before = added;
-        v_state = k_state;
-        if (ends) {
-            store_row_sums();
-            release_query();
-            ++job;
-            wait(query_full + 8 * (job % 2), job / 2 % 2);
-            if (drains()) {
-                wait(full + 16 * v_state.index() + 8, v_state.phase());
-                begin_products();
-                multiply_probabilities_by_values();
-                finish_products<0>(product);
-                arrive_for_warp(empty + 16 * v_state.index() + 8);
-                promote();
-                store_out(job % 2 ^ 1, !ONES || before);
-                storing = true;
-            }
-            if (!begin_job()) break;
-        } else {
-            ++scores.tile;
-            k_state.advance();
-        }
-        if (P::PING_PONG) ping_pong_wait(consumer);
+    for (int n = 0; n < D / 2; ++n) out[n] = 0;
+    const auto compute_scores = [&] {
         wait(full + 16 * k_state.index(), k_state.phase());
         begin_products();
         multiply_query_by_keys();
-        if (!ends || !drains()) wait(full + 16 * v_state.index() + 8, v_state.phase());
-        begin_products();
-        multiply_probabilities_by_values();  // after a drain for nothing: no product may depend on a condition
+    };
+    const auto wait_for_values = [&] { wait(full + 16 * v_state.index() + 8, v_state.phase()); };
+    wait(query_full, 0);
+    if (!begin_job()) return;
+    if constexpr (P::AHEAD) {
+        if (P::PING_PONG) ping_pong_wait(consumer);
+        compute_scores();
+        finish_products<0>(scores.s);
         if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
-        release_query();
-        finish_products<1>(scores.s);
-        const bool rescale = exponentiate();
         arrive_for_warp(empty + 16 * k_state.index());
-        finish_products<0>(product);
-        ++since;
-        if (!ends) {
-            arrive_for_warp(empty + 16 * v_state.index() + 8);
-            take_ones(before, rescale);
-            if (PROMOTE && since == PROMOTE) promote();
-        } else if (!drains()) {
-            arrive_for_warp(empty + 16 * v_state.index() + 8);
-            promote();
-            store_out(job % 2 ^ 1, !ONES || before);
-            storing = true;
-        } else {
-            since = 0;
-        }
-        if (rescale) {  // by this warp alone: whether products are added to is the same for all four
-#pragma unroll
-            for (int n = 0; n < D / 2; ++n) {
-                out[n] *= rows.rescale[n / 2 % 2];
-                if (PROMOTE) product[n] *= rows.rescale[n / 2 % 2];
-            }
-        }
+        exponentiate();
         pack_probabilities();
+        for (;;) {
+            const bool ends = scores.tile + 1 == tiles;  // the job of the probabilities at hand ends with them
+            const float rescale[2] = {rows.rescale[0], rows.rescale[1]};
+            v_state = k_state;
+            if (ends) {
+                store_row_sums();
+                release_query();
+                ++job;
+                wait(query_full + 8 * (job % 2), job / 2 % 2);
+                if (drains()) {
+                    wait_for_values();
+                    begin_products();
+                    multiply_probabilities_by_values(0);
+                    finish_products<0>(product);
+                    arrive_for_warp(empty + 16 * v_state.index() + 8);
+                    promote(rescale, 0);
+                    store_out(job % 2 ^ 1);
+                    storing = true;
+                }
+                if (!begin_job()) break;
+            } else {
+                ++scores.tile;
+                k_state.advance();
+            }
+            if (P::PING_PONG) ping_pong_wait(consumer);
+            compute_scores();
+            if (!ends || !drains()) wait_for_values();
+            begin_products();
+            multiply_probabilities_by_values(0);  // after a drain for nothing: no product may depend on a condition
+            if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
+            release_query();
+            finish_products<1>(scores.s);
+            arrive_for_warp(empty + 16 * k_state.index());
+            exponentiate();
+            // Never: but ptxas moves no wait across a branch, and without one waits for the product before the exponentials.
+            if (__any_sync(~0u, rows.row_sum[0] + rows.row_sum[1] < 0)) __trap();
+            finish_products<0>(product);
+            if (!ends) {
+                arrive_for_warp(empty + 16 * v_state.index() + 8);
+                promote(rescale, 0);
+            } else if (!drains()) {
+                arrive_for_warp(empty + 16 * v_state.index() + 8);
+                promote(rescale, 0);
+                store_out(job % 2 ^ 1);
+                storing = true;
+            }
+            pack_probabilities();
+        }
+    } else {
+        for (;;) {
+            if (P::PING_PONG) ping_pong_wait(consumer);
+            compute_scores();
+            finish_products<0>(scores.s);
+            if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
+            arrive_for_warp(empty + 16 * k_state.index());
+            release_query();
+            exponentiate();
+            pack_probabilities();
+            v_state = k_state;
+            wait_for_values();
+#pragma unroll
+            for (int part = 0; part < D / P::COLUMNS; ++part) {
+                begin_products();
+                multiply_probabilities_by_values(part);
+                finish_products<0>(product);
+                if (part + 1 == D / P::COLUMNS) arrive_for_warp(empty + 16 * v_state.index() + 8);
+                promote(rows.rescale, part);
+            }
+            k_state.advance();
+            if (++scores.tile < tiles) continue;
+            store_row_sums();
+            store_out(job % 2);
+            storing = true;
+            ++job;
+            wait(query_full + 8 * (job % 2), job / 2 % 2);
+            if (!begin_job()) break;
+        }
     }
     if (threadIdx.x % 128 == 0) wait_for_stores();
 }

@@ -1,4 +1,4 @@
-// e4m3 on Hopper: products of 8-bit numbers by wgmma and mma.sync, four probabilities in a register, V transposed.
+// e4m3 on Hopper: products of 8-bit numbers by wgmma, four probabilities in a register, V transposed.
 //
 // Rows of an operand are 128 or 64 bytes, with the swizzle of that width: the 16-byte chunk c of row r lies at chunk
 // c ^ (r % 8), or at c ^ (r / 2 % 4). Both operands have their products' dimension along the rows: V comes transposed.
@@ -9,8 +9,6 @@
 // so that eight consecutive ones are stored at once, and a lane has four consecutive columns of O.
 #pragma once
 #include "hopper.cuh"
-
-struct E4M3 {};
 
 // How rows of so many bytes lie in shared memory.
 template <int ROW_BYTES> struct Swizzle {
@@ -34,26 +32,6 @@ __device__ __forceinline__ unsigned pack_e4m3(float a, float b, float c, float d
     return four;
 }
 
-// By how much rounding to e4m3 changes two numbers, 0 for those below its normal range.
-__device__ __forceinline__ void rounding(float (&change)[2], const float (&x)[2]) {
-    unsigned both;
-    asm("{.reg .b16 rounded;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 rounded, %2, %1;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, rounded;}" : "=r"(both) : "f"(x[0]), "f"(x[1]));
-    const __half2 rounded = reinterpret_cast<const __half2&>(both);
-    change[0] = x[0] < 0x1p-6f ? 0 : __low2float(rounded) - x[0];
-    change[1] = x[1] < 0x1p-6f ? 0 : __high2float(rounded) - x[1];
-}
-
-// c += a * b, fragments of m16n8k32: as those of m16n8k16, two bytes in place of each 16-bit element.
-template <>
-__device__ __forceinline__ void multiply<E4M3>(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 __device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
                  "r"(r[2]), "r"(r[3]) : "memory");
@@ -66,15 +44,11 @@ __device__ __forceinline__ void interleave(unsigned first, unsigned second, unsi
 }
 
 #define OPERANDS_48(c) OPERANDS_32(c), EIGHT(c, 32), EIGHT(c, 40)
-#define OPERANDS_68(c) OPERANDS_64(c), "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67])
 #define OPERANDS_80(c) OPERANDS_64(c), EIGHT(c, 64), EIGHT(c, 72)
 #define OPERANDS_96(c) OPERANDS_80(c), EIGHT(c, 80), EIGHT(c, 88)
-#define OPERANDS_112(c) OPERANDS_96(c), EIGHT(c, 96), EIGHT(c, 104)
 #define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define NAMES_68 NAMES_64 ", %64, %65, %66, %67"
-#define NAMES_80 NAMES_68 ", %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define NAMES_80 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define NAMES_96 NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NAMES_112 NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 
 // The same of other sizes as in hopper.cuh, c (64 x 2N) = a * b, plus c if `add`, in steps of 32; B^T in rows.
 template <int N> __device__ __forceinline__ void multiply_e4m3(float (&c)[N], const unsigned (&a)[4], unsigned long long b, int add);
@@ -98,20 +72,15 @@ template <int N> __device__ __forceinline__ void multiply_e4m3(float (&c)[N], un
                      : "l"(a), "l"(b), "r"(add)); \
     }
 WGMMA_E4M3(32, 64, 32, 33, 34, 35, 36, 37)
-WGMMA_E4M3(36, 72, 36, 37, 38, 39, 40, 41)
 WGMMA_E4M3(48, 96, 48, 49, 50, 51, 52, 53)
 WGMMA_E4M3(64, 128, 64, 65, 66, 67, 68, 69)
-WGMMA_E4M3(68, 136, 68, 69, 70, 71, 72, 73)
 WGMMA_E4M3(80, 160, 80, 81, 82, 83, 84, 85)
 WGMMA_E4M3(96, 192, 96, 97, 98, 99, 100, 101)
-WGMMA_E4M3(112, 224, 112, 113, 114, 115, 116, 117)
 
 #define FINISH(N) \
     template <int PENDING> __device__ __forceinline__ void finish_products(float (&c)[N]) { \
         asm volatile("wgmma.wait_group.sync.aligned %" #N ";" : OPERANDS_##N(c) : "n"(PENDING) : "memory"); \
     }
 FINISH(48)
-FINISH(68)
 FINISH(80)
 FINISH(96)
-FINISH(112)
