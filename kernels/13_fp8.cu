@@ -27,13 +27,15 @@ struct AllScales { Scales q, k, v; };
 constexpr int LARGEST = 8;
 
 // How one instance works, as in jobs.cuh. With AHEAD, a tile's scores are computed while the tile before is multiplied by V;
-// without, a consumer does one after the other, and another's products run during its exponentials. With SPLIT, one half of
-// V's columns is multiplied after the other, for want of registers.
+// without, a consumer does one after the other, and another's products run during its exponentials. Of V at most 128 keys are
+// summed by the tensor cores; with SPLIT, only half of the columns at once, with two consumers by two products in turns.
 template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int AHEAD_, int SPLIT_> struct Plan8 {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = CONSUMERS_;
     static constexpr bool PING_PONG = PING_PONG_, AHEAD = AHEAD_;
-    static constexpr int COLUMNS = D / (1 + SPLIT_), TRANSPOSERS = 2;  // columns of V in a product
-    static_assert(!(AHEAD_ && SPLIT_), "a tile's product with V is under way as a whole");
+    static constexpr int COLUMNS = D / (1 + SPLIT_), DEPTH = KEYS > 128 ? KEYS / 2 : KEYS;  // of V in a product
+    static constexpr int PRODUCTS = D / COLUMNS * (KEYS / DEPTH), AT_ONCE = SPLIT_ && CONSUMERS_ == 2 ? 2 : 1;
+    static constexpr int TRANSPOSERS = 2;
+    static_assert(!AHEAD_ || PRODUCTS == 1, "a tile's product with V is under way as a whole");
     static constexpr int THREADS = 128 * (1 + CONSUMERS), OUT_COLUMNS = D / 64;
     using Row = Swizzle<D>;  // of Q, K and V
     using KeyRow = Swizzle<(KEYS + 63) / 64 % 2 ? 64 : 128>;  // of V transposed, in parts of PITCH keys
@@ -41,7 +43,7 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int AH
     static constexpr int PART_BYTES = D * KeyRow::PITCH, PARTS = (KEYS + KeyRow::PITCH - 1) / KeyRow::PITCH;
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112;
-    static_assert(KEYS % 32 == 0, "a product with V takes 32 keys");
+    static_assert(DEPTH % 32 == 0, "a product with V takes 32 keys");
     __device__ __forceinline__ static bool serves(int) { return true; }
 };
 
@@ -264,7 +266,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     Scores<P, CAUSAL> scores;
     scores.tile = 0, scores.keys = problem.keys;
     float scale_log2 = 0;
-    float out[D / 2], product[P::COLUMNS / 2];  // O, and what the tensor cores add to it, with few bits
+    float out[D / 2], product[P::AT_ONCE][P::COLUMNS / 2];  // O, and what the tensor cores sum, with few bits
     unsigned p[KEYS / 32][4];
     int tiles = (problem.keys + KEYS - 1) / KEYS;
 
@@ -290,13 +292,16 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         for (int d = 0; d < D / 32; ++d) multiply_e4m3(scores.s, advanced(q_tile, 32 * d), advanced(k_tile, 32 * d), d);
         commit_products();
     };
+    // Product `part` of a tile: of the first keys with all columns, then of the others.
     const auto multiply_probabilities_by_values = [&](int part) {
         const auto v_tile = P::KeyRow::descriptor(values + v_state.index() * P::PARTS * P::PART_BYTES);
-        constexpr int STEPS = P::KeyRow::PITCH / 32;  // in a part of the keys
-        const int columns = part * P::COLUMNS * P::KeyRow::PITCH;
+        constexpr int STEPS = P::KeyRow::PITCH / 32, SIDES = D / P::COLUMNS;  // in a part of V transposed; of columns
+        const int columns = part % SIDES * P::COLUMNS * P::KeyRow::PITCH, first = part / SIDES * (P::DEPTH / 32);
 #pragma unroll
-        for (int j = 0; j < KEYS / 32; ++j)
-            multiply_e4m3(product, p[j], advanced(v_tile, columns + j / STEPS * P::PART_BYTES + j % STEPS * 32), j);
+        for (int j = 0; j < P::DEPTH / 32; ++j) {
+            const int step = first + j, bytes = columns + step / STEPS * P::PART_BYTES + step % STEPS * 32;
+            multiply_e4m3(product[part % P::AT_ONCE], p[step], advanced(v_tile, bytes), j);
+        }
         commit_products();
     };
     // Scores become probabilities, relative to the largest of their row so far.
@@ -340,12 +345,13 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
             p[n / 4][n % 4] = pack_e4m3(scores.s[c], scores.s[c + 1], scores.s[c + 4], scores.s[c + 5]);
         }
     };
-    // O by what its rows are multiplied with, plus the product.
+    // O by what its rows are multiplied with, plus product `part`.
     const auto promote = [&](const float (&rescale)[2], int part) {
+        constexpr int SIDES = D / P::COLUMNS;
 #pragma unroll
         for (int n = 0; n < P::COLUMNS / 2; ++n) {
-            float& sum = out[part * P::COLUMNS / 2 + n];
-            sum = sum * rescale[n / 2 % 2] + product[n];
+            float& sum = out[part % SIDES * P::COLUMNS / 2 + n];
+            sum = (part < SIDES ? sum * rescale[n / 2 % 2] : sum) + product[part % P::AT_ONCE][n];
         }
     };
     const auto store_row_sums = [&] {
@@ -427,7 +433,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
                     wait_for_values();
                     begin_products();
                     multiply_probabilities_by_values(0);
-                    finish_products<0>(product);
+                    finish_products<0>(product[0]);
                     arrive_for_warp(empty + 16 * v_state.index() + 8);
                     promote(rescale, 0);
                     store_out(job % 2 ^ 1);
@@ -450,7 +456,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
             exponentiate();
             // Never: but ptxas moves no wait across a branch, and without one waits for the product before the exponentials.
             if (__any_sync(~0u, rows.row_sum[0] + rows.row_sum[1] < 0)) __trap();
-            finish_products<0>(product);
+            finish_products<0>(product[0]);
             if (!ends) {
                 arrive_for_warp(empty + 16 * v_state.index() + 8);
                 promote(rescale, 0);
@@ -475,13 +481,16 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
             v_state = k_state;
             wait_for_values();
 #pragma unroll
-            for (int part = 0; part < D / P::COLUMNS; ++part) {
+            for (int part = 0; part < P::PRODUCTS; ++part) {
                 begin_products();
                 multiply_probabilities_by_values(part);
-                finish_products<0>(product);
-                if (part + 1 == D / P::COLUMNS) arrive_for_warp(empty + 16 * v_state.index() + 8);
-                promote(rows.rescale, part);
+                if (P::AT_ONCE == 1) finish_products<0>(product[0]);
+                else if (part) finish_products<1>(product[(part - 1) % P::AT_ONCE]);
+                if (part + 1 >= P::AT_ONCE) promote(rows.rescale, part + 1 - P::AT_ONCE);
             }
+            if (P::AT_ONCE > 1) finish_products<0>(product[P::AT_ONCE - 1]);
+            arrive_for_warp(empty + 16 * v_state.index() + 8);
+            if (P::AT_ONCE > 1) promote(rows.rescale, P::PRODUCTS - 1);
             k_state.advance();
             if (++scores.tile < tiles) continue;
             store_row_sums();

@@ -74,7 +74,6 @@ template <int N> __device__ __forceinline__ void multiply_e4m3(float (&c)[N], un
 WGMMA_E4M3(32, 64, 32, 33, 34, 35, 36, 37)
 WGMMA_E4M3(48, 96, 48, 49, 50, 51, 52, 53)
 WGMMA_E4M3(64, 128, 64, 65, 66, 67, 68, 69)
-WGMMA_E4M3(80, 160, 80, 81, 82, 83, 84, 85)
 WGMMA_E4M3(96, 192, 96, 97, 98, 99, 100, 101)
 
 #define FINISH(N) \
@@ -82,5 +81,4 @@ WGMMA_E4M3(96, 192, 96, 97, 98, 99, 100, 101)
         asm volatile("wgmma.wait_group.sync.aligned %" #N ";" : OPERANDS_##N(c) : "n"(PENDING) : "memory"); \
     }
 FINISH(48)
-FINISH(80)
 FINISH(96)

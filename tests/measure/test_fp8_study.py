@@ -9,9 +9,10 @@ from conftest import gated, timed
 from attnlab.measure.fp8 import accuracy
 from attnlab.measure.fp8.quantize import quantize
 from attnlab.measure.fp8.subjects import SUBJECTS
+from attnlab.measure.gate.reference_check import ReferenceCheck
 from attnlab.measure.session.checks import gate_of
 from attnlab.measure.session.requests import _answered
-from attnlab.measure.subjects import oracle, registry, sdpa
+from attnlab.measure.subjects import oracle, outputs, registry, sdpa
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
 from attnlab.measure.subjects.inputs import Windows, draw
@@ -144,6 +145,22 @@ def test_the_gate_is_as_strict_with_fp8_as_its_formula():
     assert not gate_of(SHAPE, windows).check(right).passed
 
 
+@pytest.mark.parametrize("scales", ["head", "tensor"])
+@pytest.mark.parametrize("kind", ["normal", "sd 6", "outliers"])
+def test_what_samples_are_compared_with_is_nearer_to_float64_than_the_formula(kind, scales):
+    shape = SHAPE.resized(values=kind, dtype="float16")
+    windows = Windows(shape, CPU)
+    windows.draw(1)
+    gate, reference = gate_of(shape, windows, scales=scales), ReferenceCheck(windows, shape, scales)
+    reference.appoint(gate)
+    assert reference.name == "sdpa.flash of e4m3 in float16"
+    found, formula = (
+        gate.errors(one)[0] for one in (reference.look()[0], accuracy.attention(*windows.in_e4m3(scales), True))
+    )
+    assert found.mean < 0.15 * formula.mean
+    assert found.maximum < 0.5 * formula.maximum
+
+
 @pytest.mark.parametrize(("scales", "status"), [("tensor", "measured"), ("head", "failed")])
 def test_who_takes_one_scale_may_give_e4m3(scales, status):
     def narrow(q, k, v, causal, dtype, scale=None):
@@ -152,6 +169,42 @@ def test_who_takes_one_scale_may_give_e4m3(scales, status):
     subject = replace(GIVEN, name="peer.narrow", call=narrow, scales=scales)
     judged, _ = gated(subject, SHAPE)
     assert judged.status == status, judged.reason
+
+
+@pytest.mark.parametrize(("scales", "status"), [("tensor", "measured"), ("head", "failed")])
+def test_its_output_in_e4m3_is_widened_where_it_is_compared(scales, status):
+    def narrow(q, k, v, causal, dtype, scale=None):
+        output = outputs.like(q.values)
+        return output.copy_(accuracy.attention(q, k, v, causal, scale, torch.float32) / v.scales.max())
+
+    subject = replace(GIVEN, name="peer.narrow", call=narrow, scales=scales)
+    judged, checks = gated(subject, SHAPE)
+    assert judged.status == status, judged.reason
+    if status == "measured":
+        assert (checks["mean_error"] <= 1.01 * checks["framework_mean_error"]).all()
+        judged, samples = timed(subject, SHAPE, Timing(clock="eager", cache="warm"), samples=3)
+        assert judged.status == "measured", judged.reason
+        assert all(sample["strain"] <= 1 for sample in samples)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("part", "elements not written"), ("nan", "not finite"), ("half", "error")]
+)
+def test_what_is_wrong_with_an_output_in_e4m3_is_seen(fault, said):
+    def wrong(q, k, v, causal, dtype, scale=None):
+        output = outputs.like(q.values)
+        right = (accuracy.attention(q, k, v, causal, scale, torch.float32) / v.scales.max()).to(output.dtype)
+        if fault == "part":
+            output[..., :32].copy_(right[..., :32])
+            return output
+        output.copy_(right.float() / (2 if fault == "half" else 1))
+        if fault == "nan":
+            output[0, 0, 0, 0] = torch.nan
+        return output
+
+    judged, _ = gated(replace(GIVEN, name="peer.wrong", call=wrong, scales="tensor"), SHAPE)
+    assert judged.status == "failed"
+    assert said in judged.reason
 
 
 def test_who_is_given_the_inputs_of_before_is_wrong():

@@ -1,6 +1,7 @@
 """What FP8 costs in accuracy, against float64 of inputs that were not quantised."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -13,6 +14,9 @@ from attnlab.study.shapes import Shape
 
 PROBABILITY_SCALE = 2.0**8
 """By what probabilities, which are at most 1, are multiplied before they are rounded: e4m3 has numbers up to 448."""
+
+
+Attention = Callable[[Tensor, Tensor, Tensor, bool, float | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,38 @@ def attention(
     return of_numbers(q.dequantized(), k.dequantized(), v.dequantized(), causal, scale, dtype)
 
 
+def in_half(
+    sixteen: Attention,
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    causal: bool,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> Tensor:
+    """Attention of what quantised inputs stand for by what computes it in float16, which has e4m3's numbers exactly.
+
+    The scales of Q and K go into Q, whose elements are rounded to 11 bits; that of V is multiplied with the output.
+    """
+    shared = q.values.shape[1] // k.values.shape[1]
+    of_keys, of_values = (
+        scales.repeat_interleave(shared, 1) if scales.shape[1] > 1 else scales for scales in (k.scales, v.scales)
+    )
+    factor = PROBABILITY_SCALE * (1 / math.sqrt(q.values.shape[-1]) if scale is None else scale)
+    queries = (q.values.float() * (q.scales * of_keys * factor).unsqueeze(-1)).half()
+    keys = k.values.half() / PROBABILITY_SCALE  # exact, and Q is far from where float16 has fewer bits
+    output = sixteen(queries, keys, v.values.half(), causal, 1.0)
+    return (output.float() * of_values.unsqueeze(-1)).to(dtype)
+
+
+def widened(output: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What an output in e4m3, over a scale, stands for."""
+    return (output.float() * scale).to(dtype)
+
+
 def in_e4m3(output: Tensor, scale: Tensor) -> Tensor:
     """An output that was rounded to e4m3 over the scale of V, which none of its elements exceeds."""
-    return ((output.float() / scale).to(E4M3).float() * scale).to(output.dtype)
+    return widened((output.float() / scale).to(E4M3), scale, output.dtype)
 
 
 def of_numbers(

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from attnlab.measure.fp8 import accuracy
 from attnlab.measure.fp8.accuracy import Deviation
-from attnlab.measure.fp8.quantize import Quantized
+from attnlab.measure.fp8.quantize import E4M3, Quantized
 from attnlab.measure.gate import ordering, poison, rounding
 from attnlab.measure.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Error
 from attnlab.measure.instruments import devices
@@ -74,7 +74,8 @@ class Gate:
         sequences: the lengths of sequences that lie end to end; empty if a batch has one length.
         scale: the factor of the scores; None for 1/√D.
         rounded: Q, K and V in e4m3, for what computes in FP8.
-        narrow: whether what rounds them so may round O to e4m3 too.
+        narrow: whether what rounds them so may round O to e4m3 too: an output in e4m3 is over the scale of V, and is
+            widened before it is compared.
     """
 
     def __init__(
@@ -104,8 +105,9 @@ class Gate:
         if rounded and self._of_drawn is not None:
             (self._of_drawn,) = _computed(attention, tuple(tensor.double() for tensor in given), causal)
         computed = _computed(framework, compared, causal)
-        if narrow:
-            computed = tuple(accuracy.in_e4m3(output, rounded[2].scales.view(())) for output in computed)
+        self._unit = rounded[2].scales.view(()) if narrow else None
+        if self._unit is not None:
+            computed = tuple(accuracy.in_e4m3(output, self._unit) for output in computed)
         self._framework_errors = [Error.between(output, oracle) for output, oracle in zip(computed, exact, strict=True)]
         self._unavoidable = (
             rounding.unavoidable(compared, causal, exact[0], sequences, scale) if kind != NORMAL else NONE
@@ -242,10 +244,15 @@ class Gate:
                 returned = outputs.each(calling(call, self._inputs, self._values) if calling else call())
             at_once = tuple(output.clone() for output in returned)
             devices.synchronize(device)
-            return at_once, self._faults(returned, at_once, guards or fresh)
+            return tuple(map(self._widened, at_once)), self._faults(returned, at_once, guards or fresh)
         finally:
             for held, value in zip(self._inputs, self._values, strict=True):
                 held.copy_(value)
+
+    def _widened(self, output: Tensor) -> Tensor:
+        if output.dtype != E4M3 or self._unit is None:
+            return output
+        return accuracy.widened(output, self._unit, self._inputs[0].dtype)
 
     def _faults(self, returned: Tensors, at_once: Tensors, guards: outputs.Guards) -> list[str]:
         """The faults of a run, apart from its errors; `at_once` are copies that its own stream made."""
@@ -283,7 +290,8 @@ class Gate:
         elif earlier is not None and _overlap(output, earlier) and (left := int(at_once.isnan().sum())):
             faults.append(f"returned what it had returned before, {left} of {output.numel()} elements not written anew")
             unwritten = left
-        if not_finite := int((~at_once.isfinite()).sum()) - unwritten:
+        finite = ~at_once.isnan() if at_once.dtype == E4M3 else at_once.isfinite()  # e4m3 has no infinities
+        if not_finite := int((~finite).sum()) - unwritten:
             faults.append(f"{not_finite} of {output.numel()} elements are not finite")
         output.fill_(torch.nan)  # an implementation that returns this memory again has to write it again
         return faults

@@ -7,11 +7,13 @@ and again on the inputs of an output that is farther off than what the first val
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attnlab.measure.fp8 import accuracy
+from attnlab.measure.fp8.quantize import E4M3
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import Gate
 from attnlab.measure.subjects import outputs
@@ -63,8 +65,8 @@ class ReferenceCheck:
     """Attention on the inputs that are in place, by windows.
 
     Args:
-        scales: with which of `quantize.SCALES` the inputs are rounded to e4m3 first, for what computes in FP8: it is
-            then the formula that rounds where FP8 does. "" for none.
+        scales: with which of `quantize.SCALES` the inputs are rounded to e4m3 first, for what computes in FP8; "" for
+            none.
 
     Attributes:
         bounds: how far each tensor of an output may be from the reference's.
@@ -72,7 +74,7 @@ class ReferenceCheck:
 
     def __init__(self, windows: Windows, shape: Shape, scales: str = "") -> None:
         self._windows, self._shape, self._scales = windows, shape, scales
-        self._candidates = (_in_e4m3(scales),) if scales else REFERENCES
+        self._candidates = _of_e4m3(scales) if scales else REFERENCES
         self._implementation = self._candidates[-1]
         self._seen: dict[int, tuple[Tensors, Tensors]] = {}
         self.bounds: list[Bound] = []
@@ -114,6 +116,13 @@ class ReferenceCheck:
             self._seen[window] = returned, tuple(map(_largest, returned))
         return self._seen[window]
 
+    def widened(self, output: Tensor, window: int) -> Tensor:
+        """An output in e4m3 in the inputs' dtype, times the scale of V; any other as it is."""
+        if output.dtype != E4M3:
+            return output
+        scale = self._windows.rounded(self._scales)[window][2].scales.view(())
+        return accuracy.widened(output, scale, self._windows[window][0].dtype)
+
     def bounds_on(self, gate: Gate, window: int) -> list[Bound]:
         """The bounds on the values that are in place, of which this is the gate."""
         returned, _ = self.look(window)
@@ -130,8 +139,22 @@ References = Mapping[str, ReferenceCheck]
 """Those of a shape, by the scales with which what they are for rounds its inputs to e4m3; "" for what doesn't."""
 
 
-def _in_e4m3(scales: str) -> Implementation:
-    return Implementation("composed operations in e4m3", accuracy.attention, scales=scales, quantized=True)
+def _of_e4m3(scales: str) -> tuple[Implementation, ...]:
+    """What samples are compared with that round their inputs so: SDPA's backends in float16, then the formula in e4m3.
+
+    The formula reads and writes all scores a dozen times, and is farther from float64.
+    """
+    in_half = [
+        Implementation(
+            f"{one.name} of e4m3 in float16",
+            partial(accuracy.in_half, one.call),
+            one.selected,
+            scales=scales,
+            quantized=True,
+        )
+        for one in REFERENCES[:-1]
+    ]
+    return (*in_half, Implementation("composed operations in e4m3", accuracy.attention, scales=scales, quantized=True))
 
 
 def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:
@@ -183,7 +206,8 @@ class Tally:
 
     def compare(self, output: Output, window: int = 0) -> None:
         """Compare an output with the reference's, then poison it, so that it has to be written again."""
-        returned = outputs.each(output)
+        given = outputs.each(output)
+        returned = [self._reference.widened(tensor, window) for tensor in given]
         self._dtypes = tuple(tensor.dtype for tensor in returned)
         seen = zip(*self._reference.look(window), strict=True)
         for tensor, (right, largest), found in zip(returned, seen, self._found[self._count], strict=True):
@@ -192,6 +216,7 @@ class Tally:
             torch.linalg.vector_norm(distance, 1, dtype=torch.float32, out=found[1])
             found[1] /= tensor.numel()
             found[2] = largest
+        for tensor in given:
             tensor.fill_(torch.nan)
         self._count += 1
 

@@ -49,14 +49,14 @@ class Guards:
         return found
 
     def unwritten(self, output: Tensor, values: Tensor) -> int:
-        """How many of an output's elements still held the poison when `values` were copied from it.
+        """How many of an output's elements still held the poison when `values` were copied from it, bytes in pairs.
 
         It is 0 if the output was not allocated here, since nothing is known about such memory.
         """
         if not any(output.data_ptr() == own.data_ptr() for _, _, own in self._buffers):
             return 0
-        words = values.contiguous().view(torch.int16).view(values.numel(), -1)
-        return int((words == self.poison).all(dim=1).sum())
+        words = values.contiguous().view(torch.int16).flatten().view(-1, max(1, values.itemsize // 2))
+        return int((words == self.poison).all(dim=1).sum()) * (values.numel() // len(words))
 
 
 def each(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
