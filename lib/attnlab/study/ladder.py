@@ -41,6 +41,8 @@ MOST_THREADS = 1024
 MOST_SHARED_BYTES = 227 * 1024
 # The most rows that a box of a tensor map can have.
 MOST_BOX_ROWS = 256
+TILE_ROWS = 128
+"""Tiles of queries have mostly so many rows, of which each multiprocessor has one at a time."""
 
 SCALED = "scaled views"
 """The `arguments` of kernels whose Q, K and V are e4m3 with scales."""
@@ -228,12 +230,14 @@ class Rung(Step):
         """The tiles that serve such shapes, in the entry's order; the first is what runs.
 
         Args:
-            rows: the queries of all heads that share a head of K and V. With split keys, only the first tile that holds
-                them serves them, or else the last; 0 for all.
+            rows: the queries of all heads that share a head of K and V. With split keys, one tile serves them: of those
+                that hold them, or `TILE_ROWS` of them, the one that leaves the fewest rows empty; 0 for all.
         """
         tiles = [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
         if rows and self.arguments == "split keys":
-            return [tile for tile in tiles if tile.rows >= rows][:1] or tiles[-1:]
+            held = min(rows, TILE_ROWS, max(tile.rows for tile in tiles))
+            large = [tile for tile in tiles if tile.rows >= held]
+            return [min(large, key=lambda tile: (tile.items(rows, 1) * tile.rows, tile.rows))]
         return tiles
 
     def serves_queries(self, seq_len: int) -> bool:

@@ -24,9 +24,8 @@ Size = Annotated[int, Field(ge=1)]
 LAST_ROUND = 0.3
 FEW_QUERIES = 64
 """Up to so many queries over more keys are few."""
-TILE_ROWS, MANY_KEYS = 128, 1024
-"""Tiles of so many rows of each head of K and V, if they are fewer than the multiprocessors, leave some idle, which
-splitting fills from about so many keys on."""
+MANY_KEYS = 1024
+"""Where tiles of rows are fewer than the multiprocessors, some are idle, which splitting fills from about so many keys on."""
 ROWS_COUNT = 2
 """By rows, a choice is so many times as far as by heads or keys: from reading K and V to multiplying is a short way."""
 
@@ -110,7 +109,7 @@ def packed_rows(shape: Shape, multiprocessors: int) -> int:
 
     There queries are few, or their tiles leave multiprocessors idle while keys are many; elsewhere it is 0.
     """
-    tiles = shape.batch * shape.kv_heads * math.ceil(shape.rows / TILE_ROWS)
+    tiles = shape.batch * shape.kv_heads * math.ceil(shape.rows / ladder.TILE_ROWS)
     unfilled = tiles < multiprocessors and shape.kv_len >= MANY_KEYS
     return shape.rows if unfilled else rows_of(shape)
 

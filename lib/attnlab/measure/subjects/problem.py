@@ -29,9 +29,9 @@ LEAST_HEADS = 4
 # Of a kernel that splits keys, in the time that a CTA takes for a tile of keys: what a CTA costs besides its tiles, and
 # what the second launch does. Rows whose results take as long as a tile of keys to merge, by each CTA of a cluster, and
 # by way of the workspace. How much faster a multiprocessor reads with two CTAs than with one. Fitted to trials of every
-# split at 19 shapes on an H200: 2.1 % slower than the fastest on average, and 17 % at most.
-START_TILES, MERGE_TILES = 1.5, 2.0
-CLUSTER_ROWS, WORKSPACE_ROWS = 150, 6400
+# split at 23 shapes on an H200: 1.4 % slower than the fastest on average, and 8 % at most.
+START_TILES, MERGE_TILES = 1.5, 1.0
+CLUSTER_ROWS, WORKSPACE_ROWS = 200, 1600
 TOGETHER = 1.2
 # The sizes of clusters, as the kernel's merge has them. Up to 8 are portable.
 CLUSTERS = (1, 2, 4, 8, 16)
