@@ -204,14 +204,16 @@ def _dispatch(options: argparse.Namespace) -> None:
     from attnlab.infer import choices, results
     from attnlab.runs import dispatch
 
-    made = choices.table(*(results.load(run) for run in options.run.split(",")))
-    before, replaced = made, ""
+    several = [results.load(run) for run in options.run.split(",")]
+    device, before, replaced = several[0].run.manifest["device"]["name"], None, ""
     with suppress(UserError):  # there is none, or nothing that is one
-        before = dispatch.load(dispatch.path(made.device), made.device)
-        replaced = f"; it replaces the table by {before.run!r}, {before.timing}"
-    if before != made and not options.replace:
-        where = paths.shown(dispatch.path(made.device))
-        raise UserError(f"{where} is by {before.run!r}, {before.timing}: add REPLACE=1 (--replace) to write over it")
+        before = dispatch.load(dispatch.path(device), device)
+    made = choices.table(*several, before=before)
+    if before is not None:
+        by, where = f"{before.run!r}, {before.timing}", paths.shown(dispatch.path(device))
+        if before != made and not options.replace:
+            raise UserError(f"{where} is by {by}: add REPLACE=1 (--replace) to write over it")
+        replaced = f"; it replaces the table by {by}"
     table = dispatch.write(made)
     others = sum(choice.implementation != implementations.FALLBACK for choice in made.choices)
     study = table.with_suffix(".yaml")
@@ -224,8 +226,8 @@ def _dispatch(options: argparse.Namespace) -> None:
     for cost in made.regret:
         print(
             f"{cost.clock}: at {cost.shapes} shapes drawn at random, choices take {cost.mean_pct:.2g} % longer than "
-            f"the best in the mean, {cost.worst_pct:.2g} % at most; they lead {fallback} by {cost.lead:.3f} in the "
-            f"mean, {cost.least_lead:.3f} at least"
+            f"the best in the mean, {cost.worst_pct:.2g} % at most, {cost.certain_pct:.2g} % where that is certain; "
+            f"they lead {fallback} by {cost.lead:.3f} in the mean, {cost.least_lead:.3f} at least"
         )
 
 

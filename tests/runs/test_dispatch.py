@@ -15,6 +15,7 @@ from attnlab import __main__
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.infer import choices, results
+from attnlab.infer.stats import Interval
 from attnlab.measure.session import record
 from attnlab.runs import dispatch, read, schema
 from attnlab.runs.dispatch import Choice, Dispatch
@@ -59,7 +60,8 @@ def test_the_fastest_is_chosen_where_its_verdict_says_faster(made):
     assert plain == dict.fromkeys(plain, "sdpa.flash")
     choice = next(choice for choice in made.choices if choice.shape == TARGET)
     # 40 µs against 32, and the gap of 5 µs to launch either: by the device's clock the speedup is higher
-    assert choice.speedup == choice.speedups["sdpa.flash"] == pytest.approx(45 / 37, rel=1e-2)
+    assert choice.speedup == pytest.approx(45 / 37, rel=1e-2)
+    assert choice.speedups["sdpa.flash"] == pytest.approx(math.sqrt(45 / 37 * 40 / 32), rel=1e-2)
     assert 1 < choice.low <= choice.speedup <= choice.high
     assert made.sources == {}
 
@@ -89,8 +91,12 @@ def test_who_failed_at_a_shape_is_not_chosen_there():
     assert chosen(made)[LONG] == "sdpa.flash"
 
 
-@pytest.mark.parametrize(("more_us", "expected"), [(100, "sdpa.auto"), (8, "sdpa.flash")])
-def test_what_is_slower_by_one_clock_is_not_chosen_and_what_one_can_not_tell_apart_is(monkeypatch, more_us, expected):
+@pytest.mark.parametrize(
+    ("more_us", "expected", "speedup"), [(100, "sdpa.auto", 45 / 137), (8, "sdpa.flash", math.sqrt(40 / 32))]
+)
+def test_what_is_slower_by_one_clock_is_not_chosen_and_what_one_can_not_tell_apart_is(
+    monkeypatch, more_us, expected, speedup
+):
     pace = synthetic._read
 
     def slow_to_launch(name, shape, clock, recipe):
@@ -101,7 +107,16 @@ def test_what_is_slower_by_one_clock_is_not_chosen_and_what_one_can_not_tell_apa
     assert inferred.compare("sdpa.flash", TARGET, DEVICE).decision == "faster"
     made = choices.table(inferred)
     assert chosen(made)[TARGET] == expected
-    assert made.choices[1].speedups["sdpa.flash"] == pytest.approx(45 / (37 + more_us), rel=0.01)
+    assert made.choices[1].speedups["sdpa.flash"] == pytest.approx(speedup, rel=0.01)
+
+
+@pytest.mark.parametrize(("eager", "expected"), [("inconclusive", "sdpa.flash"), ("slower", "kernel.best")])
+def test_of_several_the_one_that_is_fastest_over_the_clocks_is_chosen(eager, expected):
+    def verdict(speedup: float, decision: str = "faster") -> SimpleNamespace:
+        return SimpleNamespace(speedup=Interval(speedup, speedup, speedup), decision=decision)
+
+    verdicts = {"sdpa.flash": [verdict(1.8), verdict(0.95, eager)], "kernel.best": [verdict(1.1), verdict(1.2)]}
+    assert choices.fastest(verdicts)[0] == expected
 
 
 def test_a_run_of_one_clock_goes_by_that():
@@ -325,10 +340,39 @@ def test_choices_are_judged_at_shapes_drawn_at_random(monkeypatch):
     least = synthetic.latency_us("sdpa.auto", drawn[1])
     assert device.worst_pct == pytest.approx(100 * (120 / least - 1), rel=0.02)
     assert (device.worst, device.best_pct) == (drawn[1].label, 50)
+    assert device.certain_pct == device.worst_pct
     assert device.mean_pct == pytest.approx(100 * (math.sqrt(120 / least) - 1), rel=0.03)
     assert device.least_lead == pytest.approx(least / 120, rel=0.02)
     assert device.lead == pytest.approx(math.sqrt(least / 120 * 1.25), rel=0.02)
     assert eager.worst_pct < device.worst_pct
+
+
+def test_only_what_a_verdict_says_is_certain_of_what_choices_cost(monkeypatch):
+    drawn = TARGET.resized(seq_len=192)
+    monkeypatch.setattr(studies.drawn, "draw", lambda count, seed: [drawn][:count])
+    least = synthetic.latency_us("sdpa.auto", drawn)
+    same = {("sdpa.flash", drawn): 1.01 * least}
+    made = choices.table(synthetic.infer(replace(recipe(drawn={"shapes": 1, "seed": 1}), latencies_us=same)))
+    assert all(one.worst_pct > 0 for one in made.regret)
+    assert [one.certain_pct for one in made.regret] == [0, 0]
+
+
+def test_a_run_counts_where_best_still_runs_what_the_table_before_says(monkeypatch):
+    now = SimpleNamespace(running=lambda shape: "new" if shape == TARGET else "old")
+    monkeypatch.setattr(tuning, "load", lambda device_name: now)
+    monkeypatch.setattr(choices.rungs, "stale", lambda run: ["kernel.best"])
+    drawn = TARGET.resized(seq_len=192)
+    monkeypatch.setattr(studies.drawn, "draw", lambda count, seed: [drawn][:count])
+    run = synthetic.infer(recipe(implementations=["sdpa.auto", "kernel.best"], drawn={"shapes": 1, "seed": 1}))
+    assert set(chosen(choices.table(run)).values()) == {"sdpa.auto"}
+    ran = [choice(shape, instance="old") for shape in (SHORT, TARGET, LONG)]
+    before = table_of(ran, device="NVIDIA H200", seal=f"other,{run.run.manifest['seal']}")
+    made = choices.table(run, before=before)
+    assert chosen(made) == {SHORT: "kernel.best", LONG: "kernel.best"}
+    assert made.regret == []  # what it ran at the drawn shape is not known
+    assert choices.table(run, before=made) == made
+    of_another = before.model_copy(update={"seal": "other"})
+    assert choices.table(run, before=of_another) == choices.table(run)
 
 
 def test_runs_make_one_table_in_which_the_last_counts(monkeypatch):

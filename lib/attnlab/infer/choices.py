@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from scipy.stats import gmean
 
@@ -33,18 +33,21 @@ Judged = dict[str, dict[Timing, OverKinds]]
 """The candidates that have a latency under each clock and on each kind of values, with what was found of them."""
 
 
-def table(*several: Results) -> Dispatch:
+def table(*several: Results, before: Dispatch | None = None) -> Dispatch:
     """At each shape of runs, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
 
     The verdict is faster by one of `CLOCKS` and slower by none; where the run timed several kinds of values, it is that
-    on the worst of them. Of several, the one whose lowest speedup is the highest is the fastest. Left out are shapes
+    on the worst of them. Of several, the one with the highest `gain` is the fastest. Left out are shapes
     with an axis that a table doesn't have, peers, and what has no latency on some kind. Shapes that the studies drew
     are not in the table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts.
+
+    A run from which the table `before` was made counts after `kernel.best` changed too, at the shapes where that still
+    runs what this table says that it ran; the others, and those that it drew, are left out.
 
     Raises UserError where a run has another baseline, was timed by none of the clocks, or was not recorded on a GPU; or
     where the runs are of several devices, versions of PyTorch or clocks.
     """
-    parts = [Part.of(results) for results in several]
+    parts = [Part.of(results, before) for results in several]
     first = parts[0]
     for part in parts:
         if unlike := next((what for what in Part.SHARED if getattr(part, what) != getattr(first, what)), ""):
@@ -78,7 +81,8 @@ class Part:
     Attributes:
         timings: those of `CLOCKS` that it was timed by.
         names: the candidates, without kernels that have changed since.
-        served: the shapes that a table can speak of, each once, whatever its values.
+        served: the shapes that a table can speak of, each once, whatever its values, and without those at which
+            `kernel.best` changed where it is still a candidate.
     """
 
     SHARED: ClassVar[tuple[str, ...]] = ("device", "torch", "clocks")
@@ -88,7 +92,7 @@ class Part:
     served: list[Shape]
 
     @classmethod
-    def of(cls, results: Results) -> "Part":
+    def of(cls, results: Results, before: Dispatch | None = None) -> "Part":
         name = results.run.name
         if results.run.manifest["device"]["kind"] != "cuda":
             raise UserError(f"the run {name!r} was recorded on a CPU, where `attend` is SDPA: name one of a GPU")
@@ -99,9 +103,12 @@ class Part:
             words = " or ".join(timing.words for timing in CLOCKS)
             raise UserError(f"the run {name!r} was not timed by the {words}, by which `attend` is to choose")
         stale = rungs.stale(results.run)
-        names = [n for n in results.study.implementations if _is_callable(n) and n not in (FALLBACK, *stale)]
         plain = dict.fromkeys(shape.plain for shape in results.study.shapes)
         known = [shape for shape in plain if shape == Shape(**_chosen_by(shape))]
+        if BEST in stale and before and results.run.manifest["seal"] in before.seal.split(","):
+            known = [shape for shape in known if before.still_runs(shape)]
+            stale.remove(BEST)
+        names = [n for n in results.study.implementations if _is_callable(n) and n not in (FALLBACK, *stale)]
         served = [shape for shape in known if all(kinds.shapes(results, shape, timing) for timing in timings)]
         return cls(results, timings, names, served)
 
@@ -160,7 +167,7 @@ def _judged(results: Results, shape: Shape, timings: list[Timing], names: list[s
 def fastest(verdicts: Mapping[str, Collection[Verdict]]) -> tuple[str, dict[str, Interval]]:
     """Of candidates with a verdict by each clock, the fastest that is faster by one and slower by none; else FALLBACK.
 
-    Of several, it is the one whose lowest speedup is the highest. The lowest speedup of each candidate follows.
+    Of several, it is the one with the highest `gain`. The lowest speedup of each candidate follows.
     """
     least = {
         name: min((one.speedup for one in each), key=lambda speedup: speedup.estimate)
@@ -168,11 +175,22 @@ def fastest(verdicts: Mapping[str, Collection[Verdict]]) -> tuple[str, dict[str,
     }
     decisions = {name: {one.decision for one in each} for name, each in verdicts.items()}
     faster = [name for name, said in decisions.items() if "faster" in said and "slower" not in said]
-    return max(faster, key=lambda name: least[name].estimate, default=FALLBACK), least
+    return max(faster, key=lambda name: gain(verdicts[name]), default=FALLBACK), least
+
+
+def gain(each: Collection[Verdict]) -> float:
+    """What a candidate gains by all clocks: the geometric mean of its speedups, or the least if it is slower by any.
+
+    By the least alone, half a clock's noise would decide: at (1, 1, 2048, 64) flash takes 0.56 of SDPA's time by the
+    device clock, and by the eager one 1.10 that no verdict tells from 1.
+    """
+    speedups = [one.speedup.estimate for one in each]
+    return min(speedups) if any(one.decision == "slower" for one in each) else float(gmean(speedups))
 
 
 def _choice(shape: Shape, judged: Judged, running: Callable[[Shape], str] | None) -> Choice:
-    best, least = fastest({name: [one.verdict for one in over.values()] for name, over in judged.items()})
+    verdicts = {name: [one.verdict for one in over.values()] for name, over in judged.items()}
+    best, least = fastest(verdicts)
     speedup = least.get(best, Interval(1.0, 1.0, 1.0))
     return Choice(
         **_chosen_by(shape),
@@ -180,13 +198,13 @@ def _choice(shape: Shape, judged: Judged, running: Callable[[Shape], str] | None
         speedup=speedup.estimate,
         low=speedup.low,
         high=speedup.high,
-        speedups={name: interval.estimate for name, interval in least.items()},
+        speedups={name: gain(each) for name, each in verdicts.items()},
         instance=running(shape) if running and BEST in least else "",
     )
 
 
 def _errors_pct(made: Dispatch) -> dict[str, float]:
-    """How far each implementation's speedups are from the estimates by the other shapes, in percent."""
+    """How far each implementation's gains are from the estimates by the other shapes, in percent."""
     errors: dict[str, list[float]] = {}
     for choice in made.choices:
         for name, expected in made.estimate(choice.shape).items():
@@ -197,11 +215,11 @@ def _errors_pct(made: Dispatch) -> dict[str, float]:
 
 def _regret(held_out: Mapping[Shape, Results], made: Dispatch, timing: Timing) -> Regret:
     """What the choices of a table cost by one clock, at shapes that it doesn't hold, each measured in a run."""
-    costs, leads = {}, {}
+    costs, leads, certain = {}, {}, [1.0]
     for shape, results in held_out.items():
-        name = made.choose(shape)
-        both = list(_costs(results, name, shape, timing))
-        costs[shape], leads[shape] = max(cost for cost, _ in both), min(lead for _, lead in both)
+        each = list(_costs(results, made.choose(shape), shape, timing))
+        costs[shape], leads[shape] = max(one.over_best for one in each), min(one.lead for one in each)
+        certain += [one.over_best for one in each if one.is_certain]
     worst = max(costs, key=lambda shape: costs[shape])
     return Regret(
         clock=timing.words,
@@ -210,21 +228,32 @@ def _regret(held_out: Mapping[Shape, Results], made: Dispatch, timing: Timing) -
         mean_pct=100 * (float(gmean(list(costs.values()))) - 1),
         worst_pct=100 * (costs[worst] - 1),
         worst=worst.label,
+        certain_pct=100 * (max(certain) - 1),
         lead=float(gmean(list(leads.values()))),
         least_lead=min(leads.values()),
     )
 
 
-def _costs(results: Results, name: str, shape: Shape, timing: Timing) -> Iterator[tuple[float, float]]:
-    """On each kind of values, the latency of a choice over the least, and the fallback's over its own.
+class _Cost(NamedTuple):
+    """The latency of a choice over the least, whether a verdict says that it is longer, and SDPA's over its own."""
+
+    over_best: float
+    is_certain: bool
+    lead: float
+
+
+def _costs(results: Results, name: str, shape: Shape, timing: Timing) -> Iterator[_Cost]:
+    """What a choice costs on each kind of values.
 
     A choice that has no latency there is refused when it is called: the fallback serves.
     """
     for other in kinds.shapes(results, shape, timing):
         medians = results.at(other, timing)["median_us"]
         callable_ = medians[[_is_callable(str(n)) for n in medians.index]]
-        own = callable_.get(name, callable_[FALLBACK])
-        yield float(own / callable_.min()), float(callable_[FALLBACK] / own)
+        called, best = name if name in callable_ else FALLBACK, str(callable_.idxmin())
+        own = callable_[called]
+        is_certain = called != best and results.compare_pairs([(called, best)], other, timing)[0].decision == "faster"
+        yield _Cost(float(own / callable_[best]), is_certain, float(callable_[FALLBACK] / own))
 
 
 def _is_callable(name: str) -> bool:

@@ -32,8 +32,10 @@ class Choice(BaseModel):
     """The implementation to call at one shape that was measured.
 
     Attributes:
-        speedup: its speedup over the fallback; `low` and `high` are the ends of the interval.
-        speedups: that of every candidate, whether faster or not, by the clock and on the values where it gains least.
+        speedup: its speedup over the fallback by the clock where it gains least; `low` and `high` are the ends of the
+            interval.
+        speedups: of every candidate, the geometric mean of those by each clock, or if it is slower by any, the least;
+            on the values where it gains least.
         instance: what `kernel.best` ran, as `Tuning.running` gives it; empty where it isn't among the candidates.
     """
 
@@ -80,7 +82,9 @@ class Regret(BaseModel):
     Attributes:
         best_pct: the share of the shapes at which nothing was more than 1 % faster than the choice.
         mean_pct: how much longer than the best the choices take, in the geometric mean.
-        worst_pct: the same at the shape where it is most, `worst`.
+        worst_pct: the same at the shape where it is most, `worst`. Of several medians the least is so partly by chance,
+            and so is the worst of many shapes.
+        certain_pct: the most where a verdict says that the best is faster than the choice; 0 where none does.
         lead: the speedup of the choices over the fallback in the geometric mean; `least_lead` the lowest.
     """
 
@@ -91,6 +95,7 @@ class Regret(BaseModel):
     mean_pct: float
     worst_pct: float
     worst: str
+    certain_pct: float
     lead: float
     least_lead: float
 
@@ -167,6 +172,11 @@ class Dispatch(BaseModel):
             for name in sorted(set.intersection(*map(set, speedups)))
         }
 
+    def still_runs(self, shape: Shape) -> bool:
+        """Whether a shape was measured, and `kernel.best` runs the same there now."""
+        measured = self._at.get(shape)
+        return measured is not None and not self._runs_another(measured)
+
     def _speedups(self, choice: Choice) -> dict[str, float]:
         """What was measured at a shape, without `kernel.best` where it now runs another instance there."""
         if BEST not in choice.speedups or not self._runs_another(choice):
@@ -219,8 +229,8 @@ def _place(shape: Shape) -> tuple[float, ...]:
 
     Keys count half, since they lengthen every kernel's work alike. Tiles of queries count until they fill a GPU: below
     that, those kernels gain that split keys. A few queries over a cache are another kernel's. With these, choices at
-    the shapes of `h200-grid` and `h200-grid-2`, each by the others, take 3.3 % longer than the best, eager, and 1.2 %
-    by the device clock; by batch, queries, keys and sharing heads alone 4.3 and 1.9 %.
+    the shapes of `h200-grid` and `h200-grid-2`, each by the others, take 3.0 % longer than the best, eager, and 1.3 %
+    by the device clock; by batch, queries, keys and sharing heads alone 3.7 and 1.7 %.
     """
     heads = shape.batch * shape.heads
     sizes = heads, shape.seq_len, shape.heads // shape.kv_heads, min(heads * -(-shape.seq_len // TILE_ROWS), FULL)

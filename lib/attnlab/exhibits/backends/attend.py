@@ -60,6 +60,7 @@ def regret(results: Results) -> Table | Prose:
             "longer, mean (%)": one.mean_pct,
             "longer, worst (%)": one.worst_pct,
             "worst at": one.worst,
+            "worst that is certain (%)": one.certain_pct,
             f"lead over {FALLBACK}": one.lead,
             "least lead": one.least_lead,
         }
