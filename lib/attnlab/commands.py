@@ -213,7 +213,8 @@ def _dispatch(options: argparse.Namespace) -> None:
         by, where = f"{before.run!r}, {before.timing}", paths.shown(dispatch.path(device))
         if before != made and not options.replace:
             raise UserError(f"{where} is by {by}: add REPLACE=1 (--replace) to write over it")
-        replaced = f"; it replaces the table by {by}"
+        gone = len({choice.shape for choice in before.choices} - {choice.shape for choice in made.choices})
+        replaced = f"; it replaces the table by {by}" + (f", and has not {gone} of its shapes" if gone else "")
     table = dispatch.write(made)
     others = sum(choice.implementation != implementations.FALLBACK for choice in made.choices)
     study = table.with_suffix(".yaml")

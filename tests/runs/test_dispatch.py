@@ -416,13 +416,17 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
     assert stated.timings == [EAGER, DEVICE]
     assert __main__.main(["dispatch", "--run", "here"]) == 0  # the same again
     capsys.readouterr()
-    dispatch.write(made.model_copy(update={"run": "older"}))
+    dispatch.write(
+        made.model_copy(update={"run": "older", "choices": [*made.choices, choice(GROUPED.resized(batch=3))]})
+    )
     assert __main__.main(["dispatch", "--run", "here"]) == 1
     said = f"attnlab: {table} is by 'older', {BOTH}: add REPLACE=1 (--replace) to write over it\n"
     assert capsys.readouterr().err == said
     assert dispatch.load(table, "NVIDIA H200").run == "older"
     assert __main__.main(["dispatch", "--run", "here", "--replace"]) == 0
-    assert capsys.readouterr().out.endswith(f" at each; it replaces the table by 'older', {BOTH}\n")
+    assert capsys.readouterr().out.endswith(
+        f" at each; it replaces the table by 'older', {BOTH}, and has not 1 of its shapes\n"
+    )
     assert dispatch.load(table, "NVIDIA H200") == made
 
 
