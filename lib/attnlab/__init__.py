@@ -30,5 +30,6 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     # Imported on first use: every process begins with this module, and rendering a recorded run needs no torch.
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return found
     raise AttributeError(f"module 'attnlab' has no attribute {name!r}")

@@ -69,6 +69,7 @@ def test_on_a_cpu_it_has_gradients():
 
 def test_it_is_importable_and_the_package_alone_imports_no_torch():
     assert attnlab.attend is attend.attend
+    assert vars(attnlab)["attend"] is attend.attend  # so that it isn't looked for at every call
     code = "import sys, attnlab; print('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.stdout, ended.returncode) == ("False\n", 0), ended.stderr
@@ -329,6 +330,10 @@ def test_the_same_layout_again_needs_no_key_and_another_in_between_does_no_harm(
     attend.attend(*given, causal=True)
     attend.attend(*given, scale=0.5)
     assert called.names[8:] == ["key", "sdpa", "key", "flash"]
+    for _ in range(2):
+        with torch.inference_mode():
+            attend.attend(*given, scale=0.5)
+    assert called.names[12:] == ["key", "flash", "flash"]
 
 
 @pytest.mark.parametrize("changed", range(3))

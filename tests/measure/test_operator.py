@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from conftest import forget_choices
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlab
-from attnlab.measure.subjects import inputs
+from attnlab.measure.subjects import attend, inputs
 from attnlab.study.shapes import Shape
 
 CPU = torch.device("cpu")
@@ -62,6 +64,28 @@ def test_its_gradients_are_those_of_sdpa(shape, compiled):
     gradient = torch.randn_like(ours)
     for one, other in zip(*(torch.autograd.grad(output, given, gradient) for output in (ours, theirs)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_mode_sees_it_whatever_was_called_last(monkeypatch):
+    class Seen(TorchDispatchMode):
+        names = ()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names += (str(function),)
+            return function(*args, **kwargs or {})
+
+    forget_choices(monkeypatch)
+    monkeypatch.setattr(attend, "_looked", True)
+    monkeypatch.setattr(attend, "is_plain", lambda *_: True)
+    q, k, v = drawn(PLAIN)
+    for _ in range(2):
+        expected = torch.ops.attnlab.attention(q, k, v)
+        assert attend._last.is_alike(q, k, v)
+        with Seen() as seen:
+            attnlab.attend(q, k, v)
+            output = torch.ops.attnlab.attention(q, k, v)
+        assert "attnlab.attention.default" in seen.names
+        assert torch.equal(output, expected)
 
 
 def test_values_of_another_width_are_refused_in_a_line():

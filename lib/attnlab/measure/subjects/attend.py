@@ -3,14 +3,16 @@
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+from torch.compiler import is_compiling
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -40,7 +42,8 @@ TUNER = "attnlab.autotune"
 """What tunes, by its name: it infers from what it measures, and so stands above this."""
 
 
-class _Ready(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Ready:
     """A call for tensors of one layout, and whether they have to begin at multiples of `maps.ALIGNMENT` for it.
 
     It is settled once tuning has nothing to add. Torch's own guards, `is_alike`, compare a layout in a third of the
@@ -117,12 +120,13 @@ def attend(
         return _of_scales(q, k, v, causal, scale, autotune, kv_lens, scales, dtype)
     if kv_lens is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         output: Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
     if autotune and not _last.settled:
         _forget_last()
-    return forward(q, k, v, causal, scale, autotune)
+    found = again(q, k, v, causal, scale)
+    return anew(q, k, v, causal, scale, autotune) if found is None else found
 
 
 def _of_scales(
@@ -152,7 +156,7 @@ def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | No
     if (q.ndim, k.ndim, kv_lens.shape) != (4, 4, q.shape[:1]) or kv_lens.is_floating_point():
         raise ValueError(f"kv_lens has to hold a whole number for each sequence of q {tuple(q.shape)}")
     differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         if differentiable:
             return _masked(q, k, v, causal, scale, kv_lens, scaled_dot_product_attention)
         output: Tensor = torch.ops.attnlab.attention_of_lengths(q, k, v, kv_lens, causal, scale)
@@ -207,27 +211,39 @@ def _forget_last() -> None:
     _last = _NOTHING
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, autotune: bool = False
-) -> Tensor:
-    """`attend` where nothing is traced."""
-    global _last
+def again(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor | None:
+    """What was called last, for tensors of the same layout that need no gradients either; None for others."""
     ready = _last
-    if not (ready.is_alike(q, k, v) and ready.causal is causal and ready.scale == scale):
-        if not is_plain(q, k, v):
-            _require_tensors(q, k, v)
-            return sdpa.sdpa(q, k, v, causal, scale)
-        differentiable = q.requires_grad or k.requires_grad or v.requires_grad
-        if differentiable and torch.is_grad_enabled():
-            return _called(*_sdpa(q, k, v, causal, scale), q, k, v)
-        try:
-            key = layout(q, k, v, causal, scale)
-        except RuntimeError:  # such tensors have no strides
-            return sdpa.sdpa(q, k, v, causal, scale)
-        known = _prepared.get(key)
-        ready = known if known and (known.settled or not autotune) else _prepare(key, q, k, v, causal, scale, autotune)
-        if not differentiable:
-            _last = ready
+    if not ready.is_alike(q, k, v) or ready.causal is not causal or ready.scale != scale:
+        return None
+    try:
+        if ready.of_aligned and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
+            return _of_copies(ready.call, q, k, v)
+        return ready.call(q, k, v)
+    except Unsupported:
+        return _called(*_sdpa(q, k, v, causal, scale), q, k, v)
+
+
+def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, autotune: bool = False) -> Tensor:
+    """`attend` where nothing is traced, and anything may have been called last."""
+    global _last
+    if not is_plain(q, k, v):
+        _require_tensors(q, k, v)
+        return sdpa.sdpa(q, k, v, causal, scale)
+    differentiable = q.requires_grad or k.requires_grad or v.requires_grad
+    if differentiable and torch.is_grad_enabled():
+        return _called(*_sdpa(q, k, v, causal, scale), q, k, v)
+    try:
+        key = layout(q, k, v, causal, scale)
+    except RuntimeError:  # such tensors have no strides
+        return sdpa.sdpa(q, k, v, causal, scale)
+    known = _prepared.get(key)
+    ready = known if known and (known.settled or not autotune) else _prepare(key, q, k, v, causal, scale, autotune)
+    if not differentiable and not torch._C._len_torch_dispatch_stack():
+        # Prepared in another state of torch, as under inference_mode. Guards take no tensor for two.
+        if q is not k is not v is not q and not ready.is_alike(q, k, v):
+            ready = _prepared[key] = replace(ready, is_alike=_guards(q, k, v))
+        _last = ready
     try:
         return _called(ready.call, ready.of_aligned, q, k, v)
     except Unsupported:
@@ -339,13 +355,17 @@ def _prepare(
         call = call_of(_chosen(q, k, v, causal, scale), q, k, v, causal, scale)
     except Unsupported:
         call = _sdpa(q, k, v, causal, scale)
-    tensors, guarded = (q, k, v), cast(Any, TensorGuards)  # torch's stub has other types
-    sizes, strides = ([list(size(tensor)) for tensor in tensors] for size in (Tensor.size, Tensor.stride))
-    guards = guarded(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     if len(_prepared) >= rungs.KEPT:
         _prepared.clear()
-    _prepared[key] = ready = _Ready(guards.check, causal, scale, *call, settled)
+    _prepared[key] = ready = _Ready(_guards(q, k, v), causal, scale, *call, settled)
     return ready
+
+
+def _guards(*tensors: Tensor) -> Callable[[Tensor, Tensor, Tensor], bool]:
+    guarded = cast(Any, TensorGuards)  # torch's stub has other types
+    sizes, strides = ([list(size(tensor)) for tensor in tensors] for size in (Tensor.size, Tensor.stride))
+    is_alike: Callable[..., bool] = guarded(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return is_alike
 
 
 def _settled(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
@@ -464,5 +484,5 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | Non
 
 _DIRECT: dict[str, Attention] = {"sdpa.flash": _flash, "sdpa.cudnn": _cudnn, "sdpa.efficient": _efficient}
 DISPATCHED = Implementation(implementations.DISPATCH, attend)
-operator.register(forward)
+operator.register(again, anew)
 operator.register_of_lengths(_of_lengths_forward)

@@ -17,23 +17,27 @@ OF_LENGTHS_SCHEMA = "(Tensor q, Tensor k, Tensor v, Tensor kv_lens, bool causal=
 _LIBRARY = torch.library.Library("attnlab", "DEF")
 
 
-def register(forward: Attention) -> None:
-    """Make `forward`, which computes no gradients, the operator ``torch.ops.attnlab.attention``.
+def register(again: Callable[..., Tensor | None], anew: Attention) -> None:
+    """Make `again`, or `anew` where that gives None, the operator ``torch.ops.attnlab.attention``.
 
-    Its output has the strides of `torch.empty_like(q)`, whatever computed it. Its gradients are those of PyTorch's
-    scaled_dot_product_attention, which the backward pass calls anew.
+    Neither computes gradients. The operator's output has the strides of `torch.empty_like(q)`, whatever computed it.
+    Its gradients are those of PyTorch's scaled_dot_product_attention, which the backward pass calls anew.
     """
 
     def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        return _laid_out(forward(q, k, v, causal, scale), q, k, v)
+        output = again(q, k, v, causal, scale)
+        return _laid_out(anew(q, k, v, causal, scale) if output is None else output, q, k, v)
 
     def differentiable(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            found: Tensor = _Differentiable.apply(q, k, v, causal, scale)
-            return found
-        if type(q) is type(k) is type(v) is Tensor and not torch._C._len_torch_dispatch_stack():
-            return attention(q, k, v, causal, scale)  # nobody traces: the dispatcher would take as long as a launch
-        return _below_autograd(q, k, v, causal, scale)
+        output = again(q, k, v, causal, scale)  # looked at first: its tensors need no gradients, and nobody traces them
+        if output is None:
+            if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+                found: Tensor = _Differentiable.apply(q, k, v, causal, scale)
+                return found
+            if not type(q) is type(k) is type(v) is Tensor or torch._C._len_torch_dispatch_stack():
+                return _below_autograd(q, k, v, causal, scale)
+            output = anew(q, k, v, causal, scale)  # the dispatcher would take as long as a launch
+        return _laid_out(output, q, k, v)
 
     _LIBRARY.define(f"attention{SCHEMA}")
     _LIBRARY.impl("attention", attention, "CompositeExplicitAutograd")
