@@ -4,12 +4,14 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import choice, forget_choices, table
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab
@@ -441,6 +443,35 @@ BAD = {
     "heads that don't divide": lambda q: (q, q[:, :3], q[:, :3]),
     "sparse": lambda q: (q.to_sparse(), q, q),
 }
+
+
+ASKED = {
+    "a scale of False": lambda call, q, k: call(q, k, k, scale=False),
+    "vmap": lambda call, q, k: torch.vmap(call)(q[None], k[None], k[None]),
+    "a gradient of functorch": lambda call, q, k: torch.func.grad(lambda q: call(q, k, k).sum())(q),
+    "nested": lambda call, q, k: call(*3 * [torch.nested.nested_tensor([*q], requires_grad=True)]).to_padded_tensor(0),
+    "traced by a mode": lambda call, q, k: make_fx(call)(q, k, k)(q, k, k),
+    "compiled, another width": lambda call, q, k: torch.compile(call, backend="eager", fullgraph=True)(
+        q, k, k[..., :8]
+    ),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("name", ASKED)
+def test_what_sdpa_serves_is_served_whatever_was_called_last(monkeypatch, name, gpu, causal):
+    if gpu:
+        monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+        monkeypatch.setattr(attend, "_looked", True)
+    causal = causal and name != "nested"  # which SDPA doesn't serve
+    k, v, before = (inputs.draw(PLAIN, seed, CPU)[0] for seed in range(3))
+    q = k[:, :, -5:]
+    attnlab.attend(q, k, v)
+    assert attend._last.is_alike(q, k, v) is gpu
+    seen = torch.ones(5, 33, dtype=torch.bool).tril(28) if causal else None
+    theirs = ASKED[name](partial(scaled_dot_product_attention, attn_mask=seen), q, before)
+    torch.testing.assert_close(ASKED[name](partial(attnlab.attend, causal=causal), q, before), theirs)
 
 
 @pytest.mark.parametrize("given", BAD.values(), ids=BAD.keys())

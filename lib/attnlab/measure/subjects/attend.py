@@ -121,6 +121,8 @@ def attend(
     if kv_lens is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens)
     if is_compiling():
+        if v.shape != k.shape:  # which the operator refuses
+            return sdpa.sdpa(q, k, v, causal, scale)
         output: Tensor = torch.ops.attnlab.attention(q, k, v, causal, scale)
         return output
     if autotune and not _last.settled:
@@ -214,7 +216,11 @@ def _forget_last() -> None:
 def again(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor | None:
     """What was called last, for tensors of the same layout that need no gradients either; None for others."""
     ready = _last
-    if not ready.is_alike(q, k, v) or ready.causal is not causal or ready.scale != scale:
+    try:
+        # Guards end the process where a tensor is nested and strided.
+        if q.is_nested or not ready.is_alike(q, k, v) or ready.causal is not causal or ready.scale != scale:
+            return None
+    except AttributeError:  # no tensor
         return None
     try:
         if ready.of_aligned and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
@@ -251,8 +257,9 @@ def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, aut
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether anything but SDPA may be called: they are no subclasses, and on a GPU."""
-    return type(q) is type(k) is type(v) is KIND and q.is_cuda
+    """Whether anything but SDPA may be called: they are no subclasses, on a GPU, not nested and not transformed."""
+    plain = type(q) is type(k) is type(v) is KIND and q.is_cuda and not q.is_nested
+    return plain and torch._C._functorch.maybe_current_level() is None
 
 
 # Where addresses or strides are no multiples of 16 bytes, PyTorch 2.11 computes wrong numbers by cuDNN, without an
@@ -273,11 +280,15 @@ def _of_copies(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
     return call(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in (q, k, v)))
 
 
+_DEFAULTS = {"is_causal": False, "enable_gqa": False}
+"""Of SDPA, where it isn't None."""
+
+
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Prepared, bool]:
     """SDPA for tensors of a layout, as `_aligned` gives it."""
     _require_tensors(q, k, v)
     options = sdpa.options(q, k, causal, scale).items()
-    stated = {name: value for name, value in options if value is not None and value is not False}
+    stated = {name: value for name, value in options if value is not _DEFAULTS.get(name)}
     function = scaled_dot_product_attention if q.numel() else _of_nothing
     return _aligned(partial(function, **stated) if stated else function, q, k, v)
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention  # its own, whatever `attnlab.attention` puts in its place
 
 from attnlab.measure.subjects.implementation import Implementation, by_sequence
-from attnlab.measure.subjects.oracle import float64
+from attnlab.measure.subjects.oracle import float64, masked
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
@@ -21,13 +22,18 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = No
 
 def options(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> dict[str, Any]:
     """What PyTorch's function has to be told besides Q, K and V, for tensors of these shapes."""
+    if q.is_nested and q.layout is torch.strided and not causal:  # such tensors have no shape
+        return {"scale": scale}
     if q.shape == k.shape:  # looked at first, since a user's own call would look at nothing
         return {"is_causal": causal, "scale": scale}
     grouped = q.ndim > 3 and bool(k.shape[-3] != q.shape[-3])  # while torch.compile traces, sizes are symbols
     # A batch of no sequences has nothing to mask.
     if not causal or bool(k.shape[-2] == q.shape[-2]) or bool(q.numel() == 0):
         return {"is_causal": causal, "scale": scale, "enable_gqa": grouped}
-    return {"attn_mask": causal_lower_right(q.shape[-2], k.shape[-2]), "scale": scale, "enable_gqa": grouped}
+    queries, keys = q.shape[-2], k.shape[-2]
+    traced = is_compiling() or torch._C._len_torch_dispatch_stack()  # and SDPA's own mask can't be
+    mask = ~masked(queries, keys, q.device) if traced else causal_lower_right(queries, keys)
+    return {"attn_mask": mask, "scale": scale, "enable_gqa": grouped}
 
 
 def sdpa_ragged(q: Tensor, k: Tensor, v: Tensor, causal: bool, sequences: tuple[int, ...]) -> Tensor:
