@@ -88,6 +88,7 @@ def attend(
     does not serve these tensors (because of their strides, for example). The table is read at the first call on a GPU:
     the one given to `use`, otherwise the one that `make dispatch` wrote for this device, if there is one. Under
     `torch.compile`, it is the operator ``attnlab::attention``, and with `kv_lens` ``attnlab::attention_of_lengths``.
+    Where `v` has another shape than `k`, it is SDPA there too.
 
     Args:
         q: ``(batch, heads, seq_len, head_dim)``, with any strides.
