@@ -22,8 +22,8 @@ SOFTENING = 0.3
 """What is added to distances, in doublings, so that a very near shape doesn't decide alone: it has its own noise."""
 FARTHEST = 4.0
 """Where the nearest measured shape is more doublings away, nothing is known."""
-TILE_ROWS, FULL = 128, 132
-"""The queries of a tile, and the tiles that fill a GPU: the multiprocessors of an H100 or H200."""
+FULL = 132
+"""The tiles that fill a GPU: the multiprocessors of an H100 or H200."""
 FEW_APART = 3.0
 """How far a few queries over a cache are from more of them."""
 
@@ -233,7 +233,8 @@ def _place(shape: Shape) -> tuple[float, ...]:
     by the device clock; by batch, queries, keys and sharing heads alone 3.7 and 1.7 %.
     """
     heads = shape.batch * shape.heads
-    sizes = heads, shape.seq_len, shape.heads // shape.kv_heads, min(heads * -(-shape.seq_len // TILE_ROWS), FULL)
+    tiles = heads * math.ceil(shape.seq_len / ladder.TILE_ROWS)
+    sizes = heads, shape.seq_len, shape.heads // shape.kv_heads, min(tiles, FULL)
     few = FEW_APART if tuning.rows_of(shape) else 0.0
     return *map(math.log2, sizes), math.log2(shape.kv_len) / 2, few
 
