@@ -2,14 +2,17 @@
 //
 // Does    products of 8-bit numbers, at twice the rate. Two warps of the producer transpose each tile of V in shared memory
 //         (e4m3.cuh). Probabilities are relative to the largest of their row so far, which is 2^8 and rounded exactly, as
-//         in the formula. The tensor cores add with 14 bits: each tile's product with V is added to O in fp32 by the
+//         in the formula. The tensor cores add with 14 bits: what they sum of at most 128 keys is added to O in fp32 by the
 //         multiplication that rescales it, one instruction for both. Sums of rows are of probabilities that are not rounded.
-//         O leaves in fp16 or bf16.
-// Gained  not timed yet. With the offset of a job's first tile, and additions in place of the multiplications, 0.98x of rung
-//         11 in fp16 at (4, 16, 4096, 128) where 1.16x was expected, and a largest error of 3.4 times the formula's. Without
-//         promotion 1.27x, and 250 times the formula's error where V has a mean, as cuDNN's FP8 (NOTES.md).
-// Limits  registers, of which a product takes 64 beside O; shared memory, which each consumer reads for itself. e4m3 holds
-//         18 powers of two: a probability below 2^-18 of the largest is 0, and below 2^-14 it has fewer bits.
+//         A consumer computes scores, exponentials and the product with V one after the other, so that no two products need
+//         registers at once; the other consumers fill the gaps. O leaves in fp16 or bf16.
+// Gained  in trials on an H200, over kernel.best in fp16: 1.14x at (4, 16, 4096, 128), 1.18x under the mask, 1.13x at 16,384
+//         keys, where 1.16x was expected; 1.10 to 1.12x where scores rise. cuDNN's FP8 is 1.00 to 1.08x as fast, and wrong
+//         where V has a mean (NOTES.md). At D = 64 1.00x at 2048 keys and 1.03x at 8192.
+// Limits  one product at a time, whose latency only other consumers hide; shared memory, which each of them reads for itself.
+//         e4m3 holds 18 powers of two: a probability below 2^-18 of the largest is 0, and below 2^-14 it has fewer bits.
+//         Inside an instruction, products below 2^-13 of the largest are lost: beside a key that takes nearly all, the
+//         others are.
 #include "e4m3.cuh"
 #include "jobs.cuh"
 
@@ -26,16 +29,15 @@ struct AllScales { Scales q, k, v; };
 // What a row's largest probability is, as a power of two: e4m3 has it exactly, and nothing above 448.
 constexpr int LARGEST = 8;
 
-// How one instance works, as in jobs.cuh. With AHEAD, a tile's scores are computed while the tile before is multiplied by V;
-// without, a consumer does one after the other, and another's products run during its exponentials. Of V at most 128 keys are
-// summed by the tensor cores; with SPLIT, only half of the columns at once, with two consumers by two products in turns.
-template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int AHEAD_, int SPLIT_> struct Plan8 {
+// How one instance works, as in jobs.cuh. A consumer computes a tile's scores, then their exponentials, then the product
+// with V; another's products run during the exponentials. Of V at most 128 keys are summed by the tensor cores, and with SPLIT
+// half of the columns at once.
+template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int SPLIT_> struct Plan8 {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = CONSUMERS_;
-    static constexpr bool PING_PONG = PING_PONG_, AHEAD = AHEAD_;
+    static constexpr bool PING_PONG = PING_PONG_;
     static constexpr int COLUMNS = D / (1 + SPLIT_), DEPTH = KEYS > 128 ? KEYS / 2 : KEYS;  // of V in a product
-    static constexpr int PRODUCTS = D / COLUMNS * (KEYS / DEPTH), AT_ONCE = SPLIT_ && CONSUMERS_ == 2 ? 2 : 1;
+    static constexpr int PRODUCTS = D / COLUMNS * (KEYS / DEPTH);
     static constexpr int TRANSPOSERS = 2;
-    static_assert(!AHEAD_ || PRODUCTS == 1, "a tile's product with V is under way as a whole");
     static constexpr int THREADS = 128 * (1 + CONSUMERS), OUT_COLUMNS = D / 64;
     using Row = Swizzle<D>;  // of Q, K and V
     using KeyRow = Swizzle<(KEYS + 63) / 64 % 2 ? 64 : 128>;  // of V transposed, in parts of PITCH keys
@@ -59,7 +61,7 @@ template <typename P> struct Shared8 {
     unsigned char thread_ids[128];
     float row_sum[P::CONSUMERS][64];
     struct Job {
-        int head, diagonal, tiles, pipeline_state, idle_turns, round, drains;  // as in jobs.cuh
+        int head, diagonal, tiles, pipeline_state, idle_turns, round;  // as in jobs.cuh
         float scale_log2, value_scale;
     } jobs[P::CONSUMERS][2];
 };
@@ -178,7 +180,7 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
     const unsigned query_full = shared_address(smem.query_full[consumer]);
     const unsigned query_empty = shared_address(smem.query_empty[consumer]);
     PipelineState<P::STAGES> state;  // of the pass's first tile
-    int index = consumer, idle_turns = 0, jobs = 0, round = 0, tiles_since = 0;
+    int index = consumer, idle_turns = 0, jobs = 0, round = 0;
     for (int pass; (pass = scheduler.pass(round)) >= 0; ++round) {
         int head, first_block, last_block;
         scheduler.work_tile(pass, head, first_block, last_block);
@@ -189,15 +191,12 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
             const int buffer = jobs % 2;
             const unsigned barrier = query_full + 8 * buffer;
             wait(query_empty + 8 * buffer, jobs / 2 % 2 ^ 1);
-            const bool drains = tiles_since >= P::STAGES || idle_turns + 2 > P::STAGES;
             const int batch = head >> 16, q_head = head & 0xFFFF, kv_head = scheduler.packed_kv(head) & 0xFFFF;
             const float both = scales.q.of(batch, q_head) * scales.k.of(batch, kv_head);
             // Scales of zeros may multiply to 0, by which a masked score would be no number.
             const float scale_log2 = fmaxf(both * scheduler.problem.scale * LOG2_E, 0x1p-126f);
             smem.jobs[consumer][buffer] = {head, scheduler.problem.earlier + 64 * block, tiles, state.packed, idle_turns,
-                                           round, drains, scale_log2,
-                                           scales.v.of(batch, kv_head)};
-            tiles_since = 1 - tiles;
+                                           round, scale_log2, scales.v.of(batch, kv_head)};
             idle_turns = 0;
             arrive_expecting(barrier, P::QUERY_BYTES);
             load_box(shared_address(smem.query[consumer][buffer]), q, 0, 64 * block, q_head, batch, barrier);
@@ -205,14 +204,12 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
         }
         idle_turns += pass_tiles - tiles;
         index = CAUSAL ? P::CONSUMERS - 1 - index : index;
-        tiles_since += pass_tiles;
         state.advance(pass_tiles);
     }
     const int buffer = jobs % 2;
     wait(query_empty + 8 * buffer, jobs / 2 % 2 ^ 1);
     smem.jobs[consumer][buffer].tiles = 0;
     smem.jobs[consumer][buffer].idle_turns = idle_turns;
-    smem.jobs[consumer][buffer].drains = 1;
     arrive(query_full + 8 * buffer);
 }
 
@@ -233,11 +230,11 @@ template <int N> __device__ __forceinline__ float sum_of(const float (&s)[N], in
 }
 
 // q, k, v: maps of (batch, heads, rows, D) of bytes; o: of T; any strides
-template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int AHEAD, int SPLIT>
+template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int SPLIT>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
     const __grid_constant__ TensorMap o, Problem problem, AllScales scales) {
-    using P = Plan8<D, KEYS, STAGES, CONSUMERS, PING_PONG, AHEAD, SPLIT>;
+    using P = Plan8<D, KEYS, STAGES, CONSUMERS, PING_PONG, SPLIT>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& smem = *reinterpret_cast<Shared8<P>*>(memory);
     init_barriers<P, CAUSAL>(smem, problem);
@@ -260,13 +257,13 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     const unsigned thread_ids = shared_address(smem.thread_ids);
     if (P::PING_PONG && consumer == P::CONSUMERS - 1) ping_pong_signal<P::CONSUMERS>(consumer);
 
-    PipelineState<P::STAGES> k_state, v_state;
+    PipelineState<P::STAGES> state;
     unsigned job = 0;  // counted from 0: its Q is in buffer `job % 2`
     RowState rows;
     Scores<P, CAUSAL> scores;
     scores.tile = 0, scores.keys = problem.keys;
     float scale_log2 = 0;
-    float out[D / 2], product[P::AT_ONCE][P::COLUMNS / 2];  // O, and what the tensor cores sum, with few bits
+    float out[D / 2], product[P::COLUMNS / 2];  // O, and what the tensor cores sum, with few bits
     unsigned p[KEYS / 32][4];
     int tiles = (problem.keys + KEYS - 1) / KEYS;
 
@@ -278,7 +275,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
                 ping_pong_wait(consumer), ping_pong_signal<P::CONSUMERS>(consumer);
         scores.tile = 0;
         rows.row_sum[0] = rows.row_sum[1] = 0;
-        k_state.packed = __shfl_sync(~0u, scheduled.pipeline_state, 0);
+        state.packed = __shfl_sync(~0u, scheduled.pipeline_state, 0);
         scale_log2 = scheduled.scale_log2;
         if (CAUSAL) tiles = __shfl_sync(~0u, scheduled.tiles, 0);
         const bool begins = scheduled.tiles;
@@ -287,20 +284,20 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     };
     const auto multiply_query_by_keys = [&] {
         const auto q_tile = P::Row::descriptor(queries + job % 2 * P::OUT_BYTES);
-        const auto k_tile = P::Row::descriptor(keys + k_state.index() * P::TILE_BYTES);
+        const auto k_tile = P::Row::descriptor(keys + state.index() * P::TILE_BYTES);
 #pragma unroll
         for (int d = 0; d < D / 32; ++d) multiply_e4m3(scores.s, advanced(q_tile, 32 * d), advanced(k_tile, 32 * d), d);
         commit_products();
     };
     // Product `part` of a tile: of the first keys with all columns, then of the others.
     const auto multiply_probabilities_by_values = [&](int part) {
-        const auto v_tile = P::KeyRow::descriptor(values + v_state.index() * P::PARTS * P::PART_BYTES);
+        const auto v_tile = P::KeyRow::descriptor(values + state.index() * P::PARTS * P::PART_BYTES);
         constexpr int STEPS = P::KeyRow::PITCH / 32, SIDES = D / P::COLUMNS;  // in a part of V transposed; of columns
         const int columns = part % SIDES * P::COLUMNS * P::KeyRow::PITCH, first = part / SIDES * (P::DEPTH / 32);
 #pragma unroll
         for (int j = 0; j < P::DEPTH / 32; ++j) {
             const int step = first + j, bytes = columns + step / STEPS * P::PART_BYTES + step % STEPS * 32;
-            multiply_e4m3(product[part % P::AT_ONCE], p[step], advanced(v_tile, bytes), j);
+            multiply_e4m3(product, p[step], advanced(v_tile, bytes), j);
         }
         commit_products();
     };
@@ -346,12 +343,12 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         }
     };
     // O by what its rows are multiplied with, plus product `part`.
-    const auto promote = [&](const float (&rescale)[2], int part) {
+    const auto promote = [&](int part) {
         constexpr int SIDES = D / P::COLUMNS;
 #pragma unroll
         for (int n = 0; n < P::COLUMNS / 2; ++n) {
             float& sum = out[part % SIDES * P::COLUMNS / 2 + n];
-            sum = (part < SIDES ? sum * rescale[n / 2 % 2] : sum) + product[part % P::AT_ONCE][n];
+            sum = (part < SIDES ? sum * rows.rescale[n / 2 % 2] : sum) + product[n];
         }
     };
     const auto store_row_sums = [&] {
@@ -400,106 +397,41 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         }
         storing = false;
     };
-    const auto drains = [&] { return smem.jobs[consumer][job % 2].drains; };
 
 #pragma unroll
     for (int n = 0; n < D / 2; ++n) out[n] = 0;
-    const auto compute_scores = [&] {
-        wait(full + 16 * k_state.index(), k_state.phase());
-        begin_products();
-        multiply_query_by_keys();
-    };
-    const auto wait_for_values = [&] { wait(full + 16 * v_state.index() + 8, v_state.phase()); };
     wait(query_full, 0);
     if (!begin_job()) return;
-    if constexpr (P::AHEAD) {
+    for (;;) {
+        const unsigned k_full = full + 16 * state.index(), v_full = k_full + 8;
+        const unsigned k_empty = empty + 16 * state.index(), v_empty = k_empty + 8;
         if (P::PING_PONG) ping_pong_wait(consumer);
-        compute_scores();
+        wait(k_full, state.phase());
+        begin_products();
+        multiply_query_by_keys();
         finish_products<0>(scores.s);
         if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
-        arrive_for_warp(empty + 16 * k_state.index());
+        arrive_for_warp(k_empty);
+        release_query();
         exponentiate();
         pack_probabilities();
-        for (;;) {
-            const bool ends = scores.tile + 1 == tiles;  // the job of the probabilities at hand ends with them
-            const float rescale[2] = {rows.rescale[0], rows.rescale[1]};
-            v_state = k_state;
-            if (ends) {
-                store_row_sums();
-                release_query();
-                ++job;
-                wait(query_full + 8 * (job % 2), job / 2 % 2);
-                if (drains()) {
-                    wait_for_values();
-                    begin_products();
-                    multiply_probabilities_by_values(0);
-                    finish_products<0>(product[0]);
-                    arrive_for_warp(empty + 16 * v_state.index() + 8);
-                    promote(rescale, 0);
-                    store_out(job % 2 ^ 1);
-                    storing = true;
-                }
-                if (!begin_job()) break;
-            } else {
-                ++scores.tile;
-                k_state.advance();
-            }
-            if (P::PING_PONG) ping_pong_wait(consumer);
-            compute_scores();
-            if (!ends || !drains()) wait_for_values();
-            begin_products();
-            multiply_probabilities_by_values(0);  // after a drain for nothing: no product may depend on a condition
-            if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
-            release_query();
-            finish_products<1>(scores.s);
-            arrive_for_warp(empty + 16 * k_state.index());
-            exponentiate();
-            // Never: but ptxas moves no wait across a branch, and without one waits for the product before the exponentials.
-            if (__any_sync(~0u, rows.row_sum[0] + rows.row_sum[1] < 0)) __trap();
-            finish_products<0>(product[0]);
-            if (!ends) {
-                arrive_for_warp(empty + 16 * v_state.index() + 8);
-                promote(rescale, 0);
-            } else if (!drains()) {
-                arrive_for_warp(empty + 16 * v_state.index() + 8);
-                promote(rescale, 0);
-                store_out(job % 2 ^ 1);
-                storing = true;
-            }
-            pack_probabilities();
-        }
-    } else {
-        for (;;) {
-            if (P::PING_PONG) ping_pong_wait(consumer);
-            compute_scores();
-            finish_products<0>(scores.s);
-            if (P::PING_PONG) ping_pong_signal<P::CONSUMERS>(consumer);
-            arrive_for_warp(empty + 16 * k_state.index());
-            release_query();
-            exponentiate();
-            pack_probabilities();
-            v_state = k_state;
-            wait_for_values();
+        wait(v_full, state.phase());
 #pragma unroll
-            for (int part = 0; part < P::PRODUCTS; ++part) {
-                begin_products();
-                multiply_probabilities_by_values(part);
-                if (P::AT_ONCE == 1) finish_products<0>(product[0]);
-                else if (part) finish_products<1>(product[(part - 1) % P::AT_ONCE]);
-                if (part + 1 >= P::AT_ONCE) promote(rows.rescale, part + 1 - P::AT_ONCE);
-            }
-            if (P::AT_ONCE > 1) finish_products<0>(product[P::AT_ONCE - 1]);
-            arrive_for_warp(empty + 16 * v_state.index() + 8);
-            if (P::AT_ONCE > 1) promote(rows.rescale, P::PRODUCTS - 1);
-            k_state.advance();
-            if (++scores.tile < tiles) continue;
-            store_row_sums();
-            store_out(job % 2);
-            storing = true;
-            ++job;
-            wait(query_full + 8 * (job % 2), job / 2 % 2);
-            if (!begin_job()) break;
+        for (int part = 0; part < P::PRODUCTS; ++part) {
+            begin_products();
+            multiply_probabilities_by_values(part);
+            finish_products<0>(product);
+            promote(part);
         }
+        arrive_for_warp(v_empty);
+        state.advance();
+        if (++scores.tile < tiles) continue;
+        store_row_sums();
+        store_out(job % 2);
+        storing = true;
+        ++job;
+        wait(query_full + 8 * (job % 2), job / 2 % 2);
+        if (!begin_job()) break;
     }
     if (threadIdx.x % 128 == 0) wait_for_stores();
 }

@@ -51,16 +51,15 @@ class Instance:
     stages: int
     consumers: int
     ping_pong: int
-    ahead: int
     split: int
 
     @property
     def name(self) -> str:
-        words = {"turns": self.ping_pong, "ahead": self.ahead, "split": self.split}
+        words = {"turns": self.ping_pong, "split": self.split}
         return " ".join([f"k{self.keys} s{self.stages} c{self.consumers}", *(word for word, on in words.items() if on)])
 
     def expression(self, causal: bool) -> str:
-        numbers = f"{self.keys},{self.stages},{self.consumers},{self.ping_pong},{self.ahead},{self.split}"
+        numbers = f"{self.keys},{self.stages},{self.consumers},{self.ping_pong},{self.split}"
         return f"fp8<__half,{self.head_dim},{'true' if causal else 'false'},{numbers}>"
 
     @property
@@ -72,17 +71,10 @@ class Instance:
         return -(-(self.consumers * 256 * self.head_dim + tiles + rest) // 1024) * 1024
 
 
-# keys, stages, consumers, turns, ahead, split.
+# keys, stages, consumers, turns, split.
 INSTANCES = {
-    128: [
-        (96, 3, 2, 1, 1, 0),
-        (192, 2, 2, 1, 0, 1),
-        (192, 2, 2, 0, 0, 1),
-        (192, 2, 2, 1, 0, 0),
-        (128, 2, 3, 1, 0, 1),
-        (128, 2, 3, 0, 0, 1),
-    ],
-    64: [(96, 6, 3, 1, 1, 0), (192, 3, 3, 1, 0, 0), (128, 4, 3, 1, 0, 0), (96, 4, 4, 1, 0, 0)],
+    128: [(128, 2, 3, 1, 1), (128, 2, 3, 0, 1), (192, 2, 2, 0, 1)],
+    64: [(192, 3, 3, 1, 0), (96, 4, 4, 1, 0)],
 }
 OTHER_KINDS = ("outliers", "rising 24")
 CHECKED = [  # batch, heads, seq_len, kv_heads, kv_len, causal, layout, values

@@ -25,7 +25,7 @@ LAST_ROUND = 0.3
 FEW_QUERIES = 64
 """Up to so many queries over more keys are few."""
 MANY_KEYS = 1024
-"""Where tiles of rows are fewer than the multiprocessors, some are idle, which splitting fills from about so many keys on."""
+"""Where tiles of rows are fewer than the multiprocessors, splitting keys pays from about so many on."""
 ROWS_COUNT = 2
 """By rows, a choice is so many times as far as by heads or keys: from reading K and V to multiplying is a short way."""
 

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attnlab.measure.fp8.quantize import E4M3, SCALES, Quantized, quantize
+from attnlab.measure.fp8.quantize import E4M3, FIRST_E4M3, SCALES, Quantized, quantize
 from attnlab.measure.subjects import inputs, oracle
 from attnlab.study.shapes import Shape
 
@@ -39,14 +39,64 @@ def attention(
     causal: bool,
     scale: float | None = None,
     dtype: torch.dtype = torch.float16,
+    heads: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V of quantised inputs, from PyTorch's operations that round where an FP8 kernel does.
 
-    Both products are of e4m3 numbers, summed in float32. Probabilities, over the one of the row's largest score, are
-    rounded to e4m3 times `PROBABILITY_SCALE`; their sum, by which the output is divided, is of those not rounded.
-    The output is rounded to `dtype`. That Hopper's tensor cores sum fewer bits is not in it.
+    Both products are of e4m3 numbers (`_product`). Probabilities, over the one of the row's largest score, are rounded
+    to e4m3 times `PROBABILITY_SCALE`; their sum, by which the output is divided, is of those not rounded. The output is
+    rounded to `dtype`.
+
+    Args:
+        heads: of the queries, numbered over all batches, as ``(1, heads, length, head_dim)``; None for all.
     """
-    return of_numbers(q.dequantized(), k.dequantized(), v.dequantized(), causal, scale, dtype)
+    batch, count, seq_len, head_dim = q.values.shape
+    kv_len = k.values.shape[2]
+    chosen = torch.arange(batch * count, device=q.values.device) if heads is None else heads
+    (queries, of_q), (keys, of_k), (values, of_v) = (_of_each_head(tensor, count) for tensor in (q, k, v))
+    factor = 1 / math.sqrt(head_dim) if scale is None else scale
+    hidden = oracle.masked(seq_len, kv_len, queries.device) if causal else None
+    parts = []
+    for some in chosen.split(max(1, oracle.REFERENCE_CHUNK // (seq_len * kv_len))):
+        scores = _product(queries[some], keys[some].transpose(1, 2)) * of_q[some] * of_k[some].transpose(1, 2) * factor
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        probabilities = (scores - scores.amax(-1, keepdim=True)).exp_()
+        total = probabilities.sum(-1, keepdim=True) * PROBABILITY_SCALE
+        rounded = (probabilities * PROBABILITY_SCALE).to(E4M3)
+        if of_v.shape[1] == 1:
+            output = _product(rounded, values[some].view(E4M3)) * of_v[some]
+        else:  # a product of e4m3 numbers has no factor for each key
+            output = rounded.float() @ (values[some].view(E4M3).float() * of_v[some])
+        parts.append((output / total).to(dtype))
+    shape = q.values.shape if heads is None else (1, len(heads), seq_len, head_dim)
+    return torch.cat(parts).view(shape)
+
+
+def _of_each_head(tensor: Quantized, count: int) -> tuple[Tensor, Tensor]:
+    """Of each of so many query heads of each sequence: its numbers as bytes, and the scale of each row or of all."""
+    scales = tensor.of_each_row()
+    shared = count // tensor.values.shape[1]
+    every = scales.expand(*tensor.values.shape[:2], -1, -1)
+    numbers, factors = (one.repeat_interleave(shared, 1) for one in (tensor.values.view(torch.uint8), every))
+    return numbers.flatten(0, 1), factors.flatten(0, 1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Products of matrices of e4m3 numbers, one pair after the other, in float32.
+
+    Where tensor cores multiply such numbers, they do: torch has their partial sums, of few bits, added up in float32.
+    """
+    a, b = a.view(E4M3), b.view(E4M3)
+    if not (a.is_cuda and torch.cuda.get_device_capability(a.device) >= FIRST_E4M3):
+        return a.float() @ b.float()
+    depth, columns = (-size % 16 for size in b.shape[1:])  # torch takes multiples of 16
+    one = torch.ones((), device=a.device)
+    left = torch.nn.functional.pad(a.view(torch.uint8), (0, depth)).view(E4M3)
+    right = torch.nn.functional.pad(b.view(torch.uint8), (0, columns, 0, depth)).transpose(1, 2).contiguous().view(E4M3)
+    pairs = zip(left, right, strict=True)
+    made = [torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.float32, use_fast_accum=False) for x, y in pairs]
+    return torch.stack(made)[..., : b.shape[2]]
 
 
 def in_half(
@@ -81,27 +131,6 @@ def widened(output: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def in_e4m3(output: Tensor, scale: Tensor) -> Tensor:
     """An output that was rounded to e4m3 over the scale of V, which none of its elements exceeds."""
     return widened((output.float() / scale).to(E4M3), scale, output.dtype)
-
-
-def of_numbers(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None, dtype: torch.dtype = torch.float16
-) -> Tensor:
-    """`attention` of what quantised inputs stand for, in float32."""
-    queries, keys, values = (tensor.flatten(0, 1) for tensor in oracle.of_each_head(q, k, v))
-    seq_len, kv_len, head_dim = queries.shape[1], keys.shape[1], queries.shape[2]
-    factor = 1 / math.sqrt(head_dim) if scale is None else scale
-    hidden = oracle.masked(seq_len, kv_len, queries.device) if causal else None
-    group = max(1, oracle.REFERENCE_CHUNK // (seq_len * kv_len))
-    parts = []
-    for some in zip(*(tensor.split(group) for tensor in (queries, keys, values)), strict=True):
-        scores = (some[0] @ some[1].transpose(1, 2)) * factor
-        if hidden is not None:
-            scores.masked_fill_(hidden, -math.inf)
-        probabilities = (scores - scores.amax(-1, keepdim=True)).exp_()
-        total = probabilities.sum(-1, keepdim=True) * PROBABILITY_SCALE
-        rounded = (probabilities * PROBABILITY_SCALE).to(E4M3).float()
-        parts.append((rounded @ some[2] / total).to(dtype))
-    return torch.cat(parts).view(q.shape)
 
 
 def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> dict[str, Deviation]:

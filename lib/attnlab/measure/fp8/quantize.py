@@ -18,6 +18,8 @@ from attnlab.runs.rules import SEED
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
+FIRST_E4M3 = (8, 9)
+"""The compute capability from which on tensor cores multiply such numbers."""
 SCALES = ("tensor", "head", "block")
 """What has a scale of its own: a tensor, each head of each sequence, or each block of a head's rows."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -39,7 +41,11 @@ class Quantized:
 
     def dequantized(self) -> Tensor:
         """The numbers that it stands for, in float32."""
-        return self.values.float() * _of_each_row(self.scales, self.rows, self.values.shape[2])
+        return self.values.float() * self.of_each_row()
+
+    def of_each_row(self) -> Tensor:
+        """The scale of each row, ``(batch, heads, length, 1)``; of length 1 where there is one for all rows."""
+        return _of_each_row(self.scales, self.rows, self.values.shape[2])
 
 
 def quantize(

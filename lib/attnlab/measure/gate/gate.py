@@ -96,7 +96,6 @@ class Gate:
         self._shapes = tuple(tensor.shape for tensor in (given[0], *given[:3]))[: self._outputs]
         right = partial(composed, scale=scale)
         attention: Attention = partial(by_sequence, right, sequences=sequences) if sequences else right
-        framework = partial(accuracy.of_numbers, scale=scale, dtype=given[0].dtype) if rounded else attention
         stated = tuple(tensor.dequantized() for tensor in rounded) or given
         compared = stated if heads is None else tuple(map(self._compared, of_each_head(*stated)))
         exact = _computed(attention, tuple(tensor.double() for tensor in compared), causal)
@@ -104,7 +103,11 @@ class Gate:
         self._of_drawn = None if kind in EXTREMES else exact[0]
         if rounded and self._of_drawn is not None:
             (self._of_drawn,) = _computed(attention, tuple(tensor.double() for tensor in given), causal)
-        computed = _computed(framework, compared, causal)
+        if rounded:
+            q, k, v = rounded
+            computed: Tensors = (accuracy.attention(q, k, v, causal, scale, given[0].dtype, self._heads),)
+        else:
+            computed = _computed(attention, compared, causal)
         self._unit = rounded[2].scales.view(()) if narrow else None
         if self._unit is not None:
             computed = tuple(accuracy.in_e4m3(output, self._unit) for output in computed)

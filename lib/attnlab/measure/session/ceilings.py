@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from attnlab.measure.clocks import cuda_events
+from attnlab.measure.fp8.quantize import FIRST_E4M3
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import wgmma
@@ -18,8 +19,6 @@ SAMPLES = 20
 WARMUP = 3
 GPU_MATRIX = 8192
 CPU_MATRIX = 2048
-FIRST_E4M3 = (8, 9)
-"""The compute capability from which on there are products in e4m3."""
 LONGEST_US = 5e5
 """A product that would take longer, by the one of half its size, is not made."""
 WGMMA_ROUNDS = 512
