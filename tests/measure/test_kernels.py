@@ -713,12 +713,6 @@ def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machin
     assert read.load(record.record("again", best, "cpu", one_thread)).complete
 
 
-def test_a_run_is_not_gone_on_with_once_a_kernel_changed(folder, begin, one_thread, unlocked):
-    begin(study(), kernels={"kernel.plain": "another"})
-    with pytest.raises(UserError, match=r"^kernel\.plain changed since the run 'begun' began: start a new run$"):
-        record.record("begun", study(), "cpu", one_thread)
-
-
 @pytest.fixture
 def measured(folder, begin, one_thread, unlocked, monkeypatch):
     """Records a study in which kernel.plain is a function of this process."""

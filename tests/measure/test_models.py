@@ -341,16 +341,6 @@ def test_a_prompt_that_no_memory_holds_is_one_line(recording, monkeypatch):
         recording()
 
 
-def test_a_record_of_another_plan_is_not_continued(recording, monkeypatch):
-    from attnlab.measure.session import models as session
-
-    monkeypatch.setattr(session, "_jobs", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(Interrupted):
-        recording()
-    with pytest.raises(UserError, match=r"^the record 'mine' is of another plan: `make model RUN=mine` goes on"):
-        select_run.modelled("mine", "cpu", TINY | {"prompt": [8]})
-
-
 def test_what_was_changed_after_it_was_recorded_is_refused(data):
     live(MINE)
     path = schema.folder(MINE) / "samples.parquet"

@@ -140,13 +140,6 @@ def test_what_is_timed_on_other_values_stays_within_the_gate(kind, cache):
     assert all(0 <= sample["strain"] <= 1 for sample in samples)
 
 
-@pytest.mark.parametrize("kind", ["sink 8", "positional 25", "scales"])
-def test_who_is_wrong_while_it_is_timed_on_other_values_is_caught(kind):
-    subject, samples = timed(ComputesAhead(), SHAPE.resized(values=kind), WARM, samples=5)
-    assert subject.reason.startswith("while timed, eager warm, round 0: error against ")
-    assert len(samples) == 5
-
-
 def test_who_knows_values_again_whose_signs_have_changed_is_wrong():
     subject, _ = timed(RemembersValues(), SHAPE, WARM, samples=5)
     assert subject.reason.startswith(
@@ -154,8 +147,9 @@ def test_who_knows_values_again_whose_signs_have_changed_is_wrong():
     )
 
 
-def test_who_computes_before_it_is_timed_computes_the_wrong():
-    subject, samples = timed(ComputesAhead(), SHAPE, WARM, samples=5)
+@pytest.mark.parametrize("kind", ["normal", "sink 8", "positional 25", "scales"])
+def test_who_computes_before_it_is_timed_computes_the_wrong(kind):
+    subject, samples = timed(ComputesAhead(), SHAPE.resized(values=kind), WARM, samples=5)
     assert subject.status == "failed"
     assert subject.reason.startswith(
         "while timed, eager warm, round 0: error against sdpa.flash on the same inputs: max "
@@ -180,12 +174,6 @@ def test_who_differs_by_a_rounding_is_marked_and_timed():
     subject, samples = timed(peer, SHAPE, WARM, samples=5)
     assert subject.alive
     assert len(samples) == 5
-
-
-def test_a_kernel_that_differs_by_a_rounding_fails_unless_its_entry_says_so():
-    subject, checks = gated(OffByARounding(), SHAPE)
-    assert subject.reason.startswith("before timing, call: differs between two runs on the same inputs, in ")
-    assert checks["differing"].tolist() == [2]
 
 
 def test_who_differs_more_and_more_is_caught():

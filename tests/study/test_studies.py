@@ -16,22 +16,6 @@ from attnlab.study.shapes import Shape
 STUDIES = sorted(path.stem for path in paths.STUDIES.glob("*.yaml"))
 
 
-def test_the_shipped_studies():
-    assert STUDIES == [
-        "backends",
-        "cpu",
-        "decode",
-        "dispatch",
-        "fp8",
-        "gpu",
-        "ladder",
-        "peers",
-        "quick",
-        "scaling",
-        "values",
-    ]
-
-
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_shipped_study_holds_its_target_in_every_full_sweep(name):
     study = studies.load(name)
