@@ -15,6 +15,7 @@ import ladders
 import pytest
 import yaml
 
+from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
@@ -51,6 +52,15 @@ EVERY_TIMING = [
 def tiny_study(**changes) -> studies.Study:
     """A study of three implementations at three short shapes on the CPU, with the fields given instead of its own."""
     return studies.parse(TINY | changes, "tiny.yaml")
+
+
+def told(call: Callable[[], object], error: type[Exception] = UserError) -> str:
+    """What a call that is refused says, which is one line."""
+    with pytest.raises(error) as caught:
+        call()
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
 
 
 def gated(call, shape, device="cpu"):
@@ -240,6 +250,15 @@ def folder(tmp_path, monkeypatch) -> Path:
     return ladders.write(tmp_path / "kernels")
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    """The server of `forks.py`."""
+    from forks import Forks
+
+    with Forks(tmp_path_factory.mktemp("forks")) as forks:
+        yield forks
+
+
 @pytest.fixture
 def write_study(tmp_path) -> Callable[..., Path]:
     """Writes the tiny study with changes, or a text as it is, to a YAML file."""
@@ -264,6 +283,14 @@ def unlocked():
     """For a test that locks the environment: puts everything back after it."""
     with torch_as_it_was():
         yield
+
+
+@pytest.fixture
+def locked(unlocked):
+    """A locked environment, put back afterwards."""
+    from attnlab.measure.instruments import environment
+
+    environment.lock()
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,9 @@ from synthetic import LADDER, LONG, ORDINARY, SHORT, TARGET, Recipe, bare
 from attnlab.infer.kernels import cross_device
 from attnlab.infer.lookup import NotMeasured
 
+pytestmark = pytest.mark.usefixtures("data")
+
 H100 = "NVIDIA H100 80GB HBM3"
-
-
-@pytest.fixture(autouse=True)
-def folder():
-    """Runs are kept in a folder of this test's own."""
-    with synthetic.folders():
-        yield
 
 
 def record(name: str, wgmma: dict, device: str = "NVIDIA H200") -> None:

@@ -9,15 +9,10 @@ from synthetic import Recipe
 from attnlab.exhibits.environment import cards
 from attnlab.infer.machine import neighbours
 
+pytestmark = pytest.mark.usefixtures("data")
+
 PACES = (1.0, 1.002, 1.0, 1.002)
 ALONE = tuple(("a", pace) for pace in PACES)
-
-
-@pytest.fixture(autouse=True)
-def folder():
-    """Runs are kept in a folder of this test's own."""
-    with synthetic.folders():
-        yield
 
 
 def record(

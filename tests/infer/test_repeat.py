@@ -1,7 +1,6 @@
 """A run beside another: latencies that were chosen to be the same, to differ, or to differ by the clock alone."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -43,13 +42,6 @@ def record(name: str, recipe: Recipe = ORDINARY, mhz: int = 2000, apart: float =
         patch.setattr(synthetic, "_samples", drawn)
         patch.setattr(synthetic, "manifest", lambda *arguments: manifest(*arguments) | changes)
         synthetic.write(name, recipe)
-
-
-@pytest.fixture
-def folder() -> Iterator[None]:
-    """Runs are kept in a folder of this test's own."""
-    with synthetic.folders():
-        yield
 
 
 def found(name: str = "here") -> Repetition:
@@ -130,7 +122,7 @@ def test_a_kernel_whose_source_changed_is_left_out():
     assert "kernel.swizzled" in compared
 
 
-def test_the_run_that_shares_most_is_taken_and_of_two_the_newer(folder):
+def test_the_run_that_shares_most_is_taken_and_of_two_the_newer(data):
     lengths = {"sweeps": {"seq_len": synthetic.STUDY["sweeps"]["seq_len"]}}
     four = Recipe(study=synthetic.AT_TARGET | TWO | lengths, fates={})
     record("old", four, created="2026-11-01T09:00:00+00:00")
@@ -141,7 +133,7 @@ def test_the_run_that_shares_most_is_taken_and_of_two_the_newer(folder):
     assert found("few").there.run.name == "here"
 
 
-def test_what_is_no_other_run_of_the_device_is_not_compared(folder):
+def test_what_is_no_other_run_of_the_device_is_not_compared(data):
     record("here", SMALL)
     record("other-device", Recipe(device="NVIDIA L4", study=TWO, fates={}))
     record("cut", Recipe(study=TWO, fates={}, shapes=1))
@@ -158,7 +150,7 @@ def test_what_is_no_other_run_of_the_device_is_not_compared(folder):
     assert shown.markdown == "*No other complete run here, on NVIDIA H200, shares a case with this one.*"
 
 
-def test_on_a_cpu_there_are_no_clocks_to_show(folder):
+def test_on_a_cpu_there_are_no_clocks_to_show(data):
     cpu = Recipe(device="Imaginary X1", study=synthetic.CPU | TWO)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic, "PACE", synthetic.PACE | FASTER)
@@ -173,7 +165,7 @@ def test_on_a_cpu_there_are_no_clocks_to_show(folder):
     assert not [title for title in table.frame if title.startswith(("SM clock", "throttled", "in cycles"))]
 
 
-def test_what_else_differs_is_listed(folder):
+def test_what_else_differs_is_listed(data):
     record("there", SMALL, sources={"measure/clocks/cuda_events.py": "6" * 64}, commit="d" * 40)
     path = schema.folder("there") / "manifest.json"
     stated = json.loads(path.read_text())

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -188,21 +189,23 @@ def test_sides_may_have_different_replicates_unless_they_are_paired():
             stats.ratio_ci(baseline, bad, paired=True)
 
 
-@pytest.mark.parametrize("call", [stats.bootstrap_ci, lambda x, **bad: stats.ratio_ci(x, x, **bad)])
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"confidence": 0},
-        {"confidence": 1},
-        {"confidence": 95},
-        {"confidence": math.nan},
-        {"resamples": 0},
-        {"tick": -1},
-    ],
-)
-def test_bad_options_are_refused(call, bad):
-    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
-        call([1.0, 2.0], **{"resamples": 10} | bad)
+PAIR = [1.0, 2.0]
+BAD_OPTIONS = {
+    partial(stats.bootstrap_ci, PAIR): {"confidence": (0, 1, 95, math.nan), "resamples": (0,), "tick": (-1,)},
+    partial(stats.ratio_ci, PAIR, PAIR): {"confidence": (0, 1, 95, math.nan), "resamples": (0,), "tick": (-1,)},
+    partial(stats.quantile_ci, PAIR): {"p": (0, 1, -0.5, 95, math.nan)},
+    stats.samples_needed: {"p": (0, 1, -0.5, 95, math.nan)},
+    partial(stats.verdict, PAIR, PAIR): {"pvalue": (1.2, math.nan), "smallest_effect": (-0.1,), "margin": (0, -0.1)}
+    | {"alpha": (0, 0.5, 0.7)},
+}
+
+
+@pytest.mark.parametrize("call", BAD_OPTIONS)
+def test_bad_options_are_refused(call):
+    for name, values in BAD_OPTIONS[call].items():
+        for bad in values:
+            with pytest.raises(ValueError, match=f"{name} must"):
+                call(**{name: bad})
 
 
 @pytest.mark.parametrize("bad", [[0.0, 1.0], [-1.0, 1.0]])
@@ -514,18 +517,6 @@ def test_nothing_is_equivalent_where_the_margin_could_not_have_been_seen(smalles
     assert are_equivalent(*sides, margin=margin, smallest_effect=smallest) is same
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *({"pvalue": 1.2}, {"pvalue": math.nan}, {"smallest_effect": -0.1}, {"margin": 0}, {"margin": -0.1}),
-        *({"alpha": 0}, {"alpha": 0.5}, {"alpha": 0.7}),
-    ],
-)
-def test_verdict_refuses_bad_options(bad):
-    with pytest.raises(ValueError, match=f"{next(iter(bad))} must"):
-        stats.verdict([1.0, 2.0], [1.0, 2.0], resamples=10, **bad)
-
-
 # -------------------------------------------------------------------------------------------------------- quantiles
 
 
@@ -547,13 +538,6 @@ def test_samples_needed_is_where_scipys_interval_begins(p, n):
         bounds = scipy.stats.quantile_test(np.arange(size), p=p).confidence_interval(0.95)
         assert np.isnan(bounds).any() == missing
         assert (stats.quantile_ci(np.arange(size), p) is None) == missing
-
-
-@pytest.mark.parametrize("bad", [0, 1, -0.5, 95, math.nan])
-def test_quantiles_refuse_a_level_that_is_none(bad):
-    for call in (lambda p: stats.quantile_ci([1.0, 2.0], p), stats.samples_needed):
-        with pytest.raises(ValueError, match="p must lie between 0 and 1"):
-            call(bad)
 
 
 # ------------------------------------------------------------------------------------------------------- dependence

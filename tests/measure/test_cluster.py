@@ -123,12 +123,6 @@ def quiet():
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    with Forks(tmp_path_factory.mktemp("forks")) as forks:
-        yield forks
-
-
-@pytest.fixture(scope="module")
 def shared(forks, tmp_path_factory):
     """A cluster of two workers."""
     with Cluster(forks, tmp_path_factory.mktemp("shared")) as cluster:

@@ -1,7 +1,6 @@
 """A gate that can't be fooled: what it must catch, each with the reason that it gives. Kernels: test_gpu_gate.py."""
 
 import math
-import random
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -9,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import gated
+from test_remembering import OffByARounding
 
 from attnlab.compile import check, nvrtc
 from attnlab.measure.gate import alone
 from attnlab.measure.gate.check import Check, Error
 from attnlab.measure.gate.gate import Gate
-from attnlab.measure.instruments import environment
 from attnlab.measure.session import checks as checking
 from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
 from attnlab.measure.subjects.implementation import Implementation, by_sequence
@@ -23,15 +22,11 @@ from attnlab.runs import schema
 from attnlab.study import ladder
 from attnlab.study.shapes import Shape
 
+pytestmark = pytest.mark.usefixtures("locked")
+
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 3, 65, 64, dtype="float32")
 ELEMENTS = SHAPE.query_elements
-
-
-@pytest.fixture(autouse=True)
-def locked(unlocked):
-    """A locked environment, put back afterwards."""
-    environment.lock()
 
 
 def honest(q, k, v, causal):
@@ -43,27 +38,15 @@ def honest(q, k, v, causal):
 # Saboteurs: each is right but for one thing.
 
 
-def writes_half(q, k, v, causal):
-    output, half = outputs.like(q), q.shape[2] // 2
+def writes_half(allocate, q, k, v, causal):
+    output, half = allocate(q), q.shape[2] // 2
     output[:, :, :half] = sdpa.sdpa(q, k, v, causal)[:, :, :half]
     return output
 
 
-def writes_half_of_memory_of_its_own(q, k, v, causal):
-    output, half = torch.empty_like(q), q.shape[2] // 2
-    output[:, :, :half] = sdpa.sdpa(q, k, v, causal)[:, :, :half]
-    return output
-
-
-def writes_past_its_end(q, k, v, causal):
+def writes_outside(begin, count, q, k, v, causal):
     output = honest(q, k, v, causal)
-    output.as_strided((3,), (1,), output.storage_offset() + output.numel()).fill_(0)
-    return output
-
-
-def writes_before_its_start(q, k, v, causal):
-    output = honest(q, k, v, causal)
-    output.as_strided((1,), (1,), output.storage_offset() - 64).fill_(0)
+    output.as_strided((count,), (1,), output.storage_offset() + begin).fill_(0)
     return output
 
 
@@ -130,19 +113,6 @@ class RightForTheFirstSeed:
         return sdpa.sdpa(q, k, v, causal) * (1 if torch.equal(q, self.first) else 1.01)
 
 
-class Races:
-    """Is off by one rounding in one element, now and then."""
-
-    def __init__(self):
-        self.random = random.Random(0)
-
-    def __call__(self, q, k, v, causal):
-        output = honest(q, k, v, causal)
-        element = output.view(-1)[self.random.randrange(output.numel()) :][:1]
-        element.copy_(torch.nextafter(element, element + 1))
-        return output
-
-
 class KeepsItsOutput:
     """Writes to the same memory at each call, which nobody forbids."""
 
@@ -176,14 +146,20 @@ CAUGHT = {
         lambda q, k, v, causal: outputs.like(q),
         f"before timing, call: {ELEMENTS} of {ELEMENTS} elements not written; error against ",
     ),
-    "writes half": (writes_half, f"before timing, call: {2 * 3 * 33 * 64} of {ELEMENTS} elements not written; "),
+    "writes half": (
+        partial(writes_half, outputs.like),
+        f"before timing, call: {2 * 3 * 33 * 64} of {ELEMENTS} elements not written; ",
+    ),
     "writes half of memory of its own": (
-        writes_half_of_memory_of_its_own,
+        partial(writes_half, torch.empty_like),
         f"before timing, call: {2 * 3 * 33 * 64} of {ELEMENTS} elements are not finite; ",
     ),
-    "writes past its end": (writes_past_its_end, "before timing, call: wrote outside its output: 12 bytes after it"),
+    "writes past its end": (
+        partial(writes_outside, ELEMENTS, 3),
+        "before timing, call: wrote outside its output: 12 bytes after it",
+    ),
     "writes before its start": (
-        writes_before_its_start,
+        partial(writes_outside, -64, 1),
         "before timing, call: wrote outside its output: 4 bytes before it",
     ),
     "skips the keys of the tail": (lambda q, k, v, causal: sdpa.sdpa(q, k[:, :, :64], v[:, :, :64], causal), WRONG),
@@ -242,7 +218,7 @@ CAUGHT = {
         RightForTheFirstSeed,
         "before timing, call, large logits: error against float64: max ",
     ),
-    "races": (Races, "before timing, call: differs between two runs on the same inputs, in 2 of "),
+    "races": (OffByARounding, "before timing, call: differs between two runs on the same inputs, in 2 of "),
 }
 
 

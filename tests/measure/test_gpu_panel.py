@@ -3,27 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from conftest import torch_as_it_was
 
 from attnlab.measure.clocks import external_tools, warm
 from attnlab.measure.clocks.canary import Canary
-from attnlab.measure.instruments import environment
 from attnlab.measure.session import load, panel
 from attnlab.runs import methods
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.usefixtures("locked")]
 
 GPU = torch.device("cuda")
 SHAPE = Shape(8, 8, 256, 64)
-
-
-@pytest.fixture(autouse=True)
-def locked():
-    with torch_as_it_was():
-        environment.lock()
-        yield
 
 
 def median_us(rows, method):

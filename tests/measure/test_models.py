@@ -7,11 +7,14 @@ import pytest
 import torch
 import transformers
 from forks import live
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from attnlab import __main__, select_run
 from attnlab.base import paths
 from attnlab.base.errors import Interrupted, UserError
-from attnlab.measure import subjects
+from attnlab.measure import processes, subjects
+from attnlab.measure.session import models as session
+from attnlab.measure.subjects import model
 from attnlab.runs import models, read, schema, write
 from attnlab.study import models as stated
 from attnlab.study.implementations import control
@@ -24,8 +27,6 @@ TINY = {"models": ["tiny-gpt2", "tiny-llama"], "batch": [2], "prompt": [12], "to
 @pytest.fixture(params=TINY["models"])
 def made(request, monkeypatch):
     """A tiny model that computes attention by `attend`, and how often it called that."""
-    from attnlab.measure.subjects import model
-
     calls = []
     monkeypatch.setattr(
         model,
@@ -61,8 +62,6 @@ def test_a_prompt_gives_the_logits_of_transformers_own_sdpa(made):
 
 
 def test_tokens_after_a_prompt_are_those_of_transformers_own_sdpa(made):
-    from attnlab.measure.subjects import model
-
     network, calls = made
     theirs, ours = by_both(network, lambda net: model.generate(net, tokens(), 4).tokens)
     assert ours.tolist() == theirs.tolist()
@@ -126,8 +125,6 @@ def test_padding_before_a_cache_is_left_to_transformers(made, cache):
 
 
 def test_many_tokens_after_a_cache_are_left_to_transformers(made, monkeypatch):
-    from attnlab.measure.subjects import model
-
     monkeypatch.setattr(model, "FEW_QUERIES", 2)
     network, calls = made
     theirs, ours = by_both(network, lambda net: after_a_cache(net, CACHES["dynamic"](net.config)))
@@ -149,10 +146,6 @@ def test_under_torch_compile_a_static_cache_breaks_no_graph(made):
 
 
 def test_lengths_are_a_mask_again_where_attend_does_not_serve(made):
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    from attnlab.measure.subjects import model
-
     q, k, v = torch.randn(2, 2, 3, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
     seen = torch.arange(9) < torch.tensor([5, 9]).view(-1, 1, 1, 1) - 2 + torch.arange(3).view(-1, 1)
     torch.manual_seed(0)
@@ -164,10 +157,6 @@ def test_lengths_are_a_mask_again_where_attend_does_not_serve(made):
 
 
 def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    from attnlab.measure.subjects import model
-
     q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
     theirs, _ = sdpa_attention_forward(torch.nn.Identity(), q, k, v, None)
     ours, weights = model.attention(torch.nn.Identity(), q, k, v, None)
@@ -176,16 +165,12 @@ def test_a_causal_mask_aligned_to_the_beginning_is_left_to_transformers():
 
 
 def test_weights_are_random_and_the_same_each_time():
-    from attnlab.measure.subjects import model
-
     one, other = (model.build(stated.MODELS["tiny-llama"], 64, "float32", CPU).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert one["model.layers.0.mlp.up_proj.weight"].std() > 0.01
 
 
 def test_a_generation_is_stamped_when_its_tokens_arrive():
-    from attnlab.measure.subjects import model
-
     network = model.build(stated.MODELS["tiny-llama"], 64, "float32", CPU)
     made = model.generate(network, tokens(), 5)
     assert made.tokens.shape == (2, 5)
@@ -196,8 +181,6 @@ def test_a_generation_is_stamped_when_its_tokens_arrive():
 
 @pytest.mark.parametrize("attention", ["sdpa", CANDIDATE])
 def test_a_step_begins_at_the_end_of_the_prompts_each_time(made, attention):
-    from attnlab.measure.subjects import model
-
     network, _ = made
     network.set_attn_implementation(attention)
     steps = model.steps(network, tokens())
@@ -270,8 +253,6 @@ def newest(refused=print) -> list[models.Record]:
 @pytest.fixture
 def recording(data, unlocked, monkeypatch):
     """Records the tiny plan in this process."""
-    from attnlab.measure import processes
-
     monkeypatch.setattr(processes, "fresh_processes", lambda: ThreadPoolExecutor(1))
     return lambda name="mine": select_run.modelled(name, "cpu", TINY)
 
@@ -307,8 +288,6 @@ def test_attend_goes_by_the_table_of_the_device_if_there_is_one(capsys, monkeypa
 
 
 def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
-    from attnlab.measure.session import models as session
-
     taken = []
 
     def cut_off(job):
@@ -332,8 +311,6 @@ def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
 
 
 def test_a_prompt_that_no_memory_holds_is_one_line(recording, monkeypatch):
-    from attnlab.measure.subjects import model
-
     monkeypatch.setattr(model, "build", lambda *args: torch.empty(2**60, dtype=torch.int8))
     with pytest.raises(
         UserError, match=r"^the device's memory doesn't hold tiny-gpt2 with its reference: state smaller"

@@ -8,22 +8,17 @@ import torch
 from conftest import gated, timed
 
 from attnlab.measure.clocks import cuda_events, originals
-from attnlab.measure.instruments import environment
 from attnlab.measure.subjects import outputs, sdpa
 from attnlab.measure.subjects.implementation import Broken
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
+pytestmark = pytest.mark.usefixtures("locked")
+
 SHAPE = Shape(2, 3, 65, 64, dtype="float32")
 WARM = Timing(clock="eager", cache="warm")
 GATED = 40
 """More calls than precede the rounds."""
-
-
-@pytest.fixture(autouse=True)
-def locked(unlocked):
-    """A locked environment, put back afterwards."""
-    environment.lock()
 
 
 class Turns:

@@ -9,13 +9,16 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from attnlab import __main__, select_run
 from attnlab.base import library, paths
 from attnlab.base.errors import Interrupted, UserError
-from attnlab.measure import pretrained
+from attnlab.measure import pretrained, processes
+from attnlab.measure.session import models as session
 from attnlab.measure.subjects import model
 from attnlab.runs import models, read
 from attnlab.study.models import LIBRARY
@@ -66,11 +69,9 @@ def text(tmp_path):
 
 
 def add_tokenizer(folder):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     known = {word: number for number, word in enumerate([*WORDS, "?"])}
-    words = Tokenizer(models.WordLevel(known, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
@@ -175,8 +176,6 @@ def test_passages_follow_the_text_and_come_again_only_after_all_others():
 @pytest.fixture
 def recording(data, unlocked, monkeypatch, there, text):
     """Records the model in this process."""
-    from attnlab.measure import processes
-
     monkeypatch.setattr(processes, "fresh_processes", lambda: ThreadPoolExecutor(1))
     return lambda stated=PLAN, weights=there: select_run.modelled("mine", "cpu", stated, str(weights), str(text))
 
@@ -205,8 +204,6 @@ def test_a_record_names_weights_and_text_and_each_round_reads_a_passage_of_its_o
 
 
 def test_a_record_that_was_cut_off_goes_on_with_the_same_files_alone(recording, monkeypatch, folder, text):
-    from attnlab.measure.session import models as session
-
     with monkeypatch.context() as patched:
         patched.setattr(session, "take", lambda job: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(Interrupted, match=r'RUN=mine PARAMS="weights=Mine-1\.5 text=book\.txt"` goes on'):
@@ -226,32 +223,25 @@ def test_a_record_that_was_cut_off_goes_on_with_the_same_files_alone(recording, 
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
-def nothing(folder):
-    shutil.rmtree(folder)
-
-
 def lacking(name):
     return lambda folder: (folder / name).unlink()
 
 
-def no_model(folder):
-    (folder / "config.json").write_text("{}")
+def holding(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-def damaged(folder):
-    (folder / "model.safetensors").write_bytes(b"not tensors")
+def of_another(config):
+    return lambda folder: saved(folder, config)
 
 
 def not_all(folder):
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def small_vocabulary(folder):
-    saved(folder, transformers.GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=100))
+small_vocabulary = of_another(transformers.GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=100))
 
 
 def foreign_tokenizer(folder):
@@ -261,30 +251,25 @@ def foreign_tokenizer(folder):
     path.write_text(path.read_text().replace(f'"?": {len(WORDS)}', '"?": 1000'))
 
 
-def other_attention(folder):
-    saved(folder, transformers.FalconConfig(**SIZES, vocab_size=300))
-
-
-def no_attention(folder):
-    saved(folder, transformers.MambaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=300))
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (nothing, "weights: FOLDER is no folder: name one that save_pretrained wrote"),
+        (shutil.rmtree, "weights: FOLDER is no folder: name one that save_pretrained wrote"),
         (lacking("config.json"), "weights: FOLDER lacks config.json: name a folder that save_pretrained wrote"),
         (lacking("model.safetensors"), "weights: FOLDER lacks *.safetensors: name a folder that save_pretrained wrote"),
-        (no_model, "weights: transformers can't load FOLDER: Unrecognized model in FOLDER"),
-        (damaged, "weights: transformers can't load FOLDER: "),
+        (holding("config.json", b"{}"), "weights: transformers can't load FOLDER: Unrecognized model in FOLDER"),
+        (holding("model.safetensors", b"no tensors"), "weights: transformers can't load FOLDER: "),
         (not_all, "weights: FOLDER lacks model.norm.weight, of 1 tensors that are missing"),
         (small_vocabulary, "weights: FOLDER has no tokenizer, and a vocabulary of 100 below 256: save its tokenizer"),
         (foreign_tokenizer, "weights: FOLDER has a tokenizer of another model, and a vocabulary of 100 below 1001"),
         (
-            other_attention,
+            of_another(transformers.FalconConfig(**SIZES, vocab_size=300)),
             "weights: FOLDER: the attention of FalconForCausalLM doesn't go through transformers' attention interface",
         ),
-        (no_attention, "weights: transformers can't load FOLDER: MambaForCausalLM does not support an attention impl"),
+        (
+            of_another(transformers.MambaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=300)),
+            "weights: transformers can't load FOLDER: MambaForCausalLM does not support an attention impl",
+        ),
     ],
 )
 def test_a_folder_that_can_not_be_measured_is_one_line(capfd, data, folder, text, change, problem):

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import small
 import yaml
-from conftest import SAMPLE, Quickly, tiny_study
+from conftest import SAMPLE, Quickly, tiny_study, told
 from tqdm import tqdm
 
 from attnlab import select_run
@@ -176,9 +176,7 @@ def test_a_run_begins_with_how_long_it_will_take(data, one_thread, unlocked, mon
 
 def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread, unlocked, monkeypatch, capsys):
     monkeypatch.setattr(estimate, "planned", lambda study, device: (2.5 * 86_400, []))
-    with pytest.raises(UserError) as caught:
-        record.record("one", tiny_study(), "cpu", Quickly(one_thread))
-    assert str(caught.value) == (
+    assert told(lambda: record.record("one", tiny_study(), "cpu", Quickly(one_thread))) == (
         "the study 'tiny' would take about 2 days here (3 shapes x 3 implementations x 1 timing x 5 samples x "
         "2 replicates), and what takes longer than a day is not begun by accident: state less, or add LONG=1 (--long)"
     )
@@ -258,11 +256,9 @@ def test_a_block_that_was_changed_or_lost_is_measured_again(begin, unlocked, mon
     left = set(parts.glob("*.parquet"))
 
     for going_on in (partial(record.record, name, study, "cpu", ThreadPoolExecutor(1)), partial(write.finish, name)):
-        with pytest.raises(UserError) as caught:
-            going_on()
-        assert re.match(rf"{parts}/\w+\.{together}", str(caught.value))
-        advice = f": delete {parts}/*.{together}*, and `make measure RUN={name}` measures that again"
-        assert str(caught.value).endswith(advice)
+        said = told(going_on)
+        assert re.match(rf"{parts}/\w+\.{together}", said)
+        assert said.endswith(f": delete {parts}/*.{together}*, and `make measure RUN={name}` measures that again")
         assert set(parts.glob("*.parquet")) == left
 
     for spoiled in parts.glob(f"*.{together}*"):

@@ -1,5 +1,7 @@
 """What a run times is computed, not remembered, and every output of it is compared: on the CPU, by saboteurs in Python.
 
+pytestmark = pytest.mark.usefixtures("locked")
+
 Kernels: test_gpu_gate.py.
 """
 
@@ -13,7 +15,6 @@ from attnlab.measure.gate import reference_check
 from attnlab.measure.gate.check import Error
 from attnlab.measure.gate.gate import GROWTH
 from attnlab.measure.gate.reference_check import Bound, ReferenceCheck, Tally
-from attnlab.measure.instruments import environment
 from attnlab.measure.session.checks import check_all, gate_of
 from attnlab.measure.subjects import sdpa
 from attnlab.measure.subjects.implementation import Implementation, OutOfMemory
@@ -24,12 +25,6 @@ from attnlab.study.values import STANDARD
 
 SHAPE = Shape(2, 3, 65, 64, dtype="float32")
 WARM, COLD = (Timing(clock="eager", cache=cache) for cache in ("warm", "cold"))
-
-
-@pytest.fixture(autouse=True)
-def locked(unlocked):
-    """A locked environment, put back afterwards."""
-    environment.lock()
 
 
 class Counts:

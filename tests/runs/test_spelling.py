@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnlab.base import paths
-from attnlab.runs import methods, metrics, rules, schema
+from attnlab.runs import methods, rules, schema
 from attnlab.study.values import NORMAL
 
 LIB = paths.ROOT / "lib" / "attnlab"
@@ -42,19 +42,6 @@ def test_what_both_halves_spell_alike_is_spelled_once():
     assert found == []
 
 
-def test_every_method_is_compared_with_the_device_clock_of_its_cache():
-    names = [method.name for method in methods.METHODS]
-    assert len(set(names)) == len(names)
-    cold = {method.name for method in methods.METHODS if methods.reference(method.name) == "device.cold"}
-    assert cold == {"device.cold", "ncu.cold", "nvbench.cold", "triton.do_bench"}
-
-
-def test_a_tool_of_its_own_process_has_a_method_for_each_cache():
-    assert methods.TOOLS == ("ncu", "nvbench")
-    assert methods.of_tool("ncu") == {"warm": "ncu", "cold": "ncu.cold"}
-    assert methods.of_tool("nvbench") == {"warm": "nvbench.batch", "cold": "nvbench.cold"}
-
-
 def test_every_rule_is_recorded_under_its_name():
     recorded = rules.recorded()
     assert recorded["gate_factor"] == rules.GATE_FACTOR == 2.0
@@ -63,8 +50,3 @@ def test_every_rule_is_recorded_under_its_name():
     stated = {node.targets[0].id.lower() for node in ast.parse((LIB / "runs" / "rules.py").read_text()).body
               if isinstance(node, ast.Assign)}  # fmt: skip
     assert set(recorded) == stated
-
-
-def test_what_the_canary_records_is_named_by_tensor():
-    assert metrics.of_canary("q", metrics.HITS) == "canary.q.hits"
-    assert metrics.of_canary("v", metrics.MISS) == "canary.v.miss"

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import ladders
 import pytest
-from conftest import TINY
+from conftest import TINY, told
 from ladders import TILE, rung
 
 from attnlab.base import paths
@@ -15,10 +15,7 @@ from attnlab.study import implementations, ladder, studies
 
 
 def refused(folder) -> str:
-    with pytest.raises(UserError) as caught:
-        ladder.load()
-    message = str(caught.value)
-    assert "\n" not in message
+    message = told(ladder.load)
     assert message.startswith(f"{folder}/ladder.toml")
     return message.removeprefix(f"{folder}/ladder.toml").lstrip(": ")
 

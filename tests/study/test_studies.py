@@ -4,7 +4,7 @@ import math
 from itertools import product
 
 import pytest
-from conftest import TINY, tiny_study
+from conftest import TINY, tiny_study, told
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -147,9 +147,7 @@ TWENTY_THOUSAND = dict.fromkeys(
         ({"sweeps": {"seq_len": LENGTHS | {"seqlen": 3}}}, "sweeps.seq_len: unknown axis 'seqlen'; *'seq_len'?"),
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": []}}}, "sweeps.seq_len: the axis 'seq_len' has no values"),
         ({"sweeps": {"seq_len": {"batch": 1, "heads": 4, "seq_len": 32}}}, "the axis 'head_dim' is missing"),
-        ({"sweeps": {"seq_len": LENGTHS | {"batch": "1e2"}}}, "batch must be a positive integer, not '1e2'"),
         ({"sweeps": {"seq_len": LENGTHS | {"batch": 0}}}, "batch must be a positive integer, not 0"),
-        ({"sweeps": {"seq_len": LENGTHS | {"causal": "yes"}}}, "causal must be true or false, not 'yes'"),
         ({"sweeps": {"seq_len": LENGTHS | {1: 2}}}, "input should be a valid string, not 1"),
         ({"sweeps": {"seq_len": 7}}, "sweeps.seq_len: input should be a valid list, not 7"),
         ({"sweeps": {}}, "sweeps: dictionary should have at least 1 item"),
@@ -184,7 +182,6 @@ TWENTY_THOUSAND = dict.fromkeys(
         ({"target": TINY["target"] | {"seq_len": [16, 32]}}, "seq_len must be a positive integer, not [16, 32]"),
         ({"target": LENGTHLESS}, "target: the axis 'seq_len' is missing"),
         ({"target": TINY["target"] | {"sequence": 32}}, "target: unknown axis 'sequence'; axes are batch, heads, seq"),
-        ({"target": TINY["target"] | {"causal": 1}}, "target: causal must be true or false, not 1"),
         ({"timings": "eager"}, "timings: input should be a valid list, not 'eager'"),
         ({"timings": [TINY["timings"][0] | {"x": 1}]}, "unknown field 'timings.0.x'; fields are clock, cache"),
         ({"replicates": None}, "replicates: input should be a valid integer, not None"),
@@ -203,23 +200,17 @@ TWENTY_THOUSAND = dict.fromkeys(
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, "64"]}}}, "seq_len must be a positive integer, not '64'"),
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, [64]]}}}, "seq_len must be a positive integer, not [64]"),
         ({"sweeps": {"seq_len": LENGTHS | {"seq_len": [32, 10**30]}}}, "no memory holds B=1 H=4 S=1000"),
-        ({"sweeps": {"seq_len": LENGTHS | {"batch": True}}}, "batch must be a positive integer, not True"),
-        ({"sweeps": {"seq_len": LENGTHS | {"heads": None}}}, "heads must be a positive integer, not None"),
         ({"sweeps": {"seq_len": LENGTHS | {"heads": {"a": 1}}}}, "heads must be a positive integer, not {'a': 1}"),
-        ({"sweeps": {"seq_len": LENGTHS | {"head_dim": 64.0}}}, "head_dim must be a positive integer, not 64.0"),
         ({"sweeps": {"seq_len": LENGTHS | {"dtype": ["float32", "float64"]}}}, "unknown dtype 'float64'; *float32"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes, problem):
     path = write_study(**changes)
-    with pytest.raises(UserError) as caught:
-        studies.load(path)
-    message = str(caught.value)
+    message = told(lambda: studies.load(path))
     start, _, end = problem.partition("*")
     assert start in message
     assert message.endswith(end)
     assert message.startswith(f"{path}: ")
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -243,20 +234,15 @@ def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes,
 def test_a_file_that_is_no_study_is_one_line(write_study, text, problem):
     path = write_study("")
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError) as caught:
-        studies.load(path)
-    message = str(caught.value)
+    message = told(lambda: studies.load(path))
     assert problem in message
     assert message.startswith(str(path))
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize("name", ["nope", "../studies/nope", "nope.yaml", ""])
 def test_a_study_that_is_not_there_tells_which_are(name):
-    with pytest.raises(UserError) as caught:
-        studies.load(name)
     there = "backends, cpu, decode, dispatch, fp8, gpu, ladder, peers, quick, scaling, values"
-    assert str(caught.value) == f"there is no study {name!r}; studies/ has {there}"
+    assert told(lambda: studies.load(name)) == f"there is no study {name!r}; studies/ has {there}"
 
 
 def test_a_name_is_known_or_the_nearest_is_told():

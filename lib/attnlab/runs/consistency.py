@@ -237,8 +237,9 @@ def _failed_before(run: OfStudy) -> pd.DataFrame:
     return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == BEFORE)]
 
 
-def _same_turn(run: OfStudy, samples: pd.DataFrame) -> pd.DataFrame:
-    return samples[samples.duplicated([*BLOCK, *TIMING, "round", "position"])]
+def _same_turn(*block: str) -> Callable[[Any, pd.DataFrame], pd.DataFrame]:
+    """Samples of a block, which has these columns in common, that took a turn that another took."""
+    return lambda run, samples: samples[samples.duplicated([*block, "round", "position"])]
 
 
 def _backwards(run: OfStudy, samples: pd.DataFrame) -> pd.DataFrame:
@@ -303,7 +304,7 @@ RULES = (
         "is at position {position}, beyond the turns of a round",
         lambda run, samples: samples[samples["position"] >= len(run.study.subjects)],
     ),
-    Rule(("samples",), "is at position {position} of round {round}, where another is", _same_turn),
+    Rule(("samples",), "is at position {position} of round {round}, where another is", _same_turn(*BLOCK, *TIMING)),
     Rule(("samples",), "began in round {round} before the sample before it", _backwards),
     Rule(("samples",), "holds {size} samples, and all are of {min:g} µs", _constant),
     Rule(("panel", "endurance"), "has a latency_us and a why, or neither", _with_or_without("latency_us")),
@@ -371,9 +372,7 @@ MODEL_RULES = (
     Rule(
         ("samples",),
         "is at position {position} of round {round}, where another is",
-        lambda run, samples: samples[
-            samples.duplicated(["model", "batch", "prompt", "replicate", "round", "position"])
-        ],
+        _same_turn("model", "batch", "prompt", "replicate"),
     ),
     Rule(
         ("samples",),

@@ -188,7 +188,7 @@ class _Taking:
         order = random.SystemRandom()
         for attention in WARMUPS * list(model.REGISTERED):
             self._generated(attention, next(self.prompts))
-        steps = {attention: self._steps(attention) for attention in model.REGISTERED}
+        steps = {name: model.steps(self._by(name), next(self.prompts)) for name in model.REGISTERED}
         for number in range(self.job.plan.rounds):
             prompts = next(self.prompts)
             turns = order.sample(list(model.REGISTERED), len(model.REGISTERED))
@@ -257,10 +257,6 @@ class _Taking:
 
     def _generated(self, attention: str, prompts: torch.Tensor) -> model.Generation:
         return model.generate(self._by(attention), prompts, self.job.plan.tokens)
-
-    def _steps(self, attention: str) -> Steps:
-        """What takes the steps after new prompts."""
-        return model.steps(self._by(attention), next(self.prompts))
 
     def _taken_us(self, attention: str, steps: Steps) -> dict[str, float]:
         """How long each step takes, in µs; NaN for those that this device doesn't have."""

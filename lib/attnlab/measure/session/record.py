@@ -237,10 +237,12 @@ def _work_through(pool: Executor, jobs: list[Job]) -> None:
 
 
 def _look(bar: tqdm, name: str, left: dict[str, str], pace: estimate.Pace) -> None:
-    """Show how far a run is by the blocks that are recorded."""
+    """Show how far a run is by the blocks that are recorded, and say how long it still takes where that is news."""
     done = write.recorded(name, "cases")
     _show(bar, name, left, done)
-    _correct(name, pace, done)
+    left_s = pace.correction(done)
+    if left_s is not None:
+        tqdm.write(f"{name}: {_duration(left_s)} left, by the shapes measured so far", file=sys.stderr)
 
 
 def _show(bar: tqdm, name: str, left: dict[str, str], done: Collection[str]) -> None:
@@ -251,13 +253,6 @@ def _show(bar: tqdm, name: str, left: dict[str, str], done: Collection[str]) -> 
     if bar.disable and 8 * bar.n // shapes > 8 * before // shapes:
         then = following and f"; the first that is left: {following}"
         print(f"{name}: {bar.n} of {shapes} shapes measured{then}", file=sys.stderr, flush=True)
-
-
-def _correct(name: str, pace: estimate.Pace, done: Collection[str]) -> None:
-    """Say how long the run still takes, where the shapes measured so far say otherwise than what was said last."""
-    left_s = pace.correction(done)
-    if left_s is not None:
-        tqdm.write(f"{name}: {_duration(left_s)} left, by the shapes measured so far", file=sys.stderr)
 
 
 @contextmanager
