@@ -21,7 +21,6 @@ from tqdm import tqdm
 from attnlab import select_run
 from attnlab.base import paths, sources
 from attnlab.base.errors import UserError
-from attnlab.infer.cases import infer
 from attnlab.measure import processes
 from attnlab.measure.session import estimate, record
 from attnlab.runs import read, rules, schema, write
@@ -348,11 +347,3 @@ def test_a_study_file_is_measured_as_it_stands(data, write_study, threaded):
     got = select_run.results(study=str(path), device="cpu")
     assert got.run.manifest["study"] == studies.load(path).model_dump(mode="json")
     assert got.run.manifest["study"]["sweeps"]["seq_len"] == [yaml.safe_load(path.read_text())["sweeps"]["seq_len"]]
-
-
-def test_the_baseline_takes_every_turn_twice_and_stays_out_of_the_table(recorded):
-    run = read.load(recorded)
-    turns = run.samples.groupby("implementation").size()
-    assert turns["control.sdpa.auto"] == turns["sdpa.auto"]
-    table = infer(run)
-    assert set(table["implementation"]) == {"sdpa.auto", "sdpa.flash", "sdpa.math"}

@@ -313,7 +313,7 @@ ROWS = [
         f"samples.parquet, row 1: {MATH} under eager warm counts as measured, and its strain is 1.5, above 1",
     ),
     (
-        cell("samples", 3, process="p1"),
+        cell("checks", 2, process="p1"),
         "processes.parquet: replicate 0 was measured by the process 'p1', which is missing",
     ),
     (cell("processes", 1, replicate=2), "processes.parquet, row 1: replicate 2 is not of the study"),
@@ -325,6 +325,10 @@ ROWS = [
     (
         cell("stream", 1, seq_len=32, kv_len=32),
         f"stream.parquet, row 1: sdpa.math at {SECOND} in replicate 0 answers request 0, which is of another shape",
+    ),
+    (
+        keep("stream", lambda rows: (rows["replicate"] == 0) | (rows["position"] == 0)),
+        "stream.parquet: sdpa.auto in replicate 1 didn't answer request 1",
     ),
     (
         cell("samples", 1, position=0),

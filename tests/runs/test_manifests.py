@@ -16,9 +16,9 @@ def begun(name: str, created: str) -> None:
 @pytest.fixture
 def three(data) -> None:
     """Three runs; the third began when the clock had been set back."""
-    begun("first", "2026-11-20T09:00:00+00:00")
-    begun("second", "2026-11-21T09:00:00+00:00")
-    begun("third", "2026-11-19T09:00:00+00:00")
+    begun("old", "2026-11-20T09:00:00+00:00")
+    begun("new", "2026-11-21T09:00:00+00:00")
+    begun("latest", "2026-11-19T09:00:00+00:00")
 
 
 def test_there_is_none(data):
@@ -28,8 +28,8 @@ def test_there_is_none(data):
 
 def test_the_newest_comes_first_whatever_its_clock_said(three):
     found = dict(read.manifests())
-    assert list(found) == ["third", "second", "first"]
-    assert found["third"]["order"] == found["second"]["created"] + "+"
+    assert list(found) == ["latest", "new", "old"]
+    assert found["latest"]["order"] == found["new"]["created"] + "+"
     assert [manifest["name"] for manifest in found.values()] == list(found)
 
 
@@ -42,21 +42,21 @@ def test_the_newest_comes_first_whatever_its_clock_said(three):
     ],
 )
 def test_what_can_not_be_read_is_passed_over_with_its_reason(three, spoil, reason):
-    path = schema.folder("second") / "manifest.json"
+    path = schema.folder("new") / "manifest.json"
     path.write_text(spoil(path.read_text()))
     refused: list[UserError] = []
-    assert {name for name, _ in read.manifests(refused.append)} == {"third", "first"}
+    assert {name for name, _ in read.manifests(refused.append)} == {"latest", "old"}
     (error,) = refused
     assert str(error).startswith(f"{path} {reason}")
-    assert {name for name, _ in read.manifests()} == {"third", "first"}
+    assert {name for name, _ in read.manifests()} == {"latest", "old"}
 
 
 def test_one_at_a_time(three, monkeypatch):
     asked: list[str] = []
     manifest = read.read_manifest
     monkeypatch.setattr(read, "read_manifest", lambda name: asked.append(name) or manifest(name))
-    assert next(read.manifests())[0] == "third"
-    assert asked == ["third"]
+    assert next(read.manifests())[0] == "latest"
+    assert asked == ["latest"]
 
 
 def test_the_run_that_a_notebook_takes_is_the_newest_that_can_be_read(data, capsys):
