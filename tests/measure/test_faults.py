@@ -315,6 +315,16 @@ def test_what_ends_a_process_is_told_in_a_line(begin, monkeypatch, unlocked, one
     assert told(lambda: record.record(name, tiny_study(), "cpu", one_thread)).startswith(expected)
 
 
+def test_a_run_that_fails_before_it_begins_leaves_no_folder(data, one_thread, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker, "survey", failing)
+    with pytest.raises(UserError, match=r"^the disk is full; nothing was recorded yet: make room$"):
+        record.record("new", tiny_study(), "cpu", one_thread)
+    assert os.listdir(data) == []
+
+
 # More than one at once
 
 
@@ -397,37 +407,6 @@ def test_a_lock_says_that_it_waits_only_if_it_does(tmp_path):
                 time.sleep(0.001)
             assert not waiting.done()
         assert waiting.result(timeout=30)
-
-
-# What is there already
-
-
-@pytest.mark.parametrize("left", [["reference.csv"], ["parts/samples.a.0123.parquet"], [".notes", "samples.parquet"]])
-def test_a_folder_that_is_no_run_is_left_alone(begin, one_thread, data, left):
-    for name in left:
-        (data / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (data / "mine" / name).write_text("mine")
-    expected = f"{data}/mine/ is there and has no manifest.json: restore that, or name another run"
-    assert told(lambda: record.record("mine", tiny_study(), "cpu", one_thread)) == expected
-    assert sorted(str(path.relative_to(data / "mine")) for path in (data / "mine").rglob("*") if path.is_file()) == left
-
-
-def test_a_file_in_place_of_a_run_is_left_alone(data, one_thread):
-    data.mkdir()
-    (data / "mine").write_text("mine")
-    with pytest.raises(UserError, match=r"^.*/data/mine is a file: move it away, or name another run$"):
-        record.record("mine", tiny_study(), "cpu", one_thread)
-    assert (data / "mine").read_text() == "mine"
-
-
-def test_a_run_that_fails_before_it_begins_leaves_no_folder(data, one_thread, monkeypatch):
-    def failing(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(worker, "survey", failing)
-    with pytest.raises(UserError, match=r"^the disk is full; nothing was recorded yet: make room$"):
-        record.record("new", tiny_study(), "cpu", one_thread)
-    assert os.listdir(data) == []
 
 
 # A clock that jumps

@@ -243,16 +243,6 @@ def test_a_plan_that_would_hang_is_refused(compiler, plan, reason):
     assert reason in build.error
 
 
-def test_without_a_ladder_there_is_nothing_to_compile(tmp_path, monkeypatch, command):
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path))
-    ended = command()
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert (
-        ended.stderr
-        == f"attnlab: there is no kernel to compile: {tmp_path}/ladder.toml is missing or has no [[rungs]]\n"
-    )
-
-
 def test_without_nvrtc_it_says_what_brings_it(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     (one,) = ladder.load()
