@@ -1,4 +1,4 @@
-"""The run folder: whole blocks or nothing, and nothing that was changed since."""
+"""The run folder: whole blocks or nothing, and nothing that was changed since; and the search over runs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import synthetic
 from conftest import told
 from pyarrow import parquet
 
-from attnlab import __main__
+from attnlab import __main__, select_run
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
@@ -341,3 +341,59 @@ def test_files_of_the_measuring_code_that_differ_are_listed():
     other = {"sources": {"runs/read.py": "1", "measure/gate/gate.py": "4", "study/more.py": "3"}}
     assert read.sources_changed(one, one) == []
     assert read.sources_changed(one, other) == ["measure/gate/gate.py", "study/more.py", "study/shapes.py"]
+
+
+@pytest.fixture
+def three(data) -> None:
+    """Three runs; the latest began when the clock had been set back."""
+    for name, day in (("old", 20), ("new", 21), ("latest", 19)):
+        begun(name, created=f"2026-11-{day}T09:00:00+00:00")
+
+
+def test_there_is_none(data):
+    assert list(read.manifests()) == []
+    assert not data.exists()
+
+
+def test_the_newest_comes_first_whatever_its_clock_said(three):
+    found = dict(read.manifests())
+    assert list(found) == ["latest", "new", "old"]
+    assert found["latest"]["order"] == found["new"]["created"] + "+"
+    assert [manifest["name"] for manifest in found.values()] == list(found)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda held: held.replace('"small"', '"another"', 1), "was changed after it was recorded, so the run is"),
+        (lambda held: held[:100], "is not a manifest: restore it from where the run came from"),
+        (lambda held: held.replace(f'"schema": {schema.SCHEMA}', '"schema": 99'), "has schema 99, this attnlab reads"),
+    ],
+)
+def test_what_can_not_be_read_is_passed_over_with_its_reason(three, spoil, reason):
+    path = schema.folder("new") / "manifest.json"
+    path.write_text(spoil(path.read_text()))
+    refused: list[UserError] = []
+    assert {name for name, _ in read.manifests(refused.append)} == {"latest", "old"}
+    (error,) = refused
+    assert str(error).startswith(f"{path} {reason}")
+    assert {name for name, _ in read.manifests()} == {"latest", "old"}
+
+
+def test_one_at_a_time(three, monkeypatch):
+    asked: list[str] = []
+    manifest = read.read_manifest
+    monkeypatch.setattr(read, "read_manifest", lambda name: asked.append(name) or manifest(name))
+    assert next(read.manifests())[0] == "latest"
+    assert asked == ["latest"]
+
+
+def test_the_run_that_a_notebook_takes_is_the_newest_that_can_be_read(data, capsys):
+    study = studies.parse(synthetic.LONELY.stated, "synthetic.yaml")
+    for name in ("older", "newer", "spoilt"):
+        synthetic.write(name, synthetic.LONELY)
+    path = schema.folder("spoilt") / "manifest.json"
+    path.write_text(path.read_text().replace("Imaginary", "Another"))
+    assert select_run._newest(study, "Imaginary X1", complete=True) == "newer"
+    said = f"passed over: {path} was changed after it was recorded, so the run is refused: restore it\n"
+    assert capsys.readouterr().err == said
