@@ -55,10 +55,7 @@ STUDY: dict[str, Any] = {
         "causal seq_len": [AXES | {"seq_len": [64, 128], "causal": True}],
     },
 }
-AT_TARGET: dict[str, Any] = {
-    "timings": STUDY["timings"][:1],
-    "sweeps": {"seq_len": [AXES | {"seq_len": 128}]},
-}
+AT_TARGET: dict[str, Any] = {"timings": STUDY["timings"][:1], "sweeps": {"seq_len": [AXES | {"seq_len": 128}]}}
 """Fields of a study of the target alone, for what does not depend on how many shapes there are."""
 # Relative to the baseline.
 PACE = {"sdpa.auto": 1.0, "sdpa.flash": 0.8, "sdpa.cudnn": 1.005, "sdpa.efficient": 1.5, "sdpa.math": 4.0}
@@ -218,6 +215,20 @@ def controlled() -> results.Results:
 
 
 @cache
+def biased() -> results.Results:
+    """The baseline takes 3 % longer the second time: that much, this machine makes of nothing."""
+    return infer(Recipe(control_pace=1.03))
+
+
+@cache
+def unclaimable() -> results.Results:
+    """One candidate, faster by too little for a claim."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PACE, "sdpa.flash", 0.95)
+        return few("sdpa.flash")
+
+
+@cache
 def contradicted() -> results.Results:
     """One candidate at the target, faster by the device clock and slower with the launch."""
     of = infer(Recipe(study=AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.flash"], "timings": STUDY["timings"]}))
@@ -261,7 +272,7 @@ HALF, DOUBLE, CHEAP = Shape(2, 4, 64, 64), Shape(2, 4, 256, 64), Shape(4, 8, 64,
 PLAIN, PAIRS, SHARED = (Shape(2, 4, 128, 64, causal=True, kv_heads=heads) for heads in (4, 2, 1))
 NEAR, FAR = (Shape(2, 4, 1, 64, kv_heads=1, kv_len=keys) for keys in (256, 1024))
 PACKED, LOST = (Shape(4, 4, length, 64, causal=True, lengths="spread") for length in (128, 256))
-PADDED, TRAINED = Shape(4, 4, 128, 64, causal=True), Shape(2, 4, 128, 64, causal=True, direction="training")
+TRAINED = Shape(2, 4, 128, 64, causal=True, direction="training")
 GONE = ("failed", "before timing, call: error against float64: max 5.00e-03")
 # Of the baseline; the others by their pace.
 BASE_US = {NEAR: 3.328, FAR: 26.3168, PACKED: 10.0, TRAINED: 100.0}
@@ -439,12 +450,8 @@ def manifest(recipe: Recipe = ORDINARY, study: studies.Study | None = None) -> d
         "device": device,
         "environment": environment,
         "ceilings": {
-            name: {
-                "unit": unit,
-                "samples": [rate] * 3 if rate else [],
-                "how": "chosen" if rate else "not measured: why",
-            }
-            | {"sm_clock_mhz": 1980 if gpu and rate else None}
+            name: {"unit": unit, "samples": [rate] * 3 if rate else []}
+            | {"how": "chosen" if rate else "not measured: why", "sm_clock_mhz": 1980 if gpu and rate else None}
             for name, (rate, unit) in (recipe.ceilings or CEILINGS).items()
         },
         "clocks": {"tick_us": TICK_US, "nothing_us": 1.5},
@@ -471,23 +478,15 @@ def _shape(study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, i
     fate = {n: _fate(fates.get((n, shape), ("measured", "")), replicate) for n in subjects}
     timed = [n for n in subjects if fate[n][0] == "measured" or "after" in fate[n][1]]
     there = [timing for timing in study.timings if timed and (recipe.kind == "cuda" or timing.clock == "eager")]
-    parts = [
-        (
-            "samples",
-            f"{key}-{timing.clock}-{timing.cache}",
-            pd.concat([_samples(n, shape, timing, where, recipe) for n in timed])
-            .astype(CARD)
-            .sort_values("round", kind="stable"),
-        )
-        for timing in there
-    ]
+    parts = []
+    for timing in there:
+        rows = pd.concat([_samples(n, shape, timing, where, recipe) for n in timed]).astype(CARD)
+        parts.append(("samples", f"{key}-{timing.clock}-{timing.cache}", rows.sort_values("round", kind="stable")))
     checked = [n for n in subjects if fate[n][0] in ("measured", "failed")]
     checks = [row for n in checked for row in _checks(n, shape, where, fate[n])]
     parts.append(("checks", key, pd.DataFrame(checks)))
-    used = [
-        _resources(n, shape, where) for n in timed if n.removeprefix("kernel.") in RUNGS and fate[n][0] == "measured"
-    ]
-    if used:
+    kernels = [n for n in timed if n.removeprefix("kernel.") in RUNGS and fate[n][0] == "measured"]
+    if used := [_resources(n, shape, where) for n in kernels]:
         parts.append(("resources", key, pd.DataFrame(used)))
     return [*parts, ("cases", key, pd.DataFrame([_case(n, shape, where, fate[n]) for n in subjects]))]
 

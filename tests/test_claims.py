@@ -10,7 +10,7 @@ import tomllib
 
 import nbformat
 import pytest
-from reading import PUBLISHED
+from reading import PAGES, PUBLISHED
 
 from attnlab.base import paths
 from attnlab.exhibits import audit
@@ -24,12 +24,7 @@ from attnlab.runs import dispatch, rules
 
 ROOT = paths.ROOT
 MAKEFILE = (ROOT / "Makefile").read_text()
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "data/README.md")),
-    *(ROOT / name for name in ("figures/README.md", "reports/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted(paths.NOTEBOOKS.glob("*.ipynb")),
-]
+NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 NUMBER = re.compile(r"(?<![\w.\-^])\d(?:[\d,. ]*\d)?(?![\d_]*_)")
 NO_SENTENCES = (
     r"(?s)<!-- (\w+):.*?<!-- /\1 -->",
@@ -52,7 +47,8 @@ def percent(fraction: float) -> str:
 
 def claims() -> list[str]:
     """Pieces of sentences as pages have to state them."""
-    python = re.fullmatch(r">=([\d.]+)", _project()["requires-python"])[1]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    python = re.fullmatch(r">=([\d.]+)", project["requires-python"])[1]
     driver = re.search(r"^DRIVER := (\d+)$", MAKEFILE, re.MULTILINE)[1]
     dated = re.search(r"in reports of (\d+ and \d+ \w+ \d{4})\.", audit.across().note)[1]
     eager, device = dispatch.load(ROOT / "data/dispatch/nvidia-h200.json", "NVIDIA H200").regret
@@ -87,10 +83,6 @@ def claims() -> list[str]:
     ]
 
 
-def _project() -> dict:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
 def text_of(page) -> str:
     if page.suffix == ".md":
         return page.read_text()
@@ -114,13 +106,13 @@ def unheld(text: str, stated: list[str]) -> list[str]:
     return [text[max(0, found.start() - 40) : found.end() + 40] for found in NUMBER.finditer(text)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_number_on_a_page_is_held_to_what_it_speaks_of(page):
     assert unheld(text_of(page), claims()) == [], "generate it, or claim it with what it is computed from"
 
 
 def test_every_claim_is_made_somewhere():
-    said = one_line(" ".join(map(text_of, PAGES)))
+    said = one_line(" ".join(map(text_of, [*PAGES, *NOTEBOOKS])))
     assert [claim for claim in claims() if claim not in said] == []
 
 

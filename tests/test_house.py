@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from reading import PAGES
 from sanitize import each_arriving
 from tools import environment_yml
 
@@ -25,14 +26,6 @@ EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]
 PINS = environment_yml.locked((ROOT / "requirements.lock").read_text())
 PACKAGE = ROOT / "lib" / "attnlab"
-PAGES = [
-    *(
-        ROOT / name
-        for name in ("README.md", "CONTRIBUTING.md", "kernels/README.md", "data/README.md", "figures/README.md")
-    ),
-    ROOT / "reports" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-]
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
 README = TEXTS["README.md"]
 MAKEFILE = (ROOT / "Makefile").read_text()

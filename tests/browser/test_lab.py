@@ -48,18 +48,11 @@ def lab(notebook, tmp_path) -> Iterator[str]:
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR")
     }
     library = os.pathsep.join([str(paths.ROOT / "lib"), os.environ.get("PYTHONPATH", "")])
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--no-browser",
-        "--allow-root",
-        f"--port={port}",
-        "--IdentityProvider.token=",
-    ]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}"]
+    command += ["--IdentityProvider.token=", f"--ServerApp.root_dir={notebook.parent}"]
     with open(tmp_path / "lab.log", "w") as log:
         server = subprocess.Popen(
-            [*command, f"--ServerApp.root_dir={notebook.parent}"],
+            command,
             env=os.environ | own | {"PYTHONPATH": library, "JUPYTER_CONFIG_PATH": str(paths.ROOT / "tools" / "lab")},
             stdout=log,
             stderr=log,

@@ -45,8 +45,6 @@ def test_the_roofline_with_work_and_peaks_put_right():
     assert (at["intensity"], at["floor"]) == (256, "memory")
     assert at["of the roof (%)"] == pytest.approx(100 * 53.52 / 76.8, abs=0.01)
     marked = frame["of the roof (%)"].map(lambda cell: isinstance(cell, Marked))
-    assert list(zip(frame["document"][marked], sizes[marked], strict=True)) == [
-        ("000", (32, 8, 256)),
-        ("004", (32, 8, 256)),
-    ]
+    assert list(frame["document"][marked]) == ["000", "004"]
+    assert set(sizes[marked]) == {(32, 8, 256)}
     assert "000 at S=256 (338 GB/s) and 004 at S=256 (323 GB/s) whose tensors fit the L2." in told.markdown

@@ -8,35 +8,19 @@ import pandas as pd
 import pytest
 import synthetic
 from reading import column
-from synthetic import AT_TARGET, AXES, DOUBLE, FAR, GONE, NEAR, TARGET, Recipe, chosen, inferred, lonely
+from synthetic import AT_TARGET, AXES, DOUBLE, FAR, GONE, NEAR, TARGET, Recipe, chosen, inferred
 
 from attnlab.base.errors import UserError
-from attnlab.exhibits import catalogue
 from attnlab.exhibits.backends import advice, choosing, cost, few, peers, runs, workloads
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Missing, Table
+from attnlab.exhibits.display import Table
 from attnlab.infer.results import Results
 from attnlab.runs import schema
 from attnlab.study.shapes import Shape
 
-SHOWN = [id for id in catalogue.every() if id.startswith("backends.")]
-PRICED = {"backends.cost": {"price_per_hour": 3.0}}
-LACKING = [
-    *(
-        f"backends.{name}"
-        for name in ("rules", "summary", "grouped", "few", "decode", "ragged", "training", "peers.support")
-    ),
-    *(f"backends.attend.{name}" for name in ("regret", "chosen", "overhead")),
-]
-
 
 def estimates(table: Table, title: str) -> list[float]:
     return [cell.estimate for cell in table.frame[title]]
-
-
-@pytest.mark.parametrize("id", LACKING)
-def test_what_is_missing_is_said(id, data):
-    assert isinstance(Show(lonely())(id).content, Missing)
 
 
 # -------------------------------------------------------------------------------------------------------- choosing
@@ -100,9 +84,7 @@ def test_what_calls_cost():
 @pytest.mark.parametrize("price", ["3", "", None, True, [3], float("nan"), float("inf"), -float("inf"), 0, 0.0, -1])
 def test_a_price_that_is_none_is_one_line(price):
     for show in (lambda: cost.cost(chosen(), price), lambda: cost.require_price(price)):
-        with pytest.raises(
-            UserError, match=r"^price_per_hour has to be a number of dollars above zero, not "
-        ) as caught:
+        with pytest.raises(UserError, match=r"^price_per_hour has to be a number of dollars above zero") as caught:
             show()
         assert len(str(caught.value).splitlines()) == 1
 
@@ -207,9 +189,8 @@ def test_the_worst_of_its_replicates_is_what_is_said():
     cases = chosen().run.cases
     late = cases["replicate"].eq(1) & cases["implementation"].eq("peer.flash4") & cases["direction"].eq("training")
     run = replace(chosen().run, cases=cases.assign(status=cases["status"].mask(late, "failed")))
-    assert peers.support(Results(run, chosen().table)).frame.set_index("implementation")["training"]["peer.flash4"] == (
-        "failed"
-    )
+    frame = peers.support(Results(run, chosen().table)).frame.set_index("implementation")
+    assert frame.loc["peer.flash4", "training"] == "failed"
 
 
 def test_what_took_too_long_is_supported():
@@ -321,9 +302,7 @@ def test_where_few_queries_are_ahead_and_where_behind_is_said():
     assert "has 7 shapes of few queries over more keys" in told
     # of the one query over 1024 keys, under the mask and without, one is counted
     assert "With one query, the fastest of SDPA's backends takes 0.909× as long as `kernel.best`" in told
-    assert (
-        "ahead at 0 of 2 shapes and behind at 2. Where the tensors are larger than the L2, `kernel.best` reads" in told
-    )
+    assert "ahead at 0 of 2 shapes and behind at 2. Where the tensors are larger than the L2, `kernel.best`" in told
     assert "at 80.0 GB/s (up to 80 % of the measured copy), the fastest of the others at 88.0." in told
     assert "With 4 to 16 queries, the fastest of SDPA's backends takes 1.50× to 1.88× as long as `kernel.best`" in told
     assert "which is ahead at 4 of 4 shapes. Where" in told

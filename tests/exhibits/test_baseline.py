@@ -7,7 +7,7 @@ import pytest
 import synthetic
 from synthetic import ONE_BATCH, TARGET, inferred, lonely
 
-from attnlab.exhibits.baseline import correctness, spread, sweeps
+from attnlab.exhibits.baseline import correctness, sweeps
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
 from attnlab.exhibits.words import say
@@ -106,9 +106,7 @@ def throttled_from(length: int) -> Results:
 
 def test_tables_say_in_which_regime_and_who_is_absent():
     note = sweeps.backends(inferred(), "seq_len").note
-    assert note.startswith(
-        "All shapes were timed in bursts. `sdpa.cudnn` has no latency at 1 of 4: skipped, cuDNN takes"
-    )
+    assert note.startswith("All shapes were timed in bursts. `sdpa.cudnn` has no latency at 1 of 4: skipped, cuDNN")
     assert sweeps.backends(lonely(), "seq_len").note == "All shapes were timed in a regime that was not recorded."
     bursts = "Shapes timed in bursts: B=2 H=4 S=32 and 64; under sustained load: B=2 H=4 S=128 and 256."
     assert sweeps.backends(throttled_from(128), "seq_len").note.startswith(bursts)
@@ -152,10 +150,8 @@ def test_what_differs_between_two_runs_is_marked_and_not_failed():
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda: sweeps.backends(lonely(), "batch"),
-        lambda: spread.tails(without_lengths()),
-    ],
+    [lambda: sweeps.backends(lonely(), "batch"), lambda: sweeps.tails(without_lengths())],
+    ids=["batch", "tails"],
 )
 def test_a_sweep_that_the_study_lacks_is_told(make):
     try:

@@ -103,13 +103,7 @@ def test_cells_are_escaped_and_nothing_is_a_dash():
 
 
 @pytest.mark.parametrize(
-    "cells",
-    [
-        [1, 2],
-        [np.int64(1), np.float64(2.5)],
-        [Interval(47.5, 47.4, 47.6), None],
-        [Marked(109.0, "† above the ceiling"), 2.5],
-    ],
+    "cells", [[1, 2.5], [np.int64(1)], [Interval(47.5, 47.4, 47.6), None], [Marked(109.0, "† above the ceiling"), 2.5]]
 )
 def test_columns_of_numbers_are_set_right(cells):
     soup = html(Table(pd.DataFrame({"x": cells}), ""))

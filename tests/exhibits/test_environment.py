@@ -12,7 +12,7 @@ from reading import plain, values
 from synthetic import Recipe, inferred, lonely
 
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Missing, Prose
+from attnlab.exhibits.display import Prose
 from attnlab.exhibits.environment import cards, clocks, load, machine, panel, provenance
 from attnlab.exhibits.words import say
 from attnlab.infer.results import Results
@@ -122,11 +122,6 @@ def test_shapes_held_back_are_named_together():
     held = of(samples=samples.assign(throttled=(samples["seq_len"] == 64).astype("boolean")))
     told = plain(load.throttling(held))
     assert "under sustained load: B=2 H=4 S=64, with and without the causal mask" in told
-
-
-@pytest.mark.parametrize("show", [panel.gaps, panel.table, clocks.residency, load.bursts, load.endurance])
-def test_a_run_without_says_so(show):
-    assert re.fullmatch(r"\*.* recorded: .*\.\*", plain(show(inferred())))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -251,9 +246,8 @@ def test_the_figure_of_loads_has_latency_clock_and_power():
     assert [lines["sdpa.auto"][0] for lines in drawn] == [0, 1980, 600]
     assert [lines["sdpa.auto"][-1] for lines in drawn] == pytest.approx([12, 1700, 600])
     assert drawn[0]["sdpa.flash"][-1] == pytest.approx(0.5)
-    dotted = [
-        [line.get_xdata()[0] for line in axes.get_lines() if line.get_linestyle() == ":"] for axes in (latency, clock)
-    ]
+    lines = (latency.get_lines(), clock.get_lines())
+    dotted = [[line.get_xdata()[0] for line in each if line.get_linestyle() == ":"] for each in lines]
     # slower from 0.51 s on, and throttled from 0.71 s on; flash never became slower by 2 %
     assert dotted == [pytest.approx([0.51]), pytest.approx([0.71, 0.71])]
 
@@ -261,18 +255,12 @@ def test_the_figure_of_loads_has_latency_clock_and_power():
 def test_the_lead_under_load_stands_beside_that_of_the_burst_and_the_energy_of_a_call():
     told = plain(load.bursts(of(endurance=loads(sdpa_auto=112.0, sdpa_flash=150.0, kernel_best=80.0))))
     # 112 / 80, where all took 100 at first; 600 W for 80 and 112 us
-    assert (
-        "There `kernel.best` is 1.40× as fast as `sdpa.auto`, the fastest of the others, and 1.00× in the burst" in told
-    )
+    assert "There `kernel.best` is 1.40× as fast as `sdpa.auto`, the fastest of the others, and 1.00× in the" in told
     assert "; a call takes 0.0480 J for 0.0672 J (one load each, so without an interval)." in told
     assert "the fastest of the others" not in plain(load.bursts(slowed()))
 
 
 def test_timings_say_the_largest_change():
-    assert re.match(
-        r"The choice of clock and cache changes a median at most to \d\.\d+× with eager warm at S=32 ",
-        clocks.timings(inferred()).markdown,
-    )
-    assert clocks.timings(lonely()) == Missing(
-        "*No case was timed in two ways, so clocks and caches can't be compared.*"
-    )
+    told = clocks.timings(inferred()).markdown
+    assert re.match(r"The choice of clock and cache changes a median at most to \d\.\d+× with eager warm at S=32", told)
+    assert "No case was timed in two ways" in clocks.timings(lonely()).markdown

@@ -17,7 +17,7 @@ from reading import exhibit
 from synthetic import TARGET, Recipe, contradicted, controlled, inferred
 
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.explore import data, explorer, looks, recorded
+from attnlab.exhibits.explore import data, explorer, recorded
 from attnlab.exhibits.explore.samples import STEPS, THROTTLED, pack
 from attnlab.exhibits.quantities import QUANTITIES
 from attnlab.exhibits.style import LOOKS
@@ -94,31 +94,29 @@ def test_the_verdicts_are_those_of_06_verdicts_in_the_same_words():
 
 
 def test_the_statements_and_the_power_are_those_of_06_verdicts():
-    run = told()
-    columns, of_case = run["verdicts"]["sdpa.auto"], run["cases"]
-    at_target = [
-        place
-        for place, case in enumerate(columns["case"])
-        if (of_case["shape"][case], of_case["timing"][case]) == (run["target"], 0)
-    ]
+    columns = told()["verdicts"]["sdpa.auto"]
+    at_target = places_at_target(columns)
     lines = exhibit(controlled, "verdicts.publishable").markdown.splitlines()
     assert [f"- {columns['statement'][place]}" for place in at_target] == lines
     assert any(columns["power"][place] in exhibit(controlled, "verdicts.statement").markdown for place in at_target)
 
 
+def places_at_target(columns: dict) -> list[int]:
+    """Which verdicts are at the target under the first timing."""
+    of_case = told()["cases"]
+    cases = enumerate(columns["case"])
+    return [n for n, case in cases if (of_case["shape"][case], of_case["timing"][case]) == (told()["target"], 0)]
+
+
 def test_other_baselines_are_judged_as_a_family_with_the_same_control():
     run, of = told(), controlled()
     assert list(run["verdicts"]) == ["sdpa.auto", "fastest peer", "sdpa.flash"]
-    columns, of_case = run["verdicts"]["sdpa.flash"], run["cases"]
+    columns = run["verdicts"]["sdpa.flash"]
     pairs = [("sdpa.flash", name) for name in of.study.implementations if name != "sdpa.flash"]
     expected = [recorded.judged(of, pair, TARGET, of.headline, verdict) for pair, verdict in zip(
         pairs, of.compare_pairs(pairs, TARGET), strict=True
     )]  # fmt: skip
-    found = [
-        cells
-        for case, cells in zip(columns["case"], columns["cells"], strict=True)
-        if (of_case["shape"][case], of_case["timing"][case]) == (run["target"], 0)
-    ]
+    found = [columns["cells"][place] for place in places_at_target(columns)]
     assert found == [[recorded._shown(*cell) for cell in cells.items()] for cells in expected]
 
 
@@ -157,9 +155,7 @@ def test_samples_differ_from_the_recorded_ones_by_no_more_than_stated():
 def test_clocks_and_throttling_are_those_of_the_samples():
     packed = pack(inferred(), 1)
     expected = 1980 - np.arange(synthetic.ROUNDS) + THROTTLED * (np.arange(synthetic.ROUNDS) == 3)
-    np.testing.assert_array_equal(
-        packed.clocks.reshape(-1, synthetic.ROUNDS), np.tile(expected, (packed.clocks.size // synthetic.ROUNDS, 1))
-    )
+    assert (packed.clocks.reshape(-1, synthetic.ROUNDS) == expected).all()
     assert not pack(synthetic.lonely(), 1).clocks.any()  # a CPU's clock is not read
 
 
@@ -284,13 +280,9 @@ def test_headless_the_exhibit_is_a_link(monkeypatch):
     bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
     assert set(bundle) == {"text/markdown", "text/latex", "text/plain"}
     assert "(explore.html)" in bundle["text/markdown"]
-
-
-def test_without_anywidget_the_exhibit_is_a_link_too(monkeypatch):
     monkeypatch.setenv(explorer.WATCHED[0], "10_explore.ipynb")
-    monkeypatch.setattr(explorer, "find_spec", lambda name: None)
-    bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
-    assert set(bundle) == {"text/markdown", "text/latex", "text/plain"}
+    monkeypatch.setattr(explorer, "find_spec", lambda name: None)  # no anywidget
+    assert Show(inferred())("explore.explorer")._repr_mimebundle_()[0] == bundle
 
 
 def test_in_jupyterlab_it_is_a_widget_with_the_same_data(monkeypatch):
@@ -316,9 +308,9 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_colours_are_readable_on_both_grounds():
-    colours = looks.of_implementations(LOOKS)
+    colours = data.colours(LOOKS)
     for name, (colour, _) in LOOKS.items():
         assert colours[name]["light"] == colour.lower()
-        assert contrast(colours[name]["dark"], looks.DARK_GROUND) >= 3  # lines (WCAG 2.2, 1.4.11)
-    for found in looks.of_verdicts().values():
+        assert contrast(colours[name]["dark"], data.DARK_GROUND) >= 3  # lines (WCAG 2.2, 1.4.11)
+    for found in data.signs().values():
         assert all(contrast(*found[ground]) >= 4.5 for ground in ("light", "dark"))  # text (WCAG 2.2, 1.4.3)

@@ -16,13 +16,7 @@ from attnlab.exhibits.catalogue import Show
 TOLERANCE = 1.0
 """Root mean square of the differences between two pictures, of 255: a line less is 3, solid for dashed 1.4."""
 LENGTHS = [32, 64, 128, 256]
-DRAWN = [
-    "baseline.latency",
-    "baseline.throughput",
-    "roofline.speed_of_light",
-    "baseline.memory",
-    "roofline.roofline",
-]
+DRAWN = ["baseline.latency", "baseline.throughput", "roofline.speed_of_light", "baseline.memory", "roofline.roofline"]
 
 
 def lines(axes) -> dict[str, list[tuple[float, float]]]:

@@ -236,10 +236,8 @@ def test_the_summary_has_a_row_for_each_rung():
 
 @pytest.mark.parametrize(("times", "said"), [(0.9, "At all of them the sign"), (1.25, "**The two runs disagree at ")])
 def test_whether_another_device_agrees_is_said(times, said):
-    there = replace(
-        climbed().run, name="there", manifest=climbed().run.manifest | {"kernels": {"kernel.mma": "8" * 64}}
-    )
-    other = Results(there, climbed().table)
+    manifest = climbed().run.manifest | {"kernels": {"kernel.mma": "8" * 64}}
+    other = Results(replace(climbed().run, name="there", manifest=manifest), climbed().table)
     mine = Lead("kernel.mma", "sdpa.flash", Interval(1.25, 1.24, 1.26))
     leads = {TARGET: (mine, replace(mine, ratio=Interval(1 / times, 0.99 / times, 1.01 / times)))}
     found = CrossDevice(climbed(), other, leads)

@@ -85,9 +85,8 @@ def tables(one: stated.Model, replicate: int) -> dict[str, list[dict[str, object
             times = {"first_us": 1e4 / faster + noise.normal(0, 5), "rest_us": 1e4 + noise.normal(0, 5)}
             times |= dict.fromkeys(STEPS.values(), math.nan)
             times["drafted_graph_us"] = (500.0 if ours else 1000.0) + noise.normal(0, 1)
-            found["samples"].append(
-                who | {"round": number, "position": position, "agreeing": 40 if ours else 44} | times
-            )
+            times |= {"round": number, "position": position, "agreeing": 40 if ours else 44}
+            found["samples"].append(who | times)
         errors = {"max_error": 0.02 if ours else 0.01, "mean_error": 0.001 + 0.001 * replicate}
         ran = "best<64>(args)" if faster > 1 else "flash"
         found["outputs"].append(who | {"reference": "float32", "ran": ran} | errors)
@@ -98,9 +97,8 @@ def tables(one: stated.Model, replicate: int) -> dict[str, list[dict[str, object
 
 
 def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):
-    assert Show(shown())("model.compared").markdown == (
-        f"*No model was measured on {GPU}: `make model` does that there.*"
-    )
+    told = f"*No model was measured on {GPU}: `make model` does that there.*"
+    assert Show(shown())("model.compared").markdown == told
     write(on="another")
     assert "No model was measured" in Show(shown())("model.share").markdown
 
@@ -139,21 +137,9 @@ def test_records_of_unlike_models_are_shown_together(data):
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        (
-            "manifest.json",
-            lambda held: held[:100],
-            "is not a manifest: restore it from where the run came from",
-        ),
-        (
-            "manifest.json",
-            lambda held: held.replace(b'"transformers"', b'"t"'),
-            "was changed after it was recorded, so the run is refused: restore it",
-        ),
-        (
-            "samples.parquet",
-            lambda held: held[:100],
-            "samples.parquet doesn't match its manifest: it was changed after",
-        ),
+        ("manifest.json", lambda held: held[:100], "is not a manifest: restore it from where the run came from"),
+        ("manifest.json", lambda held: held.replace(b'"transformers"', b'"t"'), "was changed after it was recorded"),
+        ("samples.parquet", lambda held: held[:100], "samples.parquet doesn't match its manifest: it was changed"),
     ],
 )
 def test_a_record_that_was_damaged_is_left_out_and_named(data, name, change, why):

@@ -6,7 +6,6 @@ from reading import column, exhibit, plain
 from synthetic import VALUED_US, Recipe, inferred, of_kinds, valued
 
 from attnlab import select_run
-from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Missing
 from attnlab.export.report import SECTIONS
 from attnlab.infer import results
@@ -16,12 +15,6 @@ from attnlab.study import values
 
 TURNED = "**Whether `sdpa.flash` is faster than `sdpa.auto` depends on the values**"
 ALONE = "At the target, all of this is of normal values alone."
-
-
-@pytest.mark.parametrize("id", ["verdicts.values.said", "verdicts.values"])
-def test_a_run_of_one_kind_says_that_it_is(id):
-    said = "*(2, 4, 128, 64) float16 was timed on a single kind of values.*"
-    assert Show(inferred())(id).content == Missing(said)
 
 
 def test_values_come_first():

@@ -3,40 +3,36 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
 import synthetic
-from reading import NOT_A_NUMBER, exhibit, plain
+from reading import exhibit, plain
 from statsmodels.stats.multitest import multipletests
-from synthetic import ONE_BATCH, TARGET, climbed, contradicted, controlled, few, inferred, lonely, valued
+from synthetic import (
+    AT_TARGET,
+    CPU,
+    ONE_BATCH,
+    TARGET,
+    Recipe,
+    biased,
+    climbed,
+    contradicted,
+    controlled,
+    few,
+    inferred,
+    lonely,
+    unclaimable,
+    valued,
+)
 
-from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.display import Missing
+from attnlab.exhibits.environment import clocks
 from attnlab.exhibits.verdicts import every, findings, target
 from attnlab.infer import stats
 from attnlab.infer.results import Results
-
-COUNTED = ("counted", "by_timing", "by_candidate", "every")
-"""What shows comparisons."""
-ALL = [id for id in catalogue.every() if id.startswith("verdicts.")]
-
-
-@cache
-def biased() -> Results:
-    """The baseline takes 3 % longer the second time: that much, this machine makes of nothing."""
-    return synthetic.infer(synthetic.Recipe(control_pace=1.03))
-
-
-@cache
-def unclaimable() -> Results:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(synthetic.PACE, "sdpa.flash", 0.95)
-        return synthetic.few("sdpa.flash")
 
 
 def compared(of: Results) -> dict[tuple, stats.Verdict]:
@@ -47,21 +43,6 @@ def compared(of: Results) -> dict[tuple, stats.Verdict]:
             names = [name for name in of.at(shape, timing).index if name != "sdpa.auto"]
             there |= {(shape, timing, name): of.compare(name, shape, timing) for name in names}
     return there
-
-
-@pytest.mark.parametrize("run", [inferred, climbed, lonely, controlled, biased, valued, contradicted, unclaimable])
-def test_every_branch_of_the_page_is_text_without_what_is_not_a_number(run):
-    for id in ALL:
-        told = exhibit(run, id).markdown
-        assert told
-        assert not NOT_A_NUMBER.search(told), id
-        assert not re.search(r"\b1 (comparison|sample|candidate|shape|place|kind)s\b|\w \)|\( | [.,;:]", told), id
-
-
-@pytest.mark.parametrize("name", COUNTED)
-def test_a_run_with_nothing_but_a_baseline_says_so(name):
-    told = "*Nothing was timed beside `sdpa.auto`, so there is no comparison.*"
-    assert Show(lonely())(f"verdicts.{name}").content == Missing(told)
 
 
 # ------------------------------------------------------------------------------------------------------------- counts
@@ -222,3 +203,44 @@ def test_the_mean_error_stands_beside_the_latency():
     gone = replace(inferred().run, checks=inferred().run.checks.head(0))
     shown = target.accuracy(Results(gone, inferred().table), TARGET)
     assert "Nothing has both a latency and a checked error" in plain(shown)
+
+
+# ------------------------------------------------------------------------------------------------- what comes first
+
+
+def test_findings_are_those_that_a_run_has():
+    box = Show(inferred())("verdicts.findings").content
+    assert "**Published numbers.**" in box.text
+    assert "**Power.**" not in box.text
+    assert "**The ladder.** The fastest of" in Show(climbed())("verdicts.findings").content.text
+
+
+def test_a_run_without_a_candidate_has_findings():
+    show = Show(lonely())
+    alone = "1. **Values.** At the target, all of this is of normal values alone.\n"
+    assert show("verdicts.findings").content.text.startswith(f"{alone}2. **Published numbers.**")
+
+
+def test_calibration_in_brief_is_that_of_runs_like_this_one():
+    one = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET | {"replicates": 1}))
+    several, single = (Show(run)("verdicts.calibration.brief").content for run in (inferred(), one))
+    assert len(several.frame) == 6
+    whole = exhibit(inferred, "verdicts.calibration").frame
+    for brief, (replicates, processes) in ((several, (3, "differ")), (single, (1, "alike"))):
+        like = whole[(whole["replicates"] == replicates) & (whole["processes"] == processes)]
+        assert list(brief.frame["median covered"]) == list(like["median covered"])
+
+
+@pytest.mark.parametrize(
+    ("stated", "fates", "why"),
+    [
+        ({"timings": CPU["timings"][:1]}, {}, "it lacks the clocks of the study (device warm)."),
+        ({}, {("sdpa.auto", TARGET): ("skipped", "no backend.")}, "`sdpa.auto` skipped, no backend."),
+    ],
+)
+def test_a_run_without_samples_says_why_and_its_links_lead_somewhere(stated, fates, why):
+    alone = {"implementations": ["sdpa.auto"], "sweeps": AT_TARGET["sweeps"]}
+    run = synthetic.infer(Recipe("Imaginary X1", CPU | alone | stated, fates=fates))
+    assert len(run.run.samples) == 0
+    assert f"Nothing was timed on the CPU (Imaginary X1, 2 threads): {why}" == plain(findings.abstract(run))
+    assert len(clocks.clocks(run).frame) == len(run.study.timings)

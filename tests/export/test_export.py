@@ -20,12 +20,11 @@ from attnlab.base.errors import UserError
 from attnlab.export import explained, records
 from attnlab.infer import cases, results
 from attnlab.infer.results import Results
+from attnlab.infer.stats import Interval
 from attnlab.runs import schema
+from attnlab.study.studies import Timing
 
-SMALL = {
-    "implementations": ["sdpa.auto", "sdpa.flash"],
-    "sweeps": {"seq_len": synthetic.STUDY["sweeps"]["seq_len"]},
-}
+SMALL = {"implementations": ["sdpa.auto", "sdpa.flash"], "sweeps": {"seq_len": synthetic.STUDY["sweeps"]["seq_len"]}}
 EDGES = {"Infinity": np.inf, "-Infinity": -np.inf}
 
 
@@ -142,15 +141,9 @@ def test_every_number_of_the_results_is_told_as_it_is(run):
         assert [config[key] for key in ("flops", "bytes", "scores")] == [shape.flops, shape.bytes, shape.scores]
         for one in config["implementations"]:
             for timing in one["timings"]:
-                (when,) = (t for t in of.timings if t.model_dump() == {k: timing[k] for k in ("clock", "cache")})
+                when = Timing(clock=timing["clock"], cache=timing["cache"])
                 row = of.row(one["implementation"], shape, when)
-                for column in set(cases.COLUMNS) - {
-                    *schema.CASE,
-                    "clock",
-                    "cache",
-                    "throughput_mark",
-                    "bandwidth_mark",
-                }:
+                for column in set(cases.COLUMNS) - {*cases.CASE, *cases.TIMING, "throughput_mark", "bandwidth_mark"}:
                     assert same(timing[records.RENAMED.get(column, column)], row[column]), column
                 assert [array["samples"] for array in timing["arrays"]] == [
                     replicate.size for replicate in of.samples(one["implementation"], shape, when)
@@ -165,24 +158,19 @@ def test_every_verdict_is_told_as_it_is(run):
     for shape, config in zip(of.study.shapes, configs(run), strict=True):
         for one in config["implementations"]:
             for timing in one["timings"]:
-                (when,) = (t for t in of.timings if t.model_dump() == {k: timing[k] for k in ("clock", "cache")})
+                when = Timing(clock=timing["clock"], cache=timing["cache"])
                 if one["implementation"] == of.study.baseline:
                     assert timing["verdict"] is None
                     continue
                 verdict, said = of.compare(one["implementation"], shape, when), timing["verdict"]
                 family = of.family(shape, when)
                 assert (said["decision"], said["claimable"]) == (verdict.decision, verdict.claimable)
-                assert [said[key] for key in ("speedup", "speedup_low", "speedup_high")] == [
-                    verdict.speedup.estimate,
-                    verdict.speedup.low,
-                    verdict.speedup.high,
-                ]
+                ends = ("speedup", "speedup_low", "speedup_high")
+                assert Interval(*(said[key] for key in ends)) == verdict.speedup
                 assert same(said["cliffs_delta"], verdict.delta)
                 assert same(said["hedges_g"], verdict.g)
-                assert (said["p_holm"], said["p_unadjusted"]) == (
-                    verdict.pvalue,
-                    family.unadjusted[one["implementation"]],
-                )
+                unadjusted = family.unadjusted[one["implementation"]]
+                assert (said["p_holm"], said["p_unadjusted"]) == (verdict.pvalue, unadjusted)
                 assert (said["smallest_effect_pct"] is None) == (family.control is None)
                 told += 1
     assert told == sum(len(family.verdicts) for family in of.families.values())
@@ -210,10 +198,7 @@ def test_cases_without_latency_are_told_with_the_reason():
     assert {SHORT, LONG, CONSTANT, EIGHT_HEADS} == {shape for _, shape in synthetic.FATES}
 
 
-@pytest.mark.parametrize(
-    ("run", "method"),
-    [(inferred, records.OVER_REPLICATES), (alone, records.BOOTSTRAPPED)],
-)
+@pytest.mark.parametrize(("run", "method"), [(inferred, records.OVER_REPLICATES), (alone, records.BOOTSTRAPPED)])
 def test_intervals_name_their_method(run, method):
     rows = read(run, "summary.json")["rows"]
     assert {row["median_interval"] for row in rows} == {method}
@@ -364,25 +349,20 @@ def test_an_export_of_the_same_run_is_replaced(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"run", ".run.lock"}
 
 
-def foreign_file(target: Path) -> None:
-    (target / "notes.txt").write_text("mine")
-
-
 def foreign_folder(target: Path) -> None:
     (target / "latencies" / "mine").mkdir()
     (target / "latencies" / "mine" / "notes.txt").write_text("mine")
 
 
 def other_run(target: Path) -> None:
-    summary = json.loads((target / "summary.json").read_text())
-    summary["run"]["name"] = "other"
-    (target / "summary.json").write_text(json.dumps(summary))
+    summary = target / "summary.json"
+    summary.write_text(summary.read_text().replace('"name": "synthetic"', '"name": "other"'))
 
 
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (foreign_file, "run/ holds 'notes.txt', which the export didn't write: move it away"),
+        (lambda target: (target / "notes.txt").write_text("mine"), "run/ holds 'notes.txt', "),
         (foreign_folder, "run/ holds 'latencies/mine/notes.txt', which the export didn't write: move it away"),
         (other_run, "run/ is an export of the run 'other': move it away"),
         (lambda target: (target / "summary.json").write_text("[1]"), "run/ is there and is no export: move it away"),
@@ -407,33 +387,20 @@ def test_a_link_is_no_folder_of_an_export(tmp_path):
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
-def test_an_export_that_can_not_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    target = tmp_path / "run"
+@pytest.mark.parametrize(("name", "of"), [("write_bytes", "SHA256SUMS"), ("rename", ".run.new")])
+def test_an_export_that_can_not_be_written_leaves_the_one_before(tmp_path, monkeypatch, name, of):
+    target, done = tmp_path / "run", getattr(Path, name)
     export.write(controlled(), target)
     before = tree(target)
-    written = Path.write_bytes
 
-    def full(path: Path, content: bytes) -> int:
-        if path.name == "SHA256SUMS":
+    def failing(path: Path, *arguments: object) -> object:
+        if path.name == of:
             raise OSError(28, "No space left on device", str(path))
-        return written(path, content)
+        return done(path, *arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
-        with pytest.raises(OSError, match="No space left on device"):
-            export.write(controlled(), target)
-    assert tree(target) == before
-    renamed = Path.rename
-
-    def stuck(path: Path, other: Path) -> Path:
-        if path.name == ".run.new":
-            raise OSError(13, "Permission denied", str(path))
-        return renamed(path, other)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", stuck)
-        with pytest.raises(OSError, match="Permission denied"):
-            export.write(controlled(), target)
+    monkeypatch.setattr(Path, name, failing)
+    with pytest.raises(OSError, match="No space left on device"):
+        export.write(controlled(), target)
     assert tree(target) == before
     assert {path.name for path in tmp_path.iterdir()} == {"run", ".run.lock"}
 

@@ -13,7 +13,6 @@ from synthetic import Recipe
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.exhibits import markdown
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
 from attnlab.exhibits.quantities import Marked
@@ -49,14 +48,23 @@ def number(**changes: object) -> Published:
     return Published.model_validate(stated)
 
 
-def written(folder: Path, *rows: dict[str, str]) -> Path:
-    """A literature.csv with these rows."""
-    path = folder / "literature.csv"
+def written(folder: Path, *rows: dict[str, str], name: str = "literature.csv") -> Path:
+    """A file with these rows."""
+    path = folder / name
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def spoilt(folder: Path, line: int = 3, **changes: str) -> Path:
+    """The datasheets with other cells in one line; columns that are ... are left out everywhere."""
+    with datasheets.PATH.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[line - 2] |= changes
+    kept = [{column: cell for column, cell in row.items() if changes.get(column) is not ...} for row in rows]
+    return written(folder, *kept, name="datasheets.csv")
 
 
 def plain(shown) -> str:
@@ -290,16 +298,57 @@ def test_references_that_cannot_be_read_are_told_in_one_line(tmp_path, text, sai
     assert "\n" not in str(caught.value)
 
 
-def test_a_page_keeps_the_references_that_it_cites_in_the_order_of_first_citation():
-    text = "## One\n\n[](#ref-holm1979) [](#ref-dao2023) [](#ref-holm1979)\n\n"
-    text += "## References\n\n## Appendix: More\n\n[](#ref-cliff1993)\n"
-    soup = numbered(markdown.block(text))
-    assert [item["id"] for item in soup.select("ol li")] == ["ref-holm1979", "ref-dao2023", "ref-cliff1993"]
-    assert [link.get_text() for link in soup.select('a[href^="#ref-"]')] == ["[1]", "[2]", "[1]", "[3]"]
-    assert "Sture Holm. A simple sequentially rejective" in soup.select_one("ol li").get_text()
-    assert soup.select("ol li")[1].a["href"] == "https://arxiv.org/abs/2307.08691"
+# The datasheets
 
 
-def test_a_citation_without_an_entry_is_named():
-    with pytest.raises(UserError, match=r"'#ref-holm1997', which it does not have; did you mean 'ref-holm1979'\?"):
-        numbered(markdown.block("[](#ref-holm1997) [](#ref-holm1979)\n\n## References\n"))
+def test_they_are_read_as_they_are(tmp_path):
+    assert datasheets.datasheets(spoilt(tmp_path)).equals(datasheets.datasheets())
+    assert datasheets.datasheets(spoilt(tmp_path, copy_gbs="1")).loc[1, "copy_gbs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"copy_gbs": "0"}, "copy_gbs: input should be greater than 0, not '0'"),
+        ({"copy_gbs": "-2039"}, "copy_gbs: input should be greater than 0, not '-2039'"),
+        ({"copy_gbs": "fast"}, "copy_gbs: input should be a valid number, unable to parse string as a number, not 'f"),
+        ({"copy_gbs": ""}, "the field 'copy_gbs' is missing"),
+        ({"l2_mib": "inf"}, "l2_mib: input should be a finite number, not 'inf'"),
+        ({"l2_mib": "nan"}, "l2_mib: input should be a finite number, not 'nan'"),
+        ({"multiprocessors": "108.5"}, "multiprocessors: input should be a valid integer, "),
+        ({"sm_clock_mhz": "0"}, "sm_clock_mhz: input should be greater than or equal to 1, not '0'"),
+        ({"source": ""}, "the field 'source' is missing"),
+        ({"device": "NVIDIA L4"}, "device: an earlier line is of 'NVIDIA L4': leave one"),
+        ({"matches": "NVIDIA L4"}, "matches: an earlier line is of 'NVIDIA L4': leave one"),
+    ],
+)
+def test_what_no_datasheet_can_state_is_a_line_that_names_its_own(tmp_path, changes, said):
+    path = spoilt(tmp_path, **changes)
+    with pytest.raises(UserError) as caught:
+        datasheets.datasheets(path)
+    assert str(caught.value).startswith(f"{path}, line 3: {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_column_that_is_missing_or_a_line_with_too_many_cells_is_told(tmp_path):
+    path = spoilt(tmp_path, copy_gbs=...)
+    with pytest.raises(UserError, match=r"line 2: the field 'copy_gbs' is missing$"):
+        datasheets.datasheets(path)
+    path = spoilt(tmp_path)
+    stated = path.read_text()
+    path.write_text(stated.replace("copy_gbs", "copy_gb", 1))
+    with pytest.raises(UserError, match=r"line 2: (the field 'copy_gbs' is missing|unknown field 'copy_gb')"):
+        datasheets.datasheets(path)
+    path.write_text(stated.rstrip("\n") + ",one,more\n")
+    with pytest.raises(UserError, match=r"^.*datasheets\.csv, line 8: it should have 15 cells: count the commas$"):
+        datasheets.datasheets(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b'device,matches\n"NVIDIA L4,'])
+def test_what_is_no_csv_is_told(tmp_path, content):
+    path = tmp_path / "datasheets.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"^.*datasheets\.csv can't be read: .*: restore it$"):
+        datasheets.datasheets(path)
+    with pytest.raises(UserError, match=r"can't be read: .*No such file"):
+        datasheets.datasheets(tmp_path / "gone.csv")

@@ -40,15 +40,6 @@ def test_a_notebook_without_parameters_is_refused(tmp_path):
         execute.check(notebook(tmp_path, "1", parameters=""), {})
 
 
-def test_an_unknown_name_is_refused_with_a_hint(tmp_path):
-    with pytest.raises(UserError) as caught:
-        execute.check(notebook(tmp_path), {"smaples": 3})
-    assert str(caught.value) == (
-        "02_baseline has no parameter 'smaples'; it has run, samples, tolerance, measure, anything; "
-        "did you mean 'samples'?"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("samples", "1e2"), ("samples", True), ("samples", 1.5), ("run", 3), ("measure", 1), ("tolerance", "0.1")],

@@ -119,12 +119,9 @@ def test_faults_are_found():
 
 @TEX
 def test_a_report_that_does_not_compile_is_one_line_and_a_log(tmp_path):
+    source = {"main.tex": rb"\documentclass{article}\begin{document}\nope\end{document}"}
     with pytest.raises(UserError, match=r"^pdflatex: Undefined control sequence.; .* report.log has the log$"):
-        printed.compile(
-            {"main.tex": rb"\documentclass{article}\begin{document}\nope\end{document}"},
-            tmp_path / "report.pdf",
-            CREATED,
-        )
+        printed.compile(source, tmp_path / "report.pdf", CREATED)
     assert "nope" in (tmp_path / "report.log").read_text()
     assert not (tmp_path / "report.pdf").exists()
 

@@ -16,12 +16,10 @@ import synthetic
 import yaml
 from bs4 import BeautifulSoup
 from conftest import Quickly, torch_as_it_was
-from synthetic import TARGET, Recipe
 
 from attnlab import select_run
 from attnlab.base import paths
 from attnlab.exhibits import catalogue
-from attnlab.exhibits.catalogue import Show, Shown
 from attnlab.exhibits.verdicts import findings
 from attnlab.infer import results
 from attnlab.measure.session import record
@@ -29,7 +27,6 @@ from attnlab.paper import assemble, execute, render
 from attnlab.runs import read as runs_read
 from attnlab.study import models as stated_models
 from attnlab.study import studies
-from attnlab.study.shapes import Shape
 
 PARTS = [
     *("01_environment", "02_baseline", "03_roofline", "04_backends", "05_kernels", "06_verdicts", "07_profile"),
@@ -127,85 +124,17 @@ def test_each_other_cell_shows_one_exhibit(part):
         assert all(isinstance(keyword.value, ast.Name) for keyword in call.value.keywords)
 
 
+def test_an_exhibit_has_its_cell_on_its_page_and_nowhere_else():
+    homes = [(id, part) for part in PARTS[:-1] for id in exhibits_of(part)]
+    assert sorted(homes) == [(id, catalogue.pages()[id.split(".")[0]]) for id in catalogue.every()]
+
+
 def test_the_report_shows_exhibits_of_the_pages_each_once():
     shown = exhibits_of("report")
+    assert catalogue.printed() == set(shown)
     assert set(shown) <= set(catalogue.every())
     assert len(set(shown)) == len(shown)
     assert [id for cell in cells("report") for id in assemble.named(cell.source)] == [catalogue.RUN, *shown]
-
-
-# ------------------------------------------------------------------------------------------------- as they are shown
-
-
-CALLS = list(dict.fromkeys(call for part in PARTS for call in calls_of(part)))
-MIDDLE = Shape(2, 4, 64, 64)
-GONE = ("failed", "before timing, call: error against float64")
-NAMES = ["sdpa.auto", "sdpa.flash"]
-BRIEF = {
-    "implementations": NAMES,
-    "replicates": 1,
-    "sweeps": {name: [sweep[0] | {"seq_len": 128}] for name, sweep in synthetic.STUDY["sweeps"].items()}
-    | {"seq_len": [synthetic.AXES | {"seq_len": [64, 128]}]},
-}
-
-
-def all_of(*names: str) -> synthetic.Fates:
-    return {(name, shape): GONE for name in names for shape in studies.parse(synthetic.STUDY | BRIEF, "").shapes}
-
-
-def brief(study: dict[str, Any] | None = None, fates: synthetic.Fates | None = None, **recipe: Any) -> Recipe:
-    return Recipe(study=BRIEF | (study or {}), fates=fates or {}, **recipe)
-
-
-NO_CEILINGS = {name: (None, unit) for name, (_, unit) in synthetic.CEILINGS.items()}
-CLIMB = {"implementations": [*NAMES, "kernel.tiled", "kernel.mma", "kernel.swizzled"]}
-ODD = {
-    "one implementation on a CPU": synthetic.LONELY,
-    "the baseline failed at the target": brief(fates={("sdpa.auto", TARGET): GONE}),
-    "the baseline failed everywhere": brief(fates=all_of("sdpa.auto")),
-    "all failed everywhere": brief(fates=all_of(*NAMES)),
-    "a length that nothing takes": brief(fates={(name, MIDDLE): GONE for name in NAMES}),
-    "nothing measured yet": brief(shapes=0),
-    "cut off before the target": brief(shapes=1),
-    "cut off after the target": brief(shapes=2),
-    "sweeps of its own": brief({"sweeps": {"mine": [synthetic.AXES | {"seq_len": [128, 64]}]}}),
-    "kernels": brief(CLIMB, fates={("kernel.mma", TARGET): GONE}),
-    "kernels of which the first failed everywhere": brief(CLIMB, fates=all_of("kernel.tiled")),
-    "kernels not reached yet": brief(CLIMB, shapes=0),
-    "kernels without ceilings": brief(CLIMB, ceilings=NO_CEILINGS),
-}
-
-
-@cache
-def show(run: str) -> list[Shown]:
-    """What the cells of the notebooks show of a run, each once, without a kernel."""
-    known = {"show": Show(synthetic.infer(ODD[run])), "price_per_hour": 3.0}
-    shown = [always(call) or eval(call, dict(known)) for call in CALLS]
-    return [exhibit for exhibit in shown if exhibit.content is not None]
-
-
-@cache
-def always(call: str) -> Shown | None:
-    """What is the same for every run, made once; None for the rest."""
-    id = ast.parse(call).body[0].value.args[0].value
-    return None if catalogue.find(id).shows_a_run else Show()(id)
-
-
-@pytest.mark.parametrize("run", ODD)
-def test_notebooks_go_on_with_what_a_run_has(run):
-    shown = show(run)
-    assert len(shown) > len(CALLS) / 3
-    for exhibit in shown:
-        bundle, _ = exhibit._repr_mimebundle_()
-        assert not re.search(r"\b(nan|None)\b", bundle["text/plain"])
-        assert bundle["text/plain"].strip()
-        assert "<tbody></tbody>" not in bundle.get("text/html", "")
-
-
-@pytest.mark.parametrize("run", [run for run, recipe in ODD.items() if recipe.shapes is not None])
-def test_a_run_cut_off_says_that_it_is(run):
-    text = "".join(exhibit._repr_mimebundle_()[0]["text/plain"] for exhibit in show(run))
-    assert "the run is not complete: `make measure RUN=synthetic` continues it" in text
 
 
 # ------------------------------------------------------------------------------------------------- as they are run
@@ -224,7 +153,7 @@ def tiny():
             record.record("tiny", studies.load(folder / "tiny.yaml"), "cpu", Quickly(ThreadPoolExecutor(1)))
             plan = stated_models.plan("cpu", ["tiny-llama"], batch=[1], prompt=[8], tokens=3, rounds=2, replicates=2)
             session_models.record_models("generated", plan, torch.device("cpu"), None, ThreadPoolExecutor(1))
-        synthetic.write("cut", brief(shapes=1))
+        synthetic.write("cut", synthetic.Recipe(study=synthetic.AT_TARGET, shapes=1))
         render.render("tiny")
         yield folder, results.of(runs_read.load("tiny"))
 
@@ -289,15 +218,6 @@ def test_the_report_was_assembled_from_the_pages_and_no_kernel_ran_it(tiny):
         missing = made[0].metadata[catalogue.STAMP].get("missing")
         assert report.get(call) == (None if missing else made)
     assert len(report) > 10
-
-
-def test_figures_and_tables_are_numbered(page):
-    for kind, word in (("plot", "Figure"), ("table", "Table")):
-        labels = [label.get_text() for label in page.select(f"figure.{kind} figcaption .label")]
-        assert labels == [f"{word} {number}." for number in range(1, len(page.select(f"figure.{kind}")) + 1)]
-    words = page.get_text()
-    said = ("No counters were recorded", "no hand-written kernel", EXPLORER)
-    assert page.select("figure.table") or any(why in words for why in said)
 
 
 def test_nothing_on_a_page_is_not_a_number(page):

@@ -16,7 +16,7 @@ from attnlab.exhibits.quantities import Marked
 from attnlab.exhibits.words import say
 from attnlab.literature import audit
 from attnlab.literature.audit import latencies
-from attnlab.literature.audit.latencies import Point, Roof
+from attnlab.literature.audit.latencies import Point
 from attnlab.literature.audit.reference import DOCUMENTS
 
 TIMED = ("000", "002", "003", "004")
@@ -64,12 +64,9 @@ def documents() -> Group:
     """The findings by document, the most informative claims, and every claim, a table for each document."""
     found = findings()
     telling = found.dropna(subset=["telling"]).sort_values("telling")
-    tables = {name: _claims(found[found["source"] == name], _titled(name)) for name in DOCUMENTS}
+    titles = {name: f"Every claim of {name}, {title}." for name, title in DOCUMENTS.items()}
+    tables = {name: _claims(found[found["source"] == name], title) for name, title in titles.items()}
     return Group({"counts": _by_document(found), "telling": _claims(telling, "The most informative claims.")} | tables)
-
-
-def _titled(name: str) -> str:
-    return f"Every claim of {name}, {DOCUMENTS[name]}."
 
 
 def _by_document(found: pd.DataFrame) -> Table:
@@ -127,8 +124,7 @@ def _sizes(point: Point) -> dict[str, Any]:
 @exhibit("audit.roofline")
 def roofline() -> Group:
     """The documents' latencies under the L4's ceilings, with the FLOPs and bytes of their shapes."""
-    told = Prose(say("audit.corrected", c=latencies.corrected()))
-    return Group({"told": told, "points": _points()})
+    return Group({"told": Prose(say("audit.corrected", c=latencies.corrected())), "points": _points()})
 
 
 def _points() -> Table:
@@ -146,17 +142,14 @@ def _points() -> Table:
         }
         for point in sorted(points, key=lambda point: (point.document, point.subject, point.shape, point.printed))
     ]
-    caption = f"The documents' latencies, with the work of their shapes, under the L4's {_words(roof)}."
+    limits = f"{roof.tflops:g} TFLOP/s and {roof.gbs:g} GB/s"
+    caption = f"The documents' latencies, with the work of their shapes, under the L4's {limits}."
     return Table(pd.DataFrame(rows), caption)
 
 
 def _of_the_roof(point: Point) -> float | Marked:
     share = 100 * point.tflops / latencies.roof().at(point.shape.intensity)
     return Marked(share, "† Above the roof: Q, K, V and O fit the L2") if point.is_above else share
-
-
-def _words(roof: Roof) -> str:
-    return f"{roof.tflops:g} TFLOP/s and {roof.gbs:g} GB/s"
 
 
 @exhibit("audit.survives")
@@ -166,15 +159,8 @@ def survives() -> Group:
     counts = _counts(frame["verdict"], ("stands", "unsupported", "falls"))
     order = {verdict: place for place, verdict in enumerate(counts)}
     frame = frame.sort_values("verdict", key=lambda verdicts: verdicts.map(order), kind="stable")
-    table = pd.DataFrame(
-        {
-            "document": frame["source"],
-            "advice": frame["advice"],
-            "verdict": frame["verdict"],
-            "because": [_because(against) for against in frame["against"]],
-            "the numbers say": frame["instead"],
-        }
-    )
+    frame = frame.assign(against=frame["against"].map(_because))
+    table = frame.rename(columns={"source": "document", "against": "because", "instead": "the numbers say"})
     caption = "The documents' advice, judged with corrected work and peaks."
     return Group({"counted": Prose(say("audit.advice", counts=counts)), "advice": Table(table, caption)})
 

@@ -139,7 +139,8 @@ class Table(_Exhibit):
         """Titles and rows as a table in GitHub's Markdown."""
         columns = [self._shown.columns, ["---:" if numeric else "---" for numeric in self._numeric]]
         rows = self._shown.itertuples(index=False, name=None)
-        return "\n".join(f"| {' | '.join(map(_in_line, row))} |" for row in [*columns, *rows])
+        lines = ([_flat(cell).replace("|", "\\|") for cell in row] for row in [*columns, *rows])
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
     @property
     def markdown(self) -> str:
@@ -298,11 +299,6 @@ def _cell(cell: object, is_numeric: bool) -> str:
 def _breakable(title: str) -> str:
     """A title that may be broken within names, so that a table of many implementations fits a printed page."""
     return re.sub(r"(?<=[a-z])\.(?=[a-z])", ".<wbr>", escape(title))
-
-
-def _in_line(text: object) -> str:
-    """A cell of a table in Markdown, whose rows are lines."""
-    return _flat(text).replace("|", "\\|")
 
 
 def _flat(text: object) -> str:

@@ -166,8 +166,8 @@ def shapes(values: Sequence[Shape], among: Sequence[Shape] = ()) -> str:
         groups.setdefault((batch, heads, kind, special, True in found, False in found), []).append(str(length))
     by_kind: dict[str, list[tuple[str, str]]] = {}
     for (batch, heads, kind, special, causal, full), lengths in groups.items():
-        sizes, mask = f"B={batch} H={heads} S={listing(lengths)}", f"{_masks(causal, full)}{special}"
-        by_kind.setdefault(kind, []).append((sizes, mask))
+        mask = ", with and without the causal mask" if causal and full else ", causal" * causal
+        by_kind.setdefault(kind, []).append((f"B={batch} H={heads} S={listing(lengths)}", f"{mask}{special}"))
     return "; ".join(_of_one_kind(kind, found) for kind, found in by_kind.items())
 
 
@@ -176,12 +176,6 @@ def _of_one_kind(kind: str, found: list[tuple[str, str]]) -> str:
         (sizes, mask), *_ = found
         return f"{sizes}{kind}{mask}"
     return "; ".join(f"{sizes}{mask}" for sizes, mask in found) + (f" (each{kind})" if kind else "")
-
-
-def _masks(causal: bool, full: bool) -> str:
-    if causal:
-        return ", with and without the causal mask" if full else ", causal"
-    return ""
 
 
 def _fixed(value: float, decimals: int) -> str:

@@ -85,14 +85,8 @@ def label_ends(axes: Axes) -> None:
     height_in = float(axes.figure.get_size_inches()[1]) * axes.get_position().height  # type: ignore[union-attr]
     step = min(LABEL_PT / (72 * height_in), 1 / max(len(order) - 1, 1))
     for name, height in zip(order, _spread([ends[name][0] for name in order], step), strict=True):
-        line = {
-            "arrowstyle": "-",
-            "color": ends[name][1],
-            "linewidth": 0.6,
-            "shrinkA": 1,
-            "shrinkB": 0,
-            "relpos": (0, 0.5),
-        }
+        line: dict[str, Any] = {"arrowstyle": "-", "color": ends[name][1], "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0}
+        line |= {"relpos": (0, 0.5)}
         axes.annotate(
             name,
             xy=(1.005, min(max(ends[name][0], 0), 1)),
@@ -139,9 +133,8 @@ def before_others(
     Args:
         lines: horizontal and vertical places by name, of one or two kinds.
     """
-    drawing, panels = panel_each(
-        [name for name in names if any(name in found for found in lines)], vertical, horizontal
-    )
+    there = [name for name in names if any(name in found for found in lines)]
+    drawing, panels = panel_each(there, vertical, horizontal)
     for name, axes in panels.items():
         for other, points in lines[0].items():
             if other != name:

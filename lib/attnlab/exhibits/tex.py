@@ -81,7 +81,7 @@ def _character(character: str) -> str:
         return character
     kind, *_, last = unicodedata.decomposition(character).split() or ["", ""]
     if kind in ("<super>", "<sub>"):
-        return f"${'^' if kind == '<super>' else '_'}{{{_plain(chr(int(last, 16)))}}}$"
+        return f"${'^' if kind == '<super>' else '_'}{{{chr(int(last, 16)).replace('−', '-')}}}$"
     if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, "")):
         # Capitals that look like Latin letters have no command.
         name = greek[2].lower() if greek[1] == "SMALL" else greek[2].capitalize()
@@ -93,10 +93,6 @@ _GREEK = re.compile(
     "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon|phi|chi|psi|"
     "omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega"
 )
-
-
-def _plain(character: str) -> str:
-    return "-" if character == "−" else character
 
 
 def code(text: str) -> str:
@@ -185,9 +181,8 @@ class _Renderer(BaseRenderer):
 
     def heading(self, text: str, level: int, **_: Any) -> str:
         command = {1: "title", 2: "section", 3: "subsection"}.get(level, "paragraph")
-        return (
-            f"\\{command}{{{text}}}\\label{{sec-{slug(text)}}}\n\n" if 1 < level < 4 else f"\\{command}{{{text}}}\n\n"
-        )
+        named = f"\\label{{sec-{slug(text)}}}" if 1 < level < 4 else ""
+        return f"\\{command}{{{text}}}{named}\n\n"
 
     def block_code(self, code: str, info: str | None = None) -> str:
         return verbatim(code)
@@ -264,15 +259,8 @@ def table(
         lines = [rf"\begin{{longtable}}{{{columns}}}", rf"{_caption(caption, anchor)}\\", r"\toprule", head]
         lines += [r"\midrule", r"\endhead", r"\bottomrule", r"\endfoot", *body, r"\end{longtable}"]
         return "\n".join([r"{\tablesize", *lines, r"}", *below, "", ""])
-    lines = [
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        head,
-        r"\midrule",
-        *body,
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
+    lines += [*body, r"\bottomrule", r"\end{tabular}"]
     return _float("table", [r"\centering", _caption(caption, anchor), r"{\tablesize", *lines, r"}", *below])
 
 

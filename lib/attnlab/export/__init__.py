@@ -92,7 +92,7 @@ def require_place(target: Path, run: str) -> None:
 def contents(results: Results) -> dict[str, bytes]:
     """The files of an export by name. The same run gives the same bytes."""
     records = Records(results)
-    arrays = {found.file: _array(found.samples) for found in records.latencies}
+    arrays = {one.file: _array(one.samples) for found in records.latencies.values() for one in found}
     files = {
         "summary.json": _json(records.summary()),
         **{f"{name}.json": _json(records.config(shape)) for shape, name in records.configs.items()},

@@ -94,8 +94,8 @@ class Latencies(NamedTuple):
     file: str
     replicate: int
     process: str
-    launches: int
     samples: np.ndarray
+    launches: int
 
 
 @dataclass(frozen=True)
@@ -112,28 +112,21 @@ class Records:
         return {shape: f"config_{number:0{width}}" for number, shape in enumerate(shapes, 1)}
 
     @cached_property
-    def latencies(self) -> list[Latencies]:
+    def latencies(self) -> dict[Key, list[Latencies]]:
         """The samples of all cases that passed, and of the controls, in the order of the shapes."""
-        return [found for key in self._keys(self.results.study.subjects) for found in self._latencies[key]]
-
-    @cached_property
-    def _latencies(self) -> dict[Key, list[Latencies]]:
         return {key: self._read(*key) for key in self._keys(self.results.study.subjects)}
 
     def _read(self, shape: Shape, name: str, timing: Timing) -> list[Latencies]:
-        case = self._passed.get(_flat(shape, name, timing))
-        if case is None:
-            return []
         stem = f"{LATENCIES}/{self.configs[shape]}.{name}.{timing.clock}.{timing.cache}"
         return [
             Latencies(
                 f"{stem}.r{number}.npy",
                 int(number),
                 str(rows["process"].iloc[0]),
-                int(rows["launches"].iloc[0]),
                 rows["latency_us"].to_numpy(dtype=np.float64),
+                int(rows["launches"].iloc[0]),
             )
-            for number, rows in case.groupby("replicate", sort=True)
+            for number, rows in self.results.samples_of(name, shape, timing).groupby("replicate", sort=True)
         ]
 
     # ------------------------------------------------------------------------------------------------------ summary
@@ -185,7 +178,7 @@ class Records:
             | {key: case[key] for key in HEADLINE}
             | {key: verdict.get(key) for key in JUDGED}
             | {"regime": verdict.get("regime", case["regime"])}
-            | {"files": [found.file for found in self._latencies[shape, name, timing]]}
+            | {"files": [found.file for found in self.latencies[shape, name, timing]]}
         )
 
     def _false_positives(self) -> Record:
@@ -230,12 +223,12 @@ class Records:
         }
 
     def _implementation(self, shape: Shape, name: str) -> Record:
-        case = (name, *shape.axes.values())
+        case, peak = (name, *shape.axes.values()), self.results.peak_bytes(name, shape)
         return {
             "implementation": name,
             "why_no_latency": None if (name, shape) in self._there else absence(self.results, name, shape),
             "samples_withheld": self._withheld.get(case, 0),
-            "peak_memory_bytes": self._peak_bytes(shape, name),
+            "peak_memory_bytes": None if np.isnan(peak) else int(peak),
             "checks": self._checks(shape, name),
             "outcomes": self._outcomes.get(case, []),
             "timings": [
@@ -251,18 +244,21 @@ class Records:
 
     def _case(self, shape: Shape, name: str, timing: Timing) -> Record:
         """The row of the results, its interval's method, and the regime of its own samples."""
-        row = self._rows[_flat(shape, name, timing)]
+        row = self.results.row(name, shape, timing)
         case = {RENAMED.get(key, key): value for key, value in row.items() if key not in [*CASE, *TIMING]}
         samples = self.results.samples(name, shape, timing)
-        return case | {
-            "throughput_note": _note(row["throughput_mark"]),
-            "bandwidth_note": _note(row["bandwidth_mark"]),
-            "tick_us": self.results.tick_us(row),
-            "median_interval": _method([samples], paired=False),
-            "regime": regimes.compared(self.results, [name], shape, timing),
-            "verdict": self._verdict(shape, name, timing),
-            "arrays": self._arrays(shape, name, timing),
-        }
+        return (
+            case
+            | {
+                "throughput_note": row["throughput_mark"][2:] or None,  # without its sign
+                "bandwidth_note": row["bandwidth_mark"][2:] or None,
+                "tick_us": self.results.tick_us(row),
+                "median_interval": _method([samples], paired=False),
+                "regime": regimes.compared(self.results, [name], shape, timing),
+                "verdict": self._verdict(shape, name, timing),
+                "arrays": self._arrays(shape, name, timing),
+            }
+        )
 
     def _verdict(self, shape: Shape, name: str, timing: Timing) -> Record | None:
         """The verdict on a candidate; None for the baseline, and where the baseline has no latency."""
@@ -298,7 +294,7 @@ class Records:
     def _control(self, shape: Shape) -> Record | None:
         """The baseline against itself, where the run measured that."""
         name = implementations.control(self.results.study.baseline)
-        timed = [timing for timing in self.results.timings if self._latencies[shape, name, timing]]
+        timed = [timing for timing in self.results.timings if self.latencies[shape, name, timing]]
         timings = [timing.model_dump() | self._against_itself(shape, name, timing) for timing in timed]
         return {"implementation": name, "timings": timings} if timings else None
 
@@ -310,20 +306,8 @@ class Records:
         return {"verdict": verdict, "arrays": self._arrays(shape, name, timing)}
 
     def _arrays(self, shape: Shape, name: str, timing: Timing) -> list[Record]:
-        return [
-            {
-                "file": found.file,
-                "replicate": found.replicate,
-                "process": found.process,
-                "samples": found.samples.size,
-                "launches": found.launches,
-            }
-            for found in self._latencies[shape, name, timing]
-        ]
-
-    def _peak_bytes(self, shape: Shape, name: str) -> int | None:
-        peak = self.results.peak_bytes(name, shape)
-        return None if np.isnan(peak) else int(peak)
+        found = self.latencies[shape, name, timing]
+        return [one._asdict() | {"samples": one.samples.size} for one in found]
 
     def _checks(self, shape: Shape, name: str) -> Record:
         """Absolute errors against the float64 oracle, on the values that are timed."""
@@ -366,20 +350,11 @@ class Records:
     def _measured(self) -> list[Key]:
         """The cases and timings that have a row in the results."""
         keys = self._keys(self.results.study.implementations)
-        return [key for key in keys if _flat(*key) in self._rows]
+        return [(shape, name, when) for shape, name, when in keys if name in self.results.at(shape, when).index]
 
     @cached_property
     def _there(self) -> set[tuple[str, Shape]]:
         return {(name, shape) for shape, name, _ in self._measured}
-
-    @cached_property
-    def _rows(self) -> dict[tuple[Any, ...], Record]:
-        rows = self.results.table.to_dict("records")
-        return {tuple(row[key] for key in [*CASE, *TIMING]): row for row in rows}
-
-    @cached_property
-    def _passed(self) -> dict[Any, pd.DataFrame]:
-        return dict(iter(self.results.passed.groupby([*CASE, *TIMING], sort=False)))
 
     @cached_property
     def _withheld(self) -> dict[Any, int]:
@@ -409,13 +384,3 @@ def _method(sides: Sequence[list[np.ndarray]], paired: bool) -> str:
     if len(sides[0]) > 1:
         return OVER_CARDS if sides[0][0].ndim == 2 else OVER_REPLICATES
     return BOOTSTRAPPED if bootstrap.blocks(sides, paired) is None else OVER_STRETCHES
-
-
-def _note(mark: str) -> str | None:
-    """The text of a number's mark, without its sign."""
-    return mark[2:] or None
-
-
-def _flat(shape: Shape, name: str, timing: Timing) -> tuple[Any, ...]:
-    """A case and timing as the keys by which the run's tables are grouped."""
-    return name, *shape.axes.values(), timing.clock, timing.cache

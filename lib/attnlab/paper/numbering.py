@@ -11,6 +11,7 @@ from bs4 import BeautifulSoup, Tag
 
 from attnlab.base.errors import UserError, suggestion
 from attnlab.exhibits.markdown import slug
+from attnlab.literature import bibliography
 from attnlab.paper import references
 
 _FLOATS = {"plot": "Figure", "table": "Table"}
@@ -35,8 +36,8 @@ def number(soup: BeautifulSoup, elsewhere: Callable[[str], str] = lambda anchor:
         UserError: a link leads to something that neither the page nor another has.
     """
     _lead_to_pages(soup, elsewhere)
-    _list_references(soup)
-    names = _number_sections(soup) | _number_floats(soup) | _number_references(soup)
+    cited = _list_references(soup)
+    names = _number_sections(soup) | _number_floats(soup) | cited
     _require_unique_ids(soup)
     _name_links(soup, names, elsewhere)
     _frame_abstract(soup)
@@ -97,21 +98,6 @@ def _number_floats(soup: BeautifulSoup) -> dict[str, str]:
     return names
 
 
-def _number_references(soup: BeautifulSoup) -> dict[str, str]:
-    """Reduce the list of references to those that the page cites, in the order of first citation."""
-    heading = _section(soup, "References")
-    listing = heading.find_next("ol") if heading else None
-    if listing is None:
-        return {}
-    items = {str(item.get("id")): item.extract() for item in listing.find_all("li", recursive=False)}
-    cited = [str(link["href"])[1:] for link in _local_links(soup)]
-    kept = [anchor for anchor in dict.fromkeys(cited) if anchor in items]
-    listing.clear()
-    for anchor in kept:
-        listing.extend([items[anchor], "\n"])
-    return {anchor: f"[{position}]" for position, anchor in enumerate(kept, 1)}
-
-
 def _require_unique_ids(soup: BeautifulSoup) -> None:
     uses = Counter(str(element["id"]) for element in soup.find_all(id=True))
     repeated = [f"#{anchor}" for anchor, times in uses.items() if times > 1]
@@ -119,17 +105,18 @@ def _require_unique_ids(soup: BeautifulSoup) -> None:
         raise ValueError(f"more than one element of the page is called {', '.join(repeated)}")
 
 
-def _list_references(soup: BeautifulSoup) -> None:
-    """Insert the list of all references, unless the page cites none or has a list of its own."""
-    cited = any(str(link["href"]).startswith("#ref-") for link in _local_links(soup))
-    if not cited or soup.find(id=re.compile("^ref-")):
-        return
-    heading = _section(soup, "References")
-    if heading is None:
-        heading = soup.new_tag("h2")
-        heading.string = "References"
-        (soup.main or soup).append(heading)
-    heading.insert_after(BeautifulSoup(references.listing(), "html.parser"))
+def _list_references(soup: BeautifulSoup) -> dict[str, str]:
+    """Insert the references that the page cites, unless it cites none, and return their names by anchor."""
+    cited = dict.fromkeys(str(link["href"]).removeprefix("#ref-") for link in _local_links(soup))
+    keys = [key for key in cited if key in bibliography.load()]
+    if keys:
+        heading = _section(soup, "References")
+        if heading is None:
+            heading = soup.new_tag("h2")
+            heading.string = "References"
+            (soup.main or soup).append(heading)
+        heading.insert_after(BeautifulSoup(references.listing(keys), "html.parser"))
+    return {f"ref-{key}": f"[{position}]" for position, key in enumerate(keys, 1)}
 
 
 def _name_links(soup: BeautifulSoup, names: dict[str, str], elsewhere: Callable[[str], str]) -> None:

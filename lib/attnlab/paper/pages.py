@@ -73,7 +73,7 @@ def render(
     # Parsing a drawing costs more than the rest of the page, and nothing in it is changed.
     drawings = _DRAWING.findall(html)
     soup = BeautifulSoup(_DRAWING.sub("<svg></svg>", html), "html.parser")
-    numbering.number(soup, elsewhere=lambda anchor: _elsewhere(anchor, page.stem))
+    numbering.number(soup, lambda anchor: catalogue.home(anchor).removesuffix(page.stem))  # but for this page itself
     _insert_links(soup, {"Other formats": formats or {}, "Pages": links or {}})
     _withhold_folders(soup)
     found = iter(drawings)
@@ -92,12 +92,6 @@ def _insert_links(soup: BeautifulSoup, groups: Mapping[str, Mapping[str, str]]) 
             items = "".join(f'<li><a href="{escape(url)}">{escape(label)}</a></li>' for label, url in addresses.items())
             lists = f'<nav class="links" aria-label="{heading}"><p>{heading}</p><ul>{items}</ul></nav>'
             side.append(BeautifulSoup(lists, "html.parser"))
-
-
-def _elsewhere(anchor: str, here: str) -> str:
-    """The other page where an exhibit has its cell; empty for this page's own, and where `anchor` names no exhibit."""
-    page = catalogue.home(anchor)
-    return "" if page == here else page
 
 
 def _highlighting() -> str:

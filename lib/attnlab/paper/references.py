@@ -12,10 +12,10 @@ from attnlab.literature.bibliography import load
 _STYLE = Style()
 
 
-def listing() -> str:
-    """All entries as items of an ordered list in HTML; `numbering` keeps those that a page cites."""
-    items = (f'<li id="ref-{key}">{_line(entry, html.Backend())}</li>' for key, entry in load().items())
-    return "\n".join(["<ol>", *items, "</ol>"])
+def listing(keys: Sequence[str]) -> str:
+    """The entries of these keys as an ordered list in HTML, in this order."""
+    items = (f'<li id="ref-{key}">{_line(load()[key], html.Backend())}</li>\n' for key in keys)
+    return f"<ol>{''.join(items)}</ol>"
 
 
 def latex(keys: Sequence[str]) -> str:
@@ -25,15 +25,8 @@ def latex(keys: Sequence[str]) -> str:
         KeyError: there is no such entry.
     """
     items = (f"\\bibitem{{{key}}}\n{_line(load()[key], pybtex_latex.Backend())}\n" for key in keys)
-    return "\n".join(
-        [
-            f"\\begin{{thebibliography}}{{{len(keys)}}}",
-            "\\footnotesize\\raggedright\\setlength{\\itemsep}{1pt}",
-            *items,
-            "\\end{thebibliography}",
-            "",
-        ]
-    )
+    begin = f"\\begin{{thebibliography}}{{{len(keys)}}}\n\\footnotesize\\raggedright\\setlength{{\\itemsep}}{{1pt}}"
+    return "\n".join([begin, *items, "\\end{thebibliography}", ""])
 
 
 def _line(entry: Entry, backend: BaseBackend) -> str:

@@ -57,11 +57,8 @@ def _paper(name: str, assembled: Path) -> Path:
         files.write_atomically(archive, packed)
     there, tool = pdf.is_file(), printed.tool()
     formats = {"PDF": pdf.name} if there or tool else {}
-    formats |= {
-        "LaTeX source": archive.name,
-        "explorer": "explore.html",
-        "the run's folder": _address(name, folder),
-    }
+    address = Path(os.path.relpath(schema.folder(name), folder)).as_posix()
+    formats |= {"LaTeX source": archive.name, "explorer": "explore.html", "the run's folder": address}
     page = _rendered(PAPER, name, formats)
     if there:
         return page
@@ -116,11 +113,6 @@ def _rendered(part: str, run: str, formats: Mapping[str, str] | None = None) -> 
     )
     print(f"{run}: {part}", file=sys.stderr, flush=True)
     return page
-
-
-def _address(run: str, folder: Path) -> str:
-    """Where a run's folder is, from a folder of pages."""
-    return Path(os.path.relpath(schema.folder(run), folder)).as_posix()
 
 
 def _executed(part: str, run: str) -> Path:

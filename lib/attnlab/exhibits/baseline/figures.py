@@ -2,19 +2,10 @@
 
 import matplotlib.pyplot as plt
 
-from attnlab.exhibits import cells, formats
+from attnlab.exhibits import cells, formats, style
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure
-from attnlab.exhibits.style import (
-    before_others,
-    few_powers_of_two,
-    label_ends,
-    lines,
-    look,
-    multiples,
-    plain_logarithm,
-    powers_of_two,
-)
+from attnlab.exhibits.style import look
 from attnlab.exhibits.words import say
 from attnlab.infer.facts import lengths
 from attnlab.infer.lookup import NotMeasured
@@ -29,9 +20,9 @@ MIB = 2**20
 @exhibit("baseline.latency")
 def latency(results: Results) -> Figure:
     """Latency against sequence length, a panel for each implementation."""
-    drawing, panels = multiples(results, SWEEPS, "median_us", "latency (µs), logarithmic")
+    drawing, panels = style.multiples(results, SWEEPS, "median_us", "latency (µs), logarithmic")
     panels[0].set_yscale("log")
-    plain_logarithm(panels[0].yaxis)
+    style.plain_logarithm(panels[0].yaxis)
     said = say("baseline.fastest", best=results.most_often_fastest(SWEEPS))
     return Figure(
         drawing,
@@ -52,15 +43,15 @@ def throughput(results: Results) -> Figure:
     names, there = drawn(results), results.timed(SWEEPS)
     drawing, grid = plt.subplots(1, len(there), sharey=True, squeeze=False)
     for axes, sweep in zip(grid[0], there, strict=True):
-        points = lines(results, sweep, "throughput_tflops")
+        points = style.lines(results, sweep, "throughput_tflops")
         for name in filter(points.__contains__, names):
             axes.plot(*points[name], **look(name))
         shapes = results.study.sweep(sweep)
         axes.set(title="causal" if shapes[0].causal else "not causal", xlabel=LENGTH)
-        powers_of_two(axes, [shape.seq_len for shape in shapes])
+        style.powers_of_two(axes, [shape.seq_len for shape in shapes])
     grid[0][0].set(ylabel="throughput (TFLOP/s)")
     grid[0][0].set_ylim(bottom=0)
-    label_ends(grid[0][-1])
+    style.label_ends(grid[0][-1])
     rows = results.over(there)
     rows = rows[rows["implementation"].isin(names)]
     row = rows.loc[rows["throughput_tflops"].idxmax()]
@@ -87,20 +78,17 @@ def memory(results: Results) -> Figure:
     ratios = [(peak / s.bytes, name, s.seq_len) for name, of in there.items() for s, peak in of.items()]
     if not ratios:
         raise NotMeasured(f"No case of the sweep “{SWEEPS[0]}” was measured, so its memory is not known")
-    points = {
-        name: ([shape.seq_len for shape in of], [peak / MIB for peak in of.values()])
-        for name, of in there.items()
-        if of
-    }
-    drawing, panels = before_others(list(points), [points], "peak memory (MiB), logarithmic", LENGTH)
+    kept = {name: of for name, of in there.items() if of}
+    points = {name: ([s.seq_len for s in of], [peak / MIB for peak in of.values()]) for name, of in kept.items()}
+    drawing, panels = style.before_others(list(points), [points], "peak memory (MiB), logarithmic", LENGTH)
     sizes, needed = [shape.seq_len for shape in shapes], [shape.bytes / MIB for shape in shapes]
     for axes in panels.values():
         # On top, or an implementation that needs only the tensors would hide it.
         axes.plot(sizes, needed, ":", color="#222222", linewidth=1.6, zorder=5, label="Q, K, V and O")
     first = next(iter(panels.values()))
     first.set_yscale("log")
-    few_powers_of_two(first, sizes)
-    plain_logarithm(first.yaxis)
+    style.few_powers_of_two(first, sizes)
+    style.plain_logarithm(first.yaxis)
     ratio, name, size = max(ratios)
     return Figure(
         drawing,

@@ -18,11 +18,13 @@ from attnlab.exhibits.words import say
 from attnlab.infer.lookup import NotMeasured, axis_of, median_of, shape_of
 from attnlab.infer.regimes import grouped
 from attnlab.infer.results import Results, absences
+from attnlab.infer.stats import samples_needed
 from attnlab.runs.schema import MEASURED
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 
 SIZES = ("batch", "heads", "seq_len")
+TAILS = ("median_us", "p95_us", "p99_us", "cv_pct", "outliers_pct", "lag1", "effective_n", "samples", "throttled_pct")
 
 
 def over(sweeps: Iterable[str], make: Callable[[str], Table]) -> Group:
@@ -50,12 +52,9 @@ def span(results: Results) -> Prose:
 @exhibit("baseline.implementations")
 def every_sweep(results: Results) -> Group:
     """Every implementation along every sweep, but for those of kinds of values, which `verdicts.values` shows."""
-    sweeps = [name for name in results.study.sweeps if not _is_of_kinds(results.sweep(name))]
+    plain = {name: {shape.plain for shape in results.sweep(name)} for name in results.study.sweeps}
+    sweeps = [name for name, shapes in plain.items() if len(results.sweep(name)) == len(shapes) or len(shapes) > 1]
     return over(sweeps, lambda name: backends(results, name))
-
-
-def _is_of_kinds(shapes: list[Shape]) -> bool:
-    return len(shapes) > len({shape.plain for shape in shapes}) == 1
 
 
 def backends(results: Results, name: str) -> Table:
@@ -97,6 +96,16 @@ def _medians(results: Results, shapes: list[Shape], titles: list[str]) -> pd.Dat
     return pd.DataFrame(rows, columns=["implementation", *titles])
 
 
+@exhibit("baseline.tails")
+def tails(results: Results) -> Table:
+    """Quantiles of the baseline's latency, and how much its samples vary, against sequence length."""
+    name = results.study.baseline
+    along = results.along("seq_len", name)
+    rows = [{"S": shape.seq_len} | quantities.cells(row, *TAILS) for shape, row in along]
+    note = say("baseline.tails", p95=samples_needed(0.95), p99=samples_needed(0.99), intervals=interval_words(results))
+    return Table(pd.DataFrame(rows), f"Spread and tails of the latency, `{name}`; {results.headline.words}.", note)
+
+
 @exhibit("baseline.every_case")
 def every_case(results: Results) -> Table:
     """Every case under every timing."""
@@ -106,7 +115,7 @@ def every_case(results: Results) -> Table:
             "B, H, S, D": f"{row['batch']}, {row['heads']}, {row['seq_len']}, {row['head_dim']}",
             "mask": "causal" if row["causal"] else "full",
             "timing": f"{row['clock']} {row['cache']}",
-            "k": _launches(row),
+            "k": "–".join(dict.fromkeys((f"{row['launches']}", f"{row['launches_most']}"))),
         }
         | quantities.cells(row, "median_us", "throughput_tflops", "bandwidth_gbs", "speed_of_light_pct")
         for row in results.table.to_dict("records")
@@ -158,11 +167,6 @@ def place(results: Results, shapes: list[Shape]) -> int | None:
     """The position of the target among shapes."""
     target = results.study.target_shape
     return shapes.index(target) if target in shapes else None
-
-
-def _launches(row: Any) -> str:
-    least, most = row["launches"], row["launches_most"]
-    return f"{least}" if least == most else f"{least}–{most}"
 
 
 def _fixed(shapes: list[Shape], axis: str) -> str:

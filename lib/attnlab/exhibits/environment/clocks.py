@@ -31,16 +31,11 @@ ANSWERS = {
 def clocks(results: Results) -> Table:
     """What a sample is under each timing of the run, and how fine the clock is."""
     rows = [
-        {
-            "timing": str(timing),
-            "a sample is": SAMPLES[timing.clock, timing.cache],
-            "it answers": ANSWERS[timing.clock],
-        }
+        {"timing": str(timing), "a sample is": SAMPLES[timing.clock, timing.cache], "it answers": ANSWERS[timing.clock]}
         for timing in results.timings or results.study.timings
     ]
-    caption = (
-        f"{formats.count(len(rows), 'timing')} of the same calls: what a sample is, and which question it answers."
-    )
+    taken = formats.count(len(rows), "timing")
+    caption = f"{taken} of the same calls: what a sample is, and which question it answers."
     return Table(pd.DataFrame(rows), caption, say("environment.clock", clocks=results.run.manifest["clocks"]))
 
 

@@ -93,16 +93,10 @@ def effort(results: Results) -> Prose:
     """How long measuring took, and in how many processes."""
     if results.run.samples.empty:
         raise NotMeasured("Nothing has been timed yet")
-    return Prose(
-        f"Measuring took {formats.number(of_effort(results).seconds)} s from the start of each process to its last "
-        f"sample, {effort_words(results)}."
-    )
-
-
-def effort_words(results: Results) -> str:
-    """``with 32 samples a case, timing and replicate, in 4 replicates, each a fresh process``."""
-    facts = {"is_complete": results.run.complete, "e": of_effort(results)}
-    return say("environment.effort", samples=sample_words(results.study), **facts)
+    e = of_effort(results)
+    said = say("environment.effort", samples=sample_words(results.study), is_complete=results.run.complete, e=e)
+    took = formats.number(e.seconds)
+    return Prose(f"Measuring took {took} s from the start of each process to its last sample, {said}.")
 
 
 def sample_words(study: Study) -> str:
@@ -149,9 +143,8 @@ def machine_table(results: Results) -> Table:
         "Python, system": f"{environment['python']}, {environment['system']}",
         "telemetry": manifest["telemetry"],
     }
-    frame = pd.DataFrame(
-        [(key, value) for key, value in rows.items() if value not in (None, "")], columns=["", "value"]
-    )
+    known = [(key, value) for key, value in rows.items() if value not in (None, "")]
+    frame = pd.DataFrame(known, columns=["", "value"])
     caption = f"All samples are of {device_words(results)}: the machine, as recorded in the run."
     return Table(frame, caption, say("environment.same_card", cards=len(_replicates_by(results, "card"))))
 
@@ -188,10 +181,9 @@ def _with_unit(value: Any, unit: str) -> str | None:
 @exhibit("environment.settings")
 def settings(results: Results) -> Table:
     """The settings that were locked."""
-    locked = results.run.manifest["environment"]["settings"]
-    frame = pd.DataFrame(
-        [(key.replace("_", " "), str(value)) for key, value in locked.items()], columns=["setting", "read back"]
-    )
+    locked = results.run.manifest["environment"]["settings"].items()
+    rows = [(key.replace("_", " "), str(value)) for key, value in locked]
+    frame = pd.DataFrame(rows, columns=["setting", "read back"])
     note = "Read back from PyTorch after locking and asserted in each process; a failed assertion stops the run."
     return Table(frame, "The locked environment.", note)
 

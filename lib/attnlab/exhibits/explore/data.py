@@ -2,16 +2,21 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from math import ceil
 from typing import Any
 
+from matplotlib.colors import to_hex
+
 from attnlab.base.version import VERSION
 from attnlab.exhibits import formats
-from attnlab.exhibits.explore import between, looks, recorded
+from attnlab.exhibits.decisions import CLAIMABLE, EQUIVALENT, FASTER, INCONCLUSIVE, SIGNS, SLOWER
+from attnlab.exhibits.drawing import inverted
+from attnlab.exhibits.explore import between, recorded
 from attnlab.exhibits.explore.samples import Packed, pack, planes
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
+from attnlab.exhibits.style import look
 from attnlab.infer import results
 from attnlab.infer.compare import repeat
 from attnlab.infer.results import Results
@@ -22,6 +27,17 @@ MOST_SAMPLES, MOST_OF_OTHERS = 600_000, 200_000
 """Samples of the run, and of the others together, that are sent at first."""
 MOST_BYTES = 3_600_000
 """As base64, a third more, and with the code beside it a page stays below 5 MB."""
+
+DARK_GROUND = "#17181a"
+FILLS = {
+    CLAIMABLE: (("#08519c", "white"), ("#9ecae1", "#0b1c2c")),
+    FASTER: (("#c6dbef", "black"), ("#1d4468", "#ffffff")),
+    EQUIVALENT: (("#e3e3e3", "black"), ("#3b3c3f", "#ffffff")),
+    INCONCLUSIVE: (("#ffffff", "black"), (DARK_GROUND, "#dededa")),
+    SLOWER: (("#fdd0a2", "black"), ("#7a3d0c", "#ffffff")),
+    "no latency": (("#ffffff", "#595959"), (DARK_GROUND, "#a3a39e")),
+}
+"""Fill and ink of a cell on a light and on a dark ground, by its verdict."""
 
 
 def payload(shown: Results) -> bytes:
@@ -62,8 +78,8 @@ def _said(there: list[Results]) -> dict[str, Any]:
             *([QUANTITIES[quantity].head, field] for field, quantity in recorded.SIDES.items()),
             *([QUANTITIES[quantity].title, field] for field, quantity in recorded.READ.items()),
         ],
-        "colours": looks.of_implementations(names),
-        "verdicts": looks.of_verdicts(),
+        "colours": colours(names),
+        "verdicts": signs(),
     }
 
 
@@ -88,3 +104,17 @@ def _block(said: dict[str, Any], packed: list[Packed], steps: list[int]) -> byte
     text = json.dumps(said | {"samples": samples}, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     parts = [planes(values) for one in packed for values in (one.codes, one.clocks)]
     return gzip.compress(b"".join([len(text).to_bytes(4, "little"), text, *parts]), mtime=0)
+
+
+def colours(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The colour of each implementation's lines on a light and on a dark ground."""
+    found = {name: to_hex(look(name)["color"]) for name in names}
+    return {name: {"light": colour, "dark": inverted(colour.removeprefix("#"))} for name, colour in found.items()}
+
+
+def signs() -> dict[str, dict[str, list[str] | str]]:
+    """Sign, fill and ink of each kind of verdict."""
+    return {
+        kind: {"sign": SIGNS.get(kind, "×"), "light": list(light), "dark": list(dark)}
+        for kind, (light, dark) in FILLS.items()
+    }

@@ -21,12 +21,8 @@ from attnlab.study.studies import Timing
 Verdicts = dict[tuple[Shape, str], dict[Timing, Verdict]]
 """By shape and candidate: the verdict under each timing that has both sides."""
 Columns = dict[str, list[Any]]
-METRICS = {
-    "latency": "median_us",
-    "throughput": "throughput_tflops",
-    "bandwidth": "bandwidth_gbs",
-    "light": "speed_of_light_pct",
-}
+METRICS = {"latency": "median_us", "throughput": "throughput_tflops", "bandwidth": "bandwidth_gbs"}
+METRICS |= {"light": "speed_of_light_pct"}
 """The quantity of each metric of a case."""
 SIDES = {
     "interval": "median_us",
@@ -55,7 +51,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "baseline": study.baseline,
         "implementations": study.implementations,
         "peers": leads.others(results),
-        "timings": [{"clock": one.clock, "cache": one.cache, "words": one.words} for one in timings(results)],
+        "timings": [one.model_dump() | {"words": one.words} for one in results.timings or study.timings],
         "shapes": [{"name": str(shape), "label": shape.label, **shape.axes} for shape in study.shapes],
         "target": study.shapes.index(study.target_shape),
         "cases": cases,
@@ -69,11 +65,6 @@ def baselines(results: Results) -> list[str]:
     there = set(results.table["implementation"])
     there |= {FASTEST for name in leads.others(results) if name in there}
     return [results.study.baseline, *(name for name in OTHERS if name in there and name != results.study.baseline)]
-
-
-def timings(results: Results) -> list[Timing]:
-    """The timings that were recorded, or else those that were asked for."""
-    return results.timings or results.study.timings
 
 
 def against(results: Results, baseline: str) -> Verdicts:

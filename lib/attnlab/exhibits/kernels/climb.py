@@ -79,19 +79,15 @@ def _nearest(at: pd.DataFrame, names: list[str]) -> pd.Series | None:
 def ladder(results: Results, shape: Shape) -> Table:
     """Every rung at a shape: latency, speedup over the rung before it and over SDPA, speed of light."""
     rivals = [name for name in RIVALS if name in results.at(shape).index]
+    of_rungs = {rung.name: rung for rung in rungs(results)}
+    names = [*of_rungs, *(name for name in _backends(results) if name in results.at(shape).index)]
     rows = [
-        {"rung": rung.name, "what it changes": rung.title}
-        | _rates(results, rung.name, shape)
-        | {"over the rung before": _speedup(results, rung.after, rung.name, shape)}
-        | {f"over {rival}": _speedup(results, rival, rung.name, shape) for rival in rivals}
-        for rung in rungs(results)
-    ]
-    rows += [
-        {"rung": name}
+        {"rung": name, "what it changes": rung.title if rung else None}
         | _rates(results, name, shape)
+        | {"over the rung before": _speedup(results, rung.after, name, shape) if rung else None}
         | {f"over {rival}": _speedup(results, rival, name, shape) for rival in rivals}
-        for name in _backends(results)
-        if name in results.at(shape).index
+        for name in names
+        for rung in [of_rungs.get(name)]
     ]
     note = (
         f"Speedups are ratios of medians from paired rounds, with {CI} intervals; above 1 the row is faster. "
@@ -131,6 +127,4 @@ def standing(results: Results) -> Prose:
 def standing_sentence(results: Results) -> str:
     """Where the fastest rung stands at the target, in a sentence; empty for a run without kernels."""
     found = steps.standing(results)
-    if not found:
-        return ""
-    return say("kernels.standing", s=found)
+    return say("kernels.standing", s=found) if found else ""

@@ -78,11 +78,8 @@ def _both(found: CrossDevice) -> Table:
     for shape, leads_there in found.leads.items():
         row: dict[str, Any] = {"shape": shape.label}
         for lead, side in zip(leads_there, (found.here, found.there), strict=True):
-            row |= {
-                _device(side): lead.kernel,
-                f"over, {_device(side)}": lead.over,
-                f"ratio, {_device(side)}": lead.ratio,
-            }
+            device = _device(side)
+            row |= {device: lead.kernel, f"over, {device}": lead.over, f"ratio, {device}": lead.ratio}
         rows.append(row | {"sign": found.sign(shape)})
     caption = (
         f"The fastest hand-written kernel over the fastest of all else at each shape, on two devices; "

@@ -95,7 +95,8 @@ def limits(results: Results) -> Prose:
 def shares(results: Results, peers: Results | None = None) -> Figure:
     """A row for each device and implementation: the highest published share, and that of the same algorithm here."""
     cases, best = Cases(results, peers), throughputs.highest(throughputs.published(), "device", "implementation")
-    pairs = [(number, _same(cases, number)) for number in best if not number.is_above_peak]
+    nearest = [(number, cases.nearest(number)) for number in best if not number.is_above_peak]
+    pairs = [(number, ours if ours and ours.is_same_algorithm(number) else None) for number, ours in nearest]
     near = [(n.share_pct, ours) for n, ours in pairs if ours and not math.isnan(ours.datasheet_pct)]
     if not near:
         raise NotMeasured("This run has no case of a published algorithm, on a device with a datasheet")
@@ -122,19 +123,9 @@ def shares(results: Results, peers: Results | None = None) -> Figure:
     axes.invert_yaxis()
     higher = sum(ours.datasheet_pct > share for share, ours in near)
     said = say("roofline.higher", higher=higher, of=len(near))
+    sources = " ".join(dict.fromkeys(bibliography.cite(number.source) for number, _ in pairs))
     return Figure(
         drawing,
-        say("roofline.shares", said=said, timing=results.headline.words, sources=_sources(pairs)),
+        say("roofline.shares", said=said, timing=results.headline.words, sources=sources),
         f"Dots and diamonds on an axis of percent of the dense peak, a row for each published implementation. {said}",
     )
-
-
-def _sources(pairs: list[tuple[Published, Nearest | None]]) -> str:
-    """Citations of where the dots are from, each once."""
-    return " ".join(dict.fromkeys(bibliography.cite(number.source) for number, _ in pairs))
-
-
-def _same(cases: Cases, number: Published) -> Nearest | None:
-    """The nearest case to a published number if it is of the same algorithm."""
-    ours = cases.nearest(number)
-    return ours if ours and ours.is_same_algorithm(number) else None

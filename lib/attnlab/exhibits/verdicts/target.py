@@ -34,11 +34,9 @@ JUDGED += ["regime"]
 @exhibit("verdicts.publishable", shape=target)
 def publishable(results: Results, shape: Shape) -> Prose:
     """For each candidate at a shape, the statement that its comparison with the baseline supports."""
-    lines = []
-    for name in results.candidates(shape):
-        pair = results.study.baseline, name
-        lines.append(f"- {supported(results, pair, shape, results.headline, results.under_each(name, shape))}")
-    return Prose("\n".join(lines))
+    under = {(results.study.baseline, name): results.under_each(name, shape) for name in results.candidates(shape)}
+    said = (supported(results, pair, shape, results.headline, verdicts) for pair, verdicts in under.items())
+    return Prose("\n".join(f"- {line}" for line in said))
 
 
 def supported(results: Results, pair: Pair, shape: Shape, timing: Timing, verdicts: Mapping[Timing, Verdict]) -> str:
@@ -132,16 +130,11 @@ def timings(results: Results, shape: Shape) -> Table:
         {"implementation": name} | {str(timing): decisions.marked(verdict) for timing, verdict in under.items()}
         for name, under in found.items()
     ]
-    medians = {
-        timing: results.row(results.study.baseline, shape, timing)["median_us"]
-        for timing in results.timings
-        if results.study.baseline in results.at(shape, timing).index
-    }
-    effects = {
-        timing: results.smallest_effect(shape, timing)
-        for timing in results.timings
-        if results.is_controlled(shape, timing)
-    }
+    baseline = results.study.baseline
+    timed = {timing: results.at(shape, timing) for timing in results.timings}
+    medians = {timing: at.loc[baseline, "median_us"] for timing, at in timed.items() if baseline in at.index}
+    controlled = [timing for timing in results.timings if results.is_controlled(shape, timing)]
+    effects = {timing: results.smallest_effect(shape, timing) for timing in controlled}
     return Table(
         pd.DataFrame(rows, columns=["implementation", *map(str, results.timings)]).astype(object),
         say(
@@ -149,10 +142,10 @@ def timings(results: Results, shape: Shape) -> Table:
             depending=sum(map(disagree, found.values())) if len(results.timings) > 1 else None,
             faster=sum(verdict.decision == decisions.FASTER for under in found.values() for verdict in under.values()),
             candidates=len(found),
-            baseline=results.study.baseline,
+            baseline=baseline,
             label=shape.label,
         ),
-        say("verdicts.timings_note", effects=effects, baseline=results.study.baseline, medians=medians),
+        say("verdicts.timings_note", effects=effects, baseline=baseline, medians=medians),
     )
 
 

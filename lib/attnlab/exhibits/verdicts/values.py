@@ -23,10 +23,8 @@ STRETCH = 1.6
 def described(results: Results) -> Table:
     """The kinds of values that the run timed, in words."""
     names = dict.fromkeys(shape.values for shape in results.study.shapes)
-    rows = [
-        {"values": name, "what they are": values.about(name), "source": values.KINDS[values.split(name)[0]].source}
-        for name in names
-    ]
+    sources = {name: values.KINDS[values.split(name)[0]].source for name in names}
+    rows = [{"values": name, "what they are": values.about(name), "source": sources[name]} for name in names]
     note = "What is not named is standard normal, V included. `zeros` are in no verdict over all kinds."
     return Table(pd.DataFrame(rows), "The kinds of values that were timed.", note)
 
@@ -86,14 +84,7 @@ def _map(results: Results, shape: Shape) -> Figure:
     first = alike[0].values
     return Figure(
         _grid(medians, names, [one.values for one in alike]),
-        say(
-            "verdicts.values_map",
-            said=said,
-            label=shape.label,
-            timing=results.headline,
-            first=first,
-            stretch=STRETCH,
-        ),
+        say("verdicts.values_map", said=said, label=shape.label, timing=results.headline, first=first, stretch=STRETCH),
         f"Grid of latencies in microseconds, implementations by kinds of values. {said}",
     )
 

@@ -119,3 +119,11 @@ def as_printed(number: Number, like: str, unit: str) -> str:
         decimals = max(decimals, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return f"{text}e{exponent}" if mark else text
+
+
+def megabytes(amount: float) -> str:
+    return f"{amount / 1e6:.1f} MB"
+
+
+def gigaflop(amount: float) -> str:
+    return f"{amount / 1e9:.4g} GFLOP"

@@ -1,17 +1,8 @@
 """Limits of the hardware: regimes, ceilings, floors and what fits a cache."""
 
-from attnlab.literature.audit.numbers import Number
+from attnlab.literature.audit.numbers import Number, gigaflop, megabytes
 from attnlab.literature.audit.reference import Row, Term
-from attnlab.literature.audit.rules.rule import (
-    Outcome,
-    gigaflop,
-    megabytes,
-    number,
-    row_of,
-    rule,
-    shape_of,
-    stated_number,
-)
+from attnlab.literature.audit.rules.rule import Outcome, number, row_of, rule, shape_of, stated_number
 from attnlab.study.shapes import Shape
 
 

@@ -111,11 +111,3 @@ def place(row: Row) -> str:
 def brief(shape: Shape) -> str:
     """A shape by the three axes that the documents vary."""
     return f"B={shape.batch} H={shape.heads} S={shape.seq_len}"
-
-
-def megabytes(amount: float) -> str:
-    return f"{amount / 1e6:.1f} MB"
-
-
-def gigaflop(amount: float) -> str:
-    return f"{amount / 1e9:.4g} GFLOP"

@@ -3,19 +3,9 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from attnlab.literature.audit.numbers import Number
+from attnlab.literature.audit.numbers import Number, gigaflop, megabytes
 from attnlab.literature.audit.reference import Row, Term
-from attnlab.literature.audit.rules.rule import (
-    Outcome,
-    brief,
-    gigaflop,
-    megabytes,
-    number,
-    row_of,
-    rule,
-    shape_of,
-    stated_number,
-)
+from attnlab.literature.audit.rules.rule import Outcome, brief, number, row_of, rule, shape_of, stated_number
 from attnlab.study.shapes import Shape
 
 
