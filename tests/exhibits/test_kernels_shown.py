@@ -48,22 +48,18 @@ def test_kernels_that_changed_are_named(monkeypatch):
 # ---------------------------------------------------------------------------------------------------------- resources
 
 
-def test_resources_are_the_drivers():
-    frame = by_rung(compiled.compiled(climbed(), TARGET).parts["resources"].frame)
-    row = frame.loc["kernel.swizzled"]
+def test_resources_and_geometry_have_their_columns():
+    parts = compiled.compiled(climbed(), TARGET).parts
+    row = by_rung(parts["resources"].frame).loc["kernel.swizzled"]
     assert (row["registers"], row["shared, static (KiB)"], row["shared, dynamic (KiB)"]) == (168, 1024, 48 * 1024)
     assert (row["CTAs per SM"], row["occupancy"], row["limited by"]) == (3, 18.75, "registers")
-    assert "kernel.pipelined" not in frame.index
-
-
-def test_geometry():
+    assert "kernel.pipelined" not in by_rung(parts["resources"].frame).index
+    assert "work items differ in size" not in parts["grid"].note
     grid = compiled.compiled(climbed(), synthetic.L4_SHAPES[-1]).parts["grid"]
-    row = by_rung(grid.frame).loc["kernel.wgmma"]
-    assert row[["persistent", "work items", "CTAs", "at once"]].tolist() == ["yes", 1024, 132, 132]
-    assert row[["waves", "last wave", "SMs with work"]].tolist() == pytest.approx([1024 / 132, 100 * 100 / 132, 100])
-    assert by_rung(grid.frame).loc["kernel.tiled", ["persistent", "CTAs", "at once"]].tolist() == ["no", 1024, 660]
+    assert by_rung(grid.frame).loc["kernel.wgmma"].tolist() == [
+        *("yes", 1024, 132, 132, pytest.approx(1024 / 132), pytest.approx(100 * 100 / 132), 100)
+    ]
     assert "work items differ in size" in grid.note
-    assert "work items differ in size" not in compiled.compiled(climbed(), TARGET).parts["grid"].note
 
 
 def with_resources(**columns) -> Results:
@@ -192,7 +188,6 @@ def test_the_ablation_has_what_was_expected_and_what_came_of_it():
     frame = by_rung(table.frame)
     assert list(frame.index) == [f"kernel.{name}" for name in BEFORE]
     assert list(frame["over"]) == [f"kernel.{before}" for before in BEFORE.values()]
-    assert [speedup.estimate for speedup in frame["speedup"]] == pytest.approx([2.5, 0.8, 4.0], rel=1e-3)
     assert list(frame["expected"]) == [2.5, 3.0, 5.0]
     assert list(frame["outcome"]) == ["reached", "missed", "missed"]
     assert list(frame["verdict"]) == ["faster, claimable", "slower", "faster, claimable"]

@@ -18,7 +18,7 @@ from attnlab.paper import readme
 from attnlab.runs import read
 from attnlab.runs.schema import is_of, is_under
 from attnlab.study import studies
-from attnlab.study.implementations import PEERS, SDPA
+from attnlab.study.implementations import SDPA
 from attnlab.study.ladder import BEST
 
 THROUGHPUT, LADDER = readme.BLOCKS
@@ -88,38 +88,6 @@ def test_a_picture_is_what_the_command_draws(published, block):
     assert len(kept) == (2 * len(LINES) if block is THROUGHPUT else len(timed(published) - {BEST}))
     for (_, ours), (_, theirs) in zip(kept, drawn, strict=True):
         assert ours == pytest.approx(theirs, abs=0.5)
-
-
-def test_the_pictures_lines_are_the_medians_of_the_samples(published):
-    (plain, causal) = THROUGHPUT.made(published)[1].figure.axes
-    for axes, sweep in ((plain, "seq_len"), (causal, "causal seq_len")):
-        lines = {line.get_label(): line.get_data() for line in axes.get_lines()}
-        assert set(lines) == LINES
-        for name in LINES:
-            lengths, rates = lines[name]
-            shapes = [shape for shape in published.study.sweep(sweep) if name in published.at(shape).index]
-            medians = [median_us(published, name, shape) for shape in shapes]
-            assert list(lengths) == [shape.seq_len for shape in shapes]
-            expected = [shape.flops / median / 1e6 for shape, median in zip(shapes, medians, strict=True)]
-            assert list(rates) == pytest.approx(expected)
-
-
-def median_us(of: Results, name: str, shape) -> float:
-    samples, headline = of.run.samples, of.headline
-    under = is_under(samples, headline)
-    mine = samples[(samples["implementation"] == name) & is_of(samples, shape) & under]
-    return float(mine["latency_us"].median())
-
-
-def test_the_ladder_holds_the_medians_of_the_samples(published):
-    rows = [line.split(" | ") for line in text(LADDER, published).splitlines() if line.startswith("| ")]
-    title, _, *rows = rows
-    column = next(index for index, cell in enumerate(title) if cell.startswith("median"))
-    cells = {row[0].removeprefix("| "): row[column].split("[")[0].replace(",", "").strip() for row in rows}
-    stated = {name: float(cell) for name, cell in cells.items() if cell != "—"}
-    assert set(stated) == timed(published) - {BEST} - set(PEERS)
-    for name, median in stated.items():
-        assert median == pytest.approx(median_us(published, name, published.study.target_shape), rel=1e-3)
 
 
 @EVERY
