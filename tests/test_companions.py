@@ -74,13 +74,16 @@ def test_runs_that_are_not_whole_not_trusted_or_not_from_here_are_passed_over(da
     assert companions("mine")["choices"] == "good"
 
 
-def test_a_run_of_few_queries_has_several_numbers_of_them_and_one_of_fp8_something_in_it():
+def test_what_makes_a_run_one_of_few_queries_of_fp8_or_of_kinds_of_values():
     one = {"decode kv_len": [AXES | {"seq_len": 1, "kv_len": [256, 512]}]}
     chunk = {"chunk kv_len": [AXES | {"seq_len": [4, 128], "kv_len": 256}]}
     for name, sweeps in {"few": FEW, "one": one, "chunk": chunk}.items():
         record(name, PLAIN | {"sweeps": PLAIN["sweeps"] | sweeps})
     eight = PLAIN | {"implementations": [FALLBACK, CUDNN_FP8]}
     record("eight", eight, latencies_us={(CUDNN_FP8, synthetic.TARGET): 20.0})
+    kinds = {"values": [AXES | {"seq_len": 128, "values": ["normal", "sd 4"]}]}
+    record("kinds", PLAIN | {"sweeps": PLAIN["sweeps"] | kinds})
     record("mine")
     found = companions("mine")
-    assert (found["decoded"], found["eight_bits"]) == ("few", "eight")
+    assert (found["decoded"], found["eight_bits"], found["valued"]) == ("few", "eight", "kinds")
+    assert companions("kinds")["valued"] == "kinds"

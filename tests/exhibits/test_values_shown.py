@@ -1,16 +1,15 @@
 """What is shown of kinds of values: whose verdict they turn round, and on which of them a claim is made."""
 
-import pytest
-import synthetic
-from reading import column, exhibit, plain
-from synthetic import VALUED_US, Recipe, inferred, of_kinds, valued
+from dataclasses import replace
 
-from attnlab import select_run
-from attnlab.exhibits.display import Figure, Missing
+import pytest
+from reading import column, exhibit, plain
+from synthetic import VALUED_US, inferred, valued
+
+from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.display import Figure
 from attnlab.export.report import SECTIONS
-from attnlab.infer import results
 from attnlab.infer.results import Results
-from attnlab.runs import read
 from attnlab.study import values
 
 TURNED = "**Whether `sdpa.flash` is faster than `sdpa.auto` depends on the values**"
@@ -76,53 +75,10 @@ def test_each_kind_is_listed_once_with_its_words():
 # ---------------------------------------------------------------------------------------------------------- companion
 
 
-FEW_US = {
-    name: {kind: VALUED_US[name][kind] for kind in ("normal", "rising 24")} for name in ("sdpa.auto", "sdpa.flash")
-}
-PLAIN = {"implementations": ["sdpa.auto"]} | synthetic.AT_TARGET
-
-
-def record(name: str, recipe: Recipe) -> None:
-    synthetic.write(name, recipe)
-
-
-def loaded(name: str) -> Results:
-    return results.of(read.load(name))
-
-
-def test_a_run_without_kinds_shows_those_of_another_on_its_device(data):
-    record("kinds", of_kinds(FEW_US))
-    record("mine", Recipe(study=PLAIN, fates={}))
-    show = select_run.showing(loaded("mine"))
-    for id in ("verdicts.kinds", "verdicts.values", "verdicts.values.said"):
-        assert show(id).run == "kinds"
-        assert not isinstance(show(id).content, Missing)
-    assert column(show("verdicts.kinds").content, "values") == ["normal", "rising 24"]
-    assert [other.run.name for other in select_run.companions(show.results)] == ["kinds"]
-
-
-def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other(data):
-    record("kinds", of_kinds(FEW_US))
-    record("mine", Recipe(study=PLAIN, fates={}))
-    show = select_run.showing(loaded("mine"))
-    assert "values (run `kinds`)" in plain(show("verdicts.abstract").content)
+def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other():
+    mine = Results(replace(inferred().run, name="mine"), inferred().table)
+    show = Show(mine, {"valued": valued})
+    assert f"values (run `{valued().run.name}`)" in plain(show("verdicts.abstract").content)
+    assert "(run `" not in plain(exhibit(valued, "verdicts.abstract"))
     assert show("verdicts.findings").content.text.startswith(f"1. **Values.** {TURNED}")
-    assert show("verdicts.abstract").run == "mine"
-
-
-def test_a_run_with_kinds_shows_its_own(data):
-    record("mine", of_kinds(FEW_US))
-    record("newer", of_kinds(FEW_US))
-    mine = loaded("mine")
-    assert select_run.showing(mine).companions["valued"]() is mine
-    assert "(run `" not in plain(select_run.showing(mine)("verdicts.abstract").content)
-
-
-def test_kinds_of_another_device_are_not_shown(data):
-    elsewhere = of_kinds(FEW_US)
-    record("elsewhere", Recipe(device="NVIDIA L4", study=elsewhere.study, latencies_us=elsewhere.latencies_us))
-    record("mine", Recipe(study=PLAIN, fates={}))
-    show = select_run.showing(loaded("mine"))
-    assert show.companions["valued"]() is show.results
-    assert ALONE in plain(show("verdicts.abstract").content)
-    assert isinstance(show("verdicts.values").content, Missing)
+    assert (show("verdicts.abstract").run, show("verdicts.kinds").run) == ("mine", valued().run.name)

@@ -57,6 +57,7 @@ PREAMBLE = rf"""\documentclass[10pt]{{article}}
 % Nothing of when and where it was compiled.
 \pdfinfoomitdate=1 \pdftrailerid{{}} \pdfsuppressptexinfo=-1"""
 _REFERENCE = re.compile(r"\\autoref\{([^}]*)\}|\\hyperref\[([^\]]*)\]\{((?:[^{}]|\{[^{}]*\})*)\}")
+_ABSTRACT = re.compile(r"\\section\{Abstract\}\\label\{[^}]*\}\n(.*?)(?=\\section\{|\Z)", re.DOTALL)
 _HEADING = re.compile(r"^\\section\{(.*)\}\\label\{[^}]*\}$", re.MULTILINE)
 
 
@@ -120,7 +121,7 @@ def _referred(found: re.Match[str], labels: set[str]) -> str:
 
 
 def _document(body: str) -> str:
-    body = _environment(body, "Abstract", "abstract")
+    body = _ABSTRACT.sub(lambda found: f"\\begin{{abstract}}\n{found[1].strip()}\n\\end{{abstract}}\n\n", body)
     body = _HEADING.sub(lambda found: r"\input{main.bbl}" if found[1] == "References" else found[0], body)
     body = re.sub(r"\\section\{Appendix: ", lambda _: "\\appendix\n\\section{", body, count=1)
     body = body.replace(r"\section{Appendix: ", r"\section{")
@@ -129,11 +130,3 @@ def _document(body: str) -> str:
         body = body.replace(line, "", 1)
     lines = [PREAMBLE, *front, r"\author{attnlab}", r"\begin{document}", r"\maketitle", body.strip(), r"\end{document}"]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
-
-
-def _environment(body: str, title: str, name: str) -> str:
-    """The section of a title as an environment; it ends where the next section begins."""
-    pattern = rf"\\section\{{{title}\}}\\label\{{[^}}]*\}}\n(.*?)(?=\\section\{{|\Z)"
-    return re.sub(
-        pattern, lambda found: f"\\begin{{{name}}}\n{found[1].strip()}\n\\end{{{name}}}\n\n", body, flags=re.DOTALL
-    )

@@ -1,7 +1,6 @@
 """What a reader should keep: the abstract, the findings in a box, and the target."""
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from attnlab.exhibits.audit import in_short
 from attnlab.exhibits.backends import few
@@ -34,15 +33,21 @@ def findings(
     eight_bits: Results | None = None,
 ) -> Box:
     """The findings of the run, a line for each kind that it has; what the values change, first."""
-    first = f"**Values.** {values.in_short(results, valued)}"
+    baseline, label = results.study.baseline, results.study.target_shape.label
     queries, fewer_bits = few.in_short(results, decoded), fp8.in_short(results, eight_bits)
-    found = [
-        *(_unless_missing(find, results) for find in SPEEDS),
-        f"**Few queries.** {queries}" if queries else "",
-        f"**FP8.** {fewer_bits}" if fewer_bits else "",
-        *(_unless_missing(find, results) for find in OTHERS),
+    finds: list[Callable[[], str]] = [
+        lambda: say("verdicts.sign", lead=lead(results), baseline=baseline, label=label),
+        lambda: f"**Lengths.** {costliest(results)}",
+        lambda: f"**Power.** {slowed(results)}",
+        lambda: _ladder(results),
+        lambda: f"**Few queries.** {queries}" if queries else "",
+        lambda: f"**FP8.** {fewer_bits}" if fewer_bits else "",
+        lambda: say(
+            "verdicts.instrument", baseline=baseline, found=results.false_positives, agreeing=agreeing(results)
+        ),
+        lambda: f"**Published numbers.** {in_short()}",
     ]
-    lines = [first, *filter(None, found)]
+    lines = [f"**Values.** {values.in_short(results, valued)}", *filter(None, map(_unless_missing, finds))]
     return Box("Findings", "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)))
 
 
@@ -115,28 +120,8 @@ def _nothing(results: Results) -> str:
     )
 
 
-Find: TypeAlias = Callable[[Results], str]
-SPEEDS: tuple[Find, ...] = (
-    lambda results: say(
-        "verdicts.sign", lead=lead(results), baseline=results.study.baseline, label=results.study.target_shape.label
-    ),
-    lambda results: f"**Lengths.** {costliest(results)}",
-    lambda results: f"**Power.** {slowed(results)}",
-    _ladder,
-)
-OTHERS: tuple[Find, ...] = (
-    lambda results: say(
-        "verdicts.instrument",
-        baseline=results.study.baseline,
-        found=results.false_positives,
-        agreeing=agreeing(results),
-    ),
-    lambda results: f"**Published numbers.** {in_short()}",
-)
-
-
-def _unless_missing(find: Find, results: Results) -> str:
+def _unless_missing(find: Callable[[], str]) -> str:
     try:
-        return find(results)
+        return find()
     except NotMeasured:
         return ""
