@@ -215,11 +215,6 @@ def target(results: Results) -> Shape:
     return results.study.target_shape
 
 
-def baseline(results: Results) -> str:
-    """The baseline of a run's study."""
-    return results.study.baseline
-
-
 def _telling_what_is_missing(
     make: Callable[P, T], where: Callable[[Results], bool] | None
 ) -> Callable[P, T | Prose | None]:

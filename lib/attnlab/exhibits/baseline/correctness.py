@@ -11,8 +11,6 @@ from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results
 from attnlab.study.implementations import in_fp8
 
-SWEEP = "seq_len"
-
 
 @exhibit("baseline.correctness")
 def correctness(results: Results) -> Prose:
