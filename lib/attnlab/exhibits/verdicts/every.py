@@ -55,10 +55,11 @@ def by_candidate(results: Results) -> Table:
 
 def _counted(title: str, groups: dict[str, list[Comparison]], caption: str) -> Table:
     columns = [FASTER, "claimable", SLOWER, EQUIVALENT, INCONCLUSIVE]
-    counts = {key: {"comparisons": len(some)} | _tally(some) for key, some in groups.items()}
-    rows = [{title: key} | count for key, count in counts.items()]
-    frame = pd.DataFrame(rows)[[title, "comparisons", *columns]]
-    return Table(frame, caption, "Claimable verdicts are among the faster ones.")
+    rows = [
+        {title: key, "comparisons": len(some)} | {column: _tally(some)[column] for column in columns}
+        for key, some in groups.items()
+    ]
+    return Table(pd.DataFrame(rows), caption, "Claimable verdicts are among the faster ones.")
 
 
 def _tally(some: Iterable[Comparison]) -> dict[str, int]:
