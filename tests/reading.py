@@ -1,8 +1,11 @@
-"""Reading what is shown: its text, its cells, and the numbers in them."""
+"""Reading what is shown: its text, its cells, and the numbers in them; and what make says."""
 
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -47,3 +50,13 @@ def column(table: Table, title: str) -> list[Any]:
 def values(table: Table) -> dict[str, Any]:
     """A table of two columns: the second by the first."""
     return dict(table.frame.itertuples(index=False, name=None))
+
+
+def make(*words: str, cwd: Path = paths.ROOT, **environment: str) -> subprocess.CompletedProcess:
+    """Run make as a user does: outside of the make that may have started these tests."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    for name in ("PYTHON", "RUN", "STUDY", "RUNG", "DEVICE", "GPUS", "SCHEDULER", "PYTHONPATH"):
+        inherited.pop(name, None)
+    return subprocess.run(
+        ["make", *words], cwd=cwd, capture_output=True, text=True, env=inherited | environment, timeout=60
+    )

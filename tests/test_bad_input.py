@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import small
 import yaml
 from conftest import TINY, tiny_study
 from ladders import TILE, rung
+from reading import make
 
 from attnlab import __main__
-from attnlab.base import paths
 from attnlab.runs import write
 
 MEASURE = ("measure", "--run", "new", "--study", "{study}")
@@ -337,12 +336,6 @@ WORDS = [
 ]
 
 
-def made(*words: str) -> subprocess.CompletedProcess:
-    """Run make as a user does."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(["make", *words], cwd=paths.ROOT, capture_output=True, text=True, env=inherited)
-
-
 @pytest.mark.parametrize(("words", "said"), WORDS)
 def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place, capsys, words, said):
     """Make hands the words to an interpreter that keeps those of the command; here the command gets them."""
@@ -352,7 +345,7 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
     )
     keeping.chmod(0o755)
     before = held(place.data)
-    assert made(*words, f"PYTHON={keeping}").returncode == 0
+    assert make(*words, f"PYTHON={keeping}").returncode == 0
     capsys.readouterr()
     try:
         status = __main__.main((tmp_path / "words").read_text().splitlines())
@@ -374,7 +367,7 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
 )
 def test_bad_input_to_make_is_one_line_besides_its_own(place, words, said):
     before = held(place.data)
-    ended = made(*words)
+    ended = make(*words)
     assert ended.returncode == 2
     first, *others = ended.stderr.splitlines()
     assert said in first
@@ -386,9 +379,7 @@ def test_an_interpreter_without_what_a_report_needs_is_told(tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    ended = subprocess.run(
-        ["make", "report", "RUN=x", f"PYTHON={bare}"], cwd=paths.ROOT, capture_output=True, text=True
-    )
+    ended = make("report", "RUN=x", f"PYTHON={bare}")
     assert ended.returncode == 2
     expected = f"PYTHON={bare} lacks pandas papermill pydantic yaml: install attnlab into it, or leave PYTHON out"
     assert ended.stderr.splitlines()[0] == expected

@@ -59,7 +59,7 @@ def test_a_path_to_a_study_ends_with_yaml(capsys, data, write_study):
     assert said(capsys, "measure", "--study", str(path.with_suffix(""))).endswith(expected)
 
 
-def test_cuda_without_a_gpu(capsys, data, write_study, monkeypatch):
+def test_without_a_gpu(capsys, data, write_study, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -68,12 +68,6 @@ def test_cuda_without_a_gpu(capsys, data, write_study, monkeypatch):
     assert said(capsys, "measure", "--study", str(write_study()), "--device", "cuda") == expected
     assert said(capsys, "measure", "--study", str(write_study(device="cuda"))) == expected
     assert not data.exists()
-
-
-def test_tuning_without_a_gpu(capsys, monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     expected = "tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one"
     assert said(capsys, "tune") == expected
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from reading import PAGES
+from reading import PAGES, make
 from sanitize import each_arriving
 from tools import environment_yml
 
@@ -31,16 +31,6 @@ README = TEXTS["README.md"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.search(r"^TARGETS := (.+)$", MAKEFILE, re.MULTILINE)[1].split()
 RUN_LIMIT, TREE_LIMIT = 5e6, 40e6
-
-
-def make(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
-    """Run make as a user does: outside of the make that may have started these tests."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    for name in ("PYTHON", "RUN", "STUDY", "RUNG", "DEVICE", "GPUS", "SCHEDULER", "PYTHONPATH"):
-        inherited.pop(name, None)
-    return subprocess.run(
-        ["make", *words], cwd=cwd, capture_output=True, text=True, env=inherited | environment, timeout=60
-    )
 
 
 def tracked() -> list[Path]:

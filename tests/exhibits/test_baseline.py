@@ -1,5 +1,6 @@
-"""What 02_baseline shows of the synthetic runs, worked by hand."""
+"""What 02_baseline and 03_roofline show of the synthetic runs, worked by hand."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,16 @@ from synthetic import ONE_BATCH, TARGET, inferred, lonely
 from attnlab.exhibits.baseline import correctness, sweeps
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
+from attnlab.exhibits.quantities import Marked
+from attnlab.exhibits.roofline import floor
 from attnlab.exhibits.words import say
+from attnlab.infer.compare.published import Nearest
 from attnlab.infer.facts.gate import Differing, Outputs
 from attnlab.infer.facts.lengths import Costliest, Pair
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Absence, Results
 from attnlab.infer.stats import Interval
+from attnlab.literature.throughputs import published
 from attnlab.runs.schema import is_of
 
 
@@ -165,6 +170,62 @@ def without_lengths() -> Results:
     return with_lengths(batch=[synthetic.AXES | {"batch": [1, 2], "seq_len": 128}])
 
 
+# ------------------------------------------------------------------------------------------------------ the roofline
+
+
+def test_the_floors_along_a_sweep():
+    frame = floor.floors(inferred(), "seq_len", "sdpa.auto").frame
+    assert list(frame["intensity"]) == [16, 32, 64, 128]
+    assert list(frame["matrix (µs)"]) == pytest.approx([1.048576, 4.194304, 16.777216, 67.108864])
+    # 4·2·4·S·64·2 bytes over 400 GB/s, or, of the longer two, what 200 kB can't hold over 100 GB/s
+    assert list(frame["bytes (µs)"]) == pytest.approx([0.32768, 0.65536, (262144 * 2 - 2e5) / 1e5, 8.48576])
+    assert list(frame["exp (µs)"]) == pytest.approx([0.08192, 0.32768, 1.31072, 5.24288])
+    assert list(frame["limit"]) == ["matrix product"] * 4
+    assert list(frame["speed_of_light_pct"]) == pytest.approx([41.94304] * 4)
+    without = floor.floors(lonely(), "seq_len", "sdpa.auto").frame
+    assert without["exp (µs)"].isna().all()
+    assert np.isnan(without["bytes (µs)"][0])
+
+
+def test_a_rate_above_a_ceiling_marks_the_speed_of_light():
+    first, *others = floor.floors(inferred(), "seq_len", "sdpa.flash").frame["speed_of_light_pct"]
+    assert isinstance(first, Marked)
+    assert first.mark.startswith("† above the copy ceiling")
+    assert not [cell for cell in others if isinstance(cell, Marked)]
+
+
+def test_the_lengths_at_which_the_card_throttled_are_named():
+    held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
+    note = floor.floors(Results(inferred().run, held), "seq_len", "sdpa.auto").note
+    assert "At B=2 H=4 S=256 D=64 float16 the card throttled during more than half of the samples" in note
+    assert "clock" not in floor.floors(lonely(), "seq_len", "sdpa.auto").note
+
+
+def test_the_roofline_says_what_limits_which_timing():
+    slow = synthetic.CEILINGS | {"l2": (50.0, "GB/s"), "wgmma.float16": (4.0, "TFLOP/s")}
+    timings = [{"clock": "device", "cache": cache} for cache in ("warm", "cold")]
+    short = synthetic.AXES | {"seq_len": 32}
+    at = {"target": short, "sweeps": {"seq_len": [short]}}
+    for first, limit, bytes_us in ((0, "L2", 2.62144), (1, "memory", 1.31072)):
+        study = at | {"timings": [timings[first], timings[1 - first]]}
+        of = synthetic.infer(synthetic.Recipe(study=study, ceilings=slow, fates={}))
+        table = floor.floors(of, "seq_len", "sdpa.auto")
+        assert table.frame[["limit", "bytes (µs)", "matrix (µs)"]].iloc[0].tolist() == [
+            limit, pytest.approx(bytes_us), pytest.approx(0.524288)
+        ]  # fmt: skip
+        assert "over the 4.00 TFLOP/s of wgmma alone; the library's product reached 2.00." in table.note
+        assert f"S = 32 by {limit}" in floor.regimes(of).markdown
+
+
+def test_without_ceilings_there_is_neither_ridge_nor_share():
+    none = {name: (None, unit) for name, (_, unit) in synthetic.CEILINGS.items()}
+    some = none | {"copy": (100.0, "GB/s")}
+    runs = [synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, ceilings=rates)) for rates in (none, some)]
+    assert "No ceiling was measured" in floor.regimes(runs[0]).markdown
+    assert "No ceiling was measured" in floor.speed_of_light(runs[0]).markdown
+    assert "ridge" not in floor.regimes(runs[1]).markdown
+
+
 # ----------------------------------------------------------------------------------------------------------- sentences
 
 OUTPUTS = Outputs(1200, 4800, 67.2, [(["sdpa.math", "kernel.naive"], TARGET), (["sdpa.flash"], ONE_BATCH)])
@@ -175,18 +236,37 @@ GATE = {"checks": 150, "failed": 3, "errors": {"max_error": 0.005, "framework_ma
 
 COSTLIEST = Costliest("a", Pair(TARGET, TARGET), Interval(18.6, 18.3, 19.1))
 MOVED = {"moved": 3, "near_pct": 1.0}
+
+
+FOUND = {"numbers": published(), "read": {"table": 1, "text": 2, "label on figure": 3, "plot": 0}} | {
+    "best": published()[:2], "above": [], "here": None
+}  # fmt: skip
+SHARES = ("datasheet_pct", "measured_pct")
+HERE = Nearest("sdpa.flash", "here", TARGET, 700.0, 75.0, 98.0)
+LIMITS = {"numbers": 258, "whole": 200, "grouped": 9, "untyped": 3, "at_once": 256}
+
+
 BRANCHES = {
-    "correctness": (GATE, GATE | {"failed": 0, "outputs": None, "differing": []}),
-    "absent": ({"all": [Absence("sdpa.math", 1, 4, "skipped, too long")]},),
-    "costliest": ({"c": COSTLIEST, "tile": 64},),
-    "by_clock": tuple(MOVED | {"in_cycles_pct": pct} for pct in (None, [2.0, 2.0, 2.0], [], [2.5])),
-    "cards": tuple({"here": set(a), "there": set(b)} for a, b in ("aa", ("ab", "ab"), ("ab", "b"), "ac", ("", "c"))),
+    "baseline.correctness": (GATE, GATE | {"failed": 0, "outputs": None, "differing": []}),
+    "baseline.absent": ({"all": [Absence("sdpa.math", 1, 4, "skipped, too long")]},),
+    "baseline.costliest": ({"c": COSTLIEST, "tile": 64},),
+    "baseline.by_clock": tuple(MOVED | {"in_cycles_pct": pct} for pct in (None, [2.0, 2.0, 2.0], [], [2.5])),
+    "baseline.cards": tuple(
+        {"here": {*a}, "there": {*b}} for a, b in ("aa", ("ab", "ab"), ("ab", "b"), "ac", ("", "c"))
+    ),
+    "roofline.literature": (
+        FOUND,
+        *(FOUND | {"here": here} for here in (HERE, *(replace(HERE, **{name: math.nan}) for name in SHARES))),
+        FOUND | {"above": published()[:1]},
+    ),
+    "roofline.higher": ({"higher": 1, "of": 2},),
+    "roofline.limits": (LIMITS,),
 }
 """By sentence: facts of which it says different things."""
 
 
 @pytest.mark.parametrize("id", BRANCHES)
 def test_every_branch_is_said_in_words_of_its_own(id):
-    told = [say(f"baseline.{id}", **facts) for facts in BRANCHES[id]]
+    told = [say(id, **facts) for facts in BRANCHES[id]]
     assert len(set(told)) == len(told)
-    assert not any("\n" in text or "  " in text for text in told)
+    assert not any("\n\n" in text or "  " in text or "nan" in text for text in told)

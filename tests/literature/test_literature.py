@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
-from bs4 import BeautifulSoup
+from reading import html, plain
 from synthetic import Recipe
 
 from attnlab.base import paths
@@ -65,16 +65,6 @@ def spoilt(folder: Path, line: int = 3, **changes: str) -> Path:
     rows[line - 2] |= changes
     kept = [{column: cell for column, cell in row.items() if changes.get(column) is not ...} for row in rows]
     return written(folder, *kept, name="datasheets.csv")
-
-
-def plain(shown) -> str:
-    return shown._repr_mimebundle_()["text/plain"]
-
-
-def numbered(html: str) -> BeautifulSoup:
-    soup = BeautifulSoup(html, "html.parser")
-    numbering.number(soup)
-    return soup
 
 
 def test_every_number_has_a_source_and_a_device_and_every_source_a_use():
@@ -181,8 +171,9 @@ def test_the_run_of_peers_is_named_beside_its_cases():
     assert row["here"] == "peer.flash4\nin theirs\n(2, 4, 128, 64)\nfloat16, causal"
     every = Show(synthetic.inferred(), {"peers": peers})("roofline.literature.every").content
     assert len(every.frame) == len(throughputs.published())
-    cited = [link.get_text() for link in numbered(every._repr_mimebundle_()["text/html"]).select("td a")]
-    assert len(cited) == len(every.frame)
+    soup = html(every)
+    numbering.number(soup)
+    assert len([link.get_text() for link in soup.select("td a")]) == len(every.frame)
 
 
 @pytest.mark.parametrize(
