@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 from functools import cache
-from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 import small
 import synthetic
@@ -20,7 +20,6 @@ from attnlab.infer.results import Results
 from attnlab.runs import dispatch, models, schema
 from attnlab.runs import write as runs_write
 from attnlab.runs.schema import FIRST, REST, STEPS
-from attnlab.runs.tables import MODEL_TABLES
 from attnlab.study import models as stated
 from attnlab.study.implementations import FALLBACK, control
 from attnlab.study.models import BASELINE, CANDIDATE
@@ -67,33 +66,27 @@ def write(
     }
     run = models.run_of(name)
     runs_write.create(run, small.model_manifest(plan, **fields))
-    for one, replicate in product(plan.models, range(plan.replicates)):
-        for table_name, rows in tables(one, replicate).items():
-            frame = MODEL_TABLES[table_name].frame(rows)
-            runs_write.add_part(run, table_name, schema.model_key(replicate, one.name), frame)
+    for part, key, rows in small.model_blocks(plan):
+        runs_write.add_part(run, part, key, chosen(part, rows))
     if complete:
         runs_write.finish(run)
 
 
-def tables(one: stated.Model, replicate: int) -> dict[str, list[dict[str, object]]]:
-    noise = np.random.default_rng(replicate)
-    found: dict[str, list[dict[str, object]]] = {table: [] for table in MODEL_TABLES}
-    for position, attention in enumerate((BASELINE, CANDIDATE, control(BASELINE))):
-        faster, ours = FASTER.get(one.name, 1.0) if attention == CANDIDATE else 1.0, attention == CANDIDATE
-        who = {"model": one.name, "batch": 4, "prompt": 512, "attention": attention, "replicate": replicate}
-        for number in range(PLAN.rounds):
-            times = {"first_us": 1e4 / faster + noise.normal(0, 5), "rest_us": 1e4 + noise.normal(0, 5)}
-            times |= dict.fromkeys(STEPS.values(), math.nan)
-            times["drafted_graph_us"] = (500.0 if ours else 1000.0) + noise.normal(0, 1)
-            times |= {"round": number, "position": position, "agreeing": 40 if ours else 44}
-            found["samples"].append(who | times)
-        errors = {"max_error": 0.02 if ours else 0.01, "mean_error": 0.001 + 0.001 * replicate}
-        ran = "best<64>(args)" if faster > 1 else "flash"
-        found["outputs"].append(who | {"reference": "float32", "ran": ran} | errors)
-        for phase, share in ((FIRST, 0.4 / faster), (REST, 0.1)):
-            if attention != control(BASELINE):
-                found["kernels"].append(who | {"phase": phase, "attention_us": 1e3 * share, "total_us": 1e3})
-    return found
+def chosen(part: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """A block with times, errors and shares that this page has words for."""
+    ours, replicate = rows["attention"].eq(CANDIDATE), rows["replicate"].iloc[0]
+    faster = rows["model"].map(FASTER).fillna(1.0).where(ours, 1.0)
+    if part == "samples":
+        noise = np.random.default_rng(replicate).normal(0, 5, (2, len(rows)))
+        times = dict.fromkeys(STEPS.values(), math.nan)
+        times |= {"first_us": 1e4 / faster + noise[0], "rest_us": 1e4 + noise[1]}
+        times["drafted_graph_us"] = np.where(ours, 500.0, 1000.0) + noise[0] / 5
+        return rows.assign(agreeing=np.where(ours, 40, 44), **times)
+    if part == "outputs":
+        errors = {"max_error": np.where(ours, 0.02, 0.01), "mean_error": 0.001 + 0.001 * replicate}
+        return rows.assign(reference="float32", ran=np.where(faster > 1, "best<64>(args)", "flash"), **errors)
+    shares = np.where(rows["phase"].eq(FIRST), 0.4 / faster, 0.1)
+    return rows.assign(attention_us=1e3 * shares, total_us=1e3)[rows["attention"].ne(control(BASELINE))]
 
 
 def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):

@@ -94,12 +94,8 @@ def wrong(rung: Rung, architecture: str, build: Build) -> list[str]:
         for expression, instance in build.instances.items()
         if instance.spill_bytes > rung.spill_bytes
     ]
-    built = [
-        (tile, build.instances[expression])
-        for tile, *_, expression in _instances(rung)
-        if expression in build.instances
-    ]
-    misfits = dict.fromkeys(line for tile, instance in built for line in _misfits(rung, tile, instance))
+    built = [(tile, build.instances.get(expression)) for tile, *_, expression in _instances(rung)]
+    misfits = dict.fromkeys(line for tile, one in built if one for line in _misfits(rung, tile, one))
     compiled = [f"{rung.source} for {architecture}: {line}" for line in (*found, *build.warnings)]
     return [f"{rung.source}: {line}" for line in misfits] + compiled
 
@@ -122,10 +118,8 @@ def once(problems: Iterable[tuple[str, str]]) -> list[str]:
     found: dict[str, dict[str, str]] = {}
     for architecture, line in problems:
         found.setdefault(line.replace(architecture, ""), {}).setdefault(line, architecture)
-    return [
-        "; likewise for ".join(filter(None, (next(iter(lines)), ", ".join(list(lines.values())[1:]))))
-        for lines in found.values()
-    ]
+    others = {next(iter(lines)): ", ".join(list(lines.values())[1:]) for lines in found.values()}
+    return ["; likewise for ".join(filter(None, (line, named))) for line, named in others.items()]
 
 
 def table(lines: list[dict[str, Any]]) -> str:

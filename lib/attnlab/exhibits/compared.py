@@ -82,9 +82,8 @@ class Comparison:
             parts.append(Table(self.frame[decided], "Slower or faster.").markdown)
         if len(rest):
             table = Table(rest, "Neither.").markdown
-            parts.append(
-                f"<details><summary>{formats.count(len(rest), 'other case')}</summary>\n\n{table}\n\n</details>"
-            )
+            others = formats.count(len(rest), "other case")
+            parts.append(f"<details><summary>{others}</summary>\n\n{table}\n\n</details>")
         return "\n\n".join(parts)
 
 

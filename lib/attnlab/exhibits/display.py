@@ -179,9 +179,8 @@ class Table(_Exhibit):
     def legend(self) -> str:
         """The note, the marks of numbers, and the columns that are left out with their values."""
         marks = dict.fromkeys(f"{cell.mark}." for cell in self.frame.to_numpy().flat if isinstance(cell, Marked))
-        left_out = "; ".join(
-            f"{_flat(self._printed.columns[place])} {_flat(value)}" for place, value in self._constants.items()
-        )
+        constants = [(self._printed.columns[place], value) for place, value in self._constants.items()]
+        left_out = "; ".join(f"{_flat(title)} {_flat(value)}" for title, value in constants)
         return " ".join(filter(None, [self.note, *marks, f"The same in every row: {left_out}." if left_out else ""]))
 
     @cached_property
@@ -228,9 +227,8 @@ class Box(_Exhibit):
     def bundle(self, anchor: str = "") -> Bundle:
         """The frame in every format."""
         named = f' id="{escape(anchor)}"' if anchor else ""
-        html = (
-            f'<aside{named} class="box"><p><strong>{escape(self.title)}</strong></p>{markdown.block(self.text)}</aside>'
-        )
+        title = f"<p><strong>{escape(self.title)}</strong></p>"
+        html = f'<aside{named} class="box">{title}{markdown.block(self.text)}</aside>'
         head = rf"\textbf{{{tex.escape(self.title)}}}\par"
         latex = f"\\begin{{findings}}\n{head}\n{tex.block(self.text)}\\end{{findings}}\n\n"
         return _bundle(html, f"{self.title}\n\n{self.text}", latex)

@@ -66,11 +66,10 @@ def instructions(results: Results) -> Table:
     shapes = [shape for shape in counters.counted_shapes(results) if shape.plain == target.plain]
     if len(shapes) < 2:
         raise NotMeasured("Calls were counted on a single kind of values")
+    profiles = {shape.values: counters.of(results, shape) for shape in shapes}
     counted = {
-        shape.values: {
-            each.implementation: each.total(metrics.INSTRUCTIONS) / 1e6 for each in counters.of(results, shape)
-        }
-        for shape in shapes
+        kind: {each.implementation: each.total(metrics.INSTRUCTIONS) / 1e6 for each in found}
+        for kind, found in profiles.items()
     }
     rows = [
         {"implementation": name}

@@ -78,9 +78,8 @@ def label_ends(axes: Axes) -> None:
     place = axes.transScale + axes.transLimits
     named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     points = [(line, np.asarray(line.get_xydata())) for line in named]
-    ends = {
-        str(line.get_label()): (float(place.transform(xy[-1])[1]), line.get_color()) for line, xy in points if len(xy)
-    }
+    drawn = [(str(line.get_label()), line.get_color(), xy[-1]) for line, xy in points if len(xy)]
+    ends = {name: (float(place.transform(end)[1]), colour) for name, colour, end in drawn}
     order = sorted(ends, key=lambda name: ends[name][0])
     height_in = float(axes.figure.get_size_inches()[1]) * axes.get_position().height  # type: ignore[union-attr]
     step = min(LABEL_PT / (72 * height_in), 1 / max(len(order) - 1, 1))

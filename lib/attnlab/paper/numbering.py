@@ -149,9 +149,8 @@ def _insert_contents(soup: BeautifulSoup) -> None:
     if not headings:
         return
     items = "".join(f'<li><a href="#{heading["id"]}">{escape(_title(heading))}</a></li>' for heading in headings)
-    nav = BeautifulSoup(
-        f'<nav class="contents" aria-label="Contents"><p>Contents</p><ul>{items}</ul></nav>', "html.parser"
-    )
+    html = f'<nav class="contents" aria-label="Contents"><p>Contents</p><ul>{items}</ul></nav>'
+    nav = BeautifulSoup(html, "html.parser")
     if side := soup.find("aside", class_="side"):
         side.insert(0, nav)
     else:

@@ -45,9 +45,7 @@ def compile(files: Mapping[str, bytes], pdf: Path, created: str) -> None:
             if ended.returncode:
                 write_atomically(pdf.with_suffix(".log"), said.encode())
                 reason = next(iter(re.findall("^! (.*)", said, re.MULTILINE)), "it ended early")
-                raise UserError(
-                    f"pdflatex: {reason}; the page is there, and {pdf.with_suffix('.log').name} has the log"
-                )
+                raise UserError(f"pdflatex: {reason}; the page is there, and {pdf.stem}.log has the log")
             if not re.search(r"Rerun to get|Label\(s\) may have changed|Table widths have changed", said):
                 break
         write_atomically(pdf, Path(scratch, MAIN).with_suffix(".pdf").read_bytes())
@@ -65,9 +63,8 @@ def print_page(browser: str, page: Path, pdf: Path) -> None:
         # A sandbox can't be had as root, and the page runs no script.
         options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={scratch}/profile"]
         options += ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        ended = _run(
-            [browser, *options, f"--print-to-pdf={made}", copy.resolve().as_uri()], cwd=scratch, env=os.environ
-        )
+        command = [browser, *options, f"--print-to-pdf={made}", copy.resolve().as_uri()]
+        ended = _run(command, cwd=scratch, env=os.environ)
         if ended.returncode or not made.is_file():
             raise UserError(f"{Path(browser).name} could not print {page.name}, which is there; {HOW}")
         write_atomically(pdf, made.read_bytes())

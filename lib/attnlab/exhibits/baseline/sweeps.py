@@ -89,10 +89,8 @@ def _medians(results: Results, shapes: list[Shape], titles: list[str]) -> pd.Dat
     there = [results.at(shape) for shape in shapes]
     if all(rows.empty for rows in there):
         raise NotMeasured(f"Nothing has a latency at {formats.shapes(shapes)}")
-    rows = [
-        [name, *(median_of(at.loc[name]) if name in at.index else None for at in there)]
-        for name in results.study.implementations
-    ]
+    names = results.study.implementations
+    rows = [[name, *(median_of(at.loc[name]) if name in at.index else None for at in there)] for name in names]
     return pd.DataFrame(rows, columns=["implementation", *titles])
 
 

@@ -28,22 +28,17 @@ def checklist(results: Results) -> Table:
     """The points of a reproducibility checklist, answered from the manifest and the tables."""
     manifest, checks = results.run.manifest, results.run.checks
     environment, study = manifest["environment"], results.study
+    packages, longest_ms = environment["packages"], f"{study.longest_call_ms:g} ms"
     samples = f"{sample_words(study)} in each of {formats.count(effort(results).replicates, 'replicate')}"
     resamples = f"{rules.RESAMPLES:,}".replace(",", " ")
     rows = [
         ("hardware named", f"{manifest['device']['name']}, driver {environment['driver']}"),
-        (
-            "software pinned",
-            f"PyTorch {environment['packages']['torch']}, CUDA {environment['cuda']}, cuDNN {environment['cudnn']}",
-        ),
+        ("software pinned", f"PyTorch {packages['torch']}, CUDA {environment['cuda']}, cuDNN {environment['cudnn']}"),
         ("settings locked and asserted", f"{len(environment['settings'])} settings, hash {environment['hash'][:16]}"),
         ("inputs", "of the shape's values, seeded by shape, replicate and purpose"),
         ("samples a case and timing", Inline(samples)),
         ("order", "rounds interleaved, random within each"),
-        (
-            "warm-up",
-            f"at least {study.warmup_calls} calls; a call longer than {study.longest_call_ms:g} ms is not timed",
-        ),
+        ("warm-up", f"at least {study.warmup_calls} calls; a call longer than {longest_ms} is not timed"),
         ("correctness gate", f"{int(checks['passed'].sum()):,} of {len(checks):,} checks passed"),
         ("clock, power and throttling", manifest["telemetry"]),
         ("intervals", f"{interval_words(results)}; {resamples} resamples, seed {rules.SEED}"),
@@ -60,10 +55,8 @@ def hashes(results: Results) -> Table:
     every = {"environment": manifest["environment"]["hash"], "manifest seal": manifest["seal"]}
     every |= {"commit": manifest["commit"]} | manifest.get("files", {}) | manifest["sources"] | manifest["kernels"]
     rows = [(name, formats.shortened(value, 33)) for name, value in every.items()]
-    return Table(
-        pd.DataFrame(rows, columns=["what", "hash"]),
-        "Hashes of the run's files, its environment and the code that measured.",
-    )
+    frame = pd.DataFrame(rows, columns=["what", "hash"])
+    return Table(frame, "Hashes of the run's files, its environment and the code that measured.")
 
 
 RULES = (

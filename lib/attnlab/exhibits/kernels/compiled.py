@@ -80,6 +80,5 @@ def _sizes(shapes: list[Shape]) -> str:
     lengths: dict[tuple[int, int], list[int]] = {}
     for shape in shapes:
         lengths.setdefault((shape.batch, shape.heads), []).append(shape.seq_len)
-    return "; ".join(
-        f"B={batch} H={heads} S={', '.join(map(str, sorted(found)))}" for (batch, heads), found in lengths.items()
-    )
+    named = {sizes: ", ".join(map(str, sorted(found))) for sizes, found in lengths.items()}
+    return "; ".join(f"B={batch} H={heads} S={all_of}" for (batch, heads), all_of in named.items())

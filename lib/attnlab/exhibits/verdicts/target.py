@@ -82,9 +82,8 @@ def verdicts(results: Results, shape: Shape) -> Table:
     rows += [{"implementation": name} | _compared(results, name, shape, family.verdicts[name]) for name in names]
     if family.control is not None:
         itself = _compared(results, implementations.control(baseline), shape, family.control)
-        rows.append(
-            {"implementation": f"{baseline} again"} | itself | {"p_holm": None, "decision": family.control.decision}
-        )
+        itself |= {"p_holm": None, "decision": family.control.decision}
+        rows.append({"implementation": f"{baseline} again"} | itself)
     return Table(
         pd.DataFrame(rows, columns=["implementation", "median_us", *JUDGED]).astype(object),
         f"Against `{baseline}` at {shape.label}; {results.headline.words}.",

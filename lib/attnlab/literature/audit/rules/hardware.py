@@ -20,9 +20,8 @@ def _regime_of_shape(stated: Row, rate: Term, bandwidth: Term) -> Outcome:
 @rule("ceiling", otherwise="exceeds the hardware")
 def _ceiling(stated: Row, ceiling: Term) -> Outcome:
     """A rate is no more than a ceiling, whatever a cache holds."""
-    return Outcome(
-        number(ceiling), f"the ceiling is {ceiling.shown}", stated_number(stated).low <= number(ceiling).high
-    )
+    agrees = stated_number(stated).low <= number(ceiling).high
+    return Outcome(number(ceiling), f"the ceiling is {ceiling.shown}", agrees)
 
 
 @rule("ceiling or cache", otherwise="exceeds the hardware")
@@ -63,9 +62,8 @@ def _fits(stated: Row, cache: Term) -> Outcome:
     """Q, K and V fit a cache."""
     size = shape_of(stated).bytes * 3 / 4
     agrees = size <= number(cache).value
-    return Outcome(
-        "fit" if agrees else "do not fit", f"Q, K and V are {megabytes(size)}, the L2 holds {cache.shown}", agrees
-    )
+    how = f"Q, K and V are {megabytes(size)}, the L2 holds {cache.shown}"
+    return Outcome("fit" if agrees else "do not fit", how, agrees)
 
 
 def _side(stated: Row, intensity: Number, rate: Term, bandwidth: Term) -> Outcome:

@@ -65,9 +65,8 @@ def _measured_again(stated: Row, low: Term, high: Term) -> Outcome:
     """A latency lies in the interval that another measurement of the same configuration gives."""
     within = Number(number(low).value, number(low).low, number(high).high)
     agrees = within.meets(stated_number(stated))
-    return Outcome(
-        _ends(low, high), f"{'within' if agrees else 'outside'} the interval of {place(row_of(low))}", agrees
-    )
+    where = f"{'within' if agrees else 'outside'} the interval of {place(row_of(low))}"
+    return Outcome(_ends(low, high), where, agrees)
 
 
 @rule("two samples", least=2, otherwise="unsupported")
@@ -88,9 +87,8 @@ def _evidence(stated: Row, quantity: Term, needed: Term, *there: Term) -> Outcom
 
 
 def _overlap(low: Term, high: Term, other_low: Term, other_high: Term) -> bool:
-    return (number(low).value < number(other_high).value and number(other_low).value < number(high).value) or _ends(
-        low, high
-    ) == _ends(other_low, other_high)
+    share = number(low).value < number(other_high).value and number(other_low).value < number(high).value
+    return share or _ends(low, high) == _ends(other_low, other_high)
 
 
 def _intervals(inputs: Sequence[Term]) -> list[tuple[Shape, Term, Term]]:

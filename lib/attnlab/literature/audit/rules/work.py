@@ -51,10 +51,8 @@ def _scaling(stated: Row, *inputs: Term) -> Outcome:
         agrees = set(kinds) != {"linear"}
     else:
         agrees = set(kinds) == {next(kind for kind in ("sub-linear", "super-linear", "linear") if kind in told)}
-    steps = (
-        f"{(number(other) / number(one)).value:.2f}× for {_work(one, other):g}× the work"
-        for one, other in pairwise(inputs)
-    )
+    ratios = ((number(other) / number(one), _work(one, other)) for one, other in pairwise(inputs))
+    steps = (f"{ratio.value:.2f}× for {work:g}× the work" for ratio, work in ratios)
     return Outcome(" and ".join(dict.fromkeys(kinds)), ", ".join(steps), agrees)
 
 
@@ -106,9 +104,8 @@ def _bytes(stated: Row) -> Outcome:
 @rule("intensity", otherwise="wrong work")
 def _intensity(stated: Row) -> Outcome:
     shape = shape_of(stated)
-    return Outcome(
-        Number.exact(shape.intensity), f"{gigaflop(shape.flops)} over {megabytes(shape.bytes)} of Q, K, V and O"
-    )
+    how = f"{gigaflop(shape.flops)} over {megabytes(shape.bytes)} of Q, K, V and O"
+    return Outcome(Number.exact(shape.intensity), how)
 
 
 @rule("room for the tensors", otherwise="wrong work")
@@ -164,6 +161,5 @@ def _sizes(terms: Sequence[Term]) -> str:
     shapes = [shape_of(row_of(term)) for term in terms]
     axes = {"B": "batch", "H": "heads", "S": "seq_len"}
     differ = {letter: axis for letter, axis in axes.items() if len({getattr(shape, axis) for shape in shapes}) > 1}
-    return ", ".join(
-        " ".join(f"{letter}={getattr(shape, axis)}" for letter, axis in differ.items()) for shape in shapes
-    )
+    named = ([f"{letter}={getattr(shape, axis)}" for letter, axis in differ.items()] for shape in shapes)
+    return ", ".join(map(" ".join, named))
