@@ -80,5 +80,7 @@ def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other():
     show = Show(mine, {"valued": valued})
     assert f"values (run `{valued().run.name}`)" in plain(show("verdicts.abstract").content)
     assert "(run `" not in plain(exhibit(valued, "verdicts.abstract"))
-    assert show("verdicts.findings").content.text.startswith(f"1. **Values.** {TURNED}")
+    first = show("verdicts.findings").content.text.splitlines()[0]
+    assert first.startswith(f"1. **Values.** {TURNED}")
+    assert first.endswith(f"(Run `{valued().run.name}`.)")
     assert (show("verdicts.abstract").run, show("verdicts.kinds").run) == ("mine", valued().run.name)

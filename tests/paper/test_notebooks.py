@@ -24,10 +24,7 @@ from attnlab.paper import assemble, execute, render
 from attnlab.study import models as stated_models
 from attnlab.study import studies
 
-PARTS = [
-    *("01_environment", "02_baseline", "03_roofline", "04_backends", "05_kernels", "06_verdicts", "07_profile"),
-    *("08_audit", "09_model", "10_explore", "report"),
-]
+PARTS = render.parts()
 PRICED = ["04_backends"]
 EXPLORER = "explore.html"
 CPU = {"head_dim": 16, "dtype": "float32"}
