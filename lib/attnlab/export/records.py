@@ -247,18 +247,16 @@ class Records:
         row = self.results.row(name, shape, timing)
         case = {RENAMED.get(key, key): value for key, value in row.items() if key not in [*CASE, *TIMING]}
         samples = self.results.samples(name, shape, timing)
-        return (
-            case
-            | {
-                "throughput_note": row["throughput_mark"][2:] or None,  # without its sign
-                "bandwidth_note": row["bandwidth_mark"][2:] or None,
-                "tick_us": self.results.tick_us(row),
-                "median_interval": _method([samples], paired=False),
-                "regime": regimes.compared(self.results, [name], shape, timing),
-                "verdict": self._verdict(shape, name, timing),
-                "arrays": self._arrays(shape, name, timing),
-            }
-        )
+        # A note is a mark without its sign.
+        return case | {
+            "throughput_note": row["throughput_mark"][2:] or None,
+            "bandwidth_note": row["bandwidth_mark"][2:] or None,
+            "tick_us": self.results.tick_us(row),
+            "median_interval": _method([samples], paired=False),
+            "regime": regimes.compared(self.results, [name], shape, timing),
+            "verdict": self._verdict(shape, name, timing),
+            "arrays": self._arrays(shape, name, timing),
+        }
 
     def _verdict(self, shape: Shape, name: str, timing: Timing) -> Record | None:
         """The verdict on a candidate; None for the baseline, and where the baseline has no latency."""

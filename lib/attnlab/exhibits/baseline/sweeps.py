@@ -53,7 +53,7 @@ def span(results: Results) -> Prose:
 def every_sweep(results: Results) -> Group:
     """Every implementation along every sweep, but for those of kinds of values, which `verdicts.values` shows."""
     plain = {name: {shape.plain for shape in results.sweep(name)} for name in results.study.sweeps}
-    sweeps = [name for name, shapes in plain.items() if len(results.sweep(name)) == len(shapes) or len(shapes) > 1]
+    sweeps = [name for name, shapes in plain.items() if not len(results.sweep(name)) > len(shapes) == 1]
     return over(sweeps, lambda name: backends(results, name))
 
 
