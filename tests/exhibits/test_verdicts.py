@@ -9,30 +9,18 @@ import pandas as pd
 import pytest
 import scipy.stats
 import synthetic
-from reading import exhibit, plain
+from reading import column, exhibit, plain
 from statsmodels.stats.multitest import multipletests
-from synthetic import (
-    AT_TARGET,
-    CPU,
-    ONE_BATCH,
-    TARGET,
-    Recipe,
-    biased,
-    climbed,
-    contradicted,
-    controlled,
-    few,
-    inferred,
-    lonely,
-    unclaimable,
-    valued,
-)
+from synthetic import ONE_BATCH, TARGET, VALUED_US, climbed, contradicted, controlled, few, inferred, lonely, valued
 
 from attnlab.exhibits.catalogue import Show
+from attnlab.exhibits.display import Figure
 from attnlab.exhibits.environment import clocks
 from attnlab.exhibits.verdicts import every, findings, target
+from attnlab.export.report import SECTIONS
 from attnlab.infer import stats
 from attnlab.infer.results import Results
+from attnlab.study import values as kinds_of_values
 
 
 def compared(of: Results) -> dict[tuple, stats.Verdict]:
@@ -153,7 +141,9 @@ def test_the_verdict_under_each_timing_is_a_speedup_with_a_sign():
         assert row[str(timing)].mark[0] == sign
     assert table.caption.startswith("For 1 of 1 candidate, the verdict depends on the timing")
     assert "★ faster, claimable. ▼ slower." in table.legend
-    assert "The minimum detectable effect is 3.0 % by `device` warm, 3." in target.timings(biased(), TARGET).note
+    assert (
+        "The minimum detectable effect is 3.0 % by `device` warm, 3." in target.timings(synthetic.biased(), TARGET).note
+    )
 
 
 def test_what_must_be_beaten():
@@ -170,11 +160,11 @@ def test_what_must_be_beaten():
 
 
 def test_a_statement_says_what_was_found_whichever_way_it_came_out():
-    found = [(contradicted(), TARGET), (controlled(), TARGET), (unclaimable(), TARGET), (valued(), TARGET)]
+    found = [(contradicted(), TARGET), (controlled(), TARGET), (synthetic.unclaimable(), TARGET), (valued(), TARGET)]
     found += [(few("sdpa.cudnn"), TARGET), (few("sdpa.efficient"), TARGET), (few("sdpa.efficient"), ONE_BATCH)]
     told = [re.sub(r"[\d.]+", "", plain(target.statement(run, shape))) for run, shape in found]
     assert len(set(told)) == len(told)
-    assert ["but not claimable" in text for text in told] == [run is unclaimable() for run, _ in found]
+    assert ["but not claimable" in text for text in told] == [run is synthetic.unclaimable() for run, _ in found]
 
 
 def test_the_abstract_and_the_target_say_what_the_tables_do():
@@ -234,13 +224,83 @@ def test_calibration_in_brief_is_that_of_runs_like_this_one():
 @pytest.mark.parametrize(
     ("stated", "fates", "why"),
     [
-        ({"timings": CPU["timings"][:1]}, {}, "it lacks the clocks of the study (device warm)."),
+        ({"timings": synthetic.CPU["timings"][:1]}, {}, "it lacks the clocks of the study (device warm)."),
         ({}, {("sdpa.auto", TARGET): ("skipped", "no backend.")}, "`sdpa.auto` skipped, no backend."),
     ],
 )
 def test_a_run_without_samples_says_why_and_its_links_lead_somewhere(stated, fates, why):
-    alone = {"implementations": ["sdpa.auto"], "sweeps": AT_TARGET["sweeps"]}
-    run = synthetic.infer(Recipe("Imaginary X1", CPU | alone | stated, fates=fates))
+    alone = {"implementations": ["sdpa.auto"], "sweeps": synthetic.AT_TARGET["sweeps"]}
+    run = synthetic.infer(synthetic.Recipe("Imaginary X1", synthetic.CPU | alone | stated, fates=fates))
     assert len(run.run.samples) == 0
     assert f"Nothing was timed on the CPU (Imaginary X1, 2 threads): {why}" == plain(findings.abstract(run))
     assert len(clocks.clocks(run).frame) == len(run.study.timings)
+
+
+# ---------------------------------------------------------------------------------------------------- kinds of values
+
+TURNED = "**Whether `sdpa.flash` is faster than `sdpa.auto` depends on the values**"
+ALONE = "At the target, all of this is of normal values alone."
+
+
+def test_values_come_first():
+    assert plain(exhibit(valued, "verdicts.values.said")).startswith(TURNED)
+    assert SECTIONS["What may be published"][0] == "verdicts.values.said"
+    for run, first in ((valued, TURNED), (inferred, ALONE)):
+        assert exhibit(run, "verdicts.findings").text.startswith(f"1. **Values.** {first}")
+
+
+KINDS = list(VALUED_US["sdpa.auto"])
+
+
+def cells(figure: Figure) -> list[list[str]]:
+    (axes,) = figure.figure.axes
+    places = {text.get_position(): text.get_text() for text in axes.texts}
+    assert len(places) == len(axes.texts)
+    rows, columns = len(axes.get_yticks()), len(axes.get_xticks())
+    return [[places[column, row] for column in range(columns)] for row in range(rows)]
+
+
+def test_the_map_has_a_cell_for_each_case():
+    figure = exhibit(valued, "verdicts.values")
+    (axes,) = figure.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(VALUED_US)
+    assert [label.get_text() for label in axes.get_xticklabels()] == KINDS  # zeros too, as the last
+    assert cells(figure) == [
+        ["–" if us is None else f"{us:.1f}" for us in VALUED_US[name].values()] for name in VALUED_US
+    ]
+
+
+def test_a_cell_is_coloured_by_its_ratio_to_the_first_kind():
+    (axes,) = exhibit(valued, "verdicts.values").figure.axes
+    drawn = axes.images[0].get_array()
+    assert drawn[:, 0].filled(0).tolist() == pytest.approx([0] * 5)  # math has no latency on normal values
+    flash = list(VALUED_US).index("sdpa.flash")
+    assert float(drawn[flash, KINDS.index("rising 24")]) == pytest.approx(1)  # twice as long
+    assert drawn.mask[flash + 3].all()
+
+
+def test_every_other_shape_of_several_kinds_has_a_map():
+    group = exhibit(valued, "verdicts.values.elsewhere")
+    (figure,) = group.parts.values()
+    (axes,) = figure.figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["sd 4", "normal"]
+
+
+def test_each_kind_is_listed_once_with_its_words():
+    table = exhibit(valued, "verdicts.kinds")
+    assert column(table, "values") == KINDS
+    assert column(table, "what they are") == [kinds_of_values.about(kind) for kind in KINDS]
+    assert "`zeros` are in no verdict over all kinds" in table.note
+    assert "by 8 nats" in table.frame.set_index("values").loc["sink 8", "what they are"]
+    assert "section 3" in table.frame.set_index("values").loc["sink 8", "source"]
+
+
+def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other():
+    mine = Results(replace(inferred().run, name="mine"), inferred().table)
+    show = Show(mine, {"valued": valued})
+    assert f"values (run `{valued().run.name}`)" in plain(show("verdicts.abstract").content)
+    assert "(run `" not in plain(exhibit(valued, "verdicts.abstract"))
+    first = show("verdicts.findings").content.text.splitlines()[0]
+    assert first.startswith(f"1. **Values.** {TURNED}")
+    assert first.endswith(f"(Run `{valued().run.name}`.)")
+    assert (show("verdicts.abstract").run, show("verdicts.kinds").run) == ("mine", valued().run.name)
