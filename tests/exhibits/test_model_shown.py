@@ -99,8 +99,8 @@ def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):
 def test_the_record_in_the_repository_is_read_though_its_table_is_of_the_first_version(monkeypatch):
     monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
     refused: list[UserError] = []
-    (record,) = models.newest(GPU, refused.append)
-    table = record.manifest.dispatch
+    records = {record.manifest.name: record for record in models.newest(GPU, refused.append)}
+    table = records["h200-models"].manifest.dispatch
     assert refused == []
     assert {choice.implementation for choice in table.choices} == set(table.sources) == {"kernel.best"}
 
