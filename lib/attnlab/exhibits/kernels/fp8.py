@@ -1,13 +1,15 @@
 """FP8 beside 16 bits: what it gains, and what that costs in accuracy. A run without FP8 shows nothing."""
 
+import math
 from typing import Any
 
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure, Table
-from attnlab.exhibits.style import look, panel_each, plain_logarithm
+from attnlab.exhibits.style import PANELS, look, panel_each
 from attnlab.exhibits.words import say
 from attnlab.infer import kinds
 from attnlab.infer.cases import CASE
@@ -15,6 +17,9 @@ from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results
 from attnlab.study.implementations import REFERENCES, in_fp8
 from attnlab.study.shapes import Shape
+
+PANEL_INCHES = 1.6
+"""How high a panel of the figure is, with its title and labels."""
 
 
 def has_fp8(results: Results) -> bool:
@@ -63,8 +68,10 @@ def costs(results: Results, shape: Shape) -> Figure:
             axes.plot([error], [tflops], linestyle="none", **look(name) | {"markersize": 4})
     first = next(iter(panels.values()))
     first.set_xscale("log")
-    first.set_ylim(bottom=0)
-    plain_logarithm(first.xaxis)
+    first.margins(0.15)
+    first.xaxis.set_major_locator(LogLocator())
+    first.xaxis.set_minor_formatter(NullFormatter())
+    drawing.set_figheight(PANEL_INCHES * math.ceil(len(panels) / PANELS))
     drawn = [axes.get_legend_handles_labels() for axes in panels.values()]
     marks = {name: line for lines, names in drawn for line, name in zip(lines, names, strict=True)}
     drawing.legend(handles=list(marks.values()), loc="outside upper center", ncols=3)
