@@ -62,6 +62,9 @@ show("kernels.fp8")
 # %%
 show("kernels.fp8.costs")
 
+# %%
+show("kernels.fp8.roundings")
+
 # %% [markdown]
 # All lengths, with every implementation, are on [02_baseline](02_baseline.ipynb#baseline.latency), and cases without a
 # latency on [01_environment](01_environment.ipynb#environment.cases).

@@ -8,8 +8,11 @@ from synthetic import CEILINGS, TARGET, Recipe, infer, inferred, manifest, of_ki
 
 from attnlab.exhibits.catalogue import Show, every
 from attnlab.exhibits.display import Figure, Table
+from attnlab.exhibits.kernels import fp8
 from attnlab.infer.ceilings import Ceilings, InFp8, work_of
 from attnlab.infer.results import Results
+from attnlab.measure.fp8.quantize import SCALES
+from attnlab.study import values
 from attnlab.study.implementations import E4M3, control
 
 KINDS = ("normal", "outliers")
@@ -69,6 +72,17 @@ def test_every_exhibit_can_be_made_of_a_run_with_fp8(run, page):
     apart = ("kernels.fp8", "kernels.fp8.costs", "verdicts.accuracy", "kernels.climb", "kernels.standing")
     named = [id for id in apart if "kernel.fp8" in told.get(id, "")]
     assert named == [id for id in apart[:2] if id in told]
+
+
+def test_what_each_rounding_costs_is_shown_for_every_kind_of_values():
+    table = fp8.roundings()
+    frame = table.frame.set_index("values")
+    assert list(frame.index) == list(values.STANDARD)
+    assert frame.columns[0] == "bfloat16"
+    assert len(frame.columns) == 1 + 2 * len(SCALES)
+    assert frame.notna().all(axis=None)
+    rotated, plain = (frame.loc["outliers", f"e4m3 per head{word}"] for word in (", rotated", ""))
+    assert f"from {plain:.2g} to {rotated:.2g} with" in " ".join(str(table.caption).split())
 
 
 def test_fp8_stands_under_its_own_ceiling():

@@ -6,10 +6,12 @@ import os
 from itertools import product
 
 import ladders
+import pandas as pd
 import pytest
 import torch
 
 import attnlab
+from attnlab.base import paths
 from attnlab.compile import nvrtc
 from attnlab.measure.fp8 import accuracy, quantizing
 from attnlab.measure.fp8.quantize import DTYPES, LARGEST, SCALES, quantize, rotate
@@ -227,6 +229,13 @@ def test_costs_are_of_each_way_to_quantise_beside_the_dtype():
 def test_costs_are_of_the_shapes_own_scale_mask_and_heads(shape):
     for name, deviation in accuracy.costs(shape, CPU).items():
         assert deviation.rmse < (0.08 if "e4m3" in name else 0.01), name
+
+
+def test_the_published_costs_are_what_is_computed():
+    published = pd.read_csv(paths.ROOT / "data/reference/fp8_costs.csv")
+    of_kind = published[published["values"] == "captured late"].set_index("rounded")["rmse"]
+    found = accuracy.costs(Shape(1, 8, 512, 64, dtype="bfloat16", values="captured late"), CPU)
+    assert {name: deviation.rmse for name, deviation in found.items()} == pytest.approx(dict(of_kind), rel=0.02)
 
 
 def test_against_outliers_it_helps_to_rotate():

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from attnlab.base import paths
 from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure, Table
@@ -17,6 +18,7 @@ from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results
 from attnlab.study.implementations import REFERENCES, in_fp8
 from attnlab.study.shapes import Shape
+from attnlab.study.values import CAPTURED
 
 PANEL_INCHES = 1.6
 """How high a panel of the figure is, with its title and labels."""
@@ -80,6 +82,23 @@ def costs(results: Results, shape: Shape) -> Figure:
         drawing,
         f"{said} {say('kernels.fp8_note')}",
         f"Points of throughput over error, a panel for each kind of values: {formats.listing(list(points))}. {said}",
+    )
+
+
+@exhibit("kernels.fp8.roundings")
+def roundings() -> Table:
+    """The error of attention by what Q, K and V are rounded to, a row for each kind of values."""
+    found = pd.read_csv(paths.REFERENCE / "fp8_costs.csv")
+    rows = found.pivot(index="values", columns="rounded", values="rmse")
+    frame = rows.loc[found["values"].unique(), found["rounded"].unique()]  # in the file's order
+    captured = found["values"].str.startswith(CAPTURED)
+    shapes = {name: found.loc[which, "shape"].iloc[0] for name, which in {"all": ~captured, CAPTURED: captured}.items()}
+    note = say("kernels.fp8_roundings_note", shapes=shapes)
+    return Table(
+        frame.rename_axis(columns=None).reset_index(),
+        say("kernels.fp8_roundings", outliers=frame.loc["outliers"]),
+        note,
+        shows=dict.fromkeys(frame.columns, "{:.2g}".format),
     )
 
 

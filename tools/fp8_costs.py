@@ -1,0 +1,34 @@
+"""Compute what rounding to e4m3 costs in accuracy on each kind of values, into data/reference/fp8_costs.csv: minutes.
+
+``PYTHONPATH=lib python tools/fp8_costs.py``. A row is a kind of values and what Q, K and V are rounded to: the shape's
+own 16 bits, or e4m3 with a scale for each tensor, head or block of 64 rows, rotated and not; then the root of the mean
+square error and the largest, against float64 of what was drawn. Attention is PyTorch's operations on a CPU, which round
+where an FP8 kernel does.
+"""
+
+import pandas as pd
+import torch
+
+from attnlab.base import paths
+from attnlab.measure.fp8 import accuracy
+from attnlab.study import values
+from attnlab.study.shapes import Shape
+
+SHAPE = Shape(1, 4, 2048, 128, dtype="bfloat16")
+CAPTURED = Shape(1, 8, 512, 64, dtype="bfloat16")
+"""Captured heads have 64 columns."""
+
+
+def main() -> None:
+    """Write the file, and print each row."""
+    rows = []
+    for kind in values.STANDARD:
+        shape = (CAPTURED if kind.startswith(values.CAPTURED) else SHAPE).resized(values=kind)
+        for rounded, deviation in accuracy.costs(shape, torch.device("cpu")).items():
+            rows.append({"shape": shape.plain.label, "values": kind, "rounded": rounded} | vars(deviation))
+            print(rows[-1], flush=True)
+    pd.DataFrame(rows).to_csv(paths.REFERENCE / "fp8_costs.csv", index=False, float_format="%.4g")
+
+
+if __name__ == "__main__":
+    main()
