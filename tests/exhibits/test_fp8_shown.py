@@ -74,8 +74,8 @@ def test_every_exhibit_can_be_made_of_a_run_with_fp8(run, page):
     assert named == [id for id in apart[:2] if id in told]
 
 
-def test_what_each_rounding_costs_is_shown_for_every_kind_of_values():
-    table = fp8.roundings()
+def test_what_each_rounding_costs_is_shown_for_every_kind_of_values(run):
+    table = fp8.roundings(run)
     frame = table.frame.set_index("values")
     assert list(frame.index) == list(values.STANDARD)
     assert frame.columns[0] == "bfloat16"

@@ -85,9 +85,9 @@ def costs(results: Results, shape: Shape) -> Figure:
     )
 
 
-@exhibit("kernels.fp8.roundings")
-def roundings() -> Table:
-    """The error of attention by what Q, K and V are rounded to, a row for each kind of values."""
+@exhibit("kernels.fp8.roundings", of="eight_bits", where=has_fp8)
+def roundings(results: Results) -> Table:
+    """Beside a run with FP8, the error by what Q, K and V are rounded to, a row for each kind of values."""
     found = pd.read_csv(paths.REFERENCE / "fp8_costs.csv")
     rows = found.pivot(index="values", columns="rounded", values="rmse")
     frame = rows.loc[found["values"].unique(), found["rounded"].unique()]  # in the file's order
