@@ -37,9 +37,9 @@ def table(*several: Results, before: Dispatch | None = None) -> Dispatch:
     """At each shape of runs, the fastest implementation whose verdict over `sdpa.auto` is faster; else `sdpa.auto`.
 
     The verdict is faster by one of `CLOCKS` and slower by none; where the run timed several kinds of values, it is that
-    on the worst of them. Of several, the one with the highest `gain` is the fastest. Left out are shapes
-    with an axis that a table doesn't have, peers, and what has no latency on some kind. Shapes that the studies drew
-    are not in the table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts.
+    on the worst of them. Of several, the one with the highest `gain` is the fastest. Left out are shapes with an axis
+    that a table doesn't have, peers, and what has no latency on some kind. Shapes that the studies drew are not in the
+    table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts.
 
     A run from which the table `before` was made counts after `kernel.best` changed too, at the shapes where that still
     runs what this table says that it ran; the others, and those that it drew, are left out.

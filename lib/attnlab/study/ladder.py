@@ -206,7 +206,7 @@ class Rung(Step):
         ((head_dim, name), times), *_ = Counter((tile.head_dim, tile.name) for tile in self.tiles).most_common(1)
         if times > 1:
             raise UserError(f"{times} tiles for head_dim {head_dim} are called {name!r}: give each a `name` of its own")
-        if bool(self.merge) != (self.arguments == "split keys"):
+        if bool(self.merge) != self.splits_keys:
             raise UserError('`merge` names the second kernel of `arguments = "split keys"`, and of no others')
         for tile in self.tiles if self.arguments in MAPPED else ():
             if tile.head_dim % 64 or max(tile.keys, tile.box) > MOST_BOX_ROWS:
@@ -234,11 +234,16 @@ class Rung(Step):
                 that hold them, or `TILE_ROWS` of them, the one that leaves the fewest rows empty; 0 for all.
         """
         tiles = [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
-        if rows and self.arguments == "split keys":
+        if rows and self.splits_keys:
             held = min(rows, TILE_ROWS, max(tile.rows for tile in tiles))
             large = [tile for tile in tiles if tile.rows >= held]
             return [min(large, key=lambda tile: (tile.items(rows, 1) * tile.rows, tile.rows))]
         return tiles
+
+    @property
+    def splits_keys(self) -> bool:
+        """Whether its keys are split over CTAs, whose results are merged."""
+        return self.arguments == "split keys"
 
     def serves_queries(self, seq_len: int) -> bool:
         """Whether it serves so many queries of a head."""

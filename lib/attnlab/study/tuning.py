@@ -156,7 +156,7 @@ class Tuning(BaseModel):
             alike = self._alike.get((shape.head_dim, shape.causal, split), {}).values()
             if chosen := self._nearest(shape, sorted(alike, key=lambda near: near[0].distance(shape))):
                 rung, tile = self.instance(chosen)
-                if rung.arguments == "split keys":
+                if rung.splits_keys:
                     (tile,) = rung.tiles_for(shape.head_dim, shape.kv_len, shape.causal, shape.rows)
                 return chosen.model_copy(update={"tile": tile.name})
         raise UserError(f"the tuning of {self.device} chose nothing that serves {shape.label}")

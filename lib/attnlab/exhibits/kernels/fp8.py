@@ -91,9 +91,8 @@ def roundings(results: Results) -> Table:
     found = pd.read_csv(paths.REFERENCE / "fp8_costs.csv")
     rows = found.pivot(index="values", columns="rounded", values="rmse")
     frame = rows.loc[found["values"].unique(), found["rounded"].unique()]  # in the file's order
-    captured = found["values"].str.startswith(CAPTURED)
-    shapes = {name: found.loc[which, "shape"].iloc[0] for name, which in {"all": ~captured, CAPTURED: captured}.items()}
-    note = say("kernels.fp8_roundings_note", shapes=shapes)
+    of_captured = found.groupby(found["values"].str.startswith(CAPTURED))["shape"].first()
+    note = say("kernels.fp8_roundings_note", drawn=of_captured[False], captured=of_captured[True])
     return Table(
         frame.rename_axis(columns=None).reset_index(),
         say("kernels.fp8_roundings", outliers=frame.loc["outliers"]),

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attnlab.measure.fp8.quantize import E4M3, FIRST_E4M3, SCALES, Quantized, quantize
+from attnlab.measure.fp8.quantize import E4M3, SCALES, Quantized, multiplies, quantize
 from attnlab.measure.subjects import inputs, oracle
 from attnlab.study.shapes import Shape
 
@@ -65,7 +65,7 @@ def attention(
         total = probabilities.sum(-1, keepdim=True) * PROBABILITY_SCALE
         rounded = (probabilities * PROBABILITY_SCALE).to(E4M3)
         if of_v.shape[1] == 1:
-            output = _product(rounded, values[some].view(E4M3)) * of_v[some]
+            output = _product(rounded, values[some]) * of_v[some]
         else:  # a product of e4m3 numbers has no factor for each key
             output = rounded.float() @ (values[some].view(E4M3).float() * of_v[some])
         parts.append((output / total).to(dtype))
@@ -83,13 +83,12 @@ def _of_each_head(tensor: Quantized, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Products of matrices of e4m3 numbers, one pair after the other, in float32.
+    """Products of matrices of e4m3 numbers, or of their bytes, one pair after the other, in float32.
 
     Where tensor cores multiply such numbers, they do: torch has their partial sums, of few bits, added up in float32.
     """
-    a, b = a.view(E4M3), b.view(E4M3)
-    if not (a.is_cuda and torch.cuda.get_device_capability(a.device) >= FIRST_E4M3):
-        return a.float() @ b.float()
+    if not multiplies(a.device):
+        return a.view(E4M3).float() @ b.view(E4M3).float()
     depth, columns = (-size % 16 for size in b.shape[1:])  # torch takes multiples of 16
     one = torch.ones((), device=a.device)
     left = torch.nn.functional.pad(a.view(torch.uint8), (0, depth)).view(E4M3)
@@ -112,10 +111,7 @@ def in_half(
 
     The scales of Q and K go into Q, whose elements are rounded to 11 bits; that of V is multiplied with the output.
     """
-    shared = q.values.shape[1] // k.values.shape[1]
-    of_keys, of_values = (
-        scales.repeat_interleave(shared, 1) if scales.shape[1] > 1 else scales for scales in (k.scales, v.scales)
-    )
+    _, of_keys, of_values = oracle.of_each_head(q.scales, k.scales, v.scales)
     factor = PROBABILITY_SCALE * (1 / math.sqrt(q.values.shape[-1]) if scale is None else scale)
     queries = (q.values.float() * (q.scales * of_keys * factor).unsqueeze(-1)).half()
     keys = k.values.half() / PROBABILITY_SCALE  # exact, and Q is far from where float16 has fewer bits

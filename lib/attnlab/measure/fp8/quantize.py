@@ -25,6 +25,11 @@ SCALES = ("tensor", "head", "block")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
+def multiplies(device: torch.device) -> bool:
+    """Whether a device is a GPU whose tensor cores multiply numbers in e4m3."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_E4M3
+
+
 @dataclass(frozen=True)
 class Quantized:
     """A tensor ``(batch, heads, length, head_dim)`` in e4m3.

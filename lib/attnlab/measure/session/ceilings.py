@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnlab.measure.clocks import cuda_events
-from attnlab.measure.fp8.quantize import FIRST_E4M3
+from attnlab.measure.fp8.quantize import multiplies
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.session import wgmma
@@ -40,7 +40,7 @@ def measure(device: torch.device, dtypes: list[str]) -> dict[str, Ceiling]:
 
 
 def _matrix_product(device: torch.device, dtype: str) -> Ceiling:
-    if dtype == E4M3 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_E4M3:
+    if dtype == E4M3 and device.type == "cuda" and not multiplies(device):
         return _missing("TFLOP/s", f"not measured: a product in {E4M3} needs compute capability 8.9")
     largest = GPU_MATRIX if device.type == "cuda" else CPU_MATRIX
     size = _matrix_size(device, dtype, largest)

@@ -42,7 +42,7 @@ SEQ_LENS = (56, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
 """A little below lengths that are used, so that as much of a tile is filled as there."""
 HEADS = ((3, 8), (30, 8))
 """Batch and heads."""
-FEW = [(batch, 32, 8, queries, keys) for batch, queries, keys in ((3, 1, 3000), (3, 5, 3000), (3, 14, 3000))] + [
+FEW = [(3, 32, 8, queries, 3000) for queries in (1, 5, 14)] + [
     (batch, 32, 8, 40, keys) for batch, keys in product((1, 9), (1000, 8000))
 ]
 CHUNKS = [
@@ -91,8 +91,7 @@ class Finalists:
         windows.draw(_seed(shape, "checked"))
         axes = (shape.head_dim, shape.kv_len, shape.causal, shape.rows)
         rows = tuning.packed_rows(shape, self.multiprocessors)
-        splitting = [rung for rung in self.rungs if rows or rung.arguments != "split keys"]
-        able = [rung for rung in splitting if rung.serves_queries(shape.seq_len)]
+        able = [one for one in self.rungs if one.serves_queries(shape.seq_len) and (rows or not one.splits_keys)]
         served = [(rung, tile, rungs.pinned(rung, tile)) for rung in able for tile in rung.tiles_for(*axes)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
         subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]

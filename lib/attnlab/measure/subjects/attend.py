@@ -224,9 +224,7 @@ def again(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
     except AttributeError:  # no tensor
         return None
     try:
-        if ready.of_aligned and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
-            return _of_copies(ready.call, q, k, v)
-        return ready.call(q, k, v)
+        return _called(ready.call, ready.of_aligned, q, k, v)
     except Unsupported:
         return _called(*_sdpa(q, k, v, causal, scale), q, k, v)
 

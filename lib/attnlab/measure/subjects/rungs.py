@@ -185,7 +185,7 @@ class Kernel(Launcher):
             if instance not in self._compiled:
                 self._compiled[instance] = self._compile(dtype, tile, causal)
             compiled = self._compiled[instance]
-            if rung.arguments == "split keys":
+            if rung.splits_keys:
                 return Prepared(_split(rung, tile, compiled, q, k, v, causal, scale), compiled, tile)
             ctas = tile.items(seq_len, batch * heads)
             if rung.persistent:
