@@ -51,6 +51,8 @@ CHUNKS = [
     (1, 2, 2, 4000, 4000),
     (1, 32, 8, 250, 2000),
     (1, 3, 3, 1000, 1100),
+    (1, 8, 4, 50, 1600),
+    (1, 2, 2, 110, 2200),
 ]
 """Batch, heads, heads of K and V, queries and keys: of few queries over more keys, and where tiles of more don't fill
 the device."""
