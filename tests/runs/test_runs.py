@@ -19,7 +19,7 @@ from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.tables import TABLES
-from attnlab.study import studies
+from attnlab.study import studies, values
 from attnlab.study.shapes import Shape
 
 TWO = small.study(sweeps={"seq_len": small.AXES | {"seq_len": [16, 32]}})
@@ -228,6 +228,27 @@ def test_a_complete_run_from_before_values_was_on_normal_ones(monkeypatch, name)
     assert run.checks["drawn_rms_error"].isna().all()
     axes = run.cases[list(Shape.AXES)].drop_duplicates().to_dict("records")
     assert {Shape(**one) for one in axes} == set(studies.recorded(run.manifest).shapes)
+
+
+@pytest.mark.parametrize("every", ["all", ["all"]])
+def test_a_kind_that_is_added_later_is_in_no_run_that_was_recorded_before(data, monkeypatch, every):
+    before, sweeps = values.STANDARD, {"seq_len": [small.AXES], "values": [small.AXES | {"values": every}]}
+    study = small.study(sweeps=sweeps)
+    begun("lists", study)
+    begun("all", study=study.model_dump(mode="json") | {"sweeps": sweeps})
+    monkeypatch.setattr(values, "STANDARD", (*before, "sd 3"))
+    assert [shape.values for shape in small.study(sweeps=sweeps).shapes] == [*before, "sd 3"]
+    for name, kinds in {"lists": before, "all": values.RECORDED_ALL}.items():
+        manifest = read.load(name).manifest
+        assert manifest["study"]["sweeps"]["values"] == [small.AXES | {"values": list(kinds)}]
+        assert [shape.values for shape in studies.recorded(manifest).shapes] == list(kinds)
+
+
+def test_all_of_a_published_run_is_what_it_was_measured_on(monkeypatch):
+    monkeypatch.setenv("ATTNLAB_DATA", os.fspath(paths.ROOT / "data"))
+    manifest = read.read_manifest("h200-values-1")
+    assert '"all"' in (paths.ROOT / "data" / "h200-values-1" / "manifest.json").read_text()
+    assert {shape.values for shape in studies.recorded(manifest).shapes} == set(values.RECORDED_ALL)
 
 
 def test_what_is_tracked_can_still_be_read(monkeypatch):

@@ -28,6 +28,7 @@ from attnlab.runs.schema import (
     short_hash,
 )
 from attnlab.runs.tables import Table, of
+from attnlab.study import studies, values
 
 _JUDGED: set[str] = set()
 """The seals of runs that were held to what they say. A seal covers every table."""
@@ -104,7 +105,7 @@ def judge(tables: dict[str, Rows], manifest: Manifest) -> None:
 
 
 def read_manifest(name: str) -> Manifest:
-    """Read and check the manifest alone.
+    """Read and check the manifest alone. Its study lists its kinds of values, also where it was recorded with `all`.
 
     Raises:
         UserError: as `load`.
@@ -125,6 +126,9 @@ def read_manifest(name: str) -> Manifest:
         raise UserError(f"{where} has schema {schema}, this attnlab reads {SCHEMA}: {advice}")
     if manifest.get("seal") != digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
+    with suppress(TypeError, KeyError):  # a run of models, or what is wrong is said next
+        stated = manifest["study"]
+        manifest["study"] = stated | {"sweeps": studies.spelled_out(stated["sweeps"], values.RECORDED_ALL)}
     require_manifest(manifest, where)
     if manifest["name"] != path.parent.name:
         raise UserError(f"{where} is of the run {manifest['name']!r}: give the folder that name again")

@@ -1,7 +1,7 @@
 """A study: the cases of a run, its baseline, and how they are timed."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -85,11 +85,11 @@ class Study(BaseModel):
 
     Nsight Compute counts one call of each implementation at the target, and at the shapes `counted`, of those that are
     not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
-    multiplied out, and ``values: all`` stands for every kind that is timed by default. If one call of a case takes
-    longer than `longest_call_ms`, it is neither checked nor timed. With `panel`, a run on a GPU ends with a panel that
-    times the same calls with every available clock, and with loads without pause; this takes about a minute. After its
-    shapes, a replicate answers `stream` requests of random shapes. Captured values come from the file `captured`. The
-    shapes `drawn` follow those of the sweeps, and belong to none.
+    multiplied out, and ``values: all`` is read as the list of all that are timed by default, so that a run records
+    these. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. With `panel`, a
+    run on a GPU ends with a panel that times the same calls with every available clock, and with loads without pause;
+    this takes about a minute. After its shapes, a replicate answers `stream` requests of random shapes. Captured values
+    come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -113,10 +113,8 @@ class Study(BaseModel):
 
     @field_validator("sweeps", mode="before")
     @classmethod
-    def _single_blocks_are_lists(cls, sweeps: Any) -> Any:
-        if not isinstance(sweeps, dict):
-            return sweeps
-        return {name: [block] if isinstance(block, dict) else block for name, block in sweeps.items()}
+    def _are_spelled_out(cls, sweeps: Any) -> Any:
+        return spelled_out(sweeps, kinds.STANDARD)
 
     @model_validator(mode="after")
     def _names_and_shapes_are_known(self, information: ValidationInfo) -> "Study":
@@ -254,6 +252,22 @@ def recorded(manifest: dict[str, Any]) -> Study:
     return parse(manifest["study"], manifest["name"], manifest["study"]["implementations"])
 
 
+def spelled_out(sweeps: Any, every: Sequence[str]) -> Any:
+    """Sweeps as lists of mappings, with the list of `every` kind of values in place of ``values: all``.
+
+    What is no sweep stays as it is.
+    """
+
+    def spelled(block: Any) -> Any:
+        stated = block.get("values") if isinstance(block, dict) else None
+        return block | {"values": list(every)} if stated in (kinds.ALL, [kinds.ALL]) else block
+
+    if not isinstance(sweeps, dict):
+        return sweeps
+    lists = {name: [blocks] if isinstance(blocks, dict) else blocks for name, blocks in sweeps.items()}
+    return {name: [*map(spelled, blocks)] if isinstance(blocks, list) else blocks for name, blocks in lists.items()}
+
+
 def _multiply_out(block: Block, where: str) -> list[Shape]:
     axes = _stated(block)
     if empty := [axis for axis, values in axes.items() if not values]:
@@ -262,9 +276,8 @@ def _multiply_out(block: Block, where: str) -> list[Shape]:
 
 
 def _stated(block: Block) -> dict[str, list[Any]]:
-    """The values of each axis that a block of a sweep states; ``values: all`` are those of `kinds.STANDARD`."""
-    axes = {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
-    return axes | ({"values": list(kinds.STANDARD)} if axes.get("values") == [kinds.ALL] else {})
+    """The values of each axis that a block of a sweep states."""
+    return {axis: value if isinstance(value, list) else [value] for axis, value in block.items()}
 
 
 def _shape(axes: Block, where: str) -> Shape:
