@@ -556,6 +556,22 @@ def test_who_is_wrong_on_a_sink_alone_is_caught_where_one_is_timed(kind, dtype):
     assert checks[["moment", "inputs", "passed"]].values.tolist() == [["before", kind, False]]
 
 
+def adds_with_few_bits(q, k, v, causal):
+    """Adds as Hopper's tensor cores do in FP8: 32 keys at a time, to sums of 14 bits, cut off and not rounded."""
+    scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
+    probabilities = (scores - scores.amax(-1, keepdim=True)).exp()
+    added = torch.zeros_like(q, dtype=torch.float32)
+    for some, values in zip(probabilities.split(32, -1), v.float().split(32, -2), strict=True):
+        added = ((added + some @ values).view(torch.int32) & -(2**10)).view(torch.float32)
+    return (added / probabilities.sum(-1, keepdim=True)).to(q.dtype)
+
+
+@pytest.mark.parametrize(("kind", "passes"), {"normal": True, "outliers": True, "offset 1": False}.items())
+def test_who_adds_with_few_bits_is_caught_where_v_has_a_mean(kind, passes):
+    _, checks = gated(adds_with_few_bits, Shape(1, 1, 1024, 64, values=kind))
+    assert checks[["inputs", "passed"]].values[0].tolist() == [kind, passes]
+
+
 # Another alignment of the mask, another scale
 
 

@@ -156,8 +156,19 @@ def test_of_zeros_values_hold_one_number_a_column(shape):
     assert 0.5 < v.float().std() < 1.5
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, SPREAD], ids=str)
+@pytest.mark.parametrize("amount", [1, 4])
+def test_an_offset_is_the_mean_of_each_column_of_each_head_whichever_its_sign(shape, amount):
+    windows = drawn(shape.resized(values=f"offset {amount}"))
+    for number, (_, _, v) in enumerate(everywhere(windows)):
+        means = of_each_head(v, v, v)[0].double().mean(2)
+        assert means.abs().mean().item() == pytest.approx(amount, abs=0.02)
+        assert (means.abs() > amount - 5 / math.sqrt(v.shape[2])).all()
+        assert bool((means > 0).all()) == (number < COUNT)  # scrambled, columns change their signs
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zeros"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("zeros", "offset 1")])
 def test_what_a_kind_does_not_speak_of_is_standard_normal(shape, kind):
     for _, k, v in everywhere(drawn(shape.resized(values=kind))):
         for tensor in (v, k[..., shape.head_dim // 4 :]):
@@ -277,13 +288,14 @@ def test_each_head_of_every_window_is_a_captured_one_with_the_keys_of_its_own(fi
 
 
 @pytest.mark.parametrize("shape", CAPTURED_SHAPES, ids=str)
-def test_columns_of_captured_queries_and_keys_change_their_signs_alike(file, shape):
+def test_columns_of_captured_heads_change_their_signs_alike_at_every_token(file, shape):
     file(layer(LAYER))  # where all is above 0
     for given in everywhere(drawn(shape)):
-        q, k, _ = (tensor.sign() for tensor in of_each_head(*given))
+        q, k, v = (tensor.sign() for tensor in of_each_head(*given))
         assert torch.equal(q, k[:, :, :1].expand_as(q))
-        assert torch.equal(k, k[:, :, :1].expand_as(k))
-        assert 0.2 < (q < 0).double().mean() < 0.8
+        for tensor in (k, v):
+            assert torch.equal(tensor, tensor[:, :, :1].expand_as(tensor))
+            assert 0.2 < (tensor < 0).double().mean() < 0.8
 
 
 @pytest.mark.parametrize("shape", CAPTURED_SHAPES, ids=str)

@@ -12,7 +12,7 @@ from attnlab.study.shapes import Shape
 
 KNOWN = (
     "known are normal, sd 2, sd 4, sd 6, sink 8, sink 13, positional 25, rising 24, falling 24, scales, outliers, "
-    "captured early, captured middle, captured late, zeros, or other amounts"
+    "offset 1, captured early, captured middle, captured late, zeros, or other amounts"
 )
 PLACED = [
     *("sink 8", "sink 13", "positional 25", "rising 24", "falling 24"),
@@ -48,7 +48,7 @@ def test_other_amounts_and_layers_may_be_stated():
     "kind",
     [
         *("", " ", "Normal", "nromal", "large logits", "constant rows", "all", " normal", "normal "),
-        *("sd", "sink", "positional", "rising", "falling", "captured"),  # how much, and which layer?
+        *("sd", "sink", "positional", "rising", "falling", "offset", "captured"),  # how much, and which layer?
         *("normal 1", "scales 2", "outliers 6", "zeros 0"),
         *("sink ", "sink  8", "sink eight", "sink -8", "sink 8 9", "sink 8\n", "sink 1e3", "sink .5", "sink inf"),
         *("captured early late", "captured ../early", "captured\tearly"),

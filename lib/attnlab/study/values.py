@@ -59,6 +59,12 @@ KINDS = {
         "each element of Q, K and V is N(0, 1) + N(0, 100) · Bernoulli(0.001)",
         "Shah et al. 2024 (FlashAttention-3), section 4.3",
     ),
+    "offset": Kind(
+        "{} is added to V, so that its columns have this mean and what an accumulator holds grows with the keys; else "
+        "normal",
+        "",
+        ("1",),
+    ),
     CAPTURED: Kind(
         "Q, K and V of the layer “{}” of a trained model, from a file; columns change their signs at random, those of "
         "Q and K alike",

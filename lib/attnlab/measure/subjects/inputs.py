@@ -119,17 +119,22 @@ class Windows:
 
         Each column of each head changes its sign, or not, at random: from what is seen inside, what will be there
         afterwards can't be told. The columns of Q and K in which a kind lies keep theirs, so that scores stay of their
-        kind; of captured values, that is all of them.
+        kind; of captured values, that is all of them. A column of V has one sign for all tokens, so that its mean stays
+        as far from 0.
         """
         kept = 0 if self._kind in EXTREMES else drawn.structured(self._kind, self._shape.head_dim)
-        each = zip(self._memory, (kept, kept, 0, 0), strict=False)
+        queries, keys, values, *gradients = self._memory
+        if self._by_token:
+            values = values.view(-1, self._shape.kv_heads, self._shape.head_dim).transpose(0, 1)
+        memories = [queries, keys, values, *gradients]
+        each = zip(memories, (kept, kept, 0, 0), strict=False)
         chosen = [self._some_signs(memory, columns) for memory, columns in each]
-        for memory, signs in zip(self._memory, chosen, strict=True):
+        for memory, signs in zip(memories, chosen, strict=True):
             memory *= signs
         try:
             yield
         finally:
-            for memory, signs in zip(self._memory, chosen, strict=True):
+            for memory, signs in zip(memories, chosen, strict=True):
                 memory *= signs
 
     def _sizes(self) -> list[tuple[int, int, int]]:

@@ -120,6 +120,10 @@ def _outliers(shape: Shape, memory: Memory, word: str) -> None:
         tensor.add_(far.mul_(torch.empty_like(tensor).bernoulli_(OUTLIERS, generator=memory.generator)))
 
 
+def _offset(shape: Shape, memory: Memory, word: str) -> None:
+    memory.tensors[2].add_(float(word))
+
+
 def _zeros(shape: Shape, memory: Memory, word: str) -> None:
     queries, keys, kept = memory.tensors
     queries.zero_()
@@ -142,9 +146,11 @@ def _captured(shape: Shape, memory: Memory, word: str) -> None:
     for tensor, source, head, row, of in zip(memory.tensors, (q, k), heads, rows, (of_queries, of_keys), strict=False):
         tensor.copy_(source[head[:, None], row] * signs[of][:, None].to(source.dtype))
     kept = memory.tensors[2]
-    of_values = heads[1][: len(kept)]
-    flips = 1 - 2 * torch.randint(2, (len(kept), 1, shape.head_dim), generator=memory.generator, device=device)
-    kept.copy_(v[of_values[:, None], rows[1][: len(kept)]] * flips.to(v.dtype))
+    number = memory.heads[1][: len(kept)]
+    flips = 1 - 2 * torch.randint(
+        2, (int(number.max()) + 1, 1, shape.head_dim), generator=memory.generator, device=device
+    )
+    kept.copy_(v[heads[1][: len(kept), None], rows[1][: len(kept)]] * flips[number].to(v.dtype))
 
 
 def _height(shape: Shape, word: str) -> float:
@@ -160,6 +166,7 @@ _MADE: dict[str, Callable[[Shape, Memory, str], None]] = {
     "falling": _slope(-1),
     "scales": _scales,
     "outliers": _outliers,
+    "offset": _offset,
     CAPTURED: _captured,
     "zeros": _zeros,
 }
