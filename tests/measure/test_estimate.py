@@ -94,6 +94,11 @@ def test_calls_climb_from_little_work_to_the_most_of_the_study(target, axis, siz
     assert called[-1] == target
 
 
+def test_keys_stay_as_many_as_queries_under_the_mask():
+    target = Shape(1, 4, 96, 64, causal=True, kv_len=2048)
+    assert estimate._called(target, [target, Shape(1, 4, 16, 64)])[0].kv_len == 128
+
+
 def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeypatch):
     called, now_us = [], [0]
     monkeypatch.setattr(originals, "perf_counter_ns", lambda: 1000 * now_us[0])

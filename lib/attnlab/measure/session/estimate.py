@@ -170,10 +170,11 @@ def measured(study: Study, shapes: list[Shape], device: torch.device) -> dict[st
 
 def _called(target: Shape, shapes: list[Shape]) -> list[Shape]:
     """The target with other numbers of queries and of keys, from little work to as much as any of the shapes has."""
-    axis = "kv_len" if target.kv_len > target.seq_len else "seq_len"
+    # Of more keys than queries, keys change, and under the mask stay as many as these.
+    axis, fewest = ("kv_len", target.seq_len) if target.kv_len > target.seq_len else ("seq_len", 1)
     least, most = (end(shape.flops for shape in shapes) for end in (min, max))
     first = target
-    while first.flops > min(least, FIRST_FLOPS) and getattr(first, axis) > 1:
+    while first.flops > min(least, FIRST_FLOPS) and getattr(first, axis) // 2 >= fewest:
         first = first.resized(**{axis: getattr(first, axis) // 2})
     called = [first]
     while called[-1].flops < most:
