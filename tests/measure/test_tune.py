@@ -122,7 +122,17 @@ def test_who_is_far_slower_does_not_take_the_time_of_the_others(tuned):
         return takes(20)(q, k, v, causal)
 
     assert [choice.tile for choice in tuned({"fast": takes(1), "slow": slow})] == ["fast", "fast"]
-    assert len(called) == 2 * (1 + tune.ROUGH_CALLS)
+    assert len(called) == 2 * (1 + 2 * tune.ROUGH_CALLS)
+
+
+def test_a_host_that_is_held_up_once_costs_no_candidate(tuned, monkeypatch):
+    held_up = iter([1e6])
+    roughly_us = tune.cuda_events.roughly_us
+    monkeypatch.setattr(tune.cuda_events, "roughly_us", lambda *given: roughly_us(*given) + next(held_up, 0))
+    monkeypatch.setattr(tune, "TOO_SLOW", 100)
+    monkeypatch.setattr(tune, "MOST_KEPT", 100)
+    chosen = [choice.tile for choice in tuned({"first": takes(1), "second": takes(1)})]
+    assert sorted(chosen) == ["first", "first", "second", "second"]
 
 
 def test_a_shape_that_nothing_serves_has_no_choice(tuned, capsys):
