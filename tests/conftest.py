@@ -90,8 +90,8 @@ def timed(call, shape, timing, device="cpu", samples=100):
     from attnlab.measure.session.rounds import Rounds
 
     session, windows, subject = subjected(call, shape, device, samples=samples)
-    scales = subject.implementation.scales
-    references = {scales: ReferenceCheck(windows, shape, scales)}
+    rounding = subject.implementation.rounding
+    references = {rounding: ReferenceCheck(windows, shape, rounding)}
     check_all(session, shape, [subject], windows, "before", references)
     if subject.alive and device == "cuda":
         subject.attempt(lambda: cuda_events.capture(subject.case, torch.cuda.graph_pool_handle()))

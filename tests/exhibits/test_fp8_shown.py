@@ -17,6 +17,7 @@ from attnlab.study.implementations import E4M3, control
 
 KINDS = ("normal", "outliers")
 US = {"sdpa.auto": 20.0, "kernel.best": 10.0, "kernel.fp8": 8.0, "kernel.fp8_quantizing": 11.0, "peer.cudnn_fp8": None}
+US |= {"kernel.fp8_rotated": 8.1, "kernel.fp8_quantizing_rotated": 9.5}
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,11 @@ def test_fp8_is_over_the_fastest_in_16_bits(run):
     assert [ratio.estimate < 1 for ratio in shown.frame["kernel.fp8_quantizing"]] == [True] * 2
     assert "peer.cudnn_fp8" not in shown.frame
     assert (
-        "`kernel.fp8` is faster at 2 of 2 shapes, `kernel.fp8_quantizing` is faster at 0 of 2 shapes." in shown.caption
-    )
+        "`kernel.fp8` is faster at 2 of 2 shapes, `kernel.fp8_quantizing` is faster at 0 of 2 shapes, "
+        "`kernel.fp8_rotated` is faster at 2 of 2 shapes, `kernel.fp8_quantizing_rotated` is faster at 2 of 2 shapes."
+    ) in shown.caption
     assert list(shown.frame["error, kernel.fp8"]) == [2e-4] * 2
+    assert list(shown.frame["error, kernel.fp8_rotated"]) == [2e-4] * 2
 
 
 def test_what_it_gains_is_a_finding_of_the_run_itself_or_of_another(run):
@@ -90,6 +93,8 @@ def test_fp8_stands_under_its_own_ceiling():
     narrow = work_of("kernel.fp8", TARGET)
     assert narrow == InFp8(TARGET.flops, TARGET.bytes // 2 + TARGET.query_elements, TARGET.exponentials)
     assert work_of(control("kernel.fp8_quantizing"), TARGET).bytes == TARGET.bytes
+    assert work_of("kernel.fp8_quantizing_rotated", TARGET).bytes == TARGET.bytes
+    assert work_of("kernel.fp8_rotated", TARGET) == narrow
     assert work_of("kernel.best", TARGET) is TARGET
     ceilings = Ceilings(manifest(Recipe(ceilings=rates)))
     terms = ceilings.terms_us(narrow, "cold")

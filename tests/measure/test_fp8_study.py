@@ -7,7 +7,7 @@ import torch
 from conftest import gated, timed
 
 from attnlab.measure.fp8 import accuracy
-from attnlab.measure.fp8.quantize import quantize
+from attnlab.measure.fp8.quantize import SCALES, quantize, rounded
 from attnlab.measure.fp8.subjects import SUBJECTS
 from attnlab.measure.gate.reference_check import ReferenceCheck
 from attnlab.measure.session.checks import gate_of
@@ -22,14 +22,17 @@ from attnlab.study.studies import Timing
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4, 65, 64, True, "bfloat16", kv_heads=2)
-GIVEN = Implementation("peer.given", accuracy.attention, scales="head", quantized=True, differentiable=False)
+GIVEN = Implementation("peer.given", accuracy.attention, rounding="head", quantized=True, differentiable=False)
 
 
-def quantizing(q, k, v, causal, scale=None):
-    return accuracy.attention(*quantize(q, k, v), causal, scale, q.dtype)
+ROTATED = replace(GIVEN, name="peer.rotated", rounding="head, rotated")
 
 
-QUANTIZING = Implementation("peer.quantizing", quantizing, scales="head", differentiable=False)
+def quantizing(q, k, v, causal, scale=None, rounding="head"):
+    return accuracy.attention(*rounded(q, k, v, rounding), causal, scale, q.dtype)
+
+
+QUANTIZING = Implementation("peer.quantizing", quantizing, rounding="head", differentiable=False)
 
 
 def same(first, second):
@@ -43,15 +46,16 @@ def same(first, second):
 # What is given in e4m3
 
 
+@pytest.mark.parametrize("rotated", [False, True], ids=["as it is", "rotated"])
 @pytest.mark.parametrize("kind", ["normal", "outliers", "sink 8"])
-def test_each_window_is_what_its_heads_are_quantised_to(kind):
+def test_each_window_is_what_its_heads_are_quantised_to(kind, rotated):
     windows = Windows(SHAPE.resized(values=kind), CPU, 4)
-    rounded = windows.rounded("head")
+    rounded = windows.rounded("head, rotated" if rotated else "head")
     for seed in (1, 2):
         windows.draw(seed)
         rounded.refresh()
         for window in range(4):
-            assert same(rounded[window], quantize(*windows[window]))
+            assert same(rounded[window], quantize(*windows[window], rotated=rotated))
     held = [rounded[window][1].values for window in range(3)]
     assert held[2].untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr()
 
@@ -73,6 +77,13 @@ def test_what_is_quantised_for_no_window_is_skipped_with_the_reason(axes):
     windows = Windows(SHAPE.resized(kv_heads=4).resized(**axes), CPU)
     with pytest.raises(Unsupported, match="forward passes, heads first, alone"):
         Case.of(GIVEN, windows, SHAPE)
+
+
+def test_rows_that_cant_be_rotated_are_skipped_with_the_reason():
+    shape = SHAPE.resized(head_dim=96)
+    with pytest.raises(Unsupported, match="rotating takes a head_dim that is a power of two, not 96"):
+        Case.of(ROTATED, Windows(shape, CPU), shape)
+    assert gated(GIVEN, shape)[0].status == "measured"
 
 
 def test_a_call_sees_what_is_there_when_it_is_refreshed():
@@ -104,7 +115,7 @@ def test_bound_to_tensors_alone_it_rounds_them_at_once():
 # The gate and the rounds
 
 
-@pytest.mark.parametrize("subject", [GIVEN, QUANTIZING], ids=lambda one: one.name)
+@pytest.mark.parametrize("subject", [GIVEN, QUANTIZING, ROTATED], ids=lambda one: one.name)
 @pytest.mark.parametrize("kind", ["normal", "sd 6", "outliers"])
 def test_it_passes_the_gate_and_is_timed(subject, kind):
     shape = SHAPE.resized(values=kind)
@@ -123,6 +134,19 @@ def test_it_passes_the_gate_and_is_timed(subject, kind):
         assert all(sample["strain"] <= 1 for sample in samples)
 
 
+def test_rotated_it_is_held_to_the_numbers_that_are_multiplied_and_nearer_to_what_was_drawn():
+    shape = SHAPE.resized(values="rising 24")
+    errors = [gated(one, shape)[1]["drawn_rms_error"].mean() for one in (ROTATED, GIVEN)]
+    assert errors[0] < 0.7 * errors[1]
+    windows = Windows(shape, CPU)
+    windows.draw(1)
+    output = {rounding: quantizing(*windows[0], True, rounding=rounding) for rounding in ("head", "head, rotated")}
+    for rounding, other in (("head", "head, rotated"), ("head, rotated", "head")):
+        gate = gate_of(shape, windows, rounding=rounding)
+        assert gate.check(output[rounding]).passed
+        assert not gate.check(output[other]).passed
+
+
 def test_the_error_of_what_was_drawn_is_that_of_the_other_implementations_too():
     _, checks = gated(Implementation("sdpa.math", sdpa.sdpa), SHAPE)
     on_values = checks[checks["inputs"] == "normal"]
@@ -136,7 +160,7 @@ def test_the_gate_is_as_strict_with_fp8_as_its_formula():
     q, k, v = windows[0]
     exact = oracle.float64(q, k, v, True).bfloat16()
     assert gate_of(SHAPE, windows).check(exact).passed
-    in_fp8 = gate_of(SHAPE, windows, scales="head")
+    in_fp8 = gate_of(SHAPE, windows, rounding="head")
     right = quantizing(q, k, v, True)
     assert in_fp8.check(right).passed
     assert not in_fp8.check(right + 0.2).passed
@@ -145,13 +169,13 @@ def test_the_gate_is_as_strict_with_fp8_as_its_formula():
     assert not gate_of(SHAPE, windows).check(right).passed
 
 
-@pytest.mark.parametrize("scales", ["head", "tensor"])
+@pytest.mark.parametrize("scales", ["head", "head, rotated", "tensor"])
 @pytest.mark.parametrize("kind", ["normal", "sd 6", "outliers"])
 def test_what_samples_are_compared_with_is_nearer_to_float64_than_the_formula(kind, scales):
     shape = SHAPE.resized(values=kind, dtype="float16")
     windows = Windows(shape, CPU)
     windows.draw(1)
-    gate, reference = gate_of(shape, windows, scales=scales), ReferenceCheck(windows, shape, scales)
+    gate, reference = gate_of(shape, windows, rounding=scales), ReferenceCheck(windows, shape, scales)
     reference.appoint(gate)
     assert reference.name == "sdpa.flash of e4m3 in float16"
     found, formula = (
@@ -166,7 +190,7 @@ def test_who_takes_one_scale_may_give_e4m3(scales, status):
     def narrow(q, k, v, causal, dtype, scale=None):
         return accuracy.in_e4m3(accuracy.attention(q, k, v, causal, scale, dtype), v.scales.max())
 
-    subject = replace(GIVEN, name="peer.narrow", call=narrow, scales=scales)
+    subject = replace(GIVEN, name="peer.narrow", call=narrow, rounding=scales)
     judged, _ = gated(subject, SHAPE)
     assert judged.status == status, judged.reason
 
@@ -177,7 +201,7 @@ def test_its_output_in_e4m3_is_widened_where_it_is_compared(scales, status):
         output = outputs.like(q.values)
         return output.copy_(accuracy.attention(q, k, v, causal, scale, torch.float32) / v.scales.max())
 
-    subject = replace(GIVEN, name="peer.narrow", call=narrow, scales=scales)
+    subject = replace(GIVEN, name="peer.narrow", call=narrow, rounding=scales)
     judged, checks = gated(subject, SHAPE)
     assert judged.status == status, judged.reason
     if status == "measured":
@@ -202,7 +226,7 @@ def test_what_is_wrong_with_an_output_in_e4m3_is_seen(fault, said):
             output[0, 0, 0, 0] = torch.nan
         return output
 
-    judged, _ = gated(replace(GIVEN, name="peer.wrong", call=wrong, scales="tensor"), SHAPE)
+    judged, _ = gated(replace(GIVEN, name="peer.wrong", call=wrong, rounding="tensor"), SHAPE)
     assert judged.status == "failed"
     assert said in judged.reason
 
@@ -214,7 +238,7 @@ def test_who_is_given_the_inputs_of_before_is_wrong():
     case.refresh()
     windows.draw(2)
     stale = case.call()
-    gate = gate_of(SHAPE, windows, scales="head")
+    gate = gate_of(SHAPE, windows, rounding="head")
     assert not gate.check(stale).passed
     assert gate.check(case.call()).passed
 
@@ -226,7 +250,9 @@ def test_they_are_found_and_refused_in_one_line_without_a_gpu():
     assert tuple(one.name for one in SUBJECTS) == implementations.FP8
     for name in implementations.FP8:
         found = registry.find(implementations.control(name))
-        assert found.scales
+        scales = found.rounding.removesuffix(", rotated")
+        assert scales in SCALES
+        assert (scales != found.rounding) is ("rotated" in name)
         assert implementations.in_fp8(found.name)
         with pytest.raises(Unsupported) as caught:
             found.bound(draw(SHAPE, 1, CPU), SHAPE)()

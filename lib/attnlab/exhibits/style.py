@@ -48,6 +48,8 @@ LOOKS = {
     "kernel.few": ("#5E3C99", "p"),
     "kernel.fp8": ("#D81B60", "D"),
     "kernel.fp8_quantizing": ("#F48FB1", "d"),
+    "kernel.fp8_rotated": ("#880E4F", "s"),
+    "kernel.fp8_quantizing_rotated": ("#CE93D8", "p"),
     "peer.cudnn_fp8": ("#00838F", "^"),
     "kernel.best": ("#B5179E", "H"),
 }

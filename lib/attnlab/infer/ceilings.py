@@ -97,7 +97,7 @@ def work_of(implementation: str, shape: Shape) -> Work:
     if not implementations.in_fp8(implementation):
         return shape
     given = shape.query_elements * (1 + BYTES_PER_ELEMENT[shape.dtype]) + 2 * shape.key_elements
-    quantizes = implementations.under_control(implementation) == implementations.FP8_QUANTIZING
+    quantizes = implementations.under_control(implementation) in implementations.FP8_QUANTIZING
     return InFp8(shape.flops, shape.bytes if quantizes else given, shape.exponentials)
 
 

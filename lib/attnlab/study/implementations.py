@@ -14,8 +14,13 @@ SDPA = ("sdpa.auto", "sdpa.flash", "sdpa.cudnn", "sdpa.efficient", "sdpa.math")
 PEERS = ("peer.flex", "peer.flash4", "peer.cudnn", "peer.xformers")
 """PyTorch's FlexAttention, and flash-attn-4, cuDNN's own frontend and xFormers where they are installed."""
 REFERENCES = ("reference.float64",)
-FP8_KERNEL, FP8_QUANTIZING, CUDNN_FP8 = f"{ladder.PREFIX}fp8", f"{ladder.PREFIX}fp8_quantizing", "peer.cudnn_fp8"
-FP8 = (FP8_KERNEL, FP8_QUANTIZING, CUDNN_FP8)
+FP8_KERNEL, CUDNN_FP8 = f"{ladder.PREFIX}fp8", "peer.cudnn_fp8"
+FP8_QUANTIZING = (f"{FP8_KERNEL}_quantizing", f"{FP8_KERNEL}_quantizing_rotated")
+FP8_ROTATED = (f"{FP8_KERNEL}_rotated", FP8_QUANTIZING[1])
+"""What rotates Q and K before it rounds them, as the quantising kernel can."""
+FP8_ALIASES = tuple(dict.fromkeys(FP8_QUANTIZING + FP8_ROTATED))
+"""What calls the rung `FP8_KERNEL` with other inputs, and is no rung."""
+FP8 = (FP8_KERNEL, *FP8_ALIASES, CUDNN_FP8)
 """What rounds Q, K and V of 16 bits to e4m3 and multiplies these: before it is timed or, by its name, while it is."""
 E4M3 = "float8_e4m3fn"
 """The dtype of what these multiply."""
@@ -34,8 +39,8 @@ def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     if named is not None and set(named) <= set(fixed):
         return fixed
     rungs = tuple(rung.implementation for rung in ladder.load())
-    quantizing = (FP8_QUANTIZING,) if FP8_KERNEL in rungs else ()
-    return fixed + rungs + quantizing + ((ladder.BEST,) if rungs else ())
+    aliases = FP8_ALIASES if FP8_KERNEL in rungs else ()
+    return fixed + rungs + aliases + ((ladder.BEST,) if rungs else ())
 
 
 def control(baseline: str) -> str:

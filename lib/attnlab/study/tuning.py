@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from attnlab.base import documents, paths
 from attnlab.base.errors import UserError
 from attnlab.study import ladder
-from attnlab.study.implementations import FP8_KERNEL, FP8_QUANTIZING
+from attnlab.study.implementations import FP8_ALIASES, FP8_KERNEL
 from attnlab.study.ladder import BEST, PREFIX, Rung, Tile
 from attnlab.study.shapes import Shape
 
@@ -229,8 +229,8 @@ def load(device_name: str) -> Tuning:
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
     """By implementation, what identifies each kernel among `names` that is there.
 
-    It is that of `ladder.hashes`, of `kernel.fp8` also where that is called with 16 bits. For `kernel.best`, it is a
-    SHA-256 over the tuning of the device of this name and the hashes of the rungs that the tuning names.
+    It is that of `ladder.hashes`, of `kernel.fp8` also where that is called with other inputs. For `kernel.best`, it is
+    a SHA-256 over the tuning of the device of this name and the hashes of the rungs that the tuning names.
 
     Raises:
         UserError: `kernel.best` is among the names, and the file of the tuning holds none.
@@ -239,8 +239,8 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
         return {}  # without reading the ladder
     kernels = ladder.hashes()
     found = {name: value for name, value in kernels.items() if name in names}
-    if FP8_QUANTIZING in names and FP8_KERNEL in kernels:
-        found[FP8_QUANTIZING] = kernels[FP8_KERNEL]  # what quantises is of the measuring code
+    if FP8_KERNEL in kernels:  # what quantises is of the measuring code
+        found |= {name: kernels[FP8_KERNEL] for name in FP8_ALIASES if name in names}
     if BEST in names and path(device_name).is_file():
         file = hashlib.sha256(path(device_name).read_bytes()).hexdigest()
         named = {PREFIX + choice.rung for choice in load(device_name).choices}

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attnlab.measure.fp8.quantize import E4M3, SCALES, Quantized, multiplies, quantize
+from attnlab.measure.fp8.quantize import E4M3, ROTATED, SCALES, Quantized, multiplies, quantize
 from attnlab.measure.subjects import inputs, oracle
 from attnlab.study.shapes import Shape
 
@@ -146,5 +146,5 @@ def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> 
     found = {shape.dtype: Deviation.between(oracle.composed(q, k, v, shape.causal, shape.scale), exact)}
     for scales, rotated in product(SCALES, (False, True)):
         output = attention(*quantize(q, k, v, scales, rows, rotated), shape.causal, shape.scale or None, q.dtype)
-        found[f"e4m3 per {scales}{', rotated' * rotated}"] = Deviation.between(output, exact)
+        found[f"e4m3 per {scales}{ROTATED * rotated}"] = Deviation.between(output, exact)
     return found

@@ -22,6 +22,8 @@ FIRST_E4M3 = (8, 9)
 """The compute capability from which on tensor cores multiply such numbers."""
 SCALES = ("tensor", "head", "block")
 """What has a scale of its own: a tensor, each head of each sequence, or each block of a head's rows."""
+ROTATED = ", rotated"
+"""After one of these, in the name of a rounding: Q and K are rotated first."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -70,12 +72,25 @@ def quantize(
     """
     tensors = (q, k, v)
     if scales == "head" and all(tensor.numel() for tensor in tensors) and quantizing.serves(*tensors):
-        made = quantizing.quantized(tensors, _signs(q.shape[-1]) if rotated else None)
+        made = quantizing.quantized(tensors, _signs(q.shape[-1], torch.device("cpu")) if rotated else None)
         found = [Quantized(*one, tensor.shape[2]) for one, tensor in zip(made, tensors, strict=True)]
     else:
         turned = (rotate(q), rotate(k), v) if rotated else tensors
         found = [_quantized(tensor, scales, rows) for tensor in turned]
     return found[0], found[1], found[2]
+
+
+def rounded(q: Tensor, k: Tensor, v: Tensor, rounding: str) -> tuple[Quantized, Quantized, Quantized]:
+    """Q, K and V in e4m3 by the name of a rounding: one of `SCALES`, followed by `ROTATED` where Q and K are rotated.
+
+    Products of rotated rows are those of the rows, so that attention of the dequantised tensors needs no turning back.
+    """
+    return quantize(q, k, v, rounding.removesuffix(ROTATED), rotated=rounding.endswith(ROTATED))
+
+
+def rotates(head_dim: int) -> bool:
+    """Whether rows of so many columns can be rotated."""
+    return head_dim.bit_count() == 1
 
 
 def rotate(tensor: Tensor) -> Tensor:
@@ -88,9 +103,9 @@ def rotate(tensor: Tensor) -> Tensor:
         ValueError: the head_dim is no power of two.
     """
     head_dim = tensor.shape[-1]
-    if head_dim.bit_count() != 1:
+    if not rotates(head_dim):
         raise ValueError(f"rotating takes a head_dim that is a power of two, not {head_dim}")
-    rotated, half = tensor.float() * _signs(head_dim).to(tensor.device), 1
+    rotated, half = tensor.float() * _signs(head_dim, tensor.device), 1
     while half < head_dim:
         left, right = rotated.unflatten(-1, (-1, 2, half)).unbind(-2)
         rotated = torch.stack((left + right, left - right), dim=-2).flatten(-3)
@@ -99,8 +114,9 @@ def rotate(tensor: Tensor) -> Tensor:
 
 
 @cache
-def _signs(head_dim: int) -> Tensor:
-    return 1.0 - 2.0 * torch.randint(2, (head_dim,), generator=torch.Generator().manual_seed(SEED))
+def _signs(head_dim: int, device: torch.device) -> Tensor:
+    signs = 1.0 - 2.0 * torch.randint(2, (head_dim,), generator=torch.Generator().manual_seed(SEED))
+    return signs.to(device)
 
 
 def _quantized(tensor: Tensor, scales: str, rows: int) -> Quantized:

@@ -1,7 +1,8 @@
 """What computes attention in FP8 where a study names it, at shapes in float16 and bfloat16.
 
 `kernel.fp8` and `peer.cudnn_fp8` are given Q, K and V in e4m3, which is done outside of what is timed, each time that
-the inputs change. What `kernel.fp8_quantizing` is timed with is all that a program does which has them in 16 bits.
+the inputs change. What `kernel.fp8_quantizing` is timed with is all that a program does which has them in 16 bits. Of
+each, there is one whose Q and K are rotated before they are rounded; the rung can't tell.
 """
 
 from functools import cache, partial
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from attnlab.measure.fp8 import cudnn
 from attnlab.measure.fp8 import quantizing as quantizing_kernel
-from attnlab.measure.fp8.quantize import E4M3, Quantized, quantize
+from attnlab.measure.fp8.quantize import E4M3, ROTATED, Quantized, rounded
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Implementation, Unsupported
 from attnlab.study import ladder
-from attnlab.study.implementations import CUDNN_FP8, FP8_KERNEL, FP8_QUANTIZING
+from attnlab.study.implementations import CUDNN_FP8, FP8_ALIASES, FP8_KERNEL, FP8_QUANTIZING, FP8_ROTATED
 
 
 def kernel(
@@ -27,8 +28,8 @@ def kernel(
     return rung().of_scales(q.values, k.values, v.values, scales, causal, scale, dtype)
 
 
-def quantizing(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    """The same of 16-bit tensors, with a scale for each head.
+def quantizing(rounding: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
+    """The same of 16-bit tensors, which it rounds (`quantize.rounded`).
 
     Raises:
         Unsupported: the rung doesn't serve this, or the quantising kernel can't be compiled here.
@@ -36,8 +37,8 @@ def quantizing(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | Non
     """
     if not quantizing_kernel.serves(q, k, v):
         dims = " or ".join(map(str, quantizing_kernel.HEAD_DIMS))
-        raise Unsupported(f"{FP8_QUANTIZING} takes float16 or bfloat16 of head_dim {dims} on Hopper, where CuPy is")
-    return kernel(*quantize(q, k, v), causal, q.dtype, scale)
+        raise Unsupported(f"{FP8_QUANTIZING[0]} takes float16 or bfloat16 of head_dim {dims} on Hopper, where CuPy is")
+    return kernel(*rounded(q, k, v, rounding), causal, q.dtype, scale)
 
 
 def _resources(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> dict[str, Any]:
@@ -52,9 +53,20 @@ def rung() -> rungs.Kernel:
     return rungs.of(ladder.rung(FP8_KERNEL))
 
 
-_OURS = partial(Implementation, resources=_resources, differentiable=False, repeats=True, scales="head")
+def _ours(name: str) -> Implementation:
+    rounding, quantizes = f"head{ROTATED * (name in FP8_ROTATED)}", name in FP8_QUANTIZING
+    return Implementation(
+        name,
+        partial(quantizing, rounding) if quantizes else kernel,
+        resources=_resources,
+        differentiable=False,
+        repeats=True,
+        rounding=rounding,
+        quantized=not quantizes,
+    )
+
+
 SUBJECTS = (
-    _OURS(FP8_KERNEL, kernel, quantized=True),
-    _OURS(FP8_QUANTIZING, quantizing),
-    Implementation(CUDNN_FP8, cudnn.attention, differentiable=False, scales="tensor", quantized=True),
+    *map(_ours, (FP8_KERNEL, *FP8_ALIASES)),
+    Implementation(CUDNN_FP8, cudnn.attention, differentiable=False, rounding="tensor", quantized=True),
 )

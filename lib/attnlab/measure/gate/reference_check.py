@@ -65,16 +65,16 @@ class ReferenceCheck:
     """Attention on the inputs that are in place, by windows.
 
     Args:
-        scales: with which of `quantize.SCALES` the inputs are rounded to e4m3 first, for what computes in FP8; "" for
-            none.
+        rounding: how the inputs are rounded to e4m3 first, for what computes in FP8, as `quantize.rounded` takes it; ""
+            for not at all.
 
     Attributes:
         bounds: how far each tensor of an output may be from the reference's.
     """
 
-    def __init__(self, windows: Windows, shape: Shape, scales: str = "") -> None:
-        self._windows, self._shape, self._scales = windows, shape, scales
-        self._candidates = _of_e4m3(scales) if scales else REFERENCES
+    def __init__(self, windows: Windows, shape: Shape, rounding: str = "") -> None:
+        self._windows, self._shape, self._rounding = windows, shape, rounding
+        self._candidates = _of_e4m3(rounding) if rounding else REFERENCES
         self._implementation = self._candidates[-1]
         self._seen: dict[int, tuple[Tensors, Tensors]] = {}
         self.bounds: list[Bound] = []
@@ -120,7 +120,7 @@ class ReferenceCheck:
         """An output in e4m3 in the inputs' dtype, times the scale of V; any other as it is."""
         if output.dtype != E4M3:
             return output
-        scale = self._windows.rounded(self._scales)[window][2].scales.view(())
+        scale = self._windows.rounded(self._rounding)[window][2].scales.view(())
         return accuracy.widened(output, scale, self._windows[window][0].dtype)
 
     def bounds_on(self, gate: Gate, window: int) -> list[Bound]:
@@ -129,17 +129,17 @@ class ReferenceCheck:
         return _bounds(gate, returned, gate.errors(returned))
 
     def _computed(self, window: int) -> Tensors:
-        rounded = self._windows.in_e4m3(self._scales, window)
+        rounded = self._windows.in_e4m3(self._rounding, window)
         with self._implementation.selected():
             output = self._implementation.bound(self._windows[window], self._shape, rounded)()
         return outputs.each(output)
 
 
 References = Mapping[str, ReferenceCheck]
-"""Those of a shape, by the scales with which what they are for rounds its inputs to e4m3; "" for what doesn't."""
+"""Those of a shape, by how what they are for rounds its inputs to e4m3; "" for what doesn't."""
 
 
-def _of_e4m3(scales: str) -> tuple[Implementation, ...]:
+def _of_e4m3(rounding: str) -> tuple[Implementation, ...]:
     """What samples are compared with that round their inputs so: SDPA's backends in float16, then the formula in e4m3.
 
     The formula reads and writes all scores a dozen times, and is farther from float64.
@@ -149,12 +149,15 @@ def _of_e4m3(scales: str) -> tuple[Implementation, ...]:
             f"{one.name} of e4m3 in float16",
             partial(accuracy.in_half, one.call),
             one.selected,
-            scales=scales,
+            rounding=rounding,
             quantized=True,
         )
         for one in REFERENCES[:-1]
     ]
-    return (*in_half, Implementation("composed operations in e4m3", accuracy.attention, scales=scales, quantized=True))
+    return (
+        *in_half,
+        Implementation("composed operations in e4m3", accuracy.attention, rounding=rounding, quantized=True),
+    )
 
 
 def _bounds(gate: Gate, returned: Tensors, errors: list[Error]) -> list[Bound]:

@@ -61,8 +61,8 @@ def _measure_subjects(session: Session, shape: Shape, subjects: list[Subject], w
         subject.attempt(partial(_require_short, session, subject.case))
         devices.release(session.device)
     references = {
-        scales: ReferenceCheck(windows, shape, scales)
-        for scales in dict.fromkeys(subject.implementation.scales for subject in subjects)
+        rounding: ReferenceCheck(windows, shape, rounding)
+        for rounding in dict.fromkeys(subject.implementation.rounding for subject in subjects)
     }
     checks = check_all(session, shape, subjects, windows, "before", references)
     windows.draw(session.seed(shape, "timed"))

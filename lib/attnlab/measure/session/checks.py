@@ -39,16 +39,16 @@ def check_all(
         references: those to be appointed at the gates for the shape's values.
     """
     checked: list[Row] = []
-    rounding = list(dict.fromkeys(subject.implementation.scales for subject in subjects)) or [*(references or ())]
-    for kind, scales in product(_kinds(session.job.study, shape, moment), rounding):
-        held = [subject for subject in subjects if subject.implementation.scales == scales]
-        if scales and not alive(held):
+    roundings = list(dict.fromkeys(subject.implementation.rounding for subject in subjects)) or [*(references or ())]
+    for kind, rounding in product(_kinds(session.job.study, shape, moment), roundings):
+        held = [subject for subject in subjects if subject.implementation.rounding == rounding]
+        if rounding and not alive(held):
             continue
         windows.draw(session.seed(shape, f"{moment}, {kind}"), kind)
         try:
-            gate = attempt(partial(gate_of, shape, windows, kind, scales))
+            gate = attempt(partial(gate_of, shape, windows, kind, rounding))
             if references is not None and kind == shape.values:
-                references[scales].appoint(gate)
+                references[rounding].appoint(gate)
         except Unsupported as error:
             for subject in alive(held):
                 subject.drop(SKIPPED, str(error))
@@ -81,11 +81,11 @@ def _kinds(study: Study, shape: Shape, moment: str) -> tuple[str, ...]:
     return (shape.values, *(EXTREMES if extremes else ()))
 
 
-def gate_of(shape: Shape, windows: Windows, kind: str = "", scales: str = "", window: int = 0) -> Gate:
+def gate_of(shape: Shape, windows: Windows, kind: str = "", rounding: str = "", window: int = 0) -> Gate:
     """The gate for inputs of a shape, which are its values unless they are one of `schema.EXTREMES`.
 
     Args:
-        scales: with which of `quantize.SCALES` what is checked rounds them to e4m3; "" for none.
+        rounding: how what is checked rounds them to e4m3, as `quantize.rounded` takes it; "" for not at all.
 
     Raises:
         Unsupported: the shape's inputs can't be rounded so.
@@ -93,9 +93,9 @@ def gate_of(shape: Shape, windows: Windows, kind: str = "", scales: str = "", wi
     kind = kind or shape.values
     heads = few_heads(shape) if kind in EXTREMES else None
     sequences = shape.sequences if shape.lengths == "spread" else ()
-    rounded = windows.in_e4m3(scales, window)
+    rounded = windows.in_e4m3(rounding, window)
     # A scale for each tensor is what cuDNN takes, whose FP8 attention was made to give e4m3.
-    narrow = scales == "tensor"
+    narrow = rounding == "tensor"
     return Gate(windows[window], shape.causal, kind, heads, sequences, shape.scale or None, rounded, narrow)
 
 

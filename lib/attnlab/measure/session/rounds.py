@@ -122,23 +122,23 @@ class Rounds:
         """Note the strain of each sample, and drop a subject that had too large a one."""
         for (drawn, sample), comparison in zip(outputs.compared, outputs.tally.read(), strict=True):
             if comparison.strain > 1 and subject.alive:
-                comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.scales))
+                comparison = replace(comparison, bounds=self._bounds_on(drawn, subject.implementation.rounding))
             sample.strain = rows.in_three_digits(comparison.strain)
             if comparison.strain > 1 and subject.alive:
                 subject.drop(FAILED, f"while timed, {self._timing}, round {drawn.number}: {comparison}")
 
-    def _bounds_on(self, drawn: Drawn, scales: str) -> list[Bound]:
+    def _bounds_on(self, drawn: Drawn, rounding: str) -> list[Bound]:
         """The bounds on the very inputs of an output; if memory doesn't hold their oracle, those for all inputs."""
         self._draw(drawn)
-        reference = self._references[scales]
+        reference = self._references[rounding]
         try:
-            gate = attempt(partial(gate_of, self._shape, self._windows, "", scales, drawn.window))
+            gate = attempt(partial(gate_of, self._shape, self._windows, "", rounding, drawn.window))
         except OutOfMemory:
             return reference.bounds
         return reference.bounds_on(gate, drawn.window)
 
     def _outputs(self, subject: Subject) -> Outputs:
-        reference = self._references[subject.implementation.scales]
+        reference = self._references[subject.implementation.rounding]
         return Outputs(Tally(reference, 2 * self._count, self._session.device), [])
 
     def _draw(self, drawn: Drawn) -> None:

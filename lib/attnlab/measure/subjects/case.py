@@ -57,7 +57,7 @@ class Case:
     @classmethod
     def of(cls, implementation: Implementation, windows: Windows, shape: Shape) -> "Case":
         """An implementation, bound to inputs; raises Unsupported where it takes them rounded, and they can't be."""
-        rounded = windows.rounded(implementation.scales) if implementation.quantized else None
+        rounded = windows.rounded(implementation.rounding) if implementation.quantized else None
 
         def on(window: int) -> Call:
             return implementation.bound(windows[window], shape, rounded[window] if rounded else ())

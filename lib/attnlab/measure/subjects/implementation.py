@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from attnlab.measure.fp8.quantize import Quantized, quantize
+from attnlab.measure.fp8.quantize import Quantized, rounded
 from attnlab.study.shapes import Shape
 
 T = TypeVar("T")
@@ -55,8 +55,8 @@ class Implementation:
             tokens, head_dim)``, in memory one token after the other; None if the implementation has no such call.
         differentiable: whether autograd can differentiate `call`.
         repeats: whether a forward pass has to be bitwise the same in every run on the same inputs.
-        scales: for what computes in FP8, which of `quantize.SCALES` it rounds Q, K and V to e4m3 with; else "". The
-            gate holds it to what these e4m3 numbers stand for.
+        rounding: for what computes in FP8, how it rounds Q, K and V to e4m3, as `quantize.rounded` takes it; else "".
+            The gate holds it to what these e4m3 numbers stand for.
         quantized: whether `call` takes each of Q, K and V as `Quantized`, rounded outside of what is timed, and the
             output's dtype as the keyword `dtype`.
     """
@@ -68,17 +68,17 @@ class Implementation:
     ragged: Ragged | None = None
     differentiable: bool = True
     repeats: bool = False
-    scales: str = ""
+    rounding: str = ""
     quantized: bool = False
 
-    def bound(self, given: Tensors, shape: Shape, rounded: Sequence[Quantized] = ()) -> Callable[[], Any]:
+    def bound(self, given: Tensors, shape: Shape, in_e4m3: Sequence[Quantized] = ()) -> Callable[[], Any]:
         """The call that is checked and timed at a shape, without arguments, on inputs as `inputs.Windows` holds them.
 
         It returns O, in training O, dQ, dK and dV. If this implementation doesn't serve the shape, the call raises
         Unsupported.
 
         Args:
-            rounded: the inputs in e4m3, for what takes them so; by default they are rounded here, as they are now.
+            in_e4m3: the inputs in e4m3, for what takes them so; by default they are rounded here, as they are now.
         """
         call = partial(self.call, scale=shape.scale) if shape.scale else self.call
         if shape.direction == "training":
@@ -89,7 +89,7 @@ class Implementation:
             ragged = self.ragged or partial(_refused, f"{self.name} takes sequences of one length")
             return partial(ragged, q, k, v, shape.causal, shape.sequences)
         if self.quantized:
-            return partial(call, *(rounded or quantize(q, k, v, self.scales)), shape.causal, dtype=q.dtype)
+            return partial(call, *(in_e4m3 or rounded(q, k, v, self.rounding)), shape.causal, dtype=q.dtype)
         return partial(call, q, k, v, shape.causal)
 
 

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from attnlab.measure.fp8.quantize import Quantized, quantize
+from attnlab.measure.fp8 import quantize
+from attnlab.measure.fp8.quantize import Quantized
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.values import drawn
@@ -67,23 +68,30 @@ class Windows:
             raise IndexError(window)
         return self.within(self._memory, window)
 
-    def rounded(self, scales: str) -> "Rounded":
-        """The same windows in e4m3, kept for each of `quantize.SCALES`; made of the values when it is refreshed.
+    def rounded(self, rounding: str) -> "Rounded":
+        """The same windows in e4m3, kept for each rounding; made of the values when it is refreshed.
+
+        Args:
+            rounding: as `quantize.rounded` takes it.
 
         Raises:
-            Unsupported: there is no head whose rows lie in one window alone, or the inputs are more than Q, K and V.
+            Unsupported: there is no head whose rows lie in one window alone, the inputs are more than Q, K and V, or
+                rows of this head_dim can't be rotated.
         """
         if self._by_token or len(self._memory) != 3:
             raise Unsupported("inputs are quantised before they are timed for forward passes, heads first, alone")
-        if scales not in self._rounded:
-            self._rounded[scales] = Rounded(self, self._memory, scales)
-        return self._rounded[scales]
+        head_dim = self._shape.head_dim
+        if rounding.endswith(quantize.ROTATED) and not quantize.rotates(head_dim):
+            raise Unsupported(f"rotating takes a head_dim that is a power of two, not {head_dim}")
+        if rounding not in self._rounded:
+            self._rounded[rounding] = Rounded(self, self._memory, rounding)
+        return self._rounded[rounding]
 
-    def in_e4m3(self, scales: str, window: int = 0) -> tuple[Quantized, ...]:
-        """A window of the values in place now, rounded to e4m3; nothing without scales. Raises as `rounded`."""
-        if not scales:
+    def in_e4m3(self, rounding: str, window: int = 0) -> tuple[Quantized, ...]:
+        """A window of the values in place now, rounded to e4m3; nothing without a rounding. Raises as `rounded`."""
+        if not rounding:
             return ()
-        rounded = self.rounded(scales)
+        rounded = self.rounded(rounding)
         rounded.refresh()
         return rounded[window]
 
@@ -200,12 +208,12 @@ class Rounded:
     All is rounded at once, so that neighbouring windows share memory here too. A head has the scale that it would have
     by itself; one scale is that of all windows.
 
-    Attributes:
-        scales: what has a scale of its own, ``head`` or ``tensor``.
+    Args:
+        rounding: as `quantize.rounded` takes it, by ``head`` or ``tensor``.
     """
 
-    def __init__(self, windows: Windows, memory: Sequence[Tensor], scales: str) -> None:
-        self._windows, self._given, self.scales = windows, [tensor.unsqueeze(0) for tensor in memory], scales
+    def __init__(self, windows: Windows, memory: Sequence[Tensor], rounding: str) -> None:
+        self._windows, self._given, self._rounding = windows, [tensor.unsqueeze(0) for tensor in memory], rounding
         self._values = [torch.empty_like(tensor, dtype=torch.float8_e4m3fn) for tensor in memory]
         self._factors = [torch.empty(len(tensor), 1, 1, device=tensor.device) for tensor in memory]
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -214,7 +222,7 @@ class Rounded:
         """Q, K and V of a window."""
         values = self._windows.within(self._values, window)
         factors = self._windows.within(self._factors, window)
-        if self.scales == "tensor":
+        if self._rounding.startswith("tensor"):
             factors = tuple(factor[:1, :1] for factor in factors)
         return tuple(Quantized(v, f[..., 0], v.shape[2]) for v, f in zip(values, factors, strict=True))
 
@@ -232,7 +240,7 @@ class Rounded:
 
     def _quantize(self) -> None:
         q, k, v = self._given
-        made = quantize(q, k, v, self.scales)
+        made = quantize.rounded(q, k, v, self._rounding)
         for one, values, factors in zip(made, self._values, self._factors, strict=True):
             values.copy_(one.values[0])
             factors.copy_(one.scales[0].unsqueeze(-1))
