@@ -5,7 +5,8 @@
 //         in the formula. The tensor cores add with 14 bits: what they sum of at most 128 keys is added to O in fp32 by the
 //         multiplication that rescales it, one instruction for both. Sums of rows are of probabilities that are not rounded.
 //         A consumer computes scores, exponentials and the product with V one after the other, so that no two products need
-//         registers at once; the other consumers fill the gaps. O leaves in fp16 or bf16.
+//         registers at once; the other consumers fill the gaps. O leaves in fp16, bf16, or e4m3 over a scale that is given: what
+//         exceeds 448 of these is 448.
 // Gained  in trials on an H200, over kernel.best in fp16: 1.14x at (4, 16, 4096, 128), 1.18x under the mask, 1.13x at 16,384
 //         keys, where 1.16x was expected; 1.10 to 1.12x where scores rise. cuDNN's FP8 is 1.00 to 1.08x as fast, and wrong
 //         where V has a mean (NOTES.md). At D = 64 1.00x at 2048 keys and 1.03x at 8192.
@@ -24,7 +25,7 @@ struct Scales {
         return __ldg(at + batch_index * batch + head_index * head);
     }
 };
-struct AllScales { Scales q, k, v; };
+struct AllScales { Scales q, k, v, o; };  // o where O is e4m3
 
 // What a row's largest probability is, as a power of two: e4m3 has it exactly, and nothing above 448.
 constexpr int LARGEST = 8;
@@ -174,7 +175,7 @@ __device__ __forceinline__ void transpose_values(Shared8<P>& smem, const TileSch
 }
 
 // Another thread schedules the jobs of one consumer, one by one, and loads their Q.
-template <typename P, bool CAUSAL>
+template <typename T, typename P, bool CAUSAL>
 __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileScheduler<P, CAUSAL>& scheduler, const TensorMap& q,
                                               const AllScales& scales, int consumer) {
     const unsigned query_full = shared_address(smem.query_full[consumer]);
@@ -195,8 +196,12 @@ __device__ __forceinline__ void schedule_jobs(Shared8<P>& smem, const TileSchedu
             const float both = scales.q.of(batch, q_head) * scales.k.of(batch, kv_head);
             // Scales of zeros may multiply to 0, by which a masked score would be no number.
             const float scale_log2 = fmaxf(both * scheduler.problem.scale * LOG2_E, 0x1p-126f);
+            float value_scale = scales.v.of(batch, kv_head);
+            // At most the largest number: infinity times an O of 0 would be none.
+            if constexpr (sizeof(T) == 1)
+                value_scale = fminf(value_scale * reciprocal(scales.o.of(batch, q_head)), 0x1.fffffep127f);
             smem.jobs[consumer][buffer] = {head, scheduler.problem.earlier + 64 * block, tiles, state.packed, idle_turns,
-                                           round, scale_log2, scales.v.of(batch, kv_head)};
+                                           round, scale_log2, value_scale};
             idle_turns = 0;
             arrive_expecting(barrier, P::QUERY_BYTES);
             load_box(shared_address(smem.query[consumer][buffer]), q, 0, 64 * block, q_head, batch, barrier);
@@ -229,7 +234,7 @@ template <int N> __device__ __forceinline__ float sum_of(const float (&s)[N], in
     return tile_sum;
 }
 
-// q, k, v: maps of (batch, heads, rows, D) of bytes; o: of T; any strides
+// q, k, v: maps of (batch, heads, rows, D) of bytes; o: of T, which may be E4M3; any strides
 template <typename T, int D, bool CAUSAL, int KEYS, int STAGES, int CONSUMERS, int PING_PONG, int SPLIT>
 __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
@@ -244,7 +249,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
         if (warp >= 2) transpose_values(smem, scheduler, warp - 2);
         else if (threadIdx.x == 0) load_tiles(smem, scheduler, k, v);
-        else if (warp == 1 && threadIdx.x % 32 < CONSUMERS) schedule_jobs(smem, scheduler, q, scales, threadIdx.x % 32);
+        else if (warp == 1 && threadIdx.x % 32 < CONSUMERS) schedule_jobs<T>(smem, scheduler, q, scales, threadIdx.x % 32);
         return;
     }
 
@@ -372,10 +377,18 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
 #pragma unroll
             for (int d = 0; d < D / 16; ++d) {
                 const float* const both = out + 8 * d + 2 * half;
-                const unsigned low = pack<T>(both[0] * factor, both[4] * factor);
-                const unsigned high = pack<T>(both[1] * factor, both[5] * factor);
-                const unsigned to = out_tile + d / 4 * 64 * 128 + swizzled_offset(row, d % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
-                asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
+                if constexpr (sizeof(T) == 1) {
+                    const unsigned four =
+                        pack_e4m3(both[0] * factor, both[4] * factor, both[1] * factor, both[5] * factor);
+                    const unsigned to = out_tile + P::Row::offset(row, d) + lane % 4 * 4;
+                    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(four) : "memory");
+                } else {
+                    const unsigned low = pack<T>(both[0] * factor, both[4] * factor);
+                    const unsigned high = pack<T>(both[1] * factor, both[5] * factor);
+                    const unsigned to =
+                        out_tile + d / 4 * 64 * 128 + swizzled_offset(row, d % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+                    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(low), "r"(high) : "memory");
+                }
             }
         }
 #pragma unroll
@@ -383,7 +396,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         publish_to_tma();
         synchronize(1 + consumer, 128);
         if (threadIdx.x % 128 == 0) {
-            for (int c = 0; c < P::OUT_COLUMNS; ++c)
+            for (int c = 0; c < (sizeof(T) == 1 ? 1 : P::OUT_COLUMNS); ++c)
                 store_box(o, 64 * c, ended.diagonal - problem.earlier, ended.head & 0xFFFF, ended.head >> 16,
                           out_tile + c * 64 * 128);
             commit_stores();

@@ -22,6 +22,9 @@ template <int ROW_BYTES> struct Swizzle {
     }
 };
 
+// An element, where a template asks for its type.
+struct E4M3 { unsigned char bits; };
+
 // Four elements in one register, the first in the lowest byte; beyond 448 they are 448.
 __device__ __forceinline__ unsigned pack_e4m3(float a, float b, float c, float d) {
     unsigned four;

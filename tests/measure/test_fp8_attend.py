@@ -1,6 +1,7 @@
 """`attend` of tensors in e4m3 with scales: what it computes on a CPU, what it refuses, where the rung counts."""
 
 import ctypes
+import math
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from attnlab.base import paths
 from attnlab.compile import check
 from attnlab.measure.fp8 import accuracy
 from attnlab.measure.fp8.attend import attend
-from attnlab.measure.fp8.quantize import Quantized, quantize
+from attnlab.measure.fp8.quantize import E4M3, Quantized, quantize
 from attnlab.measure.subjects import oracle, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.measure.subjects.launch import ScaledMaps
@@ -44,6 +45,36 @@ def test_what_it_gives_is_near_float64_of_what_the_tensors_stand_for(scales, cau
     assert torch.equal(output, accuracy.attention(*given, causal, 0.2, dtype or torch.float16))
 
 
+@pytest.mark.parametrize("each", [(1, 1, 1), (2, 1, 1), (1, 4, 1), (2, 4, 1)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_output_in_e4m3_is_over_its_scale(each, causal):
+    q, k, v = drawn()
+    of_output = torch.linspace(0.02, 0.05, math.prod(each)).view(each)
+    tensors, scales = (q.values, k.values, v.values), (q.scales, k.scales, v.scales, of_output)
+    output = attnlab.attend(*tensors, causal, scales=scales, dtype=E4M3)
+    exact = oracle.float64(*(one.dequantized() for one in (q, k, v)), causal)
+    assert (output.dtype, output.shape) == (E4M3, exact.shape)
+    wide = accuracy.attention(q, k, v, causal, None, torch.float32)
+    expected = (wide / of_output.unsqueeze(-1)).clamp(-448, 448).to(E4M3)
+    assert torch.equal(output.view(torch.uint8), expected.view(torch.uint8))
+    stated = output.double() * of_output.unsqueeze(-1)
+    held = exact.abs() < 400 * of_output.unsqueeze(-1)
+    assert held.float().mean() > 0.9
+    assert (stated - exact)[held].norm() < 0.06 * exact[held].norm()
+
+
+@pytest.mark.parametrize("scale", [1e-30, torch.finfo(torch.float32).tiny, 1e30])
+def test_what_an_output_in_e4m3_has_no_number_for_is_the_nearest(scale):
+    q, k, v = drawn()
+    nothing = Quantized(torch.zeros_like(v.values.float()).to(E4M3), v.scales, v.rows)
+    for values in (v, nothing):
+        tensors = (q.values, k.values, values.values)
+        scales = (q.scales, k.scales, values.scales, torch.full((1, 1, 1), scale))
+        output = attnlab.attend(*tensors, scales=scales, dtype=E4M3).float()
+        expected = 448.0 if scale < 1 and values is v else 0.0
+        assert (output.abs() == expected).float().mean() > 0.999
+
+
 def test_scales_belong_to_their_heads():
     q, k, v = drawn()
     turned = Quantized(v.values, v.scales.flip(1), v.rows)
@@ -70,7 +101,26 @@ HALF = V.values.half()
             {"scales": S, "autotune": True},
             "takes neither autotune nor kv_lens with scales",
         ),
-        ((Q.values, K.values, V.values), {"scales": S[:2]}, "takes the scales of q, k and v, not 2 of them"),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": S[:2]},
+            "takes the scales of q, k, v where it gives *float16, not 2 of them",
+        ),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": S, "dtype": E4M3},
+            "takes the scales of q, k, v, the output where it gives torch.float8_e4m3fn, not 3 of them",
+        ),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": (*S, S[1]), "dtype": E4M3},
+            "takes scales (2 or 1, 4 or 1, 1) of the output, not (2, 2, 1)",
+        ),
+        (
+            (Q.values, K.values, V.values),
+            {"scales": (*S, S[0])},
+            "takes the scales of q, k, v where it gives torch.float16, not 4 of them",
+        ),
         (
             (Q.values, K.values, V.values),
             {"scales": (S[0], S[1], S[2].double())},
@@ -89,7 +139,7 @@ HALF = V.values.half()
         (
             (Q.values, K.values, V.values),
             {"scales": S, "dtype": torch.float32},
-            "gives torch.float16 or torch.bfloat16 *float32",
+            "gives torch.float16, torch.bfloat16, torch.float8_e4m3fn of *float32",
         ),
         ((Q.values, K.values, V.values), {"scales": S, "scale": -1.0}, "takes a scale above 0, not -1"),
         (
@@ -133,10 +183,20 @@ def test_it_is_a_rung_that_nothing_tunes():
 def test_the_scales_of_a_launch_are_where_the_tensors_are():
     maps = ScaledMaps.__new__(ScaledMaps)
     maps._scales = AllScales()
-    q, k, v = torch.ones(2, 4, 1), torch.ones(1, 1, 1), torch.ones(2, 8, 1)[:, ::2]
+    q, k, v, o = torch.ones(2, 4, 1), torch.ones(1, 1, 1), torch.ones(2, 8, 1)[:, ::2], torch.ones(1, 4, 1)
+    places = maps._scales.q, maps._scales.k, maps._scales.v, maps._scales.o
+    right = [(q.data_ptr(), 4, 1), (k.data_ptr(), 0, 0), (v.data_ptr(), 8, 2), (o.data_ptr(), 0, 1)]
     maps.scale((q, k, v))
-    found = [(place.at, place.batch, place.head) for place in (maps._scales.q, maps._scales.k, maps._scales.v)]
-    assert found == [(q.data_ptr(), 4, 1), (k.data_ptr(), 0, 0), (v.data_ptr(), 8, 2)]
+    assert [(place.at, place.batch, place.head) for place in places] == [*right[:3], (None, 0, 0)]
+    maps.scale((q, k, v, o))
+    assert [(place.at, place.batch, place.head) for place in places] == right
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float16, 4), (torch.bfloat16, 2), (E4M3, 3)])
+def test_the_rung_reads_no_scales_that_it_was_not_given(dtype, count):
+    given = [one.values for one in (Q, K, V)]
+    with pytest.raises(Unsupported, match="takes the scales of Q, K and V, and that of an output in e4m3 alone"):
+        rungs.of(ladder.rung("kernel.fp8")).of_scales(*given, (S * 2)[:count], False, None, dtype)
 
 
 def test_scales_are_as_the_kernel_declares_them():
@@ -145,7 +205,7 @@ def test_scales_are_as_the_kernel_declares_them():
     declared = re.findall(r"\bint ([\w, ]+);", body)
     assert [name for names in declared for name in names.split(", ")] == ["batch", "head"]
     assert "const float* at;" in body
-    assert "struct AllScales { Scales q, k, v; };" in source
+    assert "struct AllScales { Scales q, k, v, o; };" in source
     assert check.PASSED[ladder.SCALED][4:] == (ctypes.sizeof(Problem), ctypes.sizeof(AllScales))
 
 

@@ -6,7 +6,7 @@ from conftest import timed
 
 import attnlab
 from attnlab.measure.fp8 import accuracy, quantizing, subjects
-from attnlab.measure.fp8.quantize import Quantized, quantize
+from attnlab.measure.fp8.quantize import E4M3, LARGEST, Quantized, quantize
 from attnlab.measure.gate.check import Error
 from attnlab.measure.subjects import inputs, oracle, outputs, registry
 from attnlab.measure.subjects.implementation import Unsupported
@@ -38,10 +38,10 @@ def drawn(shape, seed=0, scales="head"):
     return quantize(*inputs.draw(shape, seed, GPU), scales)
 
 
-def launch(given, causal=True, dtype=torch.float16):
+def launch(given, causal=True, dtype=torch.float16, of_output=()):
     kernel = subjects.rung()
     tensors, scales = zip(*((one.values, one.scales) for one in given), strict=True)
-    return kernel.of_scales(*tensors, scales, causal, None, dtype)
+    return kernel.of_scales(*tensors, (*scales, *of_output), causal, None, dtype)
 
 
 def require_near(given, causal, output):
@@ -62,6 +62,50 @@ def test_its_errors_are_at_most_twice_the_formulas(head_dim, sizes, dtype):
     batch, heads, queries, kv_heads, keys, causal = sizes
     given = drawn(Shape(batch, heads, queries, head_dim, causal, kv_heads=kv_heads, kv_len=keys))
     require_near(given, causal, launch(given, causal, dtype))
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["one scale", "a scale for each head"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_an_output_in_e4m3_is_the_other_one_rounded(head_dim, sizes, each):
+    """Over a scale of which its largest element is 448, or a head's."""
+    batch, heads, queries, kv_heads, keys, causal = sizes
+    q, k, v = drawn(Shape(batch, heads, queries, head_dim, causal, kv_heads=kv_heads, kv_len=keys))
+    exact = oracle.float64(*(one.dequantized() for one in (q, k, v)), causal)
+    most = exact.abs().amax((2, 3)) if each else exact.abs().amax().view(1, 1)
+    of_output = (most / LARGEST).float().unsqueeze(-1)
+    output = launch((q, k, v), causal, E4M3, [of_output])
+    formula = accuracy.attention(q, k, v, causal, None, E4M3, out_scales=of_output)
+    assert output.dtype == E4M3
+    widened, right = (one.float() * of_output.unsqueeze(-1) for one in (output, formula))
+    found, allowed = (Error.between(one, exact) for one in (widened, right))
+    assert found.within(Error(GATE_FACTOR * allowed.maximum, GATE_FACTOR * allowed.mean)), (found, allowed)
+    nearest = launch((q, k, v), causal).float() / of_output.unsqueeze(-1)
+    apart = (output.float() - nearest).abs()
+    assert (apart <= nearest.abs() / 15 + 2.0**-9).all()  # half a unit, and where float16 was rounded across the middle
+
+
+@pytest.mark.parametrize("scale", [1e-30, torch.finfo(torch.float32).tiny, 1e30])
+def test_what_an_output_in_e4m3_has_no_number_for_is_the_nearest(head_dim, scale):
+    q, k, v = drawn(MODEL.resized(head_dim=head_dim))
+    nothing = Quantized(torch.zeros_like(v.values.view(torch.uint8)).view(E4M3), v.scales, v.rows)
+    of_output = [torch.full((1, 1, 1), scale, device=GPU)]
+    assert not launch((q, k, nothing), True, E4M3, of_output).view(torch.uint8).bitwise_and(127).any()
+    output = launch((q, k, v), True, E4M3, of_output).float()
+    assert output.isfinite().all()
+    assert (output.abs() == (LARGEST if scale < 1 else 0)).float().mean() > 0.999
+
+
+def test_an_output_in_e4m3_follows_a_view_and_leaves_other_memory(head_dim):
+    q, k, v = drawn(Shape(2, 3, 333, head_dim, kv_heads=1))
+    of_output = [torch.full((1, 3, 1), 0.002, device=GPU)]
+    view = Quantized(q.values.transpose(1, 2).contiguous().transpose(1, 2), q.scales, q.rows)
+    with outputs.guarded(outputs.POISONS[0]) as guards:
+        output = launch((view, k, v), False, E4M3, of_output)
+    assert guards.overruns() == []
+    assert guards.unwritten(output, output.clone()) == 0
+    assert output.stride() == view.values.stride()
+    same = launch((q, k, v), False, E4M3, of_output)
+    assert torch.equal(output.view(torch.uint8), same.view(torch.uint8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,6 +160,9 @@ def test_attend_takes_it(head_dim, monkeypatch):
     monkeypatch.setattr(accuracy, "attention", None)  # what is called where no kernel serves
     tensors, scales = zip(*((one.values, one.scales) for one in given), strict=True)
     assert torch.equal(attnlab.attend(*tensors, True, scales=scales), launch(given))
+    of_output = torch.full((1, 1, 1), 0.01, device=GPU)
+    narrow = attnlab.attend(*tensors, True, scales=(*scales, of_output), dtype=E4M3)
+    assert torch.equal(narrow.view(torch.uint8), launch(given, True, E4M3, [of_output]).view(torch.uint8))
 
 
 def test_a_graph_reads_scales_when_it_is_replayed(head_dim):

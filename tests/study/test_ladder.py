@@ -173,7 +173,10 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(folder):
         (rung(source="plane.cu"), "rung 'plain': */plane.cu is missing: add it, *; did you mean 'plain.cu'?"),
         (rung(source="../plain.cu"), "rung 'plain': source: string should match pattern*"),
         (rung(after="plain"), "rung 'plain': after: no earlier rung is called 'plain'; earlier are none"),
-        (rung(dtypes=["float32"]), "rung 'plain': dtypes.0: input should be 'float16' or 'bfloat16', not 'float32'"),
+        (
+            rung(dtypes=["float32"]),
+            "rung 'plain': dtypes.0: input should be 'float16', 'bfloat16' or 'float8_e4m3fn', not 'float32'",
+        ),
         (rung(dtypes=[]), "rung 'plain': dtypes: list should have at least 1 item*"),
         (rung(architectures=["90a"]), "rung 'plain': architectures.0: string should match pattern*, not '90a'"),
         (

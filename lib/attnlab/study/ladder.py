@@ -33,7 +33,7 @@ BEST = f"{PREFIX}best"
 """The implementation that runs, at each shape, what the tuning of the device chose (`attnlab.study.tuning`)."""
 MASKS = {False: "full", True: "causal"}
 """What a tile calls a mask, by whether it is causal."""
-ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float8_e4m3fn": "E4M3"}
 """The type that is a kernel's first template argument, by dtype."""
 STANDARD = "-std=c++17"
 # The most that one CTA can have: threads on any architecture, shared memory on sm_90, which has the most (227 KiB).
@@ -168,7 +168,7 @@ class Rung(Step):
             ``scaled views``, the same with Q, K and V in e4m3; or ``split keys``, pointers to views, a workspace and
             the lengths of sequences. Scalars follow: the heads over all batches, seq_len and the scale, for views a
             `Problem`, with the `Scales` of those that are scaled, for split keys a `Packing`.
-        dtypes: of Q, K, V and O; of O alone where the others are e4m3.
+        dtypes: of Q, K, V and O; of O alone where the others are e4m3, which it may be too.
         merge: with split keys, the kernel of the same source that merges the results of CTAs.
         most_queries: the most queries of a head that it serves; 0 for any.
         persistent: whether each CTA takes work items in turn until all are done, instead of a single one.
@@ -181,7 +181,7 @@ class Rung(Step):
 
     model_config = ConfigDict(extra="forbid")
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-    dtypes: Annotated[list[Literal["float16", "bfloat16"]], Field(min_length=1)]
+    dtypes: Annotated[list[Literal["float16", "bfloat16", "float8_e4m3fn"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
     arguments: Literal["pointers", "tensor maps", "views", "scaled views", "split keys"]
     merge: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$")] = ""

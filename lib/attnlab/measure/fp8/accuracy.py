@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attnlab.measure.fp8.quantize import E4M3, ROTATED, SCALES, Quantized, multiplies, quantize
+from attnlab.measure.fp8.quantize import E4M3, LARGEST, ROTATED, SCALES, Quantized, multiplies, quantize
 from attnlab.measure.subjects import inputs, oracle
 from attnlab.study.shapes import Shape
 
@@ -40,15 +40,17 @@ def attention(
     scale: float | None = None,
     dtype: torch.dtype = torch.float16,
     heads: Tensor | None = None,
+    out_scales: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·Q·Kᵀ)·V of quantised inputs, from PyTorch's operations that round where an FP8 kernel does.
 
     Both products are of e4m3 numbers (`_product`). Probabilities, over the one of the row's largest score, are rounded
     to e4m3 times `PROBABILITY_SCALE`; their sum, by which the output is divided, is of those not rounded. The output is
-    rounded to `dtype`.
+    rounded to `dtype`, in e4m3 over its scale: what exceeds 448 of these is 448.
 
     Args:
         heads: of the queries, numbered over all batches, as ``(1, heads, length, head_dim)``; None for all.
+        out_scales: of an output in e4m3, ``(batch, heads, 1)`` or with 1 in place of either.
     """
     batch, count, seq_len, head_dim = q.values.shape
     kv_len = k.values.shape[2]
@@ -56,6 +58,7 @@ def attention(
     (queries, of_q), (keys, of_k), (values, of_v) = (_of_each_head(tensor, count) for tensor in (q, k, v))
     factor = 1 / math.sqrt(head_dim) if scale is None else scale
     hidden = oracle.masked(seq_len, kv_len, queries.device) if causal else None
+    of_out = None if out_scales is None else out_scales.expand(batch, count, 1).reshape(-1, 1, 1)
     parts = []
     for some in chosen.split(max(1, oracle.REFERENCE_CHUNK // (seq_len * kv_len))):
         scores = _product(queries[some], keys[some].transpose(1, 2)) * of_q[some] * of_k[some].transpose(1, 2) * factor
@@ -68,7 +71,10 @@ def attention(
             output = _product(rounded, values[some]) * of_v[some]
         else:  # a product of e4m3 numbers has no factor for each key
             output = rounded.float() @ (values[some].view(E4M3).float() * of_v[some])
-        parts.append((output / total).to(dtype))
+        output /= total
+        if of_out is not None:
+            output = (output / of_out[some]).clamp(-LARGEST, LARGEST)
+        parts.append(output.to(dtype))
     shape = q.values.shape if heads is None else (1, len(heads), seq_len, head_dim)
     return torch.cat(parts).view(shape)
 

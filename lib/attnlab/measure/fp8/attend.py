@@ -12,7 +12,7 @@ from attnlab.measure.fp8.quantize import E4M3, Quantized
 from attnlab.measure.subjects import rungs
 from attnlab.measure.subjects.implementation import Unsupported
 
-OUTPUTS = (torch.float16, torch.bfloat16)
+OUTPUTS = (torch.float16, torch.bfloat16, E4M3)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -25,11 +25,12 @@ def attend(
     scale: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """softmax(scale·Q·Kᵀ)·V of tensors in e4m3, in `dtype`, float16 unless it says bfloat16.
+    """softmax(scale·Q·Kᵀ)·V of tensors in e4m3, in `dtype`, float16 unless it says bfloat16 or e4m3.
 
     Args:
         scales: of q, k and v, by which their elements are multiplied: float32 ``(batch, heads, 1)`` as `quantize` gives
-            them for each head, or with 1 in place of batch or heads.
+            them for each head, or with 1 in place of batch or heads. Then, of an output in e4m3,
+            by which it is divided.
 
     Raises:
         ValueError: what was given doesn't fit together; the message is a line.
@@ -42,9 +43,10 @@ def attend(
     if q.is_cuda:
         with suppress(Unsupported, UserError):
             return subjects.rung().of_scales(q, k, v, scales, causal, scale, dtype)
-    given = zip((q, k, v), scales, strict=True)
+    of_output = scales[3] if dtype == E4M3 else None
+    given = zip((q, k, v), scales, strict=False)
     queries, keys, values = (Quantized(tensor, scaling, tensor.shape[2]) for tensor, scaling in given)
-    return accuracy.attention(queries, keys, values, causal, scale, dtype)
+    return accuracy.attention(queries, keys, values, causal, scale, dtype, out_scales=of_output)
 
 
 def _unfit(
@@ -61,12 +63,13 @@ def _unfit(
         if tensor.requires_grad:
             return f"computes no gradients of tensors in {E4M3}: {name} requires them"
     if dtype not in OUTPUTS:
-        return f"gives torch.float16 or torch.bfloat16 of tensors in {E4M3}, not {dtype}"
+        return f"gives {', '.join(map(str, OUTPUTS))} of tensors in {E4M3}, not {dtype}"
     if refused := rungs.unlike_grouped(q, k, v, causal, scale):
         return refused
-    if len(scales) != len(given):
-        return f"takes the scales of q, k and v, not {len(scales)} of them"
-    for (name, tensor), scaling in zip(given.items(), scales, strict=True):
+    scaled = given | ({"the output": q} if dtype == E4M3 else {})
+    if len(scales) != len(scaled):
+        return f"takes the scales of {', '.join(scaled)} where it gives {dtype}, not {len(scales)} of them"
+    for (name, tensor), scaling in zip(scaled.items(), scales, strict=True):
         if not isinstance(scaling, Tensor) or (scaling.dtype, scaling.device) != (torch.float32, q.device):
             return f"takes scales in torch.float32 on {q.device}: those of {name} are not"
         batch, heads = tensor.shape[:2]

@@ -107,10 +107,11 @@ def attend(
             tensors, whatever the table says; elsewhere SDPA does under a mask, from copies of k and v. Nothing waits
             for the device.
         scales: of q, k and v in float8_e4m3fn, as `attnlab.quantize` makes them: float32 ``(batch, heads, 1)``, or with
-            1 in place of either. `kernel.fp8` computes it where it serves these tensors, whatever the table says;
-            elsewhere PyTorch's operations do, which round at the same places. There are no gradients, and
-            `torch.compile` breaks its graph there.
-        dtype: of the output of such tensors: float16, as by default, or bfloat16.
+            1 in place of either. With `dtype=torch.float8_e4m3fn` a fourth, by which the output is divided, of the
+            heads of q; what exceeds 448 of it is 448. `kernel.fp8` computes it where it serves these tensors, whatever
+            the table says; elsewhere PyTorch's operations do, which round at the same places. There are no gradients,
+            and `torch.compile` breaks its graph there.
+        dtype: of the output of such tensors: float16, as by default, bfloat16, or float8_e4m3fn.
 
     Raises:
         TypeError: q, k or v is no tensor.

@@ -141,7 +141,7 @@ class Launch:
 
 
 class ScaledMaps(Maps):
-    """Tensor maps, scalars, and where the scales of Q, K and V are."""
+    """Tensor maps, scalars, and where the scales of Q, K and V are, and of an O in e4m3."""
 
     def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
         self._scales = AllScales()
@@ -149,7 +149,8 @@ class ScaledMaps(Maps):
 
     def scale(self, scales: Sequence[Tensor]) -> None:
         """Let these be the scales, each ``(batch, heads, 1)`` or with 1 in place of either."""
-        for place, tensor in zip((self._scales.q, self._scales.k, self._scales.v), scales, strict=True):
+        places = self._scales.q, self._scales.k, self._scales.v, self._scales.o
+        for place, tensor in zip(places, scales, strict=False):
             strides = (stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             place.at, place.batch, place.head = tensor.data_ptr(), *list(strides)[:2]
 
@@ -165,7 +166,7 @@ class ScaledLaunch(Launch):
         """Launch it as `Launch` does.
 
         Args:
-            scales: of q, k and v, as `ScaledMaps.scale` takes them.
+            scales: of q, k and v, and of an output in e4m3, as `ScaledMaps.scale` takes them.
             dtype: of the output, the one that the kernel was compiled for.
         """
         given = q, k, v

@@ -100,9 +100,9 @@ class Scales(ctypes.Structure):
 
 
 class AllScales(ctypes.Structure):
-    """The scales of Q, K and V, as kernels/13_fp8.cu declares them."""
+    """The scales of Q, K and V, and of an O in e4m3, as kernels/13_fp8.cu declares them."""
 
-    _fields_ = tuple((name, Scales) for name in "qkv")
+    _fields_ = tuple((name, Scales) for name in "qkvo")
 
 
 def shares(items: int, ctas: int, most: int) -> int:

@@ -155,6 +155,8 @@ class Kernel(Launcher):
         dtype: torch.dtype,
     ) -> Tensor:
         """Launch it for tensors in e4m3; `scales` and `dtype` as for `ScaledLaunch.of_scales`; raises as `prepare`."""
+        if len(scales) != 3 + (dtype == torch.float8_e4m3fn):
+            raise Unsupported(f"{self.rung.name} takes the scales of Q, K and V, and that of an output in e4m3 alone")
         launch = self.prepared_scaled(q, k, v, causal, scale, dtype).launch
         assert isinstance(launch, ScaledLaunch)
         return launch.of_scales(q, k, v, scales, dtype)
@@ -171,7 +173,7 @@ class Kernel(Launcher):
     ) -> Prepared:
         name, tile = str(dtype).removeprefix("torch."), _tile(self.rung, q, k, v, causal, scale)
         if name not in self.rung.dtypes:
-            raise Unsupported(f"{self.rung.name} gives {' and '.join(self.rung.dtypes)}, not {name}")
+            raise Unsupported(f"{self.rung.name} gives {', '.join(self.rung.dtypes)}, not {name}")
         return self._ready(name, tile, q, k, v, causal, scale)
 
     def _ready(
