@@ -100,6 +100,10 @@ def test_fp8_stands_under_its_own_ceiling():
     terms = ceilings.terms_us(narrow, "cold")
     assert terms[f"matmul.{E4M3}"] == pytest.approx(ceilings.terms_us(TARGET, "cold")["matmul.float16"] / 2)
     assert ceilings.limit(narrow, "cold") in ("matrix product", "memory", "exponentials")
+    alone = {f"wgmma.{E4M3}": (4 * CEILINGS["matmul.float16"][0], "TFLOP/s")}
+    both = Ceilings(manifest(Recipe(ceilings=rates | alone)))
+    assert both.product(E4M3) == f"wgmma.{E4M3}"
+    assert both.terms_us(narrow, "cold")[f"wgmma.{E4M3}"] == pytest.approx(terms[f"matmul.{E4M3}"] / 2)
     without = Ceilings(manifest(Recipe()))
     assert set(without.terms_us(narrow, "cold")) == {"copy", "exponentials"}
     assert without.throughput_mark(narrow, 1e-9) != ""

@@ -279,7 +279,8 @@ def test_wgmma_computes_the_product_as_often_as_it_says(hopper, dtype):
     exact = product.a.double() @ product.b.double().T
     for rounds in (1, 3):
         product(rounds)
-        torch.testing.assert_close(product.out.double(), rounds * exact, rtol=1e-3, atol=1e-2)
+        off = (product.out.double() - rounds * exact).norm() / (rounds * exact).norm()
+        assert off < (1e-2 if product.a.itemsize == 1 else 1e-3)  # of e4m3, tensor cores add with few bits
 
 
 @pytest.mark.alone
@@ -299,7 +300,13 @@ def test_wgmma_comes_near_the_peak_and_not_past_it(hopper, dtype):
     found = ceilings._wgmma(GPU, dtype)
     assert found["unit"] == "TFLOP/s"
     assert len(found["samples"]) == ceilings.SAMPLES
-    # 4096 FLOPs a clock and multiprocessor, at the highest clock of the card.
+    # 4096 FLOPs a clock and multiprocessor, twice as many of 8 bits, at the highest clock of the card.
     most_mhz = Telemetry(GPU).limits()["sm_clock_max_mhz"]
-    peak = 4096 * torch.cuda.get_device_properties(GPU).multi_processor_count * most_mhz * 1e-6
+    peak = (
+        8192
+        / getattr(torch, dtype).itemsize
+        * torch.cuda.get_device_properties(GPU).multi_processor_count
+        * most_mhz
+        * 1e-6
+    )
     assert peak / 2 < np.median(found["samples"]) < peak

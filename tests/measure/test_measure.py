@@ -573,7 +573,7 @@ def test_the_wgmma_kernel_compiles_for_a_multiprocessor_of_hopper(monkeypatch):
     build = nvrtc.build(rung, "sm_90a", names)
     assert set(build.instances) == set(names)
     assert check.wrong(rung, "sm_90a", build) == []  # neither spills nor a wgmma that ptxas serialised
-    shared_bytes = 2 * (wgmma.ROWS + wgmma.COLUMNS) * wgmma.DEPTH
+    shared_bytes = (wgmma.ROWS + wgmma.COLUMNS) * wgmma.ROW_BYTES
     for needs in build.instances.values():
         assert occupancy.ctas_per_sm(occupancy.LIMITS["90"], wgmma.THREADS, needs.registers, shared_bytes) == 1
 

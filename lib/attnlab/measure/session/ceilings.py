@@ -80,7 +80,7 @@ def _wgmma(device: torch.device, dtype: str) -> Ceiling:
         return _missing("TFLOP/s", why)
     product = wgmma.Wgmma(device, dtype)
     how = (
-        f"wgmma.m64n256k16 in {dtype} on standard normal data in shared memory, two warpgroups on each of "
+        f"wgmma.m64n256k{product.step} in {dtype} on standard normal data in shared memory, two warpgroups on each of "
         f"{product.blocks} multiprocessors"
     )
     amount = product.flops(WGMMA_ROUNDS) / 1e12

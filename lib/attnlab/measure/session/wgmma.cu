@@ -1,11 +1,11 @@
 // The tensor cores of sm_90a by themselves: wgmma on operands that stay in shared memory.
 //
-// A block keeps 128 rows of A and 256 of B (the columns of the product), each of DEPTH 16-bit elements, in tiles of 64
-// columns with the 128-byte swizzle (PTX ISA, "Matrix Descriptor"). Each of its two warpgroups multiplies 64 rows of A by
+// A block keeps 128 rows of A and 256 of B (the columns of the product), each of ROW_BYTES, in tiles of 128 bytes of each row
+// with the 128-byte swizzle (PTX ISA, "Matrix Descriptor"). Each of its two warpgroups multiplies 64 rows of A by
 // all of B, `rounds` times, and adds all up: nothing is loaded or stored in between. Sums that were begun anew in each round
 // would be dead in all but the last, and ptxas drops the wgmma of a dead sum, volatile or not.
 
-constexpr int WARPGROUPS = 2, ROWS = 64, COLUMNS = 256, DEPTH = 256, TILES = DEPTH / 64;
+constexpr int WARPGROUPS = 2, ROWS = 64, COLUMNS = 256, ROW_BYTES = 512, TILES = ROW_BYTES / 128;
 constexpr int A_TILE_BYTES = ROWS * 128, B_TILE_BYTES = COLUMNS * 128;
 
 __device__ __forceinline__ unsigned long long descriptor(unsigned address) {
@@ -25,22 +25,25 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned address) {
     "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, " \
     "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// c (64 x 256) += A (64 x 16) * B (16 x 256)
-#define MULTIPLY(TYPE) \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" NAMES "}, %128, %129, 1, 1, 1, 0, 0;" \
+// c (64 x 256) += A * B, of 32 bytes of each row. Only operands of 16 bits can be transposed, and say that they aren't.
+#define MULTIPLY(DEPTH, TYPE, AS_THEY_ARE) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k" DEPTH ".f32." TYPE "." TYPE " {" NAMES "}, " \
+                 "%128, %129, 1, 1, 1" AS_THEY_ARE ";" \
                  : SUMS(c) \
                  : "l"(a), "l"(b))
-template <bool BFLOAT16>
+enum Element { FLOAT16, BFLOAT16, E4M3 };
+template <Element ELEMENT>
 __device__ __forceinline__ void multiply(float (&c)[128], unsigned long long a, unsigned long long b) {
-    if constexpr (BFLOAT16) MULTIPLY("bf16");
-    else MULTIPLY("f16");
+    if constexpr (ELEMENT == E4M3) MULTIPLY("32", "e4m3", "");
+    else if constexpr (ELEMENT == BFLOAT16) MULTIPLY("16", "bf16", ", 0, 0");
+    else MULTIPLY("16", "f16", ", 0, 0");
 }
 
-template <bool BFLOAT16>
+template <Element ELEMENT>
 __device__ __forceinline__ void product(const uint4* a, const uint4* b, float* out, int rounds) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
-    constexpr int ALL_A_ROWS = WARPGROUPS * ROWS, CHUNKS = DEPTH / 8;
+    constexpr int ALL_A_ROWS = WARPGROUPS * ROWS, CHUNKS = ROW_BYTES / 16;
 
     // Chunks of 16 bytes: first those of A, then those of B.
     for (int i = threadIdx.x; i < (ALL_A_ROWS + COLUMNS) * CHUNKS; i += blockDim.x) {
@@ -63,9 +66,9 @@ __device__ __forceinline__ void product(const uint4* a, const uint4* b, float* o
     for (int round = 0; round < rounds; ++round) {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
-        for (int k = 0; k < DEPTH / 16; ++k)
-            multiply<BFLOAT16>(c, rows + (k / 4 * A_TILE_BYTES + k % 4 * 32) / 16,
-                               columns + (k / 4 * B_TILE_BYTES + k % 4 * 32) / 16);
+        for (int k = 0; k < ROW_BYTES / 32; ++k)
+            multiply<ELEMENT>(c, rows + (k / 4 * A_TILE_BYTES + k % 4 * 32) / 16,
+                              columns + (k / 4 * B_TILE_BYTES + k % 4 * 32) / 16);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     }
@@ -79,8 +82,10 @@ __device__ __forceinline__ void product(const uint4* a, const uint4* b, float* o
     }
 }
 
-// a: (128, 256), b: (256, 256), out: (128, 256) = rounds * a * b^T, which the first block writes.
+// a: 128 and b: 256 rows of ROW_BYTES, out: (128, 256) = rounds * a * b^T, which the first block writes.
 extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
-wgmma_float16(const uint4* a, const uint4* b, float* out, int rounds) { product<false>(a, b, out, rounds); }
+wgmma_float16(const uint4* a, const uint4* b, float* out, int rounds) { product<FLOAT16>(a, b, out, rounds); }
 extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
-wgmma_bfloat16(const uint4* a, const uint4* b, float* out, int rounds) { product<true>(a, b, out, rounds); }
+wgmma_bfloat16(const uint4* a, const uint4* b, float* out, int rounds) { product<BFLOAT16>(a, b, out, rounds); }
+extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
+wgmma_float8_e4m3fn(const uint4* a, const uint4* b, float* out, int rounds) { product<E4M3>(a, b, out, rounds); }

@@ -7,12 +7,15 @@ import numpy as np
 import torch
 
 from attnlab.measure.instruments import devices
+from attnlab.study.implementations import E4M3
 
-DTYPES = ("float16", "bfloat16")
+DTYPES = ("float16", "bfloat16", E4M3)
 CAPABILITY = "9.0"
 """The only compute capability that has wgmma."""
-# Of the product of one block: rows of A, rows of B, which are columns of the product, and the depth of both.
-ROWS, COLUMNS, DEPTH = 128, 256, 256
+# Of the product of one block: rows of A, and rows of B, which are columns of the product.
+ROWS, COLUMNS, ROW_BYTES = 128, 256, 512
+STEP_BYTES = 32
+"""Of each row, what one instruction multiplies."""
 THREADS = 256
 
 
@@ -20,15 +23,18 @@ class Wgmma:
     """A product of two random matrices in each multiprocessor, over and over.
 
     Attributes:
-        a, b: standard normal, (128, 256) and (256, 256).
+        a, b: standard normal, ``(128, depth)`` and ``(256, depth)``, of 512 bytes a row.
         out: ``rounds`` times a·bᵀ of the last call, in float32.
+        step: the depth of one instruction, in elements.
     """
 
     def __init__(self, device: torch.device, dtype: str) -> None:
         import cupy
 
         self.blocks = int(devices.describe(device)["multiprocessors"])
-        self.a, self.b = (torch.randn(rows, DEPTH, device=device).to(getattr(torch, dtype)) for rows in (ROWS, COLUMNS))
+        element = getattr(torch, dtype)
+        self._depth, self.step = ROW_BYTES // element.itemsize, STEP_BYTES // element.itemsize
+        self.a, self.b = (torch.randn(rows, self._depth, device=device).to(element) for rows in (ROWS, COLUMNS))
         self.out = torch.zeros(ROWS, COLUMNS, device=device)
         self._shared_bytes = self.a.nbytes + self.b.nbytes
         source = Path(__file__).with_suffix(".cu").read_text()
@@ -46,4 +52,4 @@ class Wgmma:
 
     def flops(self, rounds: int) -> int:
         """The operations of a call, with a multiply-add counted as two."""
-        return 2 * ROWS * COLUMNS * DEPTH * self.blocks * rounds
+        return 2 * ROWS * COLUMNS * self._depth * self.blocks * rounds
