@@ -6,7 +6,7 @@ from conftest import timed
 
 import attnlab
 from attnlab.measure.fp8 import accuracy, quantizing, subjects
-from attnlab.measure.fp8.quantize import E4M3, LARGEST, Quantized, quantize
+from attnlab.measure.fp8.quantize import E4M3, LARGEST, ROTATED, Quantized, quantize
 from attnlab.measure.gate.check import Error
 from attnlab.measure.subjects import inputs, oracle, outputs, registry
 from attnlab.measure.subjects.implementation import Unsupported
@@ -239,14 +239,18 @@ def test_it_passes_the_gate_and_the_rounds(head_dim, name, values):
     assert len(samples) == 8
 
 
-def test_what_is_quantised_follows_what_is_drawn(head_dim):
+@pytest.mark.parametrize("served", [True, False], ids=["by the kernel", "by PyTorch"])
+@pytest.mark.parametrize("rotated", [False, True], ids=["as it is", "rotated"])
+def test_what_is_quantised_follows_what_is_drawn(head_dim, rotated, served, monkeypatch):
+    if not served:
+        monkeypatch.setattr(quantizing, "serves", lambda *_: False)
     shape = Shape(2, 8, 512, head_dim)
     windows = inputs.Windows(shape, GPU, 5)
-    rounded = windows.rounded("head")
+    rounded = windows.rounded(f"head{ROTATED * rotated}")
     for seed in (1, 2):
         windows.draw(seed)
         rounded.refresh()
         for window in range(5):
-            for one, right in zip(rounded[window], quantize(*windows[window]), strict=True):
+            for one, right in zip(rounded[window], quantize(*windows[window], rotated=rotated), strict=True):
                 assert torch.equal(one.scales, right.scales)
                 assert torch.equal(one.values.view(torch.uint8), right.values.view(torch.uint8))

@@ -168,7 +168,7 @@ class Fp8:
         ctas = min(items * (1 if self.causal else shares(items, held, i.consumers)), held)
         output = torch.full_like(q.values, math.nan, dtype=torch.float16)
         problem = Problem.of(q.values, k.values, self.causal, head_dim**-0.5, tile, ctas, properties.L2_cache_size)
-        scales = (Scales * 3)(*map(Scales.of, (q, k, v)))
+        scales = (Scales * 4)(*map(Scales.of, (q, k, v)))  # and of an O in e4m3, which this isn't
         tensors, boxes = (q.values, k.values, v.values, output), (64, i.keys, i.keys, 64)
         encoded = [maps.strided(t, t.data_ptr(), box) for t, box in zip(tensors, boxes, strict=True)]
         parameters = Maps(encoded, [problem, scales])

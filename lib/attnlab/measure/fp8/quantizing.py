@@ -82,6 +82,7 @@ def _fits(tensor: Tensor) -> bool:
     return tensor.shape[-1] in HEAD_DIMS and tensor.stride(-1) == 1 and whole and tensor.data_ptr() % ALIGNMENT == 0
 
 
+@cache  # the signs of a head_dim are one tensor
 def _words(signs: Tensor | None) -> Any:
     """The columns that are negated, 32 in a word."""
     negated = [] if signs is None else [number for number, sign in enumerate(signs.tolist()) if sign < 0]
