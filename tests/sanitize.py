@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from attnlab.base import paths
-from attnlab.measure.fp8.quantize import quantize
+from attnlab.measure.fp8.quantize import E4M3, quantize
 from attnlab.measure.subjects import inputs, rungs
 from attnlab.measure.subjects.implementation import Unsupported
 from attnlab.study import ladder
@@ -113,10 +113,11 @@ def run(rung: Rung) -> int:
 
 
 def of_scales(kernel: rungs.Kernel, given: inputs.Inputs, causal: bool) -> torch.Tensor:
-    """The output of a kernel that takes e4m3, of these inputs quantised on the CPU."""
+    """The outputs of a kernel that takes e4m3, in the inputs' dtype and in e4m3, of inputs quantised on the CPU."""
     tensors, scales = zip(*((one.values.cuda(), one.scales.cuda()) for one in quantize(*given)), strict=True)
-    dtype = given[0].dtype
-    return kernel.of_scales(*tensors, scales, causal, None, dtype)
+    wide = kernel.of_scales(*tensors, scales, causal, None, given[0].dtype)
+    narrow = kernel.of_scales(*tensors, (*scales, torch.ones(1, 1, 1).cuda()), causal, None, E4M3)
+    return torch.stack([wide.float(), narrow.float()])
 
 
 if __name__ == "__main__":
