@@ -19,7 +19,19 @@ pytest.importorskip("cupy")
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("locked_gpu")]
 
 GPU = torch.device("cuda")
-KINDS = ("normal", "sd 2", "sd 6", "sink 8", "sink 13", "rising 24", "falling 24", "outliers", "offset 1", "scales", "zeros")
+KINDS = (
+    "normal",
+    "sd 2",
+    "sd 6",
+    "sink 8",
+    "sink 13",
+    "rising 24",
+    "falling 24",
+    "outliers",
+    "offset 1",
+    "scales",
+    "zeros",
+)
 # Batch, heads, queries, kv_heads, keys, mask.
 SIZES = [(1, 2, 192, 2, 192, False), (1, 3, 1000, 3, 1000, True), (2, 6, 70, 2, 517, True), (2, 4, 333, 1, 700, False)]
 MODEL = Shape(2, 8, 1024, 128, True, kv_heads=2)
