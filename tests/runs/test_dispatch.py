@@ -371,6 +371,9 @@ def test_a_run_counts_where_best_still_runs_what_the_table_before_says(monkeypat
     assert chosen(made) == {SHORT: "kernel.best", LONG: "kernel.best"}
     assert made.regret == []  # what it ran at the drawn shape is not known
     assert choices.table(run, before=made) == made
+    judged = choices.table(run, before=before.model_copy(update={"drawn": {drawn.label: "old"}}))
+    assert [one.shapes for one in judged.regret] == [1, 1]
+    assert choices.table(run, before=judged) == judged
     of_another = before.model_copy(update={"seal": "other"})
     assert choices.table(run, before=of_another) == choices.table(run)
 

@@ -42,7 +42,7 @@ def table(*several: Results, before: Dispatch | None = None) -> Dispatch:
     table: they show what it is worth elsewhere. At a shape of several runs, the last of them counts.
 
     A run from which the table `before` was made counts after `kernel.best` changed too, at the shapes where that still
-    runs what this table says that it ran; the others, and those that it drew, are left out.
+    runs what this table says that it ran; the others are left out.
 
     Raises UserError where a run has another baseline, was timed by none of the clocks, or was not recorded on a GPU; or
     where the runs are of several devices, versions of PyTorch or clocks.
@@ -71,7 +71,9 @@ def table(*several: Results, before: Dispatch | None = None) -> Dispatch:
     made = made.model_copy(update={"error_pct": _errors_pct(made)})
     held_out = {shape: part.results for part in parts for shape in part.served if shape not in choices}
     regrets = [_regret(held_out, made, timing) for timing in first.timings] if held_out else []
-    return made.model_copy(update={"regret": regrets})
+    running = tuning.load(first.device).running if BEST in named else None
+    drawn = {shape.label: running(shape) for shape in held_out} if running else {}
+    return made.model_copy(update={"regret": regrets, "drawn": drawn})
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ class Dispatch(BaseModel):
         error_pct: by implementation, how far its speedup at a measured shape is from the estimate by the others: the
             root mean square.
         regret: for each clock, what the choices cost at shapes drawn at random; empty where none were measured.
+        drawn: those shapes by their labels, and what `kernel.best` ran there, as `Choice.instance`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -123,6 +124,7 @@ class Dispatch(BaseModel):
     sources: dict[str, str] = {}
     error_pct: dict[str, float] = {}
     regret: list[Regret] = []
+    drawn: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _names_no_shape_twice(self) -> "Dispatch":
@@ -148,7 +150,7 @@ class Dispatch(BaseModel):
         """
         if measured := self._at.get(shape):
             name = measured.implementation
-            changed = name == BEST and self._runs_another(measured)
+            changed = name == BEST and self._runs_another(shape, measured.instance)
             return name if name in self.named and not changed else FALLBACK
         expected = {name: speedup for name, speedup in self.estimate(shape).items() if name in self.named}
         best = max(expected, key=lambda name: expected[name], default=FALLBACK)
@@ -175,20 +177,21 @@ class Dispatch(BaseModel):
     def still_runs(self, shape: Shape) -> bool:
         """Whether a shape was measured, and `kernel.best` runs the same there now."""
         measured = self._at.get(shape)
-        return measured is not None and not self._runs_another(measured)
+        ran = measured.instance if measured else self.drawn.get(shape.label)
+        return ran is not None and not self._runs_another(shape, ran)
 
     def _speedups(self, choice: Choice) -> dict[str, float]:
         """What was measured at a shape, without `kernel.best` where it now runs another instance there."""
-        if BEST not in choice.speedups or not self._runs_another(choice):
+        if BEST not in choice.speedups or not self._runs_another(choice.shape, choice.instance):
             return choice.speedups
         return {name: value for name, value in choice.speedups.items() if name != BEST}
 
-    def _runs_another(self, choice: Choice) -> bool:
-        """Whether `kernel.best` now runs another instance at a shape than was measured; asked once of each."""
-        if choice.shape not in self._asked:
-            running = self._tuning.running(choice.shape) if self._tuning else ""
-            self._asked[choice.shape] = choice.instance != running
-        return self._asked[choice.shape]
+    def _runs_another(self, shape: Shape, ran: str) -> bool:
+        """Whether `kernel.best` now runs another instance at a shape than the one it ran; asked once of each."""
+        if shape not in self._asked:
+            running = self._tuning.running(shape) if self._tuning else ""
+            self._asked[shape] = ran != running
+        return self._asked[shape]
 
     @cached_property
     def _tuning(self) -> Tuning | None:
