@@ -33,16 +33,14 @@ def test_fp8_is_over_the_fastest_in_16_bits(run):
     assert [round(ratio.estimate, 2) for ratio in shown.frame["kernel.fp8"]] == [1.25] * 2
     assert [ratio.estimate < 1 for ratio in shown.frame["kernel.fp8_quantizing"]] == [True] * 2
     assert "peer.cudnn_fp8" not in shown.frame
-    assert (
-        "`kernel.fp8` is faster at 2 of 2 shapes, `kernel.fp8_quantizing` is faster at 0 of 2 shapes, "
-        "`kernel.fp8_rotated` is faster at 2 of 2 shapes, `kernel.fp8_quantizing_rotated` is faster at 2 of 2 shapes."
-    ) in shown.caption
+    said = "`kernel.fp8` 1.25×, faster at 2 of 2 shapes; `kernel.fp8_quantizing` 0.909×, faster at 0 of 2 shapes; "
+    assert said in shown.caption
     assert list(shown.frame["error, kernel.fp8"]) == [2e-4] * 2
     assert list(shown.frame["error, kernel.fp8_rotated"]) == [2e-4] * 2
 
 
 def test_what_it_gains_is_a_finding_of_the_run_itself_or_of_another(run):
-    said = "**FP8.** Speedup over the fastest in 16 bits: `kernel.fp8` is faster at 2 of 2 shapes"
+    said = "**FP8.** Speedup over the fastest in 16 bits: `kernel.fp8` 1.25×, faster at 2 of 2 shapes"
     box = Show(run)("verdicts.findings").content.text
     assert said in box
     assert "(Run `" not in box
@@ -53,6 +51,15 @@ def test_what_it_gains_is_a_finding_of_the_run_itself_or_of_another(run):
     assert f"(Run `{run.run.name}` of" in box
     assert (shown("kernels.fp8.costs").run, Show(mine)("kernels.fp8.costs").content) == (run.run.name, None)
     assert "FP8" not in Show(mine)("verdicts.findings").content.text
+
+
+def test_the_largest_and_the_least_error_are_named(run):
+    checks = run.run.checks.copy()
+    for name, values_, error in (("kernel.fp8_quantizing", "outliers", 3e-3), ("kernel.fp8_rotated", "normal", 1e-4)):
+        checks.loc[(checks["implementation"] == name) & (checks["values"] == values_), "drawn_rms_error"] = error
+    shown = fp8.gains(Results(replace(run.run, checks=checks), run.table))
+    assert "at most 15.0×, of `kernel.fp8_quantizing` on `outliers` values" in shown.caption
+    assert "at least 0.500×, of `kernel.fp8_rotated` on `normal` ones" in shown.caption
 
 
 def test_all_are_points_of_one_figure(run):

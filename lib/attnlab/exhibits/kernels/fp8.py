@@ -1,7 +1,7 @@
 """FP8 beside 16 bits: what it gains, and what that costs in accuracy. A run without FP8 shows nothing."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -16,7 +16,8 @@ from attnlab.infer import kinds
 from attnlab.infer.cases import CASE
 from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results
-from attnlab.study.implementations import REFERENCES, in_fp8
+from attnlab.infer.stats import Interval
+from attnlab.study.implementations import FP8_KERNEL, REFERENCES, in_fp8
 from attnlab.study.shapes import Shape
 from attnlab.study.values import CAPTURED
 
@@ -33,6 +34,7 @@ def has_fp8(results: Results) -> bool:
 def gains(results: Results) -> Table:
     """At each shape, the speedup of what computes in FP8 over the fastest in 16 bits, and the errors of all."""
     errors, names, rows = _errors(results), [n for n in results.study.implementations if in_fp8(n)], []
+    beside: list[_Error] = []
     for shape in results.study.shapes:
         at = results.at(shape).index
         others = [name for name in at if not in_fp8(name) and name not in REFERENCES]
@@ -44,11 +46,13 @@ def gains(results: Results) -> Table:
         row |= {"median_us": results.median(fastest, shape)} | there
         named = {"16 bits": fastest} | dict(zip(names, names, strict=True))
         rows.append(row | {f"error, {title}": errors.get((n, *shape.axes.values())) for title, n in named.items()})
+        own = {name: error for name in names if (error := errors.get((name, *shape.axes.values())))}
+        beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
     if not rows:
         raise NotMeasured("Nothing that computes in FP8 has a latency beside one in 16 bits")
     ratios = {name: [row[name] for row in rows if name in row] for name in names}
-    paying = {name: (sum(ratio.low > 1 for ratio in found), len(found)) for name, found in ratios.items() if found}
-    said = say("kernels.fp8", paying=paying)
+    speedups = {name: _Gain.of(found) for name, found in ratios.items() if found}
+    said = say("kernels.fp8", gains=speedups, most=max(beside, default=None), least=min(beside, default=None))
     frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
     return Table(frame, f"{said} {results.headline.words.capitalize()}.", say("kernels.fp8_note"))
 
@@ -99,6 +103,27 @@ def roundings(results: Results) -> Table:
         note,
         shows=dict.fromkeys(frame.columns, "{:.2g}".format),
     )
+
+
+class _Gain(NamedTuple):
+    """The speedups of an implementation: the least and the most, at how many shapes it is faster, and of how many."""
+
+    ends: tuple[float, float]
+    faster: int
+    of_shapes: int
+
+    @classmethod
+    def of(cls, speedups: list[Interval]) -> "_Gain":
+        estimates = [one.estimate for one in speedups]
+        return cls((min(estimates), max(estimates)), sum(one.low > 1 for one in speedups), len(speedups))
+
+
+class _Error(NamedTuple):
+    """The error of an implementation over that of `FP8_KERNEL`, on a kind of values."""
+
+    ratio: float
+    name: str
+    values: str
 
 
 def in_short(results: Results, eight_bits: Results | None) -> str:
