@@ -91,7 +91,7 @@ def test_a_complete_run_in_use_is_inferred_from_once(monkeypatch):
         synthetic.write("whole", synthetic.Recipe(study=STUDY))
         synthetic.write("cut", synthetic.Recipe(study=STUDY, shapes=1))
         whole, cut = results.load("whole"), results.load("cut")
-        monkeypatch.setattr(results, "infer", lambda run: run.samples)
+        monkeypatch.setattr(results, "infer", lambda run, taken: run.samples)
         assert results.load("whole") is whole
         assert len(results.load("cut").table) > len(cut.table)
         seal = read.read_manifest("whole")["seal"]

@@ -118,15 +118,17 @@ class Records:
 
     def _read(self, shape: Shape, name: str, timing: Timing) -> list[Latencies]:
         stem = f"{LATENCIES}/{self.configs[shape]}.{name}.{timing.clock}.{timing.cache}"
+        taken = self.results.samples_of(name, shape, timing)
         return [
             Latencies(
                 f"{stem}.r{number}.npy",
                 int(number),
-                str(rows["process"].iloc[0]),
-                rows["latency_us"].to_numpy(dtype=np.float64),
-                int(rows["launches"].iloc[0]),
+                str(of.process[0]),
+                of.latency_us.astype(np.float64),
+                int(of.launches[0]),
             )
-            for number, rows in self.results.samples_of(name, shape, timing).groupby("replicate", sort=True)
+            for number in np.unique(taken.replicate)
+            for of in [taken.of(taken.replicate == number)]
         ]
 
     # ------------------------------------------------------------------------------------------------------ summary

@@ -1,6 +1,7 @@
 """From the samples of a case to its row: median with interval, spread, tails, work and floor."""
 
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,18 +28,56 @@ FLOOR = ["floor_us", "limit", "speed_of_light_pct"]
 COLUMNS = [*CASE, *TIMING, *CONTEXT, *MEDIAN, *SPREAD, *TAILS, *WORK, *FLOOR]
 
 
-def infer(run: schema.Run) -> pd.DataFrame:
-    """A row per case and timing that passed the gate, in the order of the study, without controls."""
-    study = studies.recorded(run.manifest)
-    passed = passed_samples(run)
-    passed = passed[~passed["implementation"].map(implementations.is_control).astype(bool)]
-    if passed.empty:
-        return pd.DataFrame(columns=COLUMNS)
-    cards = cards_of(run)
+class Samples(NamedTuple):
+    """The samples of a case under one timing that passed, in the order of the run: columns of `samples`, (samples,).
+
+    Attributes:
+        sm_clock_mhz: NaN where it was not read.
+        throttled: 0 or 1; NaN likewise.
+    """
+
+    replicate: np.ndarray
+    process: np.ndarray
+    launches: np.ndarray
+    latency_us: np.ndarray
+    sm_clock_mhz: np.ndarray
+    throttled: np.ndarray
+
+    def of(self, mask: np.ndarray) -> "Samples":
+        """Those that a mask, or a slice, takes."""
+        return Samples(*(column[mask] for column in self))
+
+    @property
+    def clock_mhz(self) -> float:
+        """The median of the SM clock; NaN where it was not read."""
+        read = self.sm_clock_mhz[~np.isnan(self.sm_clock_mhz)]
+        return float(np.median(read)) if read.size else np.nan
+
+    @property
+    def throttled_pct(self) -> float:
+        """The share of samples that were taken at a throttled clock, in percent; NaN where that was not read."""
+        known = self.throttled[~np.isnan(self.throttled)]
+        return 100 * float(known.mean()) if known.size else np.nan
+
+
+NO_SAMPLES = Samples(*(np.empty(0) for _ in Samples._fields))
+
+
+def infer(run: schema.Run, taken: dict[Any, Samples] | None = None) -> pd.DataFrame:
+    """A row per case and timing that passed the gate, in the order of the study, without controls.
+
+    Args:
+        taken: what `by_case` makes of the `passed_samples`, where that is known.
+    """
+    study, cards = studies.recorded(run.manifest), cards_of(run)
+    taken = by_case(passed_samples(run)) if taken is None else taken
     groups = [
-        (key, independent(rows, cards), _context(rows))
-        for key, rows in passed.groupby([*CASE, *TIMING], sort=False, observed=True)
+        (key, independent(samples, cards), _context(samples))
+        for key, samples in taken.items()
+        if not implementations.is_control(key[0])
     ]
+    if not groups:
+        return pd.DataFrame(columns=COLUMNS)
     tick_us = float(run.manifest["clocks"]["tick_us"])
     jobs = [(samples, tick_us / context["launches"]) for _, samples, context in groups]
     inferred = parallel.each(infer_case, jobs)
@@ -82,13 +121,13 @@ def infer_case(samples: list[np.ndarray], tick_us: float) -> dict[str, float]:
     return row
 
 
-def _context(rows: pd.DataFrame) -> dict[str, float]:
+def _context(samples: Samples) -> dict[str, float]:
     return {
-        "replicates": rows["replicate"].nunique(),
-        "launches": int(rows["launches"].min()),
-        "launches_most": int(rows["launches"].max()),
-        "sm_clock_mhz": float(rows["sm_clock_mhz"].dropna().astype(float).median()),
-        "throttled_pct": 100 * float(rows["throttled"].dropna().astype(float).mean()),
+        "replicates": np.unique(samples.replicate).size,
+        "launches": int(samples.launches.min()),
+        "launches_most": int(samples.launches.max()),
+        "sm_clock_mhz": samples.clock_mhz,
+        "throttled_pct": samples.throttled_pct,
     }
 
 
@@ -121,7 +160,32 @@ def passed_samples(run: schema.Run) -> pd.DataFrame:
     lost = pd.MultiIndex.from_frame(run.cases.loc[~measured, CASE])
     whole = run.cases.loc[measured, [*CASE, "replicate"]]
     kept = whole[~pd.MultiIndex.from_frame(whole[CASE]).isin(lost)]
-    return run.samples.merge(kept, on=[*CASE, "replicate"], how="inner")
+    numbers, first = _numbered(run.samples, list(kept))
+    is_kept = pd.MultiIndex.from_frame(run.samples[list(kept)].iloc[first]).isin(pd.MultiIndex.from_frame(kept))
+    mask = is_kept[numbers]
+    return run.samples if mask.all() else run.samples[mask].reset_index(drop=True)
+
+
+def _numbered(rows: pd.DataFrame, columns: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each row's key, in the order in which keys come first, and the first row of each."""
+    numbers = rows.groupby(columns, sort=False, observed=True).ngroup().to_numpy()
+    return numbers, np.unique(numbers, return_index=True)[1]
+
+
+def by_case(passed: pd.DataFrame) -> dict[Any, Samples]:
+    """The samples of each case under each timing, by the values of `CASE` and `TIMING`, in the order of the first."""
+    if passed.empty:
+        return {}
+    numbers, first = _numbered(passed, [*CASE, *TIMING])
+    order, ends = np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))
+    may_lack = {"sm_clock_mhz", "throttled"}
+    columns = [
+        passed[name].astype("Float64").to_numpy(float, na_value=np.nan) if name in may_lack else passed[name].to_numpy()
+        for name in Samples._fields
+    ]
+    split = zip(*(np.split(column[order], ends[:-1]) for column in columns), strict=True)
+    keys = passed[[*CASE, *TIMING]].iloc[first].itertuples(index=False, name=None)
+    return {key: Samples(*arrays) for key, arrays in zip(keys, split, strict=True)}
 
 
 def _in_order(table: pd.DataFrame, study: Study) -> pd.DataFrame:
@@ -137,14 +201,14 @@ def cards_of(run: schema.Run) -> dict[str, str]:
     return dict(zip(known["process"], known["card"], strict=True)) if len(run.cards) > 1 else {}
 
 
-def independent(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
+def independent(samples: Samples, cards: dict[str, str]) -> list[np.ndarray]:
     """The latencies of a case under one timing in the blocks that are taken for independent.
 
     Of `LEAST_CARDS` cards and more, as `by_card` gives them; else a 1-D array per replicate.
     """
     # Few cards in the run are few in each case, and to look at the run alone is faster.
-    over_cards = enough(cards.values()) and enough(rows["process"].map(cards).dropna())
-    return by_card(rows, cards) if over_cards else by_replicate(rows)
+    over_cards = enough(cards.values()) and enough({cards[name] for name in samples.process if name in cards})
+    return by_card(samples, cards) if over_cards else by_replicate(samples)
 
 
 def enough(cards: Iterable[str]) -> bool:
@@ -152,14 +216,13 @@ def enough(cards: Iterable[str]) -> bool:
     return len(set(cards)) >= LEAST_CARDS
 
 
-def by_card(rows: pd.DataFrame, cards: dict[str, str]) -> list[np.ndarray]:
+def by_card(samples: Samples, cards: dict[str, str]) -> list[np.ndarray]:
     """The latencies of a case under one timing: for each card a 2-D array with a row per replicate."""
-    card = np.array([cards.get(process) for process in rows["process"].to_numpy(dtype=object)], dtype=object)
+    card = np.array([cards.get(process) for process in samples.process], dtype=object)
     there = [mine for mine in dict.fromkeys(card) if mine is not None]
-    return [np.stack(by_replicate(rows[card == mine])) for mine in there]
+    return [np.stack(by_replicate(samples.of(card == mine))) for mine in there]
 
 
-def by_replicate(rows: pd.DataFrame) -> list[np.ndarray]:
+def by_replicate(samples: Samples) -> list[np.ndarray]:
     """The latencies of a case under one timing, an array per replicate, in the order of the rounds."""
-    replicates, latencies_us = rows["replicate"].to_numpy(), rows["latency_us"].to_numpy()
-    return [latencies_us[replicates == replicate] for replicate in np.unique(replicates)]
+    return [samples.latency_us[samples.replicate == replicate] for replicate in np.unique(samples.replicate)]

@@ -10,7 +10,19 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
-from attnlab.infer.cases import AXES, CASE, TIMING, by_card, cards_of, enough, independent, passed_samples
+from attnlab.infer.cases import (
+    AXES,
+    CASE,
+    NO_SAMPLES,
+    TIMING,
+    Samples,
+    by_card,
+    by_case,
+    cards_of,
+    enough,
+    independent,
+    passed_samples,
+)
 from attnlab.infer.ceilings import Ceilings
 from attnlab.runs import schema
 from attnlab.runs.schema import MEASURED
@@ -42,10 +54,15 @@ class Wins(NamedTuple):
 
 @dataclass(frozen=True)
 class Lookup:
-    """A run, and the table that `attnlab.infer.cases` inferred from its samples: a row per case and timing, in us."""
+    """A run, and the table that `attnlab.infer.cases` inferred from its samples: a row per case and timing, in us.
+
+    Attributes:
+        taken: what `cases.by_case` made of the samples that passed, where that is known already.
+    """
 
     run: schema.Run
     table: pd.DataFrame
+    taken: dict[Any, Samples] | None = field(default=None, repr=False)
     _samples: dict[tuple[str, Shape, Timing], list[np.ndarray]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -98,11 +115,14 @@ class Lookup:
 
     def row(self, implementation: str, shape: Shape, timing: Timing | None = None) -> pd.Series:
         """The row of one case; NotMeasured where it has no latency."""
-        rows = self.at(shape, timing)
-        if implementation not in rows.index:
+        self.require(implementation, shape, timing)
+        return self.at(shape, timing).loc[implementation]
+
+    def require(self, implementation: str, shape: Shape, timing: Timing | None = None) -> None:
+        """Raise NotMeasured where a case has no latency."""
+        if implementation not in self.at(shape, timing).index:
             where = f"{shape.label}, {(timing or self.headline).words}"
             raise NotMeasured(f"`{implementation}` has no latency at {where}")
-        return rows.loc[implementation]
 
     def along(self, sweep: str, implementation: str) -> list[tuple[Shape, pd.Series]]:
         """The shapes of a sweep at which an implementation has a latency, each with its row.
@@ -148,8 +168,8 @@ class Lookup:
         """The latencies of one case that passed in us, round by round, as `cases.independent` gives them."""
         key = (implementation, shape, timing or self.headline)
         if key not in self._samples:
-            rows = self.samples_of(*key)
-            self._samples[key] = independent(rows, self.cards) if len(rows) else []
+            taken = self.samples_of(*key)
+            self._samples[key] = independent(taken, self.cards) if taken.latency_us.size else []
         return self._samples[key]
 
     def on_cards(self, implementation: str, shape: Shape, timing: Timing) -> list[np.ndarray]:
@@ -173,10 +193,9 @@ class Lookup:
 
     def throttled(self, names: Sequence[str], shape: Shape, timing: Timing | None = None) -> tuple[int, int]:
         """Of the passed samples of these implementations, how many have a throttle state, and how many throttled."""
-        timing = timing or self.headline
-        places = [(name, *shape.axes.values(), timing.clock, timing.cache) for name in names]
-        counts = [self._throttled.get(place, (0, 0)) for place in places]
-        return sum(known for known, _ in counts), sum(held for _, held in counts)
+        of = (self.samples_of(name, shape, timing).throttled for name in names)
+        throttled = np.concatenate([NO_SAMPLES.throttled, *of])
+        return int((~np.isnan(throttled)).sum()), int(np.nansum(throttled))
 
     def tick_us(self, row: pd.Series) -> float:
         """Resolution of a sample of a case: the clock's tick over the fewest launches that a sample spans."""
@@ -201,9 +220,8 @@ class Lookup:
         return [Shape(**dict(zip(AXES, key, strict=True))) for key in shares[shares > 50].index]
 
     @cached_property
-    def _samples_by_case(self) -> dict[Any, pd.DataFrame]:
-        groups = self.passed.groupby([*CASE, *TIMING], sort=False)
-        return dict(iter(groups[["replicate", "process", "launches", "latency_us", "sm_clock_mhz", "throttled"]]))
+    def _samples_by_case(self) -> dict[Any, Samples]:
+        return by_case(self.passed) if self.taken is None else self.taken
 
     @cached_property
     def _peaks(self) -> dict[Any, float]:
@@ -211,15 +229,10 @@ class Lookup:
         peaks = cases[cases["status"] == MEASURED].groupby(CASE, sort=False)["peak_memory_bytes"].max()
         return {case: float(peak) for case, peak in peaks.items()}
 
-    @cached_property
-    def _throttled(self) -> dict[Any, tuple[int, int]]:
-        counts = self.passed.groupby([*CASE, *TIMING], sort=False)["throttled"].agg(["count", "sum"])
-        return {place: (int(known), int(held)) for place, known, held in counts.itertuples(name=None)}
-
-    def samples_of(self, name: str, shape: Shape, timing: Timing | None = None) -> pd.DataFrame:
-        """The rows of the samples of one case that passed; empty where it has no latency."""
+    def samples_of(self, name: str, shape: Shape, timing: Timing | None = None) -> Samples:
+        """The samples of one case that passed; empty where it has no latency."""
         timing = timing or self.headline
-        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache), self.passed.head(0))
+        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache), NO_SAMPLES)
 
 
 def median_of(row: Any) -> stats.Interval:

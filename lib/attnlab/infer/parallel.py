@@ -43,7 +43,7 @@ def each(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
 def _processes() -> Iterator[ProcessPoolExecutor]:
     """Processes that end with the context, and with this process however that ends."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "attnlab.infer.families"])
+    context.set_forkserver_preload([__name__, "attnlab.infer.cases", "attnlab.infer.families"])
     pool = ProcessPoolExecutor(min(os.cpu_count() or 1, MOST_PROCESSES), context, initializer=end_with_parent)
     # The first job starts the server that forks them all, and what is blocked there is blocked in all: Ctrl-C is for
     # this process alone.

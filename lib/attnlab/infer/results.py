@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import scipy.stats
 
 from attnlab.infer import parallel, stats
-from attnlab.infer.cases import infer
+from attnlab.infer.cases import CASE, TIMING, by_case, infer, passed_samples
 from attnlab.infer.families import FalsePositives, Family, Place, Sides, infer_family, judge, judge_family
 from attnlab.infer.lookup import Lookup, NotMeasured, median_of
 from attnlab.infer.stats import Verdict
@@ -30,7 +30,7 @@ class Results(Lookup):
     """A run, the rows of its cases, and the verdicts on them, as far as they were asked for."""
 
     _known: dict[Place, Family] = field(default_factory=dict, init=False, repr=False)
-    _against: dict[str, dict[Place, Family]] = field(default_factory=dict, init=False, repr=False)
+    _against: dict[tuple[Place, str], Family] = field(default_factory=dict, init=False, repr=False)
 
     def median(self, name: str, shape: Shape, timing: Timing | None = None) -> stats.Interval:
         """The median of one case with its interval, in us; a control's too, which has no row.
@@ -60,7 +60,7 @@ class Results(Lookup):
         elsewhere the comparison's own samples decide alone. Raises NotMeasured where one of the two has no latency
         there.
         """
-        self.row(candidate, shape, timing)
+        self.require(candidate, shape, timing)
         return self.family(shape, timing).verdicts[candidate]
 
     def under_each(self, candidate: str, shape: Shape) -> dict[Timing, Verdict]:
@@ -110,15 +110,19 @@ class Results(Lookup):
         """As `families`, against any implementation, with the smallest effect that the study's baseline could show."""
         if baseline == self.study.baseline:
             return self.families
-        if baseline not in self._against:
-            places = [place for place in self._places if baseline in self.at(*place).index]
-            self._against[baseline] = self.families_over(dict.fromkeys(places, baseline))
-        return self._against[baseline]
+        places = [place for place in self._places if baseline in self.at(*place).index]
+        return self.families_over(dict.fromkeys(places, baseline))
 
     def families_over(self, baselines: Mapping[Place, str]) -> dict[Place, Family]:
         """As `families_against`, each place with a baseline of its own, which has a latency there."""
-        jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place, baseline in baselines.items()]
-        return dict(zip(baselines, parallel.each(judge_family, jobs), strict=True))
+        mine = self.study.baseline
+        others = [asked for asked in baselines.items() if asked[1] != mine and asked not in self._against]
+        jobs = [(self._pairs(baseline, *place), self._smallest(*place)) for place, baseline in others]
+        self._against.update(zip(others, parallel.each(judge_family, jobs), strict=True))
+        return {
+            place: self.families[place] if baseline == mine else self._against[place, baseline]
+            for place, baseline in baselines.items()
+        }
 
     def families_under(self, timing: Timing) -> dict[Shape, Family]:
         return {shape: family for (shape, under), family in self.families.items() if under == timing}
@@ -130,7 +134,7 @@ class Results(Lookup):
         one of them has no latency there.
         """
         for name in dict.fromkeys(name for pair in pairs for name in pair):
-            self.row(name, shape, timing)
+            self.require(name, shape, timing)
         smallest = [self._smallest(shape, timing)] * len(pairs)
         return judge([self._sides(pair, shape, timing) for pair in pairs], smallest)[0]
 
@@ -143,7 +147,7 @@ class Results(Lookup):
         """
         pair = (baseline or self.study.baseline, candidate)
         for name in pair:
-            self.row(name, shape, timing)
+            self.require(name, shape, timing)
         sides = self._sides(pair, shape, timing)
         return stats.ratio_ci(sides.baseline, sides.candidate, tick=sides.tick_us, paired=True)
 
@@ -210,7 +214,7 @@ class Results(Lookup):
 
     def _pairs(self, baseline: str, shape: Shape, timing: Timing | None) -> dict[str, Sides]:
         """What is compared with a baseline at one place, by name; NotMeasured where that has no latency."""
-        self.row(baseline, shape, timing)
+        self.require(baseline, shape, timing)
         names = [str(name) for name in self.at(shape, timing).index if name != baseline]
         return {name: self._sides((baseline, name), shape, timing) for name in names}
 
@@ -218,8 +222,17 @@ class Results(Lookup):
         """The samples of a pair, and the resolution of both."""
         baseline, candidate = (self.samples(name, shape, timing) for name in pair)
         cases = [self.samples_of(name, shape, timing) for name in pair]
-        launches = min(int(case["launches"].min()) for case in cases if len(case))
-        return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches)
+        launches = min(int(case.launches.min()) for case in cases if case.launches.size)
+        timing = timing or self.headline
+        place = (*shape.axes.values(), timing.clock, timing.cache)
+        one, other = (self._medians.get((name, *place)) for name in pair)
+        medians = (one, other) if one and other else None
+        return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches, medians)
+
+    @cached_property
+    def _medians(self) -> dict[Any, stats.Interval]:
+        rows = self.table[[*CASE, *TIMING, "median_us", "low_us", "high_us"]].itertuples(index=False, name=None)
+        return {row[:-3]: stats.Interval(*row[-3:]) for row in rows}
 
 
 _IN_USE: WeakValueDictionary[str, Results] = WeakValueDictionary()
@@ -227,7 +240,8 @@ _IN_USE: WeakValueDictionary[str, Results] = WeakValueDictionary()
 
 
 def of(run: schema.Run) -> Results:
-    found = Results(run, infer(run))
+    taken = by_case(passed_samples(run))
+    found = Results(run, infer(run, taken), taken)
     if run.complete:
         _IN_USE[run.manifest["seal"]] = found
     return found

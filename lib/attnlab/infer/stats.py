@@ -316,11 +316,15 @@ def lag1(samples: Samples) -> float:
 
     A replicate that is constant, or has fewer than three samples, shows none: it counts as 0.
     """
-    # Imported here: reading what was inferred needs no statsmodels, which takes a while to start.
-    from statsmodels.tsa.stattools import acf
-
-    tells = [replicate if replicate.size > 2 and np.ptp(replicate) else None for replicate in replicates_of(samples)]
-    return float(np.mean([0.0 if told is None else float(acf(told, nlags=1, fft=False)[1]) for told in tells]))
+    # As statsmodels' acf does it, to the last digit, without its import, which takes longer than a run's statistics.
+    found = []
+    for replicate in replicates_of(samples):
+        found.append(0.0)
+        if replicate.size > 2 and np.ptp(replicate) > 0:
+            centred = replicate - replicate.mean()
+            products = np.correlate(centred, centred, "full")[replicate.size - 1 :] / replicate.size
+            found[-1] = float(products[1] / products[0])
+    return float(np.mean(found))
 
 
 def effective_n(samples: Samples) -> float:
@@ -344,6 +348,7 @@ def verdict(
     paired: bool = False,
     pvalue: float | None = None,
     smallest_effect: float = 0.0,
+    medians: tuple[Interval, Interval] | None = None,
 ) -> Verdict:
     """Whether the candidate is faster than the baseline, and whether that may be claimed.
 
@@ -354,7 +359,7 @@ def verdict(
     speedup lies above or below 1, p < alpha, and the medians lie at least `smallest_effect` apart, a fraction; else
     *inconclusive*. `pvalue` stands in for `difference_pvalue`: the comparison's adjusted p-value, where it is one of a
     family (`holm`). `smallest_effect` is what the baseline measured against itself leaves to be seen (see the function
-    of that name).
+    of that name). `medians` are the `bootstrap_ci` of both sides, where they are known, for a tick no longer than this.
 
     Claimable is a faster candidate that also has a speedup of at least CLAIM_SPEEDUP, |delta| of at least CLAIM_DELTA,
     and a `bootstrap_ci` of its median apart from the baseline's.
@@ -372,18 +377,17 @@ def verdict(
     delta = cliffs_delta(baseline, candidate)
     seen = abs(math.log(speedup.estimate)) >= math.log1p(smallest_effect)
     decision: Decision = "inconclusive"
-    if smallest_effect <= margin and is_within(ratio.interval(1 - 2 * alpha), margin):
+    # Every interval holds the floor, and that takes no time.
+    is_near = smallest_effect <= margin and is_within(ratio.floor, margin)
+    if is_near and is_within(ratio.interval(1 - 2 * alpha), margin):
         decision = "equivalent"
     elif p < alpha and seen and not speedup.low <= 1 <= speedup.high:
         decision = "faster" if speedup.low > 1 else "slower"
 
-    def median(samples: Samples) -> Interval:
-        return bootstrap_ci(samples, 1 - alpha, resamples, seed, tick)
+    def apart() -> bool:
+        sides = medians or [bootstrap_ci(side, 1 - alpha, resamples, seed, tick) for side in (baseline, candidate)]
+        one, other = (median.no_narrower(tick) for median in sides)
+        return not one.overlaps(other)
 
-    claimable = (
-        decision == "faster"
-        and speedup.estimate >= CLAIM_SPEEDUP
-        and abs(delta) >= CLAIM_DELTA
-        and not median(baseline).overlaps(median(candidate))
-    )
+    claimable = decision == "faster" and speedup.estimate >= CLAIM_SPEEDUP and abs(delta) >= CLAIM_DELTA and apart()
     return Verdict(decision, claimable, speedup, delta, hedges_g(baseline, candidate), p)

@@ -283,15 +283,15 @@ def _case(name: str, shape: Shape, here: Side, there: Side) -> Case:
 
 
 def _side(results: Results, name: str, shape: Shape, timing: Timing) -> Side:
-    rows = results.samples_of(name, shape, timing)
-    medians = [float(np.median(replicate)) for replicate in by_replicate(rows)]
+    taken = results.samples_of(name, shape, timing)
+    medians = [float(np.median(replicate)) for replicate in by_replicate(taken)]
     apart_us = max(medians) - min(medians) if len(medians) > 1 else np.nan
     return Side(
-        independent(rows, results.cards),
-        float(results.run.manifest["clocks"]["tick_us"]) / int(rows["launches"].min()),
-        100 * apart_us / float(rows["latency_us"].median()),
-        float(rows["sm_clock_mhz"].dropna().astype(float).median()),
-        100 * float(rows["throttled"].dropna().astype(float).mean()),
+        independent(taken, results.cards),
+        float(results.run.manifest["clocks"]["tick_us"]) / int(taken.launches.min()),
+        100 * apart_us / float(np.median(taken.latency_us)),
+        taken.clock_mhz,
+        taken.throttled_pct,
     )
 
 

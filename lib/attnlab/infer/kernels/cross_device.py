@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from attnlab.infer import stats
 from attnlab.infer.compare.repeat import other_sources
 from attnlab.infer.kernels.leads import Lead
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs import read
-from attnlab.runs.schema import is_of, is_under
 from attnlab.study import implementations
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
@@ -61,17 +62,17 @@ def find(results: Results) -> CrossDevice:
 
 def lead(results: Results, shape: Shape) -> Lead | None:
     """The lead at a shape under the headline's timing; None without both sides."""
-    passed = results.passed
-    rows = passed[is_of(passed, shape) & is_under(passed, results.headline)]
-    medians = rows.groupby("implementation")["latency_us"].median()
+    every = {name: results.samples_of(name, shape) for name in sorted(results.study.subjects)}
+    taken = {name: samples for name, samples in every.items() if samples.latency_us.size}
     left_out = {implementations.DISPATCH, *implementations.REFERENCES}
-    names = [name for name in medians.index if not implementations.is_control(name) and name not in left_out]
+    names = [name for name in taken if not implementations.is_control(name) and name not in left_out]
     kernels = [name for name in names if name.startswith(PREFIX)]
     others = [name for name in names if name not in kernels]
     if not kernels or not others:
         return None
-    kernel, over = (str(medians[side].idxmin()) for side in (kernels, others))
-    tick_us = float(results.run.manifest["clocks"]["tick_us"]) / int(rows["launches"].min())
+    kernel, over = (min(side, key=lambda name: float(np.median(taken[name].latency_us))) for side in (kernels, others))
+    fewest = min(int(samples.launches.min()) for samples in taken.values())
+    tick_us = float(results.run.manifest["clocks"]["tick_us"]) / fewest
     theirs, ours = (results.samples(name, shape) for name in (over, kernel))
     return Lead(kernel, over, stats.ratio_ci(theirs, ours, tick=tick_us, paired=True))
 
