@@ -8,29 +8,24 @@ function makeCell(explorer, part) {
     shape = run.shapes[state.place];
   const start = [
     h("h2", {}, "The selected cell"),
-    h(
-      "p",
+    said(
+      `\`${state.candidate || "no candidate"}\` against \`${baselineAt(state, state.place)}\` at ${shape.label}, ${run.timings[state.timing].words}`,
       { class: "selected" },
-      ...rich(
-        `\`${state.candidate || "no candidate"}\` against \`${baselineAt(state, state.place)}\` at ${shape.label}, ${run.timings[state.timing].words}`,
-      ),
     ),
   ];
   const absent = [state.baseline, state.candidate].filter(
     (name) => name && caseAt(state, state.place, name) === undefined,
   );
   const why = absent.map((name) =>
-    h(
-      "p",
-      { class: "notice" },
+    notice(
       ...rich(
         `\`${name}\` has no latency here: ${run.absentAt.get(`${state.place}/${run.implementations.indexOf(name)}`) ?? "not under this timing"}.`,
       ),
     ),
   );
   const verdict = verdictAt(state, state.place, state.candidate);
-  const said = verdict?.kind
-    ? [h("p", { class: "statement" }, ...rich(verdict.statement)), h("p", { class: "power" }, ...rich(verdict.power))]
+  const words = verdict?.kind
+    ? [said(verdict.statement, { class: "statement" }), said(verdict.power, { class: "power" })]
     : [];
   const rows = distinct([baselineAt(state, state.place), state.candidate])
     .map((name) => [name, caseAt(state, state.place, name)])
@@ -55,7 +50,7 @@ function makeCell(explorer, part) {
   const marks = distinct(rows.map(([, row]) => run.cases.marks[row]))
     .filter(Boolean)
     .map((mark) => h("p", { class: "note" }, mark));
-  part.replaceChildren(...start, ...why, ...said, ...cases, ...marks, ...distributions(explorer, part));
+  part.replaceChildren(...start, ...why, ...words, ...cases, ...marks, ...distributions(explorer, part));
 }
 
 function distributions(explorer, part) {
@@ -66,7 +61,7 @@ function distributions(explorer, part) {
     .filter(Boolean)
     .map((name) => ({ name, colour: explorer.colour(name), replicates: of(run.implementations.indexOf(name)) }))
     .filter(({ replicates }) => replicates.length);
-  if (!sides.length) return [h("p", { class: "notice" }, "No samples of this cell are here.")];
+  if (!sides.length) return [notice("No samples of this cell are here.")];
   const control = state.baseline === run.baseline ? of(run.implementations.length) : [];
   if (control.length)
     sides.push({

@@ -32,50 +32,29 @@ function makeCite(explorer, part) {
   );
 }
 
-const extra = (shape) =>
-  [
-    shape.kv_heads === shape.heads ? "" : `, kv_heads=${shape.kv_heads}`,
-    shape.kv_len === shape.seq_len ? "" : `, kv_len=${shape.kv_len}`,
-    shape.lengths === "equal" ? "" : `, lengths="${shape.lengths}"`,
-    shape.direction === "forward" ? "" : `, direction="${shape.direction}"`,
-    shape.layout === "heads first" ? "" : `, layout="${shape.layout}"`,
-    shape.scale ? `, scale=${shape.scale}` : "",
-    shape.values === "normal" ? "" : `, values="${shape.values}"`,
-  ].join("");
+const extra = (shape) => special(shape).map(([axis]) => `, ${axis}=${JSON.stringify(shape[axis])}`).join("");
 
 function copied(label, text) {
-  const said = h("span", { role: "status", class: "note" });
+  const status = h("span", { role: "status", class: "note" });
   const area = h("pre", { tabindex: 0 }, text);
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);
-      said.textContent = "copied";
+      status.textContent = "copied";
     } catch {
       getSelection().selectAllChildren(area);
-      said.textContent = "selected: copy it with Ctrl+C";
+      status.textContent = "selected: copy it with Ctrl+C";
     }
   };
-  return h(
-    "div",
-    { class: "copied" },
-    h(
-      "p",
-      {},
-      `${label}: `,
-      h("button", { type: "button", onclick: copy, "aria-label": `Copy: ${label}` }, "copy"),
-      " ",
-      said,
-    ),
-    area,
-  );
+  const title = h("p", {}, `${label}: `, button("copy", copy, { "aria-label": `Copy: ${label}` }), " ", status);
+  return h("div", { class: "copied" }, title, area);
 }
 
 // The rows of the matrix, as text.
 function csv(state) {
   const run = state.shown,
     { clock, cache } = run.timings[state.timing],
-    axes = ["batch", "heads", "seq_len", "head_dim", "causal", "dtype", "kv_heads", "kv_len", "lengths", "direction"];
-  axes.push("layout", "scale", "values");
+    axes = ["batch", "heads", "seq_len", "head_dim", "causal", "dtype", "kv_heads", "kv_len", ...Object.keys(PLAIN)];
   const quote = (value) =>
     /[",\n\r]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? "");
   const rows = state.visible.flatMap((place) => {
@@ -108,8 +87,6 @@ function csv(state) {
   const lines = [Object.keys(there[0] ?? {}), ...there.map((row) => Object.values(row))];
   return lines.map((line) => line.map(quote).join(",")).join("\r\n") + "\r\n";
 }
-
-const button = (words, onclick) => h("button", { type: "button", onclick }, words);
 
 const DRAWINGS = {
   lines: '[data-part="lines"] svg',

@@ -29,10 +29,9 @@ function controls(explorer) {
     select("baseline", "baseline", (baseline) => ({ baseline, candidates: undefined, candidate: undefined })),
     select("clock", "clock", (clock) => ({ clock, cache: keptCache(explorer, clock) })),
     select("cache", "cache"),
-    select("mask", "mask", (value) => ({ mask: value, ...other })),
-    select("dtype", "dtype", (value) => ({ dtype: value, ...other })),
-    select("dim", "D", (value) => ({ dim: value, ...other })),
-    select("values", "values", (value) => ({ values: value, ...other })),
+    Object.keys(FILTERS).map((name) =>
+      select(name, name === "dim" ? "D" : name, (value) => ({ [name]: value, ...other })),
+    ),
     select("axis", "sweep axis"),
     select("metric", "metric"),
     select("by", "samples"),
@@ -41,7 +40,7 @@ function controls(explorer) {
   );
   const show = (state) => {
     const run = state.shown;
-    const of = (name) => ["all", ...distinct(run.shapes.map(FILTERS[name]))];
+    const filters = Object.entries(FILTERS).map(([name, of]) => [name, ["all", ...distinct(run.shapes.map(of))]]);
     const runs = data.runs.map(({ name, device }) => [name, device === run.device ? name : `${name} (${device})`]);
     const options = {
       run: runs,
@@ -49,10 +48,7 @@ function controls(explorer) {
       baseline: baselinesOf(run).map((name) => [name, run.verdicts[name] ? name : `${name} (medians alone)`]),
       clock: distinct(run.timings.map((timing) => timing.clock)).map((clock) => [clock, CLOCKS[clock] ?? clock]),
       cache: run.timings.filter((timing) => timing.clock === state.clock).map(({ cache }) => [cache, `${cache} L2`]),
-      mask: of("mask").map((value) => [value, value]),
-      dtype: of("dtype").map((value) => [value, value]),
-      dim: of("dim").map((value) => [value, value]),
-      values: of("values").map((value) => [value, value]),
+      ...Object.fromEntries(filters.map(([name, values]) => [name, values.map((value) => [value, value])])),
       axis: run.axes.map((axis) => [axis, AXES[axis]]),
       metric: Object.entries(data.metrics).map(([metric, { axis }]) => [metric, axis]),
       by: [

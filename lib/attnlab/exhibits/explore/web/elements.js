@@ -25,33 +25,15 @@ function rich(text) {
   });
 }
 
+// A paragraph of such sentences.
+const said = (text, attributes = {}) => h("p", attributes, ...rich(text));
+const notice = (...words) => h("p", { class: "notice" }, ...words);
+const button = (words, onclick, attributes = {}) => h("button", { type: "button", onclick, ...attributes }, words);
+
 function table(titles, rows, caption) {
-  return h(
-    "div",
-    { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
-    h(
-      "table",
-      {},
-      h(
-        "thead",
-        {},
-        h(
-          "tr",
-          {},
-          titles.map((title) => h("th", { scope: "col" }, title)),
-        ),
-      ),
-      h(
-        "tbody",
-        {},
-        rows.map((row) =>
-          h(
-            "tr",
-            {},
-            row.map((cell, place) => h("td", { "data-title": titles[place].textContent ?? titles[place] }, cell)),
-          ),
-        ),
-      ),
-    ),
-  );
+  const named = (cell, place) => h("td", { "data-title": titles[place].textContent ?? titles[place] }, cell);
+  const head = titles.map((title) => h("th", { scope: "col" }, title));
+  const body = rows.map((row) => h("tr", {}, row.map(named)));
+  const whole = h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, whole);
 }

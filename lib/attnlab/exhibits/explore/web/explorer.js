@@ -13,13 +13,8 @@ async function render({ model, el }) {
   try {
     data = await unpack(model.get("payload"));
   } catch (error) {
-    root.replaceChildren(
-      h(
-        "p",
-        { role: "alert" },
-        `This browser can't read the explorer's data (${error.message}): use one of 2023 or later.`,
-      ),
-    );
+    const words = `This browser can't read the explorer's data (${error.message}): use one of 2023 or later.`;
+    root.replaceChildren(h("p", { role: "alert" }, words));
     return () => {};
   }
   const explorer = new Explorer(data, model, root);

@@ -25,7 +25,9 @@ const SIZES = {
   keys: "kv_len",
   kv: "kv_heads",
 };
-// What a kind of attention differs in from plain self-attention.
+// What plain self-attention is besides its sizes.
+const PLAIN = { lengths: "equal", direction: "forward", layout: "heads first", scale: 0, values: "normal" };
+// What a kind of attention differs in from that.
 const KINDS = {
   __proto__: null,
   gqa: { axis: "kv_heads" },
@@ -84,8 +86,7 @@ function apart(shape, wanted) {
 
 // What a shape is beside a forward pass of plain self-attention: the axes, and words for them.
 function special(shape) {
-  const plain = { kv_heads: shape.heads, kv_len: shape.seq_len, lengths: "equal", direction: "forward" };
-  Object.assign(plain, { layout: "heads first", scale: 0, values: "normal" });
+  const plain = { kv_heads: shape.heads, kv_len: shape.seq_len, ...PLAIN };
   const words = {
     kv_heads: `${shape.kv_heads} KV heads`,
     kv_len: `${shape.kv_len} keys`,
@@ -99,7 +100,7 @@ function special(shape) {
 }
 
 function makeFind(explorer, part) {
-  const { state, data } = explorer;
+  const { state } = explorer;
   if (!part.firstChild) {
     const input = h("input", {
       id: `${explorer.prefix}-find`,
@@ -128,7 +129,7 @@ function makeFind(explorer, part) {
   part.querySelector("input").value = state.find;
   part
     .querySelector(".found")
-    .replaceChildren(...(state.find ? found(explorer) : [h("p", {}, ...rich(answer(state, data)))]));
+    .replaceChildren(...(state.find ? found(explorer) : [said(answer(state))]));
 }
 
 // A sentence on the selected shape.
@@ -151,16 +152,14 @@ function answer(state) {
 function found(explorer) {
   const { state, data } = explorer,
     { wanted, unknown } = requested(state.find, state.shown.shapes[state.shown.target]);
-  const said = unknown.length
+  const refused = unknown.length
     ? [
-        h(
-          "p",
-          { class: "notice" },
+        notice(
           `Not understood: ${unknown.join(", ")}. A request names B, H, S, D, keys or KV with a number above 0, S alone or all of B, H, S and D by numbers only, causal or full, fp16, bf16 or fp32, gqa, mqa, decode, varlen or training, or the target.`,
         ),
       ]
     : [];
-  if (!Object.keys(wanted).length) return said;
+  if (!Object.keys(wanted).length) return refused;
   const near = data.runs.flatMap((run) => {
     const timing = run.timings.findIndex((one) => one.clock === state.clock && one.cache === state.cache);
     const there = run.shapes.map((shape, place) => ({
@@ -172,20 +171,14 @@ function found(explorer) {
     }));
     return there.filter(({ first }) => first);
   });
-  if (!near.length)
-    return [...said, h("p", { class: "notice" }, "No run here has a latency under this clock and cache.")];
+  if (!near.length) return [...refused, notice("No run here has a latency under this clock and cache.")];
   near.sort((one, other) => one.distance - other.distance);
   const rows = near.slice(0, MOST_FOUND).map(({ run, shape, first: [name, row], differs }) => {
     const verdict = run.verdictAt[run.baseline].get(row);
     const kind = name === run.baseline ? "is the baseline" : verdict === undefined ? "not compared" : judged(verdict);
-    const select = () =>
-      explorer.choose({
-        ...unset(OF_RUN),
-        run: run === data.runs[0] ? undefined : run.name,
-        shape: shape.name,
-      });
+    const chosen = { ...unset(OF_RUN), run: run === data.runs[0] ? undefined : run.name, shape: shape.name };
     return [
-      h("button", { type: "button", onclick: select, "data-at": `${run.name}/${shape.name}` }, shape.label),
+      button(shape.label, () => explorer.choose(chosen), { "data-at": `${run.name}/${shape.name}` }),
       differs.length ? differs.join(", ") : "nothing: as asked",
       h("code", {}, name),
       run.cases.interval[row],
@@ -195,20 +188,7 @@ function found(explorer) {
   });
   const exact = near[0].differs.length === 0;
   const words = `${exact ? "Measured as asked" : "No run here measured exactly this; the nearest that were"}, ${state.shown.timings[state.timing].words}:`;
-  return [
-    ...said,
-    h("p", {}, words),
-    table(
-      [
-        "shape",
-        "differs in",
-        "smallest median",
-        `median (µs) [${data.confidence}]`,
-        "against the run's baseline",
-        "run",
-      ],
-      rows,
-      "shapes found",
-    ),
-  ];
+  const titles = ["shape", "differs in", "smallest median", `median (µs) [${data.confidence}]`];
+  titles.push("against the run's baseline", "run");
+  return [...refused, h("p", {}, words), table(titles, rows, "shapes found")];
 }

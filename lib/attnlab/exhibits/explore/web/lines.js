@@ -18,14 +18,8 @@ function makeLines(explorer, part) {
   const start = [h("h2", {}, `Along ${AXES[axis]}`)];
   const where = run.shapes[state.place].label;
   if (!lines.length) {
-    part.replaceChildren(
-      ...start,
-      h(
-        "p",
-        { class: "notice" },
-        `Nothing has a ${data.metrics[state.metric].title} here, ${run.timings[state.timing].words}.`,
-      ),
-    );
+    const nothing = `Nothing has a ${data.metrics[state.metric].title} here, ${run.timings[state.timing].words}.`;
+    part.replaceChildren(...start, notice(nothing));
     return;
   }
   const alone = places.length < 2 ? ` No other shape differs from it in this axis alone.` : "";

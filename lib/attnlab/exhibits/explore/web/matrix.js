@@ -11,7 +11,7 @@ function briefly(shape, target) {
         !(axis === "kv_len" && shape.kv_len === shape.seq_len) &&
         !(axis === "kv_heads" && shape.kv_heads === shape.heads)),
   );
-  const words = ["dtype", "lengths", "direction", "layout", "scale", "values"]
+  const words = ["dtype", ...Object.keys(PLAIN)]
     .filter((axis) => shape[axis] !== target[axis])
     .map((axis) =>
       axis === "scale" ? `scale ${shape.scale}` : shape[axis].replace("float", "fp").replace("bfp", "bf"),
@@ -80,14 +80,10 @@ function makeMatrix(explorer, part) {
   const { scrollTop = 0, scrollLeft = 0 } = part.querySelector(".scroll") ?? {};
   part.replaceChildren(
     h("h2", {}, "Verdicts"),
-    h(
-      "p",
-      {},
-      ...rich(
-        `Against \`${state.baseline}\`, ${run.timings[state.timing].words}; the number is ${what}.${compared(state)} A row names S, and what else differs from the target ${target.label}. Arrows move, Enter selects.`,
-      ),
+    said(
+      `Against \`${state.baseline}\`, ${run.timings[state.timing].words}; the number is ${what}.${compared(state)} A row names S, and what else differs from the target ${target.label}. Arrows move, Enter selects.`,
     ),
-    none ? h("p", { class: "notice" }, none) : h("div", { class: "scroll" }, grid),
+    none ? notice(none) : h("div", { class: "scroll" }, grid),
     legend,
   );
   grid.parentElement?.scrollTo(scrollLeft, scrollTop);

@@ -26,15 +26,9 @@ function makeFlips(explorer, part) {
     shownHere(state, shape, candidate),
   );
   const rows = all.map(({ shape, candidate, by, words }) => [
-    h(
-      "button",
-      {
-        type: "button",
-        "data-at": `${shape}/${candidate}/${by}`,
-        onclick: () => explorer.choose({ shape, candidate }),
-      },
-      state.shown.shapes[state.shown.shapeAt.get(shape)].label,
-    ),
+    button(state.shown.shapes[state.shown.shapeAt.get(shape)].label, () => explorer.choose({ shape, candidate }), {
+      "data-at": `${shape}/${candidate}/${by}`,
+    }),
     h("code", {}, candidate),
     by.join(", "),
     h("span", { class: "words" }, ...rich(words)),
@@ -44,16 +38,8 @@ function makeFlips(explorer, part) {
     : "This run holds no verdicts.";
   part.replaceChildren(
     h("h2", {}, `Where the clock, the cache or the run changes the sign (${all.length})`),
-    h(
-      "p",
-      {},
-      ...rich(
-        `Candidates that are faster than \`${state.shown.baseline}\` by one timing or run and slower by another.`,
-      ),
-    ),
-    rows.length
-      ? table(["shape", "candidate", "flips with", "verdicts"], rows, "flips")
-      : h("p", { class: "notice" }, none),
+    said(`Candidates that are faster than \`${state.shown.baseline}\` by one timing or run and slower by another.`),
+    rows.length ? table(["shape", "candidate", "flips with", "verdicts"], rows, "flips") : notice(none),
   );
 }
 
@@ -62,10 +48,8 @@ function makeBeside(explorer, part) {
     pair = pairOf(explorer),
     start = [h("h2", {}, "Run A against run B")];
   if (!pair) {
-    part.replaceChildren(
-      ...start,
-      h("p", { class: "notice" }, data.runs.length > 1 ? "No run B is chosen." : "There is no other complete run."),
-    );
+    const why = data.runs.length > 1 ? "No run B is chosen." : "There is no other complete run.";
+    part.replaceChildren(...start, notice(why));
     return;
   }
   const { clock, cache } = state.shown.timings[state.timing];
@@ -98,14 +82,10 @@ function makeBeside(explorer, part) {
   part.replaceChildren(
     ...[
       ...start,
-      h(
-        "p",
-        {},
-        ...rich(
-          `From \`${state.against}\` (B) to \`${state.run}\` (A), ${state.shown.timings[state.timing].words}: ${changed.length} of ${here.length} medians changed; \`~\` where no change can be shown. p-values are adjusted by Holm over all cases under the timing; a minus is faster in A.`,
-        ),
+      said(
+        `From \`${state.against}\` (B) to \`${state.run}\` (A), ${state.shown.timings[state.timing].words}: ${changed.length} of ${here.length} medians changed; \`~\` where no change can be shown. p-values are adjusted by Holm over all cases under the timing; a minus is faster in A.`,
       ),
-      here.length ? null : h("p", { class: "notice" }, "The two share no case among what is chosen."),
+      here.length ? null : notice("The two share no case among what is chosen."),
       changed.length ? table(titles, changed.map(row), "run A against run B") : null,
       same.length ? rest : null,
     ].filter(Boolean),
