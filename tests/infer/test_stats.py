@@ -139,7 +139,7 @@ def test_two_levels_by_exhaustion(replicates):
 
 def test_medians_count_what_is_drawn():
     rng = np.random.default_rng(3)
-    for size in (1, 2, bootstrap.GROUP, 2 * bootstrap.GROUP + 1):
+    for size in (1, 2, bootstrap.GROUP, 2 * bootstrap.GROUP + 1, 255, 20 * bootstrap.GROUP):
         samples, drawn = rng.integers(0, 20, size).astype(float), rng.integers(0, size, (50, 2 * size + 1))
         drawn[:, -1] = rng.choice([0, size], 50)  # an odd number of them, or an even one and one that doesn't count
         expected = [np.median(samples[row[row < size]]) for row in drawn]
@@ -549,6 +549,28 @@ def test_lag1_by_hand():
     assert stats.lag1([1, -1, 1, -1]) == pytest.approx(-0.75)
     assert stats.lag1([1, 1, 4]) == pytest.approx(-1 / 6)
     assert stats.lag1([[1, 2, 3, 4], [1, -1, 1, -1]]) == pytest.approx(-0.25)
+
+
+@properties
+@given(latencies.filter(lambda samples: len(samples) > 2 and np.ptp(samples) > 0))
+def test_lag1_is_that_of_statsmodels(samples):
+    assert stats.lag1(samples) == acf(np.array(samples), nlags=1, fft=False)[1]
+
+
+@properties
+@given(latencies, st.lists(st.floats(0, 1), min_size=1, max_size=4))
+def test_medians_and_quantiles_are_those_of_numpy_to_the_last_digit(samples, shares):
+    samples = np.array(samples)
+    assert bootstrap.sample_median(samples) == np.median(samples)
+    np.testing.assert_array_equal(bootstrap.quantiles(samples, *shares), np.quantile(samples, shares))
+
+
+@properties
+@given(ticks, ticks, st.floats(0, 2))
+def test_a_verdict_is_the_same_with_medians_that_are_known(baseline, candidate, tick):
+    medians = tuple(stats.bootstrap_ci(side, resamples=200) for side in (baseline, candidate))
+    known = stats.verdict(baseline, candidate, resamples=200, tick=tick, medians=medians)
+    assert known == stats.verdict(baseline, candidate, resamples=200, tick=tick)
 
 
 @pytest.mark.filterwarnings("error")

@@ -160,13 +160,13 @@ def passed_samples(run: schema.Run) -> pd.DataFrame:
     lost = pd.MultiIndex.from_frame(run.cases.loc[~measured, CASE])
     whole = run.cases.loc[measured, [*CASE, "replicate"]]
     kept = whole[~pd.MultiIndex.from_frame(whole[CASE]).isin(lost)]
-    numbers, first = _numbered(run.samples, list(kept))
+    numbers, first = numbered(run.samples, list(kept))
     is_kept = pd.MultiIndex.from_frame(run.samples[list(kept)].iloc[first]).isin(pd.MultiIndex.from_frame(kept))
     mask = is_kept[numbers]
     return run.samples if mask.all() else run.samples[mask].reset_index(drop=True)
 
 
-def _numbered(rows: pd.DataFrame, columns: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def numbered(rows: pd.DataFrame, columns: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """The number of each row's key, in the order in which keys come first, and the first row of each."""
     numbers = rows.groupby(columns, sort=False, observed=True).ngroup().to_numpy()
     return numbers, np.unique(numbers, return_index=True)[1]
@@ -176,7 +176,7 @@ def by_case(passed: pd.DataFrame) -> dict[Any, Samples]:
     """The samples of each case under each timing, by the values of `CASE` and `TIMING`, in the order of the first."""
     if passed.empty:
         return {}
-    numbers, first = _numbered(passed, [*CASE, *TIMING])
+    numbers, first = numbered(passed, [*CASE, *TIMING])
     order, ends = np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))
     may_lack = {"sm_clock_mhz", "throttled"}
     columns = [

@@ -102,8 +102,11 @@ class Lookup:
 
     def at(self, shape: Shape, timing: Timing | None = None) -> pd.DataFrame:
         """The rows of one shape, under one timing (default: the headline's), indexed by implementation."""
+        return self._rows_by_place.get(self._place(shape, timing), self._no_rows)
+
+    def _place(self, shape: Shape, timing: Timing | None) -> tuple[Any, ...]:
         timing = timing or self.headline
-        return self._rows_by_place.get((*shape.axes.values(), timing.clock, timing.cache), self._no_rows)
+        return (*shape.axes.values(), timing.clock, timing.cache)
 
     @cached_property
     def _rows_by_place(self) -> dict[Any, pd.DataFrame]:
@@ -224,6 +227,14 @@ class Lookup:
         return by_case(self.passed) if self.taken is None else self.taken
 
     @cached_property
+    def lost(self) -> dict[Any, str]:
+        """What became of each case that was not measured, in the first replicate that lost it, by values of `CASE`."""
+        cases = self.run.cases
+        rows = cases[cases["status"] != MEASURED].drop_duplicates(CASE) if len(cases) else cases
+        said = rows[[*CASE, "status", "reason"]].itertuples(index=False, name=None) if len(rows) else []
+        return {tuple(case): f"{status}, {reason}" if reason else str(status) for *case, status, reason in said}
+
+    @cached_property
     def _peaks(self) -> dict[Any, float]:
         cases = self.run.cases
         peaks = cases[cases["status"] == MEASURED].groupby(CASE, sort=False)["peak_memory_bytes"].max()
@@ -231,8 +242,7 @@ class Lookup:
 
     def samples_of(self, name: str, shape: Shape, timing: Timing | None = None) -> Samples:
         """The samples of one case that passed; empty where it has no latency."""
-        timing = timing or self.headline
-        return self._samples_by_case.get((name, *shape.axes.values(), timing.clock, timing.cache), NO_SAMPLES)
+        return self._samples_by_case.get((name, *self._place(shape, timing)), NO_SAMPLES)
 
 
 def median_of(row: Any) -> stats.Interval:

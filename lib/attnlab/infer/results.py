@@ -6,16 +6,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import pandas as pd
 import scipy.stats
 
 from attnlab.infer import parallel, stats
-from attnlab.infer.cases import CASE, TIMING, by_case, infer, passed_samples
+from attnlab.infer.cases import CASE, COLUMNS, TIMING, by_case, infer, passed_samples
 from attnlab.infer.families import FalsePositives, Family, Place, Sides, infer_family, judge, judge_family
-from attnlab.infer.lookup import Lookup, NotMeasured, median_of
+from attnlab.infer.lookup import Lookup, NotMeasured
 from attnlab.infer.stats import Verdict
 from attnlab.runs import read, schema
 from attnlab.runs.rules import CONFIDENCE
-from attnlab.runs.schema import MEASURED, is_of
 from attnlab.study import implementations
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -39,7 +39,8 @@ class Results(Lookup):
         """
         samples = self.samples(name, shape, timing)
         if not samples or not implementations.is_control(name):
-            return median_of(self.row(name, shape, timing))
+            self.require(name, shape, timing)
+            return self._medians[name, *self._place(shape, timing)]
         return stats.bootstrap_ci(samples, tick=self._sides((name, name), shape, timing).tick_us)
 
     def candidates(self, shape: Shape, timing: Timing | None = None) -> list[str]:
@@ -223,9 +224,7 @@ class Results(Lookup):
         baseline, candidate = (self.samples(name, shape, timing) for name in pair)
         cases = [self.samples_of(name, shape, timing) for name in pair]
         launches = min(int(case.launches.min()) for case in cases if case.launches.size)
-        timing = timing or self.headline
-        place = (*shape.axes.values(), timing.clock, timing.cache)
-        one, other = (self._medians.get((name, *place)) for name in pair)
+        one, other = (self._medians.get((name, *self._place(shape, timing))) for name in pair)
         medians = (one, other) if one and other else None
         return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches, medians)
 
@@ -255,19 +254,24 @@ def load(name: str) -> Results:
     return _IN_USE.get(read.read_manifest(name)["seal"]) or of(read.load(name))
 
 
+def inferred(found: Results) -> Results:
+    """What `load` gives of a run that `with_samples` gave."""
+    return _IN_USE.get(found.run.manifest["seal"]) or of(found.run)
+
+
+def with_samples(name: str) -> Results:
+    """A run whose samples are asked for, with nothing inferred from it unless it is in use; errors as `load`."""
+    found = _IN_USE.get(read.read_manifest(name)["seal"])
+    return found or Results(read.load(name), pd.DataFrame(columns=COLUMNS))
+
+
 def absence(results: Results, name: str, shape: Shape) -> str:
     """Why an implementation has no latency at a shape, as a clause of a sentence."""
     if name not in results.study.implementations:
         return "not in this study"
     if shape not in results.study.shapes:
         return "the study has no such shape"
-    cases = results.run.cases
-    rows = cases[(cases["implementation"] == name) & (cases["status"] != MEASURED)]
-    rows = rows[is_of(rows, shape)] if len(rows) else rows
-    if rows.empty:
-        return "not reached yet"
-    status, reason = rows.iloc[0][["status", "reason"]]
-    return f"{status}, {reason}" if reason else str(status)
+    return results.lost.get((name, *shape.axes.values()), "not reached yet")
 
 
 class Absence(NamedTuple):

@@ -6,7 +6,6 @@ from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.explore.recorded import against
 from attnlab.infer.compare.repeat import Change, changes, in_percent, inverse, other_sources
 from attnlab.infer.families import flipping_axes, opposed
-from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.studies import Timing
@@ -52,15 +51,15 @@ def deltas(here: Results, there: Results) -> list[list[Any]]:
 
 def _delta(here: Results, there: Results, change: Change, is_other: bool) -> list[Any]:
     timing, shape, name = change.timing, change.shape, change.implementation
-    rows = [run.row(name, shape, timing) for run in (here, there)]
+    sides = [(run.median(name, shape, timing), run.samples(name, shape, timing)) for run in (here, there)]
     said = ["~", "~"]
     if ratio := change.shown:
         said = [formats.change(in_percent(one)) for one in (ratio, inverse(ratio))]
     p = formats.pvalue(change.pvalue)
     return [
         *(str(timing), str(shape), name),
-        *(formats.interval(median_of(row)) for row in rows),
-        *(int(row["samples"]) for row in rows),
+        *(formats.interval(median) for median, _ in sides),
+        *(sum(block.size for block in samples) for _, samples in sides),
         *said,
         f"p{p}" if p.startswith("<") else f"p={p}",
         is_other,

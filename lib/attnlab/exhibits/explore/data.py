@@ -47,7 +47,7 @@ def payload(shown: Results) -> bytes:
     (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.
     """
     others = chain(islice(repeat.others(shown), MOST_RUNS), islice(repeat.elsewhere(shown), 1))
-    there = [shown, *(results.load(other.run.name) for other in others)]
+    there = [shown, *(results.inferred(other) for other in others)]
     said = _said(there)
     for steps in _thinned(there):
         packed = [pack(of, every) for of, every in zip(there, steps, strict=True)]

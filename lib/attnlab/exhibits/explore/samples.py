@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnlab.infer.cases import AXES, CASE, TIMING
+from attnlab.infer.cases import AXES, CASE, TIMING, numbered
 from attnlab.infer.results import Results
 from attnlab.study import implementations
 
 STEPS = 2**16 - 1
 """Steps between the smallest and the largest sample of a case, equal on a logarithmic scale."""
+COLUMNS = [*CASE, *TIMING, "replicate", "round", "latency_us", "started_s", "sm_clock_mhz", "throttled"]
 THROTTLED = 2**15
 """Added to the SM clock of a sample that was throttled; 0 alone is a clock that was not read."""
 
@@ -37,17 +38,19 @@ class Packed(NamedTuple):
 def pack(results: Results, every: int) -> Packed:
     """The samples that passed, of every so many rounds the first."""
     passed = results.passed
-    rows = passed[passed["round"] % every == 0].sort_values([*CASE, *TIMING, "replicate", "round"], kind="stable")
-    latencies, started = rows["latency_us"].to_numpy(float), rows["started_s"].to_numpy(float)
-    first = _beginnings(rows[[*CASE, *TIMING]])
-    replicates = _beginnings(rows[[*CASE, *TIMING, "replicate"]])
+    rows = passed.loc[passed["round"] % every == 0, COLUMNS]
+    ranks, keys = _ranks(rows)
+    order = np.lexsort((rows["round"], rows["replicate"], ranks))
+    latencies, started = (rows[name].to_numpy(float)[order] for name in ("latency_us", "started_s"))
+    first = np.flatnonzero(np.diff(ranks[order], prepend=-1))
+    replicates = np.union1d(first, np.flatnonzero(np.diff(rows["replicate"].to_numpy()[order], prepend=0)))
     low = np.minimum.reduceat(latencies, first) if len(first) else latencies
     span = np.log(np.maximum.reduceat(latencies, first) / low) if len(first) else latencies
     lengths = np.diff(first, append=len(rows))
     steps = np.log(latencies / np.repeat(low, lengths)) / np.repeat(np.where(span > 0, span, 1), lengths) * STEPS
     ends = np.append(replicates[1:], len(rows)) - 1
     of_case = np.split(np.arange(len(replicates)), np.searchsorted(replicates, first[1:])) if len(first) else []
-    cases = _places(results, rows.iloc[first]) | {
+    cases = _places(results, keys) | {
         "low_us": low.tolist(),
         "span": span.tolist(),
         "sizes": [(ends[some] - replicates[some] + 1).tolist() for some in of_case],
@@ -56,13 +59,15 @@ def pack(results: Results, every: int) -> Packed:
         ],
     }
     error_pct = 100 * float(np.expm1(span.max(initial=0.0) / STEPS / 2))
-    return Packed(cases, np.rint(steps).astype("<u2"), _clocks(rows), error_pct)
+    return Packed(cases, np.rint(steps).astype("<u2"), _clocks(rows)[order], error_pct)
 
 
-def _beginnings(keys: pd.DataFrame) -> np.ndarray:
-    """The rows at which a key differs from that of the row before."""
-    codes = keys.groupby(list(keys), sort=False, observed=True).ngroup().to_numpy()
-    return np.flatnonzero(np.diff(codes, prepend=-1))
+def _ranks(rows: pd.DataFrame) -> tuple[np.ndarray, pd.DataFrame]:
+    """The place of each row's case and timing among all in order, and those in order: sorting the rows takes longer."""
+    names = [*CASE, *TIMING]
+    numbers, first = numbered(rows, names)
+    keys = rows[names].iloc[first].reset_index(drop=True).sort_values(names)
+    return np.argsort(keys.index.to_numpy())[numbers], keys
 
 
 def _places(results: Results, cases: pd.DataFrame) -> dict[str, list[Any]]:
@@ -82,7 +87,7 @@ def planes(values: np.ndarray) -> bytes:
     return values.astype("<u2").view(np.uint8).reshape(-1, 2).T.tobytes()
 
 
-def _clocks(case: pd.DataFrame) -> np.ndarray:
-    mhz = case["sm_clock_mhz"].astype("Float64").fillna(0).to_numpy(float)
-    throttled = case["throttled"].astype("boolean").fillna(False).to_numpy(bool)
+def _clocks(rows: pd.DataFrame) -> np.ndarray:
+    mhz = rows["sm_clock_mhz"].astype("Float64").fillna(0).to_numpy(float)
+    throttled = rows["throttled"].astype("boolean").fillna(False).to_numpy(bool)
     return (np.clip(mhz, 0, THROTTLED - 1).astype("<u2") + THROTTLED * throttled).astype("<u2")

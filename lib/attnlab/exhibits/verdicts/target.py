@@ -17,7 +17,7 @@ from attnlab.exhibits.words import say
 from attnlab.infer import kinds, regimes, stats
 from attnlab.infer.compare.repeat import in_percent
 from attnlab.infer.families import disagree
-from attnlab.infer.lookup import NotMeasured, median_of, on_values
+from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import NO_CONTROL, Pair, Results
 from attnlab.infer.stats import Verdict
 from attnlab.runs.rules import CLAIM_SPEEDUP, GATE_FACTOR
@@ -43,7 +43,7 @@ def supported(results: Results, pair: Pair, shape: Shape, timing: Timing, verdic
     """What the verdict on (baseline, candidate) supports under one timing; `verdicts` are those under each."""
     return say(
         "verdicts.supported",
-        medians={name: median_of(results.row(name, shape, timing)) for name in pair},
+        medians={name: results.median(name, shape, timing) for name in pair},
         verdict=verdicts[timing],
         timing=timing,
         regime=regimes.compared(results, pair, shape, timing),

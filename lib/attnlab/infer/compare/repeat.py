@@ -13,7 +13,7 @@ from attnlab.base.errors import UserError
 from attnlab.infer import stats
 from attnlab.infer.cases import by_replicate, independent
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.results import Results
+from attnlab.infer.results import Results, with_samples
 from attnlab.infer.stats import Interval
 from attnlab.runs import read
 from attnlab.runs.rules import ALPHA
@@ -201,6 +201,8 @@ def find(results: Results) -> Repetition:
     mine = [case for case in cases if results.samples(*case, timing)]
     best: Repetition | None = None
     for other in others(results):
+        if best and _shared(study, other.study) <= len(best.shared):
+            break  # those that follow share no more
         both, changed = [case for case in mine if other.samples(*case, timing)], other_sources(results, other)
         shared = [case for case in both if case[0] not in changed]
         if shared and (best is None or len(shared) > len(best.shared)):
@@ -236,7 +238,7 @@ def _stated(manifest: Manifest) -> pd.Series:
 
 
 def others(results: Results) -> Iterator[Results]:
-    """Other complete runs on a device of the same name, with nothing inferred from them.
+    """Other complete runs on a device of the same name, with nothing inferred from those that aren't in use.
 
     Those whose studies share the most cases with this one's come first, and of these the newest. A run that is refused
     is passed over.
@@ -264,7 +266,7 @@ def _sharing(results: Results, fits: Callable[[Manifest], bool], least: int = 0)
         if shared < least:
             return
         with suppress(UserError):
-            yield Results(read.load(name), results.table.head(0))
+            yield with_samples(name)
 
 
 def _shared(one: Study, other: Study) -> int:

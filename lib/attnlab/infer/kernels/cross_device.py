@@ -8,7 +8,7 @@ from attnlab.infer import stats
 from attnlab.infer.compare.repeat import other_sources
 from attnlab.infer.kernels.leads import Lead
 from attnlab.infer.lookup import NotMeasured
-from attnlab.infer.results import Results
+from attnlab.infer.results import Results, with_samples
 from attnlab.runs import read
 from attnlab.study import implementations
 from attnlab.study.ladder import BEST, PREFIX
@@ -50,7 +50,7 @@ def find(results: Results) -> CrossDevice:
     mine = {shape: one for shape in results.study.shapes if (one := lead(results, shape))}
 
     def beside(name: str) -> CrossDevice:
-        other = Results(read.load(name), results.table.head(0))  # with nothing inferred
+        other = with_samples(name)
         theirs = {shape: lead(other, shape) for shape in mine}
         return CrossDevice(results, other, {shape: (mine[shape], of) for shape, of in theirs.items() if of})
 
