@@ -12,6 +12,7 @@ from attnlab.exhibits.kernels import fp8
 from attnlab.infer.ceilings import Ceilings, InFp8, work_of
 from attnlab.infer.results import Results
 from attnlab.measure.fp8.quantize import SCALES
+from attnlab.runs.schema import FAILED
 from attnlab.study import values
 from attnlab.study.implementations import E4M3, control
 
@@ -60,6 +61,13 @@ def test_the_largest_and_the_least_error_are_named(run):
     shown = fp8.gains(Results(replace(run.run, checks=checks), run.table))
     assert "at most 15.0×, of `kernel.fp8_quantizing` on `outliers` values" in shown.caption
     assert "at least 0.500×, of `kernel.fp8_rotated` on `normal` ones" in shown.caption
+
+
+def test_what_the_gate_refused_is_said(run):
+    refused = "The gate refused `peer.cudnn_fp8` at 2 shapes (normal and outliers values)."
+    assert refused in fp8.gains(run).caption
+    served = run.run.cases[run.run.cases["status"] != FAILED]
+    assert "refused" not in fp8.gains(Results(replace(run.run, cases=served), run.table)).caption
 
 
 def test_all_are_points_of_one_figure(run):

@@ -3,8 +3,10 @@
 from typing import Any
 
 from attnlab.exhibits import formats
+from attnlab.infer.cases import AXES
 from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Results, absence
+from attnlab.runs.schema import MEASURED
 from attnlab.study.shapes import Shape
 
 CAUSAL_NOTE = (
@@ -28,10 +30,17 @@ def without(results: Results, names: list[str], shape: Shape) -> str:
 
 
 def of_another(results: Results, found: Results) -> str:
-    """After a blank, the name and the date of a run that is not the one that is shown; or nothing."""
+    """After a blank, the name and the date of a run that is not the one that is shown; or nothing.
+
+    Where the run ended before its last replicate, how many of its shapes have only one.
+    """
     if found.run.name == results.run.name:
         return ""
-    return f" (Run `{found.run.name}` of {found.run.manifest['created'][:10]}.)"
+    measured = found.run.cases[found.run.cases["status"] == MEASURED]
+    replicates = measured.groupby(AXES, sort=False)["replicate"].nunique()
+    single = int((replicates == 1).sum()) if found.study.replicates > 1 else 0
+    said = f"; {single} of its {len(replicates)} shapes in a single replicate" if single else ""
+    return f" (Run `{found.run.name}` of {found.run.manifest['created'][:10]}{said}.)"
 
 
 def where(results: Results, row: Any) -> str:

@@ -44,7 +44,7 @@ def _has_peers(results: Results) -> bool:
 
 
 def _said(results: Results) -> str:
-    facts = {"run": results.run, "shapes": len(few.shapes(results)), "timing": results.headline.words}
+    facts = {"run": results.run, "shapes": len(few.distinct(few.shapes(results))), "timing": results.headline.words}
     facts |= {"among": results.study.shapes, "peers": _has_peers(results)}
     return say("backends.few", groups=few.groups(results), copy_gbs=results.ceilings.rate("copy"), **facts)
 

@@ -14,9 +14,10 @@ from attnlab.exhibits.style import PANELS, look, panel_each
 from attnlab.exhibits.words import say
 from attnlab.infer import kinds
 from attnlab.infer.cases import CASE
-from attnlab.infer.lookup import NotMeasured, on_values
+from attnlab.infer.lookup import NotMeasured, on_values, shape_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
+from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
 from attnlab.study.shapes import Shape
 from attnlab.study.values import CAPTURED
@@ -55,7 +56,13 @@ def gains(results: Results) -> Table:
         raise NotMeasured("Nothing that computes in FP8 has a latency beside one in 16 bits")
     ratios = {name: [row[name] for row in rows if name in row] for name in names}
     speedups = {name: _Gain.of(found) for name, found in ratios.items() if found}
-    said = say("kernels.fp8", gains=speedups, most=max(beside, default=None), least=min(beside, default=None))
+    said = say(
+        "kernels.fp8",
+        gains=speedups,
+        most=max(beside, default=None),
+        least=min(beside, default=None),
+        refused=_refused(results, names),
+    )
     frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
     return Table(frame, f"{said} {results.headline.words.capitalize()}.", say("kernels.fp8_note"))
 
@@ -106,6 +113,14 @@ def roundings(results: Results) -> Table:
         note,
         shows=dict.fromkeys(frame.columns, "{:.2g}".format),
     )
+
+
+def _refused(results: Results, names: list[str]) -> dict[str, list[Shape]]:
+    """The shapes at which the gate refused an implementation, for each of these that it did."""
+    cases = results.run.cases
+    failed = cases[(cases["status"] == FAILED) & cases["implementation"].isin(names)].drop_duplicates(CASE)
+    by_name = failed.groupby("implementation", sort=False)
+    return {str(name): [shape_of(row) for _, row in rows.iterrows()] for name, rows in by_name}
 
 
 class _Gain(NamedTuple):

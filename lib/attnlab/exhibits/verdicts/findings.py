@@ -68,7 +68,7 @@ def abstract(results: Results, valued: Results | None = None) -> Prose:
         say(
             "verdicts.abstract",
             implementations=len(study.implementations),
-            shapes=len(study.shapes),
+            shapes=len({shape.plain for shape in study.shapes}),
             device=device_words(results),
             kinds=len(names),
             captured=any(name.startswith(CAPTURED) for name in names),

@@ -36,7 +36,7 @@ def along(results: Results, most: int) -> tuple[str, list[list[Shape]]]:
     Args:
         most: how many series there may be.
     """
-    found = sorted(_told(shapes(results)), key=lambda shape: shape.causal)
+    found = sorted(distinct(shapes(results)), key=lambda shape: shape.causal)
     for axis in AXES:
         series: dict[Shape, dict[int, Shape]] = {}
         for shape in found:
@@ -48,7 +48,7 @@ def along(results: Results, most: int) -> tuple[str, list[list[Shape]]]:
     return AXES[0], [[shape] for shape in found[:most]]
 
 
-def _told(found: Sequence[Shape]) -> list[Shape]:
+def distinct(found: Sequence[Shape]) -> list[Shape]:
     """The shapes without those of one query under a mask that hides nothing of it, where it was timed without too."""
     return [
         shape for shape in found if not (shape.causal and shape.seq_len == 1 and replace(shape, causal=False) in found)
@@ -79,6 +79,11 @@ class Group:
         """The shapes at which `kernel.best` leads (1) or lags (-1) by the interval of the ratio."""
         return [shape for shape, lead in self.leads.items() if lead.sign == sign]
 
+    @property
+    def ahead_of_it(self) -> list[str]:
+        """What is the fastest at a shape at which `kernel.best` lags, each once."""
+        return sorted({self.leads[shape].over for shape in self.where(-1)})
+
     @cached_property
     def ours_gbs(self) -> Ends:
         """The least and the largest bandwidth of `kernel.best` at the large shapes."""
@@ -107,7 +112,7 @@ def groups(results: Results) -> list[Group]:
 
     Raises NotMeasured where the run has no few queries.
     """
-    found = _told(shapes(results))
+    found = distinct(shapes(results))
     leading = leads.under(results, results.headline, found)
     made = []
     for some in ([s for s in found if s.seq_len == 1], [s for s in found if s.seq_len > 1]):
