@@ -307,7 +307,8 @@ def test_where_few_queries_are_ahead_and_where_behind_is_said():
         in told
     )
     assert (
-        "at 80.0 GB/s (up to 80 % of the measured copy, which writes as much as it reads), the fastest of the others at 88.0."
+        "at 80.0 GB/s (up to 80 % of the measured copy, which writes as much as it reads), "
+        "the fastest of the others at 88.0."
         in told
     )
     assert "With 4 to 16 queries, the fastest of SDPA's backends takes 1.50× to 1.88× as long as `kernel.best`" in told
