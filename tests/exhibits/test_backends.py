@@ -303,14 +303,13 @@ def test_where_few_queries_are_ahead_and_where_behind_is_said():
     # of the one query over 1024 keys, under the mask and without, one is counted
     assert "With one query, the fastest of SDPA's backends takes 0.909× as long as `kernel.best`" in told
     assert (
-        "ahead at 0 of 2 shapes and behind at 2, where `sdpa.cudnn` is the fastest. Where the tensors are larger than the L2, `kernel.best`"
-        in told
-    )
+        "ahead at 0 of 2 shapes and behind at 2, where `sdpa.cudnn` is the fastest. "
+        "Where the tensors are larger than the L2, `kernel.best`"
+    ) in told
     assert (
         "at 80.0 GB/s (up to 80 % of the measured copy, which writes as much as it reads), "
         "the fastest of the others at 88.0."
-        in told
-    )
+    ) in told
     assert "With 4 to 16 queries, the fastest of SDPA's backends takes 1.50× to 1.88× as long as `kernel.best`" in told
     assert "which is ahead at 4 of 4 shapes. Where" in told
 
