@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from scipy.stats import gmean
@@ -71,8 +72,7 @@ def table(*several: Results, before: Dispatch | None = None) -> Dispatch:
     made = made.model_copy(update={"error_pct": _errors_pct(made)})
     held_out = {shape: part.results for part in parts for shape in part.served if shape not in choices}
     regrets = [_regret(held_out, made, timing) for timing in first.timings] if held_out else []
-    running = tuning.load(first.device).running if BEST in named else None
-    drawn = {shape.label: running(shape) for shape in held_out} if running else {}
+    drawn = {s.label: part.running(s) for part in parts if part.running for s in part.served if s in held_out}
     return made.model_copy(update={"regret": regrets, "drawn": drawn})
 
 
@@ -129,14 +129,18 @@ class Part:
         """The timings that decide, in words."""
         return " and ".join(timing.words for timing in self.timings)
 
+    @cached_property
+    def running(self) -> Callable[[Shape], str] | None:
+        """What `kernel.best` runs at a shape (`Tuning.running`); None where it is no candidate."""
+        return tuning.load(self.device).running if BEST in self.names else None
+
     def choices(self) -> Iterator[Choice]:
         """The choice at each shape that the study states."""
         results = self.results
         stated = {shape.plain for sweep in results.study.sweeps for shape in results.study.sweep(sweep)}
-        running = tuning.load(self.device).running if BEST in self.names else None
         for shape in self.served:
             if shape in stated:
-                yield _choice(shape, _judged(results, shape, self.timings, self.names), running)
+                yield _choice(shape, _judged(results, shape, self.timings, self.names), self.running)
 
 
 def study(made: Dispatch) -> dict[str, Any]:

@@ -200,9 +200,9 @@ class Lookup:
         throttled = np.concatenate([NO_SAMPLES.throttled, *of])
         return int((~np.isnan(throttled)).sum()), int(np.nansum(throttled))
 
-    def tick_us(self, row: pd.Series) -> float:
-        """Resolution of a sample of a case: the clock's tick over the fewest launches that a sample spans."""
-        return float(self.run.manifest["clocks"]["tick_us"]) / float(row["launches"])
+    def tick_us(self, launches: int) -> float:
+        """Resolution of samples: the clock's tick over the fewest launches that one of them spans."""
+        return float(self.run.manifest["clocks"]["tick_us"]) / launches
 
     def fastest(self, shape: Shape, timing: Timing | None = None, among: Sequence[str] | None = None) -> str:
         """The implementation, of all or of some, with the smallest median at a shape; NotMeasured without any there."""

@@ -226,7 +226,7 @@ class Results(Lookup):
         launches = min(int(case.launches.min()) for case in cases if case.launches.size)
         one, other = (self._medians.get((name, *self._place(shape, timing))) for name in pair)
         medians = (one, other) if one and other else None
-        return Sides(baseline, candidate, float(self.run.manifest["clocks"]["tick_us"]) / launches, medians)
+        return Sides(baseline, candidate, self.tick_us(launches), medians)
 
     @cached_property
     def _medians(self) -> dict[Any, stats.Interval]:

@@ -135,8 +135,8 @@ class _Layout:
     def _drop_slow(self) -> None:
         for subject in alive(self._subjects):
             if subject.attempt(subject.case.call) is not None:  # what compiles now is not timed
-                us = [cuda_events.roughly_us(subject.case, self._device, ROUGH_CALLS) for _ in range(2)]
-                self._rough_us[subject.implementation.name] = min(us)
+                us = cuda_events.least_us(subject.case, self._device, ROUGH_CALLS)
+                self._rough_us[subject.implementation.name] = us
         self._require_sdpa()
         for subject in alive(self._candidates):
             times = self._rough_us[subject.implementation.name] / self._rough_us[FALLBACK]

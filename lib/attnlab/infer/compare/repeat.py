@@ -185,7 +185,7 @@ def changes(here: Results, there: Results) -> list[Change]:
         sides = [tuple(run.samples(name, shape, timing) for run in (there, here)) for shape, name in shared]
         pvalues = stats.holm([stats.difference_pvalue(its, mine) for its, mine in sides])
         for (shape, name), (its, mine), p in zip(shared, sides, pvalues, strict=True):
-            tick = max(run.tick_us(run.row(name, shape, timing)) for run in (here, there))
+            tick = max(run.tick_us(run.row(name, shape, timing)["launches"]) for run in (here, there))
             ratio = stats.ratio_ci(mine, its, tick=tick) if p < ALPHA else None  # the interval takes most of the time
             found.append(Change(timing, shape, name, ratio, float(p)))
     return found
@@ -290,7 +290,7 @@ def _side(results: Results, name: str, shape: Shape, timing: Timing) -> Side:
     apart_us = max(medians) - min(medians) if len(medians) > 1 else np.nan
     return Side(
         independent(taken, results.cards),
-        float(results.run.manifest["clocks"]["tick_us"]) / int(taken.launches.min()),
+        results.tick_us(int(taken.launches.min())),
         100 * apart_us / float(np.median(taken.latency_us)),
         taken.clock_mhz,
         taken.throttled_pct,

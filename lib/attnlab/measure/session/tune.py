@@ -181,9 +181,7 @@ def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Su
     rough_us: dict[str, float] = {}
     for subject in subjects:
         if subject.attempt(subject.case.call) is not None:  # what compiles now is not timed
-            # Twice, as the host may be held up once.
-            took_us = [cuda_events.roughly_us(subject.case, device, ROUGH_CALLS) for _ in range(2)]
-            rough_us[subject.implementation.name] = min(took_us)
+            rough_us[subject.implementation.name] = cuda_events.least_us(subject.case, device, ROUGH_CALLS)
     right: list[Subject] = []
     most_us = math.inf
     for subject in sorted(alive(subjects), key=lambda one: rough_us[one.implementation.name]):
