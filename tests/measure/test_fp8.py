@@ -294,10 +294,11 @@ def test_the_quantising_kernel_compiles_for_hopper_and_takes_what_it_is_given(mo
         assert needs.parameters == (ctypes.sizeof(quantizing.Given),)
 
 
-def test_signs_are_a_bit_for_each_column():
+def test_signs_are_a_bit_for_each_column_of_a_lane():
     signs = torch.ones(128)
-    signs[[0, 33, 127]] = -1
-    assert list(quantizing._words(signs)) == [1, 2, 0, 1 << 31]
+    signs[[0, 33, 127]] = -1  # the first columns of the first and the last lane, in its first, second and last vector
+    assert list(quantizing._words(signs)) == [1 | 1 << 16 + 4, 0, 0, 1 << 31]
+    assert list(quantizing._words(-torch.ones(64))) == [2**32 - 1] * 2 + [0] * 2
     assert list(quantizing._words(None)) == [0] * 4
 
 

@@ -1,13 +1,17 @@
 // Q, K and V in 16 bits to e4m3, with a scale for each head, as quantize.py computes them, to the bit.
 //
 // Eight CTAs have a head. Each looks for the largest magnitude in its rows, they tell each other, and each divides its rows by the
-// scale. What a thread reads first it keeps in registers; the rest it reads again, which by then is in the L2.
+// scale; what is read for the second time is in the L2 by then. Where no number is infinite and the scale isn't tiny, as nearly always,
+// the instructions that other numbers need are left out.
 // CuPy asks for subnormal numbers to be flushed; additions and divisions that may meet them are stated in PTX, which doesn't.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-constexpr int CLUSTER = 8, THREADS = 512, HELD = 4, VECTOR = 8;
-constexpr unsigned INFINITY_BITS = 0x7F800000u, TINY_BITS = 0x00800000u, NAN_E4M3 = 0x7Fu;
+// A thread has a quarter or half of a row at once: VECTORS vectors, between which the other LANES of the row have theirs.
+constexpr int CLUSTER = 8, THREADS = 256, VECTOR = 8, VECTORS = 4;
+template <int D> constexpr int LANES = D / (VECTORS * VECTOR);
+template <bool ROTATED> constexpr int CTAS = ROTATED ? 3 : 4;  // of a multiprocessor
+constexpr unsigned ALL = 0xFFFFFFFFu, INFINITY_BITS = 0x7F800000u, TINY_BITS = 0x00800000u, NAN_E4M3 = 0x7Fu;
 // Below 2^-90, by which remainders might become subnormal, scales and numbers are multiplied by 2^100 before they are divided.
 constexpr float SMALL = 0x1p-90f, LIFT = 0x1p100f;
 
@@ -21,9 +25,12 @@ struct Side {
 };
 struct Given {
     Side q, k, v;
-    unsigned signs[4];  // of the columns that are negated before they are rotated, a bit for each
+    unsigned signs[4];  // of the columns that are negated before they are rotated, a bit for each: 32 of a lane (quantizing.py)
     int batches;
 };
+
+struct Yes { static constexpr bool value = true; };
+struct No { static constexpr bool value = false; };
 
 __device__ __forceinline__ float add(float a, float b) { float c; asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
 __device__ __forceinline__ float multiply(float a, float b) { float c; asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
@@ -32,46 +39,81 @@ __device__ __forceinline__ float divide(float a, float b) { float c; asm("div.rn
 __device__ __forceinline__ float widen(__half, unsigned bits) { return __half2float(__ushort_as_half(static_cast<unsigned short>(bits))); }
 __device__ __forceinline__ float widen(__nv_bfloat16, unsigned bits) { return __uint_as_float(bits << 16); }
 
-// Eight elements of a row as numbers. Rotated, all threads of a row take part.
-template <typename Element, int D, bool ROTATED>
-__device__ __forceinline__ void numbers(float (&x)[VECTOR], uint4 held, const unsigned (&signs)[4]) {
-    const unsigned words[4] = {held.x, held.y, held.z, held.w};
+// Bit LANE of a thread's place in its row changes places with bit HALF of an element's in its vector: of half of the elements, a
+// thread has those of both lanes, their sum and their difference.
+template <int LANE, int HALF> __device__ __forceinline__ void rotate_lanes(float (&x)[VECTOR]) {
+    const bool upper = threadIdx.x & LANE;
     #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) x[i] = widen(Element(), words[i / 2] >> 16 * (i % 2) & 0xFFFFu);
-    if constexpr (ROTATED) {
-        const int place = threadIdx.x % (D / VECTOR);
-        const unsigned negated = signs[place / 4] >> place % 4 * VECTOR;
+    for (int i = 0; i < VECTOR; ++i)
+        if (!(i & HALF)) {
+            const float got = __shfl_xor_sync(ALL, upper ? x[i] : x[i + HALF], LANE);
+            const float left = upper ? got : x[i], right = upper ? x[i + HALF] : got;
+            x[i] = add(left, right);
+            x[i + HALF] = add(left, -right);
+        }
+}
+
+// A thread's numbers. Rotated, and not yet divided by the root of D, they lie as `rotate_lanes` leaves them.
+template <typename Element, int D, bool ROTATED>
+__device__ __forceinline__ void numbers(float (&x)[VECTORS][VECTOR], const uint4 (&held)[VECTORS], unsigned signs) {
+    #pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const unsigned words[4] = {held[v].x, held[v].y, held[v].z, held[v].w};
         #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) x[i] = __uint_as_float(__float_as_uint(x[i]) ^ (negated >> i & 1u) << 31);
-        #pragma unroll
-        for (int half = 1; half < VECTOR; half *= 2)
+        for (int i = 0; i < VECTOR; i += 2) {
+            const int word = 4 * v + i / 2;
+            const unsigned two = ROTATED ? words[i / 2] ^ (signs << (15 - word) & 0x80008000u) : words[i / 2];
+            x[v][i] = widen(Element(), two & 0xFFFFu);
+            x[v][i + 1] = widen(Element(), two >> 16);
+        }
+        if constexpr (ROTATED) {
             #pragma unroll
-            for (int i = 0; i < VECTOR; ++i)
-                if (!(i & half)) {
-                    const float left = x[i], right = x[i + half];
-                    x[i] = add(left, right);
-                    x[i + half] = add(left, -right);
-                }
-        #pragma unroll
-        for (int lanes = 1; lanes < D / VECTOR; lanes *= 2)
-            #pragma unroll
-            for (int i = 0; i < VECTOR; ++i) {
-                const float other = __shfl_xor_sync(0xFFFFFFFFu, x[i], lanes);
-                x[i] = place & lanes ? add(other, -x[i]) : add(x[i], other);
-            }
-        #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) x[i] = multiply(x[i], D == 64 ? 0.125f : 0.08838834764831845f);
+            for (int half = 1; half < VECTOR; half *= 2)
+                #pragma unroll
+                for (int i = 0; i < VECTOR; ++i)
+                    if (!(i & half)) {
+                        const float left = x[v][i], right = x[v][i + half];
+                        x[v][i] = add(left, right);
+                        x[v][i + half] = add(left, -right);
+                    }
+            rotate_lanes<1, 4>(x[v]);
+            if constexpr (D == 128) rotate_lanes<2, 2>(x[v]);
+        }
     }
+    if constexpr (ROTATED)
+        #pragma unroll
+        for (int half = 1; half < VECTORS; half *= 2)
+            #pragma unroll
+            for (int v = 0; v < VECTORS; ++v)
+                if (!(v & half))
+                    #pragma unroll
+                    for (int i = 0; i < VECTOR; ++i) {
+                        const float left = x[v][i], right = x[v + half][i];
+                        x[v][i] = add(left, right);
+                        x[v + half][i] = add(left, -right);
+                    }
+}
+
+// Eight bytes of a row that was rotated go where they belong.
+template <int D> __device__ __forceinline__ uint2 in_order(uint2 bytes) {
+    if constexpr (D == 128) {
+        const bool upper = threadIdx.x & 2;
+        const unsigned got = __shfl_xor_sync(ALL, __byte_perm(bytes.x, bytes.y, upper ? 0x5410 : 0x7632), 2);
+        bytes = make_uint2(__byte_perm(bytes.x, got, upper ? 0x3254 : 0x5410), __byte_perm(bytes.y, got, upper ? 0x3276 : 0x7610));
+    }
+    const bool upper = threadIdx.x & 1;
+    const unsigned got = __shfl_xor_sync(ALL, upper ? bytes.x : bytes.y, 1);
+    return upper ? make_uint2(got, bytes.y) : make_uint2(bytes.x, got);
 }
 
 __device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
-// The larger of the largest so far and the finite magnitudes of eight numbers, as bits.
-__device__ __forceinline__ unsigned larger(unsigned largest, const float (&x)[VECTOR]) {
+// The larger of the largest so far and a thread's magnitudes, without the infinite ones if FINITE.
+template <bool FINITE> __device__ __forceinline__ float larger(float largest, const float (&x)[VECTORS][VECTOR]) {
     #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) {
-        const unsigned bits = magnitude(x[i]);
-        largest = max(largest, bits < INFINITY_BITS ? bits : 0u);
+    for (int n = 0; n < VECTORS * VECTOR; ++n) {
+        const float one = fabsf(x[n / VECTOR][n % VECTOR]);
+        largest = fmaxf(largest, FINITE && magnitude(one) >= INFINITY_BITS ? 0.f : one);  // never a NaN
     }
     return largest;
 }
@@ -83,22 +125,26 @@ struct Divisor {
     // With a reciprocal that is rounded once, this correction makes the quotient that of a division (Markstein 1990), but for the
     // sign of a zero.
     __device__ __forceinline__ float of(float x) const {
-        x = multiply(x, lift);
         const float quotient = __fmul_rn(x, reciprocal);
         const float corrected = __fmaf_rn(__fmaf_rn(-quotient, scale, x), reciprocal, quotient);
         return __uint_as_float(__float_as_uint(corrected) | (__float_as_uint(x) & 0x80000000u));
     }
 };
 
-__device__ __forceinline__ uint2 rounded(const float (&x)[VECTOR], const Divisor& by) {
+// A vector in e4m3; if not PLAIN, numbers may be infinite, and the scale tiny.
+template <bool PLAIN> __device__ __forceinline__ uint2 rounded(const float (&x)[VECTOR], const Divisor& by) {
     unsigned words[2] = {0u, 0u};
     #pragma unroll
     for (int i = 0; i < VECTOR; i += 2) {
-        const bool first = magnitude(x[i]) < INFINITY_BITS, second = magnitude(x[i + 1]) < INFINITY_BITS;
-        unsigned short two;
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(by.of(x[i + 1])), "f"(by.of(x[i])));
-        const unsigned low = first ? two & 0xFFu : NAN_E4M3, high = second ? two >> 8 : NAN_E4M3;
-        words[i / 4] |= (low | high << 8) << i % 4 * 8;
+        const float left = PLAIN ? x[i] : multiply(x[i], by.lift), right = PLAIN ? x[i + 1] : multiply(x[i + 1], by.lift);
+        unsigned short both;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(by.of(right)), "f"(by.of(left)));
+        unsigned two = both;
+        if constexpr (!PLAIN) {
+            if (magnitude(x[i]) >= INFINITY_BITS) two = (two & 0xFF00u) | NAN_E4M3;
+            if (magnitude(x[i + 1]) >= INFINITY_BITS) two = (two & 0xFFu) | NAN_E4M3 << 8;
+        }
+        words[i / 4] |= two << i % 4 * 8;
     }
     return make_uint2(words[0], words[1]);
 }
@@ -115,41 +161,46 @@ __device__ __forceinline__ unsigned of_cta(const unsigned* own, int rank) {
 }
 
 template <typename Element, int D, bool ROTATED>
-__device__ __forceinline__ void quantize_head(const Side& side, int number, const unsigned (&signs)[4]) {
+__device__ __forceinline__ void quantize_head(const Side& side, int number, const unsigned (&all_signs)[4]) {
     __shared__ unsigned of_warps[THREADS / 32], of_cta_most;
     const int rank = blockIdx.x % CLUSTER, rows = (side.length + CLUSTER - 1) / CLUSTER, begin = min(rank * rows, side.length);
-    const int count = (min(begin + rows, side.length) - begin) * (D / VECTOR);
+    const int count = (min(begin + rows, side.length) - begin) * LANES<D>, lane = threadIdx.x % LANES<D>;
     const Element* given = static_cast<const Element*>(side.given) + number / side.heads * side.batch + number % side.heads * side.head +
-                           begin * side.row;
-    uint2* values = reinterpret_cast<uint2*>(side.values + (static_cast<long long>(number) * side.length + begin) * D);
+                           begin * side.row + lane * VECTOR;
+    unsigned char* values = side.values + (static_cast<long long>(number) * side.length + begin) * D + lane * VECTOR;
+    const unsigned signs = all_signs[lane];
+    constexpr int UNROLL = ROTATED ? 1 : 2;
+    const float unit = ROTATED ? D == 64 ? 0.125f : 0.08838834764831845f : 1.f;
+    float x[VECTORS][VECTOR];
     const auto read = [&](int index) {
-        if (index >= count) return make_uint4(0u, 0u, 0u, 0u);
-        return *reinterpret_cast<const uint4*>(given + index / (D / VECTOR) * side.row + index % (D / VECTOR) * VECTOR);
+        uint4 held[VECTORS];
+        #pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            const Element* from = given + index / LANES<D> * side.row + v * (LANES<D> * VECTOR);
+            held[v] = index < count ? *reinterpret_cast<const uint4*>(from) : make_uint4(0u, 0u, 0u, 0u);
+        }
+        numbers<Element, D, ROTATED>(x, held, signs);
     };
-
-    uint4 held[HELD];
-    float x[VECTOR];
-    unsigned largest = 0;
-    #pragma unroll
-    for (int i = 0; i < HELD; ++i) held[i] = read(i * THREADS + threadIdx.x);
-    #pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-        numbers<Element, D, ROTATED>(x, held[i], signs);
-        largest = larger(largest, x);
-    }
-    #pragma unroll 4
-    for (int first = HELD * THREADS; first < count; first += THREADS) {
-        numbers<Element, D, ROTATED>(x, read(first + threadIdx.x), signs);
-        largest = larger(largest, x);
-    }
-
-    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        largest = __reduce_max_sync(0xFFFFFFFFu, threadIdx.x < THREADS / 32 ? of_warps[threadIdx.x] : 0u);
-        if (threadIdx.x == 0) of_cta_most = largest;
-    }
+    // The largest magnitude of the CTA, by its bits; rounding goes up with what is rounded, so that one multiplication is enough.
+    const auto search = [&](auto finite) {
+        float most = 0;
+        #pragma unroll decltype(finite)::value ? 1 : UNROLL
+        for (int first = 0; first < count; first += THREADS) {
+            read(first + threadIdx.x);
+            most = larger<decltype(finite)::value>(most, x);
+        }
+        if (ROTATED) most = multiply(most, unit);
+        const unsigned of_warp = __reduce_max_sync(ALL, __float_as_uint(most));
+        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
+        __syncthreads();
+        const unsigned of_cta = __reduce_max_sync(ALL, threadIdx.x % 32 < THREADS / 32 ? of_warps[threadIdx.x % 32] : 0u);
+        __syncthreads();
+        return of_cta;
+    };
+    unsigned largest = search(No());
+    const bool finite = largest < INFINITY_BITS;
+    if (!finite) largest = search(Yes());
+    if (threadIdx.x == 0) of_cta_most = largest;
     arrive();
     wait();
     largest = 0;
@@ -160,29 +211,33 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
     const float scale = __uint_as_float(max(__float_as_uint(divide(__uint_as_float(largest), 448.f)), TINY_BITS));
     const Divisor by(scale);
     if (rank == 0 && threadIdx.x == 0) side.scales[number] = scale;
-    #pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-        const int index = i * THREADS + threadIdx.x;
-        numbers<Element, D, ROTATED>(x, held[i], signs);
-        if (index < count) values[index] = rounded(x, by);
-    }
-    #pragma unroll 4
-    for (int first = HELD * THREADS; first < count; first += THREADS) {
-        const int index = first + threadIdx.x;
-        numbers<Element, D, ROTATED>(x, read(index), signs);
-        if (index < count) values[index] = rounded(x, by);
-    }
+    const auto write = [&](auto plain) {
+        #pragma unroll decltype(plain)::value ? UNROLL : 1
+        for (int first = 0; first < count; first += THREADS) {
+            const int index = first + threadIdx.x;
+            read(index);
+            #pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                if (ROTATED)
+                    #pragma unroll
+                    for (int i = 0; i < VECTOR; ++i) x[v][i] = multiply(x[v][i], unit);
+                uint2 bytes = rounded<decltype(plain)::value>(x[v], by);
+                if constexpr (ROTATED) bytes = in_order<D>(bytes);
+                if (index < count) *reinterpret_cast<uint2*>(values + index / LANES<D> * D + v * (LANES<D> * VECTOR)) = bytes;
+            }
+        }
+    };
+    if (finite && scale >= SMALL) write(Yes());
+    else write(No());
     wait();
 }
 
 // Heads of Q, then of K, then of V, over all batches.
 template <typename Element, int D, bool ROTATED>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2) quantize(const __grid_constant__ Given given) {
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, CTAS<ROTATED>) quantize(const __grid_constant__ Given given) {
     const int number = blockIdx.x / CLUSTER, queries = given.batches * given.q.heads, keys = given.batches * given.k.heads;
-    if (number < queries)
-        quantize_head<Element, D, ROTATED>(given.q, number, given.signs);
-    else if (number < queries + keys)
-        quantize_head<Element, D, ROTATED>(given.k, number - queries, given.signs);
-    else
-        quantize_head<Element, D, false>(given.v, number - queries - keys, given.signs);
+    const Side& side = number < queries ? given.q : number < queries + keys ? given.k : given.v;
+    const int of_side = number - (number < queries ? 0 : number < queries + keys ? queries : queries + keys);
+    if (ROTATED && number < queries + keys) quantize_head<Element, D, ROTATED>(side, of_side, given.signs);
+    else quantize_head<Element, D, false>(side, of_side, given.signs);
 }

@@ -13,7 +13,9 @@ HEAD_DIMS = (64, 128)
 ELEMENTS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 SOURCE = Path(__file__).with_suffix(".cu")
 # Of a head, and of a CTA; a read of a thread has so many bytes.
-CLUSTER, THREADS, ALIGNMENT = 8, 512, 16
+CLUSTER, THREADS, ALIGNMENT = 8, 256, 16
+# Columns that a thread has of a row, in vectors; the other threads of the row have what is between them.
+OWN_COLUMNS, VECTOR = 32, 8
 MOST_CTAS = 2**31 - 1
 
 
@@ -84,9 +86,13 @@ def _fits(tensor: Tensor) -> bool:
 
 @cache  # the signs of a head_dim are one tensor
 def _words(signs: Tensor | None) -> Any:
-    """The columns that are negated, 32 in a word."""
-    negated = [] if signs is None else [number for number, sign in enumerate(signs.tolist()) if sign < 0]
-    return (ctypes.c_uint * 4)(*(sum(1 << n % 32 for n in negated if n // 32 == word) for word in range(4)))
+    """The columns that are negated, in a word those of a thread: first the even ones, then the odd ones."""
+    words = [0] * 4
+    for column in () if signs is None else (signs < 0).nonzero().flatten().tolist():
+        vector, lane = divmod(column // VECTOR, len(signs) // OWN_COLUMNS)
+        own = VECTOR * vector + column % VECTOR
+        words[lane] |= 1 << own // 2 + own % 2 * OWN_COLUMNS // 2
+    return (ctypes.c_uint * 4)(*words)
 
 
 def _launch(function: Any, given: Given, device: int) -> None:
