@@ -1,5 +1,7 @@
 """Tuning without a GPU: who is a candidate, who is left out, and what is written. With one: test_gpu_kernels.py."""
 
+from functools import partial
+
 import ladders
 import pytest
 import torch
@@ -20,6 +22,7 @@ from attnlab.study.shapes import Shape
 CPU = torch.device("cpu")
 SMALL = [Shape(1, 2, seq_len, 64, dtype="bfloat16") for seq_len in (8, 16)]
 HERE = "NVIDIA H200"
+FINALISTS = tune.Finalists
 
 
 class Clock:
@@ -67,7 +70,8 @@ def tuned(tmp_path, monkeypatch):
         ladders.write(tmp_path / "kernels", rung(*tiles))
         made = {name: Implementation(f"kernel.plain:{name}", call) for name, call in calls.items()}
         monkeypatch.setattr(rungs, "pinned", lambda rung, tile: made[tile.name])
-        return list(tune._choices(tune.Finalists(ladder.load(), CPU, 4)))
+        found = [[], *tune._choices(FINALISTS(ladder.load(), CPU, 4), {})]
+        return found[-1]
 
     return run
 
@@ -164,30 +168,64 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(tune.environment, "lock", lambda: None)
     monkeypatch.setattr(tune.devices, "describe", lambda _: {"multiprocessors": 4})
+    monkeypatch.setattr(tune, "Finalists", partial(on_cpu, tune.Finalists))
 
 
-def test_the_choices_are_written_for_this_device(tuned, gpu, monkeypatch):
+def on_cpu(made, every, device, multiprocessors):
+    return made(every, CPU, multiprocessors)
+
+
+def test_the_choices_are_written_for_this_device(tuned, gpu):
     choices = tuned({"fast": takes(1)})
-    monkeypatch.setattr(tune, "_choices", lambda finalists: iter(choices))
     assert tune.tune() == tuning.path(HERE)
     made = tuning.load(HERE)
     assert made.choices == choices
+    assert made.sources == ladder.hashes()
     assert (made.torch, made.command, made.clock) == (torch.__version__, "make tune", "device clock, warm cache")
 
 
-def test_without_a_choice_nothing_is_written(tmp_path, gpu, monkeypatch):
-    monkeypatch.setenv("ATTNLAB_KERNELS", str(tmp_path))
-    monkeypatch.setattr(tune, "_choices", lambda finalists: iter(()))
+def test_after_an_interruption_tuning_goes_on(tuned, gpu, monkeypatch, capsys):
+    choices = tuned({"fast": takes(1)})
+    fastest = FINALISTS(ladder.load(), CPU, 4).fastest
+    at = []
+
+    def interrupted(self, shape):
+        at.append(shape)
+        if len(at) == 2:
+            raise torch.AcceleratorError("an illegal access\nmore")
+        return fastest(shape)
+
+    monkeypatch.setattr(FINALISTS, "fastest", interrupted)
+    with pytest.raises(UserError, match=r"^the device failed \(an illegal access\): `make tune` goes on from here$"):
+        tune.tune()
+    assert tuning.load(HERE).choices == choices[:1]
+    tune.tune()
+    assert tuning.load(HERE).choices == choices
+    assert at == [*SMALL, SMALL[1]]
+    tune.tune()
+    assert len(at) == 3
+    assert capsys.readouterr().err.splitlines()[-1] == "tune: no kernel changed since it was tuned at 2 of 2 shapes"
+
+
+@pytest.mark.parametrize("changed", ["source", "torch"])
+def test_what_changed_is_tuned_anew(tuned, gpu, monkeypatch, changed):
+    tuned({"fast": takes(1)})
+    tune.tune()
+    if changed == "source":
+        source = paths.kernels() / "plain.cu"
+        source.write_text(source.read_text() + "int changed;")
+    else:
+        monkeypatch.setattr(torch, "__version__", "another")
+    made = tune.tune()
+    assert {choice.source for choice in tuning.load(HERE).choices} == {ladder.hashes()["kernel.plain"]}
+    assert made == tuning.path(HERE)
+
+
+def test_without_a_choice_nothing_is_written(tuned, gpu):
+    tuned({"elsewhere": fails(Unsupported("no"))})
     with pytest.raises(UserError, match=r"^no kernel of .*ladder\.toml could be timed on NVIDIA H200$"):
         tune.tune()
-    monkeypatch.setattr(tune, "_choices", fail_device)
-    with pytest.raises(UserError, match=r"^the device failed \(an illegal access\): nothing was written$"):
-        tune.tune()
-    assert list(tmp_path.iterdir()) == []
-
-
-def fail_device(finalists):
-    raise torch.AcceleratorError("an illegal access\nmore")
+    assert not tuning.path(HERE).exists()
 
 
 def test_no_study_and_no_published_run_has_a_shape_that_is_tuned_on():

@@ -213,7 +213,7 @@ BAD = {
     "a field too many": (
         lambda: stated(devise="x"),
         "is no tuning: unknown field 'devise'; fields are version, device, multiprocessors, torch, command, clock, "
-        "choices; did you mean 'device'?",
+        "sources, choices; did you mean 'device'?",
     ),
     "no size": (
         lambda: with_choice(heads=0),

@@ -125,6 +125,7 @@ class Tuning(BaseModel):
 
     Attributes:
         multiprocessors: how many the device has.
+        sources: of each rung that was a candidate, its hash.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -134,6 +135,7 @@ class Tuning(BaseModel):
     torch: str
     command: str
     clock: str
+    sources: dict[str, str] = {}
     choices: list[Choice]
 
     @model_validator(mode="after")

@@ -87,11 +87,11 @@ def _fits(tensor: Tensor) -> bool:
 @cache  # the signs of a head_dim are one tensor
 def _words(signs: Tensor | None) -> Any:
     """The columns that are negated, in a word those of a thread: first the even ones, then the odd ones."""
-    words = [0] * 4
-    for column in () if signs is None else (signs < 0).nonzero().flatten().tolist():
-        vector, lane = divmod(column // VECTOR, len(signs) // OWN_COLUMNS)
+    words, each = [0] * 4, [] if signs is None else signs.tolist()
+    for column, sign in enumerate(each):
+        vector, lane = divmod(column // VECTOR, len(each) // OWN_COLUMNS)
         own = VECTOR * vector + column % VECTOR
-        words[lane] |= 1 << own // 2 + own % 2 * OWN_COLUMNS // 2
+        words[lane] |= (sign < 0) << own // 2 + own % 2 * OWN_COLUMNS // 2
     return (ctypes.c_uint * 4)(*words)
 
 

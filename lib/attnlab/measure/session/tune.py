@@ -2,7 +2,8 @@
 
 At each of `SHAPES`, the candidates pass the gate and are then timed in interleaved rounds on each of `VALUES`, of which
 the one counts on which a candidate takes longest. Neither the shapes nor the inputs are those of any study here:
-`kernel.best` is chosen on other cases than those on which it is then judged.
+`kernel.best` is chosen on other cases than those on which it is then judged. Where no candidate changed since the
+tuning that is there, its choices stay.
 """
 
 import math
@@ -87,13 +88,22 @@ class Finalists:
         self.device, self.multiprocessors = device, multiprocessors
         self.out: set[tuple[str, int]] = set()
 
+    def able(self, shape: Shape) -> list[Rung]:
+        """Those that are candidates at a shape."""
+        splits = tuning.packed_rows(shape, self.multiprocessors) > 0
+        return [rung for rung in self.rungs if rung.serves_queries(shape.seq_len) and (splits or not rung.splits_keys)]
+
+    def place(self, shape: Shape) -> tuple[int, int, int, bool, int]:
+        """As `Choice.place` at a shape."""
+        rows = tuning.packed_rows(shape, self.multiprocessors)
+        return shape.batch * (shape.kv_heads if rows else shape.heads), shape.kv_len, shape.head_dim, shape.causal, rows
+
     def fastest(self, shape: Shape) -> list[Choice]:
         """The tiles that may be the fastest at a shape or nearby, the fastest first."""
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
         windows.draw(_seed(shape, "checked"))
         axes = (shape.head_dim, shape.kv_len, shape.causal, shape.rows)
-        rows = tuning.packed_rows(shape, self.multiprocessors)
-        able = [one for one in self.rungs if one.serves_queries(shape.seq_len) and (rows or not one.splits_keys)]
+        able = self.able(shape)
         served = [(rung, tile, rungs.pinned(rung, tile)) for rung in able for tile in rung.tiles_for(*axes)]
         there = [one for one in served if (one[2].name, shape.head_dim) not in self.out]
         subjects = [Subject(called, Case.of(called, windows, shape)) for *_, called in there]
@@ -105,10 +115,22 @@ class Finalists:
                 say(f"{subject.implementation.name} is left out: at {shape}, {subject.reason}")
         most_us = MOST_KEPT * min(latencies_us.values(), default=0.0)
         kept_us = {name: latency_us for name, latency_us in latencies_us.items() if latency_us <= most_us}
-        found = [
-            _choice(shape, rows, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us
-        ]
+        found = [self._choice(shape, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
         return sorted(found, key=lambda choice: choice.latency_us)
+
+    def _choice(self, shape: Shape, rung: Rung, tile: Tile, latency_us: float) -> Choice:
+        heads, seq_len, head_dim, causal, rows = self.place(shape)
+        return Choice(
+            heads=heads,
+            seq_len=seq_len,
+            rows=rows,
+            head_dim=head_dim,
+            causal=causal,
+            rung=rung.name,
+            tile=tile.name,
+            latency_us=latency_us,
+            source=ladder.hashes([rung])[rung.implementation],
+        )
 
 
 def say(words: str) -> None:
@@ -117,7 +139,7 @@ def say(words: str) -> None:
 
 
 def tune() -> Path:
-    """Choose at every one of `SHAPES`, and write the choices; returns their file.
+    """Choose at every one of `SHAPES`, and write the choices after each; returns their file.
 
     Raises:
         UserError: there is no NVIDIA GPU, no kernel could be timed on it, or it failed.
@@ -125,28 +147,50 @@ def tune() -> Path:
     if not torch.cuda.is_available():
         raise UserError("tuning needs an NVIDIA GPU, and torch sees none here: run `make tune` where there is one")
     environment.lock()
-    device = torch.device("cuda")
+    device, name, path = torch.device("cuda"), torch.cuda.get_device_name(), None
     multiprocessors = devices.describe(device)["multiprocessors"]
+    finalists = Finalists(ladder.drawn(), device, multiprocessors)
     try:
-        choices = list(_choices(Finalists(ladder.drawn(), device, multiprocessors)))
+        for choices in _choices(finalists, _held(finalists, name)):
+            made = Tuning(
+                device=name,
+                multiprocessors=multiprocessors,
+                torch=torch.__version__,
+                command="make tune",
+                clock=WARM.words,
+                sources=ladder.hashes(finalists.rungs),
+                choices=choices,
+            )
+            path = tuning.write(made)
     except torch.AcceleratorError as error:
-        raise UserError(f"the device failed ({str(error).splitlines()[0]}): nothing was written") from None
-    name = torch.cuda.get_device_name(device)
-    if not choices:
+        raise UserError(f"the device failed ({str(error).splitlines()[0]}): `make tune` goes on from here") from None
+    if path is None:
         raise UserError(f"no kernel of {paths.shown(paths.kernels() / 'ladder.toml')} could be timed on {name}")
-    made = Tuning(
-        device=name,
-        multiprocessors=multiprocessors,
-        torch=torch.__version__,
-        command="make tune",
-        clock=WARM.words,
-        choices=choices,
-    )
-    return tuning.write(made)
+    return path
 
 
-def _choices(finalists: Finalists) -> Iterator[Choice]:
+def _held(finalists: Finalists, name: str) -> dict[Shape, list[Choice]]:
+    """The shapes at which no candidate changed since the tuning of the device of this name, with its choices."""
+    try:
+        before = tuning.load(name)
+    except UserError:
+        return {}
+    if before.torch != torch.__version__:
+        return {}
+    changed = dict(ladder.hashes(finalists.rungs).items() - before.sources.items())
+    at = {shape: [one for one in before.choices if one.place == finalists.place(shape)] for shape in SHAPES}
+    able = {shape: {rung.implementation for rung in finalists.able(shape)} for shape in SHAPES}
+    return {shape: choices for shape, choices in at.items() if choices and not changed.keys() & able[shape]}
+
+
+def _choices(finalists: Finalists, held: dict[Shape, list[Choice]]) -> Iterator[list[Choice]]:
+    """The choices at all shapes so far: those that hold, and again after each shape that was tuned."""
+    if held:
+        say(f"no kernel changed since it was tuned at {len(held)} of {len(SHAPES)} shapes")
+        yield [choice for choices in held.values() for choice in choices]
     for number, shape in enumerate(SHAPES, 1):
+        if shape in held:
+            continue
         try:
             fastest = finalists.fastest(shape)
         except torch.OutOfMemoryError:
@@ -159,21 +203,8 @@ def _choices(finalists: Finalists) -> Iterator[Choice]:
             continue
         rung, tile = fastest[0].instance(finalists.rungs)
         say(f"{number} of {len(SHAPES)}, {shape}: {rungs.pinned(rung, tile).name}, {fastest[0].latency_us:.4g} us")
-        yield from fastest
-
-
-def _choice(shape: Shape, rows: int, rung: Rung, tile: Tile, latency_us: float) -> Choice:
-    return Choice(
-        heads=shape.batch * (shape.kv_heads if rows else shape.heads),
-        seq_len=shape.kv_len,
-        rows=rows,
-        head_dim=shape.head_dim,
-        causal=shape.causal,
-        rung=rung.name,
-        tile=tile.name,
-        latency_us=latency_us,
-        source=ladder.hashes([rung])[rung.implementation],
-    )
+        held[shape] = fastest
+        yield [choice for one in SHAPES for choice in held.get(one, [])]
 
 
 def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
