@@ -193,17 +193,21 @@ def test_panel_and_loads_are_not_taken_in_another_environment(parts):
     ("device", "wanted", "taken"),
     [("cuda", True, ["panel", "loads", "counters"]), ("cuda", False, ["counters"]), ("cpu", True, [])],
 )
-def test_a_run_takes_once_what_its_study_asks_for_on_a_gpu(device, wanted, taken):
-    asked = []
+def test_a_run_takes_once_what_its_study_asks_for_on_a_gpu(monkeypatch, device, wanted, taken):
+    asked, manifest = [], {}
+    monkeypatch.setattr(record.read, "read_manifest", lambda name: manifest)
+    monkeypatch.setattr(record.write, "state", lambda name, more: manifest.update(more))
 
     class Pool:
         def map(self, work, parts):
             asked.extend(part.name for part in parts)
             return [{"why": part.name} for part in parts]
 
-    profile = record._take_once(Pool(), "any", tiny_study(panel=wanted), device, "e")
+    for _ in range(2):
+        record._take_once(Pool(), "any", tiny_study(panel=wanted), device, "e")
     assert asked == taken
-    assert profile["why"] == ("counters" if taken else "Nsight Compute profiles NVIDIA GPUs, which this device is not")
+    why = "counters" if taken else "Nsight Compute profiles NVIDIA GPUs, which this device is not"
+    assert manifest["profile"]["why"] == why
 
 
 # ---------------------------------------------------------------------------------------------------- other processes

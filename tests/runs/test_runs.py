@@ -296,7 +296,7 @@ NO_COUNTERS = {"tool": "", "why": "the run was closed before its counters were t
 
 
 def cut_off(name: str = "cut", also: str = "", **changes) -> str:
-    """A run of two replicates, of which one is whole, as the measuring half leaves it: counters are taken last.
+    """A run of two replicates, of which one is whole, as the measuring half leaves it before counters are taken.
 
     Args:
         also: how the keys of blocks begin that are there besides.
@@ -329,7 +329,8 @@ def test_a_run_that_was_cut_off_is_closed_with_the_replicates_that_are_whole(dat
 
 def test_how_counters_were_taken_is_kept_where_it_is_known(data):
     told = {"tool": "ncu 2025.3.1.0", "why": "", "command": "ncu python"}
-    write.close_early(cut_off(profile=told))
+    write.state(cut_off(), {"profile": told})
+    write.close_early("cut")
     assert read.load("cut").manifest["profile"] == told
 
 

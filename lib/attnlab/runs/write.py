@@ -117,6 +117,11 @@ def recorded(name: str, table: str) -> set[str]:
     return {path.name.split(".")[1] for path in (folder(name) / PARTS).glob(f"{table}.*.parquet")}
 
 
+def state(name: str, more: Manifest) -> None:
+    """Add fields to the manifest of a run that isn't complete yet."""
+    _write_manifest(folder(name), read_manifest(name) | more)
+
+
 def finish(name: str, more: Manifest | None = None) -> None:
     """Turn the parts into one file per table. If it is killed at any point, it can be run again.
 

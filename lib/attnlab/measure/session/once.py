@@ -1,4 +1,4 @@
-"""The parts that a run takes once, after its replicates: the panel of clocks, the loads, and the counters.
+"""The parts that a run takes once, after its first replicate: the panel of clocks, the loads, and the counters.
 
 Each is taken in a process of its own, on one card; where there are several cards, at the same time.
 """

@@ -67,8 +67,13 @@ def record(
     command, again = command or command_for(study.name, f"DEVICE={device}"), again or f"make measure RUN={name}"
     with write.lock(name), executor or processes.fresh_processes() as pool, explained(schema.folder(name), pool, again):
         environment = _open(pool, name, study, device, long, command)
-        _work_through(pool, _jobs(name, study, device, environment))
-        write.finish(name, {"profile": _take_once(pool, name, study, device, environment)})
+        jobs = _jobs(name, study, device, environment)
+        with _progress(name, jobs):
+            _measure(pool, [job for job in jobs if not job.replicate])
+            # Before the other replicates, so that a run that is closed early has it.
+            _take_once(pool, name, study, device, environment)
+            _measure(pool, [job for job in jobs if job.replicate])
+        write.finish(name)
     return name
 
 
@@ -218,22 +223,29 @@ def lacking(job: Job) -> Job | None:
     return replace(job, shapes=shapes, stream=stream) if shapes or stream else None
 
 
-def _work_through(pool: Executor, jobs: list[Job]) -> None:
+def _measure(pool: Executor, jobs: list[Job]) -> None:
+    if jobs:
+        deque(pool.map(worker.measure, jobs), maxlen=0)
+
+
+@contextmanager
+def _progress(name: str, jobs: list[Job]) -> Iterator[None]:
+    """Inside, show how far the run is with these jobs, if there are any."""
     if not jobs:
+        yield
         return
-    name = jobs[0].run
     left = {
         schema.shape_key(job.study, shape, job.replicate): f"{shape.label}, replicate {job.replicate}"
         for job in jobs
         for shape in job.shapes
     }
     pace = estimate.Pace(jobs)
-    shapes, results = max(1, len(write.recorded(name, "cases")) + len(left)), pool.map(worker.measure, jobs)
+    shapes = max(1, len(write.recorded(name, "cases")) + len(left))
     with (
         tqdm(total=shapes, desc=name, unit="shape", disable=None, leave=False) as bar,
         _every(POLL_S, partial(_look, bar, name, left, pace)),
     ):
-        deque(results, maxlen=0)
+        yield
 
 
 def _look(bar: tqdm, name: str, left: dict[str, str], pace: estimate.Pace) -> None:
@@ -274,14 +286,17 @@ def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
         act()
 
 
-def _take_once(pool: Executor, name: str, study: Study, device: str, environment: str) -> dict[str, str]:
-    """Take what a run takes once; returns what its manifest says of the counters."""
+def _take_once(pool: Executor, name: str, study: Study, device: str, environment: str) -> None:
+    """Take what a run takes once, if it wasn't taken yet; its manifest then says how its counters were."""
+    if "profile" in read.read_manifest(name):
+        return
     if device != "cuda":  # no process is started to say that there are none
-        return counters.take(name, study, device)
+        write.state(name, {"profile": counters.take(name, study, device)})
+        return
     parts = once.parts(name, study, device, environment)
-    print(f"{name}: {' and '.join(part.name for part in parts)}", file=sys.stderr, flush=True)
+    tqdm.write(f"{name}: {' and '.join(part.name for part in parts)}", file=sys.stderr)
     *_, profile = pool.map(once.take, parts)
-    return profile
+    write.state(name, {"profile": profile})
 
 
 def _commit() -> str:
