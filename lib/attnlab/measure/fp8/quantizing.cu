@@ -1,16 +1,15 @@
 // Q, K and V in 16 bits to e4m3, with a scale for each head, as quantize.py computes them, to the bit.
 //
 // Eight CTAs have a head. Each looks for the largest magnitude in its rows, they tell each other, and each divides its rows by the
-// scale; what is read for the second time is in the L2 by then. Where no number is infinite and the scale isn't tiny, as nearly always,
+// scale. What is read for the second time is in the L2 by then, as long as the heads that are under way fit it. Where no number is infinite and the scale isn't tiny, as nearly always,
 // the instructions that other numbers need are left out.
 // CuPy asks for subnormal numbers to be flushed; additions and divisions that may meet them are stated in PTX, which doesn't.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 // A thread has a quarter or half of a row at once: VECTORS vectors, between which the other LANES of the row have theirs.
-constexpr int CLUSTER = 8, THREADS = 256, VECTOR = 8, VECTORS = 4;
+constexpr int CLUSTER = 8, THREADS = 512, CTAS = 2, VECTOR = 8, VECTORS = 4;  // CTAs of a multiprocessor
 template <int D> constexpr int LANES = D / (VECTORS * VECTOR);
-template <bool ROTATED> constexpr int CTAS = ROTATED ? 3 : 4;  // of a multiprocessor
 constexpr unsigned ALL = 0xFFFFFFFFu, INFINITY_BITS = 0x7F800000u, TINY_BITS = 0x00800000u, NAN_E4M3 = 0x7Fu;
 // Below 2^-90, by which remainders might become subnormal, scales and numbers are multiplied by 2^100 before they are divided.
 constexpr float SMALL = 0x1p-90f, LIFT = 0x1p100f;
@@ -212,8 +211,9 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
     const Divisor by(scale);
     if (rank == 0 && threadIdx.x == 0) side.scales[number] = scale;
     const auto write = [&](auto plain) {
+        // Backwards: what was read last is still in the L2.
         #pragma unroll decltype(plain)::value ? UNROLL : 1
-        for (int first = 0; first < count; first += THREADS) {
+        for (int first = (count - 1) / THREADS * THREADS; first >= 0; first -= THREADS) {
             const int index = first + threadIdx.x;
             read(index);
             #pragma unroll
@@ -234,7 +234,7 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
 
 // Heads of Q, then of K, then of V, over all batches.
 template <typename Element, int D, bool ROTATED>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, CTAS<ROTATED>) quantize(const __grid_constant__ Given given) {
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, CTAS) quantize(const __grid_constant__ Given given) {
     const int number = blockIdx.x / CLUSTER, queries = given.batches * given.q.heads, keys = given.batches * given.k.heads;
     const Side& side = number < queries ? given.q : number < queries + keys ? given.k : given.v;
     const int of_side = number - (number < queries ? 0 : number < queries + keys ? queries : queries + keys);

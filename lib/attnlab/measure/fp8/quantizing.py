@@ -13,7 +13,7 @@ HEAD_DIMS = (64, 128)
 ELEMENTS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 SOURCE = Path(__file__).with_suffix(".cu")
 # Of a head, and of a CTA; a read of a thread has so many bytes.
-CLUSTER, THREADS, ALIGNMENT = 8, 256, 16
+CLUSTER, THREADS, ALIGNMENT = 8, 512, 16
 # Columns that a thread has of a row, in vectors; the other threads of the row have what is between them.
 OWN_COLUMNS, VECTOR = 32, 8
 MOST_CTAS = 2**31 - 1
