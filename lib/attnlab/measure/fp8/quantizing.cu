@@ -1,15 +1,17 @@
 // Q, K and V in 16 bits to e4m3, with a scale for each head, as quantize.py computes them, to the bit.
 //
 // Eight CTAs have a head. Each looks for the largest magnitude in its rows, they tell each other, and each divides its rows by the
-// scale. What is read for the second time is in the L2 by then, as long as the heads that are under way fit it. Where no number is infinite and the scale isn't tiny, as nearly always,
-// the instructions that other numbers need are left out.
+// scale; what is read for the second time is in the L2 by then, as long as the heads that are under way fit it. Where no number is
+// infinite and the scale isn't tiny, as nearly always, the instructions that other numbers need are left out.
 // CuPy asks for subnormal numbers to be flushed; additions and divisions that may meet them are stated in PTX, which doesn't.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// A thread has a quarter or half of a row at once: VECTORS vectors, between which the other LANES of the row have theirs.
-constexpr int CLUSTER = 8, THREADS = 512, CTAS = 2, VECTOR = 8, VECTORS = 4;  // CTAs of a multiprocessor
-template <int D> constexpr int LANES = D / (VECTORS * VECTOR);
+constexpr int CLUSTER = 8, VECTOR = 8;
+template <bool ROTATED> constexpr int MOST_THREADS = ROTATED ? 256 : 512;
+// A thread has one vector of a row at a time. Rotated, it has VECTORS, between which the other LANES of the row have theirs.
+template <bool ROTATED> constexpr int VECTORS = ROTATED ? 4 : 1;
+template <int D, bool ROTATED> constexpr int LANES = D / (VECTORS<ROTATED> * VECTOR);
 constexpr unsigned ALL = 0xFFFFFFFFu, INFINITY_BITS = 0x7F800000u, TINY_BITS = 0x00800000u, NAN_E4M3 = 0x7Fu;
 // Below 2^-90, by which remainders might become subnormal, scales and numbers are multiplied by 2^100 before they are divided.
 constexpr float SMALL = 0x1p-90f, LIFT = 0x1p100f;
@@ -54,9 +56,9 @@ template <int LANE, int HALF> __device__ __forceinline__ void rotate_lanes(float
 
 // A thread's numbers. Rotated, and not yet divided by the root of D, they lie as `rotate_lanes` leaves them.
 template <typename Element, int D, bool ROTATED>
-__device__ __forceinline__ void numbers(float (&x)[VECTORS][VECTOR], const uint4 (&held)[VECTORS], unsigned signs) {
+__device__ __forceinline__ void numbers(float (&x)[VECTORS<ROTATED>][VECTOR], const uint4 (&held)[VECTORS<ROTATED>], unsigned signs) {
     #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
+    for (int v = 0; v < VECTORS<ROTATED>; ++v) {
         const unsigned words[4] = {held[v].x, held[v].y, held[v].z, held[v].w};
         #pragma unroll
         for (int i = 0; i < VECTOR; i += 2) {
@@ -81,9 +83,9 @@ __device__ __forceinline__ void numbers(float (&x)[VECTORS][VECTOR], const uint4
     }
     if constexpr (ROTATED)
         #pragma unroll
-        for (int half = 1; half < VECTORS; half *= 2)
+        for (int half = 1; half < VECTORS<ROTATED>; half *= 2)
             #pragma unroll
-            for (int v = 0; v < VECTORS; ++v)
+            for (int v = 0; v < VECTORS<ROTATED>; ++v)
                 if (!(v & half))
                     #pragma unroll
                     for (int i = 0; i < VECTOR; ++i) {
@@ -108,9 +110,9 @@ template <int D> __device__ __forceinline__ uint2 in_order(uint2 bytes) {
 __device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
 // The larger of the largest so far and a thread's magnitudes, without the infinite ones if FINITE.
-template <bool FINITE> __device__ __forceinline__ float larger(float largest, const float (&x)[VECTORS][VECTOR]) {
+template <bool FINITE, int N> __device__ __forceinline__ float larger(float largest, const float (&x)[N][VECTOR]) {
     #pragma unroll
-    for (int n = 0; n < VECTORS * VECTOR; ++n) {
+    for (int n = 0; n < N * VECTOR; ++n) {
         const float one = fabsf(x[n / VECTOR][n % VECTOR]);
         largest = fmaxf(largest, FINITE && magnitude(one) >= INFINITY_BITS ? 0.f : one);  // never a NaN
     }
@@ -161,22 +163,23 @@ __device__ __forceinline__ unsigned of_cta(const unsigned* own, int rank) {
 
 template <typename Element, int D, bool ROTATED>
 __device__ __forceinline__ void quantize_head(const Side& side, int number, const unsigned (&all_signs)[4]) {
-    __shared__ unsigned of_warps[THREADS / 32], of_cta_most;
-    const int rank = blockIdx.x % CLUSTER, rows = (side.length + CLUSTER - 1) / CLUSTER, begin = min(rank * rows, side.length);
-    const int count = (min(begin + rows, side.length) - begin) * LANES<D>, lane = threadIdx.x % LANES<D>;
+    constexpr int VECTORS = ::VECTORS<ROTATED>, LANES = ::LANES<D, ROTATED>, UNROLL = 4 / VECTORS;
+    __shared__ unsigned of_warps[MOST_THREADS<ROTATED> / 32], of_cta_most;
+    const int rank = blockIdx.x % CLUSTER, share = (side.length + CLUSTER - 1) / CLUSTER;
+    const int begin = min(rank * share, side.length), rows = min(begin + share, side.length) - begin, step = blockDim.x / LANES;
+    const int lane = threadIdx.x % LANES, column = lane * VECTOR;
     const Element* given = static_cast<const Element*>(side.given) + number / side.heads * side.batch + number % side.heads * side.head +
-                           begin * side.row + lane * VECTOR;
-    unsigned char* values = side.values + (static_cast<long long>(number) * side.length + begin) * D + lane * VECTOR;
-    const unsigned signs = all_signs[lane];
-    constexpr int UNROLL = ROTATED ? 1 : 2;
+                           begin * side.row + column;
+    unsigned char* values = side.values + (static_cast<long long>(number) * side.length + begin) * D + column;
+    const unsigned signs = ROTATED ? all_signs[lane] : 0u;
     const float unit = ROTATED ? D == 64 ? 0.125f : 0.08838834764831845f : 1.f;
     float x[VECTORS][VECTOR];
-    const auto read = [&](int index) {
+    const auto read = [&](int row) {
         uint4 held[VECTORS];
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const Element* from = given + index / LANES<D> * side.row + v * (LANES<D> * VECTOR);
-            held[v] = index < count ? *reinterpret_cast<const uint4*>(from) : make_uint4(0u, 0u, 0u, 0u);
+            const Element* from = given + row * side.row + v * (LANES * VECTOR);
+            held[v] = row < rows ? *reinterpret_cast<const uint4*>(from) : make_uint4(0u, 0u, 0u, 0u);
         }
         numbers<Element, D, ROTATED>(x, held, signs);
     };
@@ -184,15 +187,15 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
     const auto search = [&](auto finite) {
         float most = 0;
         #pragma unroll decltype(finite)::value ? 1 : UNROLL
-        for (int first = 0; first < count; first += THREADS) {
-            read(first + threadIdx.x);
+        for (int first = 0; first < rows; first += step) {
+            read(first + threadIdx.x / LANES);
             most = larger<decltype(finite)::value>(most, x);
         }
         if (ROTATED) most = multiply(most, unit);
         const unsigned of_warp = __reduce_max_sync(ALL, __float_as_uint(most));
         if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
         __syncthreads();
-        const unsigned of_cta = __reduce_max_sync(ALL, threadIdx.x % 32 < THREADS / 32 ? of_warps[threadIdx.x % 32] : 0u);
+        const unsigned of_cta = __reduce_max_sync(ALL, threadIdx.x % 32 < blockDim.x / 32 ? of_warps[threadIdx.x % 32] : 0u);
         __syncthreads();
         return of_cta;
     };
@@ -213,9 +216,8 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
     const auto write = [&](auto plain) {
         // Backwards: what was read last is still in the L2.
         #pragma unroll decltype(plain)::value ? UNROLL : 1
-        for (int first = (count - 1) / THREADS * THREADS; first >= 0; first -= THREADS) {
-            const int index = first + threadIdx.x;
-            read(index);
+        for (int row = (rows - 1) / step * step + threadIdx.x / LANES; row >= 0; row -= step) {
+            read(row);
             #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
                 if (ROTATED)
@@ -223,7 +225,7 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
                     for (int i = 0; i < VECTOR; ++i) x[v][i] = multiply(x[v][i], unit);
                 uint2 bytes = rounded<decltype(plain)::value>(x[v], by);
                 if constexpr (ROTATED) bytes = in_order<D>(bytes);
-                if (index < count) *reinterpret_cast<uint2*>(values + index / LANES<D> * D + v * (LANES<D> * VECTOR)) = bytes;
+                if (row < rows) *reinterpret_cast<uint2*>(values + row * D + v * (LANES * VECTOR)) = bytes;
             }
         }
     };
@@ -234,7 +236,8 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
 
 // Heads of Q, then of K, then of V, over all batches.
 template <typename Element, int D, bool ROTATED>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, CTAS) quantize(const __grid_constant__ Given given) {
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(MOST_THREADS<ROTATED>, ROTATED ? 3 : 2)
+quantize(const __grid_constant__ Given given) {
     const int number = blockIdx.x / CLUSTER, queries = given.batches * given.q.heads, keys = given.batches * given.k.heads;
     const Side& side = number < queries ? given.q : number < queries + keys ? given.k : given.v;
     const int of_side = number - (number < queries ? 0 : number < queries + keys ? queries : queries + keys);

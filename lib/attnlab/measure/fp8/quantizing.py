@@ -13,9 +13,13 @@ HEAD_DIMS = (64, 128)
 ELEMENTS = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 SOURCE = Path(__file__).with_suffix(".cu")
 # Of a head, and of a CTA; a read of a thread has so many bytes.
-CLUSTER, THREADS, ALIGNMENT = 8, 512, 16
-# Columns that a thread has of a row, in vectors; the other threads of the row have what is between them.
+CLUSTER, ALIGNMENT = 8, 16
+# Columns of a row that a thread rotates, in vectors; the other threads of the row have what is between them.
 OWN_COLUMNS, VECTOR = 32, 8
+# Of a CTA, so that each has so many vectors: with less, a head is over before enough of its bytes are on their way.
+FEWEST_THREADS, OWN_VECTORS = 128, 8
+MOST_THREADS = {False: 512, True: 256}
+"""Where Q and K aren't rotated, and where they are."""
 MOST_CTAS = 2**31 - 1
 
 
@@ -71,9 +75,10 @@ def quantized(tensors: tuple[Tensor, Tensor, Tensor], signs: Tensor | None = Non
         for x, v, s in zip(tensors, values, scales, strict=True)
     ]
     given = Given(*sides, _words(signs), first.shape[0])
-    device = first.get_device()
+    rotated, device = signs is not None, first.get_device()
+    threads = _threads(max(x.shape[2] for x in tensors), first.shape[3], rotated)
     with torch.cuda.device(device):
-        _launch(_function(expression(first.dtype, first.shape[3], signs is not None), device), given, device)
+        _launch(_function(expression(first.dtype, first.shape[3], rotated), device), given, threads, device)
     return [(v.view(torch.float8_e4m3fn), s) for v, s in zip(values, scales, strict=True)]
 
 
@@ -82,6 +87,11 @@ def _fits(tensor: Tensor) -> bool:
     strides = [step for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
     whole = all(step * tensor.element_size() % ALIGNMENT == 0 for step in strides)
     return tensor.shape[-1] in HEAD_DIMS and tensor.stride(-1) == 1 and whole and tensor.data_ptr() % ALIGNMENT == 0
+
+
+def _threads(length: int, head_dim: int, rotated: bool) -> int:
+    vectors = length * head_dim // VECTOR // CLUSTER
+    return min(MOST_THREADS[rotated], max(FEWEST_THREADS, vectors // OWN_VECTORS // 32 * 32))
 
 
 @cache  # the signs of a head_dim are one tensor
@@ -95,13 +105,14 @@ def _words(signs: Tensor | None) -> Any:
     return (ctypes.c_uint * 4)(*words)
 
 
-def _launch(function: Any, given: Given, device: int) -> None:
+def _launch(function: Any, given: Given, threads: int, device: int) -> None:
     libraries = _libraries()
     assert libraries is not None
     _, driver = libraries
     heads = given.batches * (given.q.heads + given.k.heads + given.v.heads)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(given))
-    grid, block, stream = (CLUSTER * heads, 1, 1), (THREADS, 1, 1), torch._C._cuda_getCurrentRawStream(device)
+    grid, block = (CLUSTER * heads, 1, 1), (threads, 1, 1)
+    stream = torch._C._cuda_getCurrentRawStream(device)
     (error,) = driver.cuLaunchKernel(
         driver.CUfunction(function.kernel.ptr), *grid, *block, 0, stream, ctypes.addressof(pointers), 0
     )
