@@ -9,9 +9,9 @@
 
 constexpr int CLUSTER = 8, VECTOR = 8;
 template <bool ROTATED> constexpr int MOST_THREADS = ROTATED ? 256 : 512;
-// A thread has one vector of a row at a time. Rotated, it has VECTORS, between which the other LANES of the row have theirs.
-template <bool ROTATED> constexpr int VECTORS = ROTATED ? 4 : 1;
-template <int D, bool ROTATED> constexpr int LANES = D / (VECTORS<ROTATED> * VECTOR);
+// A thread has VECTORS at a time: of as many rows, or, to rotate it, of one row, between which the other LANES have theirs.
+constexpr int VECTORS = 4;
+template <int D, bool ROTATED> constexpr int LANES = D / VECTOR / (ROTATED ? VECTORS : 1);
 constexpr unsigned ALL = 0xFFFFFFFFu, INFINITY_BITS = 0x7F800000u, TINY_BITS = 0x00800000u, NAN_E4M3 = 0x7Fu;
 // Below 2^-90, by which remainders might become subnormal, scales and numbers are multiplied by 2^100 before they are divided.
 constexpr float SMALL = 0x1p-90f, LIFT = 0x1p100f;
@@ -56,9 +56,9 @@ template <int LANE, int HALF> __device__ __forceinline__ void rotate_lanes(float
 
 // A thread's numbers. Rotated, and not yet divided by the root of D, they lie as `rotate_lanes` leaves them.
 template <typename Element, int D, bool ROTATED>
-__device__ __forceinline__ void numbers(float (&x)[VECTORS<ROTATED>][VECTOR], const uint4 (&held)[VECTORS<ROTATED>], unsigned signs) {
+__device__ __forceinline__ void numbers(float (&x)[VECTORS][VECTOR], const uint4 (&held)[VECTORS], unsigned signs) {
     #pragma unroll
-    for (int v = 0; v < VECTORS<ROTATED>; ++v) {
+    for (int v = 0; v < VECTORS; ++v) {
         const unsigned words[4] = {held[v].x, held[v].y, held[v].z, held[v].w};
         #pragma unroll
         for (int i = 0; i < VECTOR; i += 2) {
@@ -83,9 +83,9 @@ __device__ __forceinline__ void numbers(float (&x)[VECTORS<ROTATED>][VECTOR], co
     }
     if constexpr (ROTATED)
         #pragma unroll
-        for (int half = 1; half < VECTORS<ROTATED>; half *= 2)
+        for (int half = 1; half < VECTORS; half *= 2)
             #pragma unroll
-            for (int v = 0; v < VECTORS<ROTATED>; ++v)
+            for (int v = 0; v < VECTORS; ++v)
                 if (!(v & half))
                     #pragma unroll
                     for (int i = 0; i < VECTOR; ++i) {
@@ -163,22 +163,24 @@ __device__ __forceinline__ unsigned of_cta(const unsigned* own, int rank) {
 
 template <typename Element, int D, bool ROTATED>
 __device__ __forceinline__ void quantize_head(const Side& side, int number, const unsigned (&all_signs)[4]) {
-    constexpr int VECTORS = ::VECTORS<ROTATED>, LANES = ::LANES<D, ROTATED>, UNROLL = 4 / VECTORS;
+    constexpr int LANES = ::LANES<D, ROTATED>, APART = ROTATED ? LANES * VECTOR : 0, AT_ONCE = ROTATED ? 1 : VECTORS;
     __shared__ unsigned of_warps[MOST_THREADS<ROTATED> / 32], of_cta_most;
     const int rank = blockIdx.x % CLUSTER, share = (side.length + CLUSTER - 1) / CLUSTER;
     const int begin = min(rank * share, side.length), rows = min(begin + share, side.length) - begin, step = blockDim.x / LANES;
-    const int lane = threadIdx.x % LANES, column = lane * VECTOR;
+    const int lane = threadIdx.x % LANES, own = threadIdx.x / LANES, column = lane * VECTOR;
     const Element* given = static_cast<const Element*>(side.given) + number / side.heads * side.batch + number % side.heads * side.head +
                            begin * side.row + column;
     unsigned char* values = side.values + (static_cast<long long>(number) * side.length + begin) * D + column;
     const unsigned signs = ROTATED ? all_signs[lane] : 0u;
     const float unit = ROTATED ? D == 64 ? 0.125f : 0.08838834764831845f : 1.f;
     float x[VECTORS][VECTOR];
-    const auto read = [&](int row) {
+    const auto row_of = [&](int first, int v) { return first + own + (ROTATED ? 0 : v * step); };
+    const auto read = [&](int first) {
         uint4 held[VECTORS];
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const Element* from = given + row * side.row + v * (LANES * VECTOR);
+            const int row = row_of(first, v);
+            const Element* from = given + row * side.row + v * APART;
             held[v] = row < rows ? *reinterpret_cast<const uint4*>(from) : make_uint4(0u, 0u, 0u, 0u);
         }
         numbers<Element, D, ROTATED>(x, held, signs);
@@ -186,9 +188,9 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
     // The largest magnitude of the CTA, by its bits; rounding goes up with what is rounded, so that one multiplication is enough.
     const auto search = [&](auto finite) {
         float most = 0;
-        #pragma unroll decltype(finite)::value ? 1 : UNROLL
-        for (int first = 0; first < rows; first += step) {
-            read(first + threadIdx.x / LANES);
+        #pragma unroll 1
+        for (int first = 0; first < rows; first += AT_ONCE * step) {
+            read(first);
             most = larger<decltype(finite)::value>(most, x);
         }
         if (ROTATED) most = multiply(most, unit);
@@ -215,9 +217,9 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
     if (rank == 0 && threadIdx.x == 0) side.scales[number] = scale;
     const auto write = [&](auto plain) {
         // Backwards: what was read last is still in the L2.
-        #pragma unroll decltype(plain)::value ? UNROLL : 1
-        for (int row = (rows - 1) / step * step + threadIdx.x / LANES; row >= 0; row -= step) {
-            read(row);
+        #pragma unroll 1
+        for (int first = (rows - 1) / (AT_ONCE * step) * (AT_ONCE * step); first >= 0; first -= AT_ONCE * step) {
+            read(first);
             #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
                 if (ROTATED)
@@ -225,7 +227,8 @@ __device__ __forceinline__ void quantize_head(const Side& side, int number, cons
                     for (int i = 0; i < VECTOR; ++i) x[v][i] = multiply(x[v][i], unit);
                 uint2 bytes = rounded<decltype(plain)::value>(x[v], by);
                 if constexpr (ROTATED) bytes = in_order<D>(bytes);
-                if (row < rows) *reinterpret_cast<uint2*>(values + row * D + v * (LANES * VECTOR)) = bytes;
+                const int row = row_of(first, v);
+                if (row < rows) *reinterpret_cast<uint2*>(values + row * D + v * APART) = bytes;
             }
         }
     };
