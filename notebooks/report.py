@@ -240,8 +240,8 @@ show("backends.few")
 # %% [markdown]
 # ## FP8, with its error
 #
-# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. In [](#kernels.fp8.costs) speed stands over
-# error, a panel for each kind of values; [05_kernels](05_kernels.html) has every shape.
+# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. [](#kernels.fp8.costs) has errors and, below
+# them, speeds on each kind of values; [05_kernels](05_kernels.html) has every shape.
 
 # %%
 show("kernels.fp8.costs")

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
+from matplotlib.colors import to_rgb
 from matplotlib.testing.compare import compare_images
 from reading import exhibit, html, plain
 from synthetic import inferred
@@ -22,6 +24,8 @@ from attnlab.exhibits.markdown import Inline
 from attnlab.exhibits.quantities import Marked
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval
+from attnlab.study.implementations import DISPATCH, PEERS, SDPA
+from attnlab.study.ladder import BEST
 
 
 def drawing():
@@ -65,6 +69,24 @@ def test_the_dark_theme_turns_lightness_round_and_keeps_the_hue():
     (orange,) = re.findall(r": #(\w+);", page_drawing.dark("var(--cd55e00, #d55e00)"))
     red, green, blue = bytes.fromhex(orange)
     assert red > green > blue
+
+
+def oklab(colour: str) -> np.ndarray:
+    """Lightness and two axes of colour, 0 to 1, in which distances are as large as they look (Ottosson 2020, Oklab)."""
+    parts = np.array(to_rgb(colour))
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]]) @ linear
+    return np.array([[0.2105, 0.7936, -0.0041], [1.978, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]) @ np.cbrt(cones)
+
+
+def test_what_stands_in_one_figure_differs_in_marker_and_in_colour_on_both_grounds():
+    together = (*SDPA, *PEERS, DISPATCH, "kernel.lazy", "kernel.few", BEST)
+    markers = [style.look(name)["marker"] for name in together]
+    assert len(set(markers)) == len(markers)
+    light = [style.look(name)["color"] for name in together]
+    for colours in (light, [page_drawing.inverted(colour[1:].lower()) for colour in light]):
+        for one, other in combinations(map(oklab, colours), 2):
+            assert np.linalg.norm(one - other) > 0.08
 
 
 def test_a_figure_is_a_pdf_of_the_same_bytes_that_its_latex_includes():

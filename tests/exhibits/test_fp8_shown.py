@@ -1,5 +1,6 @@
 """What is shown of a run with FP8: what it gains over 16 bits, what that costs, and under which ceiling it stands."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -70,12 +71,34 @@ def test_what_the_gate_refused_is_said(run):
     assert "refused" not in fp8.gains(Results(replace(run.run, cases=served), run.table)).caption
 
 
-def test_all_are_points_of_one_figure(run):
+def test_each_has_a_row_with_its_error_and_its_throughput_on_each_kind(run):
     shown = Show(run)("kernels.fp8.costs").content
     assert isinstance(shown, Figure)
-    assert [axes.get_title() for axes in shown.figure.axes] == list(KINDS)
-    for axes in shown.figure.axes:
-        assert [line.get_label() for line in axes.get_lines()] == [name for name, us in US.items() if us]
+    errors, throughputs = shown.figure.axes[:2], shown.figure.axes[2:]
+    assert [axes.get_title() for axes in errors] == list(KINDS)
+    assert [label.get_text() for label in errors[0].get_yticklabels()] == list(US)
+    for axes in (*errors, *throughputs):
+        timed = [line for line in axes.get_lines() if line.get_marker() != "x"]
+        assert [line.get_label() for line in timed] == [name for name, us in US.items() if us]
+        assert [line.get_ydata()[0] for line in timed] == [place for place, us in enumerate(US.values()) if us]
+    (error,) = (line for line in errors[0].get_lines() if line.get_label() == "kernel.fp8")
+    assert list(error.get_xdata()) == [2e-4]
+
+
+def test_what_the_gate_refused_has_its_error_and_no_throughput(run):
+    refused, checks = "peer.cudnn_fp8", run.run.checks.copy()
+    checks.loc[checks["implementation"] == refused, "drawn_rms_error"] = 3e-3
+    shown = Show(Results(replace(run.run, checks=checks), run.table))("kernels.fp8.costs").content
+    errors, throughputs = shown.figure.axes[: len(KINDS)], shown.figure.axes[len(KINDS) :]
+    for above, below in zip(errors, throughputs, strict=True):
+        (cross,) = (line for line in above.get_lines() if line.get_marker() == "x")
+        assert (cross.get_label(), list(cross.get_xdata())) == (refused, [3e-3])
+        assert [text.get_text() for text in below.texts] == [FAILED]
+    said = re.findall(
+        rf"`{refused}` has no throughput on `(\S+)` values \(failed.*?\); the cross is its error, (\S+) that",
+        shown.caption,
+    )
+    assert said == [(kind, "15.0×") for kind in KINDS]
 
 
 def test_a_run_without_fp8_shows_nothing_of_it():

@@ -1,7 +1,8 @@
 """The look of all figures: colours, markers, panels, axes and legends.
 
-An implementation has one colour (Okabe and Ito 2008) and one marker in all of them. Whiskers are the intervals of the
-medians; where none shows, it is smaller than the marker.
+An implementation has one colour (Okabe and Ito 2008) and one marker in all of them. Those that figures draw as lines on
+the same axes differ in both, on a white ground and on a dark one. Whiskers are the intervals of the medians; where none
+shows, it is smaller than the marker.
 """
 
 import zlib
@@ -19,6 +20,7 @@ from scipy.optimize import isotonic_regression
 from attnlab.infer.lookup import axis_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
+from attnlab.study.ladder import BEST
 
 STYLE = Path(__file__).with_name("attnlab.mplstyle")
 LOOKS = {
@@ -27,12 +29,12 @@ LOOKS = {
     "sdpa.cudnn": ("#0072B2", "^"),
     "sdpa.efficient": ("#009E73", "D"),
     "sdpa.math": ("#CC79A7", "v"),
-    "reference.float64": ("#56B4E9", "P"),
-    "peer.flex": ("#8C6D1F", "X"),
+    "reference.float64": ("#56B4E9", "h"),
+    "peer.flex": ("#4C4C00", "X"),
     "peer.flash4": ("#E69F00", "P"),
-    "peer.cudnn": ("#3A9BDC", "v"),
-    "peer.xformers": ("#A6761D", "d"),
-    "dispatch.attend": ("#7F7F7F", "*"),
+    "peer.cudnn": ("#3A9BDC", "<"),
+    "peer.xformers": ("#000099", "d"),
+    "dispatch.attend": ("#7F7F7F", "p"),
     # The ladder goes from light to dark.
     "kernel.naive": ("#C9B3E6", "p"),
     "kernel.tiled": ("#B79DDB", "h"),
@@ -44,8 +46,8 @@ LOOKS = {
     "kernel.jobs": ("#3C1260", "D"),
     "kernel.bounded": ("#240540", "s"),
     "kernel.short": ("#00798C", "v"),
-    "kernel.lazy": ("#7B1FA2", "X"),
-    "kernel.few": ("#5E3C99", "p"),
+    "kernel.lazy": ("#401AFF", ">"),
+    "kernel.few": ("#521433", "*"),
     "kernel.fp8": ("#D81B60", "D"),
     "kernel.fp8_quantizing": ("#F48FB1", "d"),
     "kernel.fp8_rotated": ("#880E4F", "s"),
@@ -55,6 +57,8 @@ LOOKS = {
 }
 OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
 """For implementations without a look of their own; the name alone decides which."""
+CHOOSING = ("sdpa.auto", BEST)
+"""What runs another implementation: in its marker, which is hollow, that one's shows."""
 LEGEND_COLUMNS = 5
 LABEL_PT = 8.5
 """The height of a line of labels."""
@@ -71,7 +75,7 @@ AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "hea
 def look(name: str) -> dict[str, Any]:
     """Colour, marker and label of an implementation, as arguments of a plot."""
     colour, marker = LOOKS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
-    hollow = {"markerfacecolor": "none", "markersize": 8} if name == "sdpa.auto" else {}
+    hollow = {"markerfacecolor": "none", "markersize": 8} if name in CHOOSING else {}
     return {"color": colour, "marker": marker, "label": name} | hollow
 
 
@@ -146,11 +150,17 @@ def before_others(
     return drawing, panels
 
 
-def panel_each(names: Sequence[str], vertical: str, horizontal: str) -> tuple[Drawing, dict[str, Axes]]:
-    """Small panels with the same axes, one for each name, and titles of the axes that all share."""
+def panel_each(
+    names: Sequence[str], vertical: str, horizontal: str, inches: float = 1.0
+) -> tuple[Drawing, dict[str, Axes]]:
+    """Small panels with the same axes, one for each name, and titles of the axes that all share.
+
+    Args:
+        inches: how high a panel is, with its title.
+    """
     rows, columns = -(-len(names) // PANELS), min(len(names), PANELS)
     drawing, grid = plt.subplots(
-        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.7 + 1.0 * rows)
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.5, 0.7 + inches * rows)
     )
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)

@@ -74,7 +74,7 @@ def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: fl
         for name in results.study.implementations:
             rates = [(getattr(shape, axis), _gbs(results, name, shape)) for shape in shapes]
             if not all(np.isnan(rate) for _, rate in rates):
-                (labelled[name],) = axes.plot(*zip(*rates, strict=True), **look(name) | {"markersize": 4})
+                (labelled[name],) = axes.plot(*zip(*rates, strict=True), **{"markersize": 4} | look(name))
         if copy_gbs == copy_gbs:
             labelled[COPY] = axes.axhline(copy_gbs, color="#444444", linewidth=1, linestyle=":")
         axes.set_title(_title(shapes[0], axis, results), fontsize=8)

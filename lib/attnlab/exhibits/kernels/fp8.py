@@ -3,27 +3,34 @@
 import math
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from attnlab.base import paths
 from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Figure, Table
-from attnlab.exhibits.style import PANELS, look, panel_each
+from attnlab.exhibits.style import look
 from attnlab.exhibits.words import say
 from attnlab.infer import kinds
 from attnlab.infer.cases import CASE
 from attnlab.infer.lookup import NotMeasured, on_values, shape_of
-from attnlab.infer.results import Results
+from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import Interval
 from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
 from attnlab.study.shapes import Shape
 from attnlab.study.values import CAPTURED
 
-PANEL_INCHES = 1.6
-"""How high a panel of the figure is, with its title and labels."""
+KINDS_ABREAST = 6
+"""How many kinds of values the figure has side by side."""
+ROW_INCHES = 0.14
+TINY_PT = 7
+ABSENT: dict[str, Any] = {"fontsize": TINY_PT, "color": "#444444", "va": "center"}
+"""How the figure says that something has no throughput."""
 
 
 def has_fp8(results: Results) -> bool:
@@ -69,34 +76,71 @@ def gains(results: Results) -> Table:
 
 @exhibit("kernels.fp8.costs", of="eight_bits", where=has_fp8, shape=target)
 def costs(results: Results, shape: Shape) -> Figure:
-    """Throughput over the error, a panel for each kind of values."""
-    errors, points = _errors(results), dict[str, list[tuple[str, float, float]]]()
-    for kind in kinds.shapes(results, shape):
-        for name, row in results.at(kind).iterrows():
-            error = errors.get((name, *kind.axes.values()))
-            if error and name not in REFERENCES:
-                points.setdefault(kind.values, []).append((str(name), error, row["throughput_tflops"]))
-    if not points:
+    """Errors, and throughputs below them: a column of panels for each kind of values, a row for each implementation.
+
+    What was refused has a cross for its error, and its status in place of a throughput.
+    """
+    errors = _errors(results)
+    names = [name for name in results.study.implementations if name not in REFERENCES]
+    alike = [kind for kind in kinds.shapes(results, shape) if any((n, *kind.axes.values()) in errors for n in names)]
+    if not alike:
         raise NotMeasured(f"Nothing has both a latency and an error at {shape.label}")
-    drawing, panels = panel_each(list(points), "throughput (TFLOP/s)", "RMS error, logarithmic")
-    for kind_, axes in panels.items():
-        for name, error, tflops in points[kind_]:
-            axes.plot([error], [tflops], linestyle="none", **look(name) | {"markersize": 4})
-    first = next(iter(panels.values()))
-    first.set_xscale("log")
-    first.margins(0.15)
-    first.xaxis.set_major_locator(LogLocator())
-    first.xaxis.set_minor_formatter(NullFormatter())
-    drawing.set_figheight(PANEL_INCHES * math.ceil(len(panels) / PANELS))
-    drawn = [axes.get_legend_handles_labels() for axes in panels.values()]
-    marks = {name: line for lines, names in drawn for line, name in zip(lines, names, strict=True)}
-    drawing.legend(handles=list(marks.values()), loc="outside upper center", ncols=3)
-    said = f"Throughput over the root of the mean square error at {shape.plain.label}, {results.headline.words}."
+    drawing, panels = _pairs(names, alike)
+    lacking = []
+    for kind, (above, below) in panels.items():
+        at = results.at(kind)
+        for place, name in enumerate(names):
+            error, mark = errors.get((name, *kind.axes.values())), look(name) | {"markersize": 4}
+            if name in at.index:
+                below.plot([at.loc[name, "throughput_tflops"]], [place], **mark)
+            else:
+                mark |= {"marker": "x"}
+                reason = absence(results, name, kind)
+                lacking.append(
+                    _Lacking(name, kind.values, reason, error, errors.get((FP8_KERNEL, *kind.axes.values())))
+                )
+                below.text(0.04, place, reason.split(",")[0], transform=below.get_yaxis_transform(), **ABSENT)
+            if error:
+                above.plot([error], [place], **mark)
+    said = f"RMS errors and throughputs at {shape.plain.label}, {results.headline.words}."
+    listed = formats.listing([kind.values for kind in alike])
     return Figure(
         drawing,
-        f"{said} {say('kernels.fp8_note')}",
-        f"Points of throughput over error, a panel for each kind of values: {formats.listing(list(points))}. {said}",
+        " ".join(filter(None, [said, say("kernels.fp8_lacking", lacking=lacking), say("kernels.fp8_note")])),
+        f"Points, a row for each implementation and two panels for each kind of values, {listed}: the error on a "
+        f"logarithmic axis, and below it the throughput. {said}",
     )
+
+
+def _pairs(names: list[str], alike: list[Shape]) -> tuple[Drawing, dict[Shape, tuple[Axes, Axes]]]:
+    """Two panels for each shape, one below the other, of errors and of throughputs, with a row for each name."""
+    columns = min(len(alike), KINDS_ABREAST)
+    rows = 2 * math.ceil(len(alike) / columns)
+    drawing, grid = plt.subplots(
+        rows, columns, sharey=True, squeeze=False, figsize=(6.5, rows * (0.5 + ROW_INCHES * len(names)))
+    )
+    pairs = grid.reshape(-1, 2, columns).swapaxes(1, 2).reshape(-1, 2)
+    for axes in pairs[len(alike) :].flat:
+        axes.set_visible(False)
+    panels = {kind: (above, below) for kind, (above, below) in zip(alike, pairs, strict=False)}
+    for kind, pair in panels.items():
+        for axes, first, title in zip(pair, panels[alike[0]], ("RMS error", "TFLOP/s"), strict=True):
+            axes.set_xlabel(title, fontsize=TINY_PT)
+            axes.tick_params(labelsize=TINY_PT)
+            if axes is not first:
+                axes.sharex(first)
+        pair[0].set_title(kind.values, fontsize=8)
+    errors, throughputs = panels[alike[0]]
+    errors.set_yticks(range(len(names)), names)
+    errors.set_ylim(len(names) - 0.5, -0.5)
+    errors.set_xscale("log")
+    errors.margins(x=0.2)
+    errors.xaxis.set_major_locator(LogLocator(numticks=3))
+    errors.xaxis.set_minor_locator(LogLocator(numticks=20))
+    errors.xaxis.set_minor_formatter(NullFormatter())
+    throughputs.margins(x=0.2)
+    throughputs.xaxis.set_major_locator(MaxNLocator(2))
+    return drawing, panels
 
 
 @exhibit("kernels.fp8.roundings", of="eight_bits", where=has_fp8)
@@ -142,6 +186,16 @@ class _Error(NamedTuple):
     ratio: float
     name: str
     values: str
+
+
+class _Lacking(NamedTuple):
+    """What has no throughput on a kind of values, why, its error where it was checked, and that of `FP8_KERNEL`."""
+
+    name: str
+    values: str
+    reason: str
+    error: float | None
+    beside: float | None
 
 
 def in_short(results: Results, eight_bits: Results | None) -> str:

@@ -21,6 +21,9 @@ from attnlab.infer.results import Results
 from attnlab.study.implementations import E4M3, in_fp8
 from attnlab.study.shapes import Shape
 
+PANEL_INCHES = 1.6
+"""How high a panel of the roofline is: its throughputs span several powers of ten."""
+
 
 @exhibit("roofline.speed_of_light")
 def speed_of_light(results: Results) -> Figure:
@@ -55,7 +58,7 @@ def roofline(results: Results) -> Figure:
     names = [name for name in drawn(results) if name in set(rows["implementation"])]
     rows = rows[rows["implementation"].isin(names)]
     titles = "throughput (TFLOP/s), logarithmic", "intensity (FLOP per compulsory byte), logarithmic"
-    drawing, panels = panel_each(names, *titles)
+    drawing, panels = panel_each(names, *titles, PANEL_INCHES)
     furthest = np.nanmax([rows["intensity"].max(), results.ceilings.ridge(dtype)])
     span = np.geomspace(rows["intensity"].min() / 2, furthest * 2, 200)
     ceilings: list[Any] = []
