@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from attnlab.base import paths
 from attnlab.exhibits import cells, formats
@@ -136,6 +136,7 @@ def _pairs(names: list[str], alike: list[Shape]) -> tuple[Drawing, dict[Shape, t
     errors.set_xscale("log")
     errors.margins(x=0.2)
     errors.xaxis.set_major_locator(LogLocator(numticks=3))
+    errors.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # an exponent would be too small
     errors.xaxis.set_minor_locator(LogLocator(numticks=20))
     errors.xaxis.set_minor_formatter(NullFormatter())
     throughputs.margins(x=0.2)
