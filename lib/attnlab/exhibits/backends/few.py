@@ -119,7 +119,7 @@ def _title(shape: Shape, axis: str, results: Results) -> str:
 def every(results: Results) -> Table:
     """Every shape of few queries: the fastest, its bandwidth beside the measured copy, the lead of `kernel.best`."""
     found, copy_gbs = few.shapes(results), results.ceilings.rate("copy")
-    leads = {shape: lead for group in few.groups(results) for shape, lead in group.leads.items()}
+    leads = {shape: lead for group in few.groups(results) for shape, lead in group.by_shape.items()}
     rows = []
     for shape in found:
         name = results.fastest(shape)

@@ -17,9 +17,9 @@ from attnlab.exhibits.style import look
 from attnlab.exhibits.words import say
 from attnlab.infer import kinds
 from attnlab.infer.cases import CASE
+from attnlab.infer.kernels.leads import Lead, Leads
 from attnlab.infer.lookup import NotMeasured, on_values, shape_of
 from attnlab.infer.results import Results, absence
-from attnlab.infer.stats import Interval
 from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
 from attnlab.study.shapes import Shape
@@ -45,7 +45,7 @@ def gains(results: Results) -> Table:
     What quantises while it is timed has the errors of what is given the same in e4m3.
     """
     errors, names, rows = _errors(results), [n for n in results.study.implementations if in_fp8(n)], []
-    beside: list[_Error] = []
+    leads, beside = dict[str, dict[Shape, Lead]](), list[_Error]()
     for shape in results.study.shapes:
         at = results.at(shape).index
         others = [name for name in at if not in_fp8(name) and name not in REFERENCES]
@@ -53,6 +53,8 @@ def gains(results: Results) -> Table:
             continue
         fastest = results.fastest(shape, among=others)
         there = {name: results.speedup(name, shape, baseline=fastest) for name in names if name in at}
+        for name, speedup in there.items():
+            leads.setdefault(name, {})[shape] = Lead(name, fastest, speedup)
         row: dict[str, Any] = {"shape": shape.label, "fastest in 16 bits": fastest}
         row |= {"median_us": results.median(fastest, shape)} | there
         named = {"16 bits": fastest} | {name: name for name in names if name not in FP8_QUANTIZING}
@@ -61,11 +63,9 @@ def gains(results: Results) -> Table:
         beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
     if not rows:
         raise NotMeasured("Nothing that computes in FP8 has a latency beside one in 16 bits")
-    ratios = {name: [row[name] for row in rows if name in row] for name in names}
-    speedups = {name: _Gain.of(found) for name, found in ratios.items() if found}
     said = say(
         "kernels.fp8",
-        gains=speedups,
+        gains={name: Leads(results.headline, leads[name]) for name in names if name in leads},
         most=max(beside, default=None),
         least=min(beside, default=None),
         refused=_refused(results, names),
@@ -166,19 +166,6 @@ def _refused(results: Results, names: list[str]) -> dict[str, list[Shape]]:
     failed = cases[(cases["status"] == FAILED) & cases["implementation"].isin(names)].drop_duplicates(CASE)
     by_name = failed.groupby("implementation", sort=False)
     return {str(name): [shape_of(row) for _, row in rows.iterrows()] for name, rows in by_name}
-
-
-class _Gain(NamedTuple):
-    """The speedups of an implementation: the least and the most, at how many shapes it is faster, and of how many."""
-
-    ends: tuple[float, float]
-    faster: int
-    of_shapes: int
-
-    @classmethod
-    def of(cls, speedups: list[Interval]) -> "_Gain":
-        estimates = [one.estimate for one in speedups]
-        return cls((min(estimates), max(estimates)), sum(one.low > 1 for one in speedups), len(speedups))
 
 
 class _Error(NamedTuple):

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from attnlab.infer.kernels import leads
-from attnlab.infer.kernels.leads import Lead
+from attnlab.infer.kernels.leads import Ends, Leads, ends
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.study import tuning
@@ -13,7 +12,6 @@ from attnlab.study.shapes import Shape
 
 AXES = ("seq_len", "kv_len", "batch")
 """The axes that shapes are compared along, the first one that a run varies."""
-Ends = tuple[float, float]
 
 
 def shapes(results: Results) -> list[Shape]:
@@ -56,55 +54,35 @@ def distinct(found: Sequence[Shape]) -> list[Shape]:
 
 
 @dataclass(frozen=True)
-class Group:
-    """The shapes of one number of queries, or of several.
-
-    Attributes:
-        queries: the fewest and the most.
-        leads: of `kernel.best` over the fastest of SDPA's backends and the peers, by shape; empty without it.
-        large: the shapes whose tensors are larger than the L2.
-    """
+class Group(Leads):
+    """The leads of `kernel.best` over the fastest of SDPA's backends and the peers with one query, or with several."""
 
     results: Results
-    queries: tuple[int, int]
-    leads: dict[Shape, Lead]
-    large: list[Shape]
 
     @property
-    def ends(self) -> Ends:
-        """The smallest and the largest ratio."""
-        return _ends([lead.ratio.estimate for lead in self.leads.values()])
-
-    def where(self, sign: int) -> list[Shape]:
-        """The shapes at which `kernel.best` leads (1) or lags (-1) by the interval of the ratio."""
-        return [shape for shape, lead in self.leads.items() if lead.sign == sign]
+    def queries(self) -> Ends:
+        """The fewest and the most."""
+        return ends(shape.seq_len for shape in self.by_shape)
 
     @property
     def ahead_of_it(self) -> list[str]:
         """What is the fastest at a shape at which `kernel.best` lags, each once."""
-        return sorted({self.leads[shape].over for shape in self.where(-1)})
-
-    @cached_property
-    def ours_gbs(self) -> Ends:
-        """The least and the largest bandwidth of `kernel.best` at the large shapes."""
-        return self._gbs([lead.kernel for lead in self._large])
-
-    @cached_property
-    def others_gbs(self) -> Ends:
-        """The same of the fastest of the others at each."""
-        return self._gbs([lead.over for lead in self._large])
+        return sorted({self.by_shape[shape].over for shape in self.where(-1)})
 
     @property
-    def _large(self) -> list[Lead]:
-        return [self.leads[shape] for shape in self.large]
+    def ours_gbs(self) -> Ends | None:
+        """The least and the largest bandwidth of `kernel.best` where the L2 can't hold the tensors; None if it can."""
+        return self._gbs("kernel")
 
-    def _gbs(self, names: Sequence[str]) -> Ends:
-        places = zip(names, self.large, strict=True)
-        return _ends([float(self.results.row(name, shape)["bandwidth_gbs"]) for name, shape in places])
+    @property
+    def others_gbs(self) -> Ends | None:
+        """The same of the fastest of the others at each."""
+        return self._gbs("over")
 
-
-def _ends(numbers: Sequence[float]) -> Ends:
-    return min(numbers), max(numbers)
+    def _gbs(self, side: str) -> Ends | None:
+        fits, row = self.results.ceilings.fits, self.results.row
+        rows = [row(getattr(lead, side), shape) for shape, lead in self.by_shape.items() if not fits(shape)]
+        return ends(float(row["bandwidth_gbs"]) for row in rows) if rows else None
 
 
 def groups(results: Results) -> list[Group]:
@@ -113,11 +91,6 @@ def groups(results: Results) -> list[Group]:
     Raises NotMeasured where the run has no few queries.
     """
     found = distinct(shapes(results))
-    leading = leads.under(results, results.headline, found)
-    made = []
-    for some in ([s for s in found if s.seq_len == 1], [s for s in found if s.seq_len > 1]):
-        if mine := {shape: leading[shape] for shape in some if shape in leading}:
-            queries = [shape.seq_len for shape in mine]
-            large = [shape for shape in mine if not results.ceilings.fits(shape)]
-            made.append(Group(results, (min(queries), max(queries)), mine, large))
-    return made
+    each = [[shape for shape in found if (shape.seq_len > 1) is several] for several in (False, True)]
+    led = (leads.under(results, results.headline, some) for some in each)
+    return [Group(results.headline, by_shape, results) for by_shape in led if by_shape]

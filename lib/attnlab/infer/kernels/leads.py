@@ -1,6 +1,6 @@
 """By how much `kernel.best` leads over the fastest of SDPA's backends and the peers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attnlab.infer.lookup import NotMeasured
@@ -11,6 +11,8 @@ from attnlab.study.implementations import FALLBACK, PEERS, SDPA
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
+
+Ends = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -29,21 +31,24 @@ class Lead:
 
 @dataclass(frozen=True)
 class Leads:
-    """The leads of `kernel.best` under one timing, by shape; at least one."""
+    """The leads of a kernel under one timing, by shape; at least one."""
 
     timing: Timing
     by_shape: dict[Shape, Lead]
 
     @property
-    def ends(self) -> tuple[float, float]:
+    def ends(self) -> Ends:
         """The smallest and the largest ratio."""
-        ratios = [lead.ratio.estimate for lead in self.by_shape.values()]
-        return min(ratios), max(ratios)
+        return ends(lead.ratio.estimate for lead in self.by_shape.values())
+
+    def where(self, sign: int) -> list[Shape]:
+        """The shapes at which the kernel leads (1) or lags (-1) by the interval of the ratio."""
+        return [shape for shape, lead in self.by_shape.items() if lead.sign == sign]
 
     @property
     def ahead(self) -> int:
-        """At how many shapes the interval of the ratio is above 1."""
-        return sum(lead.sign > 0 for lead in self.by_shape.values())
+        """At how many shapes it leads."""
+        return len(self.where(1))
 
     @property
     def cached(self) -> int:
@@ -59,6 +64,12 @@ class Leads:
     def large(self) -> int:
         """At how many shapes the ratio is as large as a claim needs."""
         return sum(lead.ratio.estimate >= CLAIM_SPEEDUP for lead in self.by_shape.values())
+
+
+def ends(numbers: Iterable[float]) -> Ends:
+    """The smallest and the largest."""
+    found = list(numbers)
+    return min(found), max(found)
 
 
 def of_best(results: Results) -> list[Leads]:
