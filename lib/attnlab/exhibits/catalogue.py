@@ -140,7 +140,7 @@ class Show:
 
 
 def exhibit(
-    id: str, /, *, of: str = "", where: Callable[[Results], bool] | None = None, **arguments: Any
+    id: str, /, *, of: str = "", where: Callable[[Results], object] | None = None, **arguments: Any
 ) -> Callable[[Callable[P, T]], Callable[P, T | Prose | None]]:
     """Register a function under an id. Several ids may share a function, each with its arguments.
 
@@ -216,7 +216,7 @@ def target(results: Results) -> Shape:
 
 
 def _telling_what_is_missing(
-    make: Callable[P, T], where: Callable[[Results], bool] | None
+    make: Callable[P, T], where: Callable[[Results], object] | None
 ) -> Callable[P, T | Prose | None]:
     @wraps(make)
     def shown(*args: P.args, **kwargs: P.kwargs) -> T | Prose | None:

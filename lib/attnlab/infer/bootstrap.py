@@ -66,6 +66,10 @@ class Interval:
         """Whether the two intervals share a point."""
         return self.low <= other.high and other.low <= self.high
 
+    def scaled(self, factor: float) -> "Interval":
+        """The interval of a positive multiple."""
+        return Interval(factor * self.estimate, factor * self.low, factor * self.high)
+
     def no_narrower(self, tick: float) -> "Interval":
         """The interval, reaching half a tick to either side of the estimate at least."""
         return Interval(

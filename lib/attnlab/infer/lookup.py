@@ -1,10 +1,10 @@
 """Rows and samples of a run, by implementation, shape and timing."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -30,9 +30,19 @@ from attnlab.study import studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
 
+T = TypeVar("T")
+
 
 class NotMeasured(Exception):
     """The run does not hold what was asked for; the message is a sentence without its full stop."""
+
+
+def known(ask: Callable[[], T]) -> T | None:
+    """What a function gives; None where the run does not hold it."""
+    try:
+        return ask()
+    except NotMeasured:
+        return None
 
 
 class Extremes(NamedTuple):
@@ -120,6 +130,11 @@ class Lookup:
         """The row of one case; NotMeasured where it has no latency."""
         self.require(implementation, shape, timing)
         return self.at(shape, timing).loc[implementation]
+
+    def value(self, implementation: str, shape: Shape, column: str) -> float:
+        """A column of the row of one case under the headline's timing; NaN where it has no latency."""
+        at = self.at(shape)
+        return float(at.loc[implementation, column]) if implementation in at.index else np.nan
 
     def require(self, implementation: str, shape: Shape, timing: Timing | None = None) -> None:
         """Raise NotMeasured where a case has no latency."""

@@ -10,7 +10,6 @@ from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.infer.backends import settings
-from attnlab.infer.backends.settings import Setting
 from attnlab.infer.cases import CASE
 from attnlab.infer.lookup import median_of
 from attnlab.infer.regimes import Load
@@ -39,9 +38,10 @@ def _priced(results: Results, price: float) -> Table:
     rows = [
         {"S": setting.shape.seq_len, "fastest": setting.name}
         | quantities.cells(setting.row, "median_us")
-        | {"$ a million sequences": _dollars(setting, price, 1e6 / setting.shape.batch)}
-        | {"$ a billion tokens": _dollars(setting, price, 1e9 / setting.shape.tokens)}
+        | {"$ a million sequences": cost_of_call.scaled(1e6 / setting.shape.batch)}
+        | {"$ a billion tokens": cost_of_call.scaled(1e9 / setting.shape.tokens)}
         for setting in settings.along(results, "seq_len")
+        for cost_of_call in [median_of(setting.row).scaled(price / US_PER_HOUR)]
     ]
     note = (
         f"At {price:g} $ an hour, a parameter of this page. This is one attention call over the whole batch; a model "
@@ -62,12 +62,6 @@ def require_price(price_per_hour: Any) -> float:
     if not number or not math.isfinite(price_per_hour) or price_per_hour <= 0:
         raise UserError(f"price_per_hour has to be a number of dollars above zero, not {price_per_hour!r}")
     return float(price_per_hour)
-
-
-def _dollars(setting: Setting, price: float, calls: float) -> Interval:
-    """The cost of a number of calls."""
-    median, scale = median_of(setting.row), price * calls / US_PER_HOUR
-    return Interval(*(scale * us for us in (median.estimate, median.low, median.high)))
 
 
 def _print_dollars(cost: Interval) -> str:

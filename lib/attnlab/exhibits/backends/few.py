@@ -12,7 +12,7 @@ from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PANELS, few_powers_of_two, look
 from attnlab.exhibits.words import say
 from attnlab.infer.backends import few
-from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
 from attnlab.study.implementations import PEERS
 from attnlab.study.shapes import Shape
@@ -31,12 +31,11 @@ def shown(results: Results) -> Group:
 def in_short(results: Results, decoded: Results | None) -> str:
     """What was found at few queries, in a sentence; empty for a run without them, or without `kernel.best`."""
     found = decoded or results
-    try:
-        groups = few.groups(found)
-    except NotMeasured:
+    groups = known(lambda: few.groups(found))
+    if not groups:
         return ""
     said = say("backends.few_in_short", groups=groups, peers=_has_peers(found))
-    return f"{said}{cells.of_another(results, found)}" if groups else ""
+    return f"{said}{cells.of_another(results, found)}"
 
 
 def _has_peers(results: Results) -> bool:
@@ -72,7 +71,7 @@ def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: fl
     sizes = [getattr(shape, axis) for shapes in series for shape in shapes]
     for axes, shapes in zip(grid.flat, series, strict=False):
         for name in results.study.implementations:
-            rates = [(getattr(shape, axis), _gbs(results, name, shape)) for shape in shapes]
+            rates = [(getattr(shape, axis), results.value(name, shape, "bandwidth_gbs")) for shape in shapes]
             if not all(np.isnan(rate) for _, rate in rates):
                 (labelled[name],) = axes.plot(*zip(*rates, strict=True), **{"markersize": 4} | look(name))
         if copy_gbs == copy_gbs:
@@ -87,11 +86,6 @@ def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: fl
     named = [name for name in (*results.study.implementations, COPY) if name in labelled]
     drawing.legend([labelled[name] for name in named], named, loc="outside upper center", ncols=LEGEND_COLUMNS)
     return drawing
-
-
-def _gbs(results: Results, name: str, shape: Shape) -> float:
-    at = results.at(shape)
-    return float(at.loc[name, "bandwidth_gbs"]) if name in at.index else float("nan")
 
 
 def _fitting(results: Results, series: list[list[Shape]]) -> bool:

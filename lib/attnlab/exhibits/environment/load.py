@@ -28,8 +28,9 @@ def throttling(results: Results) -> Prose:
 @exhibit("environment.endurance")
 def endurance(results: Results) -> Figure:
     """Latency, clock and power under a load without pause."""
+    loads = regimes.loads(results).all
     drawing, grid = plt.subplots(3, 1, sharex=True, figsize=(6.5, 4.8))
-    for load in regimes.loads(results).all:
+    for load in loads:
         rows, drawn = load.rows, look(load.implementation) | {"marker": None}
         grid[0].plot(rows["started_s"], 100 * (rows["latency_us"] / load.burst_us - 1), **drawn)
         for axes, column in ((grid[1], "sm_clock_mhz"), (grid[2], "power_w")):

@@ -11,8 +11,8 @@ from attnlab.exhibits.words import say
 from attnlab.infer import counters
 from attnlab.infer.counters import Bottleneck
 from attnlab.infer.kernels.rungs import has_kernels
-from attnlab.infer.kernels.steps import Step, compared, steps
-from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.kernels.steps import Step, steps
+from attnlab.infer.lookup import NotMeasured, known
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.shapes import Shape
@@ -51,7 +51,9 @@ def _judged(step: Step, verdict: Verdict) -> dict[str, Any]:
 @exhibit("kernels.summary", where=has_kernels, shape=target)
 def summary(results: Results, shape: Shape) -> Table:
     """A row for each rung: change, latency, speedup, what was expected, and the first bottleneck by the counters."""
-    found, limits, at = compared(results, shape), _limits(results), results.at(shape)
+    found, limits, at = steps(results, shape), _limits(results), results.at(shape)
+    if not any(step.verdict for step in found):
+        raise NotMeasured(f"No rung and the one before it both have a latency at {shape.label}")
     rows = [
         {
             "rung": step.rung.name,
@@ -77,8 +79,5 @@ def summary(results: Results, shape: Shape) -> Table:
 
 def _limits(results: Results) -> dict[str, Bottleneck]:
     """The first bottleneck of each implementation by its counters; none where they were not read."""
-    try:
-        profiles = counters.of(results)
-    except NotMeasured:
-        return {}
+    profiles = known(lambda: counters.of(results)) or []
     return {profile.implementation: profile.bottlenecks[0] for profile in profiles if profile.bottlenecks}

@@ -13,7 +13,7 @@ from attnlab.infer.kernels import cross_device, leads
 from attnlab.infer.kernels.cross_device import CrossDevice
 from attnlab.infer.kernels.leads import Leads
 from attnlab.infer.kernels.rungs import has_kernels
-from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
 
 
@@ -39,17 +39,15 @@ def table(results: Results) -> Table:
 
 def sentence(results: Results) -> str:
     """By how much `kernel.best` leads under each timing, and at how many shapes; empty for a run without it."""
-    try:
-        return _said(results, leads.of_best(results))
-    except NotMeasured:
-        return ""
+    found = known(lambda: leads.of_best(results))
+    return _said(results, found) if found else ""
 
 
 def _said(results: Results, found: list[Leads]) -> str:
     return say("kernels.lead", leads=found, others=leads.others(results), headline=results.headline)
 
 
-@exhibit("kernels.cross_device", where=cross_device.is_elsewhere)
+@exhibit("kernels.cross_device", where=cross_device.elsewhere)
 def on_another_device(results: Results) -> Group:
     """The fastest hand-written kernel over the fastest of all else, here and on another device."""
     return beside(cross_device.find(results))

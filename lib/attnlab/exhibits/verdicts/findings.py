@@ -19,7 +19,7 @@ from attnlab.infer import kinds
 from attnlab.infer.facts.lead import Lead, lead
 from attnlab.infer.kernels import leads
 from attnlab.infer.kernels.leads import Leads
-from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.lookup import known, median_of
 from attnlab.infer.machine.clocks import outside
 from attnlab.infer.results import Results, absence
 from attnlab.study.values import CAPTURED
@@ -47,7 +47,7 @@ def findings(
         ),
         lambda: f"**Published numbers.** {in_short()}",
     ]
-    lines = [f"**Values.** {values.in_short(results, valued)}", *filter(None, map(_unless_missing, finds))]
+    lines = [f"**Values.** {values.in_short(results, valued)}", *filter(None, map(known, finds))]
     return Box("Findings", "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)))
 
 
@@ -85,18 +85,14 @@ def abstract(results: Results, valued: Results | None = None) -> Prose:
 
 def _best(results: Results) -> Leads | None:
     """The leads of `kernel.best` under the headline timing, if it has any."""
-    try:
-        return next((one for one in leads.of_best(results) if one.timing == results.headline), None)
-    except NotMeasured:
-        return None
+    found = known(lambda: leads.of_best(results)) or []
+    return next((one for one in found if one.timing == results.headline), None)
 
 
 def _ahead(results: Results) -> Lead | None:
     """The lead of the fastest candidate at the target, if it has a smaller median there than the baseline."""
-    try:
-        return lead(results) if results.fastest(results.study.target_shape) != results.study.baseline else None
-    except NotMeasured:
-        return None
+    fastest = known(lambda: results.fastest(results.study.target_shape))
+    return known(lambda: lead(results)) if fastest != results.study.baseline else None
 
 
 @exhibit("verdicts.at_target")
@@ -118,10 +114,3 @@ def _nothing(results: Results) -> str:
         missing_clocks=missing if len(missing) == len(study.timings) else [],
         reasons={name: absence(results, name, study.target_shape) for name in study.implementations},
     )
-
-
-def _unless_missing(find: Callable[[], str]) -> str:
-    try:
-        return find()
-    except NotMeasured:
-        return ""

@@ -79,7 +79,7 @@ def _map(results: Results, shape: Shape) -> Figure:
     zeros = shape.resized(values=values.ZEROS)
     alike = [*kinds.shapes(results, shape), *([zeros] if zeros in results.study.shapes else [])]
     names = [name for name in results.study.implementations if any(name in results.at(one).index for one in alike)]
-    medians = np.array([[_median(results, name, one) for one in alike] for name in names])
+    medians = np.array([[results.value(name, one, "median_us") for one in alike] for name in names])
     said = say("verdicts.steadiness", s=kinds.steadiness(results, shape))
     first = alike[0].values
     return Figure(
@@ -106,11 +106,6 @@ def _grid(medians: np.ndarray, names: list[str], columns: list[str]) -> Drawing:
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     return drawing
-
-
-def _median(results: Results, name: str, shape: Shape) -> float:
-    at = results.at(shape)
-    return float(at.loc[name, "median_us"]) if name in at.index else float("nan")
 
 
 def _require_several(results: Results, shape: Shape) -> None:

@@ -35,9 +35,7 @@ class Setting:
 
     def per_token_ns(self) -> Interval:
         """The median over the tokens of queries, in ns."""
-        median = median_of(self.row)
-        scale = 1e3 / self.shape.tokens
-        return Interval(scale * median.estimate, scale * median.low, scale * median.high)
+        return median_of(self.row).scaled(1e3 / self.shape.tokens)
 
 
 def best(results: Results, shape: Shape, timing: Timing | None = None) -> Setting:

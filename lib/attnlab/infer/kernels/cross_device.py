@@ -77,11 +77,6 @@ def lead(results: Results, shape: Shape) -> Lead | None:
     return Lead(kernel, over, stats.ratio_ci(theirs, ours, tick=tick_us, paired=True))
 
 
-def is_elsewhere(results: Results) -> bool:
-    """Whether there is a complete run of kernels on a device of another name."""
-    return bool(elsewhere(results))
-
-
 def elsewhere(results: Results) -> list[str]:
     """The complete runs of kernels on devices of another name, the newest first."""
     device = results.run.manifest["device"]["name"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.compile import occupancy
-from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.lookup import NotMeasured, known
 from attnlab.infer.results import Results
 from attnlab.runs.schema import CASE, Run, is_of
 from attnlab.study import ladder, tuning
@@ -18,10 +18,7 @@ from attnlab.study.shapes import Shape
 
 def has_kernels(results: Results) -> bool:
     """Whether any rung of the ladder is in the run's study."""
-    try:
-        return bool(rungs(results))
-    except NotMeasured:
-        return False
+    return known(lambda: rungs(results)) is not None
 
 
 COUNTS = ("registers", "local_bytes", "static_shared_bytes", "dynamic_shared_bytes", "threads", "ctas", "ctas_per_sm")

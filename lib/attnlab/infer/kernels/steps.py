@@ -5,7 +5,7 @@ from math import nan
 from typing import Literal
 
 from attnlab.infer.kernels.rungs import Rung, has_kernels, rungs
-from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.rules import EQUIVALENCE_MARGIN
@@ -67,17 +67,6 @@ def steps(results: Results, shape: Shape) -> list[Step]:
     verdicts = results.compare_pairs([(rung.after, rung.name) for rung in judged], shape)
     by_name = {rung.name: verdict for rung, verdict in zip(judged, verdicts, strict=True)}
     return [Step(rung, by_name.get(rung.name), _without(results, rung, shape)) for rung in ladder]
-
-
-def compared(results: Results, shape: Shape) -> list[Step]:
-    """As `steps`, where there is anything to compare.
-
-    Raises NotMeasured where no rung and the one before it both have a latency.
-    """
-    found = steps(results, shape)
-    if not any(step.verdict for step in found):
-        raise NotMeasured(f"No rung and the one before it both have a latency at {shape.label}")
-    return found
 
 
 def outcome(expected: float, speedup: Interval) -> Outcome:

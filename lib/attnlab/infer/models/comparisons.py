@@ -59,7 +59,7 @@ def decided(found: Sequence[Comparison]) -> dict[str, dict[stats.Decision, list[
 
 
 def milliseconds(workload: Workload, us: Interval) -> Interval:
-    return Interval(us.estimate / 1e3, us.low / 1e3, us.high / 1e3)
+    return us.scaled(1e-3)
 
 
 def tokens_per_second(workload: Workload, us: Interval) -> Interval:
