@@ -1,7 +1,5 @@
 """What a panel, a canary and loads recorded: readings that were chosen, so that every difference is known."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import synthetic
@@ -37,8 +35,7 @@ FITTING, LARGE = Shape(1, 4, 32, 64), Shape(2, 4, 4096, 64)
 
 def of(**tables: pd.DataFrame) -> Results:
     """The ordinary run with these tables instead of its own."""
-    results = synthetic.inferred()
-    return Results(replace(results.run, **tables), results.table)
+    return synthetic.changed(synthetic.inferred(), **tables)
 
 
 def timed(adds=ADDS, apart=APART, drift=0.01) -> pd.DataFrame:
@@ -86,7 +83,7 @@ def seen(cold_pct=100.0, warm_pct=1.0, cold_hits=0.5, warm_hits=99.5, shapes=(TA
 def with_l2(results: Results, l2_bytes: int) -> Results:
     """A run on a device with another L2."""
     device = results.run.manifest["device"] | {"l2_bytes": l2_bytes}
-    return Results(replace(results.run, manifest=results.run.manifest | {"device": device}), results.table)
+    return synthetic.changed(results, manifest={"device": device})
 
 
 def loads(**sustained: float) -> pd.DataFrame:

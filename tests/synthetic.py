@@ -248,6 +248,13 @@ def of_values(*names: str) -> results.Results:
     return infer(of_kinds({name: VALUED_US[name] for name in ("sdpa.auto", *names)}))
 
 
+def changed(of: results.Results, table: pd.DataFrame | None = None, **fields: Any) -> results.Results:
+    """Results with these fields of their run in place of its own; of a manifest, with these entries."""
+    manifest = of.run.manifest | fields.pop("manifest", {})
+    run = replace(of.run, manifest=manifest, **fields)
+    return results.Results(run, of.table if table is None else table)
+
+
 def bare(name: str) -> results.Results:
     """A run on the disk without inference, for what rests on samples alone."""
     return results.Results(read.load(name), pd.DataFrame(columns=cases.COLUMNS))

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import synthetic
 from reading import column
-from synthetic import AT_TARGET, AXES, DOUBLE, FAR, GONE, NEAR, TARGET, Recipe, chosen, inferred
+from synthetic import AT_TARGET, AXES, DOUBLE, FAR, GONE, NEAR, TARGET, Recipe, changed, chosen, inferred
 
 from attnlab.base.errors import UserError
 from attnlab.exhibits.backends import advice, choosing, cost, few, peers, runs, workloads
@@ -95,7 +95,7 @@ def test_the_energy_of_a_call_is_that_of_the_second_half_of_its_load():
     load = load.assign(latency_us=np.where(early, 40.0, 50.0), power_w=np.where(early, 100.0, 500.0), why="")
     unread = load.assign(implementation="sdpa.math", power_w=np.nan)
     load = pd.concat([load, unread, load.assign(seq_len=256, kv_len=256, power_w=250.0)], ignore_index=True)
-    table = cost.cost(Results(replace(chosen().run, endurance=load), chosen().table), 3.0).parts["energy"]
+    table = cost.cost(changed(chosen(), endurance=load), 3.0).parts["energy"]
     assert column(table, "shape") == ["(2, 4, 128, 64) float16", "(2, 4, 256, 64) float16"]
     # 500 W * 50 us; over 256 tokens; over 4 * 2 * 4 * 128^2 * 64 FLOPs
     assert table.frame.iloc[0, 2:].tolist() == pytest.approx([50, 500, 0.025, 97.656, 745.06], rel=1e-4)
@@ -188,8 +188,8 @@ def test_what_was_not_reached_is_not_tried():
 def test_the_worst_of_its_replicates_is_what_is_said():
     cases = chosen().run.cases
     late = cases["replicate"].eq(1) & cases["implementation"].eq("peer.flash4") & cases["direction"].eq("training")
-    run = replace(chosen().run, cases=cases.assign(status=cases["status"].mask(late, "failed")))
-    frame = peers.support(Results(run, chosen().table)).frame.set_index("implementation")
+    failed = cases.assign(status=cases["status"].mask(late, "failed"))
+    frame = peers.support(changed(chosen(), cases=failed)).frame.set_index("implementation")
     assert frame.loc["peer.flash4", "training"] == "failed"
 
 
@@ -198,10 +198,10 @@ def test_what_took_too_long_is_supported():
     late = run.cases["direction"].eq("training") & run.cases["implementation"].eq("peer.flash4")
     reason = run.cases["reason"].mask(late, "one call takes 31 ms, longer than the study's longest_call_ms of 20")
     cases = run.cases.assign(status=run.cases["status"].mask(late, "skipped"), reason=reason)
-    frame = peers.support(Results(replace(run, cases=cases), chosen().table)).frame.set_index("implementation")
+    frame = peers.support(changed(chosen(), cases=cases)).frame.set_index("implementation")
     assert frame.loc["peer.flash4", "training"] == "too slow to time"
     failed = cases.assign(status=cases["status"].mask(late & cases["replicate"].eq(1), "failed"))
-    frame = peers.support(Results(replace(run, cases=failed), chosen().table)).frame.set_index("implementation")
+    frame = peers.support(changed(chosen(), cases=failed)).frame.set_index("implementation")
     assert frame.loc["peer.flash4", "training"] == "failed"
 
 
@@ -219,8 +219,8 @@ def alone(differing: dict[str, list[int | None]]) -> list[str | None]:
             mine = schema.is_of(cases, shape) & cases["implementation"].eq(name) & cases["replicate"].eq(replicate)
             assert mine.sum() == 1
             asked[mine] = pd.NA if count is None else count
-    run = replace(chosen().run, cases=cases.assign(alone_differing=asked))
-    return column(peers.support(Results(run, chosen().table)), "same bits alone")
+    run = changed(chosen(), cases=cases.assign(alone_differing=asked))
+    return column(peers.support(run), "same bits alone")
 
 
 ASKED = (TARGET, DOUBLE)
@@ -319,7 +319,7 @@ def test_few_queries_are_a_finding_of_the_run_itself_or_of_another():
     box = Show(decoded())("verdicts.findings").content.text
     assert ours in box
     assert other not in box
-    beside = Results(replace(inferred().run, name="mine"), inferred().table)
+    beside = changed(inferred(), name="mine")
     box = Show(beside, {"decoded": decoded})("verdicts.findings").content.text
     assert ours in box
     assert other in box
@@ -327,7 +327,7 @@ def test_few_queries_are_a_finding_of_the_run_itself_or_of_another():
 
 
 def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
-    other = Results(replace(decoded().run, name="few"), decoded().table)
+    other = changed(decoded(), name="few")
     frame = peers.support(chosen(), other).frame.set_index("implementation")
     assert frame.loc[["sdpa.flash", "kernel.best"], "few queries"].tolist() == ["yes, failed", "yes"]
     assert frame.loc["peer.flex", ["few queries"]].isna().all()
@@ -338,7 +338,7 @@ def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
 
 
 def test_each_run_that_the_page_shows_is_named_once():
-    named = {name: Results(replace(chosen().run, name=name), chosen().table) for name in ("grid", "served")}
+    named = {name: changed(chosen(), name=name) for name in ("grid", "served")}
     parts = runs.run(inferred(), choices=named["grid"], peers=named["grid"], attended=named["served"]).parts
     assert list(parts) == [f"{name}.{what}" for name in ("grid", "served") for what in ("run", "lacking", "cases")]
     assert "The run `grid` was recorded on" in parts["grid.run"].markdown

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import synthetic
-from synthetic import ONE_BATCH, TARGET, inferred, lonely
+from synthetic import ONE_BATCH, TARGET, changed, inferred, lonely
 
 from attnlab.exhibits.baseline import correctness, sweeps
 from attnlab.exhibits.catalogue import Show
@@ -92,7 +92,7 @@ def test_a_kernel_is_placed_by_what_distinguishes_its_shapes():
     masked = (run.cases["implementation"] == "sdpa.efficient") & run.cases["causal"]
     some = (run.cases["implementation"] == "sdpa.math") & run.cases["seq_len"].isin([32, 128])
     named = run.cases["kernels"].mask(long | odd | masked | some, "other(int)")
-    frame = sweeps.kernels(Results(replace(run, cases=run.cases.assign(kernels=named)), inferred().table)).frame
+    frame = sweeps.kernels(changed(inferred(), cases=run.cases.assign(kernels=named))).frame
     others = frame[frame["longest kernel"] == "other"].set_index("implementation")["at"]
     assert others.to_dict() == {
         "sdpa.auto": "S=256",
@@ -106,7 +106,7 @@ def throttled_from(length: int) -> Results:
     """The ordinary run, but that the card held itself back from a length on."""
     run = inferred().run
     held = run.samples["throttled"] | (run.samples["seq_len"] >= length)
-    return Results(replace(run, samples=run.samples.assign(throttled=held)), inferred().table)
+    return changed(inferred(), samples=run.samples.assign(throttled=held))
 
 
 def test_tables_say_in_which_regime_and_who_is_absent():
@@ -140,7 +140,7 @@ def test_the_gate_by_implementation():
     assert shares.pop("sdpa.math") == pytest.approx(250)
     assert set(shares.values()) == {50}
     assert "elements that differ between runs" not in frame
-    none = Results(replace(inferred().run, checks=inferred().run.checks.head(0)), inferred().table)
+    none = changed(inferred(), checks=inferred().run.checks.head(0))
     assert correctness.correctness(none) == Missing("*The gate has made no checks yet.*")
     assert "150 checks and 3 failed" in correctness.correctness(inferred()).markdown
 
@@ -148,7 +148,7 @@ def test_the_gate_by_implementation():
 def test_what_differs_between_two_runs_is_marked_and_not_failed():
     run = inferred().run
     flash = (run.checks["implementation"] == "sdpa.flash") & is_of(run.checks, TARGET)
-    of = Results(replace(run, checks=run.checks.assign(differing=np.where(flash, 3, 0))), inferred().table)
+    of = changed(inferred(), checks=run.checks.assign(differing=np.where(flash, 3, 0)))
     marks = correctness.checks(of).frame.set_index("implementation")["elements that differ between runs"]
     assert marks.dropna().to_dict() == {"sdpa.flash": 3}
 
@@ -196,7 +196,7 @@ def test_a_rate_above_a_ceiling_marks_the_speed_of_light():
 
 def test_the_lengths_at_which_the_card_throttled_are_named():
     held = inferred().table.assign(throttled_pct=np.where(inferred().table["seq_len"] == 256, 51.0, 0.0))
-    note = floor.floors(Results(inferred().run, held), "seq_len", "sdpa.auto").note
+    note = floor.floors(changed(inferred(), held), "seq_len", "sdpa.auto").note
     assert "At B=2 H=4 S=256 D=64 float16 the card throttled during more than half of the samples" in note
     assert "clock" not in floor.floors(lonely(), "seq_len", "sdpa.auto").note
 

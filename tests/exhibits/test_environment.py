@@ -1,7 +1,6 @@
 """The page 01_environment: its tables and figures of chosen readings, and each branch of its sentences."""
 
 import re
-from dataclasses import replace
 from functools import cache, partial
 
 import pandas as pd
@@ -9,7 +8,7 @@ import pytest
 import synthetic
 from instruments import ADDS, BESIDE_CUPTI, LARGE, loads, of, scattered, seen, timed, with_l2
 from reading import plain, values
-from synthetic import Recipe, inferred, lonely
+from synthetic import Recipe, changed, inferred, lonely
 
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Prose
@@ -17,11 +16,6 @@ from attnlab.exhibits.environment import cards, clocks, load, machine, panel, pr
 from attnlab.exhibits.words import say
 from attnlab.infer.results import Results
 from attnlab.runs import methods
-
-
-def with_manifest(results: Results, **changes) -> Results:
-    return Results(replace(results.run, manifest=results.run.manifest | changes), results.table)
-
 
 # ------------------------------------------------------------------------------------------------------------ sentences
 
@@ -49,7 +43,7 @@ def on_cards(count: int) -> Results:
 
 def closed() -> Results:
     """A run of which one replicate of two was taken."""
-    return with_manifest(inferred(), closed_early={"replicates": 1, "shapes": 9, "planned": 18})
+    return changed(inferred(), manifest={"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}})
 
 
 @cache
@@ -79,7 +73,7 @@ BRANCHES = {
 
 
 def with_clocks(**read: float) -> Results:
-    return with_manifest(inferred(), clocks=inferred().run.manifest["clocks"] | read)
+    return changed(inferred(), manifest={"clocks": inferred().run.manifest["clocks"] | read})
 
 
 @pytest.mark.parametrize("id", BRANCHES)

@@ -175,7 +175,7 @@ def test_the_page_of_half_a_million_samples_fits():
         )
         for number in range(times)
     ]
-    many = Results(replace(of.run, samples=pd.concat(parts, ignore_index=True)), of.table)
+    many = synthetic.changed(of, samples=pd.concat(parts, ignore_index=True))
     packed = pack(many, 1)
     assert packed.codes.size == len(many.passed) >= 0.9 * MANY
     block = data._block(data._said([of]), [packed], [1])

@@ -1,17 +1,15 @@
 """What is shown of a run with FP8: what it gains over 16 bits, what that costs, and under which ceiling it stands."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from reading import column
-from synthetic import CEILINGS, TARGET, Recipe, infer, inferred, manifest, of_kinds
+from synthetic import CEILINGS, TARGET, Recipe, changed, infer, inferred, manifest, of_kinds
 
 from attnlab.exhibits.catalogue import Show, every
 from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.kernels import fp8
 from attnlab.infer.ceilings import Ceilings, InFp8, work_of
-from attnlab.infer.results import Results
 from attnlab.measure.fp8.quantize import SCALES
 from attnlab.runs.schema import FAILED
 from attnlab.study import values
@@ -46,7 +44,7 @@ def test_what_it_gains_is_a_finding_of_the_run_itself_or_of_another(run):
     box = Show(run)("verdicts.findings").content.text
     assert said in box
     assert "(Run `" not in box
-    mine = Results(replace(inferred().run, name="mine"), inferred().table)
+    mine = changed(inferred(), name="mine")
     shown = Show(mine, {"eight_bits": lambda: run})
     box = shown("verdicts.findings").content.text
     assert said in box
@@ -59,7 +57,7 @@ def test_the_largest_and_the_least_error_are_named(run):
     checks = run.run.checks.copy()
     for name, values_, error in (("kernel.fp8_quantizing", "outliers", 3e-3), ("kernel.fp8_rotated", "normal", 1e-4)):
         checks.loc[(checks["implementation"] == name) & (checks["values"] == values_), "drawn_rms_error"] = error
-    shown = fp8.gains(Results(replace(run.run, checks=checks), run.table))
+    shown = fp8.gains(changed(run, checks=checks))
     assert "at most 15.0×, of `kernel.fp8_quantizing` on `outliers` values" in shown.caption
     assert "at least 0.500×, of `kernel.fp8_rotated` on `normal` ones" in shown.caption
 
@@ -68,7 +66,7 @@ def test_what_the_gate_refused_is_said(run):
     refused = "The gate refused `peer.cudnn_fp8` at 2 shapes (normal and outliers values)."
     assert refused in fp8.gains(run).caption
     served = run.run.cases[run.run.cases["status"] != FAILED]
-    assert "refused" not in fp8.gains(Results(replace(run.run, cases=served), run.table)).caption
+    assert "refused" not in fp8.gains(changed(run, cases=served)).caption
 
 
 def test_each_has_a_row_with_its_error_and_its_throughput_on_each_kind(run):
@@ -88,7 +86,7 @@ def test_each_has_a_row_with_its_error_and_its_throughput_on_each_kind(run):
 def test_what_the_gate_refused_has_its_error_and_no_throughput(run):
     refused, checks = "peer.cudnn_fp8", run.run.checks.copy()
     checks.loc[checks["implementation"] == refused, "drawn_rms_error"] = 3e-3
-    shown = Show(Results(replace(run.run, checks=checks), run.table))("kernels.fp8.costs").content
+    shown = Show(changed(run, checks=checks))("kernels.fp8.costs").content
     errors, throughputs = shown.figure.axes[: len(KINDS)], shown.figure.axes[len(KINDS) :]
     for above, below in zip(errors, throughputs, strict=True):
         (cross,) = (line for line in above.get_lines() if line.get_marker() == "x")

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import synthetic
 from reading import plain
-from synthetic import LONG, RUNGS, TARGET, climbed, inferred
+from synthetic import LONG, RUNGS, TARGET, changed, climbed, inferred
 
 from attnlab.exhibits import catalogue
 from attnlab.exhibits.catalogue import Show
@@ -38,9 +38,9 @@ def test_a_run_without_kernels_says_so_once(id):
 
 
 def test_kernels_that_changed_are_named(monkeypatch):
-    for changed in (["kernel.mma"], ["kernel.mma", "kernel.tiled"]):
-        monkeypatch.setattr(climb, "stale_kernels", lambda run, changed=changed: changed)
-        assert all(f"`{name}`" in plain(climb.stale(climbed())) for name in changed)
+    for names in (["kernel.mma"], ["kernel.mma", "kernel.tiled"]):
+        monkeypatch.setattr(climb, "stale_kernels", lambda run, names=names: names)
+        assert all(f"`{name}`" in plain(climb.stale(climbed())) for name in names)
     monkeypatch.setattr(climb, "stale_kernels", lambda run: [])
     assert climb.stale(climbed()) is None
 
@@ -64,7 +64,7 @@ def test_resources_and_geometry_have_their_columns():
 
 def with_resources(**columns) -> Results:
     """The run with kernels, with other columns in its resources."""
-    return Results(replace(climbed().run, resources=climbed().run.resources.assign(**columns)), climbed().table)
+    return changed(climbed(), resources=climbed().run.resources.assign(**columns))
 
 
 def test_instances_are_shown_where_there_are_several_for_a_shape():
@@ -99,9 +99,8 @@ def test_another_mask_is_no_other_instance():
 def test_the_best_is_no_step_of_the_climb():
     study = synthetic.LADDER.study | synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "kernel.tiled"]}
     tiled = synthetic.infer(synthetic.Recipe(study=study, fates={}))
-    manifest = tiled.run.manifest
-    named = manifest["study"] | {"implementations": [*manifest["study"]["implementations"], "kernel.best"]}
-    both = Results(replace(tiled.run, manifest=manifest | {"study": named}), tiled.table)
+    stated = tiled.run.manifest["study"]
+    both = changed(tiled, manifest={"study": stated | {"implementations": [*stated["implementations"], "kernel.best"]}})
     assert "kernel.best" in both.study.implementations
     (axes,) = climb.climb(both, TARGET).figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["kernel.tiled", "sdpa.auto"]
@@ -231,8 +230,7 @@ def test_the_summary_has_a_row_for_each_rung():
 
 @pytest.mark.parametrize(("times", "said"), [(0.9, "At all of them the sign"), (1.25, "**The two runs disagree at ")])
 def test_whether_another_device_agrees_is_said(times, said):
-    manifest = climbed().run.manifest | {"kernels": {"kernel.mma": "8" * 64}}
-    other = Results(replace(climbed().run, name="there", manifest=manifest), climbed().table)
+    other = changed(climbed(), name="there", manifest={"kernels": {"kernel.mma": "8" * 64}})
     mine = Lead("kernel.mma", "sdpa.flash", Interval(1.25, 1.24, 1.26))
     leads = {TARGET: (mine, replace(mine, ratio=Interval(1 / times, 0.99 / times, 1.01 / times)))}
     found = CrossDevice(climbed(), other, leads)

@@ -1,7 +1,6 @@
 """Counters made into bottlenecks by the stated rule, and what is shown of them."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,7 +186,7 @@ def test_the_steps_tell_where_cycles_went(monkeypatch):
     before, after = launch(cycles=10_000, active=10_000), launch(cycles=4_000, active=3_000)
     found = counted({"kernel.naive": [before], "kernel.tiled": [after]}, implementations=names)
     rungs = [rung.model_dump(mode="json") for rung in ladder.load()]
-    results = Results(replace(found.run, manifest=found.run.manifest | {"ladder": rungs}), found.table)
+    results = synthetic.changed(found, manifest={"ladder": rungs})
     (row,) = profile.steps(results).frame.to_dict("records")
     assert row == {
         "rung": "tiled",

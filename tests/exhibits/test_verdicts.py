@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -127,7 +126,7 @@ def test_a_candidate_that_failed_has_its_reason_under_the_verdicts():
 def test_a_regime_is_of_both_sides():
     run = inferred().run
     flash = run.samples["throttled"] | (run.samples["implementation"] == "sdpa.flash")
-    mixed = Results(replace(run, samples=run.samples.assign(throttled=flash)), inferred().table)
+    mixed = synthetic.changed(inferred(), samples=run.samples.assign(throttled=flash))
     frame = target.verdicts(mixed, TARGET).frame
     assert list(frame["regime"]) == ["burst", "mixed", "burst", "burst", "burst"]
 
@@ -156,7 +155,7 @@ def test_what_must_be_beaten():
     assert frame["peak_memory_bytes"]["sdpa.auto"] == 2**19
     assert "a median below 36.36 µs" in table.note  # 40 / 1.1
     wide = inferred().table.assign(low_us=np.minimum(inferred().table["low_us"], 0.8 * inferred().table["median_us"]))
-    assert "a median below 32.00 µs" in target.to_beat(Results(inferred().run, wide)).note
+    assert "a median below 32.00 µs" in target.to_beat(synthetic.changed(inferred(), wide)).note
 
 
 def test_a_statement_says_what_was_found_whichever_way_it_came_out():
@@ -177,7 +176,7 @@ def test_what_lies_between_operations_is_a_share_of_the_lead():
     timings = [{"clock": clock, "cache": "warm"} for clock in ("device", "cupti")]
     of = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET | {"timings": timings}))
     between = np.where(of.table["implementation"] == "sdpa.auto", 3.0, 1.0) * (of.table["clock"] == "cupti")
-    told = plain(findings.at_target(Results(of.run, of.table.assign(median_us=of.table["median_us"] - between))))
+    told = plain(findings.at_target(synthetic.changed(of, of.table.assign(median_us=of.table["median_us"] - between))))
     # 40 us and 32 us by `device`
     assert "3.00 µs of `sdpa.auto` and 1.00 µs of `sdpa.flash` lie between the operations" in told
     assert "25 % of the lead. Beside its kernel, a call of `sdpa.auto` has `second` on the device." in told
@@ -190,8 +189,8 @@ def test_the_mean_error_stands_beside_the_latency():
     assert set(table.frame["mean error"]) == {1e-4}
     assert list(table.frame["of the limit"]) == pytest.approx([50] * 5)
     assert "`kernel.pipelined` has no latency here: failed, before timing" in exhibit(climbed, "verdicts.accuracy").note
-    gone = replace(inferred().run, checks=inferred().run.checks.head(0))
-    shown = target.accuracy(Results(gone, inferred().table), TARGET)
+    gone = synthetic.changed(inferred(), checks=inferred().run.checks.head(0))
+    shown = target.accuracy(gone, TARGET)
     assert "Nothing has both a latency and a checked error" in plain(shown)
 
 
@@ -296,7 +295,7 @@ def test_each_kind_is_listed_once_with_its_words():
 
 
 def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other():
-    mine = Results(replace(inferred().run, name="mine"), inferred().table)
+    mine = synthetic.changed(inferred(), name="mine")
     show = Show(mine, {"valued": valued})
     assert f"values (run `{valued().run.name}`)" in plain(show("verdicts.abstract").content)
     assert "(run `" not in plain(exhibit(valued, "verdicts.abstract"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import synthetic
-from synthetic import AXES, DOUBLE, HALF, TARGET, Recipe
+from synthetic import AXES, DOUBLE, HALF, TARGET, Recipe, changed
 
 from attnlab.exhibits.backends import attend as shown
 from attnlab.infer.backends import attend
@@ -41,9 +41,8 @@ def served(later_us: tuple[float, float] = (0.0, 0.0), names: tuple[str, str] = 
         for position in range(100)
         for shape in [TARGET if position % 4 == 0 else HALF]
     ]
-    manifest = of.run.manifest | {"dispatch": {"run": "theirs"}}
     stream = pd.DataFrame(rows, columns=TABLES["stream"].names)
-    return Results(replace(of.run, manifest=manifest, stream=stream), of.table)
+    return changed(of, manifest={"dispatch": {"run": "theirs"}}, stream=stream)
 
 
 def chosen(**calls: str) -> Dispatch:
@@ -90,14 +89,13 @@ def test_a_stream_that_never_called_the_same_says_nothing(data):
     with pytest.raises(NotMeasured, match=r"No request of the stream was answered by `sdpa\.auto` on both sides"):
         attend.overhead(served())
     stream = served().run.stream
-    alone = replace(served().run, stream=stream[stream["implementation"] == DISPATCH])
+    alone = changed(served(), stream=stream[stream["implementation"] == DISPATCH])
     with pytest.raises(NotMeasured, match="No stream of requests to"):
-        attend.overhead(Results(alone, served().table))
+        attend.overhead(alone)
 
 
 def test_a_run_by_another_table_says_nothing_of_the_present_one(data):
     chosen(at_128="sdpa.flash")
-    run = served().run
-    other = Results(replace(run, manifest=run.manifest | {"dispatch": {"run": "before"}}), served().table)
+    other = changed(served(), manifest={"dispatch": {"run": "before"}})
     with pytest.raises(NotMeasured, match=r"^`dispatch\.attend` went by the table of `before` in this run"):
         attend.overhead(other)

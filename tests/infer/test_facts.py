@@ -1,7 +1,5 @@
 """Facts that pages say: how near errors came to what the gate allows, and what odd lengths cost."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,7 +15,7 @@ from attnlab.study.shapes import Shape
 
 
 def with_samples(**columns) -> Results:
-    return Results(replace(inferred().run, samples=inferred().run.samples.assign(**columns)), inferred().table)
+    return synthetic.changed(inferred(), samples=inferred().run.samples.assign(**columns))
 
 
 def test_timed_outputs_are_counted_and_the_worst_are_named():

@@ -1,13 +1,11 @@
 """The machine of a run: cards, clocks and replicates of chosen paces, and a panel and a canary of chosen readings."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic
 from instruments import ADDS, BESIDE_CUPTI, LARGE, LONG, SHORT, of, scattered, seen, timed, with_l2
-from synthetic import Recipe, inferred, lonely
+from synthetic import Recipe, changed, inferred, lonely
 
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.machine import cards, panel
@@ -15,7 +13,6 @@ from attnlab.infer.machine.clocks import farthest, launch_gaps
 from attnlab.infer.machine.effort import effort
 from attnlab.infer.machine.panel import Panel, Reading
 from attnlab.infer.machine.residency import residency
-from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.study.shapes import Shape
 
@@ -88,7 +85,7 @@ def test_the_largest_change_by_a_timing_may_be_downwards():
     table = inferred().table.copy()
     eager = (table["clock"] == "eager") & (table["implementation"] == "sdpa.auto")
     table.loc[eager, "median_us"] /= 1000
-    (found,) = farthest(Results(inferred().run, table), "seq_len")
+    (found,) = farthest(changed(inferred(), table), "seq_len")
     assert (found.implementation, found.size) == ("sdpa.auto", 256)
     assert found.ratio == pytest.approx(165 / 160 / 1000)
     with pytest.raises(NotMeasured, match=r"^No case was timed in two ways"):
@@ -103,11 +100,11 @@ def test_replicates_and_processes_are_both_counted():
     assert (whole.replicates, whole.asked, whole.processes, whole.divided) == (2, 2, 2, 0)
     assert whole.seconds == pytest.approx(0.78)
     late = (run.samples["replicate"] == 1) & (run.samples["seq_len"] == 256)
-    again = replace(run, samples=run.samples.assign(process=run.samples["process"].mask(late, "p2")))
-    found = effort(Results(again, inferred().table))
+    again = run.samples.assign(process=run.samples["process"].mask(late, "p2"))
+    found = effort(changed(inferred(), samples=again))
     assert (found.replicates, found.processes, found.divided) == (2, 3, 1)
-    closed = replace(run, manifest=run.manifest | {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}})
-    found = effort(Results(closed, inferred().table))
+    closed = {"closed_early": {"replicates": 1, "shapes": 9, "planned": 18}}
+    found = effort(changed(inferred(), manifest=closed))
     assert (found.replicates, found.asked) == (1, 2)
 
 

@@ -10,7 +10,7 @@ import scipy.stats
 import synthetic
 from synthetic import CONSTANT, EIGHT_HEADS, LAUNCHES, LONG, ONE_BATCH, SHORT, TARGET, TICK_US
 
-from attnlab.infer import cases, results, stats
+from attnlab.infer import cases, stats
 from attnlab.infer.families import disagree, flipping_axes, opposed, tally
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval, Verdict
@@ -115,7 +115,7 @@ def test_samples_of_a_shape_that_was_cut_off_before_its_last_checks_do_not_count
     ordinary = synthetic.inferred()
     cases = ordinary.run.cases
     cut = cases[~((cases["replicate"] == 1) & (cases["seq_len"] == 256))]
-    of = results.Results(replace(ordinary.run, cases=cut), ordinary.table)
+    of = synthetic.changed(ordinary, cases=cut)
     assert [len(replicate) for replicate in of.samples("sdpa.auto", LONG)] == [40]
     assert [len(replicate) for replicate in of.samples("sdpa.auto", TARGET)] == [40, 40]
 
@@ -125,7 +125,7 @@ def test_a_run_of_which_nothing_passed_has_a_table_without_rows():
     table = cases.infer(replace(ordinary.run, cases=ordinary.run.cases.assign(status="failed")))
     assert table.empty
     assert list(table.columns) == list(ordinary.table.columns) == cases.COLUMNS
-    of = results.Results(ordinary.run, table)
+    of = synthetic.changed(ordinary, table)
     assert of.headline == DEVICE
     assert of.held_back() == []
 
@@ -156,7 +156,7 @@ def test_p_values_are_adjusted_over_the_candidates_of_a_shape(inferred):
 
 def test_shapes_held_back_are_those_with_more_than_half_of_their_samples(inferred):
     table = inferred.table.assign(throttled_pct=np.where(inferred.table["seq_len"] == 256, 51.0, 50.0))
-    assert results.Results(inferred.run, table).held_back() == [LONG]
+    assert synthetic.changed(inferred, table).held_back() == [LONG]
 
 
 def test_rows_stand_in_the_order_of_the_study(inferred):

@@ -51,8 +51,7 @@ def test_work_items_are_of_the_first_tile_that_serves():
 def test_a_kernel_that_splits_keys_has_a_work_item_for_each_cta():
     climb = climbed()
     entries = [entry | {"merge": "merge"} for entry in climb.run.manifest["ladder"]]
-    split = replace(climb.run, manifest=climb.run.manifest | {"ladder": entries})
-    found = rungs.rungs(results.Results(split, climb.table))
+    found = rungs.rungs(synthetic.changed(climb, manifest={"ladder": entries}))
     assert {one.work_items(TARGET) for one in found} == {None}
 
 

@@ -3,13 +3,12 @@
 import csv
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import synthetic
 from reading import html, plain
-from synthetic import Recipe
+from synthetic import Recipe, changed
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -149,7 +148,7 @@ def peers() -> Results:
         },
     }
     run = synthetic.infer(Recipe(study=study, fates={("peer.flash4", synthetic.TARGET): ("skipped", "not here")}))
-    return Results(replace(run.run, name="theirs"), run.table)
+    return changed(run, name="theirs")
 
 
 def test_an_algorithm_that_another_run_has_is_shown_from_there():

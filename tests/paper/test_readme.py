@@ -12,7 +12,7 @@ from reading import PUBLISHED
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.infer import cases, results
+from attnlab.infer import cases
 from attnlab.infer.results import Results
 from attnlab.paper import readme
 from attnlab.runs import read
@@ -95,7 +95,7 @@ def test_another_latency_is_another_block(published, block):
     table = published.table.copy()
     table[["median_us", "low_us", "high_us"]] *= 1.01
     table["throughput_tflops"] = table["flops"] / table["median_us"] / 1e6
-    changed = results.Results(published.run, table)
+    changed = synthetic.changed(published, table)
     assert block.made(changed)[1].svg != block.made(published)[1].svg
     assert text(block, changed) != text(block, published)
 
