@@ -78,7 +78,7 @@ def _by_document(found: pd.DataFrame) -> Table:
         for kind in audit.FINDINGS
     ]
     note = f"Documents: {'; '.join(f'{name} {title}' for name, title in DOCUMENTS.items())}."
-    return Table(pd.DataFrame(rows), "The meaning of each finding, and the number of claims by document.", note)
+    return Table.of(rows, "The meaning of each finding, and the number of claims by document.", note)
 
 
 def _claims(claims: pd.DataFrame, caption: str) -> Table:
@@ -93,7 +93,7 @@ def _claims(claims: pd.DataFrame, caption: str) -> Table:
         }
         for row in claims.to_dict("records")
     ]
-    return Table(pd.DataFrame(rows), caption)
+    return Table.of(rows, caption)
 
 
 @exhibit("audit.across")
@@ -112,7 +112,7 @@ def across() -> Table:
         "latencies, the document gives all of them. Apart: the largest over the smallest, minus 1."
     )
     caption = say("audit.across", repeated=repeated, most=most, over=over)
-    return Table(pd.DataFrame(rows), caption, note, shows={"apart": formats.percent})
+    return Table.of(rows, caption, note, shows={"apart": formats.percent})
 
 
 def _sizes(point: Point) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _points() -> Table:
     ]
     limits = f"{roof.tflops:g} TFLOP/s and {roof.gbs:g} GB/s"
     caption = f"The documents' latencies, with the work of their shapes, under the L4's {limits}."
-    return Table(pd.DataFrame(rows), caption)
+    return Table.of(rows, caption)
 
 
 def _of_the_roof(point: Point) -> float | Marked:

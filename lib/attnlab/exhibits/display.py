@@ -7,7 +7,7 @@ of an exhibit, for "Figure 3".
 import base64
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -111,6 +111,11 @@ class Table(_Exhibit):
     note: str = ""
     highlight: int | None = None
     shows: Shows = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], *told: Any, **shown: Any) -> "Table":
+        """A table of rows, each its cells by the names of their columns; the other arguments are those of `Table`."""
+        return cls(pd.DataFrame(rows, dtype=object), *told, **shown)
 
     def __post_init__(self) -> None:
         if self.frame.empty:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import matplotlib.pyplot as plt
-import pandas as pd
 
 from attnlab.base.errors import UserError
 from attnlab.exhibits import decisions, formats
@@ -80,7 +79,7 @@ def _table(
         }
         for one in found
     ]
-    return Table(pd.DataFrame(rows), caption, note)
+    return Table.of(rows, caption, note)
 
 
 def _cells(workload: Workload) -> dict[str, object]:
@@ -113,7 +112,7 @@ def outputs(results: Results) -> Table:
     random = any(record.manifest.plan.text is None for record in records)
     note = say("model.outputs", reference=" or ".join(wide), random=random)
     shows = dict.fromkeys(counts, formats.whole)
-    return Table(pd.DataFrame(rows), "Outputs of the models, compared.", note, shows=shows)
+    return Table.of(rows, "Outputs of the models, compared.", note, shows=shows)
 
 
 @exhibit("model.share")

@@ -12,8 +12,6 @@ wait only then (section "Warp State Statistics"). So units from `SATURATED_PCT` 
 first; then the largest losses: reasons to wait, multiprocessors without work, bank conflicts.
 """
 
-import pandas as pd
-
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
@@ -56,7 +54,7 @@ def traffic(results: Results) -> Table:
         )
     shares = dict.fromkeys(("of compulsory", "L2 hits", "L1 hits", "bank conflicts"), formats.percent)
     caption = "The traffic of each call, by the counters."
-    return Table(pd.DataFrame(rows), caption, say("profile.traffic"), shows=shares)
+    return Table.of(rows, caption, say("profile.traffic"), shows=shares)
 
 
 @exhibit("profile.values", where=has_counters)
@@ -78,7 +76,7 @@ def instructions(results: Results) -> Table:
         for name, usual in counted[target.values].items()
     ]
     caption, shows = "Instructions of a call, by the values.", {"at most": formats.times}
-    return Table(pd.DataFrame(rows), caption, say("profile.values", target=target), shows=shows)
+    return Table.of(rows, caption, say("profile.values", target=target), shows=shows)
 
 
 @exhibit("profile.bottlenecks", where=has_counters)
@@ -92,7 +90,7 @@ def bottlenecks(results: Results) -> Table:
         rows.append(row)
     shows = {f"share of the {place}": formats.percent for place in PLACES}
     note = say("profile.bottlenecks", saturated_pct=SATURATED_PCT)
-    return Table(pd.DataFrame(rows), "The first three bottlenecks, ranked by the counters.", note, shows=shows)
+    return Table.of(rows, "The first three bottlenecks, ranked by the counters.", note, shows=shows)
 
 
 @exhibit("profile.beyond", where=has_counters)
@@ -107,7 +105,7 @@ def _beyond(results: Results, shape: Shape) -> Table:
     rows = [{"implementation": name, "median": us} | parts for name, (us, parts) in found.of.items()]
     floor = formats.number(found.floor_us)
     caption = f"The distance to the floor of {floor} µs at {shape.label}, in µs; {results.headline.words}."
-    return Table(pd.DataFrame(rows), caption, say("profile.beyond", far=FAR))
+    return Table.of(rows, caption, say("profile.beyond", far=FAR))
 
 
 @exhibit("profile.steps", where=has_counters)
@@ -119,4 +117,4 @@ def steps(results: Results) -> Table:
         changes = {title: cell for end, (what, by) in ends.items() for title, cell in ((end, what), (f"{end}, by", by))}
         cycles = {"cycles before": step.cycles_before, "cycles": step.cycles}
         rows.append({"rung": step.rung, "after": step.after} | cycles | changes)
-    return Table(pd.DataFrame(rows), "Where each rung of the ladder saves and adds cycles.", say("profile.steps"))
+    return Table.of(rows, "Where each rung of the ladder saves and adds cycles.", say("profile.steps"))

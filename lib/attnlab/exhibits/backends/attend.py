@@ -1,6 +1,5 @@
 """`attnlab.attend` compared with `sdpa.auto`: its dispatch table, and what it adds to a call."""
 
-import pandas as pd
 from scipy.stats import gmean
 
 from attnlab.exhibits.catalogue import exhibit
@@ -37,7 +36,7 @@ def chosen(results: Results) -> Table:
         for (head_dim, mask, queries), alike in sorted(kinds.items())
     ]
     note = say("backends.chosen", table=table, fallback=FALLBACK)
-    return Table(pd.DataFrame(rows), "What `attnlab.attend` calls instead of SDPA, by kind of shape.", note)
+    return Table.of(rows, "What `attnlab.attend` calls instead of SDPA, by kind of shape.", note)
 
 
 def _queries(shape: Shape) -> str:
@@ -67,7 +66,7 @@ def regret(results: Results) -> Table | Prose:
         for one in table.regret
     ]
     caption = "What the choices of `attnlab.attend` cost at shapes drawn at random, which its table does not hold."
-    return Table(pd.DataFrame(rows), caption, say("backends.regret"))
+    return Table.of(rows, caption, say("backends.regret"))
 
 
 @exhibit("backends.attend.overhead", of="attended")

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
 from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS, without
@@ -45,7 +43,7 @@ def _along(results: Results, sweep: str) -> Table:
     # Other heads are another model, where a token is another task.
     highlight = None if "heads" in letters else cheapest_of(found)
     note = say("backends.choice", absent=absent)
-    return Table(pd.DataFrame(rows), f"{_title(results, sweep)}; {results.headline.words}.", note, highlight)
+    return Table.of(rows, f"{_title(results, sweep)}; {results.headline.words}.", note, highlight)
 
 
 def _absent(results: Results, shape: Shape) -> str:

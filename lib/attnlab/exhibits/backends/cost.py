@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-import pandas as pd
-
 from attnlab.base.errors import UserError
 from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit
@@ -49,7 +47,7 @@ def _priced(results: Results, price: float) -> Table:
         "Cost is the latency times a constant, so every verdict on cost is that on latency."
     )
     shows = dict.fromkeys(("$ a million sequences", "$ a billion tokens"), _print_dollars)
-    return Table(pd.DataFrame(rows), f"The cost of attention; {results.headline.words}.", note, shows=shows)
+    return Table.of(rows, f"The cost of attention; {results.headline.words}.", note, shows=shows)
 
 
 def require_price(price_per_hour: Any) -> float:
@@ -95,4 +93,4 @@ def _energy(results: Results) -> Table | Prose:
         "NVML averages over part of a window of its own and can't separate kernels, so no energy is given for rounds, "
         "where implementations take turns."
     )
-    return Table(pd.DataFrame(rows), "Energy of a call, by NVML.", note)
+    return Table.of(rows, "Energy of a call, by NVML.", note)

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pandas as pd
-
 from attnlab.exhibits import formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Table
@@ -40,7 +38,7 @@ def grouped(results: Results) -> Table:
     note = (
         "Scores and FLOPs stay the same; keys and values take less memory, which matters where every token reads them."
     )
-    return Table(pd.DataFrame(rows).astype(object), caption, note, shows={"elements of K": formats.whole})
+    return Table.of(rows, caption, note, shows={"elements of K": formats.whole})
 
 
 def _ratio(results: Results, baseline: Setting, candidate: Setting) -> Interval:
@@ -53,9 +51,7 @@ def _ratio(results: Results, baseline: Setting, candidate: Setting) -> Interval:
 def ragged(results: Results) -> Table:
     """Sequences of many lengths end to end, and padded to the longest."""
     rows = [row for shape in results.sweep(RAGGED) if (row := _packed(results, shape))]
-    return Table(
-        pd.DataFrame(rows), f"Many lengths, packed and padded; {results.headline.words}.", say("backends.ragged")
-    )
+    return Table.of(rows, f"Many lengths, packed and padded; {results.headline.words}.", say("backends.ragged"))
 
 
 def _packed(results: Results, shape: Shape) -> dict[str, Any]:
@@ -95,4 +91,4 @@ def training(results: Results) -> Table:
             )
     note = say("backends.training", shape=found[0].shape)
     caption = f"Training: the forward and the backward pass; {results.headline.words}."
-    return Table(pd.DataFrame(rows).astype(object), caption, note)
+    return Table.of(rows, caption, note)

@@ -1,7 +1,5 @@
 """The correctness gate: errors against the oracle, beside what the gate allows."""
 
-import pandas as pd
-
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
@@ -43,4 +41,4 @@ def checks(results: Results) -> Table:
         for normal in [on_values(group)]
     ]
     shows = {"largest share of the allowed": formats.percent, "elements that differ between runs": formats.whole}
-    return Table(pd.DataFrame(rows), "The correctness gate.", say("baseline.checks"), shows=shows)
+    return Table.of(rows, "The correctness gate.", say("baseline.checks"), shows=shows)

@@ -101,7 +101,7 @@ def tails(results: Results) -> Table:
     along = results.along("seq_len", name)
     rows = [{"S": shape.seq_len} | quantities.cells(row, *TAILS) for shape, row in along]
     note = say("baseline.tails", p95=samples_needed(0.95), p99=samples_needed(0.99), intervals=interval_words(results))
-    return Table(pd.DataFrame(rows), f"Spread and tails of the latency, `{name}`; {results.headline.words}.", note)
+    return Table.of(rows, f"Spread and tails of the latency, `{name}`; {results.headline.words}.", note)
 
 
 @exhibit("baseline.every_case")
@@ -120,7 +120,7 @@ def every_case(results: Results) -> Table:
     ]
     note = "k: launches per sample, which each replicate chooses for itself; speed of light: floor over median. "
     note += f"Intervals: {interval_words(results)}."
-    return Table(pd.DataFrame(rows), "Every case under every timing.", note)
+    return Table.of(rows, "Every case under every timing.", note)
 
 
 @exhibit("baseline.kernels")
@@ -136,7 +136,7 @@ def kernels(results: Results) -> Table:
         for kernel, group in its.groupby("kernel", sort=False):
             rows.append({"implementation": name, "longest kernel": kernel, "at": _where(_shapes_of(group), everywhere)})
     note = "At: of the shapes at which the implementation was measured. A shape that is in two rows ran both, in turn."
-    return Table(pd.DataFrame(rows), "The longest kernel of each call, by torch.profiler, and where it ran.", note)
+    return Table.of(rows, "The longest kernel of each call, by torch.profiler, and where it ran.", note)
 
 
 def _shapes_of(cases: pd.DataFrame) -> list[Shape]:

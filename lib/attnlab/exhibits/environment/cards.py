@@ -1,7 +1,5 @@
 """How cards differ, where a run measured on several, and whether busy neighbours slow a card."""
 
-import pandas as pd
-
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Table
 from attnlab.exhibits.formats import CI
@@ -33,7 +31,7 @@ def cards(results: Results) -> Table:
     caption = f"Standard deviation of a latency by level, over {count} cards, in percent of the latency."
     few, surveyed = 0 if results.over_cards else count, results.run.manifest["surveyed"]["card"]
     note = say("environment.cards", found=found[0], few=few, least=LEAST_CARDS, surveyed=surveyed)
-    return Table(pd.DataFrame(rows), caption, note)
+    return Table.of(rows, caption, note)
 
 
 def _why_not(results: Results) -> str:
@@ -60,7 +58,7 @@ def beside(results: Results) -> Table | None:
         for one in compared
     ]
     note = say("environment.neighbours", decisions=neighbours.agreed(compared))
-    return Table(pd.DataFrame(rows), "The same study on a card alone, and beside busy neighbours.", note)
+    return Table.of(rows, "The same study on a card alone, and beside busy neighbours.", note)
 
 
 def scope(results: Results) -> str:

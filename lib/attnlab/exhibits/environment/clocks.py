@@ -1,7 +1,5 @@
 """Our clock: what a sample is, what clock and cache change, the launch gap, and what the cache held."""
 
-import pandas as pd
-
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose, Table
@@ -36,7 +34,7 @@ def clocks(results: Results) -> Table:
     ]
     taken = formats.count(len(rows), "timing")
     caption = f"{taken} of the same calls: what a sample is, and which question it answers."
-    return Table(pd.DataFrame(rows), caption, say("environment.clock", clocks=results.run.manifest["clocks"]))
+    return Table.of(rows, caption, say("environment.clock", clocks=results.run.manifest["clocks"]))
 
 
 @exhibit("environment.timings")

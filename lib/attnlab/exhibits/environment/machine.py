@@ -205,4 +205,4 @@ def ceilings(results: Results) -> Table:
         for ceiling in results.ceilings.all
     ]
     caption = say("environment.attained", ceilings=results.ceilings.stated)
-    return Table(pd.DataFrame(rows), caption, shows={of_datasheet: formats.percent})
+    return Table.of(rows, caption, shows={of_datasheet: formats.percent})

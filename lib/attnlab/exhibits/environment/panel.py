@@ -2,7 +2,6 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from matplotlib.ticker import NullLocator
 
 from attnlab.exhibits import formats
@@ -115,4 +114,4 @@ def table(results: Results) -> Table:
     }
     note = say("environment.panel", **facts, **TOLERANCE)
     caption = "The panel of clocks: how far each reads from ours with the same cache, and why."
-    return Table(pd.DataFrame(rows), caption, note, shows={long: formats.change})
+    return Table.of(rows, caption, note, shows={long: formats.change})

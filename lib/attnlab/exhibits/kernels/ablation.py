@@ -26,8 +26,8 @@ def ablation(results: Results, shape: Shape) -> Group:
     judged = [_judged(step, step.verdict) for step in found if step.verdict]
     if not judged:
         return Group({"hypotheses": hypotheses})
-    table = Table(
-        pd.DataFrame(judged, dtype=object),
+    table = Table.of(
+        judged,
         f"Each rung against the rung that it builds on, at {shape.label}; {results.headline.words}.",
         say("kernels.ablation", comparisons=len(judged)),
         shows={"expected": formats.times},

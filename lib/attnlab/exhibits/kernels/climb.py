@@ -94,7 +94,7 @@ def ladder(results: Results, shape: Shape) -> Table:
         f"Speed of light is the floor over the median. {without(results, shape)}"
     )
     caption = f"The ladder at {shape.label}, and SDPA's backends; {results.headline.words}."
-    return Table(pd.DataFrame(rows, dtype=object), caption, note.strip())
+    return Table.of(rows, caption, note.strip())
 
 
 def without(results: Results, shape: Shape) -> str:

@@ -1,7 +1,5 @@
 """What each kernel needs of a multiprocessor, how its grid fills the device, and which instances ran."""
 
-import pandas as pd
-
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Group, Table
@@ -42,7 +40,7 @@ def _resources(results: Results, used: dict[str, Resources], shape: Shape) -> Ta
     shows = dict.fromkeys(("shared, static (KiB)", "shared, dynamic (KiB)"), formats.kibibytes)
     note = say("kernels.resources", without=without(results, shape))
     shows |= {"occupancy": formats.percent}
-    return Table(pd.DataFrame(rows), f"Resources of the kernels at {shape.label}.", note, shows=shows)
+    return Table.of(rows, f"Resources of the kernels at {shape.label}.", note, shows=shows)
 
 
 def _grid(used: dict[str, Resources], shape: Shape) -> Table:
@@ -62,7 +60,7 @@ def _grid(used: dict[str, Resources], shape: Shape) -> Table:
     shows = dict.fromkeys(("work items", "CTAs", "at once"), formats.whole)
     shows |= dict.fromkeys(("last wave", "SMs with work"), formats.percent)
     note = say("kernels.grid", causal=shape.causal)
-    return Table(pd.DataFrame(rows), f"Launch geometry at {shape.label}.", note, shows=shows)
+    return Table.of(rows, f"Launch geometry at {shape.label}.", note, shows=shows)
 
 
 def _instances(ran: dict[str, dict[str, list[Shape]]]) -> Table:
@@ -72,7 +70,7 @@ def _instances(ran: dict[str, dict[str, list[Shape]]]) -> Table:
         for function, shapes in functions.items()
     ]
     note = "An instance is named by its template arguments: first the dtype, the head dimension and the mask."
-    return Table(pd.DataFrame(rows), "Which instance ran where, of kernels that have several for a shape.", note)
+    return Table.of(rows, "Which instance ran where, of kernels that have several for a shape.", note)
 
 
 def _sizes(shapes: list[Shape]) -> str:

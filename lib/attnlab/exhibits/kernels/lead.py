@@ -84,7 +84,7 @@ def _both(found: CrossDevice) -> Table:
         f"{found.here.headline.words}."
     )
     note = "Above 1 the kernel leads. Each ratio is of one run, from rounds taken together."
-    return Table(pd.DataFrame(rows), caption, note)
+    return Table.of(rows, caption, note)
 
 
 def _device(side: Results) -> str:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
 from attnlab.exhibits import cells, formats, quantities
@@ -162,7 +161,7 @@ def floors(results: Results, name: str, implementation: str) -> Table:
         f"Roofline along the sequence length S, `{implementation}`{', causal' if shapes[0].causal else ''}: the least "
         f"time by each ceiling, and the largest of these over the median; {results.headline.words}."
     )
-    return Table(pd.DataFrame(rows), caption, _note(results, shapes), place(results, shapes))
+    return Table.of(rows, caption, _note(results, shapes), place(results, shapes))
 
 
 def _note(results: Results, shapes: list[Shape]) -> str:

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 
 import matplotlib.pyplot as plt
-import pandas as pd
 
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
@@ -49,7 +48,7 @@ def every(results: Results, peers: Results | None = None) -> Table:
         f"{results.headline.words}."
     )
     shares = dict.fromkeys(("of peak", "of peak here", "of measured"), formats.percent)
-    return Table(pd.DataFrame(rows), caption, say("roofline.every"), shows=shares)
+    return Table.of(rows, caption, say("roofline.every"), shows=shares)
 
 
 def _row(number: Published, ours: Nearest | None, results: Results) -> dict[str, object]:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import pandas as pd
-
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.decisions import EQUIVALENT, FASTER, INCONCLUSIVE, SLOWER
 from attnlab.exhibits.display import Prose, Table
@@ -59,7 +57,7 @@ def _counted(title: str, groups: dict[str, list[Comparison]], caption: str) -> T
         {title: key, "comparisons": len(some)} | {column: _tally(some)[column] for column in columns}
         for key, some in groups.items()
     ]
-    return Table(pd.DataFrame(rows), caption, "Claimable verdicts are among the faster ones.")
+    return Table.of(rows, caption, "Claimable verdicts are among the faster ones.")
 
 
 def _tally(some: Iterable[Comparison]) -> dict[str, int]:
@@ -81,7 +79,7 @@ def every(results: Results) -> Table:
         for one in comparisons(results)
     ]
     caption = f"Every comparison with `{baseline}`; {target.dtype} where no other dtype is given."
-    return Table(pd.DataFrame(rows), caption, say("verdicts.every_note", mostly=regimes.MOSTLY_PCT))
+    return Table.of(rows, caption, say("verdicts.every_note", mostly=regimes.MOSTLY_PCT))
 
 
 def _mask(shape: Shape, target: Shape) -> str:

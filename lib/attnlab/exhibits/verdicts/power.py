@@ -95,7 +95,7 @@ def controls(results: Results) -> Table:
     if not rows:
         raise NotMeasured(NO_CONTROL)
     caption = f"`{results.study.baseline}` against itself; {results.headline.words}."
-    return Table(pd.DataFrame(rows), caption, say("verdicts.controls_note"))
+    return Table.of(rows, caption, say("verdicts.controls_note"))
 
 
 @exhibit("verdicts.false_positives")

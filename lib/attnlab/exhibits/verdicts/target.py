@@ -63,8 +63,8 @@ def to_beat(results: Results) -> Table:
         for name in dict.fromkeys((baseline, results.fastest(shape)))
     ]
     row = results.row(baseline, shape)
-    return Table(
-        pd.DataFrame(rows),
+    return Table.of(
+        rows,
         f"What must be beaten at {shape.label}: the baseline, and whatever is the fastest; {results.headline.words}.",
         say("verdicts.claimable_below", median_us=min(row["low_us"], row["median_us"] / CLAIM_SPEEDUP)),
         shows={"mean_us": partial(formats.number, digits=4)},
@@ -216,4 +216,4 @@ def accuracy(results: Results, shape: Shape) -> Table:
     lost = [name for name in results.study.implementations if name not in there and not in_fp8(name)]
     note = say("verdicts.accuracy", allowed=allowed, absent=without(results, lost, shape))
     caption = f"Speed and accuracy at {shape.label}; {results.headline.words}."
-    return Table(pd.DataFrame(rows), caption, note, shows={"of the limit": formats.percent})
+    return Table.of(rows, caption, note, shows={"of the limit": formats.percent})

@@ -2,7 +2,6 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from attnlab.exhibits import formats
@@ -26,7 +25,7 @@ def described(results: Results) -> Table:
     sources = {name: values.KINDS[values.split(name)[0]].source for name in names}
     rows = [{"values": name, "what they are": values.about(name), "source": sources[name]} for name in names]
     note = "What is not named is standard normal, V included. `zeros` are in no verdict over all kinds."
-    return Table(pd.DataFrame(rows), "The kinds of values that were timed.", note)
+    return Table.of(rows, "The kinds of values that were timed.", note)
 
 
 @exhibit("verdicts.values", of="valued", shape=target)
