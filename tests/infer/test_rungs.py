@@ -1,7 +1,6 @@
 """The ladder as a run shows it: rungs by hand, each against the one before, who leads here and on another device."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import synthetic
@@ -11,11 +10,12 @@ from attnlab.infer import results
 from attnlab.infer.kernels import cross_device, leads, rungs, steps
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval
+from attnlab.study.ladder import Recorded
 from attnlab.study.shapes import Shape
 
 
-def rung(name: str) -> rungs.Rung:
-    return next(rung for rung in rungs.rungs(climbed()) if rung.name == f"kernel.{name}")
+def rung(name: str) -> Recorded:
+    return next(rung for rung in rungs.rungs(climbed()) if rung.implementation == f"kernel.{name}")
 
 
 def used(**stated) -> rungs.Resources:
@@ -26,7 +26,7 @@ def used(**stated) -> rungs.Resources:
 
 
 def test_rungs_are_those_of_the_study_in_the_order_of_the_climb():
-    assert [rung.name for rung in rungs.rungs(climbed())] == [f"kernel.{name}" for name in synthetic.RUNGS]
+    assert [rung.implementation for rung in rungs.rungs(climbed())] == [f"kernel.{name}" for name in synthetic.RUNGS]
     with pytest.raises(NotMeasured, match="no hand-written kernel"):
         rungs.rungs(inferred())
 
@@ -42,7 +42,7 @@ def test_work_items_are_of_the_first_tile_that_serves():
     tiled = rung("tiled")
     (tile,) = tiled.tiles
     short = {"rows": 16, "longest": 64, "masks": ["causal"]}
-    several = replace(tiled, tiles=[tile.model_copy(update=short), tile])
+    several = tiled.model_copy(update={"tiles": [tile.model_copy(update=short), tile]})
     assert several.work_items(Shape(1, 1, 64, 64, causal=True)) == 4
     assert several.work_items(Shape(1, 1, 64, 64)) == 1
     assert several.work_items(Shape(1, 1, 65, 64, causal=True)) == 2

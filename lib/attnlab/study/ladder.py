@@ -26,6 +26,7 @@ from pydantic import (
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, first_problem, suggestion
+from attnlab.study.shapes import Shape
 
 PREFIX = "kernel."
 """The start of a rung's name as an implementation."""
@@ -147,6 +148,16 @@ class Step(BaseModel):
     hypothesis: str
     expected_speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+    @property
+    def implementation(self) -> str:
+        """The name that a study calls it by."""
+        return PREFIX + self.name
+
+    @property
+    def before(self) -> str:
+        """The same of the rung that it is compared with; empty if there is none."""
+        return PREFIX + self.after if self.after else ""
+
 
 class Recorded(Step):
     """A rung as a run recorded it; how kernels are built may have changed since.
@@ -157,6 +168,12 @@ class Recorded(Step):
 
     tiles: Annotated[list[Served], Field(min_length=1)]
     merge: str = ""
+
+    def work_items(self, shape: Shape) -> int | None:
+        """Tiles of query rows over all heads, which CTAs work on; None if those of the shape are not known."""
+        serving = (tile for tile in self.tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal))
+        first = None if self.merge else next(serving, None)
+        return first.items(shape.seq_len, shape.batch * shape.heads) if first else None
 
 
 class Rung(Step):
@@ -220,11 +237,6 @@ class Rung(Step):
     def scaled(self) -> bool:
         """Whether its Q, K and V are e4m3 with scales: studies round what they draw to these, and nothing tunes it."""
         return self.arguments == SCALED
-
-    @property
-    def implementation(self) -> str:
-        """The name that a study calls it by."""
-        return PREFIX + self.name
 
     def tiles_for(self, head_dim: int, kv_len: int, causal: bool, rows: int = 0) -> list[Tile]:
         """The tiles that serve such shapes, in the entry's order; the first is what runs.

@@ -37,9 +37,9 @@ def ablation(results: Results, shape: Shape) -> Group:
 
 def _judged(step: Step, verdict: Verdict) -> dict[str, Any]:
     return {
-        "rung": step.rung.name,
-        "over": step.rung.after,
-        "expected": step.rung.expected,
+        "rung": step.rung.implementation,
+        "over": step.rung.before,
+        "expected": step.rung.expected_speedup,
         "outcome": step.outcome,
         "speedup": verdict.speedup,
         "cliffs_delta": verdict.delta,
@@ -51,20 +51,20 @@ def _judged(step: Step, verdict: Verdict) -> dict[str, Any]:
 @exhibit("kernels.summary", where=has_kernels, shape=target)
 def summary(results: Results, shape: Shape) -> Table:
     """A row for each rung: change, latency, speedup, what was expected, and the first bottleneck by the counters."""
-    found, limits, at = steps(results, shape), _limits(results), results.at(shape)
+    found, limits = steps(results, shape), _limits(results)
     if not any(step.verdict for step in found):
         raise NotMeasured(f"No rung and the one before it both have a latency at {shape.label}")
     rows = [
         {
-            "rung": step.rung.name,
+            "rung": step.rung.implementation,
             "what it changes": step.rung.title,
-            "median (µs)": at.loc[step.rung.name, "median_us"] if step.rung.name in at.index else None,
+            "median (µs)": results.value(step.rung.implementation, shape, "median_us"),
             "speedup": step.verdict.speedup if step.verdict else None,
-            "expected": f"{formats.times(step.rung.expected)}, {step.outcome}" if step.verdict else None,
+            "expected": f"{formats.times(step.rung.expected_speedup)}, {step.outcome}" if step.verdict else None,
             "largest bottleneck": f"{limit.title}, {formats.percent(limit.share_pct)}" if limit else None,
         }
         for step in found
-        for limit in [limits.get(step.rung.name)]
+        for limit in [limits.get(step.rung.implementation)]
     ]
     outcomes = [step.outcome for step in found if step.outcome]
     counts = formats.listing([f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)])

@@ -33,7 +33,7 @@ def stale(results: Results) -> Prose | None:
 @exhibit("kernels.climb", where=has_kernels, shape=target)
 def climb(results: Results, shape: Shape) -> Figure:
     """The speed of light of each rung and each backend of SDPA at a shape."""
-    at, kernels, backends = results.at(shape), [rung.name for rung in rungs(results)], _backends(results)
+    at, kernels, backends = results.at(shape), [rung.implementation for rung in rungs(results)], _backends(results)
     others = [name for name in results.study.implementations if name not in (*kernels, *backends)]
     names = [name for name in (*kernels, *backends, *others) if name != BEST]  # it is one of the rungs at each shape
     if at.empty or at["speed_of_light_pct"].isna().all():
@@ -79,12 +79,12 @@ def _nearest(at: pd.DataFrame, names: list[str]) -> pd.Series | None:
 def ladder(results: Results, shape: Shape) -> Table:
     """Every rung at a shape: latency, speedup over the rung before it and over SDPA, speed of light."""
     rivals = [name for name in RIVALS if name in results.at(shape).index]
-    of_rungs = {rung.name: rung for rung in rungs(results)}
+    of_rungs = {rung.implementation: rung for rung in rungs(results)}
     names = [*of_rungs, *(name for name in _backends(results) if name in results.at(shape).index)]
     rows = [
         {"rung": name, "what it changes": rung.title if rung else None}
         | _rates(results, name, shape)
-        | {"over the rung before": _speedup(results, rung.after, name, shape) if rung else None}
+        | {"over the rung before": _speedup(results, rung.before, name, shape) if rung else None}
         | {f"over {rival}": _speedup(results, rival, name, shape) for rival in rivals}
         for name in names
         for rung in [of_rungs.get(name)]
@@ -99,7 +99,7 @@ def ladder(results: Results, shape: Shape) -> Table:
 
 def without(results: Results, shape: Shape) -> str:
     """Sentences on the rungs that have no latency at a shape, each with the reason."""
-    return cells.without(results, [rung.name for rung in rungs(results)], shape)
+    return cells.without(results, [rung.implementation for rung in rungs(results)], shape)
 
 
 def _rates(results: Results, name: str, shape: Shape) -> dict[str, Any]:

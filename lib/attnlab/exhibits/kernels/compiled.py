@@ -14,7 +14,7 @@ from attnlab.study.shapes import Shape
 @exhibit("kernels.compiled", shape=target)
 def compiled(results: Results, shape: Shape) -> Group:
     """Resources and launch geometry of every rung at a shape, and which instances ran."""
-    used = {rung.name: found for rung in rungs(results) if (found := resources(results, rung, shape))}
+    used = {rung.implementation: found for rung in rungs(results) if (found := resources(results, rung, shape))}
     if not used:
         raise NotMeasured(f"No kernel was launched at {shape.label}")
     parts = {"resources": _resources(results, used, shape), "grid": _grid(used, shape)}

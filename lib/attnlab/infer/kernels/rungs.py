@@ -12,7 +12,7 @@ from attnlab.infer.results import Results
 from attnlab.runs.schema import CASE, Run, is_of
 from attnlab.study import ladder, tuning
 from attnlab.study.implementations import in_fp8
-from attnlab.study.ladder import BEST, PREFIX, Recorded, Served
+from attnlab.study.ladder import BEST, Recorded
 from attnlab.study.shapes import Shape
 
 
@@ -25,44 +25,15 @@ COUNTS = ("registers", "local_bytes", "static_shared_bytes", "dynamic_shared_byt
 """The numbers that a run records of a launch, attributes of `Resources`."""
 
 
-@dataclass(frozen=True)
-class Rung:
-    """A rung, as kernels/ladder.toml described it when the run was recorded.
-
-    Attributes:
-        name: as an implementation.
-        title: what it changes, in a few words; `hypothesis` that and the gain expected of it, in sentences.
-        after: the earlier rung that it is compared with; empty for the first.
-        expected: the speedup over `after` expected at the target.
-    """
-
-    name: str
-    title: str
-    hypothesis: str
-    after: str
-    expected: float
-    tiles: list[Served]
-
-    def work_items(self, shape: Shape) -> int | None:
-        """Tiles of query rows over all heads, which CTAs work on; None if no tile is known to serve the shape."""
-        serving = (tile for tile in self.tiles if tile.serves(shape.head_dim, shape.seq_len, shape.causal))
-        first = next(serving, None)
-        return first.items(shape.seq_len, shape.batch * shape.heads) if first else None
-
-
-def rungs(results: Results) -> list[Rung]:
+def rungs(results: Results) -> list[Recorded]:
     """The rungs of a run's study in the order of the climb, without FP8, whose errors are others.
 
     Raises:
         NotMeasured: the study has none.
     """
-    found = []
-    for stated in map(Recorded.model_validate, results.run.manifest["ladder"]):
-        name, after = PREFIX + stated.name, PREFIX + stated.after if stated.after else ""
-        if name in results.study.implementations and not in_fp8(name):
-            hypothesis = " ".join(stated.hypothesis.split())
-            tiles = [] if stated.merge else stated.tiles  # keys are split, so that tiles don't tell the work items
-            found.append(Rung(name, stated.title, hypothesis, after, stated.expected_speedup, tiles))
+    named = [name for name in results.study.implementations if not in_fp8(name)]
+    recorded = map(Recorded.model_validate, results.run.manifest["ladder"])
+    found = [rung for rung in recorded if rung.implementation in named]
     if not found:
         raise NotMeasured("This run measured no hand-written kernel")
     return found
@@ -140,10 +111,10 @@ class Resources:
         return 100 * min(self.ctas, self.multiprocessors) / self.multiprocessors
 
 
-def resources(results: Results, rung: Rung, shape: Shape) -> Resources | None:
+def resources(results: Results, rung: Recorded, shape: Shape) -> Resources | None:
     """The resources of a rung at a shape; None where it wasn't launched there."""
     rows = results.run.resources
-    rows = rows[rows["implementation"] == rung.name]
+    rows = rows[rows["implementation"] == rung.implementation]
     rows = rows[is_of(rows, shape)] if len(rows) else rows
     if rows.empty:
         return None

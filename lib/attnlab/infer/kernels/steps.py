@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from math import nan
 from typing import Literal
 
-from attnlab.infer.kernels.rungs import Rung, has_kernels, rungs
+from attnlab.infer.kernels.rungs import has_kernels, rungs
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.rules import EQUIVALENCE_MARGIN
 from attnlab.study.implementations import FALLBACK, SDPA
+from attnlab.study.ladder import Recorded
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -25,19 +26,19 @@ class Step:
         without: the rung of the two that has no latency, and why as a clause; None where both have one.
     """
 
-    rung: Rung
+    rung: Recorded
     verdict: Verdict | None
     without: tuple[str, str] | None
 
     @property
     def outcome(self) -> Outcome | None:
         """Whether the speedup exceeded, reached or missed what was expected; None without a verdict."""
-        return outcome(self.rung.expected, self.verdict.speedup) if self.verdict else None
+        return outcome(self.rung.expected_speedup, self.verdict.speedup) if self.verdict else None
 
     @property
     def share_pct(self) -> float:
         """The share of the expected gain that was measured; NaN where none was expected."""
-        expected = self.rung.expected - 1
+        expected = self.rung.expected_speedup - 1
         return 100 * (self.verdict.speedup.estimate - 1) / expected if self.verdict and expected > 0 else nan
 
 
@@ -63,10 +64,10 @@ def steps(results: Results, shape: Shape) -> list[Step]:
     """Every rung against the rung that it builds on; the verdicts are one family of tests."""
     there = results.at(shape).index
     ladder = rungs(results)
-    judged = [rung for rung in ladder if rung.after in there and rung.name in there]
-    verdicts = results.compare_pairs([(rung.after, rung.name) for rung in judged], shape)
-    by_name = {rung.name: verdict for rung, verdict in zip(judged, verdicts, strict=True)}
-    return [Step(rung, by_name.get(rung.name), _without(results, rung, shape)) for rung in ladder]
+    judged = [rung for rung in ladder if rung.before in there and rung.implementation in there]
+    verdicts = results.compare_pairs([(rung.before, rung.implementation) for rung in judged], shape)
+    by_name = {rung.implementation: verdict for rung, verdict in zip(judged, verdicts, strict=True)}
+    return [Step(rung, by_name.get(rung.implementation), _without(results, rung, shape)) for rung in ladder]
 
 
 def outcome(expected: float, speedup: Interval) -> Outcome:
@@ -80,7 +81,7 @@ def standing(results: Results) -> Standing | None:
     """The fastest rung against SDPA's fastest backend at the target; None for a run without kernels."""
     if not has_kernels(results):
         return None
-    shape, names = results.study.target_shape, [rung.name for rung in rungs(results)]
+    shape, names = results.study.target_shape, [rung.implementation for rung in rungs(results)]
     medians = results.at(shape)["median_us"]
     timed, rivals = ([name for name in found if name in medians.index] for found in (names, _backends(results)))
     best, rival = (min(found, key=lambda name: medians[name], default="") for found in (timed, rivals))
@@ -101,7 +102,7 @@ def _backends(results: Results) -> list[str]:
     return [name for name in names if name != FALLBACK] or names
 
 
-def _without(results: Results, rung: Rung, shape: Shape) -> tuple[str, str] | None:
+def _without(results: Results, rung: Recorded, shape: Shape) -> tuple[str, str] | None:
     there = results.at(shape).index
-    lacking = [name for name in (rung.name, rung.after) if name and name not in there]
+    lacking = [name for name in (rung.implementation, rung.before) if name and name not in there]
     return (lacking[0], absence(results, lacking[0], shape)) if lacking else None
