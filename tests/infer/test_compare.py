@@ -212,8 +212,10 @@ def recipe(by: float = 1.0, *names: str, **changes: Any) -> Recipe:
 def judged(before: Recipe, after: Recipe) -> dict[str, set[str]]:
     """The decisions on each implementation."""
     found = verdicts.compare(synthetic.infer(after), synthetic.infer(before))
-    names = dict.fromkeys(case.implementation for case in found)
-    return {name: {case.verdict.decision for case in found if case.implementation == name} for name in names}
+    decisions: dict[str, set[str]] = {}
+    for case in found:
+        decisions.setdefault(case.change.implementation, set()).add(case.verdict.decision)
+    return decisions
 
 
 def test_what_is_slower_by_more_than_noise_and_margin_is_called_so_and_nothing_else():

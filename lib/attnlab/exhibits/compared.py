@@ -39,9 +39,9 @@ class Comparison:
         decision = case.verdict.decision
         return {
             "verdict": f"{decisions.SIGNS[decision]} {decision}",
-            "implementation": case.implementation,
-            "shape": case.shape.label,
-            "timing": str(case.timing),
+            "implementation": case.change.implementation,
+            "shape": case.change.shape.label,
+            "timing": str(case.change.timing),
             f"{self.there.run.name} (µs)": formats.interval(case.there),
             f"{self.here.run.name} (µs)": formats.interval(case.here),
             f"change [{CI}]": formats.change(repeat.in_percent(repeat.inverse(case.verdict.speedup))),

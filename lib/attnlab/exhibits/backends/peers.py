@@ -31,8 +31,8 @@ def support(results: Results, decoded: Results | None = None) -> Table:
         name: {_plain(sweep): _over(results.sweep(sweep), name, fates) for sweep in results.study.sweeps}
         for name in results.study.implementations
     }
-    run = ""
-    if decoded and decoded.run.name != results.run.name and (asked := _few(decoded)):
+    run, asked = "", [shape for shape in decoded.study.shapes if tuning.rows_of(shape)] if decoded else []
+    if decoded and asked and decoded.run.name != results.run.name:
         run, others = decoded.run.name, _fates(decoded)
         for name in decoded.study.implementations:
             rows.setdefault(name, {})["few queries"] = _over(asked, name, others)
@@ -41,10 +41,6 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
     note = say("backends.support", reasons=_reasons(results), run=run)
     return Table(frame, "What each implementation supports, by kind of shape.", note)
-
-
-def _few(results: Results) -> list[Shape]:
-    return [shape for shape in results.study.shapes if tuning.rows_of(shape)]
 
 
 @exhibit("backends.peers.dots", of="peers")

@@ -50,14 +50,13 @@ def deltas(here: Results, there: Results) -> list[list[Any]]:
 
 
 def _delta(here: Results, there: Results, change: Change, is_other: bool) -> list[Any]:
-    timing, shape, name = change.timing, change.shape, change.implementation
-    sides = [(run.median(name, shape, timing), run.samples(name, shape, timing)) for run in (here, there)]
+    sides = [(run.median(*change.place), run.samples(*change.place)) for run in (here, there)]
     said = ["~", "~"]
     if ratio := change.shown:
         said = [formats.change(in_percent(one)) for one in (ratio, inverse(ratio))]
     p = formats.pvalue(change.pvalue)
     return [
-        *(str(timing), str(shape), name),
+        *(str(change.timing), str(change.shape), change.implementation),
         *(formats.interval(median) for median, _ in sides),
         *(sum(block.size for block in samples) for _, samples in sides),
         *said,

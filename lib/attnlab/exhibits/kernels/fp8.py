@@ -18,7 +18,7 @@ from attnlab.exhibits.words import say
 from attnlab.infer import kinds
 from attnlab.infer.cases import CASE
 from attnlab.infer.kernels.leads import Lead, Leads
-from attnlab.infer.lookup import NotMeasured, on_values, shape_of
+from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results, absence
 from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
@@ -95,10 +95,9 @@ def costs(results: Results, shape: Shape) -> Figure:
                 below.plot([at.loc[name, "throughput_tflops"]], [place], **mark)
             else:
                 mark |= {"marker": "x"}
-                reason = absence(results, name, kind)
-                lacking.append(
-                    _Lacking(name, kind.values, reason, error, errors.get((FP8_KERNEL, *kind.axes.values())))
-                )
+                reason, beside = absence(results, name, kind), errors.get((FP8_KERNEL, *kind.axes.values()))
+                facts = {"name": name, "kind": kind.values, "reason": reason, "error": error, "beside": beside}
+                lacking.append(facts)
                 below.text(0.04, place, reason.split(",")[0], transform=below.get_yaxis_transform(), **ABSENT)
             if error:
                 above.plot([error], [place], **mark)
@@ -162,10 +161,8 @@ def roundings(results: Results) -> Table:
 
 def _refused(results: Results, names: list[str]) -> dict[str, list[Shape]]:
     """The shapes at which the gate refused an implementation, for each of these that it did."""
-    cases = results.run.cases
-    failed = cases[(cases["status"] == FAILED) & cases["implementation"].isin(names)].drop_duplicates(CASE)
-    by_name = failed.groupby("implementation", sort=False)
-    return {str(name): [shape_of(row) for _, row in rows.iterrows()] for name, rows in by_name}
+    lost = {name: [s for s in results.study.shapes if absence(results, name, s).startswith(FAILED)] for name in names}
+    return {name: shapes for name, shapes in lost.items() if shapes}
 
 
 class _Error(NamedTuple):
@@ -174,16 +171,6 @@ class _Error(NamedTuple):
     ratio: float
     name: str
     values: str
-
-
-class _Lacking(NamedTuple):
-    """What has no throughput on a kind of values, why, its error where it was checked, and that of `FP8_KERNEL`."""
-
-    name: str
-    values: str
-    reason: str
-    error: float | None
-    beside: float | None
 
 
 def in_short(results: Results, eight_bits: Results | None) -> str:

@@ -14,8 +14,6 @@ from attnlab.infer.stats import holm
 from attnlab.runs.rules import ALPHA
 from attnlab.study.shapes import Shape
 
-LETTERS = {"batch": "B", "heads": "H", "seq_len": "S", "head_dim": "D"}
-
 
 @exhibit("verdicts.counted")
 def counted(results: Results) -> Prose:
@@ -71,7 +69,7 @@ def every(results: Results) -> Table:
     rows = [
         {
             "candidate": one.candidate,
-            "B, H, S, D": ", ".join(str(getattr(one.shape, axis)) for axis in LETTERS),
+            "B, H, S, D": f"{one.shape.batch}, {one.shape.heads}, {one.shape.seq_len}, {one.shape.head_dim}",
             "mask": _mask(one.shape, target),
             "timing": str(one.timing),
         }

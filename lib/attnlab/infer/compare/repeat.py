@@ -168,6 +168,11 @@ class Change(NamedTuple):
     pvalue: float
 
     @property
+    def place(self) -> tuple[str, Shape, Timing]:
+        """What a run is asked for its case by."""
+        return self.implementation, self.shape, self.timing
+
+    @property
     def shown(self) -> Interval | None:
         """The ratio where the medians are shown to differ: the p-value is below ALPHA and the interval excludes 1."""
         return None if self.ratio is None or self.ratio.low <= 1 <= self.ratio.high else self.ratio

@@ -18,8 +18,6 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.rules import ALPHA, EQUIVALENCE_MARGIN
 from attnlab.study.implementations import DISPATCH
-from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
 ALIKE = {"driver", "cuda", "cudnn", "card", "packages", "settings"}
 """Fields of the environment. Where two runs agree on all of them, only kernels whose source was edited have changed."""
@@ -29,7 +27,7 @@ MAD = 1.4826
 
 @dataclass(frozen=True)
 class Compared:
-    """A case in two runs under one timing.
+    """A case in two runs under one timing, judged.
 
     Attributes:
         there, here: its medians in us, in the run before and in the run that is judged.
@@ -38,9 +36,7 @@ class Compared:
         edited: whether it is a kernel that the two ran from different sources.
     """
 
-    timing: Timing
-    shape: Shape
-    implementation: str
+    change: Change
     there: Interval
     here: Interval
     noise: float
@@ -64,9 +60,8 @@ def compare(here: Results, there: Results) -> list[Compared]:
     jobs = [_job(here, there, change, least) for change, least in zip(changes, noises, strict=True)]
     found = []
     for change, least, verdict in zip(changes, noises, parallel.each(_verdict, jobs), strict=True):
-        timing, shape, name = change.timing, change.shape, change.implementation
-        before, after = (median_of(run.row(name, shape, timing)) for run in (there, here))
-        found.append(Compared(timing, shape, name, before, after, least, verdict, name in edited))
+        before, after = (median_of(run.row(*change.place)) for run in (there, here))
+        found.append(Compared(change, before, after, least, verdict, change.implementation in edited))
     return found
 
 
@@ -109,8 +104,7 @@ def noise(here: Results, there: Results, changes: Sequence[Change]) -> list[floa
 
 def _distance(change: Change, here: Results, there: Results) -> float:
     """How far apart the logarithms of a case's medians are."""
-    place = (change.implementation, change.shape, change.timing)
-    return abs(math.log(here.row(*place)["median_us"] / there.row(*place)["median_us"]))
+    return abs(math.log(here.row(*change.place)["median_us"] / there.row(*change.place)["median_us"]))
 
 
 def _smallest_effects(changes: Sequence[Change], *runs: Results) -> dict[Place, float]:
@@ -133,7 +127,7 @@ def _reach(distances: np.ndarray) -> float:
 
 
 def _job(here: Results, there: Results, change: Change, least: float) -> tuple[Any, ...]:
-    place = (change.implementation, change.shape, change.timing)
+    place = change.place
     tick_us = max(run.tick_us(run.row(*place)["launches"]) for run in (here, there))
     return there.samples(*place), here.samples(*place), tick_us, change.pvalue, max(least, EQUIVALENCE_MARGIN)
 
