@@ -153,23 +153,6 @@ def test_what_differs_between_two_runs_is_marked_and_not_failed():
     assert marks.dropna().to_dict() == {"sdpa.flash": 3}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: sweeps.backends(lonely(), "batch"), lambda: sweeps.tails(without_lengths())],
-    ids=["batch", "tails"],
-)
-def test_a_sweep_that_the_study_lacks_is_told(make):
-    try:
-        told = make().markdown
-    except NotMeasured as missing:
-        told = f"{missing}"
-    assert "The study “synthetic” has no sweep “" in told
-
-
-def without_lengths() -> Results:
-    return with_lengths(batch=[synthetic.AXES | {"batch": [1, 2], "seq_len": 128}])
-
-
 # ------------------------------------------------------------------------------------------------------ the roofline
 
 

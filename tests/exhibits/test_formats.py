@@ -1,6 +1,7 @@
 """Numbers as they are printed, worked by hand, and sentences from templates."""
 
 import math
+from functools import partial
 
 import pytest
 from jinja2 import UndefinedError
@@ -87,6 +88,8 @@ def test_an_interval_shows_its_width_to_two_digits_and_its_estimate_to_three(est
         (formats.ended, "it\nfailed.", "it failed."),
         (formats.ended, "it", "it."),
         (formats.ended, 300 * "a", 199 * "a" + "…"),
+        (partial(formats.count, one="case"), 0, "0 cases"),
+        (partial(formats.count, one="case"), 1, "1 case"),
         (formats.listing, [], "none"),
         (formats.listing, ["a"], "a"),
         (formats.listing, ["a", "b", "c"], "a, b and c"),
@@ -94,11 +97,6 @@ def test_an_interval_shows_its_width_to_two_digits_and_its_estimate_to_three(est
 )
 def test_values_in_print(show, value, text):
     assert show(value) == text
-
-
-@pytest.mark.parametrize(("amount", "text"), [(0, "0 cases"), (1, "1 case"), (2, "2 cases")])
-def test_counts(amount, text):
-    assert formats.count(amount, "case") == text
 
 
 def test_many_shapes_are_grouped():
