@@ -239,11 +239,3 @@ def test_whether_another_device_agrees_is_said(times, said):
     assert said in words.markdown
     assert "Between the two, the source of `kernel.mma` changed" in words.markdown
     assert table.frame["sign"].tolist() == [found.sign(TARGET)]
-
-
-def test_a_run_whose_kernels_were_not_reached():
-    cut = synthetic.infer(synthetic.Recipe(study=synthetic.LADDER.study, fates={}, shapes=0))
-    shown = {id: Show(cut)(id).content for id in SHOWN if id != "kernels.stale"}
-    there = [id.removeprefix("kernels.") for id, content in shown.items() if not isinstance(content, Missing)]
-    assert sorted(there) == ["ablation", "fp8.roundings", "ladder", "standing"]
-    assert "not reached yet" in shown["kernels.ablation"].markdown
