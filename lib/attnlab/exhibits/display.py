@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import matplotlib.figure
@@ -113,9 +114,16 @@ class Table(_Exhibit):
     shows: Shows = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], *told: Any, **shown: Any) -> "Table":
-        """A table of rows, each its cells by the names of their columns; the other arguments are those of `Table`."""
-        return cls(pd.DataFrame(rows, dtype=object), *told, **shown)
+    def of(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        caption: str,
+        note: str = "",
+        highlight: int | None = None,
+        shows: Shows = MappingProxyType({}),
+    ) -> "Table":
+        """A table of rows, each its cells by the names of their columns; numbers stay of the kind that they are."""
+        return cls(pd.DataFrame(rows, dtype=object), caption, note, highlight, shows)
 
     def __post_init__(self) -> None:
         if self.frame.empty:
