@@ -1,7 +1,5 @@
 """What a run times is computed, not remembered, and every output of it is compared: on the CPU, by saboteurs in Python.
 
-pytestmark = pytest.mark.usefixtures("locked")
-
 Kernels: test_gpu_gate.py.
 """
 
@@ -22,6 +20,8 @@ from attnlab.measure.subjects.oracle import composed
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 from attnlab.study.values import STANDARD
+
+pytestmark = pytest.mark.usefixtures("locked")
 
 SHAPE = Shape(2, 3, 65, 64, dtype="float32")
 WARM, COLD = (Timing(clock="eager", cache=cache) for cache in ("warm", "cold"))
