@@ -172,9 +172,20 @@ def both(*spoils: Spoil) -> Spoil:
     return lambda tables, manifest: [spoil(tables, manifest) for spoil in spoils]
 
 
+def in_row(table: str, row: int, said: str, **values: Any) -> tuple[Spoil, str]:
+    """Other values in one row, and what is said of that row."""
+    return cell(table, row, **values), f"{table}.parquet, row {row}: {said}"
+
+
+def of_the_first(rows: pd.DataFrame) -> pd.Series:
+    return rows["replicate"] == 0
+
+
 NAN, INFINITE = float("nan"), float("inf")
-FIRST, SECOND = "B=1 H=4 S=16 D=64 full float32", "B=1 H=4 S=32 D=64 full float32"
-AUTO, MATH = f"sdpa.auto at {FIRST} in replicate 0", f"sdpa.math at {FIRST} in replicate 0"
+FIRST = "B=1 H=4 S=16 D=64 full float32"
+AUTO, MATH, FLASH = (f"sdpa.{name} at {FIRST} in replicate 0" for name in ("auto", "math", "flash"))
+SECOND = MATH.replace("S=16", "S=32")
+LARGE = "passed a check with errors of {} and {}, which are too large"
 SAME = "this row has the implementation, clock, cache, replicate, round of one/samples.parquet, row 1"
 VALUES = [
     ("samples", 3, "latency_us", NAN, "NaN"),
@@ -210,147 +221,84 @@ VALUES = [
     ("endurance", 0, "started_s", -1.0, "-1.0"),
 ]
 """A value that its column can't hold, in one row or in all (...), and how it is told."""
+AUTO_WARM, MATH_WARM = f"{AUTO} under eager warm", f"{MATH} under eager warm"
+FAILS = cell("cases", 0, status=schema.FAILED)
 ROWS = [
     (
         both(again("samples", slice(0, 1)), cell("samples", 24, round=3)),
-        f"samples.parquet: {AUTO} under eager warm has 4 of 3 rounds",
+        f"samples.parquet: {AUTO_WARM} has 4 of 3 rounds",
     ),
-    (
-        cell("residency", 0, why="no canary"),
-        f"residency.parquet, row 0: sdpa.auto at {FIRST} under eager warm has a value and a why, or neither",
-    ),
-    (
-        cell("stream", 2, position=2),
-        f"stream.parquet, row 2: {AUTO} answers request 2, beyond those of the study",
-    ),
+    in_row("residency", 0, f"sdpa.auto at {FIRST} under eager warm has a value and a why, or neither", why="no canary"),
+    in_row("stream", 2, f"{AUTO} answers request 2, beyond those of the study", position=2),
     (column("checks", "batch", 1.0), "checks.parquet, row 0: batch must be a positive integer, not 1.0"),
-    (cell("checks", 5, kv_heads=3), "checks.parquet, row 5: kv_heads must divide heads, and 3 doesn't divide 4"),
-    (
-        cell("cases", 1, dtype="float17"),
-        "cases.parquet, row 1: unknown dtype 'float17'; known are float16, bfloat16, float32, float64",
-    ),
-    (
-        cell("samples", 2, values="sink"),
-        f"samples.parquet, row 2: unknown values 'sink'; known are {', '.join(STANDARD)}, or other amounts",
-    ),
-    (
-        cell("checks", 0, inputs="easy"),
-        f"checks.parquet, row 0: {AUTO} was checked on 'easy', which are neither its values nor an extreme",
-    ),
+    in_row("checks", 5, "kv_heads must divide heads, and 3 doesn't divide 4", kv_heads=3),
+    in_row("cases", 1, "unknown dtype 'float17'; known are float16, bfloat16, float32, float64", dtype="float17"),
+    in_row("samples", 2, f"unknown values 'sink'; known are {', '.join(STANDARD)}, or other amounts", values="sink"),
+    in_row("checks", 0, f"{AUTO} was checked on 'easy', which are neither its values nor an extreme", inputs="easy"),
     (lambda tables, manifest: tables["checks"].pop("passed"), "checks.parquet: the column 'passed' is missing"),
     (again("samples", slice(1, 2)), f"samples.parquet, row 24: {SAME}"),
     (
         again("checks", slice(0, 1)),
-        (
-            "checks.parquet, row 16: this row has the implementation, replicate, moment, inputs, route of "
-            "one/checks.parquet, row 0"
-        ),
+        "checks.parquet, row 16: this row has the implementation, replicate, moment, inputs, route of "
+        "one/checks.parquet, row 0",
     ),
     (
         again("cases", slice(0, 1)),
         "cases.parquet, row 8: this row has the implementation, replicate of one/cases.parquet, row 0",
     ),
-    (keep("samples", lambda rows: rows["round"] < 0), f"samples.parquet: {AUTO} under eager warm has 0 of 3 rounds"),
-    (keep("samples", lambda rows: rows.index != 2), f"samples.parquet: {AUTO} under eager warm has 2 of 3 rounds"),
+    (keep("samples", lambda rows: rows["round"] < 0), f"samples.parquet: {AUTO_WARM} has 0 of 3 rounds"),
+    (keep("samples", lambda rows: rows.index != 2), f"samples.parquet: {AUTO_WARM} has 2 of 3 rounds"),
+    (cell("samples", 4, round=3), f"samples.parquet: {AUTO_WARM} has 3 of 3 rounds, and not the first ones"),
+    in_row("samples", 4, f"{AUTO_WARM} is at position 3, beyond the turns of a round", position=3),
     (
-        cell("samples", 4, round=3),
-        f"samples.parquet: {AUTO} under eager warm has 3 of 3 rounds, and not the first ones",
-    ),
-    (
-        cell("samples", 4, position=3),
-        f"samples.parquet, row 4: {AUTO} under eager warm is at position 3, beyond the turns of a round",
-    ),
-    (
-        lambda tables, manifest: [
-            keep(table, lambda rows: rows["replicate"] == 0)(tables, manifest)
-            for table in ("samples", "checks", "cases", "processes", "stream")
-        ],
+        both(*(keep(of, of_the_first) for of in ("samples", "checks", "cases", "processes", "stream"))),
         f"cases.parquet: sdpa.auto at {FIRST} in replicate 1 is missing",
     ),
-    (
-        cell("samples", 3, implementation="sdpa.flash"),
-        f"samples.parquet, row 3: sdpa.flash at {FIRST} in replicate 0 under eager warm is not of the study",
-    ),
+    in_row("samples", 3, f"{FLASH} under eager warm is not of the study", implementation="sdpa.flash"),
     (keep("cases", lambda rows: rows.index != 1), f"cases.parquet: {MATH} is missing"),
+    in_row("checks", 2, f"{AUTO.replace('D=64', 'D=32')} is not of the study", head_dim=32),
+    in_row("samples", 3, f"{MATH} under eager cold is under no timing of this run", cache="cold"),
+    in_row("samples", 3, f"control.{AUTO_WARM} is not among the cases", implementation="control.sdpa.auto"),
     (
-        cell("checks", 2, head_dim=32),
-        "checks.parquet, row 2: sdpa.auto at B=1 H=4 S=16 D=32 full float32 in replicate 0 is not of the study",
+        both(FAILS, cell("checks", 0, passed=False)),
+        f"samples.parquet, row 0: {AUTO_WARM} was timed after it failed a check",
     ),
     (
-        cell("samples", 3, cache="cold"),
-        f"samples.parquet, row 3: {MATH} under eager cold is under no timing of this run",
+        both(FAILS, keep("samples", lambda rows: rows.index != 2)),
+        f"samples.parquet: {AUTO_WARM} has 2 of 3 rounds, and not the first ones",
     ),
-    (
-        cell("samples", 3, implementation="control.sdpa.auto"),
-        f"samples.parquet, row 3: control.{AUTO} under eager warm is not among the cases",
-    ),
-    (
-        both(cell("cases", 0, status=schema.FAILED), cell("checks", 0, passed=False)),
-        f"samples.parquet, row 0: {AUTO} under eager warm was timed after it failed a check",
-    ),
-    (
-        both(
-            cell("cases", 0, status=schema.FAILED),
-            keep("samples", lambda rows: rows.index != 2),
-        ),
-        f"samples.parquet: {AUTO} under eager warm has 2 of 3 rounds, and not the first ones",
-    ),
-    (cell("checks", 2, passed=False), f"checks.parquet, row 2: {AUTO} failed a check and counts as measured"),
-    (
-        cell("checks", 2, max_error=2.1e-6),
-        f"checks.parquet, row 2: {AUTO} passed a check with errors of 2.1e-06 and 1e-06, which are too large",
-    ),
-    (
-        cell("checks", 2, inputs="large logits", mean_error=INFINITE),
-        f"checks.parquet, row 2: {AUTO} passed a check with errors of 1e-06 and inf, which are too large",
-    ),
+    in_row("checks", 2, f"{AUTO} failed a check and counts as measured", passed=False),
+    in_row("checks", 2, f"{AUTO} {LARGE.format('2.1e-06', '1e-06')}", max_error=2.1e-6),
+    in_row("checks", 2, f"{AUTO} {LARGE.format('1e-06', 'inf')}", inputs="large logits", mean_error=INFINITE),
     (
         keep("checks", lambda rows: rows["implementation"] != "sdpa.math"),
         f"cases.parquet, row 1: {MATH} counts as measured, and no check of it is recorded",
     ),
-    (
-        cell("samples", 1, strain=1.5),
-        f"samples.parquet, row 1: {MATH} under eager warm counts as measured, and its strain is 1.5, above 1",
-    ),
+    in_row("samples", 1, f"{MATH_WARM} counts as measured, and its strain is 1.5, above 1", strain=1.5),
     (
         cell("checks", 2, process="p1"),
         "processes.parquet: replicate 0 was measured by the process 'p1', which is missing",
     ),
-    (cell("processes", 1, replicate=2), "processes.parquet, row 1: replicate 2 is not of the study"),
+    in_row("processes", 1, "replicate 2 is not of the study", replicate=2),
     (
-        keep("processes", lambda rows: rows["replicate"] == 0),
+        keep("processes", of_the_first),
         "processes.parquet: replicate 1 was measured by the process 'p1', which is missing",
     ),
     (keep("stream", lambda rows: rows.index != 1), "stream.parquet: sdpa.math in replicate 0 didn't answer request 0"),
+    in_row("stream", 1, f"{SECOND} answers request 0, which is of another shape", seq_len=32, kv_len=32),
     (
-        cell("stream", 1, seq_len=32, kv_len=32),
-        f"stream.parquet, row 1: sdpa.math at {SECOND} in replicate 0 answers request 0, which is of another shape",
-    ),
-    (
-        keep("stream", lambda rows: (rows["replicate"] == 0) | (rows["position"] == 0)),
+        keep("stream", lambda rows: of_the_first(rows) | (rows["position"] == 0)),
         "stream.parquet: sdpa.auto in replicate 1 didn't answer request 1",
     ),
-    (
-        cell("samples", 1, position=0),
-        f"samples.parquet, row 1: {MATH} under eager warm is at position 0 of round 0, where another is",
-    ),
-    (
-        cell("samples", 2, started_s=0.25),
-        f"samples.parquet, row 2: {AUTO} under eager warm began in round 1 before the sample before it",
-    ),
+    in_row("samples", 1, f"{MATH_WARM} is at position 0 of round 0, where another is", position=0),
+    in_row("samples", 2, f"{AUTO_WARM} began in round 1 before the sample before it", started_s=0.25),
     (
         column("samples", "latency_us", 20.0),
         f"samples.parquet: {FIRST} in replicate 0 under eager warm holds 6 samples, and all are of 20 µs",
     ),
-    (
-        cell("cases", 0, status=schema.FAILED),
-        f"cases.parquet, row 0: {AUTO} counts as failed, and passed every check, before and after timing",
-    ),
-    (cell("panel", 1, why=""), f"panel.parquet, row 1: sdpa.auto at {FIRST} has a latency_us and a why, or neither"),
-    (
-        cell("endurance", 0, why="no such device"),
-        f"endurance.parquet, row 0: sdpa.auto at {FIRST} has a latency_us and a why, or neither",
-    ),
+    (FAILS, f"cases.parquet, row 0: {AUTO} counts as failed, and passed every check, before and after timing"),
+    in_row("panel", 1, f"sdpa.auto at {FIRST} has a latency_us and a why, or neither", why=""),
+    in_row("endurance", 0, f"sdpa.auto at {FIRST} has a latency_us and a why, or neither", why="no such device"),
 ]
 FILES = ", ".join(f"{table}.parquet" for table in TABLES)
 MANIFESTS = [
@@ -456,42 +404,23 @@ def of_models() -> tuple[Tables, dict[str, Any]]:
 
 
 WORKLOAD = "tiny-gpt2 (1 × 8)"
+SDPA = f"transformers.sdpa in {WORKLOAD} in replicate 0"
 
 
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (
-            cell("samples", 1, first_us=-1.0),
-            "samples.parquet, row 1: first_us is -1.0 and has to be a finite number of at least 0.001",
-        ),
-        (
-            cell("kernels", 0, phase="middle"),
-            "kernels.parquet, row 0: phase is 'middle' and has to be one of first token, later tokens",
-        ),
+        in_row("samples", 1, "first_us is -1.0 and has to be a finite number of at least 0.001", first_us=-1.0),
+        in_row("kernels", 0, "phase is 'middle' and has to be one of first token, later tokens", phase="middle"),
         (
             again("outputs", slice(0, 1)),
             "outputs.parquet, row 3: this row has the model, batch, prompt, attention, replicate of "
             "one/outputs.parquet, row 0",
         ),
-        (
-            cell("outputs", 0, prompt=9),
-            "outputs.parquet, row 0: transformers.sdpa in tiny-gpt2 (1 × 9) in replicate 0 is not of the plan",
-        ),
-        (
-            cell("samples", 0, round=2),
-            f"samples.parquet, row 0: transformers.sdpa in {WORKLOAD} in replicate 0 is in round 2, beyond those "
-            "of the plan",
-        ),
-        (
-            cell("samples", 0, agreeing=3),
-            f"samples.parquet, row 0: transformers.sdpa in {WORKLOAD} in replicate 0 has 3 tokens that agree, and "
-            "generated fewer",
-        ),
-        (
-            keep("samples", lambda rows: rows.index != 1),
-            f"samples.parquet: transformers.sdpa in {WORKLOAD} in replicate 0 lacks round 1",
-        ),
+        in_row("outputs", 0, f"{SDPA.replace('× 8', '× 9')} is not of the plan", prompt=9),
+        in_row("samples", 0, f"{SDPA} is in round 2, beyond those of the plan", round=2),
+        in_row("samples", 0, f"{SDPA} has 3 tokens that agree, and generated fewer", agreeing=3),
+        (keep("samples", lambda rows: rows.index != 1), f"samples.parquet: {SDPA} lacks round 1"),
         (
             keep("outputs", lambda rows: rows.index != 1),
             f"outputs.parquet: attnlab.attend in {WORKLOAD} in replicate 0 is missing",
