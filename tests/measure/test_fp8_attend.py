@@ -83,72 +83,44 @@ def test_scales_belong_to_their_heads():
 
 Q, K, V = drawn()
 S = Q.scales, K.scales, V.scales
-HALF = V.values.half()
+GIVEN, HALF = tuple(one.values for one in (Q, K, V)), V.values.half()
 
 
 @pytest.mark.parametrize(
     ("given", "options", "words"),
     [
+        ((*GIVEN[:2], HALF), {"scales": S}, "takes scales with tensors in torch.float8_e4m3fn, and v is *float16"),
+        (GIVEN, {}, "takes tensors in torch.float8_e4m3fn with their scales, as scales=*"),
+        (3 * (HALF,), {"dtype": torch.float16}, "takes dtype, of the output, where q, k and v come with scales"),
+        (GIVEN, {"scales": S, "autotune": True}, "takes neither autotune nor kv_lens with scales"),
+        (GIVEN, {"scales": S[:2]}, "takes the scales of q, k, v where it gives *float16, not 2 of them"),
         (
-            (Q.values, K.values, HALF),
-            {"scales": S},
-            "takes scales with tensors in torch.float8_e4m3fn, and v is *float16",
-        ),
-        ((Q.values, K.values, V.values), {}, "takes tensors in torch.float8_e4m3fn with their scales, as scales=*"),
-        ((HALF, HALF, HALF), {"dtype": torch.float16}, "takes dtype, of the output, where q, k and v come with scales"),
-        (
-            (Q.values, K.values, V.values),
-            {"scales": S, "autotune": True},
-            "takes neither autotune nor kv_lens with scales",
-        ),
-        (
-            (Q.values, K.values, V.values),
-            {"scales": S[:2]},
-            "takes the scales of q, k, v where it gives *float16, not 2 of them",
-        ),
-        (
-            (Q.values, K.values, V.values),
+            GIVEN,
             {"scales": S, "dtype": E4M3},
             "takes the scales of q, k, v, the output where it gives torch.float8_e4m3fn, not 3 of them",
         ),
+        (GIVEN, {"scales": (*S, S[1]), "dtype": E4M3}, "takes scales (2 or 1, 4 or 1, 1) of the output, not (2, 2, 1)"),
+        (GIVEN, {"scales": (*S, S[0])}, "takes the scales of q, k, v where it gives torch.float16, not 4 of them"),
+        (GIVEN, {"scales": (*S[:2], S[2].double())}, "takes scales in torch.float32 on cpu: *v*"),
         (
-            (Q.values, K.values, V.values),
-            {"scales": (*S, S[1]), "dtype": E4M3},
-            "takes scales (2 or 1, 4 or 1, 1) of the output, not (2, 2, 1)",
-        ),
-        (
-            (Q.values, K.values, V.values),
-            {"scales": (*S, S[0])},
-            "takes the scales of q, k, v where it gives torch.float16, not 4 of them",
-        ),
-        (
-            (Q.values, K.values, V.values),
-            {"scales": (S[0], S[1], S[2].double())},
-            "takes scales in torch.float32 on cpu: *v*",
-        ),
-        (
-            (Q.values, K.values, V.values),
+            GIVEN,
             {"scales": (S[0], S[1].expand(2, 2, 3), S[2])},
-            r"takes scales (2 or 1, 2 or 1, 1) of k, not (2, 2, 3)",
+            "takes scales (2 or 1, 2 or 1, 1) of k, not (2, 2, 3)",
         ),
+        (GIVEN, {"scales": (S[1], *S[1:])}, "takes scales (2 or 1, 4 or 1, 1) of q, not (2, 2, 1)"),
         (
-            (Q.values, K.values, V.values),
-            {"scales": (S[1], S[1], S[2])},
-            "takes scales (2 or 1, 4 or 1, 1) of q, not (2, 2, 1)",
-        ),
-        (
-            (Q.values, K.values, V.values),
+            GIVEN,
             {"scales": S, "dtype": torch.float32},
             "gives torch.float16, torch.bfloat16, torch.float8_e4m3fn of *float32",
         ),
-        ((Q.values, K.values, V.values), {"scales": S, "scale": -1.0}, "takes a scale above 0, not -1"),
+        (GIVEN, {"scales": S, "scale": -1.0}, "takes a scale above 0, not -1"),
         (
             (Q.values, K.values[:, :, :30], V.values[:, :, :30]),
             {"scales": S, "causal": True},
             "takes no more queries than keys*",
         ),
         (
-            (Q.values[:, :3], K.values, V.values),
+            (Q.values[:, :3], *GIVEN[1:]),
             {"scales": S},
             "takes as many heads of K and V as divide those of Q, not *",
         ),
@@ -194,9 +166,8 @@ def test_the_scales_of_a_launch_are_where_the_tensors_are():
 
 @pytest.mark.parametrize(("dtype", "count"), [(torch.float16, 4), (torch.bfloat16, 2), (E4M3, 3)])
 def test_the_rung_reads_no_scales_that_it_was_not_given(dtype, count):
-    given = [one.values for one in (Q, K, V)]
     with pytest.raises(Unsupported, match="takes the scales of Q, K and V, and that of an output in e4m3 alone"):
-        rungs.of(ladder.rung("kernel.fp8")).of_scales(*given, (S * 2)[:count], False, None, dtype)
+        rungs.of(ladder.rung("kernel.fp8")).of_scales(*GIVEN, (S * 2)[:count], False, None, dtype)
 
 
 def test_scales_are_as_the_kernel_declares_them():
@@ -217,5 +188,4 @@ def test_shared_memory_holds_all_that_a_tile_needs(tile):
 
 
 def test_no_queries_give_nothing():
-    q, k, v = Q.values[:, :, :0], K.values, V.values
-    assert attend(q, k, v, S).shape == (2, 4, 0, 64)
+    assert attend(Q.values[:, :, :0], *GIVEN[1:], S).shape == (2, 4, 0, 64)
