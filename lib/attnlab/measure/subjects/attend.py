@@ -29,8 +29,6 @@ from attnlab.study.shapes import Shape
 
 # Subclasses of it compute attention in their own ways.
 KIND = Tensor
-
-
 Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The call for tensors of one layout; raises Unsupported for those that it doesn't serve after all."""
 _table: Dispatch | None = None
@@ -62,8 +60,6 @@ _prepared: dict[Hashable, _Ready] = {}
 _NOTHING = _Ready(lambda q, k, v: False, False, None, scaled_dot_product_attention, True, True)
 _last = _NOTHING
 """What was called last, mostly by the layer before; it has no gradients."""
-
-
 SCALED = "attnlab.measure.fp8.attend"
 FEW = f"{PREFIX}few"
 """The kernel that takes the lengths of sequences."""
@@ -119,7 +115,13 @@ def attend(
         RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
     """
     if scales is not None or dtype is not None:
-        return _of_scales(q, k, v, causal, scale, autotune, kv_lens, scales, dtype)
+        if scales is None:
+            raise ValueError("attend takes dtype, of the output, where q, k and v come with scales")
+        if autotune or kv_lens is not None:
+            raise ValueError("attend takes neither autotune nor kv_lens with scales")
+        # What it needs stands above this package.
+        scaled: Tensor = import_module(SCALED).attend(q, k, v, scales, causal, scale, dtype)
+        return scaled
     if kv_lens is not None:
         return _of_lengths(q, k, v, causal, scale, kv_lens)
     if is_compiling():
@@ -131,27 +133,6 @@ def attend(
         _forget_last()
     found = again(q, k, v, causal, scale)
     return anew(q, k, v, causal, scale, autotune) if found is None else found
-
-
-def _of_scales(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float | None,
-    autotune: bool,
-    kv_lens: Tensor | None,
-    scales: Sequence[Tensor] | None,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    """`attend` of tensors in e4m3."""
-    if scales is None:
-        raise ValueError("attend takes dtype, of the output, where q, k and v come with scales")
-    if autotune or kv_lens is not None:
-        raise ValueError("attend takes neither autotune nor kv_lens with scales")
-    # What it needs stands above this package.
-    output: Tensor = import_module(SCALED).attend(q, k, v, scales, causal, scale, dtype)
-    return output
 
 
 def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor) -> Tensor:
@@ -466,34 +447,26 @@ def _by_torch(call: Prepared, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
         raise Unsupported(str(error)) from None
 
 
-def _within(
-    implementation: Implementation,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float | None = None,
-) -> Tensor:
+def _within(implementation: Implementation, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     with implementation.selected():
-        return implementation.call(q, k, v, causal, scale)
+        return implementation.call(q, k, v, **options)
 
 
-# SDPA's backends as the operators that it would call: selecting a backend takes longer than many of them run.
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[0]
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-    return attention(q, k, v, None, False, 0.0, causal, scale=scale)[0]
+def _biased(operator: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """What an operator that could take a bias computes without one."""
+    return operator(q, k, v, None, False, 0.0, causal, scale=scale)[0]
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    attention = torch.ops.aten._scaled_dot_product_efficient_attention
-    return attention(q, k, v, None, False, 0.0, causal, scale=scale)[0]
-
-
-_DIRECT: dict[str, Attention] = {"sdpa.flash": _flash, "sdpa.cudnn": _cudnn, "sdpa.efficient": _efficient}
+_DIRECT: dict[str, Attention] = {
+    "sdpa.flash": _flash,
+    "sdpa.cudnn": partial(_biased, torch.ops.aten._scaled_dot_product_cudnn_attention),
+    "sdpa.efficient": partial(_biased, torch.ops.aten._scaled_dot_product_efficient_attention),
+}
+"""SDPA's backends as the operators that it would call: selecting a backend takes longer than many of them run."""
 DISPATCHED = Implementation(implementations.DISPATCH, attend)
 operator.register(again, anew)
 operator.register_of_lengths(_of_lengths_forward)
