@@ -1,16 +1,40 @@
-"""JSON files that hold one pydantic model each, such as dispatch tables and tunings."""
+"""Pydantic models of what is stated or recorded: what they have in common, and JSON files that hold one each."""
 
 import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError, first_problem
 from attnlab.base.files import write_atomically
 
 Model = TypeVar("Model", bound=BaseModel)
+Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Words = Annotated[str, Field(min_length=1)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def validated(model: type[Model], stated: Any, where: str = "", context: Any = None, advice: str = "") -> Model:
+    """A model of what is stated.
+
+    Args:
+        where: the origin of that, with which the message begins; it ends with the `advice`.
+        context: what the model's own rules go by.
+
+    Raises:
+        UserError: something is wrong with a field; the message is one line.
+    """
+    try:
+        return model.model_validate(stated, context=context)
+    except UserError as error:
+        said = str(error)
+    except ValidationError as error:
+        said = first_problem(error, model.model_fields)
+    raise UserError(f"{where}{': ' if where else ''}{said}{advice}")
 
 
 def write(path: Path, held: BaseModel) -> Path:
@@ -34,13 +58,11 @@ def read(path: Path, model: type[Model], kind: str, absent: str, command: str) -
     """
     where = paths.shown(path)
     try:
-        return model.model_validate(json.loads(path.read_text()))
+        stated = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(absent) from None
     except OSError as error:
         raise UserError(f"{where} can't be read: {error.strerror}") from None
-    except (UserError, ValidationError) as error:
-        said = error if isinstance(error, UserError) else first_problem(error, model.model_fields)
-        raise UserError(f"{where} is no {kind}: {said}") from None
     except (ValueError, RecursionError):
         raise UserError(f"{where} is no {kind}: `{command}` writes one") from None
+    return validated(model, stated, f"{where} is no {kind}")

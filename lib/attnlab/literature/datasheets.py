@@ -4,19 +4,17 @@ from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from attnlab.base import paths
+from attnlab.base.documents import Positive, Size, Words
 from attnlab.base.errors import UserError
 from attnlab.literature import tables
 
 PATH = paths.REFERENCE / "datasheets.csv"
-Words = Annotated[str, Field(min_length=1)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 
 
-class Sheet(BaseModel):
+class Sheet(BaseModel, extra="forbid", frozen=True):
     """What the datasheet of one device states; None where it states nothing. Rates are dense but for the sparse one.
 
     Attributes:
@@ -24,20 +22,19 @@ class Sheet(BaseModel):
         matches: its name as the driver reports it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     device: Words
     matches: Words
-    matmul_float16_tflops: Rate
-    matmul_bfloat16_tflops: Rate
-    matmul_float32_tflops: Rate | None = None
-    matmul_float8_e4m3fn_tflops: Rate | None = None
-    copy_gbs: Rate
-    multiprocessors: Count | None = None
-    sm_clock_mhz: Count | None = None
-    sparse_float16_tflops: Rate | None = None
-    l2_mib: Rate | None = None
-    power_w: Rate | None = None
-    memory_gb: Rate | None = None
+    matmul_float16_tflops: Positive
+    matmul_bfloat16_tflops: Positive
+    matmul_float32_tflops: Positive | None = None
+    matmul_float8_e4m3fn_tflops: Positive | None = None
+    copy_gbs: Positive
+    multiprocessors: Size | None = None
+    sm_clock_mhz: Size | None = None
+    sparse_float16_tflops: Positive | None = None
+    l2_mib: Positive | None = None
+    power_w: Positive | None = None
+    memory_gb: Positive | None = None
     memory_kind: Words | None = None
     source: Annotated[str, Field(pattern=r"https?://\S")]
 

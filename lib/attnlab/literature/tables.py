@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from attnlab.base import paths
-from attnlab.base.errors import UserError, first_problem
+from attnlab.base.documents import validated
+from attnlab.base.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -31,12 +32,10 @@ def read(path: Path, model: type[M]) -> Iterator[tuple[str, M]]:
                 if first := lines.get(tuple(cells.values())):
                     raise UserError(f"it repeats line {first}: leave one")
                 lines[tuple(cells.values())] = reader.line_num
-                yield place, model(**{column: cell for column, cell in cells.items() if cell})
+                yield place, validated(model, {column: cell for column, cell in cells.items() if cell})
         if not lines:
             raise UserError("it has no line below its head: restore it")
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
-    except ValidationError as error:
-        raise UserError(f"{place}: {first_problem(error, model.model_fields)}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{shown} can't be read: {error}: restore it") from None

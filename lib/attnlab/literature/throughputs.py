@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from attnlab.base import paths
+from attnlab.base.documents import Positive, Size, Words
 from attnlab.base.errors import UserError, suggestion
 from attnlab.literature import bibliography, tables
 from attnlab.literature.bibliography import WEB
@@ -19,11 +20,9 @@ from attnlab.literature.datasheets import datasheets
 from attnlab.study.shapes import Shape
 
 PATH = paths.REFERENCE / "literature.csv"
-Name = Annotated[str, Field(min_length=1)]
-Size = Annotated[int, Field(gt=0)]
 
 
-class Published(BaseModel):
+class Published(BaseModel, extra="forbid", frozen=True):
     """One number as its source states it; None where the source states nothing.
 
     Attributes:
@@ -34,13 +33,11 @@ class Published(BaseModel):
             that, ``masked`` 2·B·H·S·(S+1)·D.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    source: Name
-    place: Name
+    source: Words
+    place: Words
     url: Annotated[str, Field(pattern=WEB)] = ""
-    device: Name
-    implementation: Name
+    device: Words
+    implementation: Words
     batch: Size | None = None
     heads: Size | None = None
     kv_heads: Size | None = None
@@ -50,7 +47,7 @@ class Published(BaseModel):
     dtype: Literal["float16", "bfloat16"] | None = None
     direction: Literal["forward"]
     quantity: Literal["throughput", "highest throughput", "latency"]
-    value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    value: Positive
     unit: Literal["TFLOP/s", "ms"]
     convention: Literal["full", "halved", "masked"] | None = None
     read_from: Literal["table", "text", "label on figure", "plot"]

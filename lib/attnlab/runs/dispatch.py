@@ -3,11 +3,12 @@
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, model_validator
 
 from attnlab.base import documents, paths
+from attnlab.base.documents import Positive
 from attnlab.base.errors import UserError
 from attnlab.study import ladder, tuning
 from attnlab.study.implementations import FALLBACK
@@ -15,7 +16,6 @@ from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.tuning import Tuning
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NEAREST = 4
 """The measured shapes by which one is judged that was not measured."""
 SOFTENING = 0.3
@@ -28,7 +28,7 @@ FEW_APART = 3.0
 """How far a few queries over a cache are from more of them."""
 
 
-class Choice(BaseModel):
+class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
     """The implementation to call at one shape that was measured.
 
     Attributes:
@@ -40,7 +40,6 @@ class Choice(BaseModel):
     """
 
     AXES: ClassVar[tuple[str, ...]] = Shape.AXES[:8]
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     batch: int
     heads: int
     seq_len: int
@@ -74,7 +73,7 @@ class Choice(BaseModel):
         return Shape(**{axis: getattr(self, axis) for axis in self.AXES})
 
 
-class Regret(BaseModel):
+class Regret(BaseModel, extra="forbid", frozen=True, strict=True):
     """How much longer the choices of a table take than the best ones, at shapes drawn at random that it doesn't hold.
 
     At each shape the values count on which a choice does worst.
@@ -88,7 +87,6 @@ class Regret(BaseModel):
         lead: the speedup of the choices over the fallback in the geometric mean; `least_lead` the lowest.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     clock: str
     shapes: int
     best_pct: float
@@ -100,7 +98,7 @@ class Regret(BaseModel):
     least_lead: float
 
 
-class Dispatch(BaseModel):
+class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
     """The choices by runs on one device, and what they say of shapes that these did not measure.
 
     Attributes:
@@ -113,7 +111,6 @@ class Dispatch(BaseModel):
         drawn: those shapes by their labels, and what `kernel.best` ran there, as `Choice.instance`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     version: Literal[2] = 2
     run: str
     seal: str

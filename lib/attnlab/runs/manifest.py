@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from attnlab.base.errors import UserError, first_problem
+from attnlab.base.documents import Count, Hash, Positive, Size, Words, validated
+from attnlab.base.errors import UserError
 from attnlab.runs.dispatch import Dispatch, lifted
 from attnlab.runs.rules import GATE_FACTOR
 from attnlab.runs.schema import NAME, TIME, Manifest
@@ -13,13 +14,8 @@ from attnlab.study import studies
 from attnlab.study.ladder import Recorded
 from attnlab.study.models import Plan
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
-Size = Annotated[int, Field(ge=1)]
-Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(gt=0, lt=1)]
-Words = Annotated[str, Field(min_length=1)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
 Named = Annotated[str, Field(pattern=r"^(copy|l2|exponentials|(matmul|wgmma)\.\w+)$")]
 """The name of a ceiling; those of matrix products end with their dtype."""
@@ -223,13 +219,5 @@ class Fields(Common):
 
 def require(manifest: Manifest, where: str) -> None:
     """Raise UserError unless this is what the manifest of a run holds; `where` names it in the message."""
-    fields = ModelFields if "plan" in manifest else Fields
-    try:
-        fields.model_validate(manifest)
-    except UserError as error:
-        said = str(error)
-    except ValidationError as error:
-        said = first_problem(error, fields.model_fields)
-    else:
-        return
-    raise UserError(f"{where}: {said}: restore it from where the run came from")
+    fields: type[Common] = ModelFields if "plan" in manifest else Fields
+    validated(fields, manifest, where, advice=": restore it from where the run came from")

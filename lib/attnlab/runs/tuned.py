@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, field_validator
 
 from attnlab.base import documents, files, paths
 from attnlab.base.errors import UserError
@@ -15,10 +15,9 @@ counted = True
 """Whether they count: not in a process that measures a run, which records the table that `attnlab.attend` goes by."""
 
 
-class Entry(BaseModel):
+class Entry(BaseModel, extra="forbid", frozen=True, strict=True):
     """What was the fastest at a layout; if it is a kernel, with its hash, as `tuning.hashes` gives it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     implementation: str
     source: str = ""
 
@@ -28,10 +27,9 @@ class Entry(BaseModel):
         return implementations.require(name, CANDIDATES)
 
 
-class Tuned(BaseModel):
+class Tuned(BaseModel, extra="forbid", frozen=True, strict=True):
     """The layouts that were tuned on one device under one PyTorch, by the words that `attend.layout_words` has."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     version: Literal[1] = 1
     device: str
     torch: str

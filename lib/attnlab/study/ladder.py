@@ -15,17 +15,11 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from attnlab.base import paths
-from attnlab.base.errors import UserError, first_problem, suggestion
+from attnlab.base.documents import Count, Positive, Size, validated
+from attnlab.base.errors import UserError, suggestion
 from attnlab.study.shapes import Shape
 
 PREFIX = "kernel."
@@ -55,7 +49,6 @@ LAUNCH = ("dtypes", "architectures", "arguments", "persistent", "sizes", "tiles"
 """The fields that a rung takes over from the one that `launched_like` names, unless it states them."""
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 
-Positive = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
 Architecture = Annotated[str, Field(pattern=r"^sm_[1-9][0-9]+[af]?$")]
 
@@ -70,10 +63,10 @@ class Served(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
-    head_dim: Positive
-    rows: Positive
-    shortest: Positive = 1
-    longest: Annotated[int, Field(ge=0)] = 0
+    head_dim: Size
+    rows: Size
+    shortest: Size = 1
+    longest: Count = 0
     masks: Annotated[list[Literal["full", "causal"]], Field(min_length=1)] = ["full", "causal"]
 
     def items(self, seq_len: int, heads: int) -> int:
@@ -102,11 +95,11 @@ class Tile(Served):
     """
 
     model_config = ConfigDict(extra="forbid")
-    keys: Positive
+    keys: Size
     threads: Annotated[int, Field(ge=32, le=MOST_THREADS, multiple_of=32)]
     shared_bytes: Annotated[int, Field(ge=0, le=MOST_SHARED_BYTES)]
     template: dict[Name, int] = {}
-    box_rows: Positive | None = None
+    box_rows: Size | None = None
     name: Name = ""
 
     @field_serializer("template")
@@ -146,7 +139,7 @@ class Step(BaseModel):
     source: Annotated[str, Field(pattern=r"^[\w.-]+\.cu$")]
     after: str
     hypothesis: str
-    expected_speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    expected_speedup: Positive
 
     @property
     def implementation(self) -> str:
@@ -202,9 +195,9 @@ class Rung(Step):
     architectures: Annotated[list[Architecture], Field(min_length=1)]
     arguments: Literal["pointers", "tensor maps", "views", "scaled views", "split keys"]
     merge: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$")] = ""
-    most_queries: Annotated[int, Field(ge=0)] = 0
+    most_queries: Count = 0
     persistent: bool = False
-    spill_bytes: Annotated[int, Field(ge=0)] = 0
+    spill_bytes: Count = 0
     reproducible: bool = True
     launched_like: str = Field("", exclude=True)
     sizes: dict[str, int | str] = Field({}, exclude=True)
@@ -312,12 +305,10 @@ def load(folder: Path | None = None) -> tuple[Rung, ...]:
         try:
             if like := entry.get("launched_like"):
                 entry = launches[_earlier("launched_like", like, launches)] | entry
-            rung = Rung.model_validate(entry)
+            rung = validated(Rung, entry)
             _require_place(rung, list(launches), folder)
         except UserError as error:
             raise UserError(f"{where}: rung {name or number!r}: {error}") from None
-        except ValidationError as error:
-            raise UserError(f"{where}: rung {name or number!r}: {first_problem(error, Rung.model_fields)}") from None
         rungs.append(rung)
         launches[rung.name] = {field: entry[field] for field in LAUNCH if field in entry}
     return tuple(rungs)

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from attnlab.base.errors import UserError, first_problem, suggestion
+from attnlab.base.documents import Hash, validated
+from attnlab.base.errors import UserError, suggestion
 from attnlab.study.shapes import Shape
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Sizes = Annotated[list[Size], Field(min_length=1)]
-Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 BASELINE, CANDIDATE = "transformers.sdpa", "attnlab.attend"
 """The attentions that are compared: the one that transformers calls by itself, and ours."""
 DTYPES = {"cuda": "float16", "cpu": "float32"}
@@ -21,7 +21,7 @@ LIBRARY = "Python's standard library"
 """The name of the text that prompts are cut from where no other is named."""
 
 
-class Model(BaseModel):
+class Model(BaseModel, extra="forbid", frozen=True, strict=True):
     """A decoder of transformers, by its sizes.
 
     Attributes:
@@ -32,7 +32,6 @@ class Model(BaseModel):
         weights: the SHA-256 of the folder's files, see `measure.pretrained`; None for random weights.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     name: str
     family: str
     layers: Size
@@ -45,7 +44,7 @@ class Model(BaseModel):
     weights: Hash | None = None
 
 
-class Text(BaseModel):
+class Text(BaseModel, extra="forbid", frozen=True, strict=True):
     """What prompts are cut from.
 
     Attributes:
@@ -54,7 +53,6 @@ class Text(BaseModel):
         tokens: what the tokens are: those of the model's own tokenizer, or single bytes.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     name: str
     sha256: Hash
     tokens: Literal["tokenizer", "bytes"]
@@ -86,10 +84,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """By the kind of the device, what is measured unless something else is stated."""
 
 
-class Workload(BaseModel):
+class Workload(BaseModel, extra="forbid", frozen=True, strict=True):
     """A model that continues a batch of prompts, each of `prompt` tokens."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     model: Model
     batch: Size
     prompt: Size
@@ -108,7 +105,7 @@ class Workload(BaseModel):
         return f"{self.model.name} ({self.batch} × {self.prompt})"
 
 
-class Plan(BaseModel):
+class Plan(BaseModel, extra="forbid", frozen=True, strict=True):
     """What is measured: each model with each batch and length of prompt.
 
     Attributes:
@@ -117,7 +114,6 @@ class Plan(BaseModel):
         text: what prompts are cut from; None for random tokens.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     models: Annotated[list[Model], Field(min_length=1)]
     batch: Sizes
     prompt: Sizes
@@ -153,10 +149,7 @@ def plan(kind: str, models: Sequence[str] | None = None, known: Mapping[str, Mod
     if unknown := [name for name in names if name not in known]:
         listed = f"known are {', '.join(known)}{suggestion(unknown[0], known)}"
         raise UserError(f"unknown model {unknown[0]!r}; {listed}")
-    try:
-        made = Plan(**fields | {"models": [known[name] for name in names]})
-    except ValidationError as error:
-        raise UserError(f"make model: {first_problem(error, Plan.model_fields)}") from None
+    made = validated(Plan, fields | {"models": [known[name] for name in names]}, "make model")
     for model in made.models:
         if model.positions and made.positions > model.positions:
             most = f"{model.name} takes {model.positions} tokens, and a prompt with what follows has {made.positions}"

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 from yaml.constructor import ConstructorError
 
 from attnlab.base import paths
-from attnlab.base.errors import UserError, first_problem, suggestion
+from attnlab.base.documents import validated
+from attnlab.base.errors import UserError, suggestion
 from attnlab.study import drawn, implementations
 from attnlab.study import values as kinds
 from attnlab.study.shapes import Shape
@@ -49,10 +50,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class Timing(BaseModel):
+class Timing(BaseModel, extra="forbid", frozen=True):
     """A clock, and the state of the L2 in which it begins."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     clock: Literal["eager", "device", "cupti"]
     cache: Literal["warm", "cold"]
 
@@ -71,16 +71,15 @@ class Timing(BaseModel):
         return f"{self.clock} clock, {self.cache} cache"
 
 
-class Drawn(BaseModel):
+class Drawn(BaseModel, extra="forbid", frozen=True, strict=True):
     """So many shapes drawn at random by a seed, each on all of these kinds of values."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     shapes: Annotated[int, Field(ge=1, le=1000)]
     seed: Annotated[int, Field(ge=0)]
     values: Annotated[list[str], Field(min_length=1)] = [kinds.NORMAL]
 
 
-class Study(BaseModel):
+class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     """What a run measures, as a file in studies/ states it.
 
     Nsight Compute counts one call of each implementation at the target, and at the shapes `counted`, of those that are
@@ -92,7 +91,6 @@ class Study(BaseModel):
     come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     name: Annotated[str, Field(max_length=LONGEST, pattern=r"^[^\r\n<>]+$")]
     title: Line
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -239,12 +237,7 @@ def parse(stated: dict[str, Any], where: str, known: Collection[str] = ()) -> St
     Raises:
         UserError: something is wrong with a field; the message is one line.
     """
-    try:
-        return Study.model_validate(stated, context=known)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_problem(error, Study.model_fields)}") from None
+    return validated(Study, stated, where, known)
 
 
 def recorded(manifest: dict[str, Any]) -> Study:

@@ -6,18 +6,18 @@ import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, model_validator
 
 from attnlab.base import documents, paths
+from attnlab.base.documents import Count, Positive, Size
 from attnlab.base.errors import UserError
 from attnlab.study import ladder
 from attnlab.study.implementations import FP8_ALIASES, FP8_KERNEL
 from attnlab.study.ladder import BEST, PREFIX, Rung, Tile
 from attnlab.study.shapes import Shape
 
-Size = Annotated[int, Field(ge=1)]
 # What a last round costs, in rounds, however few items it has; what it costs above that grows with their number. Fitted
 # to trials of every instance at 20 shapes on an H200 that no study here measures: the choice was 0.5 % slower than the
 # fastest instance on average, and 4.8 % at most. With a last round that counts as a whole one, 1.5 % and 16 %.
@@ -30,7 +30,7 @@ ROWS_COUNT = 2
 """By rows, a choice is so many times as far as by heads or keys: from reading K and V to multiplying is a short way."""
 
 
-class Choice(BaseModel):
+class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
     """The fastest instance at one shape, or one that was slower there and may be faster nearby.
 
     Attributes:
@@ -42,16 +42,15 @@ class Choice(BaseModel):
         source: the hash of the rung, as `ladder.hashes` gives it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     heads: Size
     seq_len: Size
     head_dim: Size
     causal: bool
     rung: str
     tile: str
-    latency_us: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    latency_us: Positive
     source: str
-    rows: Annotated[int, Field(ge=0)] = 0
+    rows: Count = 0
 
     @property
     def place(self) -> tuple[int, int, int, bool, int]:
@@ -120,7 +119,7 @@ def _rounds(items: int, multiprocessors: int) -> float:
     return whole + (LAST_ROUND + (1 - LAST_ROUND) * left / multiprocessors if left else 0)
 
 
-class Tuning(BaseModel):
+class Tuning(BaseModel, extra="forbid", frozen=True, strict=True):
     """The choices on one device: at each shape the fastest instance, and those that may be faster nearby.
 
     Attributes:
@@ -128,7 +127,6 @@ class Tuning(BaseModel):
         sources: of each rung that was a candidate, its hash.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     version: Literal[3] = 3
     device: str
     multiprocessors: Size

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from attnlab.base import paths
+from attnlab.base.documents import Size, Words
 from attnlab.base.errors import UserError, suggestion
 from attnlab.literature import tables
 from attnlab.literature.audit.numbers import SCALES, TEXT, Number
@@ -34,8 +35,6 @@ SHEET = "datasheet"
 _SHEET_UNITS = {"tflops": "TFLOP/s", "gbs": "GB/s", "multiprocessors": "count", "mib": "MiB", "w": "W", "gb": "GB"}
 _SIZES = ("batch", "heads", "seq_len", "head_dim")
 
-Words = Annotated[str, Field(min_length=1)]
-Size = Annotated[int, Field(ge=1)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.]*$")]
 
 
@@ -48,7 +47,7 @@ def _known_document(name: str) -> str:
 Document = Annotated[Words, AfterValidator(_known_document)]
 
 
-class Row(BaseModel):
+class Row(BaseModel, extra="forbid", frozen=True):
     """One number, or one word, of a document.
 
     Attributes:
@@ -58,7 +57,6 @@ class Row(BaseModel):
         plus_minus: what is printed after ±; empty where nothing is.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     id: Identifier
     document: Words
     place: Words
@@ -115,7 +113,7 @@ Parts = Annotated[list[str], BeforeValidator(_parts)]
 """A cell of parts that are separated by semicolons."""
 
 
-class Claim(BaseModel):
+class Claim(BaseModel, extra="forbid", frozen=True):
     """A rule applied to rows.
 
     Attributes:
@@ -128,7 +126,6 @@ class Claim(BaseModel):
         telling: its rank among the most informative claims; empty for the rest.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     id: Identifier
     document: Document
     claim: Words
@@ -140,10 +137,9 @@ class Claim(BaseModel):
     telling: Size | None = None
 
 
-class Advice(BaseModel):
+class Advice(BaseModel, extra="forbid", frozen=True):
     """A document's advice to its readers: the claims that it rests on, and what the recomputed numbers say instead."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     document: Document
     advice: Words
     claims: Parts
