@@ -85,9 +85,5 @@ def of_canary(tensor: str, what: str) -> str:
     return f"{CANARY}.{tensor}.{what}"
 
 
-RECORDED = (
-    *COUNTERS,
-    CANARY,
-    *(of_canary(tensor, what) for tensor in "qkv" for what in (HITS, LATENCY, HIT, MISS)),
-)
+RECORDED = (*COUNTERS, CANARY, *(of_canary(tensor, what) for tensor in "qkv" for what in (HITS, LATENCY, HIT, MISS)))
 """All that a run may record of a metric."""

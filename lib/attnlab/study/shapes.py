@@ -48,10 +48,7 @@ class Shape:
     scale: float = 0.0
     values: str = kinds.NORMAL
 
-    AXES: ClassVar[tuple[str, ...]] = (
-        *("batch", "heads", "seq_len", "head_dim", "causal", "dtype"),
-        *("kv_heads", "kv_len", "lengths", "direction", "layout", "scale", "values"),
-    )
+    AXES: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
         for axis in ("batch", "heads", "seq_len", "head_dim"):
@@ -124,7 +121,7 @@ class Shape:
     @property
     def axes(self) -> dict[str, int | bool | str | float]:
         """The axes by name, in the order of the columns of a run's tables."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {axis: getattr(self, axis) for axis in self.AXES}
 
     @property
     def plain(self) -> "Shape":
@@ -201,6 +198,9 @@ class Shape:
     def exponentials(self) -> int:
         """Exponentials of the softmax, one per score; in training two, since the backward pass recomputes them."""
         return self.scores * (1 if self.direction == "forward" else 2)
+
+
+Shape.AXES = tuple(field.name for field in fields(Shape))
 
 
 def _require_size(axis: str, size: object, least: int) -> None:

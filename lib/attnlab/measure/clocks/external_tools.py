@@ -21,6 +21,7 @@ from attnlab.measure.instruments.tool import PLAN, Refused
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported, attempt
 from attnlab.runs import methods, metrics
+from attnlab.runs.schema import Row
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -28,7 +29,6 @@ ROUNDS = 3
 TIMEOUT_S = 180
 TIMINGS = {cache: Timing(clock="device", cache=cache) for cache in ("warm", "cold")}
 Cases = list[tuple[str, Shape]]
-Row = dict[str, Any]
 
 
 def rows(program: str, cases: Cases) -> tuple[list[Row], list[Row]]:

@@ -20,14 +20,7 @@ from attnlab.runs import read, rules, schema, tuned
 CUBLAS_WORKSPACE = ":4096:8"
 PACKAGES = ("torch", "numpy")
 """The packages whose versions results depend on, on every device; on a GPU those of `ON_A_GPU` too."""
-ON_A_GPU = (
-    "triton",
-    "cupy-cuda13x",
-    "nvidia-cuda-nvrtc",
-    "nvidia-cudnn-cu13",
-    "nvidia-cublas",
-    "nvidia-ml-py",
-)
+ON_A_GPU = ("triton", "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cublas", "nvidia-ml-py")
 OF_PEERS = {
     "peer.flash4": ("flash-attn-4", "nvidia-cutlass-dsl"),
     "peer.cudnn": ("nvidia-cudnn-frontend",),

@@ -12,13 +12,12 @@ from attnlab.measure.instruments import devices, inspection
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import check_all
 from attnlab.measure.session.rounds import Rounds
-from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive, drop_all
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read, rules, write
-from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, block_key
+from attnlab.runs.schema import FAILED, SKIPPED, TOO_LONG, Row, block_key
 from attnlab.runs.tables import CASES, CHECKS, RESOURCES, SAMPLES
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing

@@ -11,11 +11,10 @@ from attnlab.measure.gate.gate import Gate
 from attnlab.measure.gate.reference_check import References
 from attnlab.measure.instruments import devices
 from attnlab.measure.session import rows
-from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive, drop_all
 from attnlab.measure.subjects.implementation import OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
-from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED
+from attnlab.runs.schema import EXTREMES, FAILED, SKIPPED, Row
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from typing import Any
+from dataclasses import asdict
 
 import torch
 
@@ -14,6 +14,7 @@ from attnlab.measure.session.panel import reason
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import attempt
 from attnlab.runs import write
+from attnlab.runs.schema import Row
 from attnlab.runs.tables import ENDURANCE
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
@@ -43,7 +44,7 @@ def take(run: str, study: Study, device: torch.device) -> None:
             devices.release(device)
 
 
-def _rows(implementation: str, shape: Shape, device: torch.device) -> list[dict[str, Any]]:
+def _rows(implementation: str, shape: Shape, device: torch.device) -> list[Row]:
     axes = {"implementation": implementation, **shape.axes}
     try:
         return [axes | row for row in load(prepared(implementation, shape, device), device)]
@@ -51,7 +52,7 @@ def _rows(implementation: str, shape: Shape, device: torch.device) -> list[dict[
         return [axes | {"why": reason(error)}]
 
 
-def load(case: Case, device: torch.device) -> list[dict[str, Any]]:
+def load(case: Case, device: torch.device) -> list[Row]:
     """Replay a case without pause; a row per slice holds when it ended, the latency of its calls, the card's state."""
     with case.selected():
         attempt(lambda: cuda_events.capture(case, torch.cuda.graph_pool_handle()))
@@ -62,7 +63,7 @@ def load(case: Case, device: torch.device) -> list[dict[str, Any]]:
     replays = max(1, math.ceil(SLICE_US / replay_us))
     devices.synchronize(device)
     time.sleep(REST_S)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     began = time.monotonic()
     before = _mark()
     running = _slice(many.graph, replays)
@@ -70,17 +71,9 @@ def load(case: Case, device: torch.device) -> list[dict[str, Any]]:
         following = _slice(many.graph, replays)  # queued before the running one is waited for
         card = telemetry.read()
         running.synchronize()
-        rows.append(
-            {
-                "started_s": time.monotonic() - began,
-                "latency_us": before.elapsed_time(running) * 1e3 / (replays * many.calls),
-                "sm_clock_mhz": card.sm_clock_mhz,
-                "power_w": card.power_w,
-                "temperature_c": card.temperature_c,
-                "throttled": card.throttled,
-                "why": "",
-            }
-        )
+        call_us = before.elapsed_time(running) * 1e3 / (replays * many.calls)
+        taken = {"started_s": time.monotonic() - began, "latency_us": call_us, "why": ""}
+        rows.append(taken | asdict(card) | {"throttled": card.throttled})
         before, running = running, following
     devices.synchronize(device)
     return rows

@@ -25,7 +25,6 @@ each of our clocks begins. After the cases, loads without pause show how long a 
 """
 
 import random
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ from attnlab.measure.instruments.telemetry import Telemetry
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported
 from attnlab.runs import methods, metrics, write
+from attnlab.runs.schema import Row
 from attnlab.runs.tables import PANEL, RESIDENCY
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
@@ -46,7 +46,6 @@ from attnlab.study.studies import Study
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROUNDS = 9
 LOOKS = 3
-Row = dict[str, Any]
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:

@@ -13,13 +13,12 @@ from attnlab.measure.clocks import cuda_events, in_process, originals
 from attnlab.measure.gate.reference_check import Bound, References, Tally
 from attnlab.measure.session import rows
 from attnlab.measure.session.checks import gate_of
-from attnlab.measure.session.rows import Row
 from attnlab.measure.session.subject import Session, Subject, alive
 from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Output
 from attnlab.measure.subjects.implementation import Broken, OutOfMemory, attempt
 from attnlab.measure.subjects.inputs import Windows
-from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
+from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 

@@ -3,15 +3,14 @@
 import math
 import time
 from dataclasses import asdict
-from typing import Any
 
 from attnlab.measure.gate.check import Check
 from attnlab.measure.instruments.telemetry import Reading
 from attnlab.measure.session.subject import Session, Subject
+from attnlab.runs.schema import Row
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-Row = dict[str, Any]
 # Starts in steps of 8 µs and strains of three digits take half the room in a run's file that all their digits would.
 TICKS_PER_S = 2**17
 
