@@ -17,20 +17,8 @@ from typing import Any
 
 import pandas as pd
 
+from attnlab.runs import schema
 from attnlab.runs.held import Rows
-from attnlab.runs.schema import (
-    AFTER,
-    BEFORE,
-    CASE,
-    EXTREMES,
-    MEASURED,
-    Manifest,
-    Row,
-    block_key,
-    model_key,
-    replicate_key,
-    shape_key,
-)
 from attnlab.runs.tables import WHO
 from attnlab.study import studies
 from attnlab.study.implementations import control
@@ -40,7 +28,7 @@ from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
 
 AXES, TIMING = list(Shape.AXES), ["clock", "cache"]
-BLOCK, FATE = [*AXES, "replicate"], [*CASE, "replicate"]
+BLOCK, FATE = [*AXES, "replicate"], [*schema.CASE, "replicate"]
 TIMED = [*FATE, *TIMING]
 WHO_OF_MODELS = [column.name for column in WHO]
 BLOCKS = "blocks"
@@ -58,7 +46,7 @@ class OfStudy:
         whole: whether every shape of the study has to be there.
     """
 
-    def __init__(self, tables: Mapping[str, Rows], manifest: Manifest) -> None:
+    def __init__(self, tables: Mapping[str, Rows], manifest: schema.Manifest) -> None:
         samples = tables["samples"]
         blocks = replace(samples, frame=samples.frame.drop_duplicates([*TIMED, "process"]))
         self.tables, self.manifest = {**tables, BLOCKS: blocks}, manifest
@@ -92,7 +80,7 @@ class OfStudy:
     @cached_property
     def measured(self) -> pd.DataFrame:
         """The cases that count as measured."""
-        return self["cases"][self["cases"]["status"] == MEASURED]
+        return self["cases"][self["cases"]["status"] == schema.MEASURED]
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -102,20 +90,20 @@ class OfStudy:
         counted = due.merge(held, how="outer", on=TIMED).merge(self.timings, on=TIMING)
         return counted.assign(size=counted["size"].fillna(0).astype(int), last=counted["max"].fillna(-1).astype(int))
 
-    def key(self, row: Row) -> str:
+    def key(self, row: schema.Row) -> str:
         """The key of the block that a row is of; empty where it is of none."""
         if "clock" in row:
             timing = Timing(clock=row["clock"], cache=row["cache"])
-            return block_key(self.study, _shape(row), row["replicate"], timing)
+            return schema.block_key(self.study, _shape(row), row["replicate"], timing)
         if "seq_len" in row:
-            return shape_key(self.study, _shape(row), row["replicate"])
-        return replicate_key(row["replicate"]) if "replicate" in row else ""
+            return schema.shape_key(self.study, _shape(row), row["replicate"])
+        return schema.replicate_key(row["replicate"]) if "replicate" in row else ""
 
 
 class OfModels:
     """The tables of a run of models, and what its manifest says that they hold."""
 
-    def __init__(self, tables: Mapping[str, Rows], manifest: Manifest) -> None:
+    def __init__(self, tables: Mapping[str, Rows], manifest: schema.Manifest) -> None:
         self.tables, self.manifest = tables, manifest
         self.plan = Plan.model_validate(manifest["plan"])
 
@@ -138,9 +126,9 @@ class OfModels:
         """The rounds of the plan."""
         return pd.DataFrame({"round": range(self.plan.rounds)})
 
-    def key(self, row: Row) -> str:
+    def key(self, row: schema.Row) -> str:
         """The key of the block that a row is of."""
-        return model_key(row["replicate"], row["model"])
+        return schema.model_key(row["replicate"], row["model"])
 
 
 @dataclass(frozen=True)
@@ -169,7 +157,7 @@ class Rule:
                 raise rows.refusal(said, key=facts.key(first))
 
 
-def require(tables: Mapping[str, Rows], manifest: Manifest) -> None:
+def require(tables: Mapping[str, Rows], manifest: schema.Manifest) -> None:
     """Raise UserError at the first rule that a run breaks."""
     facts, rules = (OfModels, MODEL_RULES) if "plan" in manifest else (OfStudy, RULES)
     held = facts(tables, manifest)
@@ -192,7 +180,7 @@ def _found(rows: pd.DataFrame, others: pd.DataFrame, on: list[str]) -> pd.Series
     return known["found"].notna().set_axis(rows.index)
 
 
-def _named(row: Row) -> str:
+def _named(row: schema.Row) -> str:
     """The case, replicate and timing of a row, in words, as far as it has them."""
     shape = f"at {_shape(row)}" if "seq_len" in row else ""
     replicate = f"in replicate {row['replicate']}" if "replicate" in row else ""
@@ -203,7 +191,7 @@ def _named(row: Row) -> str:
     return said.removeprefix("at ").removeprefix("in ")
 
 
-def _shape(row: Row) -> Shape:
+def _shape(row: schema.Row) -> Shape:
     return Shape(**{axis: row[axis] for axis in AXES})
 
 
@@ -234,7 +222,7 @@ def _missing_processes(run: OfStudy, processes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _failed_before(run: OfStudy) -> pd.DataFrame:
-    return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == BEFORE)]
+    return run["checks"][~run["checks"]["passed"] & (run["checks"]["moment"] == schema.BEFORE)]
 
 
 def _same_turn(*block: str) -> Callable[[Any, pd.DataFrame], pd.DataFrame]:
@@ -257,8 +245,8 @@ def _constant(run: OfStudy, samples: pd.DataFrame) -> pd.DataFrame:
 
 def _failed_in_nothing(run: OfStudy, cases: pd.DataFrame) -> pd.DataFrame:
     """Cases that count as not measured, though they were checked after timing, and no check failed."""
-    after = run["checks"][run["checks"]["moment"] == AFTER]
-    unmeasured = semi_join(cases[cases["status"] != MEASURED], after, FATE)
+    after = run["checks"][run["checks"]["moment"] == schema.AFTER]
+    unmeasured = semi_join(cases[cases["status"] != schema.MEASURED], after, FATE)
     return anti_join(unmeasured, run["checks"][~run["checks"]["passed"]], FATE)
 
 
@@ -326,7 +314,7 @@ RULES = (
     Rule(
         ("checks",),
         "was checked on {inputs!r}, which are neither its values nor an extreme",
-        lambda run, checks: checks[(checks["inputs"] != checks["values"]) & ~checks["inputs"].isin(EXTREMES)],
+        lambda run, checks: checks[(checks["inputs"] != checks["values"]) & ~checks["inputs"].isin(schema.EXTREMES)],
     ),
     Rule(
         ("checks",),

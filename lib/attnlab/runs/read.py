@@ -11,22 +11,9 @@ import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.runs import consistency
+from attnlab.runs import consistency, schema
 from attnlab.runs.held import Rows, refusal
 from attnlab.runs.manifest import require as require_manifest
-from attnlab.runs.schema import (
-    OLDEST,
-    PART,
-    PARTS,
-    SCHEMA,
-    TIME,
-    Manifest,
-    Run,
-    digest,
-    folder,
-    require_of_study,
-    short_hash,
-)
 from attnlab.runs.tables import Table, of
 from attnlab.study import studies, values
 
@@ -47,7 +34,7 @@ def newest_order(within: str) -> str:
 
 def manifests(
     refused: Callable[[UserError], object] = lambda error: None, within: str = ""
-) -> Iterator[tuple[str, Manifest]]:
+) -> Iterator[tuple[str, schema.Manifest]]:
     """The runs that can be read, the newest first, each with its manifest.
 
     Args:
@@ -61,19 +48,19 @@ def manifests(
             refused(error)
 
 
-def load(name: str) -> Run:
+def load(name: str) -> schema.Run:
     """Read a run and hold it to what it says; a run that is not complete is read from its parts.
 
     Raises:
         UserError: there is no such run; it was changed after it was recorded; it is of another schema; or it holds what
             no run can hold, or what its study, its manifest or another of its tables contradicts.
     """
-    require_of_study(name)
+    schema.require_of_study(name)
     manifest, frames = held(name)
-    return Run(name, manifest, **frames)
+    return schema.Run(name, manifest, **frames)
 
 
-def held(name: str) -> tuple[Manifest, dict[str, pd.DataFrame]]:
+def held(name: str) -> tuple[schema.Manifest, dict[str, pd.DataFrame]]:
     """The manifest and the tables of a run of any kind; raises UserError as `load`."""
     manifest = read_manifest(name)
     tables: dict[str, Rows] = {}
@@ -93,7 +80,7 @@ def held(name: str) -> tuple[Manifest, dict[str, pd.DataFrame]]:
     return manifest, {table: rows.typed().frame.reset_index(drop=True) for table, rows in tables.items()}
 
 
-def judge(tables: dict[str, Rows], manifest: Manifest) -> None:
+def judge(tables: dict[str, Rows], manifest: schema.Manifest) -> None:
     """Raise UserError at the first thing in tables that no run can hold, or that something else of the run contradicts.
 
     Args:
@@ -104,27 +91,27 @@ def judge(tables: dict[str, Rows], manifest: Manifest) -> None:
     consistency.require({table: rows.typed() for table, rows in tables.items()}, manifest)
 
 
-def read_manifest(name: str) -> Manifest:
+def read_manifest(name: str) -> schema.Manifest:
     """Read and check the manifest alone. Its study lists its kinds of values, also where it was recorded with `all`.
 
     Raises:
         UserError: as `load`.
     """
-    path = folder(name) / "manifest.json"
+    path = schema.folder(name) / "manifest.json"
     if not path.is_file():
         there = ", ".join(names()) or "none yet; `make report` records one"
         raise UserError(f"there is no run {name!r}; those that are: {there}")
     where = paths.shown(path)
     try:
-        manifest: Manifest = json.loads(path.read_text())
-        schema = manifest["schema"]
+        manifest: schema.Manifest = json.loads(path.read_text())
+        version = manifest["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
-    if schema != SCHEMA and not (schema in range(OLDEST, SCHEMA) and manifest.get("complete")):
-        older = isinstance(schema, int) and schema < SCHEMA
+    if version != schema.SCHEMA and not (version in range(schema.OLDEST, schema.SCHEMA) and manifest.get("complete")):
+        older = isinstance(version, int) and version < schema.SCHEMA
         advice = "measure again" if older else "update attnlab"
-        raise UserError(f"{where} has schema {schema}, this attnlab reads {SCHEMA}: {advice}")
-    if manifest.get("seal") != digest({key: value for key, value in manifest.items() if key != "seal"}):
+        raise UserError(f"{where} has schema {version}, this attnlab reads {schema.SCHEMA}: {advice}")
+    if manifest.get("seal") != schema.digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
     with suppress(TypeError, KeyError):  # a run of models, or what is wrong is said next
         stated = manifest["study"]
@@ -135,14 +122,14 @@ def read_manifest(name: str) -> Manifest:
     return manifest
 
 
-def sources_changed(one: Manifest, other: Manifest) -> list[str]:
+def sources_changed(one: schema.Manifest, other: schema.Manifest) -> list[str]:
     """The files of the measuring code that differ between two runs."""
     here, there = one["sources"], other["sources"]
     return sorted(path for path in here | there if here.get(path) != there.get(path))
 
 
-def _whole_table(name: str, manifest: Manifest, table: Table) -> Rows:
-    path = folder(name) / f"{table.name}.parquet"
+def _whole_table(name: str, manifest: schema.Manifest, table: Table) -> Rows:
+    path = schema.folder(name) / f"{table.name}.parquet"
     where = paths.shown(path)
     if not path.is_file():
         raise UserError(f"{where} is missing, so the run is refused: restore it from where the run came from")
@@ -160,7 +147,7 @@ def tables_of_parts(name: str) -> dict[str, Rows]:
         UserError: a part was changed after it was recorded.
         FileNotFoundError: the run was closed in the meantime.
     """
-    parts = folder(name) / PARTS
+    parts = schema.folder(name) / schema.PARTS
     there = sorted(parts.glob("*.parquet"))  # listed once: blocks of one shape that come later are all left out
 
     def joined(table: Table) -> Rows:
@@ -176,7 +163,7 @@ def part(name: str, table: str, key: str) -> pd.DataFrame:
     Raises:
         UserError: it was changed after it was recorded.
     """
-    (path,) = (folder(name) / PARTS).glob(f"{table}.{key}.*.parquet")
+    (path,) = (schema.folder(name) / schema.PARTS).glob(f"{table}.{key}.*.parquet")
     return _frame(_verified(path), path)
 
 
@@ -188,12 +175,12 @@ def _frame(content: bytes, path: Path) -> pd.DataFrame:
 
 
 def _verified(part: Path) -> bytes:
-    if not PART.fullmatch(part.name):  # a copy, say
+    if not schema.PART.fullmatch(part.name):  # a copy, say
         raise UserError(f"{paths.shown(part)} has no name of what was recorded: give it that again, or move it away")
     if part.is_symlink() and not part.exists():
         raise refusal(part, f"{part.name} links to it, and it is not there")
     content = part.read_bytes()
-    if short_hash(content) != part.name.split(".")[2]:
+    if schema.short_hash(content) != part.name.split(".")[2]:
         raise refusal(part, "it was changed after it was recorded")
     return content
 
@@ -202,6 +189,6 @@ def _order(manifest: Path) -> str:
     try:
         stated = json.loads(manifest.read_text())
         order = str(stated.get("order") or stated.get("created", ""))
-        return order if TIME.fullmatch(order) else ""
+        return order if schema.TIME.fullmatch(order) else ""
     except (OSError, ValueError, AttributeError, RecursionError):
         return ""
