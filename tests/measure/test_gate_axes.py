@@ -279,6 +279,12 @@ def spoiled(spoil):
     return Spoiled("kernel.saboteur", sdpa.sdpa, spoil=spoil)
 
 
+def only(name, change):
+    """Spoils one of O, dQ, dK and dV."""
+    number = OUTPUTS.index(name)
+    return lambda *given: (*given[:number], change(given[number]), *given[number + 1 : 4])
+
+
 def unwritten_in_part(fresh, dv):
     fresh[:, :, 1:] = dv[:, :, 1:]
     return fresh
@@ -292,70 +298,45 @@ def past_its_end(dq):
 
 ELEMENTS = TRAINING.query_elements
 ROW = 2 * 3 * 32
+NOT_WRITTEN = f"{ROW} of {ELEMENTS} elements {{}}; error of dV against float64: max inf"
+EACH = "(2, 3, 33, 32)"
 TRAINED = {
-    "dK is twice as large": (
-        lambda o, dq, dk, dv, *given: (o, dq, 2 * dk, dv),
-        "error of dK against float64: max ",
-    ),
-    "dK is one percent off": (
-        lambda o, dq, dk, dv, *given: (o, dq, 1.01 * dk, dv),
-        "error of dK against float64: max ",
-    ),
-    "dQ lacks the scale": (
-        lambda o, dq, dk, dv, *given: (o, dq * 32**0.5, dk, dv),
-        "error of dQ against float64: max ",
-    ),
-    "dQ and dK change places": (
-        lambda o, dq, dk, dv, *given: (o, dk, dq, dv),
-        "error of d",
-    ),
-    "O is one percent off": (
-        lambda o, dq, dk, dv, *given: (1.01 * o, dq, dk, dv),
-        "error against float64: max ",
-    ),
+    "dK is twice as large": (only("dK", lambda dk: 2 * dk), "error of dK against float64: max "),
+    "dK is one percent off": (only("dK", lambda dk: 1.01 * dk), "error of dK against float64: max "),
+    "dQ lacks the scale": (only("dQ", lambda dq: dq * 32**0.5), "error of dQ against float64: max "),
+    "dQ and dK change places": (lambda o, dq, dk, dv, *given: (o, dk, dq, dv), "error of d"),
+    "O is one percent off": (only("O", lambda o: 1.01 * o), "error against float64: max "),
     "dV is not a number": (
-        lambda o, dq, dk, dv, *given: (o, dq, dk, torch.full_like(dv, torch.nan)),
+        only("dV", lambda dv: torch.full_like(dv, torch.nan)),
         f"{ELEMENTS} of {ELEMENTS} elements are not finite; error of dV against float64: max inf",
     ),
     "a row of dV is not written": (
-        lambda o, dq, dk, dv, *given: (o, dq, dk, unwritten_in_part(torch.empty_like(dv), dv)),
-        f"{ROW} of {ELEMENTS} elements are not finite; error of dV against float64: max inf",
+        only("dV", lambda dv: unwritten_in_part(torch.empty_like(dv), dv)),
+        NOT_WRITTEN.format("are not finite"),
     ),
     "a row of dV is not written, between guards": (
-        lambda o, dq, dk, dv, *given: (o, dq, dk, unwritten_in_part(outputs.like(dv), dv)),
-        f"{ROW} of {ELEMENTS} elements not written; error of dV against float64: max inf",
+        only("dV", lambda dv: unwritten_in_part(outputs.like(dv), dv)),
+        NOT_WRITTEN.format("not written"),
     ),
-    "dQ is written past its end": (
-        lambda o, dq, dk, dv, *given: (o, past_its_end(dq), dk, dv),
-        "wrote outside its output: 2 bytes after it",
-    ),
-    "dO is changed": (
-        lambda o, dq, dk, dv, q, k, v, gradient: (gradient.mul_(2) is None or o, dq, dk, dv),
-        "changed its inputs: dO",
-    ),
+    "dQ is written past its end": (only("dQ", past_its_end), "wrote outside its output: 2 bytes after it"),
+    "dO is changed": (lambda *given: (given[-1].mul_(2) is None or given)[:4], "changed its inputs: dO"),
     "dO is handed back as dQ": (
         lambda o, dq, dk, dv, q, k, v, gradient: (o, gradient, dk, dv),
         "returned memory of its inputs; error of dQ ",
     ),
     "dV is one row for all": (
-        lambda o, dq, dk, dv, *given: (o, dq, dk, dv[:, :, :1].expand_as(dv)),
+        only("dV", lambda dv: dv[:, :, :1].expand_as(dv)),
         "returned elements that share memory; error of dV ",
     ),
-    "O is returned alone": (
-        lambda o, dq, dk, dv, *given: o,
-        "returned (2, 3, 33, 32), not (2, 3, 33, 32), (2, 3, 33, 32), (2, 3, 33, 32), (2, 3, 33, 32)",
-    ),
-    "dV is left out": (
-        lambda o, dq, dk, dv, *given: (o, dq, dk),
-        "returned (2, 3, 33, 32), (2, 3, 33, 32), (2, 3, 33, 32), not (2, 3, 33, 32), ",
-    ),
+    "O is returned alone": (lambda o, *given: o, f"returned {EACH}, not {', '.join(4 * [EACH])}"),
+    "dV is left out": (lambda *given: given[:3], f"returned {', '.join(3 * [EACH])}, not {EACH}, "),
     "one comes too many": (
         lambda o, dq, dk, dv, *given: (o, dq, dk, dv, o.sum()),
-        "returned (2, 3, 33, 32), (2, 3, 33, 32), (2, 3, 33, 32), (2, 3, 33, 32), (), not ",
+        f"returned {', '.join(4 * [EACH])}, (), not ",
     ),
     "dK is transposed": (
-        lambda o, dq, dk, dv, *given: (o, dq, dk.transpose(2, 3), dv),
-        "returned (2, 3, 33, 32), (2, 3, 33, 32), (2, 3, 32, 33), (2, 3, 33, 32), not ",
+        only("dK", lambda dk: dk.transpose(2, 3)),
+        f"returned {EACH}, {EACH}, (2, 3, 32, 33), {EACH}, not ",
     ),
 }
 
@@ -416,16 +397,14 @@ def test_a_stale_output_with_gradients_of_its_own_is_known_again():
 def test_backward_passes_that_add_in_another_order_pass():
     steps = iter(range(100))
 
-    def in_another_order(o, dq, dk, dv, *given):
-        return o, torch.nextafter(dq, dq + next(steps) % 2), dk, dv
-
+    in_another_order = only("dQ", lambda dq: torch.nextafter(dq, dq + next(steps) % 2))
     subject, _ = gated(spoiled(in_another_order), TRAINING)
     assert subject.alive, subject.reason
 
 
 def test_who_is_off_at_every_other_run_is_caught_in_training():
     steps = iter(range(100))
-    subject, _ = gated(spoiled(lambda o, dq, dk, dv, *given: (o, dq * (1 + next(steps) % 2), dk, dv)), TRAINING)
+    subject, _ = gated(spoiled(only("dQ", lambda dq: dq * (1 + next(steps) % 2))), TRAINING)
     assert subject.reason.startswith("before timing, call: error of dQ against float64: max "), subject.reason
 
 
