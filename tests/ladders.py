@@ -1,8 +1,11 @@
-"""Ladders for tests: one kernel that is correct and short, and entries with changes that make them wrong."""
+"""Ladders for tests: one kernel that is correct and short, entries with changes that make them wrong, and tunings."""
 
 import json
 from pathlib import Path
 from typing import Any
+
+from attnlab.study import ladder
+from attnlab.study.tuning import Choice, Tuning
 
 HEADER = """\
 #pragma once
@@ -63,6 +66,19 @@ def write(folder: Path, *entries: dict[str, Any], source: str = SOURCE) -> Path:
     (folder / "plain.cu").write_text(source)
     (folder / "widen.cuh").write_text(HEADER)
     return folder
+
+
+def choice(tile: str, **changes: Any) -> Choice:
+    """A choice of the rung `plain` as it is now, with some fields replaced."""
+    stated = {"heads": 8, "seq_len": 512, "head_dim": 64, "causal": False, "rung": "plain", "latency_us": 2.5}
+    source = ladder.hashes()[f"kernel.{changes.get('rung', 'plain')}"]
+    return Choice(**stated | {"tile": tile, "source": source} | changes)
+
+
+def tuned(*choices: Choice, device: str = "NVIDIA H200") -> Tuning:
+    """A tuning of these choices."""
+    about = {"torch": "2.11.0", "command": "make tune", "clock": "device clock"}
+    return Tuning(device=device, multiprocessors=16, choices=list(choices), **about)
 
 
 def _entry(entry: dict[str, Any]) -> str:

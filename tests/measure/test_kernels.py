@@ -543,15 +543,11 @@ def test_a_pinned_tile_runs_alone_and_is_no_other(launched):
 # The best, as far as that goes without a GPU
 
 
-def tuned(*choices: Choice, device: str = "NVIDIA H200") -> Path:
-    about = {"torch": "x", "command": "make tune", "clock": "x"}
-    return tuning.write(tuning.Tuning(device=device, multiprocessors=16, choices=list(choices), **about))
+choice = partial(ladders.choice, heads=6, seq_len=8, latency_us=1.0)
 
 
-def choice(tile: str, **changes) -> Choice:
-    stated = {"heads": 6, "seq_len": 8, "head_dim": 64, "causal": False, "rung": "plain"}
-    source = ladder.hashes()["kernel.plain"]
-    return Choice(**stated | {"tile": tile, "latency_us": 1.0, "source": source} | changes)
+def tuned(*choices: Choice, **named) -> Path:
+    return tuning.write(ladders.tuned(*choices, **named))
 
 
 def test_the_best_runs_what_the_tuning_names(launched):

@@ -10,7 +10,7 @@ import pytest
 
 from attnlab.runs import tuned
 from attnlab.runs.tuned import Entry
-from attnlab.study import ladder, tuning
+from attnlab.study import tuning
 
 HERE = "NVIDIA H200", "2.11"
 FLASH = Entry(implementation="sdpa.flash")
@@ -53,17 +53,7 @@ def test_processes_that_keep_at_once_lose_nothing():
 
 
 def test_an_entry_whose_kernel_changed_is_ignored(folder):
-    choice = {"heads": 4, "seq_len": 8, "head_dim": 64, "causal": False, "rung": "plain", "tile": "64x1"}
-    choice |= {"latency_us": 1.0, "source": ladder.hashes()["kernel.plain"]}
-    made = {
-        "device": HERE[0],
-        "multiprocessors": 4,
-        "torch": HERE[1],
-        "command": "c",
-        "clock": "c",
-        "choices": [choice],
-    }
-    tuning.write(tuning.Tuning.model_validate(made))
+    tuning.write(ladders.tuned(ladders.choice("64x1")))
     source = tuning.hashes(["kernel.best"], HERE[0])["kernel.best"]
     tuned.keep(*HERE, "one", Entry(implementation="kernel.best", source=source))
     tuned.keep(*HERE, "other", FLASH)

@@ -5,13 +5,14 @@ from itertools import product
 
 import ladders
 import pytest
-from ladders import TILE, rung
+from conftest import told
+from ladders import TILE, rung, tuned
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Choice, Tuning
+from attnlab.study.tuning import Choice
 
 H200 = "NVIDIA H200"
 SHORT = TILE | {"name": "short", "longest": 100}
@@ -27,14 +28,7 @@ def kernels(tmp_path, monkeypatch):
 
 
 def choice(tile: str = "long", **changes) -> Choice:
-    stated = {"heads": 8, "seq_len": 512, "head_dim": 64, "causal": False, "rung": "plain"}
-    source = ladder.hashes()[f"kernel.{changes.get('rung', 'plain')}"]
-    return Choice(**stated | {"tile": tile, "latency_us": 2.5, "source": source} | changes)
-
-
-def tuned(*choices: Choice, device: str = H200) -> Tuning:
-    about = {"torch": "2.11.0", "command": "make tune", "clock": "device clock"}
-    return Tuning(device=device, multiprocessors=16, choices=list(choices), **about)
+    return ladders.choice(tile, **changes)
 
 
 # The nearest choice
@@ -205,45 +199,45 @@ def with_choice(**changes) -> dict:
 
 
 BAD = {
-    "torn": (lambda: json.dumps(stated())[:99].encode(), "is no tuning: `make tune` writes one"),
-    "no text": (lambda: b"\xff\xfe", "is no tuning: `make tune` writes one"),
-    "a list": (lambda: [1], "is no tuning: input should be a valid dictionary or instance of Tuning, not [1]"),
-    "another version": (lambda: stated(version=2), "is no tuning: version: input should be 3, not 2"),
-    "a field missing": (lambda: stated(clock=...), "is no tuning: the field 'clock' is missing"),
+    "torn": (lambda: json.dumps(stated())[:99].encode(), "`make tune` writes one"),
+    "no text": (lambda: b"\xff\xfe", "`make tune` writes one"),
+    "a list": (lambda: [1], "input should be a valid dictionary or instance of Tuning, not [1]"),
+    "another version": (lambda: stated(version=2), "version: input should be 3, not 2"),
+    "a field missing": (lambda: stated(clock=...), "the field 'clock' is missing"),
     "a field too many": (
         lambda: stated(devise="x"),
-        "is no tuning: unknown field 'devise'; fields are version, device, multiprocessors, torch, command, clock, "
-        "sources, choices; did you mean 'device'?",
+        "unknown field 'devise'; fields are version, device, multiprocessors, torch, command, clock, sources, choices; "
+        "did you mean 'device'?",
     ),
-    "no size": (
-        lambda: with_choice(heads=0),
-        "is no tuning: choices.0.heads: input should be greater than or equal to 1, not 0",
-    ),
+    "no size": (lambda: with_choice(heads=0), "choices.0.heads: input should be greater than or equal to 1, not 0"),
     "no latency": (
         lambda: with_choice(latency_us=0.0),
-        "is no tuning: choices.0.latency_us: input should be greater than 0, not 0.0",
+        "choices.0.latency_us: input should be greater than 0, not 0.0",
     ),
-    "no tile": (lambda: with_choice(tile=...), "is no tuning: the field 'choices.0.tile' is missing"),
+    "no tile": (lambda: with_choice(tile=...), "the field 'choices.0.tile' is missing"),
     "an instance twice": (
         lambda: stated(choices=2 * stated()["choices"]),
-        "is no tuning: choices: two are for one shape and one instance: leave one",
-    ),
-    "another device": (
-        lambda: stated(device="NVIDIA L4"),
-        "was made on NVIDIA L4, and this is NVIDIA H200: run `make tune`",
+        "choices: two are for one shape and one instance: leave one",
     ),
 }
 
 
-@pytest.mark.parametrize(("content", "said"), BAD.values(), ids=BAD)
-def test_a_file_that_is_no_tuning_is_told_in_a_line(content, said):
+def refused(content) -> str:
+    """What is said of a file with this content, without its path."""
     path = tuning.path(H200)
     path.parent.mkdir()
-    written = content()
-    path.write_bytes(written if isinstance(written, bytes) else json.dumps(written).encode())
-    with pytest.raises(UserError) as caught:
-        tuning.load(H200)
-    assert str(caught.value) == f"{paths.shown(path)} {said}"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return told(lambda: tuning.load(H200)).removeprefix(f"{paths.shown(path)} ")
+
+
+@pytest.mark.parametrize(("content", "said"), BAD.values(), ids=BAD)
+def test_a_file_that_is_no_tuning_is_told_in_a_line(content, said):
+    assert refused(content()) == f"is no tuning: {said}"
+
+
+def test_a_file_of_another_device_is_told_in_a_line():
+    said = "was made on NVIDIA L4, and this is NVIDIA H200: run `make tune`"
+    assert refused(stated(device="NVIDIA L4")) == said
 
 
 # What makes it another
