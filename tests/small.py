@@ -10,7 +10,6 @@ from attnlab.runs import schema
 from attnlab.runs.tables import MODEL_TABLES, TABLES
 from attnlab.study import models, studies
 from attnlab.study.implementations import control
-from attnlab.study.shapes import Shape
 
 AXES = {"batch": 1, "heads": 4, "seq_len": 16, "head_dim": 64, "dtype": "float32"}
 STATED: dict[str, Any] = {
@@ -51,17 +50,19 @@ def blocks(of: studies.Study, names: list[str] | None = None) -> list[Part]:
         found.append(("processes", f"{schema.replicate_key(replicate)}-{process}", TABLES["processes"].frame([spent])))
         for shape in of.shapes:
             key = schema.shape_key(of, shape, replicate)
-            where = [_case(name, shape, replicate) for name in names or of.implementations]
+            measured = names or of.implementations
+            where = {"replicate": replicate, "process": process}
+            own = [{"implementation": name, **shape.axes, **where} for name in measured]
             found += [
-                ("samples", schema.block_key(of, shape, replicate, timing), _samples(of, timing, where))
+                ("samples", schema.block_key(of, shape, replicate, timing), _samples(of, timing, own))
                 for timing in of.timings
             ]
-            found += [("checks", key, _checks(where)), ("cases", key, _cases(where))]
+            fate = (schema.MEASURED, "")
+            each = zip(*(synthetic.checks(name, shape, where, fate) for name in measured), strict=True)
+            checks = [row for moment in each for row in moment]
+            cases = [synthetic.case(name, shape, where, fate) for name in measured]
+            found += [("checks", key, TABLES["checks"].frame(checks)), ("cases", key, TABLES["cases"].frame(cases))]
     return found
-
-
-def _case(name: str, shape: Shape, replicate: int) -> dict[str, Any]:
-    return {"implementation": name, **shape.axes, "replicate": replicate, "process": f"p{replicate}"}
 
 
 def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, Any]]) -> pd.DataFrame:
@@ -72,24 +73,6 @@ def _samples(of: studies.Study, timing: studies.Timing, where: list[dict[str, An
     ]
     numbered = [row | {"latency_us": float(number), "strain": 0.5} for number, row in enumerate(rows, 1)]
     return TABLES["samples"].frame(numbered)
-
-
-def _checks(where: list[dict[str, Any]]) -> pd.DataFrame:
-    errors = dict.fromkeys(("max_error", "mean_error", "framework_max_error", "framework_mean_error"), 1e-6)
-    made = {"route": "call", "differing": 0, "passed": True, "drawn_rms_error": None, "drawn_max_error": None} | errors
-    return TABLES["checks"].frame(
-        [
-            case | {"moment": moment, "inputs": case["values"]} | made
-            for moment in ("before", "after")
-            for case in where
-        ],
-    )
-
-
-def _cases(where: list[dict[str, Any]]) -> pd.DataFrame:
-    fate = {"status": schema.MEASURED, "reason": "", "kernels": "attention", "peak_memory_bytes": 4096}
-    fate |= {"warmup_calls": 20, "steady": True}
-    return TABLES["cases"].frame([case | fate for case in where])
 
 
 # Runs of models

@@ -490,12 +490,12 @@ def _shape(study: studies.Study, recipe: Recipe, fates: Fates, replicate: int, i
         rows = pd.concat([_samples(n, shape, timing, where, recipe) for n in timed]).astype(CARD)
         parts.append(("samples", f"{key}-{timing.clock}-{timing.cache}", rows.sort_values("round", kind="stable")))
     checked = [n for n in subjects if fate[n][0] in ("measured", "failed")]
-    checks = [row for n in checked for row in _checks(n, shape, where, fate[n])]
-    parts.append(("checks", key, pd.DataFrame(checks)))
+    rows = [row for n in checked for row in checks(n, shape, where, fate[n])]
+    parts.append(("checks", key, pd.DataFrame(rows)))
     kernels = [n for n in timed if n.removeprefix("kernel.") in RUNGS and fate[n][0] == "measured"]
     if used := [_resources(n, shape, where) for n in kernels]:
         parts.append(("resources", key, pd.DataFrame(used)))
-    return [*parts, ("cases", key, pd.DataFrame([_case(n, shape, where, fate[n]) for n in subjects]))]
+    return [*parts, ("cases", key, pd.DataFrame([case(n, shape, where, fate[n]) for n in subjects]))]
 
 
 def _rung(name: str) -> dict[str, Any]:
@@ -559,7 +559,7 @@ def _read(name: str, shape: Shape, clock: str, recipe: Recipe) -> np.ndarray:
     return (recipe.control_pace or 1) * np.roll(latencies_us(implementations.under_control(name), shape, clock), 11)
 
 
-def _checks(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> list[dict[str, Any]]:
+def checks(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> list[dict[str, Any]]:
     moments = ["before", "after"] if fate[0] == "measured" or "after" in fate[1] else ["before"]
     failing = moments[-1] if fate[0] == "failed" else None
     return [
@@ -571,7 +571,7 @@ def _checks(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> list[
     ]
 
 
-def _case(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> dict[str, Any]:
+def case(name: str, shape: Shape, where: dict[str, Any], fate: Fate) -> dict[str, Any]:
     measured = fate[0] == "measured"
     row = {"implementation": name, **shape.axes, **where, "status": fate[0], "reason": fate[1]}
     row |= {"kernels": f"void {name.split('.')[1]}_kernel<128>(float*)\nsecond" if measured else ""}
