@@ -17,6 +17,7 @@ import yaml
 
 from attnlab.base.errors import UserError
 from attnlab.runs import read, schema, write
+from attnlab.runs.dispatch import Choice, Dispatch
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
@@ -326,23 +327,18 @@ def forget_choices(monkeypatch):
         monkeypatch.setattr(attend, name, value)
 
 
-def choice(shape, implementation, **speedups):
-    """The choice of an implementation at a shape; of backends of SDPA, the speedups may be given by their last name."""
-    from attnlab.runs.dispatch import Choice
-
+def choice(shape, implementation="sdpa.flash", **changes) -> Choice:
+    """The choice of an implementation at a shape, with these fields instead of its own."""
     axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
-    measured = {"speedup": 1.2, "low": 1.1, "high": 1.3, "speedups": {f"sdpa.{n}": s for n, s in speedups.items()}}
-    return Choice(**axes, implementation=implementation, **measured)
+    return Choice(**axes, implementation=implementation, **{"speedup": 1.2, "low": 1.1, "high": 1.3} | changes)
 
 
-def table(*made, device="NVIDIA H200", **fields):
+def table(*made, **fields) -> Dispatch:
     """A dispatch table of these choices, for this PyTorch."""
     import torch
 
-    from attnlab.runs.dispatch import Dispatch
-
-    stated = {"run": "r", "seal": "s", "device": device, "torch": torch.__version__, "timing": "eager clock"}
-    return Dispatch(**stated | fields, choices=list(made))
+    stated = {"run": "r", "seal": "s", "device": "NVIDIA H200", "torch": torch.__version__}
+    return Dispatch(**stated | {"timing": "eager clock, warm cache"} | fields, choices=list(made))
 
 
 @pytest.fixture

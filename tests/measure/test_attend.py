@@ -315,7 +315,7 @@ def test_a_shape_that_the_table_can_not_speak_of_is_for_sdpa(called, q, k, v, ca
 
 
 def test_a_shape_near_measured_ones_is_for_what_is_ahead_there(called, monkeypatch):
-    near = [choice(PLAIN.resized(dtype="float16", batch=batch), "sdpa.flash", flash=1.3) for batch in (4, 8)]
+    near = [choice(PLAIN.resized(dtype="float16", batch=batch), speedups={"sdpa.flash": 1.3}) for batch in (4, 8)]
     monkeypatch.setattr(attend, "_table", table(*near))
     attend.attend(tensor(*Q), tensor(*Q), tensor(*Q))
     attend.attend(tensor(2, 4, 33, 64), tensor(2, 4, 33, 64), tensor(2, 4, 33, 64))

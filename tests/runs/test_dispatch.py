@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import synthetic
 import yaml
-from conftest import tiny_study
+from conftest import choice, table, tiny_study
 from synthetic import AXES, GAP_US, LONG, SHORT, TARGET, Recipe, of_kinds
 
 from attnlab import __main__
@@ -260,7 +260,7 @@ def at(*sizes: int, flash: float, cudnn: float | None = None, **axes) -> Choice:
 
 
 def test_an_estimate_is_the_mean_of_the_nearest_by_their_inverse_squared_distance():
-    made = table_of([at(1, 8, length, 64, flash=flash) for length, flash in ((64, 8.0), (128, 1.0), (512, 4.0))])
+    made = table(*(at(1, 8, length, 64, flash=flash) for length, flash in ((64, 8.0), (128, 1.0), (512, 4.0))))
     # Doublings of queries, half of those of keys, and of tiles: from 256 to 128 and to 512, and to 64.
     near, far = (1 / (math.hypot(*away) + dispatch.SOFTENING) ** 2 for away in ((1, 0.5, 1), (2, 1, 1)))
     expected = (near * 0 + near * 2 + far * 3) / (2 * near + far)
@@ -270,7 +270,7 @@ def test_an_estimate_is_the_mean_of_the_nearest_by_their_inverse_squared_distanc
 
 def test_only_the_four_nearest_and_what_all_of_them_have_count():
     measured = [at(1, 8, 64 * number, 64, flash=2.0, cudnn=1.5 if number > 1 else None) for number in range(1, 7)]
-    made = table_of([*measured, at(1, 8, 64 * 64, 64, flash=0.1)])
+    made = table(*measured, at(1, 8, 64 * 64, 64, flash=0.1))
     assert made.estimate(Shape(1, 8, 65, 64)) == {"sdpa.flash": pytest.approx(2)}
     assert made.estimate(Shape(1, 8, 250, 64)) == {"sdpa.cudnn": pytest.approx(1.5), "sdpa.flash": pytest.approx(2)}
 
@@ -287,7 +287,7 @@ def test_only_the_four_nearest_and_what_all_of_them_have_count():
     ids=str,
 )
 def test_nothing_is_said_of_a_shape_that_is_unlike_all_that_were_measured(other):
-    made = table_of([at(2, 8, 256, 64, flash=1.5)])
+    made = table(at(2, 8, 256, 64, flash=1.5))
     assert made.choose(Shape(4, 8, 300, 64, dtype="bfloat16")) == "sdpa.flash"
     assert (made.estimate(other), made.choose(other)) == ({}, "sdpa.auto")
 
@@ -297,7 +297,7 @@ def test_nothing_is_said_of_a_shape_that_is_unlike_all_that_were_measured(other)
     [(1.5, 1.3, "sdpa.flash"), (1.3, 1.5, "sdpa.cudnn"), (0.98, 0.9, "sdpa.auto"), (1.02, 0.9, "sdpa.flash")],
 )
 def test_what_is_chosen_is_expected_to_be_the_fastest(flash, cudnn, expected):
-    made = table_of([at(2, 8, 256, 64, flash=flash, cudnn=cudnn)])
+    made = table(at(2, 8, 256, 64, flash=flash, cudnn=cudnn))
     assert made.choose(Shape(2, 8, 300, 64)) == expected
     assert made.choose(Shape(2, 8, 256, 64)) == "sdpa.auto"  # as the verdict at this very shape says
 
@@ -306,13 +306,8 @@ def test_best_counts_where_it_still_runs_the_instance_that_was_measured(monkeypa
     changed = Shape(2, 8, 256, 64)
     now = SimpleNamespace(running=lambda shape: "new" if shape == changed else "old")
     monkeypatch.setattr(tuning, "load", lambda device_name: now)
-    axes = {"speedup": 1.5, "low": 1.4, "high": 1.6, "implementation": "kernel.best", "instance": "old"}
-    made = table_of(
-        [
-            Choice(**{axis: getattr(shape, axis) for axis in Choice.AXES}, speedups={"kernel.best": 1.5}, **axes)
-            for shape in (changed, Shape(64, 8, 2048, 64))
-        ]
-    )
+    old = {"speedups": {"kernel.best": 1.5}, "instance": "old"}
+    made = table(*(choice(shape, "kernel.best", **old) for shape in (changed, Shape(64, 8, 2048, 64))))
     assert [made.choose(choice.shape) for choice in made.choices] == ["sdpa.auto", "kernel.best"]
     assert made.estimate(Shape(2, 8, 300, 64)) == {}  # one of its neighbours has no speedup any more
 
@@ -366,7 +361,7 @@ def test_a_run_counts_where_best_still_runs_what_the_table_before_says(monkeypat
     run = synthetic.infer(recipe(implementations=["sdpa.auto", "kernel.best"], drawn={"shapes": 1, "seed": 1}))
     assert set(chosen(choices.table(run)).values()) == {"sdpa.auto"}
     ran = [choice(shape, instance="old") for shape in (SHORT, TARGET, LONG)]
-    before = table_of(ran, device="NVIDIA H200", seal=f"other,{run.run.manifest['seal']}")
+    before = table(*ran, seal=f"other,{run.run.manifest['seal']}")
     made = choices.table(run, before=before)
     assert chosen(made) == {SHORT: "kernel.best", LONG: "kernel.best"}
     assert made.regret == []  # what it ran at the drawn shape is not known
@@ -399,16 +394,16 @@ def test_runs_make_one_table_in_which_the_last_counts(monkeypatch):
 def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, capsys):
     synthetic.write("here", recipe(sweeps=KINDS))
     assert __main__.main(["dispatch", "--run", "here"]) == 0
-    table, study = (data / "dispatch" / f"nvidia-h200.{end}" for end in ("json", "yaml"))
+    path, study = (data / "dispatch" / f"nvidia-h200.{end}" for end in ("json", "yaml"))
     assert capsys.readouterr().out == (
-        f"wrote {table} by 'here', {BOTH}: 5 shapes, 4 of them not by sdpa.auto; "
+        f"wrote {path} by 'here', {BOTH}: 5 shapes, 4 of them not by sdpa.auto; "
         f"`make measure STUDY={study}` measures attnlab.attend at each\n"
     )
-    made = dispatch.load(table, "NVIDIA H200")
-    assert table == dispatch.path("NVIDIA H200")
+    made = dispatch.load(path, "NVIDIA H200")
+    assert path == dispatch.path("NVIDIA H200")
     assert made == choices.table(results.of(read.load("here")))
     assert made.seal == read.read_manifest("here")["seal"]
-    assert sorted(path.name for path in (data / "dispatch").iterdir()) == ["nvidia-h200.json", "nvidia-h200.yaml"]
+    assert sorted(file.name for file in (data / "dispatch").iterdir()) == ["nvidia-h200.json", "nvidia-h200.yaml"]
 
     stated = studies.load(study)
     assert stated.implementations == ["sdpa.auto", implementations.require("dispatch.attend")]
@@ -423,14 +418,14 @@ def test_the_command_writes_a_table_and_a_study_that_holds_it_to_account(data, c
         made.model_copy(update={"run": "older", "choices": [*made.choices, choice(GROUPED.resized(batch=3))]})
     )
     assert __main__.main(["dispatch", "--run", "here"]) == 1
-    said = f"attnlab: {table} is by 'older', {BOTH}: add REPLACE=1 (--replace) to write over it\n"
+    said = f"attnlab: {path} is by 'older', {BOTH}: add REPLACE=1 (--replace) to write over it\n"
     assert capsys.readouterr().err == said
-    assert dispatch.load(table, "NVIDIA H200").run == "older"
+    assert dispatch.load(path, "NVIDIA H200").run == "older"
     assert __main__.main(["dispatch", "--run", "here", "--replace"]) == 0
     assert capsys.readouterr().out.endswith(
         f" at each; it replaces the table by 'older', {BOTH}, and has not 1 of its shapes\n"
     )
-    assert dispatch.load(table, "NVIDIA H200") == made
+    assert dispatch.load(path, "NVIDIA H200") == made
 
 
 def test_the_study_of_a_table_holds_every_axis():
@@ -439,7 +434,7 @@ def test_the_study_of_a_table_holds_every_axis():
         Shape(2, 8, 64, 32, True, "bfloat16", kv_heads=2),
         Shape(2, 8, 1, 128, dtype="float32", kv_heads=1, kv_len=512),
     ]
-    stated = choices.study(table_of([choice(shape) for shape in shapes]))
+    stated = choices.study(table(*map(choice, shapes)))
     assert stated["sweeps"]["table"][0] == {"batch": 2, "heads": 8, "seq_len": 64, "head_dim": 32, "dtype": "float16"}
     read = yaml.safe_load(yaml.safe_dump(stated, default_flow_style=None, width=120))
     study = studies.parse({"name": "table", **read}, "table.yaml")
@@ -450,17 +445,7 @@ def test_the_study_of_a_table_holds_every_axis():
 # What a table may hold
 
 
-def choice(shape: Shape = TARGET, implementation: str = "sdpa.flash", **changes) -> Choice:
-    axes = {axis: value for axis, value in shape.axes.items() if axis in Choice.AXES}
-    return Choice(**axes, implementation=implementation, **{"speedup": 1.2, "low": 1.1, "high": 1.3} | changes)
-
-
-def table_of(made: list[Choice], **changes) -> Dispatch:
-    stated = {"run": "r", "seal": "s", "device": "NVIDIA H200", "torch": "2.11.0", "timing": EAGER.words}
-    return Dispatch(**stated | changes, choices=made)
-
-
-STATED = json.loads(table_of([choice()]).model_dump_json())
+STATED = json.loads(table(choice(TARGET)).model_dump_json())
 
 
 def spoiled(**changes) -> str:
@@ -508,13 +493,13 @@ def test_what_is_no_table_is_told_in_a_line(tmp_path, content, said):
 
 
 def test_a_table_of_another_device_is_not_called(data):
-    path = dispatch.write(table_of([choice()], device="NVIDIA L4"))
+    path = dispatch.write(table(choice(TARGET), device="NVIDIA L4"))
     with pytest.raises(UserError, match=r"was made on NVIDIA L4, and this is NVIDIA H200, where other choices may be"):
         dispatch.load(path, "NVIDIA H200")
 
 
 def test_a_table_made_under_another_pytorch_is_not_called(data):
-    path = dispatch.write(table_of([choice()]))
+    path = dispatch.write(table(choice(TARGET), torch="2.11.0"))
     assert dispatch.load(path, "NVIDIA H200", "2.11.0") == dispatch.load(path, "NVIDIA H200")
     with pytest.raises(UserError) as caught:
         dispatch.load(path, "NVIDIA H200", "2.12.0+cu130")
@@ -550,22 +535,22 @@ def here(machine) -> dict[str, str]:
 
 def test_a_run_says_by_which_table_it_went(data, device_name, here):
     assert record._dispatched(ATTENDING, device_name) == {}
-    table = dispatch.write(table_of([choice()], **here))
+    path = dispatch.write(table(choice(TARGET), **here))
     told = record._dispatched(ATTENDING, device_name)
-    assert told == {"run": "r", table.name: schema.hashlib.sha256(table.read_bytes()).hexdigest()}
+    assert told == {"run": "r", path.name: schema.hashlib.sha256(path.read_bytes()).hexdigest()}
     assert record._dispatched(tiny_study(), device_name) == {}
 
 
 @pytest.mark.parametrize("change", ["written", "changed", "taken away"])
 def test_a_run_does_not_go_on_by_another_table(data, begin, device_name, here, capsys, change):
-    table = dispatch.path(device_name)
+    path = dispatch.path(device_name)
     if change != "written":
-        dispatch.write(table_of([], **here))
+        dispatch.write(table(**here))
     begin(ATTENDING, "cut", dispatch=record._dispatched(ATTENDING, device_name))
     if change == "taken away":
-        table.unlink()
+        path.unlink()
     else:
-        dispatch.write(table_of([choice()], **here))
+        dispatch.write(table(choice(TARGET), **here))
     assert __main__.main(["measure", "--run", "cut", "--device", "cpu"]) == 1
     assert capsys.readouterr().err == "attnlab: the dispatch table changed since the run 'cut' began: start a new run\n"
     assert read.load("cut").cases.empty
@@ -581,5 +566,5 @@ def test_a_table_that_is_none_stops_a_run_on_the_command_line(data, begin, devic
 
 
 def test_a_table_is_no_run(data):
-    dispatch.write(table_of([choice()]))
+    dispatch.write(table(choice(TARGET)))
     assert read.names() == []
