@@ -339,15 +339,11 @@ def ran(implementation, shape) -> str:
     return implementation.resources(*tensors, shape.causal)["function"]
 
 
-def choice(tile, **changes):
-    stated = {"heads": 6, "seq_len": 64, "head_dim": 64, "causal": False, "rung": "plain"}
-    source = ladder.hashes()["kernel.plain"]
-    return tuning.Choice(**stated | {"tile": tile, "latency_us": 1.0, "source": source} | changes)
+choice = partial(ladders.choice, heads=6, seq_len=64, latency_us=1.0)
 
 
 def tuned(*choices):
-    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "command": "test", "clock": "none"}
-    return tuning.write(tuning.Tuning(multiprocessors=16, choices=list(choices), **about))
+    return tuning.write(ladders.tuned(*choices, device=torch.cuda.get_device_name()))
 
 
 def test_two_tiles_for_one_head_dim_run_by_seq_len(two):
