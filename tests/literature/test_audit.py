@@ -1,11 +1,13 @@
 """The audit against arithmetic done by hand, and what it says of rows and claims that can't be read."""
 
 import csv
+import re
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import told
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -250,9 +252,7 @@ def test_a_line_that_cannot_be_used_is_named_with_its_file(folder, file, start, 
     path = folder / file
     line = line_of(path, start)
     spoil(path, line, old, new)
-    with pytest.raises(UserError, match=rf"{file}, line {line}: .*({said})") as caught:
-        audit.audit(folder)
-    assert "\n" not in str(caught.value)
+    assert re.search(rf"{file}, line {line}: .*({said})", told(lambda: audit.audit(folder)))
 
 
 def rest(folder: Path, claim: str, premises: str) -> None:
@@ -304,9 +304,7 @@ def test_a_premise_may_rest_on_another(found):
 def test_a_premise_that_is_none_names_file_and_line(folder, premises, said):
     rest(folder, "000.bandwidth.seq.128", "000.throughput.seq.128")
     rest(folder, "000.throughput.seq.128", premises)
-    with pytest.raises(UserError, match=rf"claims\.csv, line [23]: .*{said}") as caught:
-        audit.audit(folder)
-    assert "\n" not in str(caught.value)
+    assert re.search(rf"claims\.csv, line [23]: .*{said}", told(lambda: audit.audit(folder)))
 
 
 def test_claims_and_advice_have_names_of_their_own(folder):
@@ -417,7 +415,7 @@ def test_the_same_configuration_in_several_documents():
 
 
 def test_the_roofline_with_work_and_peaks_put_right():
-    told, points = audit_shown.roofline().parts.values()
+    said, points = audit_shown.roofline().parts.values()
     frame = points.frame
     sizes = frame[["B", "H", "S"]].apply(tuple, axis=1)
     at = frame[(frame["document"] == "000") & (sizes == (32, 8, 512))].iloc[0]
@@ -429,4 +427,4 @@ def test_the_roofline_with_work_and_peaks_put_right():
     marked = frame["of the roof (%)"].map(lambda cell: isinstance(cell, Marked))
     assert list(frame["document"][marked]) == ["000", "004"]
     assert set(sizes[marked]) == {(32, 8, 256)}
-    assert "000 at S=256 (338 GB/s) and 004 at S=256 (323 GB/s) whose tensors fit the L2." in told.markdown
+    assert "000 at S=256 (338 GB/s) and 004 at S=256 (323 GB/s) whose tensors fit the L2." in said.markdown
