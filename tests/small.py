@@ -1,5 +1,6 @@
 """Runs as small as they can be: a study of one implementation on a CPU, what its manifest says, and valid blocks."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
@@ -37,11 +38,12 @@ def manifest(of: studies.Study | None = None, **changes: Any) -> dict[str, Any]:
     return synthetic.manifest(recipe, of or study()) | changes
 
 
-def blocks(of: studies.Study, names: list[str] | None = None) -> list[Part]:
+def blocks(of: studies.Study, names: list[str] | None = None, failed: Collection[tuple[str, str]] = ()) -> list[Part]:
     """All blocks of a run in the order in which they are recorded: latencies are 1, 2, ... us in each block.
 
     Args:
         names: what was measured; default the implementations of the study, without the control.
+        failed: the key of a shape, and which of these failed the check after it was timed there.
     """
     found: list[Part] = []
     for replicate in range(of.replicates):
@@ -57,10 +59,11 @@ def blocks(of: studies.Study, names: list[str] | None = None) -> list[Part]:
                 ("samples", schema.block_key(of, shape, replicate, timing), _samples(of, timing, own))
                 for timing in of.timings
             ]
-            fate = (schema.MEASURED, "")
-            each = zip(*(synthetic.checks(name, shape, where, fate) for name in measured), strict=True)
+            failing = {name for at, name in failed if at == key}
+            fate = {n: (schema.FAILED, "after timing") if n in failing else (schema.MEASURED, "") for n in measured}
+            each = zip(*(synthetic.checks(name, shape, where, fate[name]) for name in measured), strict=True)
             checks = [row for moment in each for row in moment]
-            cases = [synthetic.case(name, shape, where, fate) for name in measured]
+            cases = [synthetic.case(name, shape, where, fate[name]) for name in measured]
             found += [("checks", key, TABLES["checks"].frame(checks)), ("cases", key, TABLES["cases"].frame(cases))]
     return found
 
