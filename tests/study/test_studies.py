@@ -66,13 +66,6 @@ def test_gpu_holds_the_ten_configurations_of_the_source_report():
     assert set(lengths) < set(study.sweep("seq_len"))
 
 
-def test_counters_are_of_the_target_and_of_what_is_named_besides():
-    study = studies.load("gpu")
-    on_others = [study.target_shape.resized(values=kind) for kind in ("captured early", "rising 24")]
-    longer = [Shape(32, 8, 8192, 64), Shape(32, 8, 2048, 64, causal=True)]
-    assert study.counted_shapes == [study.target_shape, *on_others, *longer]
-
-
 def test_gpu_holds_every_rung_every_backend_and_the_fastest_peers():
     study = studies.load("gpu")
     # What serves few queries alone is measured by the study `decode`, and e4m3 by `fp8`.
