@@ -218,7 +218,8 @@ def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin, unloc
 
     record.record(name, study, "cpu", ThreadPoolExecutor(1))
     run = read.load(name)
-    assert run.complete  # and so holds every sample and case once
+    assert run.complete  # and so holds no sample and no case twice
+    assert len(run.samples) == 3 * 3 * 5 * 2
     assert len(run.checks) == 3 * 3 * (3 + 1)
     kept = run.samples[run.samples["process"].isin(cut.samples["process"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, cut.samples)
