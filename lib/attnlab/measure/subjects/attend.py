@@ -167,13 +167,7 @@ def _few() -> rungs.Kernel:
 
 
 def _masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float | None,
-    kv_lens: Tensor,
-    attention: Callable[..., Tensor],
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor, attention: Attention
 ) -> Tensor:
     """SDPA of sequences whose keys end before those of k and v do."""
     queries, keys = q.shape[2], k.shape[2]
