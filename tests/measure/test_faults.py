@@ -23,6 +23,7 @@ import torch
 import yaml
 from conftest import SAMPLE, TINY, Quickly, tiny_study, told
 from forks import BLOCKS, Fork, Forks, live, watch
+from test_measure import ANSWERS, Nvml
 
 from attnlab import select_run
 from attnlab.base import files, paths
@@ -468,31 +469,13 @@ def test_latencies_do_not_know_what_time_it_is(begin, monkeypatch, unlocked, one
 # A card that falls silent
 
 
-class NVMLError(Exception):
-    pass
-
-
-class Silent:
+def silent(after: int) -> Nvml:
     """An NVML that answers a number of questions and then fails."""
-
-    NVMLError = NVMLError
-    NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = NVML_CLOCK_MEM = 0
-
-    def __init__(self, answers: int) -> None:
-        self._left = answers
-
-    def __getattr__(self, question):
-        def answer(*_):
-            self._left -= 1
-            if self._left < 0:
-                raise NVMLError("GPU is lost")
-            return 1410
-
-        return answer
+    return Nvml(dict.fromkeys(ANSWERS, 1410), after)
 
 
 def test_a_card_that_falls_silent_costs_its_readings_and_nothing_else(begin, monkeypatch, unlocked, one_thread):
-    monkeypatch.setattr(telemetry, "pynvml", Silent(len(telemetry.Telemetry(torch.device("cpu")).modes()) + 4 * 7))
+    monkeypatch.setattr(telemetry, "pynvml", silent(len(telemetry.Telemetry(torch.device("cpu")).modes()) + 4 * 7))
     card = telemetry.Telemetry(torch.device("cpu"))
     card._handle = object()
     monkeypatch.setattr(worker, "Telemetry", lambda device: card)
@@ -517,7 +500,7 @@ def test_a_card_that_falls_silent_costs_its_readings_and_nothing_else(begin, mon
 
 @pytest.mark.parametrize("answers", range(4))
 def test_nvml_may_fail_at_any_question(monkeypatch, answers):
-    monkeypatch.setattr(telemetry, "pynvml", Silent(answers))
+    monkeypatch.setattr(telemetry, "pynvml", silent(answers))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
     card = telemetry.Telemetry(torch.device("cuda"))
     assert card.unavailable == ("" if answers > 1 else "NVML: GPU is lost")

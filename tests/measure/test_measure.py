@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import ladders
 import numpy as np
@@ -671,7 +672,7 @@ def test_telemetry_without_its_library_says_so(monkeypatch):
     assert absent.read() == Reading()
 
 
-ANSWERS = {
+ANSWERS = {  # but for its temperature and MIG
     "nvmlInit": None,
     "nvmlDeviceGetHandleByUUID": "card",
     "nvmlSystemGetDriverVersion": "580.65",
@@ -687,18 +688,19 @@ ANSWERS = {
 
 
 class Nvml:
-    """A card that answers but for its temperature and MIG."""
+    """A card that answers so many questions, as far as it has answers."""
 
     NVMLError = type("NVMLError", (Exception,), {})
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
-    def __init__(self, *silent: str) -> None:
-        self._answers = {question: answer for question, answer in ANSWERS.items() if question not in silent}
+    def __init__(self, answers: dict[str, Any] = ANSWERS, most: int = 1000) -> None:
+        self._answers, self._left = answers, most
 
     def __getattr__(self, question):
         def answer(*_):
-            if question not in self._answers:
-                raise self.NVMLError("not supported")
+            self._left -= 1
+            if self._left < 0 or question not in self._answers:
+                raise self.NVMLError("GPU is lost")
             return self._answers[question]
 
         return answer
