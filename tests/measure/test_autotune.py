@@ -8,6 +8,8 @@ from functools import partial
 import pytest
 import torch
 from conftest import forget_choices
+from test_attend import OnGpu
+from test_tune import Clock
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab
@@ -28,20 +30,8 @@ SIZES = (2, 4, 33, 32)
 HERE = "NVIDIA H200", str(torch.__version__)
 
 
-class OnGpu(torch.Tensor):
-    @property
-    def is_cuda(self):
-        return True
-
-
 def tensors(*sizes: int, dtype=torch.float16) -> list[torch.Tensor]:
     return [torch.zeros(sizes or SIZES, dtype=dtype).as_subclass(OnGpu) for _ in range(3)]
-
-
-class Clock:
-    """A clock that stands still but for calls that say how long they take."""
-
-    ns = 0
 
 
 def takes(ms, name, called, wrong=1):
