@@ -67,37 +67,27 @@ def attention(
     return attend(query, key, value, causal, scaling, kv_lens=lengths).transpose(1, 2).contiguous(), None
 
 
-def _mask(
-    *,
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    allow_is_causal_skip: bool = True,
-    device: torch.device | str = "cpu",
-    **others: Any,
-) -> Tensor | None:
+def _mask(**given: Any) -> Tensor | None:
     """The mask that transformers makes for SDPA, but for what `attend` computes without one.
 
     There is none for a plain causal prompt, under torch.compile either: for PyTorch before 2.14, transformers makes one
     there. Of a few queries after a cache, it is the number of keys of each sequence, int32 ``(batch,)``: so many of a
     static cache are in use, and all of another one.
+
+    Args: as `transformers.masking_utils.sdpa_mask`.
     """
+    q_length, kv_length, q_offset = given["q_length"], given["kv_length"], given.get("q_offset", 0)
+    attention_mask, local_size = given.get("attention_mask"), given.get("local_size")
     whole = attention_mask is None and isinstance(q_offset, int) and not q_offset and q_length == kv_length
-    if allow_is_causal_skip and whole and (local_size is None or kv_length < local_size):
+    if given.get("allow_is_causal_skip", True) and whole and (local_size is None or kv_length < local_size):
         return None
-    plain = mask_function is causal_mask_function and local_size is None and not others.get("kv_offset")
+    causal = given.get("mask_function", causal_mask_function) is causal_mask_function
+    plain = causal and local_size is None and not given.get("kv_offset")
     after_cache = isinstance(q_offset, Tensor) or (q_length > 1 and q_offset > 0)
     if plain and after_cache and q_length <= FEW_QUERIES and _pads_nothing(attention_mask):
-        ends = torch.full((batch_size,), q_length, device=device) + q_offset
+        ends = torch.full((given["batch_size"],), q_length, device=given.get("device", "cpu")) + q_offset
         return ends.to(torch.int32)  # once for all layers
-    given = {"mask_function": mask_function, "attention_mask": attention_mask, "local_size": local_size}
-    sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset}
-    skip = {"allow_is_causal_skip": allow_is_causal_skip, "device": device}
-    made: Tensor | None = sdpa_mask(**sizes, **given, **skip, **others)
+    made: Tensor | None = sdpa_mask(**given)
     return made
 
 
