@@ -64,6 +64,11 @@ def told(call: Callable[[], object], error: type[Exception] = UserError) -> str:
     return said
 
 
+def held(data: Path) -> dict[Path, bytes]:
+    """What is in a data folder, byte for byte, but for the empty files that are locked."""
+    return {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
 def gated(call, shape, device="cpu"):
     """An implementation, or a function as one, through the worker's gate, before timing and then after.
 

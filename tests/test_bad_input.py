@@ -13,7 +13,7 @@ import ladders
 import pytest
 import small
 import yaml
-from conftest import TINY, tiny_study
+from conftest import TINY, held, tiny_study
 from ladders import TILE, rung
 from reading import make
 
@@ -314,11 +314,6 @@ def test_bad_input_is_one_line_and_a_status_and_changes_no_run(place, capsys, sp
     assert len(error.splitlines()) == 1
     assert said in error
     assert held(place.data) == before
-
-
-def held(data: Path) -> dict[Path, bytes]:
-    """What is in a data folder, byte for byte, but for the empty files that are locked."""
-    return {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 # Through make

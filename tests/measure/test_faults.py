@@ -21,7 +21,7 @@ import pytest
 import small
 import torch
 import yaml
-from conftest import SAMPLE, TINY, Quickly, tiny_study, told
+from conftest import SAMPLE, TINY, Quickly, held, tiny_study, told
 from forks import BLOCKS, Fork, Forks, live, watch
 from test_measure import ANSWERS, Nvml
 
@@ -274,11 +274,6 @@ def test_a_disk_that_fills_at_a_step_loses_nothing_and_leaves_nothing_half(data,
         assert begun or not schema.folder(name).exists()
         assert not list(data.rglob(".*.tmp"))
         goes_on(name, whole)
-
-
-def held(data: Path) -> dict[Path, bytes]:
-    """The contents of the files in a data folder, without locks."""
-    return {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 @pytest.mark.parametrize("begun", [0, 1, 3])

@@ -711,17 +711,6 @@ def measured(folder, begin, one_thread, unlocked, monkeypatch):
     return measure
 
 
-def test_a_kernel_that_does_not_compile_has_failed_and_the_rest_goes_on(measured):
-    def does_not_compile(q, k, v, causal):
-        raise Broken("kernels/plain.cu does not compile")
-
-    run = measured(does_not_compile)
-    fates = run.cases.set_index("implementation")[["status", "reason"]].to_dict("index")
-    assert fates["kernel.plain"] == {"status": "failed", "reason": "kernels/plain.cu does not compile"}
-    assert fates["sdpa.auto"]["status"] == "measured"
-    assert "kernel.plain" not in set(run.checks["implementation"])
-
-
 def test_what_a_kernel_needs_is_recorded(measured):
 
     own = [column.name for column in TABLES["resources"].columns if column not in SHARED]

@@ -28,7 +28,7 @@ from attnlab.measure.session import cases, ceilings, record, wgmma
 from attnlab.measure.session.subject import Job, Session
 from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
 from attnlab.measure.subjects.case import Case, Replay
-from attnlab.measure.subjects.implementation import Implementation, OutOfMemory, Unsupported, attempt
+from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
 from attnlab.runs import read, schema, write
 from attnlab.study import implementations, ladder
@@ -283,6 +283,10 @@ def asks_for_too_much(q, k, v, causal):
     return torch.empty(10**13)
 
 
+def does_not_compile(q, k, v, causal):
+    raise Broken("kernels/plain.cu does not compile")
+
+
 def refuses_the_second_call():
     calls = []
 
@@ -309,7 +313,7 @@ ONE_LENGTH = {"target": SHAPE, "sweeps": {"seq_len": SHAPE}, "replicates": 1}
 def mixed(machine, tmp_path_factory):
     """A run of whoever is right, absent, wrong at once or while it is timed, or asks for too much memory. Read-only."""
     odd = {"wrong": adds_a_hundredth, "late": errs_later()}
-    odd |= {"greedy": asks_for_too_much, "hungry": refuses_the_second_call()}
+    odd |= {"broken": does_not_compile, "greedy": asks_for_too_much, "hungry": refuses_the_second_call()}
     names = [*tiny_study().implementations, "sdpa.cudnn", "sdpa.efficient", *map("kernel.{}".format, odd)]
     known = {*implementations.known(), *names}
     with pytest.MonkeyPatch.context() as patch, torch_as_it_was():
@@ -328,6 +332,11 @@ def test_who_is_wrong_at_once_is_reported_and_not_timed(mixed):
     assert case["reason"].startswith("before timing, call: error against float64: max ")
     checks = mixed.checks[mixed.checks["implementation"] == "kernel.wrong"]
     assert checks[["moment", "passed"]].values.tolist() == [["before", False]]
+
+
+def test_a_kernel_that_does_not_compile_has_failed_and_the_rest_goes_on(mixed):
+    case = mixed.cases.set_index("implementation").loc["kernel.broken"]
+    assert (case["status"], case["reason"]) == ("failed", "kernels/plain.cu does not compile")
 
 
 def test_who_errs_only_while_it_is_timed_is_reported_then(mixed):
