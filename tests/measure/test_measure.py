@@ -430,11 +430,11 @@ def test_a_sample_is_taken_with_its_backend_selected():
 
 def test_a_cold_sample_writes_twice_the_cache(monkeypatch):
     monkeypatch.setattr(devices, "last_level_cache_bytes", lambda device: 1000)
-    flush = cuda_events.Flush(CPU)
-    flush._buffer.fill_(1)
-    assert flush._buffer.nbytes == 2000
+    flush = cuda_events.flushing(CPU)
+    written = flush.__self__.fill_(1)
+    assert written.nbytes == 2000
     flush()
-    assert not flush._buffer.any()
+    assert not written.any()
 
 
 def test_latency_is_in_microseconds_of_the_clock(monkeypatch):

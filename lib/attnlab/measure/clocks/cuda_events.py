@@ -69,14 +69,9 @@ class Taken:
 Sampler = Callable[[Case], Taken]
 
 
-class Flush:
-    """Empties the last-level cache by writing twice its size."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._buffer = torch.empty(2 * devices.last_level_cache_bytes(device), dtype=torch.int8, device=device)
-
-    def __call__(self) -> None:
-        self._buffer.zero_()
+def flushing(device: torch.device) -> Callable[[], object]:
+    """What empties the last-level cache, by writing twice its size."""
+    return torch.empty(2 * devices.last_level_cache_bytes(device), dtype=torch.int8, device=device).zero_
 
 
 def available(device: torch.device, timing: Timing) -> bool:
@@ -88,7 +83,7 @@ def available(device: torch.device, timing: Timing) -> bool:
 
 def sampler(device: torch.device, timing: Timing) -> Sampler:
     """A function that takes one sample of a case."""
-    flush = Flush(device) if timing.cache == "cold" else None
+    flush = flushing(device) if timing.cache == "cold" else None
     if timing.clock == "eager" or device.type == "cpu":
         return partial(_eager, device, flush)
     return partial(_device_cold, flush) if flush else _device_warm
@@ -234,7 +229,7 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return start, end
 
 
-def _eager(device: torch.device, flush: Flush | None, case: Case) -> Taken:
+def _eager(device: torch.device, flush: Callable[[], object] | None, case: Case) -> Taken:
     with case.selected():
         if flush:
             case.refresh()
@@ -258,7 +253,7 @@ def _device_warm(case: Case) -> Taken:
     return Taken(took_us / case.many.calls, case.many.calls, case.many.output)
 
 
-def _device_cold(flush: Flush, case: Case) -> Taken:
+def _device_cold(flush: Callable[[], object], case: Case) -> Taken:
     assert case.one is not None
     case.refresh()
     torch.cuda._sleep(HOLD_CYCLES)
