@@ -206,11 +206,11 @@ def test_the_clock_ticks_within_a_microsecond():
 
 
 def test_a_flush_writes_twice_the_cache():
-    flush = cuda_events.Flush(GPU)
-    assert flush._buffer.nbytes == 2 * torch.cuda.get_device_properties(GPU).L2_cache_size
-    flush._buffer.fill_(1)
+    flush = cuda_events.flushing(GPU)
+    written = flush.__self__.fill_(1)
+    assert written.nbytes == 2 * torch.cuda.get_device_properties(GPU).L2_cache_size
     flush()
-    assert not flush._buffer.any()
+    assert not written.any()
 
 
 # The machine
