@@ -450,7 +450,9 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = 
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[0]
 
 
-def _biased(operator: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+def _biased(
+    operator: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None
+) -> Tensor:
     """What an operator that could take a bias computes without one."""
     return operator(q, k, v, None, False, 0.0, causal, scale=scale)[0]
 
