@@ -40,6 +40,13 @@ __device__ __forceinline__ float divide(float a, float b) { float c; asm("div.rn
 __device__ __forceinline__ float widen(__half, unsigned bits) { return __half2float(__ushort_as_half(static_cast<unsigned short>(bits))); }
 __device__ __forceinline__ float widen(__nv_bfloat16, unsigned bits) { return __uint_as_float(bits << 16); }
 
+// Two columns become their sum and their difference.
+__device__ __forceinline__ void rotate(float& left, float& right) {
+    const float sum = add(left, right);
+    right = add(left, -right);
+    left = sum;
+}
+
 // Bit LANE of a thread's place in its row changes places with bit HALF of an element's in its vector: of half of the elements, a
 // thread has those of both lanes, their sum and their difference.
 template <int LANE, int HALF> __device__ __forceinline__ void rotate_lanes(float (&x)[VECTOR]) {
@@ -48,9 +55,8 @@ template <int LANE, int HALF> __device__ __forceinline__ void rotate_lanes(float
     for (int i = 0; i < VECTOR; ++i)
         if (!(i & HALF)) {
             const float got = __shfl_xor_sync(ALL, upper ? x[i] : x[i + HALF], LANE);
-            const float left = upper ? got : x[i], right = upper ? x[i + HALF] : got;
-            x[i] = add(left, right);
-            x[i + HALF] = add(left, -right);
+            (upper ? x[i] : x[i + HALF]) = got;
+            rotate(x[i], x[i + HALF]);
         }
 }
 
@@ -72,11 +78,7 @@ __device__ __forceinline__ void numbers(float (&x)[VECTORS][VECTOR], const uint4
             for (int half = 1; half < VECTOR; half *= 2)
                 #pragma unroll
                 for (int i = 0; i < VECTOR; ++i)
-                    if (!(i & half)) {
-                        const float left = x[v][i], right = x[v][i + half];
-                        x[v][i] = add(left, right);
-                        x[v][i + half] = add(left, -right);
-                    }
+                    if (!(i & half)) rotate(x[v][i], x[v][i + half]);
             rotate_lanes<1, 4>(x[v]);
             if constexpr (D == 128) rotate_lanes<2, 2>(x[v]);
         }
@@ -88,11 +90,7 @@ __device__ __forceinline__ void numbers(float (&x)[VECTORS][VECTOR], const uint4
             for (int v = 0; v < VECTORS; ++v)
                 if (!(v & half))
                     #pragma unroll
-                    for (int i = 0; i < VECTOR; ++i) {
-                        const float left = x[v][i], right = x[v + half][i];
-                        x[v][i] = add(left, right);
-                        x[v + half][i] = add(left, -right);
-                    }
+                    for (int i = 0; i < VECTOR; ++i) rotate(x[v][i], x[v + half][i]);
 }
 
 // Eight bytes of a row that was rotated go where they belong.
@@ -110,9 +108,9 @@ template <int D> __device__ __forceinline__ uint2 in_order(uint2 bytes) {
 __device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
 // The larger of the largest so far and a thread's magnitudes, without the infinite ones if FINITE.
-template <bool FINITE, int N> __device__ __forceinline__ float larger(float largest, const float (&x)[N][VECTOR]) {
+template <bool FINITE> __device__ __forceinline__ float larger(float largest, const float (&x)[VECTORS][VECTOR]) {
     #pragma unroll
-    for (int n = 0; n < N * VECTOR; ++n) {
+    for (int n = 0; n < VECTORS * VECTOR; ++n) {
         const float one = fabsf(x[n / VECTOR][n % VECTOR]);
         largest = fmaxf(largest, FINITE && magnitude(one) >= INFINITY_BITS ? 0.f : one);  // never a NaN
     }
