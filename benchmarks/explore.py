@@ -41,7 +41,8 @@ CLICK = """async (place) => {
 def main(name: str = "") -> None:
     """Write the page of a run, and time each of its controls."""
     run = read.load(name) if name else made_up(CASES)
-    block = data.payload(results.of(run))
+    shown = results.of(run)
+    block = data.payload(shown, data.others(shown))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "explore.html"
         path.write_text(explorer.html(run.name, block), encoding="utf-8")

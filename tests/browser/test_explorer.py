@@ -12,8 +12,7 @@ from synthetic import TARGET, Recipe
 
 from attnlab.exhibits.explore import data
 from attnlab.exhibits.explore.explorer import html
-from attnlab.infer import cases, results
-from attnlab.infer.compare import repeat
+from attnlab.infer import cases
 from attnlab.infer.results import Results
 from browser.conftest import REPORTS
 
@@ -87,12 +86,8 @@ def pages(tmp_path_factory) -> dict[str, str]:
             ),
             "one implementation": synthetic.lonely(),
         }
-        patch.setattr(repeat, "others", lambda results: iter(()))
-        patch.setattr(repeat, "elsewhere", lambda results: iter(()))
-        blocks = {name: data.payload(of) for name, of in alone.items()}
-        patch.setattr(repeat, "others", lambda results: iter((there,)))
-        patch.setattr(results, "load", lambda name: there)
-        blocks["two runs"] = data.payload(here)
+        blocks = {name: data.payload(of, []) for name, of in alone.items()}
+        blocks["two runs"] = data.payload(here, [there])
     found = {}
     for name, block in blocks.items():
         path = folder / f"{name}.html"

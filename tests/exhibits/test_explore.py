@@ -18,11 +18,10 @@ from synthetic import TARGET, Recipe, contradicted, controlled, inferred
 
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.explore import data, explorer, recorded
-from attnlab.exhibits.explore.samples import STEPS, THROTTLED, pack
+from attnlab.exhibits.explore.samples import STEPS, THROTTLED, pack, passed
 from attnlab.exhibits.quantities import QUANTITIES
 from attnlab.exhibits.style import LOOKS
-from attnlab.infer import cases, results
-from attnlab.infer.compare import repeat
+from attnlab.infer import cases
 from attnlab.infer.results import Results
 
 LIMIT_BYTES = 5_000_000
@@ -44,27 +43,24 @@ def unpacked(block: bytes) -> tuple[dict, bytes]:
     return json.loads(raw[4:end]), raw[end:]
 
 
+def block_of(of: Results) -> bytes:
+    return data.payload(of, [])
+
+
 @cache
 def ordinary() -> bytes:
-    return data.payload(inferred())
+    return block_of(inferred())
 
 
 def said(of: Results) -> dict:
     """What is said of a run alone."""
-    (run,) = unpacked(data.payload(of))[0]["runs"]
+    (run,) = unpacked(block_of(of))[0]["runs"]
     return run
 
 
 @cache
 def told() -> dict:
     return said(controlled())
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No other runs beside the synthetic ones, unless a test puts them there."""
-    monkeypatch.setattr(repeat, "others", lambda results: iter(()))
-    monkeypatch.setattr(repeat, "elsewhere", lambda results: iter(()))
 
 
 def odd() -> Recipe:
@@ -138,7 +134,7 @@ def test_the_sign_that_hangs_on_the_clock_is_listed():
 
 def test_samples_differ_from_the_recorded_ones_by_no_more_than_stated():
     of = controlled()
-    packed = pack(of, 1)
+    packed = pack(passed(of), 1)
     assert 0 < packed.error_pct < 0.01
     names, first = [*of.study.implementations, "control.sdpa.auto"], 0
     for row, sizes in enumerate(packed.cases["sizes"]):
@@ -153,14 +149,14 @@ def test_samples_differ_from_the_recorded_ones_by_no_more_than_stated():
 
 
 def test_clocks_and_throttling_are_those_of_the_samples():
-    packed = pack(inferred(), 1)
+    packed = pack(passed(inferred()), 1)
     expected = 1980 - np.arange(synthetic.ROUNDS) + THROTTLED * (np.arange(synthetic.ROUNDS) == 3)
     assert (packed.clocks.reshape(-1, synthetic.ROUNDS) == expected).all()
-    assert not pack(synthetic.lonely(), 1).clocks.any()  # a CPU's clock is not read
+    assert not pack(passed(synthetic.lonely()), 1).clocks.any()  # a CPU's clock is not read
 
 
 def test_of_every_so_many_rounds_the_first_is_kept():
-    packed = pack(inferred(), 7)
+    packed = pack(passed(inferred()), 7)
     assert set(np.concatenate(packed.cases["sizes"])) == {-(-synthetic.ROUNDS // 7)}
 
 
@@ -176,9 +172,10 @@ def test_the_page_of_half_a_million_samples_fits():
         for number in range(times)
     ]
     many = synthetic.changed(of, samples=pd.concat(parts, ignore_index=True))
-    packed = pack(many, 1)
+    packed = pack(passed(many), 1)
     assert packed.codes.size == len(many.passed) >= 0.9 * MANY
-    block = data._block(data._said([of]), [packed], [1])
+    said, _ = data._said(of, [])
+    block = data._block(said, [packed], [1])
     assert len(block) <= data.MOST_BYTES
     assert len(explorer.html("many", block).encode()) < LIMIT_BYTES
 
@@ -186,7 +183,7 @@ def test_the_page_of_half_a_million_samples_fits():
 def test_more_samples_than_fit_are_thinned(monkeypatch):
     whole = len(ordinary())
     monkeypatch.setattr(data, "MOST_BYTES", whole - 1)
-    (samples,) = unpacked(data.payload(inferred()))[0]["samples"]
+    (samples,) = unpacked(block_of(inferred()))[0]["samples"]
     assert samples["every"] > 1
 
 
@@ -194,22 +191,19 @@ def test_more_samples_than_fit_are_thinned(monkeypatch):
 
 
 @pytest.fixture
-def again(monkeypatch) -> tuple[Results, Results]:
+def again() -> tuple[Results, Results]:
     """A run, and the same with one implementation 3 % slower and another kernel source beside it."""
     study = {"implementations": ["sdpa.auto", "sdpa.flash"], "timings": synthetic.STUDY["timings"][:1]}
     here = synthetic.infer(Recipe(study=study, fates={}))
     samples = here.run.samples
     slower = samples["latency_us"].where(samples["implementation"] != "sdpa.flash", 1.03 * samples["latency_us"])
     run = replace(here.run, name="before", samples=samples.assign(latency_us=slower))
-    there = Results(run, cases.infer(run))
-    monkeypatch.setattr(repeat, "others", lambda results: iter((there,)))
-    monkeypatch.setattr(results, "load", lambda name: there)
-    return here, there
+    return here, Results(run, cases.infer(run))
 
 
 def test_a_run_beside_another_says_what_changed_as_benchstat_does(again):
-    here, _ = again
-    block, _ = unpacked(data.payload(here))
+    here, there = again
+    block, _ = unpacked(data.payload(here, [there]))
     assert [run["name"] for run in block["runs"]] == ["synthetic", "before"]
     (pair,) = block["pairs"]
     deltas = {name: rest for _, shape, name, *rest in pair["deltas"] if shape == str(TARGET)}
@@ -253,7 +247,7 @@ def test_a_run_that_lacks_much_has_a_page(case, paced):
 def test_the_fewest_samples_have_a_page():
     of = synthetic.infer(Recipe(study=synthetic.AT_TARGET | {"replicates": 1}))
     run = replace(of.run, samples=of.run.samples[of.run.samples["round"] < 2])
-    (told,) = unpacked(data.payload(Results(run, cases.infer(run))))[0]["runs"]
+    (told,) = unpacked(block_of(Results(run, cases.infer(run))))[0]["runs"]
     assert set(told["cases"]["samples"]) == {2}
 
 
@@ -262,7 +256,7 @@ def test_the_fewest_samples_have_a_page():
 
 def test_the_page_is_one_file_that_asks_for_nothing_and_needs_no_anywidget(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    text = explorer.write(inferred(), tmp_path).read_text(encoding="utf-8")
+    text = explorer.write(inferred(), [], tmp_path).read_text(encoding="utf-8")
     assert not re.search(r"(?:src|href)=", text.split("<script")[0])
     assert "default-src 'none'" in text
     assert "@import" not in text
@@ -287,6 +281,7 @@ def test_headless_the_exhibit_is_a_link(monkeypatch):
 
 def test_in_jupyterlab_it_is_a_widget_with_the_same_data(monkeypatch):
     pytest.importorskip("anywidget", reason="the extra `lab` is not installed")
+    monkeypatch.setattr(data, "others", lambda shown: [])
     monkeypatch.setenv(explorer.WATCHED[0], "10_explore.ipynb")
     bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle

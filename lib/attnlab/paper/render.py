@@ -9,7 +9,7 @@ from pathlib import Path
 from attnlab import select_run
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError, suggestion
-from attnlab.exhibits.explore import explorer
+from attnlab.exhibits.explore import data, explorer
 from attnlab.infer import results
 from attnlab.paper import assemble, engine, execute, latex, pages, printed
 from attnlab.runs import read, schema
@@ -38,7 +38,7 @@ def render(name: str) -> Path:
     with _alone(name):
         for part in others:
             _page(part, name, values, engine.NAME)
-        explorer.write(in_use[0], paths.reports() / name)
+        explorer.write(in_use[0], data.others(in_use[0]), paths.reports() / name)
         assembled = _executed(paper, name)
         assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
         return _paper(name, assembled)

@@ -3,9 +3,10 @@
 import gzip
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.colors import to_hex
 
@@ -14,7 +15,7 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.decisions import CLAIMABLE, EQUIVALENT, FASTER, INCONCLUSIVE, SIGNS, SLOWER
 from attnlab.exhibits.drawing import inverted
 from attnlab.exhibits.explore import between, recorded
-from attnlab.exhibits.explore.samples import Packed, pack, planes
+from attnlab.exhibits.explore.samples import Packed, Passed, pack, passed, planes
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.style import look
 from attnlab.infer import results
@@ -40,39 +41,56 @@ FILLS = {
 """Fill and ink of a cell on a light and on a dark ground, by its verdict."""
 
 
-def payload(shown: Results) -> bytes:
-    """A run, and the others that share the most cases with it, as `gzip`: of its device, and one of another.
+def others(shown: Results) -> Iterator[Results]:
+    """The runs beside one that share the most cases with it: some of its device, and one of another."""
+    mine = shown.run.manifest
+    return map(results.inferred, chain(islice(repeat.others(mine), MOST_RUNS), islice(repeat.elsewhere(mine), 1)))
+
+
+def payload(shown: Results, others: Iterable[Results]) -> bytes:
+    """A run and the others beside it, as `gzip`; each of these is needed only until the next is asked for.
 
     Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
     (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.
     """
-    others = chain(islice(repeat.others(shown), MOST_RUNS), islice(repeat.elsewhere(shown), 1))
-    there = [shown, *(results.inferred(other) for other in others)]
-    said = _said(there)
-    for steps in _thinned(there):
-        packed = [pack(of, every) for of, every in zip(there, steps, strict=True)]
+    said, rows = _said(shown, others)
+    for steps in _thinned([len(each.case) for each in rows]):
+        packed = [pack(each, every) for each, every in zip(rows, steps, strict=True)]
         block = _block(said, packed, steps)
         if len(block) <= MOST_BYTES:
             break
     return block
 
 
-def _said(there: list[Results]) -> dict[str, Any]:
-    """What is said of the runs, without their samples."""
-    shown, *others = there
-    names = dict.fromkeys(name for of in there for name in of.study.implementations)
-    runs = [recorded.recorded(shown, recorded.baselines(shown))]
-    runs += [recorded.recorded(other, [other.study.baseline]) for other in others]
-    pairs = [
-        {"other": place, "deltas": between.deltas(shown, other), "flips": between.flips_between(shown, other)}
-        for place, other in enumerate(others, start=1)
-    ]
+class _Beside(NamedTuple):
+    """Another run: the names of its implementations, what is said of it and of the two, and its samples."""
+
+    names: list[str]
+    run: dict[str, Any]
+    pair: dict[str, Any]
+    rows: Passed
+
+
+def _beside(shown: Results, other: Results) -> _Beside:
+    pair = {"deltas": between.deltas(shown, other), "flips": between.flips_between(shown, other)}
+    return _Beside(other.study.implementations, _run(other, [other.study.baseline]), pair, passed(other))
+
+
+def _run(of: Results, baselines: list[str]) -> dict[str, Any]:
+    return recorded.recorded(of, baselines) | {"flips": between.flips(of)}
+
+
+def _said(shown: Results, others: Iterable[Results]) -> tuple[dict[str, Any], list[Passed]]:
+    """What is said of the runs, and the samples of each."""
+    run = _run(shown, recorded.baselines(shown))
+    beside = list(map(partial(_beside, shown), others))  # a loop would hold one run while the next is read
+    names = dict.fromkeys(chain(shown.study.implementations, *(other.names for other in beside)))
     metrics = {"speedup": "speedup", **recorded.METRICS}
-    return {
+    said = {
         "attnlab": VERSION,
         "confidence": formats.CI,
-        "runs": [run | {"flips": between.flips(of)} for run, of in zip(runs, there, strict=True)],
-        "pairs": pairs,
+        "runs": [run, *(other.run for other in beside)],
+        "pairs": [{"other": place} | other.pair for place, other in enumerate(beside, start=1)],
         "metrics": {name: _named(QUANTITIES[quantity]) for name, quantity in metrics.items()},
         "sides": [
             *([QUANTITIES[quantity].head, field] for field, quantity in recorded.SIDES.items()),
@@ -81,15 +99,16 @@ def _said(there: list[Results]) -> dict[str, Any]:
         "colours": colours(names),
         "verdicts": signs(),
     }
+    return said, [passed(shown), *(other.rows for other in beside)]
 
 
 def _named(quantity: Quantity) -> dict[str, str]:
     return {"title": quantity.title, "axis": quantity.axis, "suffix": quantity.suffix}
 
 
-def _thinned(there: list[Results]) -> Iterator[list[int]]:
-    """Of every how many rounds one is sent, for each run: the others are thinned first."""
-    shown, *others = (len(of.passed) for of in there)
+def _thinned(samples: list[int]) -> Iterator[list[int]]:
+    """Of every how many rounds one is sent, for each run by its samples: the others are thinned first."""
+    shown, *others = samples
     own, theirs = ceil(shown / MOST_SAMPLES) or 1, ceil(sum(others) / MOST_OF_OTHERS) or 1
     for _ in range(12):
         yield [own] + [theirs] * len(others)

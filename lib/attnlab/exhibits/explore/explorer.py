@@ -2,6 +2,7 @@
 
 import base64
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -97,14 +98,14 @@ def widget(results: Results) -> Any:
         payload = traitlets.Bytes().tag(sync=True)
         state = traitlets.Dict().tag(sync=True)
 
-    return Widget(payload=data.payload(results))
+    return Widget(payload=data.payload(results, data.others(results)))
 
 
-def write(results: Results, folder: Path) -> Path:
-    """Write the explorer of a run into a folder, whole or not at all, and return its page."""
+def write(results: Results, others: Iterable[Results], folder: Path) -> Path:
+    """Write the explorer of a run and of others into a folder, whole or not at all, and return its page."""
     page = folder / PAGE
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(page, html(results.run.name, data.payload(results)).encode())
+    write_atomically(page, html(results.run.name, data.payload(results, others)).encode())
     return page
 
 

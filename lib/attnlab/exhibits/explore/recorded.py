@@ -1,14 +1,13 @@
 """What the explorer says of one run: its cases and verdicts, in the words of the pages."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.verdicts.target import judged, power, supported
+from attnlab.infer.bootstrap import sample_median
 from attnlab.infer.cases import AXES
 from attnlab.infer.families import Place
 from attnlab.infer.kernels import leads
@@ -21,6 +20,16 @@ from attnlab.study.studies import Timing
 Verdicts = dict[tuple[Shape, str], dict[Timing, Verdict]]
 """By shape and candidate: the verdict under each timing that has both sides."""
 Columns = dict[str, list[Any]]
+
+
+class Listed(NamedTuple):
+    """Where a case stands among those of a run, and the median of each of its replicates or cards, in us."""
+
+    place: int
+    medians_us: list[float]
+
+
+Cases = dict[tuple[Timing, Shape, str], Listed]
 METRICS = {"latency": "median_us", "throughput": "throughput_tflops", "bandwidth": "bandwidth_gbs"}
 METRICS |= {"light": "speed_of_light_pct"}
 """The quantity of each metric of a case."""
@@ -41,7 +50,7 @@ OTHERS = (FASTEST, "sdpa.flash")
 def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
     """A run as lists: its axes, its cases, and the verdicts against each of the baselines."""
     manifest, study = results.run.manifest, results.study
-    cases, places = _cases(results)
+    cases, listed = _cases(results)
     return {
         "name": results.run.name,
         "device": manifest["device"]["name"],
@@ -56,7 +65,7 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "target": study.shapes.index(study.target_shape),
         "cases": cases,
         "absent": _absent(results),
-        "verdicts": {baseline: _said(results, baseline, against(results, baseline), places) for baseline in baselines},
+        "verdicts": {baseline: _said(results, baseline, against(results, baseline), listed) for baseline in baselines},
     }
 
 
@@ -86,31 +95,32 @@ def _fastest(results: Results) -> dict[Place, str]:
     }
 
 
-def _cases(results: Results) -> tuple[Columns, dict[tuple[Timing, Shape, str], int]]:
-    """A row for each case and timing that has a latency, and the place of each."""
+def _cases(results: Results) -> tuple[Columns, Cases]:
+    """A row for each case and timing that has a latency, and where it stands."""
     rows: list[dict[str, Any]] = []
-    places: dict[tuple[Timing, Shape, str], int] = {}
+    listed: Cases = {}
     for number, timing in enumerate(results.timings):
         for place, shape in enumerate(results.study.shapes):
-            for name, row in results.at(shape, timing).iterrows():
-                places[timing, shape, str(name)] = len(rows)
+            for row in results.at(shape, timing).to_dict("records"):
+                name = row["implementation"]
+                medians_us = [sample_median(samples) for samples in results.samples(name, shape, timing)]
+                listed[timing, shape, name] = Listed(len(rows), medians_us)
                 rows.append(
                     {"timing": number, "shape": place, "implementation": results.study.implementations.index(name)}
-                    | _case(results, row, timing, shape)
+                    | _case(row, medians_us)
                 )
-    return _columns(rows), places
+    return _columns(rows), listed
 
 
-def _case(results: Results, row: Any, timing: Timing, shape: Shape) -> dict[str, Any]:
+def _case(row: dict[str, Any], medians_us: list[float]) -> dict[str, Any]:
     median = median_of(row)
-    medians = [float(np.median(samples)) for samples in results.samples(str(row.name), shape, timing)]
     marks = dict.fromkeys(f"{row[mark]}." for mark in ("bandwidth_mark", "throughput_mark") if row[mark])
     return {
         "samples": int(row["samples"]),
         "low_us": _number(median.low),
         "high_us": _number(median.high),
         "interval": formats.interval(median),
-        "replicates_us": [_number(value) for value in medians],
+        "replicates_us": [_number(value) for value in medians_us],
         **{field: _read(row[quantity], QUANTITIES[quantity]) for field, quantity in READ.items()},
         **{name: _number(row[quantity]) for name, quantity in METRICS.items()},
         **{f"{name} text": QUANTITIES[quantity].show(row[quantity]) for name, quantity in METRICS.items()},
@@ -118,9 +128,7 @@ def _case(results: Results, row: Any, timing: Timing, shape: Shape) -> dict[str,
     }
 
 
-def _said(
-    results: Results, baseline: str, verdicts: Verdicts, places: Mapping[tuple[Timing, Shape, str], int]
-) -> Columns:
+def _said(results: Results, baseline: str, verdicts: Verdicts, listed: Cases) -> Columns:
     """A row for each verdict: numbers to draw, and what the pages say."""
     rows, titles = [], list[str]()
     fastest = _fastest(results) if baseline == FASTEST else {}
@@ -129,13 +137,13 @@ def _said(
             over = fastest.get((shape, timing), baseline)
             pair = over, name
             alike = {other: found for other, found in under.items() if fastest.get((shape, other), baseline) == over}
-            its, ours = (results.samples(each, shape, timing) for each in pair)
-            ratios = [float(np.median(one) / np.median(other)) for one, other in zip(its, ours, strict=True)]
+            its, ours = (listed[timing, shape, each].medians_us for each in pair)
+            ratios = [one / other for one, other in zip(its, ours, strict=True)]
             cells = judged(results, pair, shape, timing, verdict)
             titles = [QUANTITIES[name].head for name in cells]
             rows.append(
                 {
-                    "case": places[timing, shape, name],
+                    "case": listed[timing, shape, name].place,
                     "kind": decisions.kind(verdict),
                     "speedup": _number(verdict.speedup.estimate),
                     "low": _number(verdict.speedup.low),

@@ -35,31 +35,56 @@ class Packed(NamedTuple):
     error_pct: float
 
 
-def pack(results: Results, every: int) -> Packed:
-    """The samples that passed, of every so many rounds the first."""
-    passed = results.passed
-    rows = passed.loc[passed["round"] % every == 0, COLUMNS]
+class Passed(NamedTuple):
+    """The samples of a run that passed, in the order of their cases, replicates and rounds.
+
+    Attributes:
+        cases: for each case the places of its timing, shape and implementation, as in `Packed`.
+        case: the place of each sample's case, (samples,), like all that follow.
+        clocks: as in `Packed`.
+    """
+
+    cases: dict[str, list[int]]
+    case: np.ndarray
+    replicate: np.ndarray
+    round: np.ndarray
+    latency_us: np.ndarray
+    started_s: np.ndarray
+    clocks: np.ndarray
+
+
+def passed(results: Results) -> Passed:
+    """The samples of a run that may be sent: all that `pack` needs of it."""
+    rows = results.passed[COLUMNS]
     ranks, keys = _ranks(rows)
     order = np.lexsort((rows["round"], rows["replicate"], ranks))
-    latencies, started = (rows[name].to_numpy(float)[order] for name in ("latency_us", "started_s"))
-    first = np.flatnonzero(np.diff(ranks[order], prepend=-1))
-    replicates = np.union1d(first, np.flatnonzero(np.diff(rows["replicate"].to_numpy()[order], prepend=0)))
+    columns = {name: rows[name].to_numpy()[order] for name in ("replicate", "round", "latency_us", "started_s")}
+    return Passed(_places(results, keys), ranks[order], **columns, clocks=_clocks(rows)[order])
+
+
+def pack(rows: Passed, every: int) -> Packed:
+    """The samples that passed, of every so many rounds the first."""
+    kept = rows.round % every == 0
+    case, replicate, latencies, started = (
+        column[kept] for column in (rows.case, rows.replicate, rows.latency_us, rows.started_s)
+    )
+    first = np.flatnonzero(np.diff(case, prepend=-1))
+    replicates = np.union1d(first, np.flatnonzero(np.diff(replicate, prepend=0)))
     low = np.minimum.reduceat(latencies, first) if len(first) else latencies
     span = np.log(np.maximum.reduceat(latencies, first) / low) if len(first) else latencies
-    lengths = np.diff(first, append=len(rows))
+    lengths = np.diff(first, append=len(case))
     steps = np.log(latencies / np.repeat(low, lengths)) / np.repeat(np.where(span > 0, span, 1), lengths) * STEPS
-    ends = np.append(replicates[1:], len(rows)) - 1
+    ends = np.append(replicates[1:], len(case)) - 1
     of_case = np.split(np.arange(len(replicates)), np.searchsorted(replicates, first[1:])) if len(first) else []
-    cases = _places(results, keys) | {
+    seconds = np.stack([started[replicates], started[ends]], axis=1).round(3) if len(first) else started
+    cases = {axis: [places[number] for number in case[first]] for axis, places in rows.cases.items()} | {
         "low_us": low.tolist(),
         "span": span.tolist(),
         "sizes": [(ends[some] - replicates[some] + 1).tolist() for some in of_case],
-        "seconds": [
-            np.stack([started[replicates[some]], started[ends[some]]], axis=1).round(3).tolist() for some in of_case
-        ],
+        "seconds": [seconds[some].tolist() for some in of_case],
     }
     error_pct = 100 * float(np.expm1(span.max(initial=0.0) / STEPS / 2))
-    return Packed(cases, np.rint(steps).astype("<u2"), _clocks(rows)[order], error_pct)
+    return Packed(cases, np.rint(steps).astype("<u2"), rows.clocks[kept], error_pct)
 
 
 def _ranks(rows: pd.DataFrame) -> tuple[np.ndarray, pd.DataFrame]:

@@ -205,7 +205,7 @@ def find(results: Results) -> Repetition:
     cases = [(name, shape) for shape in study.shapes for name in study.implementations]
     mine = [case for case in cases if results.samples(*case, timing)]
     best: Repetition | None = None
-    for other in others(results):
+    for other in others(results.run.manifest):
         if best and _shared(study, other.study) <= len(best.shared):
             break  # those that follow share no more
         both, changed = [case for case in mine if other.samples(*case, timing)], other_sources(results, other)
@@ -242,28 +242,25 @@ def _stated(manifest: Manifest) -> pd.Series:
     return pd.json_normalize(fields, sep=" ").iloc[0].dropna().map(str)
 
 
-def others(results: Results) -> Iterator[Results]:
-    """Other complete runs on a device of the same name, with nothing inferred from those that aren't in use.
+def others(mine: Manifest) -> Iterator[Results]:
+    """Other complete runs than that of a manifest on a device of the same name; nothing is inferred if not in use.
 
     Those whose studies share the most cases with this one's come first, and of these the newest. A run that is refused
     is passed over.
     """
-    mine = results.run.manifest
     # A copy is no other run.
-    return _sharing(
-        results, lambda its: its["seal"] != mine["seal"] and its["device"]["name"] == mine["device"]["name"]
-    )
+    return _sharing(mine, lambda its: its["seal"] != mine["seal"] and its["device"]["name"] == mine["device"]["name"])
 
 
-def elsewhere(results: Results) -> Iterator[Results]:
+def elsewhere(mine: Manifest) -> Iterator[Results]:
     """The complete runs on devices of other names that share a case with this one, in the same order."""
-    mine = results.run.manifest["device"]["name"]
-    return _sharing(results, lambda its: its["device"]["name"] != mine, least=1)
+    return _sharing(mine, lambda its: its["device"]["name"] != mine["device"]["name"], least=1)
 
 
-def _sharing(results: Results, fits: Callable[[Manifest], bool], least: int = 0) -> Iterator[Results]:
+def _sharing(mine: Manifest, fits: Callable[[Manifest], bool], least: int = 0) -> Iterator[Results]:
+    study = studies.recorded(mine)
     found = [
-        (name, _shared(results.study, studies.recorded(stated)))
+        (name, _shared(study, studies.recorded(stated)))
         for name, stated in read.manifests()
         if stated["complete"] and fits(stated)
     ]
