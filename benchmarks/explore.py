@@ -17,6 +17,7 @@ from bench import made_up
 from playwright.sync_api import Page, sync_playwright
 
 from attnlab.exhibits.explore import data, explorer
+from attnlab.exhibits.explore.others import others
 from attnlab.infer import results
 from attnlab.runs import read
 
@@ -42,7 +43,7 @@ def main(name: str = "") -> None:
     """Write the page of a run, and time each of its controls."""
     run = read.load(name) if name else made_up(CASES)
     shown = results.of(run)
-    block = data.payload(shown, data.others(shown))
+    block = data.payload(shown, others(shown.run.manifest))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "explore.html"
         path.write_text(explorer.html(run.name, block), encoding="utf-8")

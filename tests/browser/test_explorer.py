@@ -10,7 +10,7 @@ import pytest
 import synthetic
 from synthetic import TARGET, Recipe
 
-from attnlab.exhibits.explore import data
+from attnlab.exhibits.explore import data, others
 from attnlab.exhibits.explore.explorer import html
 from attnlab.infer import cases
 from attnlab.infer.results import Results
@@ -87,7 +87,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
             "one implementation": synthetic.lonely(),
         }
         blocks = {name: data.payload(of, []) for name, of in alone.items()}
-        blocks["two runs"] = data.payload(here, [there])
+        blocks["two runs"] = data.payload(here, [others.told(there, [there.study.baseline])])
     found = {}
     for name, block in blocks.items():
         path = folder / f"{name}.html"

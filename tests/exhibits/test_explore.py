@@ -17,7 +17,7 @@ from reading import exhibit
 from synthetic import TARGET, Recipe, contradicted, controlled, inferred
 
 from attnlab.exhibits.catalogue import Show
-from attnlab.exhibits.explore import data, explorer, recorded
+from attnlab.exhibits.explore import data, explorer, others, recorded
 from attnlab.exhibits.explore.samples import STEPS, THROTTLED, pack, passed
 from attnlab.exhibits.quantities import QUANTITIES
 from attnlab.exhibits.style import LOOKS
@@ -203,7 +203,7 @@ def again() -> tuple[Results, Results]:
 
 def test_a_run_beside_another_says_what_changed_as_benchstat_does(again):
     here, there = again
-    block, _ = unpacked(data.payload(here, [there]))
+    block, _ = unpacked(data.payload(here, [others.told(there, [there.study.baseline])]))
     assert [run["name"] for run in block["runs"]] == ["synthetic", "before"]
     (pair,) = block["pairs"]
     deltas = {name: rest for _, shape, name, *rest in pair["deltas"] if shape == str(TARGET)}
@@ -281,7 +281,7 @@ def test_headless_the_exhibit_is_a_link(monkeypatch):
 
 def test_in_jupyterlab_it_is_a_widget_with_the_same_data(monkeypatch):
     pytest.importorskip("anywidget", reason="the extra `lab` is not installed")
-    monkeypatch.setattr(data, "others", lambda shown: [])
+    monkeypatch.setattr(explorer, "others", lambda mine: [])
     monkeypatch.setenv(explorer.WATCHED[0], "10_explore.ipynb")
     bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle

@@ -1,5 +1,6 @@
 """Many jobs are worked through by several processes, and nothing but the time that takes depends on them."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -41,12 +42,45 @@ def test_a_process_that_dies_is_told():
         parallel.each(os._exit, [(9,)] * parallel.FEWEST)
 
 
+def inferred_alone(count: int) -> tuple[bool, int]:
+    """Whether this is another process than the one that asks, and what `each` makes of many jobs there."""
+    return multiprocessing.parent_process() is not None, sum(parallel.each(pow, [(1, 1)] * count))
+
+
+def test_what_is_begun_beside_this_process_is_waited_for():
+    with parallel.beside(inferred_alone, parallel.FEWEST) as result:
+        assert result() == (True, parallel.FEWEST)
+
+
+def test_a_process_beside_this_one_has_its_environment(monkeypatch):
+    parallel.each(abs, [(1,)] * parallel.FEWEST)  # the server that forks has started
+    monkeypatch.setenv("ATTNLAB_DATA", "elsewhere")
+    with parallel.beside(os.getenv, "ATTNLAB_DATA") as result:
+        assert result() == "elsewhere"
+
+
+def test_what_fails_beside_this_process_is_told():
+    with parallel.beside(read.load, "missing") as result, pytest.raises(UserError, match="there is no run 'missing'"):
+        result()
+    with parallel.beside(os._exit, 9) as result, pytest.raises(UserError, match="a process that infers died"):
+        result()
+
+
+def test_a_process_beside_this_one_ends_with_the_context():
+    begun = time.monotonic()
+    with parallel.beside(time.sleep, 600):
+        (process,) = multiprocessing.active_children()
+    assert time.monotonic() - begun < 60
+    assert not process.is_alive()
+
+
 BUSY = f"""
 import os, signal, sys, time
 from attnlab.infer import parallel
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
 try:
-    parallel.each(time.sleep, [(float(sys.argv[1]),)] * {parallel.FEWEST})
+    with parallel.beside(time.sleep, 600):
+        parallel.each(time.sleep, [(float(sys.argv[1]),)] * {parallel.FEWEST})
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -60,7 +94,7 @@ def test_no_process_is_left_behind(how, status, sleep_s):
     busy = subprocess.Popen(
         [sys.executable, "-c", BUSY, str(sleep_s)], start_new_session=True, stderr=subprocess.PIPE, text=True
     )
-    while len(members(busy.pid)) < 3:  # itself, the server that forks, and one that was forked
+    while len(members(busy.pid)) < 4:  # itself, the server that forks, and two that were forked
         assert busy.poll() is None
         time.sleep(0.01)
     (busy.send_signal if how == signal.SIGKILL else lambda sent: os.killpg(busy.pid, sent))(how)

@@ -9,7 +9,7 @@ from pathlib import Path
 from attnlab import select_run
 from attnlab.base import files, paths
 from attnlab.base.errors import UserError, suggestion
-from attnlab.exhibits.explore import data, explorer
+from attnlab.exhibits.explore import explorer, others
 from attnlab.infer import results
 from attnlab.paper import assemble, engine, execute, latex, pages, printed
 from attnlab.runs import read, schema
@@ -34,13 +34,14 @@ def render(name: str) -> Path:
     shown = results.of(run)
     in_use = [shown, *select_run.companions(shown)]  # as long as they are here, every notebook finds them
     values = {"run": name, "device": "none"}
-    *others, paper = parts()
+    *several, paper = parts()
     with _alone(name):
-        for part in others:
-            _page(part, name, values, engine.NAME)
-        explorer.write(in_use[0], data.others(in_use[0]), paths.reports() / name)
+        with others.beside(run.manifest) as beside:
+            for part in several:
+                _page(part, name, values, engine.NAME)
+            explorer.write(in_use[0], beside, paths.reports() / name)
         assembled = _executed(paper, name)
-        assemble.assemble(_source(paper), [_executed(part, name) for part in others], assembled)
+        assemble.assemble(_source(paper), [_executed(part, name) for part in several], assembled)
         return _paper(name, assembled)
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
+import pyarrow
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
@@ -57,6 +58,7 @@ def load(name: str) -> schema.Run:
     """
     schema.require_of_study(name)
     manifest, frames = held(name)
+    pyarrow.default_memory_pool().release_unused()  # to read and to judge takes as much again as is held
     return schema.Run(name, manifest, **frames)
 
 

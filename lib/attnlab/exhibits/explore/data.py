@@ -4,9 +4,8 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import chain, islice
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.colors import to_hex
 
@@ -15,15 +14,12 @@ from attnlab.exhibits import formats
 from attnlab.exhibits.decisions import CLAIMABLE, EQUIVALENT, FASTER, INCONCLUSIVE, SIGNS, SLOWER
 from attnlab.exhibits.drawing import inverted
 from attnlab.exhibits.explore import between, recorded
-from attnlab.exhibits.explore.samples import Packed, Passed, pack, passed, planes
+from attnlab.exhibits.explore.others import Told, told
+from attnlab.exhibits.explore.samples import Packed, Passed, pack, planes
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.style import look
-from attnlab.infer import results
-from attnlab.infer.compare import repeat
 from attnlab.infer.results import Results
 
-MOST_RUNS = 4
-"""Other runs on a device of the same name that are shown beside a run; one more is of another device."""
 MOST_SAMPLES, MOST_OF_OTHERS = 600_000, 200_000
 """Samples of the run, and of the others together, that are sent at first."""
 MOST_BYTES = 3_600_000
@@ -41,14 +37,8 @@ FILLS = {
 """Fill and ink of a cell on a light and on a dark ground, by its verdict."""
 
 
-def others(shown: Results) -> Iterator[Results]:
-    """The runs beside one that share the most cases with it: some of its device, and one of another."""
-    mine = shown.run.manifest
-    return map(results.inferred, chain(islice(repeat.others(mine), MOST_RUNS), islice(repeat.elsewhere(mine), 1)))
-
-
-def payload(shown: Results, others: Iterable[Results]) -> bytes:
-    """A run and the others beside it, as `gzip`; each of these is needed only until the next is asked for.
+def payload(shown: Results, others: Iterable[Told]) -> bytes:
+    """A run and the others beside it, as `gzip`; each of these is let go before the next is taken.
 
     Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
     (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.
@@ -62,44 +52,32 @@ def payload(shown: Results, others: Iterable[Results]) -> bytes:
     return block
 
 
-class _Beside(NamedTuple):
-    """Another run: the names of its implementations, what is said of it and of the two, and its samples."""
-
-    names: list[str]
-    run: dict[str, Any]
-    pair: dict[str, Any]
-    rows: Passed
-
-
-def _beside(shown: Results, other: Results) -> _Beside:
-    pair = {"deltas": between.deltas(shown, other), "flips": between.flips_between(shown, other)}
-    return _Beside(other.study.implementations, _run(other, [other.study.baseline]), pair, passed(other))
-
-
-def _run(of: Results, baselines: list[str]) -> dict[str, Any]:
-    return recorded.recorded(of, baselines) | {"flips": between.flips(of)}
-
-
-def _said(shown: Results, others: Iterable[Results]) -> tuple[dict[str, Any], list[Passed]]:
+def _said(shown: Results, others: Iterable[Told]) -> tuple[dict[str, Any], list[Passed]]:
     """What is said of the runs, and the samples of each."""
-    run = _run(shown, recorded.baselines(shown))
+    _, run, rows = told(shown, recorded.baselines(shown))
     beside = list(map(partial(_beside, shown), others))  # a loop would hold one run while the next is read
-    names = dict.fromkeys(chain(shown.study.implementations, *(other.names for other in beside)))
+    runs = [run, *(said for said, _, _ in beside)]
     metrics = {"speedup": "speedup", **recorded.METRICS}
     said = {
         "attnlab": VERSION,
         "confidence": formats.CI,
-        "runs": [run, *(other.run for other in beside)],
-        "pairs": [{"other": place} | other.pair for place, other in enumerate(beside, start=1)],
+        "runs": runs,
+        "pairs": [{"other": place} | pair for place, (_, pair, _) in enumerate(beside, start=1)],
         "metrics": {name: _named(QUANTITIES[quantity]) for name, quantity in metrics.items()},
         "sides": [
             *([QUANTITIES[quantity].head, field] for field, quantity in recorded.SIDES.items()),
             *([QUANTITIES[quantity].title, field] for field, quantity in recorded.READ.items()),
         ],
-        "colours": colours(names),
+        "colours": colours(dict.fromkeys(name for run in runs for name in run["implementations"])),
         "verdicts": signs(),
     }
-    return said, [passed(shown), *(other.rows for other in beside)]
+    return said, [rows, *(theirs for _, _, theirs in beside)]
+
+
+def _beside(shown: Results, other: Told) -> tuple[dict[str, Any], dict[str, Any], Passed]:
+    """What is said of another run, and of the two; and its samples."""
+    pair = {"deltas": between.deltas(shown, other.of), "flips": between.flips_between(shown, other.of)}
+    return other.said, pair, other.rows
 
 
 def _named(quantity: Quantity) -> dict[str, str]:

@@ -14,6 +14,7 @@ from attnlab.base.version import VERSION
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Prose
 from attnlab.exhibits.explore import data
+from attnlab.exhibits.explore.others import Told, others
 from attnlab.infer.results import Results
 
 WEB = Path(__file__).parent / "web"
@@ -98,14 +99,14 @@ def widget(results: Results) -> Any:
         payload = traitlets.Bytes().tag(sync=True)
         state = traitlets.Dict().tag(sync=True)
 
-    return Widget(payload=data.payload(results, data.others(results)))
+    return Widget(payload=data.payload(results, others(results.run.manifest)))
 
 
-def write(results: Results, others: Iterable[Results], folder: Path) -> Path:
+def write(results: Results, beside: Iterable[Told], folder: Path) -> Path:
     """Write the explorer of a run and of others into a folder, whole or not at all, and return its page."""
     page = folder / PAGE
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(page, html(results.run.name, data.payload(results, others)).encode())
+    write_atomically(page, html(results.run.name, data.payload(results, beside)).encode())
     return page
 
 
