@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from itertools import starmap
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any, TypeVar
@@ -52,15 +53,15 @@ def beside(work: Callable[..., T], *arguments: Any) -> Iterator[Callable[[], T]]
     context = _context()
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sending, dict(os.environ), work, arguments), daemon=True)
-    with _without_main(), ctrl_c_blocked():
-        process.start()
-    sending.close()  # the process has its own, and that it ended shows by the end of the pipe
     try:
+        with _without_main(), ctrl_c_blocked():
+            process.start()
+        sending.close()  # the process has its own, and that it ended shows by the end of the pipe
         yield partial(_received, receiving)
     finally:
-        process.kill()
-        process.join()
-        receiving.close()
+        if process.pid is not None:
+            process.kill()
+            process.join()
 
 
 def _send(sending: Connection, environment: dict[str, str], work: Callable[..., T], arguments: tuple[Any, ...]) -> None:
@@ -83,6 +84,7 @@ def _received(receiving: Connection) -> Any:
 
 
 def _context() -> ForkServerContext:
+    resource_tracker.ensure_running()  # to start it unblocks Ctrl-C, which is to stay blocked for what follows
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "attnlab.infer.cases", "attnlab.infer.families"])
     return context
