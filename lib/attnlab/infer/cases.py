@@ -178,14 +178,18 @@ def by_case(passed: pd.DataFrame) -> dict[Any, Samples]:
         return {}
     numbers, first = numbered(passed, [*CASE, *TIMING])
     order, ends = np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))
-    may_lack = {"sm_clock_mhz", "throttled"}
-    columns = [
-        passed[name].astype("Float64").to_numpy(float, na_value=np.nan) if name in may_lack else passed[name].to_numpy()
-        for name in Samples._fields
-    ]
-    split = zip(*(np.split(column[order], ends[:-1]) for column in columns), strict=True)
+    split = zip(*(np.split(_column(passed, name)[order], ends[:-1]) for name in Samples._fields), strict=True)
     keys = passed[[*CASE, *TIMING]].iloc[first].itertuples(index=False, name=None)
     return {key: Samples(*arrays) for key, arrays in zip(keys, split, strict=True)}
+
+
+def _column(passed: pd.DataFrame, name: str) -> np.ndarray:
+    if name in ("sm_clock_mhz", "throttled"):
+        return passed[name].astype("Float64").to_numpy(float, na_value=np.nan)
+    if name == "process":  # a text for each process, and not for each sample
+        places, names = pd.factorize(passed[name], use_na_sentinel=False)
+        return names.to_numpy(object)[places]
+    return passed[name].to_numpy()
 
 
 def _in_order(table: pd.DataFrame, study: Study) -> pd.DataFrame:
