@@ -54,8 +54,8 @@ def payload(shown: Results, others: Iterable[Told]) -> bytes:
 
 def _said(shown: Results, others: Iterable[Told]) -> tuple[dict[str, Any], list[Passed]]:
     """What is said of the runs, and the samples of each."""
-    _, run, rows = told(shown, recorded.baselines(shown))
     beside = list(map(partial(_beside, shown), others))  # a loop would hold one run while the next is read
+    _, run, rows = told(shown, recorded.baselines(shown))
     runs = [run, *(said for said, _, _ in beside)]
     metrics = {"speedup": "speedup", **recorded.METRICS}
     said = {
