@@ -1,7 +1,7 @@
 """The shape of one attention problem, and the arithmetic that follows from it."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from attnlab.study import values as kinds
