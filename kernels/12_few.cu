@@ -8,11 +8,12 @@
 //         one cluster is too small for all splits, each one's results, O and the logarithm of the sum of its exponentials, go
 //         to a workspace, and a second kernel merges them. Both are launched while what is before them still runs. Sequences
 //         may differ in length: `kv_lens`.
-// Gained  in h200-decode-1, over the fastest of SDPA's backends and the peers: with one query at 8192 keys 1.16x for one
-//         sequence, 1.06x for 8 and 1.00x for 32; with 4 queries 1.5x for all, with 16 2.1, 2.6 and 2.7x, with 64 1.7 and 1.8x.
-// Limits  memory up to 32 rows or so; with 256 rows of D = 128 the products, which take 100 us at (8, 8192) at the rate of
-//         rung 11. Where caches are short, the launch, the first bytes and the merge, one after the other: 7 us without a
-//         merge and 14 with one (NOTES.md).
+// Gained  in h200-decode-2, over the fastest of SDPA's backends and the peers: with one query at 8192 keys 1.17x for one
+//         sequence, 1.06x for 8 and 1.00x for 32; with 4 queries 1.5x, 1.37x and 1.00x, with 16 2.1x, 1.31x and 1.00x; with 64
+//         1.7x, and 0.93x for 8 and 32, where flash-attn-4 is faster.
+// Limits  memory up to 16 queries of 4 heads at 8 sequences (DRAM 83 to 87 % by the counters); with 64 the way from the L2 (84 %), on
+//         which two tiles of rows each pull K and V, and the products (66 %). Where caches are short, the launch, the first
+//         bytes and the merge, one after the other: 7 us without a merge and 14 with one (NOTES.md).
 #include "hopper.cuh"
 
 struct Strides { long long batch, head, row; };  // in elements; rows are queries or keys
