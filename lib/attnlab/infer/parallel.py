@@ -37,9 +37,14 @@ def each(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]]) -> list[T]:
     """
     if len(jobs) < FEWEST or multiprocessing.current_process().daemon:
         return list(starmap(work, jobs))
+    pool = ProcessPoolExecutor(min(os.cpu_count() or 1, MOST_PROCESSES), _context(), initializer=end_with_parent)
     try:
-        with _processes() as pool:
-            return list(pool.map(work, *zip(*jobs, strict=True), chunksize=AT_ONCE))
+        with pool:
+            # Handing out jobs starts the processes, and before them the server that forks them. What is blocked then is
+            # blocked in all: Ctrl-C is for this process alone.
+            with _without_main(), ctrl_c_blocked():
+                results = pool.map(work, *zip(*jobs, strict=True), chunksize=AT_ONCE)
+            return list(results)
     except BrokenProcessPool:
         raise UserError(DIED) from None
 
@@ -88,18 +93,6 @@ def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "attnlab.infer.cases", "attnlab.infer.families"])
     return context
-
-
-@contextmanager
-def _processes() -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with the context, and with this process however that ends."""
-    pool = ProcessPoolExecutor(min(os.cpu_count() or 1, MOST_PROCESSES), _context(), initializer=end_with_parent)
-    # The first job starts the server that forks them all, and what is blocked there is blocked in all: Ctrl-C is for
-    # this process alone.
-    with _without_main(), pool:
-        with ctrl_c_blocked():
-            pool.submit(os.getpid)
-        yield pool
 
 
 @contextmanager
