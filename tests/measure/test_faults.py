@@ -157,6 +157,7 @@ SHARE = pytest.mark.parametrize("share", [0.06, pytest.param(1, marks=pytest.mar
 
 def drawn(name: str, share: float, only: tuple[str, ...] = ()) -> list[int]:
     """Record a run undisturbed, and draw from the steps on the disk that this took, counted from 1."""
+    schema.folder(name).parent.mkdir(parents=True, exist_ok=True)  # which the first run alone would do
     with pytest.MonkeyPatch.context() as patch:
         done = watch(patch, 0, forking.full, only)
         live(name)

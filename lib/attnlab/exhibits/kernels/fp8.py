@@ -71,7 +71,7 @@ def gains(results: Results) -> Table:
         refused=_refused(results, names),
     )
     frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
-    return Table(frame, f"{said} {results.headline.words.capitalize()}.", say("kernels.fp8_note"))
+    return Table(frame, f"{said} {results.headline.words.capitalize()}.", say("kernels.fp8_note", run=results.run))
 
 
 @exhibit("kernels.fp8.costs", of="eight_bits", where=has_fp8, shape=target)
@@ -105,7 +105,9 @@ def costs(results: Results, shape: Shape) -> Figure:
     listed = formats.listing([kind.values for kind in alike])
     return Figure(
         drawing,
-        " ".join(filter(None, [said, say("kernels.fp8_lacking", lacking=lacking), say("kernels.fp8_note")])),
+        " ".join(
+            filter(None, [said, say("kernels.fp8_lacking", lacking=lacking), say("kernels.fp8_note", run=results.run)])
+        ),
         f"Points, a row for each implementation and two panels for each kind of values, {listed}: the error on a "
         f"logarithmic axis, and below it the throughput. {said}",
     )
