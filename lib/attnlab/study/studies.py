@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 from yaml.constructor import ConstructorError
 
 from attnlab.base import paths
-from attnlab.base.documents import validated
+from attnlab.base.documents import Count, Positive, validated
 from attnlab.base.errors import UserError, suggestion
 from attnlab.study import drawn, implementations
 from attnlab.study import values as kinds
@@ -75,7 +75,7 @@ class Drawn(BaseModel, extra="forbid", frozen=True, strict=True):
     """So many shapes drawn at random by a seed, each on all of these kinds of values."""
 
     shapes: Annotated[int, Field(ge=1, le=1000)]
-    seed: Annotated[int, Field(ge=0)]
+    seed: Count
     values: Annotated[list[str], Field(min_length=1)] = [kinds.NORMAL]
 
 
@@ -102,7 +102,7 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     samples: Annotated[int, Field(ge=2, le=MOST_SAMPLES)] = 100
     replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 1
     warmup_calls: Annotated[int, Field(ge=20, le=MOST_SAMPLES)] = 20
-    longest_call_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1000.0
+    longest_call_ms: Positive = 1000.0
     panel: bool = True
     stream: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
     captured: Line = kinds.CAPTURED_FILE

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, model_validator
 
@@ -28,6 +28,16 @@ MANY_KEYS = 1024
 """Where tiles of rows are fewer than the multiprocessors, splitting keys pays from about so many on."""
 ROWS_COUNT = 2
 """By rows, a choice is so many times as far as by heads or keys: from reading K and V to multiplying is a short way."""
+
+
+class Place(NamedTuple):
+    """The shape that choices are for, by the fields of a `Choice`."""
+
+    heads: int
+    seq_len: int
+    head_dim: int
+    causal: bool
+    rows: int
 
 
 class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -53,13 +63,13 @@ class Choice(BaseModel, extra="forbid", frozen=True, strict=True):
     rows: Count = 0
 
     @property
-    def place(self) -> tuple[int, int, int, bool, int]:
+    def place(self) -> Place:
         """The shape that it is for."""
-        return self.heads, self.seq_len, self.head_dim, self.causal, self.rows
+        return Place(self.heads, self.seq_len, self.head_dim, self.causal, self.rows)
 
     def distance(self, shape: Shape) -> float:
         """How far its lengths and heads, and its rows if it has any, are from those of a shape, in doublings."""
-        heads = shape.batch * (shape.kv_heads if self.rows else shape.heads)
+        heads = _heads(shape, self.rows)
         rows = (self.rows / shape.rows) ** ROWS_COUNT if self.rows else 1
         return math.hypot(*map(math.log2, (self.seq_len / shape.kv_len, self.heads / heads, rows)))
 
@@ -111,6 +121,17 @@ def packed_rows(shape: Shape, multiprocessors: int) -> int:
     tiles = shape.batch * shape.kv_heads * math.ceil(shape.rows / ladder.TILE_ROWS)
     unfilled = tiles < multiprocessors and shape.kv_len >= MANY_KEYS
     return shape.rows if unfilled else rows_of(shape)
+
+
+def place(shape: Shape, multiprocessors: int) -> Place:
+    """The `Choice.place` of what is chosen at a shape."""
+    rows = packed_rows(shape, multiprocessors)
+    return Place(_heads(shape, rows), shape.kv_len, shape.head_dim, shape.causal, rows)
+
+
+def _heads(shape: Shape, rows: int) -> int:
+    """The heads of a shape over all batches; with `rows`, those of K and V."""
+    return shape.batch * (shape.kv_heads if rows else shape.heads)
 
 
 def _rounds(items: int, multiprocessors: int) -> float:

@@ -34,7 +34,7 @@ from attnlab.runs.schema import FAILED, OUT_OF_MEMORY
 from attnlab.study import ladder, tuning
 from attnlab.study.ladder import Rung, Tile
 from attnlab.study.shapes import Shape
-from attnlab.study.tuning import Choice, Tuning
+from attnlab.study.tuning import Choice, Place, Tuning
 
 ROUNDS = 9
 VALUES = ("normal", "sd 6", "rising 24")
@@ -93,11 +93,6 @@ class Finalists:
         splits = tuning.packed_rows(shape, self.multiprocessors) > 0
         return [rung for rung in self.rungs if rung.serves_queries(shape.seq_len) and (splits or not rung.splits_keys)]
 
-    def place(self, shape: Shape) -> tuple[int, int, int, bool, int]:
-        """As `Choice.place` at a shape."""
-        rows = tuning.packed_rows(shape, self.multiprocessors)
-        return shape.batch * (shape.kv_heads if rows else shape.heads), shape.kv_len, shape.head_dim, shape.causal, rows
-
     def fastest(self, shape: Shape) -> list[Choice]:
         """The tiles that may be the fastest at a shape or nearby, the fastest first."""
         windows = Windows(shape, self.device, cuda_events.most_calls(shape))
@@ -115,22 +110,9 @@ class Finalists:
                 say(f"{subject.implementation.name} is left out: at {shape}, {subject.reason}")
         most_us = MOST_KEPT * min(latencies_us.values(), default=0.0)
         kept_us = {name: latency_us for name, latency_us in latencies_us.items() if latency_us <= most_us}
-        found = [self._choice(shape, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
+        place = tuning.place(shape, self.multiprocessors)
+        found = [_choice(place, rung, tile, kept_us[one.name]) for rung, tile, one in there if one.name in kept_us]
         return sorted(found, key=lambda choice: choice.latency_us)
-
-    def _choice(self, shape: Shape, rung: Rung, tile: Tile, latency_us: float) -> Choice:
-        heads, seq_len, head_dim, causal, rows = self.place(shape)
-        return Choice(
-            heads=heads,
-            seq_len=seq_len,
-            rows=rows,
-            head_dim=head_dim,
-            causal=causal,
-            rung=rung.name,
-            tile=tile.name,
-            latency_us=latency_us,
-            source=ladder.hashes([rung])[rung.implementation],
-        )
 
 
 def say(words: str) -> None:
@@ -177,10 +159,13 @@ def _held(finalists: Finalists, name: str) -> dict[Shape, list[Choice]]:
         return {}
     if before.torch != torch.__version__:
         return {}
-    changed = dict(ladder.hashes(finalists.rungs).items() - before.sources.items())
-    at = {shape: [one for one in before.choices if one.place == finalists.place(shape)] for shape in SHAPES}
+    changed = {name for name, _ in ladder.hashes(finalists.rungs).items() - before.sources.items()}
+    at: dict[Place, list[Choice]] = {}
+    for choice in before.choices:
+        at.setdefault(choice.place, []).append(choice)
+    found = {shape: at.get(tuning.place(shape, finalists.multiprocessors), []) for shape in SHAPES}
     able = {shape: {rung.implementation for rung in finalists.able(shape)} for shape in SHAPES}
-    return {shape: choices for shape, choices in at.items() if choices and not changed.keys() & able[shape]}
+    return {shape: choices for shape, choices in found.items() if choices and not changed & able[shape]}
 
 
 def _choices(finalists: Finalists, held: dict[Shape, list[Choice]]) -> Iterator[list[Choice]]:
@@ -205,6 +190,11 @@ def _choices(finalists: Finalists, held: dict[Shape, list[Choice]]) -> Iterator[
         say(f"{number} of {len(SHAPES)}, {shape}: {rungs.pinned(rung, tile).name}, {fastest[0].latency_us:.4g} us")
         held[shape] = fastest
         yield [choice for one in SHAPES for choice in held.get(one, [])]
+
+
+def _choice(place: Place, rung: Rung, tile: Tile, latency_us: float) -> Choice:
+    source = ladder.hashes([rung])[rung.implementation]
+    return Choice(**place._asdict(), rung=rung.name, tile=tile.name, latency_us=latency_us, source=source)
 
 
 def _right(device: torch.device, subjects: list[Subject], gate: Gate) -> list[Subject]:
