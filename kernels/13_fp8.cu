@@ -4,8 +4,8 @@
 //         (e4m3.cuh). Probabilities are relative to the largest of their row so far, which is 2^8 and rounded exactly, as
 //         in the formula. The tensor cores add with 14 bits: what they sum of at most 128 keys is added to O in fp32 by the
 //         multiplication that rescales it, one instruction for both. Sums of rows are of probabilities that are not rounded.
-//         A consumer computes scores, exponentials and the product with V one after the other, so that no two products need
-//         registers at once; the other consumers fill the gaps. O leaves in fp16, bf16, or e4m3 over a scale that is given: what
+//         A consumer computes scores, exponentials and the product with V one after the other, so that scores and that product
+//         don't need registers at once; the other consumers fill the gaps. O leaves in fp16, bf16, or e4m3 over a scale that is given: what
 //         exceeds 448 of these is 448.
 // Gained  in h200-fp8-2, over kernel.best in 16 bits: 1.16x at (4, 16, 4096, 128), 1.25x under the mask, 1.11x at 16,384 keys,
 //         where 1.16x was expected; 1.13x where scores rise. At D = 64 1.02x at 2048 keys and 1.05x at 8192. cuDNN's FP8 is
@@ -32,8 +32,8 @@ struct AllScales { Scales q, k, v, o; };  // o where O is e4m3
 constexpr int LARGEST = 8;
 
 // How one instance works, as in jobs.cuh. A consumer computes a tile's scores, then their exponentials, then the product
-// with V; another's products run during the exponentials. Of V at most 128 keys are summed by the tensor cores, and with SPLIT
-// half of the columns at once.
+// with V; another's products run during the exponentials. Of V at most 128 keys are summed by the tensor cores. With SPLIT two
+// products have half of its columns each, and the one is added to O while the other still runs.
 template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int SPLIT_> struct Plan8 {
     static constexpr int D = D_, KEYS = KEYS_, STAGES = STAGES_, CONSUMERS = CONSUMERS_, JOBS_PER_PASS = CONSUMERS_;
     static constexpr bool PING_PONG = PING_PONG_;
@@ -48,6 +48,7 @@ template <int D_, int KEYS_, int STAGES_, int CONSUMERS_, int PING_PONG_, int SP
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112;
     static_assert(DEPTH % 32 == 0, "a product with V takes 32 keys");
+    static_assert(PRODUCTS <= 2, "of what is under way, one is waited for at a time");
     __device__ __forceinline__ static bool serves(int) { return true; }
 };
 
@@ -269,7 +270,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
     Scores<P, CAUSAL> scores;
     scores.tile = 0, scores.keys = problem.keys;
     float scale_log2 = 0;
-    float out[D / 2], product[P::COLUMNS / 2];  // O, and what the tensor cores sum, with few bits
+    float out[D / 2], product[P::PRODUCTS][P::COLUMNS / 2];  // O, and what the tensor cores sum, with few bits
     unsigned p[KEYS / 32][4];
     int tiles = (problem.keys + KEYS - 1) / KEYS;
 
@@ -303,7 +304,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
 #pragma unroll
         for (int j = 0; j < P::DEPTH / 32; ++j) {
             const int step = first + j, bytes = columns + step / STEPS * P::PART_BYTES + step % STEPS * 32;
-            multiply_e4m3(product, p[step], advanced(v_tile, bytes), j);
+            multiply_e4m3(product[part], p[step], advanced(v_tile, bytes), j);
         }
         commit_products();
     };
@@ -354,7 +355,7 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
 #pragma unroll
         for (int n = 0; n < P::COLUMNS / 2; ++n) {
             float& sum = out[part % SIDES * P::COLUMNS / 2 + n];
-            sum = (part < SIDES ? sum * rows.rescale[n / 2 % 2] : sum) + product[n];
+            sum = (part < SIDES ? sum * rows.rescale[n / 2 % 2] : sum) + product[part][n];
         }
     };
     const auto store_row_sums = [&] {
@@ -430,11 +431,13 @@ fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, co
         exponentiate();
         pack_probabilities();
         wait(v_full, state.phase());
+        begin_products();
+#pragma unroll
+        for (int part = 0; part < P::PRODUCTS; ++part) multiply_probabilities_by_values(part);
 #pragma unroll
         for (int part = 0; part < P::PRODUCTS; ++part) {
-            begin_products();
-            multiply_probabilities_by_values(part);
-            finish_products<0>(product);
+            if (part + 1 < P::PRODUCTS) finish_products<1>(product[part]);
+            else finish_products<0>(product[part]);
             promote(part);
         }
         arrive_for_warp(v_empty);

@@ -73,7 +73,7 @@ class Instance:
 
 # keys, stages, consumers, turns, split.
 INSTANCES = {
-    128: [(128, 2, 3, 1, 1), (128, 2, 3, 0, 1), (192, 2, 2, 0, 1)],
+    128: [(128, 2, 3, 1, 1), (128, 2, 3, 0, 1), (128, 2, 3, 1, 0)],
     64: [(192, 3, 3, 1, 0), (96, 4, 4, 1, 0)],
 }
 OTHER_KINDS = ("outliers", "rising 24")
