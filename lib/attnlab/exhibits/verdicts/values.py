@@ -93,7 +93,17 @@ def _grid(medians: np.ndarray, names: list[str], columns: list[str]) -> Drawing:
     ratios = np.log2(medians / medians[:, :1])
     drawing, axes = plt.subplots(figsize=(1.4 + 0.34 * len(columns), 1.3 + 0.17 * len(names)))
     reach = np.log2(STRETCH)
-    axes.imshow(ratios, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto")
+    # Not an image: the colours of an image don't follow the page's theme, and the numbers on it do.
+    axes.pcolor(
+        np.arange(len(columns)),
+        np.arange(len(names)),
+        ratios,
+        cmap="RdBu_r",
+        vmin=-reach,
+        vmax=reach,
+        edgecolors="face",
+    )
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(names) - 0.5, -0.5))
     for row, column in np.ndindex(*medians.shape):
         ink = "white" if abs(ratios[row, column]) > 0.6 * reach else "#222222"
         words = "–" if np.isnan(medians[row, column]) else formats.number(float(medians[row, column]))
