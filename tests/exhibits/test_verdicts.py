@@ -16,8 +16,10 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure
 from attnlab.exhibits.environment import clocks
 from attnlab.exhibits.verdicts import every, findings, target
+from attnlab.exhibits.words import say
 from attnlab.export.report import SECTIONS
 from attnlab.infer import stats
+from attnlab.infer.kinds import Steadiness, Stretch
 from attnlab.infer.results import Results
 from attnlab.study import values as kinds_of_values
 
@@ -271,11 +273,20 @@ def test_the_map_has_a_cell_for_each_case():
 
 def test_a_cell_is_coloured_by_its_ratio_to_the_first_kind():
     (axes,) = exhibit(valued, "verdicts.values").figure.axes
-    drawn = axes.images[0].get_array()
+    assert not axes.images  # an image keeps its colours where the page is dark, and the numbers on it don't
+    drawn = axes.collections[0].get_array()
     assert drawn[:, 0].filled(0).tolist() == pytest.approx([0] * 5)  # math has no latency on normal values
     flash = list(VALUED_US).index("sdpa.flash")
     assert float(drawn[flash, KINDS.index("rising 24")]) == pytest.approx(1)  # twice as long
     assert drawn.mask[flash + 3].all()
+
+
+def test_of_which_implementations_the_values_matter_is_said_of_all():
+    found = Steadiness([f"kernel.{name}" for name in "abcde"], [Stretch("kernel.f", 1.42, "scales")], ["kernel.g"])
+    assert say("verdicts.steadiness", s=found) == (
+        "5 of 7 implementations take the same time on all kinds within 5 %, and whether `kernel.g` does can't be told; "
+        "on its slowest kind of values, `kernel.f` takes 1.42× as long as on its fastest (scales)."
+    )
 
 
 def test_every_other_shape_of_several_kinds_has_a_map():

@@ -126,15 +126,17 @@ class Stretch(NamedTuple):
 
 
 class Steadiness(NamedTuple):
-    """How much the time that implementations take depends on the values; those that can't be told are in neither list.
+    """How much the time that implementations take depends on the values.
 
     Attributes:
         steady: those that take the same time on all kinds within `within_pct`.
         stretched: those that certainly don't, the worst first.
+        untold: those of which neither can be said.
     """
 
     steady: list[str]
     stretched: list[Stretch]
+    untold: list[str]
     within_pct: int = STEADY_PCT
 
     @property
@@ -142,11 +144,16 @@ class Steadiness(NamedTuple):
         """How many implementations it is known of."""
         return len(self.steady) + len(self.stretched)
 
+    @property
+    def timed(self) -> int:
+        """How many implementations were timed on several kinds."""
+        return self.known + len(self.untold)
+
 
 def steadiness(results: Results, shape: Shape) -> Steadiness:
     """How much the time of each implementation at a shape depends on the values."""
     alike = shapes(results, shape)
-    steady, stretched = [], []
+    steady, stretched, untold = [], [], []
     for name in results.study.implementations:
         timed = {other.values: results.median(name, other) for other in alike if name in results.at(other).index}
         if len(timed) < 2:
@@ -157,7 +164,9 @@ def steadiness(results: Results, shape: Shape) -> Steadiness:
             steady.append(name)
         elif 100 * (timed[slowest].low / timed[fastest].high - 1) > STEADY_PCT:
             stretched.append(Stretch(name, ratio, slowest))
-    return Steadiness(steady, sorted(stretched, key=lambda one: one.ratio, reverse=True))
+        else:
+            untold.append(name)
+    return Steadiness(steady, sorted(stretched, key=lambda one: one.ratio, reverse=True), untold)
 
 
 @dataclass(frozen=True)
