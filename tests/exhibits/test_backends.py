@@ -305,6 +305,12 @@ def test_where_few_queries_are_ahead_and_where_behind_is_said():
     assert "at 80.0 GB/s (up to 80 % of the measured copy" in told
 
 
+def test_where_few_queries_lag_most_is_a_finding():
+    told = few.in_short(decoded(), None)
+    assert "behind at 2, where `sdpa.cudnn` is the fastest, most at B=2 H=" in told
+    assert told.count("most at") == 1
+
+
 def test_few_queries_are_a_finding_of_the_run_itself_or_of_another():
     ours, other = "**Few queries.** With one query, the fastest", f"(Run `{decoded().run.name}` of"
     box = Show(decoded())("verdicts.findings").content.text

@@ -16,6 +16,7 @@ from attnlab.exhibits.kernels import ablation, climb, compiled, lead
 from attnlab.exhibits.verdicts import findings
 from attnlab.infer.kernels.cross_device import CrossDevice
 from attnlab.infer.kernels.leads import Lead
+from attnlab.infer.kernels.steps import steps
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 
@@ -223,6 +224,13 @@ def test_the_summary_has_a_row_for_each_rung():
     table = ablation.summary(climbed(), TARGET)
     assert table.frame["rung"].tolist() == [f"kernel.{name}" for name in RUNGS]
     assert table.caption.startswith("Of 3 expectations of the ladder, 1 reached and 2 missed: ")
+    assert "the one of the row above. Reached: the interval comes within 2 % of what was expected." in table.note
+
+
+def test_a_rung_that_does_not_build_on_the_row_above_is_named(monkeypatch):
+    found = [step for step in steps(climbed(), TARGET) if step.rung.implementation != "kernel.tiled"]
+    monkeypatch.setattr(ablation, "steps", lambda *_: found)
+    assert "the one of the row above, but for `kernel.mma` `kernel.tiled`." in ablation.summary(climbed(), TARGET).note
 
 
 # ------------------------------------------------------------------------------------------------------ other devices

@@ -132,6 +132,12 @@ def names(words: Sequence[str]) -> str:
     return listing(code(words))
 
 
+def runs(name: str) -> str:
+    """``the run `a``` or ``the runs `a` and `b```, of names that commas separate."""
+    found = name.split(",")
+    return f"the {'run' if len(found) == 1 else 'runs'} {names(found)}"
+
+
 def code(names: Sequence[str]) -> list[str]:
     """Names as code, for `listing`."""
     return [f"`{name}`" for name in names]

@@ -34,7 +34,7 @@ def in_short(results: Results, decoded: Results | None) -> str:
     groups = known(lambda: few.groups(found))
     if not groups:
         return ""
-    said = say("backends.few_in_short", groups=groups, peers=_has_peers(found))
+    said = say("backends.few_in_short", groups=groups, peers=_has_peers(found), among=found.study.shapes)
     return f"{said}{cells.of_another(results, found)}"
 
 

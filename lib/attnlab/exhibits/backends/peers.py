@@ -11,6 +11,7 @@ from attnlab.exhibits.display import Figure, Table
 from attnlab.exhibits.style import look, ratio_rows
 from attnlab.exhibits.words import say
 from attnlab.infer.cases import AXES, CASE
+from attnlab.infer.kernels.rungs import stale
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.runs.schema import FAILED, MEASURED, OUT_OF_MEMORY, SKIPPED, TOO_LONG
@@ -69,7 +70,8 @@ def dots(results: Results) -> Figure:
     said = say("backends.faster", counts=counts)
     return Figure(
         drawing,
-        f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}.",
+        f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}. "
+        + say("backends.peers_of", run=results.run, changed=[other for other in stale(results.run) if other in found]),
         f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each implementation: {said}.",
     )
 

@@ -1,5 +1,6 @@
 """Each rung against the rung that it builds on: what was expected, what came of it, and what holds it back."""
 
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -68,12 +69,16 @@ def summary(results: Results, shape: Shape) -> Table:
     ]
     outcomes = [step.outcome for step in found if step.outcome]
     counts = formats.listing([f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)])
+    others = {
+        step.rung.implementation: step.rung.before
+        for above, step in pairwise(found)
+        if step.verdict and step.rung.before != above.rung.implementation
+    }
     return Table(
         pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all"),
         f"Of {formats.count(len(outcomes), 'expectation')} of the ladder, {counts}: each rung against the rung that it "
         f"builds on at {shape.label}, {results.headline.words}.",
-        "Expected and measured are speedups over that rung, stated before and inferred after."
-        + (f" {say('profile.by_design')}" if limits else ""),
+        say("kernels.summary", others=others) + (f" {say('profile.by_design')}" if limits else ""),
     )
 
 
