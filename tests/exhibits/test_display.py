@@ -98,7 +98,7 @@ def test_a_figure_is_a_pdf_of_the_same_bytes_that_its_latex_includes():
     assert files(Group({"line": figure, "words": Prose("x")}), "kernels") == {name: file}
     latex = figure.bundle("kernels.line")["text/latex"]
     assert r"\includegraphics[width=2.000in]{figures/kernels-line.pdf}" in latex
-    assert r"\caption{Up, \textbf{then} $x^2$ \& 100 \%}\label{kernels.line}" in latex
+    assert r"\caption{Up, \textbf{then} $x^2$ \& 100~\%}\label{kernels.line}" in latex
 
 
 def test_a_figure_is_not_left_open_to_be_shown_again():

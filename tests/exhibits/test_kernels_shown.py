@@ -230,7 +230,10 @@ def test_the_summary_has_a_row_for_each_rung():
 def test_a_rung_that_does_not_build_on_the_row_above_is_named(monkeypatch):
     found = [step for step in steps(climbed(), TARGET) if step.rung.implementation != "kernel.tiled"]
     monkeypatch.setattr(ablation, "steps", lambda *_: found)
-    assert "the one of the row above, but `kernel.mma` builds on `kernel.tiled`." in ablation.summary(climbed(), TARGET).note
+    assert (
+        "the one of the row above, but `kernel.mma` builds on `kernel.tiled`."
+        in ablation.summary(climbed(), TARGET).note
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ other devices

@@ -196,6 +196,7 @@ NAMES = [
         (r"_ % & # $ { }", r"\_ \% \& \# \$ \{ \}"),
         ("~^\\", r"\textasciitilde{}\textasciicircum{}\textbackslash{}"),
         ("1.2 [1.1, 1.3]", "1.2 {[}1.1, 1.3{]}"),
+        ("+5 % [95 %]", r"+5~\% {[}95~\%{]}"),  # no line ends between a number and its sign
         ("−3 × 10⁶ µs ≥ 2", r"$-$3 $\times$ 10$^{6}$ \textmu{}s $\ge$ 2"),
         ("Größe δ", r"Größe $\delta$"),
         ("核", "U+6838"),

@@ -68,7 +68,12 @@ _SPECIAL = {
 
 def escape(text: str) -> str:
     """Plain text as LaTeX; what its fonts lack is given by its code point, such as ``U+6838``."""
-    return "".join(map(_character, text))
+    return "".join(map(_character, _tied(text)))
+
+
+def _tied(text: str) -> str:
+    """A text whose lines don't end between a number and its percent sign."""
+    return re.sub(r"(?<=\d) (?=%)", "\u00a0", text)
 
 
 @cache
@@ -102,7 +107,7 @@ def code(text: str) -> str:
 
 def breakable(text: str) -> str:
     """Plain text as LaTeX whose words may be broken: behind punctuation, and anywhere if they are long."""
-    return "".join(r"\allowbreak{}".join(map(escape, _pieces(word))) for word in re.split(r"(\s+)", text))
+    return "".join(r"\allowbreak{}".join(map(escape, _pieces(word))) for word in re.split(r"(\s+)", _tied(text)))
 
 
 def _pieces(word: str) -> list[str]:
