@@ -309,6 +309,8 @@ def test_where_few_queries_lag_most_is_a_finding():
     told = few.in_short(decoded(), None)
     assert "behind at 2, where `sdpa.cudnn` is the fastest, most at B=2 H=" in told
     assert told.count("most at") == 1
+    assert few.ahead_of_it(decoded()) == ["sdpa.cudnn"]
+    assert few.ahead_of_it(inferred()) == []
 
 
 def test_few_queries_are_a_finding_of_the_run_itself_or_of_another():

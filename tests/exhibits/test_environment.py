@@ -226,6 +226,8 @@ def test_the_figure_of_the_panel_has_every_method_at_every_case():
     assert dots(long)[titles.index("eager")] == pytest.approx([3, 1.5])
     assert dots(short)[titles.index("Triton, do_bench")] == pytest.approx([1, 1])
     assert dots(long)[titles.index("Triton, do_bench")] == pytest.approx([100 / 1008, 100 / 2008])
+    hollow = [line.get_ydata()[0] for line in short.get_lines() if line.get_markerfacecolor() == "white"]
+    assert [titles[place] for place in hollow] == ["Nsight Compute, flushed", "Triton, do_bench"]
 
 
 def dots(axes) -> dict[int, list[float]]:

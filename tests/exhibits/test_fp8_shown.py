@@ -35,6 +35,7 @@ def test_fp8_is_over_the_fastest_in_16_bits(run):
     assert "peer.cudnn_fp8" not in shown.frame
     said = "`kernel.fp8` 1.25×, faster at 2 of 2 shapes; `kernel.fp8_quantizing` 0.909×, faster at 0 of 2 shapes; "
     assert said in shown.caption
+    assert f"Each has its lowest speedup at {TARGET.label}." in shown.caption
     assert list(shown.frame["error, kernel.fp8"]) == [2e-4] * 2
     assert list(shown.frame["error, kernel.fp8_rotated"]) == [2e-4] * 2
 

@@ -10,6 +10,7 @@ from reading import plain
 from synthetic import LONG, RUNGS, TARGET, changed, climbed, inferred
 
 from attnlab.exhibits import catalogue
+from attnlab.exhibits.backends import few
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing, Prose
 from attnlab.exhibits.kernels import ablation, climb, compiled, lead
@@ -169,11 +170,14 @@ def test_where_the_best_rung_stands_is_said():
     assert told[1] in plain(findings.findings(climbed()))
 
 
-def test_the_lead_of_the_best_is_said():
+def test_the_lead_of_the_best_is_said(monkeypatch):
     led = synthetic.led()
     told, count = lead.sentence(led), len(led.study.shapes)
     assert f"{count - 1} of {count} shapes" in told
     assert told in plain(findings.findings(led))
+    monkeypatch.setattr(few, "ahead_of_it", lambda _: ["peer.flash4"])
+    abstract = plain(findings.abstract(led, decoded=led))
+    assert "none of which is of decoding; over few queries, as there, `peer.flash4` leads at some." in abstract
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"
     assert lead.sentence(climbed()) == ""

@@ -38,6 +38,11 @@ def in_short(results: Results, decoded: Results | None) -> str:
     return f"{said}{cells.of_another(results, found)}"
 
 
+def ahead_of_it(results: Results) -> list[str]:
+    """What is the fastest at a shape of few queries at which `kernel.best` lags, each once."""
+    return sorted({name for group in known(lambda: few.groups(results)) or [] for name in group.ahead_of_it})
+
+
 def _has_peers(results: Results) -> bool:
     return not set(PEERS).isdisjoint(results.study.implementations)
 

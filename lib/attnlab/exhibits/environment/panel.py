@@ -59,10 +59,12 @@ def gaps(results: Results) -> Figure:
         axes.axvline(0, color="#444444", linewidth=0.9)
         for place, (method, values) in enumerate(zip(shown, differences, strict=True)):
             if values:
-                colour = dark if methods.reference(method) == methods.DEVICE else light
+                is_warm = methods.reference(method) == methods.DEVICE
+                colour = dark if is_warm else light
                 axes.hlines(place, min(values), max(values), color=colour, linewidth=1)
                 axes.plot(values, [place] * len(values), "o", color=colour, markersize=2.5, alpha=0.5)
-                axes.plot([float(np.median(values))], [place], "D", color=colour, markersize=5)
+                face = colour if is_warm else "white"
+                axes.plot([float(np.median(values))], [place], "D", color=colour, markerfacecolor=face, markersize=5)
         axes.set_xscale("symlog", linthresh=near)
         low, high = axes.get_xlim()
         ticks = [tick for tick in (-100, -10, -1, 0, 1, 10, 100, 1000) if low <= tick <= high]
@@ -75,8 +77,9 @@ def gaps(results: Results) -> Figure:
     said = say("environment.agreeing", brackets=brackets(panel), **TOLERANCE)
     return Figure(
         drawing,
-        f"{said} The difference of every other clock from ours with the same cache, warm in dark blue, "
-        f"cold in light blue: a dot for each case, the range, and the median as a diamond. Grey is ±{NEAR_US:g} µs and "
+        f"{said} The difference of every other clock from ours with the same cache, a dot for each "
+        "case, the range, and the median as a diamond, full with a warm cache and hollow with a cold one. "
+        f"Grey is ±{NEAR_US:g} µs and "
         f"±{NEAR_PCT:g} %; axes are linear within it, logarithmic beyond.".strip(),
         "Forest plot with a row for each other clock: its difference from ours, in microseconds for short calls and in "
         f"percent for longer ones. {said}".strip(),

@@ -57,7 +57,7 @@ def _ladder(results: Results) -> str:
 
 
 @exhibit("verdicts.abstract")
-def abstract(results: Results, valued: Results | None = None) -> Prose:
+def abstract(results: Results, valued: Results | None = None, decoded: Results | None = None) -> Prose:
     """The paper in one paragraph."""
     study, found = results.study, valued or results
     if results.table.empty:
@@ -78,6 +78,7 @@ def abstract(results: Results, valued: Results | None = None) -> Prose:
             run="" if found.run.name == results.run.name else found.run.name,
             baseline=study.baseline,
             best=_best(results),
+            leading=few.ahead_of_it(decoded) if decoded else [],
             ahead=_ahead(results),
         )
     )

@@ -70,11 +70,6 @@ class Group(Leads):
         return sorted({self.by_shape[shape].over for shape in self.where(-1)})
 
     @property
-    def worst(self) -> Shape:
-        """Where `kernel.best` leads least."""
-        return min(self.by_shape, key=lambda shape: self.by_shape[shape].ratio.estimate)
-
-    @property
     def ours_gbs(self) -> Ends | None:
         """The least and the largest bandwidth of `kernel.best` where the L2 can't hold the tensors; None if it can."""
         return self._gbs("kernel")

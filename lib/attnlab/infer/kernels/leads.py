@@ -41,6 +41,11 @@ class Leads:
         """The smallest and the largest ratio."""
         return ends(lead.ratio.estimate for lead in self.by_shape.values())
 
+    @property
+    def worst(self) -> Shape:
+        """The shape at which the kernel leads least, or lags most."""
+        return min(self.by_shape, key=lambda shape: self.by_shape[shape].ratio.estimate)
+
     def where(self, sign: int) -> list[Shape]:
         """The shapes at which the kernel leads (1) or lags (-1) by the interval of the ratio."""
         return [shape for shape, lead in self.by_shape.items() if lead.sign == sign]
