@@ -59,6 +59,9 @@ show("backends.grouped")
 # that is reached.
 
 # %%
+show("backends.few.led")
+
+# %%
 show("backends.few")
 
 # %%

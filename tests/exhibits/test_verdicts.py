@@ -285,7 +285,7 @@ def test_of_which_implementations_the_values_matter_is_said_of_all():
     found = Steadiness([f"kernel.{name}" for name in "abcde"], [Stretch("kernel.f", 1.42, "scales")], ["kernel.g"])
     assert say("verdicts.steadiness", s=found) == (
         "5 of 7 implementations take the same time on all kinds within 5 %, and whether `kernel.g` does can't be told; "
-        "on its slowest kind of values, `kernel.f` takes 1.42× as long as on its fastest (scales)."
+        "`kernel.f` takes 1.42× as long on its slowest kind of values (scales) as on its fastest."
     )
 
 

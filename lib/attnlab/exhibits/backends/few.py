@@ -28,6 +28,13 @@ def shown(results: Results) -> Group:
     return Group({"said": Prose(_said(results)), "bandwidth": _drawn(results)})
 
 
+@exhibit("backends.few.led", of="decoded")
+def led(results: Results) -> Prose | None:
+    """Where `kernel.best` leads over few queries, and where it lags."""
+    said = in_short(results, None)
+    return Prose(said) if said else None
+
+
 def in_short(results: Results, decoded: Results | None) -> str:
     """What was found at few queries, in a sentence; empty for a run without them, or without `kernel.best`."""
     found = decoded or results
@@ -49,7 +56,6 @@ def _has_peers(results: Results) -> bool:
 
 def _said(results: Results) -> str:
     facts = {"run": results.run, "shapes": len(few.distinct(few.shapes(results))), "timing": results.headline.words}
-    facts |= {"among": results.study.shapes, "peers": _has_peers(results)}
     return say("backends.few", groups=few.groups(results), copy_gbs=results.ceilings.rate("copy"), **facts)
 
 

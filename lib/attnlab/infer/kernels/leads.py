@@ -56,6 +56,11 @@ class Leads:
         return len(self.where(1))
 
     @property
+    def behind(self) -> int:
+        """At how many shapes it lags."""
+        return len(self.where(-1))
+
+    @property
     def cached(self) -> int:
         """At how many shapes there are more keys than queries."""
         return sum(shape.kv_len > shape.seq_len for shape in self.by_shape)
