@@ -294,7 +294,6 @@ show("model.compared")
 #   cold one carries it whole. Nothing is subtracted.
 # - **Few replicates.** Student's $t$ over a handful of processes is at its stated level if their medians are roughly normal.
 #   A single replicate is evidence about its own process alone.
-# - **What has no latency.** The reason of each such case is on [01_environment](01_environment.html).
 
 # %%
 show("environment.lacking")
@@ -315,13 +314,11 @@ show("environment.lacking")
 # ## Appendix: Everything else, and how to reproduce it
 #
 # The run folder holds every sample. It is refused when a file no longer matches its hash. The pages beside this paper hold
-# every table; each names its run, and shows the code that made it:
-# [01_environment](01_environment.html) the machine, its ceilings, clocks, caches and power, what was not measured, and the
-# answers to the twelve rules of Hoefler and Belli; [02_baseline](02_baseline.html) every case, the sweeps, tails and memory;
-# [03_roofline](03_roofline.html) floors, and every published number with its place; [04_backends](04_backends.html) which
-# backend to choose, what models call, cost and energy, peers; [05_kernels](05_kernels.html) each rung of the ladder;
-# [06_verdicts](06_verdicts.html) every comparison, controls and calibration; [07_profile](07_profile.html) the counters;
-# [08_audit](08_audit.html) the audit; and [09_model](09_model.html) models with `attnlab.attend`, end to end.
+# every table: [01_environment](01_environment.html) the machine, its ceilings, clocks and power, what was not measured and
+# why, and the answers to the rules of Hoefler and Belli; [02_baseline](02_baseline.html) every case;
+# [03_roofline](03_roofline.html) floors, and every published number; [04_backends](04_backends.html) which backend to choose,
+# and peers; [05_kernels](05_kernels.html) each rung; [06_verdicts](06_verdicts.html) every comparison;
+# [07_profile](07_profile.html) counters; [08_audit](08_audit.html) the audit; [09_model](09_model.html) models.
 
 # %%
 show("environment.effort")
