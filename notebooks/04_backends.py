@@ -59,7 +59,7 @@ show("backends.grouped")
 # that is reached.
 
 # %%
-show("backends.few.led")
+show("backends.lead")
 
 # %%
 show("backends.few")

@@ -28,7 +28,7 @@ def shown(results: Results) -> Group:
     return Group({"said": Prose(_said(results)), "bandwidth": _drawn(results)})
 
 
-@exhibit("backends.few.led", of="decoded")
+@exhibit("backends.lead", of="decoded")
 def led(results: Results) -> Prose | None:
     """Where `kernel.best` leads over few queries, and where it lags."""
     said = in_short(results, None)
