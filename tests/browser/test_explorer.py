@@ -171,6 +171,13 @@ def test_a_baseline_without_verdicts_has_ratios_of_medians(explorer):
     assert "No verdicts were computed against sdpa.cudnn." in text(explorer, "matrix")
 
 
+def test_of_medians_alone_nothing_is_claimable_and_that_is_said(explorer):
+    explorer.locator("#attnlab-claim").select_option("claimable")
+    explorer.locator("#attnlab-baseline").select_option("sdpa.cudnn")
+    assert "Nothing can be claimed against sdpa.cudnn" in text(explorer, "matrix")
+    assert explorer.locator("table.matrix").count() == 0
+
+
 def test_the_fastest_peer_is_another_at_another_shape_and_the_mean_is_over_what_is_shown(explorer):
     explorer.locator("#attnlab-baseline").select_option("fastest peer")
     assert cell(explorer, "sdpa.flash", 1).inner_text() == ""
@@ -235,6 +242,8 @@ def test_a_shape_is_found_in_words(explorer, asked, differs):
         ("128 causal", "(2, 4, 128, 64) float16, causal"),
         ("gqa", "(2, 4, 128, 64) float16, 2 KV heads"),
         ("decode 256", "(2, 4, 1, 64) float16, 256 keys"),
+        ("64 queries", "(2, 4, 64, 64) float16"),
+        ("128 keys causal", "(2, 4, 128, 64) float16, causal"),
     ],
 )
 def test_numbers_and_kinds_of_attention_name_a_shape(explorer, asked, shape):
@@ -242,6 +251,16 @@ def test_numbers_and_kinds_of_attention_name_a_shape(explorer, asked, shape):
     explorer.keyboard.press("Enter")
     first = explorer.locator('[data-part="find"] tbody tr').first
     assert first.locator("td").all_inner_texts()[:2] == [shape, "nothing: as asked"]
+
+
+def test_thousands_are_of_1024_and_the_run_that_is_shown_comes_first(explorer):
+    explorer.locator("#attnlab-run").select_option("before")
+    for asked in ("S=16k", "16384"):
+        explorer.get_by_label("Which kernel for").fill(asked)
+        explorer.keyboard.press("Enter")
+        first = explorer.locator('[data-part="find"] tbody tr').first.locator("td")
+        assert "Not understood" not in text(explorer, "find")
+        assert (first.nth(1).inner_text(), first.last.inner_text()) == ("S=256", "before")
 
 
 @pytest.mark.parametrize("asked", ["fast please", "S=0", "1 2 3", "constructor"])
@@ -299,6 +318,15 @@ def test_a_control_changes_the_view_and_the_address_and_can_be_undone(explorer, 
         "(value) => document.getElementById(value[0]).value === value[1]", arg=[f"attnlab-{name}", CHANGES[name]]
     )
     assert (explorer.url, everything(explorer)) == (linked, after)
+
+
+def test_another_run_keeps_what_is_chosen_where_it_has_it(explorer):
+    kept = {"baseline": "sdpa.flash", "clock": "eager", "mask": "causal", "claim": "lost"}
+    for name, value in kept.items():
+        explorer.locator(f"#attnlab-{name}").select_option(value)
+    explorer.locator("#attnlab-run").select_option("before")
+    assert {name: explorer.locator(f"#attnlab-{name}").input_value() for name in kept} == kept
+    assert explorer.locator("p.notice[role=status]").inner_text() == ""
 
 
 def test_so_do_the_boxes(explorer):

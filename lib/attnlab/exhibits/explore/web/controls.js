@@ -22,6 +22,7 @@ function controls(explorer) {
     { class: "controls", "aria-label": "What is shown", onsubmit: (event) => event.preventDefault() },
     select("run", "run A", (run) => ({
       ...unset([...OF_RUN, "clock", "cache"]),
+      ...keptChoices(explorer, run),
       run,
       shape: keptShape(explorer, run),
     })),
@@ -107,6 +108,14 @@ const swatch = (explorer, name) => h("span", { class: "swatch", style: `backgrou
 function keptShape(explorer, name) {
   const run = explorer.data.runs.find((one) => one.name === name);
   return run.shapeAt.has(explorer.state.shape) ? explorer.state.shape : undefined;
+}
+
+// Of what is chosen, that which another run has too.
+function keptChoices(explorer, run) {
+  const raw = explorer.model.get("state"),
+    names = ["baseline", "clock", "cache", "claim", "axis", ...Object.keys(FILTERS)].filter((name) => raw[name]);
+  const there = resolve(explorer.data, { ...Object.fromEntries(names.map((name) => [name, raw[name]])), run });
+  return Object.fromEntries(names.filter((name) => there[name] === raw[name]).map((name) => [name, raw[name]]));
 }
 
 function keptCache(explorer, clock) {

@@ -24,6 +24,7 @@ const SIZES = {
   head_dim: "head_dim",
   keys: "kv_len",
   kv: "kv_heads",
+  queries: "seq_len",
 };
 // What plain self-attention is besides its sizes.
 const PLAIN = { lengths: "equal", direction: "forward", layout: "heads first", scale: 0, values: "normal" };
@@ -39,13 +40,15 @@ const KINDS = {
 };
 
 // What a request such as "S=1000 causal bf16", "32 8 512 64" or "target gqa" names; words that say nothing are returned
-// too. A number alone is a length: of keys where one query is asked for.
+// too. A number alone is a length: of keys where one query is asked for; "16k" is 16384, "8192 keys" is "keys=8192".
 function requested(text, target) {
   const wanted = {},
     unknown = [],
     numbers = [];
   for (const word of text
     .toLowerCase()
+    .replace(/\b(\d+)k\b/g, (_, thousands) => 1024 * thousands)
+    .replace(/\b(\d+)[ -]?(keys|queries|heads)\b/g, "$2=$1")
     .split(/[\s,;()]+/)
     .filter(Boolean)) {
     const [, axis, size] = word.match(/^([a-z_]+)[=:]?(\d+)$/) ?? [];
@@ -155,7 +158,7 @@ function found(explorer) {
   const refused = unknown.length
     ? [
         notice(
-          `Not understood: ${unknown.join(", ")}. A request names B, H, S, D, keys or KV with a number above 0, S alone or all of B, H, S and D by numbers only, causal or full, fp16, bf16 or fp32, gqa, mqa, decode, varlen or training, or the target.`,
+          `Not understood: ${unknown.join(", ")}. A request names B, H, S, D, keys, queries or KV with a number above 0, S alone or all of B, H, S and D by numbers only, causal or full, fp16, bf16 or fp32, gqa, mqa, decode, varlen or training, or the target.`,
         ),
       ]
     : [];
@@ -172,7 +175,8 @@ function found(explorer) {
     return there.filter(({ first }) => first);
   });
   if (!near.length) return [...refused, notice("No run here has a latency under this clock and cache.")];
-  near.sort((one, other) => one.distance - other.distance);
+  const elsewhere = ({ run }) => run !== state.shown;
+  near.sort((one, other) => one.distance - other.distance || elsewhere(one) - elsewhere(other));
   const rows = near.slice(0, MOST_FOUND).map(({ run, shape, first: [name, row], differs }) => {
     const verdict = run.verdictAt[run.baseline].get(row);
     const kind = name === run.baseline ? "is the baseline" : verdict === undefined ? "not compared" : judged(verdict);

@@ -76,7 +76,9 @@ function makeMatrix(explorer, part) {
       : "No shape is left: choose another mask, dtype, D, values or kind of verdicts."
     : !state.candidates.length
       ? "No candidate is chosen."
-      : "";
+      : state.claim === "claimable" && !run.verdicts[state.baseline]
+        ? `Nothing can be claimed against ${state.baseline}: choose a baseline that isn't of medians alone.`
+        : "";
   const { scrollTop = 0, scrollLeft = 0 } = part.querySelector(".scroll") ?? {};
   part.replaceChildren(
     h("h2", {}, "Verdicts"),

@@ -31,7 +31,7 @@ const DEFAULTED = ONE_BY_ONE.filter((name) => !["shape", "candidate", "find"].in
 // As a baseline: at each shape whichever peer has the smallest median there. As in recorded.py.
 const FASTEST = "fastest peer";
 const OURS = "kernel.";
-// What is chosen anew with another run; clock and cache stay where it has them.
+// What is chosen anew with a shape found in another run; clock and cache stay where it has them.
 const OF_RUN = ["against", "baseline", "mask", "dtype", "dim", "values", "axis", "claim", "candidates", "candidate"];
 const unset = (names) => Object.fromEntries(names.map((name) => [name, undefined]));
 const distinct = (values) => [...new Set(values)];
