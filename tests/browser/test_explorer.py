@@ -197,6 +197,11 @@ def test_an_odd_length_is_a_dot_beside_the_line(explorer):
     assert shown.locator("path").first.get_attribute("d").count("L") == 2
 
 
+def test_what_leads_from_a_line_to_its_name_looks_like_no_line(explorer):
+    leads = explorer.locator('[data-part="lines"] svg .lead')
+    assert set(leads.evaluate_all("found => found.map((one) => getComputedStyle(one).strokeDasharray)")) == {"1px, 3px"}
+
+
 def test_a_drawing_is_downloaded_as_it_is_shown(explorer):
     with explorer.expect_download() as started:
         explorer.get_by_text("Download the lines as SVG").click()
@@ -206,8 +211,9 @@ def test_a_drawing_is_downloaded_as_it_is_shown(explorer):
     assert "stroke: rgb(" in drawing
 
 
-def test_on_a_narrow_screen_no_table_but_the_matrix_is_wider_than_it(visit, pages):
-    opened = visit(pages["two runs"], "#find=gqa", width=390)
+@pytest.mark.parametrize("width", [390, 1120, 1280])
+def test_no_table_but_the_matrix_is_wider_than_its_place(visit, pages, width):
+    opened = visit(pages["two runs"], "#find=gqa", width=width)
     wider = "found => found.filter((one) => !one.querySelector('.matrix') && one.scrollWidth > one.clientWidth).length"
     assert opened.locator(".scroll").evaluate_all(wider) == 0
 
