@@ -1,13 +1,16 @@
 """Recording a run: what it holds, how it is cut off and resumed, and which run is shown."""
 
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from multiprocessing.util import Finalize
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -69,6 +72,17 @@ with processes.fresh_processes() as pool:
     # It inherits the pipe, which ends with the last of them.
     ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=120)
     assert ended.returncode == -signal.SIGKILL
+
+
+def test_what_is_stopped_while_a_process_exits_leaves_no_job_to_wait_for():
+    before = set(threading.enumerate())
+    pool = processes.fresh_processes()
+    # What a job adds to the end of its process takes longer than anyone would wait.
+    jobs = [pool.submit(Finalize, None, time.sleep, (3600,), exitpriority=0) for _ in range(3)]
+    wait(jobs[:1])
+    processes.stop(pool)
+    assert set(threading.enumerate()) <= before
+    assert not multiprocessing.active_children()
 
 
 def test_each_replicate_is_a_job_of_its_own(recorded):

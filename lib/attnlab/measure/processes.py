@@ -3,11 +3,14 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any
 
 from attnlab.base.parent import ctrl_c_blocked, end_with_parent
+
+POLL_S = 0.05
 
 
 class _Processes(ProcessPoolExecutor):
@@ -46,7 +49,13 @@ def begin(variables: Mapping[str, str]) -> None:
 
 
 def stop(pool: Executor) -> None:
-    """End the work of an executor, and the processes that this one started."""
-    pool.shutdown(wait=False, cancel_futures=True)
-    for child in multiprocessing.active_children():
-        child.terminate()
+    """End the work of an executor, and the processes that this one started; returns when they have ended."""
+    # Without a thread that waits for its end, an executor whose process is just exiting is freed before it has given up
+    # the job that comes next, and this process then waits for that job as it exits.
+    ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
+    with ctrl_c_blocked():
+        ending.start()
+        while ending.is_alive():
+            for child in multiprocessing.active_children():
+                child.terminate()
+            ending.join(POLL_S)
