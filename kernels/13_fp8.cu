@@ -5,8 +5,8 @@
 //         in the formula. The tensor cores add with 14 bits: what they sum of at most 128 keys is added to O in fp32 by the
 //         multiplication that rescales it, one instruction for both. Sums of rows are of probabilities that are not rounded.
 //         A consumer computes scores, exponentials and the product with V one after the other, so that scores and that product
-//         don't need registers at once; the other consumers fill the gaps. O leaves in fp16, bf16, or e4m3 over a scale that is given: what
-//         exceeds 448 of these is 448.
+//         don't need registers at once; the other consumers fill the gaps. O leaves in fp16, bf16, or e4m3 over a scale that is
+//         given: what exceeds 448 of these is 448.
 // Gained  in h200-fp8-2, over kernel.best in 16 bits: 1.16x at (4, 16, 4096, 128), 1.25x under the mask, 1.11x at 16,384 keys,
 //         where 1.16x was expected; 1.13x where scores rise. At D = 64 1.02x at 2048 keys and 1.05x at 8192. cuDNN's FP8 is
 //         0.98 to 1.09x as fast there, with up to 20 times the error where V has a mean.
