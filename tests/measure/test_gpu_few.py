@@ -1,4 +1,4 @@
-"""The rung for few queries on an NVIDIA GPU, in what it alone does: `make test-gpu`."""
+"""The rungs for few queries on an NVIDIA GPU, in what they alone do: `make test-gpu`."""
 
 import random
 
@@ -29,6 +29,11 @@ def few():
     except Unsupported as error:
         pytest.skip(str(error))
     return kernel
+
+
+@pytest.fixture
+def pairs(few):
+    return rungs.of(ladder.rung("kernel.pairs"))
 
 
 def drawn(shape: Shape, seed: int = 0) -> inputs.Inputs:
@@ -73,6 +78,41 @@ def test_clusters_of_each_size_merge_their_results(few, monkeypatch, queries, sp
     output = kernel(*given, True, None, torch.tensor(lengths, dtype=torch.int32, device=GPU))
     for sequence, length in enumerate(lengths):
         require_right(output[sequence], given, sequence, length, True, f"{queries} queries, {split}")
+
+
+@pytest.mark.parametrize("split", [(1, 1), (3, 1), (12, 1)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("axes", [(64, "float16"), (128, "bfloat16")], ids=str)
+@pytest.mark.parametrize("queries", [64, 128, 300])
+def test_what_pairs_load_together_gives_the_bits_of_what_each_loads_alone(
+    few, pairs, monkeypatch, queries, axes, causal, split
+):
+    """Of two to ten tiles of rows, and none to 24 of keys for a CTA, whatever lies behind those of a sequence."""
+    head_dim, dtype = axes
+    shape = Shape(6, 32, queries, head_dim, causal, dtype, kv_heads=8, kv_len=3000)
+    given, lengths = drawn(shape), [1700, 3000, 5, 0, 257, 2944]
+    _, k, v = given
+    for sequence, length in enumerate(lengths):
+        k[sequence, :, length:] = v[sequence, :, length:] = torch.nan
+    stated = torch.tensor(lengths, dtype=torch.int32, device=GPU)
+    monkeypatch.setattr(problem, "splits", lambda *sizes: split)
+    rows_128 = [tile for tile in few.rung.tiles if tile.rows == 128]
+    together, alone = rungs.Kernel(pairs.rung), rungs.Kernel(few.rung.model_copy(update={"tiles": rows_128}))
+    output = together(*given, causal, None, stated)
+    assert torch.equal(output, alone(*given, causal, None, stated))
+    for sequence, length in enumerate(lengths):
+        require_right(output[sequence], given, sequence, length, causal, f"{shape}, {split}")
+
+
+@pytest.mark.parametrize("queries", [32, 33, 96, 193])
+def test_pairs_refuse_an_odd_number_of_tiles(pairs, queries):
+    given = drawn(MODEL.resized(seq_len=queries))
+    if queries == 33:  # 132 rows: two tiles, of which one is nearly empty
+        check = Gate(given, True).examine(lambda: pairs(*given, True))
+        assert check.passed, check.reason
+    else:
+        with pytest.raises(Unsupported, match=f"even number of tiles of 128 queries, not {4 * queries}"):
+            pairs(*given, True)
 
 
 def test_random_shapes_and_lengths_of_sequences(few):
@@ -130,21 +170,22 @@ def test_a_sequence_has_the_same_bits_whatever_the_others_hold(few):
 
 
 @pytest.mark.parametrize("kv_len", [1024, 8192])
-@pytest.mark.parametrize("queries", [1, 16])
-def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_change(few, queries, kv_len):
+@pytest.mark.parametrize(("name", "queries"), [("few", 1), ("few", 16), ("pairs", 64)])
+def test_it_repeats_itself_while_copies_keep_the_memory_busy_and_its_inputs_change(request, name, queries, kv_len):
     """What is launched early must not read what is not written yet, nor may the next call write what it still reads."""
     given = drawn(MODEL.resized(batch=1, seq_len=queries, kv_len=kv_len))
     source, side = torch.empty(2**28, dtype=torch.int8, device=GPU), torch.cuda.Stream()
     copied, wrong = torch.empty_like(source), torch.zeros((), dtype=torch.int64, device=GPU)
     other = [tensor.flip(0, 1) for tensor in given]
-    right, of_other = few(*given, True), few(*other, True)
+    kernel = request.getfixturevalue(name)
+    right, of_other = kernel(*given, True), kernel(*other, True)
     for number in range(2000):
         if number % 4 == 0:
             with torch.cuda.stream(side):
                 copied.copy_(source)
         if number % 64 == 0:
             side.synchronize()
-        wrong += (few(*other, True) != of_other).any() + (few(*given, True) != right).any()
+        wrong += (kernel(*other, True) != of_other).any() + (kernel(*given, True) != right).any()
     assert wrong.item() == 0
 
 

@@ -66,7 +66,7 @@ def test_an_instance_passes_the_gate_at_every_length_on_every_kind_of_inputs(one
     shapes += [Shape(1, 2, 4096, **axes), Shape(64, 32, 64, **axes), Shape(16, 20, 520, **axes)]
     refused = []
     lengths = [length for length in {shape.seq_len for shape in shapes} if tile.serves_length(length)]
-    lengths = [length for length in lengths if one.serves_queries(length)]
+    lengths = [length for length in lengths if one.serves_queries(length) and one.serves_rows(tile, length)]
     for number, shape in enumerate(shape for shape in shapes if shape.seq_len in lengths):
         for kind in (NORMAL, *schema.EXTREMES):
             refused += _refused(implementation, shape, kind, number)

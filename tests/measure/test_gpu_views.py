@@ -51,7 +51,7 @@ def shapes_for(rung: ladder.Rung, tile: ladder.Tile) -> list[Shape]:
         plain.resized(scale=0.02, layout="tokens first"),
     ]
     found += [shape.resized(causal=True) for shape in found if shape.seq_len <= shape.kv_len]
-    return [shape for shape in found if ladder.MASKS[shape.causal] in tile.masks]
+    return [shape for shape in found if ladder.MASKS[shape.causal] in tile.masks and rung.serves_rows(tile, shape.rows)]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -75,6 +75,8 @@ def test_strides_and_shapes_drawn_at_random(instance):
         most = min(kernel.rung.most_queries or 900, 900)
         seq_len = chance.randint(1, min(kv_len, most) if causal else most)
         kv_heads, shared, batch = chance.randint(1, 3), chance.randint(1, 4), chance.randint(1, 3)
+        if not kernel.rung.serves_rows(tile, shared * seq_len):
+            continue
         scale = chance.choice([None, 0.01, 0.3])
         q = drawn_view(chance, batch, kv_heads * shared, seq_len, tile.head_dim)
         k, v = (drawn_view(chance, batch, kv_heads, kv_len, tile.head_dim) for _ in range(2))

@@ -26,7 +26,7 @@ from attnlab.compile import check, nvrtc, occupancy
 from attnlab.compile.nvrtc import Build, Instance
 from attnlab.infer.kernels import rungs as recorded_rungs
 from attnlab.measure.session import record
-from attnlab.measure.subjects import launch, registry, rungs
+from attnlab.measure.subjects import launch, maps, registry, rungs
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measure.subjects.problem import Packing
 from attnlab.measure.subjects.sdpa import sdpa
@@ -134,7 +134,7 @@ def test_the_shared_memory_of_a_tile_is_what_the_kernel_declares(name, compiler,
 
 
 def test_what_splits_keys_is_launched_as_its_source_declares(compiler, tmp_path, monkeypatch):
-    few, folder = ladder.rung("kernel.few"), tmp_path / "kernels"
+    few, pairs, folder = ladder.rung("kernel.few"), ladder.rung("kernel.pairs"), tmp_path / "kernels"
     shutil.copytree(paths.kernels(), folder)
     monkeypatch.setenv("ATTNLAB_KERNELS", str(folder))
     with open(folder / few.source, "a") as source:
@@ -144,6 +144,7 @@ def test_what_splits_keys_is_launched_as_its_source_declares(compiler, tmp_path,
     assert not build.error
     assert build.instances[merge].most_threads == launch.MERGE_THREADS
     assert build.instances[merge].parameters == (8, 8, 8, sizeof(Packing))
+    assert check.PASSED[pairs.arguments] == (*check.PASSED[few.arguments], sizeof(Packing), maps.BYTES, maps.BYTES)
 
 
 def test_an_error_shows_file_line_flags_and_the_compilers_words(folder, compiler, command):

@@ -11,7 +11,16 @@ import torch
 
 from attnlab.measure.subjects import launch, maps, rungs
 from attnlab.measure.subjects.implementation import Broken, Unsupported
-from attnlab.measure.subjects.launch import Launch, Maps, Pointers, ScaledLaunch, ScaledMaps, SplitLaunch, layout
+from attnlab.measure.subjects.launch import (
+    Launch,
+    MappedPointers,
+    Maps,
+    Pointers,
+    ScaledLaunch,
+    ScaledMaps,
+    SplitLaunch,
+    layout,
+)
 from attnlab.measure.subjects.problem import AllScales
 from attnlab.study import ladder
 
@@ -222,7 +231,7 @@ def test_a_warp_merges_each_row_of_a_head(driver):
     compiled = rungs._Compiled(one, "few", "sm_90a", 2, two, ((1, 264),))
     tile = ladder.Tile(head_dim=64, rows=16, keys=64, threads=128, shared_bytes=0)
     q, k = torch.zeros(2, 6, 5, 64), torch.zeros(2, 2, 4096, 64)
-    made = rungs._split(None, tile, compiled, q, k, k, True, None)
+    made = rungs._split(SimpleNamespace(paired=False), tile, compiled, q, k, k, True, None)
     assert made.workspace_floats
     assert made.merge_ctas == 4 * 4  # 15 rows of each of 4 heads, 4 warps a CTA
 
@@ -235,6 +244,33 @@ def test_what_splits_leave_is_merged_by_a_kernel_that_is_launched_early(driver):
     assert given[4]
     assert given[5] == 0
     assert merge == (8, (48, launch.MERGE_THREADS, 0, 1), 70, [output.data_ptr(), given[4], 0])
+
+
+def test_maps_of_keys_and_values_follow_what_pointers_are_launched_with(driver):
+    scalar, descriptions = ctypes.c_int(9), [bytes([number]) * maps.BYTES for number in (1, 2)]
+    parameters = MappedPointers([scalar], 4, descriptions)
+    places = (ctypes.c_void_p * 7).from_address(parameters.address)
+    for addresses in ((16, 32, 48, 64), (16, 32, 80, 64)):
+        parameters.point(addresses)
+        assert [ctypes.c_uint64.from_address(place).value for place in places[:4]] == list(addresses)
+        assert places[4] == ctypes.addressof(scalar)
+        for place, address, description in zip(places[5:], addresses[1:3], descriptions, strict=True):
+            assert place % launch.ALIGNMENT == 0
+            assert ctypes.string_at(place, maps.BYTES) == address.to_bytes(8, "little") + description[8:]
+    assert driver.replaced == 3  # none that is there already
+
+
+def test_pairs_are_clusters_and_are_given_maps_of_keys_and_values_for_half_a_tile_each(driver, monkeypatch):
+    boxes, one = [], SimpleNamespace(kernel=SimpleNamespace(ptr=SPLITTING))
+    monkeypatch.setattr(maps, "strided", lambda tensor, address, rows: boxes.append((tensor, rows)) or b"")
+    compiled = rungs._Compiled(one, "pairs", "sm_90a", 1, one, ((1, 132),))
+    tile = ladder.Tile(head_dim=64, rows=128, keys=128, threads=384, shared_bytes=0)
+    q, (k, v) = torch.zeros(2, 6, 80, 64), torch.zeros(2, 2, 2, 100, 64).unbind()
+    made = rungs._split(SimpleNamespace(paired=True), tile, compiled, q, k, v, True, None)
+    assert (made.ctas, made.cluster) == (8, 2)
+    made.parameters()
+    assert [rows for _, rows in boxes] == [64, 64]
+    assert all(tensor is mapped for tensor, (mapped, _) in zip((k, v), boxes, strict=True))
 
 
 def test_one_cluster_needs_no_merge_and_no_workspace(driver):

@@ -113,6 +113,13 @@ def test_a_rung_takes_over_how_an_earlier_one_is_launched(folder):
     assert (other.persistent, other.architectures) == (True, ["sm_90a"])
 
 
+def test_pairs_serve_heads_of_k_and_v_with_an_even_number_of_tiles(folder):
+    tile = TILE | {"rows": 64}
+    ladders.write(folder, *(rung(tile, name=name.split()[-1], arguments=name, merge="merge") for name in ladder.SPLIT))
+    served = [[one.serves_rows(one.tiles[0], rows) for rows in (64, 65, 128, 129, 200)] for one in ladder.load()]
+    assert served == [[True] * 5, [False, True, True, False, True]]
+
+
 def test_instances_are_named_as_the_compiler_takes_them(folder):
     ladders.write(folder, rung(TILE | {"template": {"n": 4, "m": -1}}))
     (one,) = ladder.load()
@@ -178,8 +185,8 @@ def test_a_recorded_study_may_name_a_kernel_that_is_gone(folder):
         (rung(dtypes=[]), "dtypes: list should have at least 1 item*"),
         (rung(architectures=["90a"]), "architectures.0: string should match pattern*, not '90a'"),
         (rung(arguments="pointer"), "arguments: input should be 'pointers', 'tensor maps', 'views', *' or *'"),
-        (rung(arguments="split keys"), '`merge` names the second kernel of `arguments = "split keys"`*'),
-        (rung(merge="merge"), '`merge` names the second kernel of `arguments = "split keys"`, and *'),
+        (rung(arguments="split keys"), "`merge` names the second kernel of what splits keys*"),
+        (rung(merge="merge"), "`merge` names the second kernel of what splits keys (`arguments`), and *"),
         (rung(expected_speedup=0.0), "expected_speedup: input should be greater than 0, not 0.0"),
         (rung(expected_speedup="fast"), "expected_speedup: input should be a valid number, not 'fast'"),
         (rung(expected_speedup=math.nan), "expected_speedup: input should be a finite number, not nan"),

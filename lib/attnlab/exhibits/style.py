@@ -48,6 +48,7 @@ LOOKS = {
     "kernel.short": ("#00798C", "v"),
     "kernel.lazy": ("#401AFF", ">"),
     "kernel.few": ("#521433", "*"),
+    "kernel.pairs": ("#A0522D", "X"),
     "kernel.fp8": ("#D81B60", "D"),
     "kernel.fp8_quantizing": ("#F48FB1", "d"),
     "kernel.fp8_rotated": ("#880E4F", "s"),

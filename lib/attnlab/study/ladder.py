@@ -43,7 +43,11 @@ SCALED = "scaled views"
 """The `arguments` of kernels whose Q, K and V are e4m3 with scales."""
 MAPPED = ("tensor maps", "views", SCALED)
 """The `arguments` that are tensor maps."""
-STRIDED = ("views", SCALED, "split keys")
+PAIRED = "split keys in pairs"
+"""The `arguments` of kernels whose CTAs load K and V in pairs."""
+SPLIT = ("split keys", PAIRED)
+"""The `arguments` of kernels whose keys are split over CTAs."""
+STRIDED = ("views", SCALED, *SPLIT)
 """The `arguments` by which tensors may have any strides, heads may share K and V, and lengths and scales may differ."""
 LAUNCH = ("dtypes", "architectures", "arguments", "persistent", "sizes", "tiles")
 """The fields that a rung takes over from the one that `launched_like` names, unless it states them."""
@@ -175,9 +179,11 @@ class Rung(Step):
     Attributes:
         arguments: how Q, K, V and O are passed: ``pointers`` to contiguous tensors; ``tensor maps`` of contiguous
             tensors, with all heads in one dimension; ``views``, tensor maps of four dimensions with any strides;
-            ``scaled views``, the same with Q, K and V in e4m3; or ``split keys``, pointers to views, a workspace and
-            the lengths of sequences. Scalars follow: the heads over all batches, seq_len and the scale, for views a
-            `Problem`, with the `Scales` of those that are scaled, for split keys a `Packing`.
+            ``scaled views``, the same with Q, K and V in e4m3; ``split keys``, pointers to views, a workspace and the
+            lengths of sequences; or ``split keys in pairs``, the same for CTAs in clusters of two, whose tiles of rows
+            share a head of K and V. Scalars follow: the heads over all batches, seq_len and the scale, for views a
+            `Problem`, with the `Scales` of those that are scaled, for split keys a `Packing`, and in pairs then maps of
+            K and V.
         dtypes: of Q, K, V and O; of O alone where the others are e4m3, which it may be too.
         merge: with split keys, the kernel of the same source that merges the results of CTAs.
         most_queries: the most queries of a head that it serves; 0 for any.
@@ -193,7 +199,7 @@ class Rung(Step):
     function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
     dtypes: Annotated[list[Literal["float16", "bfloat16", "float8_e4m3fn"]], Field(min_length=1)]
     architectures: Annotated[list[Architecture], Field(min_length=1)]
-    arguments: Literal["pointers", "tensor maps", "views", "scaled views", "split keys"]
+    arguments: Literal["pointers", "tensor maps", "views", "scaled views", "split keys", "split keys in pairs"]
     merge: Annotated[str, Field(pattern=r"^([A-Za-z_]\w*)?$")] = ""
     most_queries: Count = 0
     persistent: bool = False
@@ -217,7 +223,7 @@ class Rung(Step):
         if times > 1:
             raise UserError(f"{times} tiles for head_dim {head_dim} are called {name!r}: give each a `name` of its own")
         if bool(self.merge) != self.splits_keys:
-            raise UserError('`merge` names the second kernel of `arguments = "split keys"`, and of no others')
+            raise UserError("`merge` names the second kernel of what splits keys (`arguments`), and of no others")
         for tile in self.tiles if self.arguments in MAPPED else ():
             if tile.head_dim % 64 or max(tile.keys, tile.box) > MOST_BOX_ROWS:
                 raise UserError(
@@ -248,7 +254,16 @@ class Rung(Step):
     @property
     def splits_keys(self) -> bool:
         """Whether its keys are split over CTAs, whose results are merged."""
-        return self.arguments == "split keys"
+        return self.arguments in SPLIT
+
+    @property
+    def paired(self) -> bool:
+        """Whether its CTAs load K and V in pairs."""
+        return self.arguments == PAIRED
+
+    def serves_rows(self, tile: Tile, rows: int) -> bool:
+        """Whether a tile serves heads of K and V with so many rows: in pairs, those with an even number of tiles."""
+        return not self.paired or tile.items(rows, 1) % 2 == 0
 
     def serves_queries(self, seq_len: int) -> bool:
         """Whether it serves so many queries of a head."""

@@ -60,10 +60,15 @@ class Pointers(Parameters):
 
 
 class Maps(Parameters):
-    """Tensors by tensor maps, in which the addresses are replaced."""
+    """Tensors by tensor maps, in which the addresses are replaced.
+
+    Attributes:
+        each: where a map lies in memory, for as long as these parameters are there.
+    """
 
     def __init__(self, encoded: Sequence[bytes], scalars: Sequence[Any]) -> None:
         super().__init__(encoded, scalars)
+        self.each = [(ctypes.c_char * maps.BYTES).from_address(place) for place in self._places]
         self._maps = [maps.at(place) for place in self._places]
         self._held = [0] * 4
         driver = maps.driver()
@@ -77,6 +82,18 @@ class Maps(Parameters):
                 if error != self._success:
                     raise Broken(f"the driver can't let a tensor map begin at {address:#x}: {error.name}")
                 held[number] = address
+
+
+class MappedPointers(Pointers):
+    """Tensors by their addresses, Q, K, V and O first, and after the scalars K and V by tensor maps too."""
+
+    def __init__(self, scalars: Sequence[Any], tensors: int, encoded: Sequence[bytes]) -> None:
+        self._maps = Maps(encoded, [])
+        super().__init__([*scalars, *self._maps.each], tensors)
+
+    def point(self, addresses: Addresses) -> None:
+        super().point(addresses)
+        self._maps.point(addresses[1:3])
 
 
 @dataclass(eq=False)

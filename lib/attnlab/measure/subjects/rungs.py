@@ -3,7 +3,7 @@
 import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from attnlab.measure.subjects.implementation import Broken, Implementation, Unsu
 from attnlab.measure.subjects.launch import (
     MERGE_ROWS,
     Launch,
+    MappedPointers,
     Maps,
     Pointers,
     ScaledLaunch,
@@ -257,6 +258,8 @@ class Kernel(Launcher):
                 f"{function.num_regs} registers, {shared_bytes} bytes of shared memory"
             )
         held = _held_in_clusters(function.kernel.ptr, tile, ctas_per_sm) if merge else ()
+        if rung.paired:  # a pair is a cluster, and nothing else is
+            held = ((1, dict(held)[2]),)
         return _Compiled(function, expression, architecture, ctas_per_sm, merge, held)
 
 
@@ -300,9 +303,12 @@ def _encoded(rung: Rung, tile: Tile, q: Tensor, k: Tensor, v: Tensor, dtype: str
     output = torch.empty_like(q, dtype=getattr(torch, dtype), device="meta")  # it has the strides that O will have
     encode = maps.strided if rung.arguments in ladder.STRIDED else maps.contiguous
     boxes = ((q, tile.box), (k, tile.keys), (v, tile.keys), (output, tile.box))
-    # The driver asks for a valid address. Each launch puts its tensors' own in, or refuses them.
-    address = q.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
-    return [encode(tensor, address, box) for tensor, box in boxes]
+    return [encode(tensor, _valid_address(q), box) for tensor, box in boxes]
+
+
+def _valid_address(tensor: Tensor) -> int:
+    """An address that the driver takes for a map. Each launch puts its tensors' own in, or refuses them."""
+    return tensor.data_ptr() // maps.ALIGNMENT * maps.ALIGNMENT
 
 
 def _resident(rung: Rung, tile: Tile, items: int, held: int, causal: bool) -> int:
@@ -351,15 +357,19 @@ def _split(
     floats = rows * packing.clusters * (head_dim + PARTIAL_EXTRA) if packing.clusters > 1 else 0
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
     ctas = tile.items(of_head, all_kv_heads) * packing.clusters * packing.cluster
+    parameters: Callable[[], Pointers] = partial(Pointers, [packing], 6)
+    if rung.paired:  # each of a pair loads half of a tile's keys
+        encoded = [maps.strided(tensor, _valid_address(tensor), tile.keys // 2) for tensor in (k, v)]
+        parameters = partial(MappedPointers, [packing], 6, encoded)
     return SplitLaunch(
         compiled.function.kernel.ptr,
         ctas,
         tile.threads,
         tile.shared_bytes,
         q.get_device(),
-        lambda: (Pointers([packing], 6), Pointers([packing], 3)),
+        lambda: (parameters(), Pointers([packing], 3)),
         partial(_failure, rung, tile, compiled.expression),
-        packing.cluster,
+        2 if rung.paired else packing.cluster,
         compiled.merge.kernel.ptr,
         all_kv_heads * math.ceil(of_head / MERGE_ROWS),
         floats,
@@ -393,7 +403,11 @@ def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
         raise Unsupported(f"{rung.name} serves at most {rung.most_queries} queries of a head, not {q.shape[2]}")
     if not q.numel():
         raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
-    tile = tiles[0]
+    tile, rows = tiles[0], q.shape[2] * q.shape[1] // k.shape[1]
+    if not rung.serves_rows(tile, rows):
+        raise Unsupported(
+            f"{rung.name} serves heads of K and V that have an even number of tiles of {tile.rows} queries, not {rows}"
+        )
     if limit := maps.limit(q, tile.rows, packed=rung.arguments in PACKED):
         raise Unsupported(f"{rung.name} serves {limit}, which queries of {tuple(q.shape)} exceed")
     return tile
