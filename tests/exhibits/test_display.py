@@ -16,6 +16,7 @@ from matplotlib.testing.compare import compare_images
 from reading import exhibit, html, plain
 from synthetic import inferred
 
+from attnlab.base import paths
 from attnlab.exhibits import drawing as page_drawing
 from attnlab.exhibits import style
 from attnlab.exhibits.catalogue import Show
@@ -58,6 +59,18 @@ def test_a_drawing_on_a_page_has_text_the_colours_of_the_theme_and_ids_of_its_ow
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', str(soup.svg)))
     assert used == ids
     assert all(name.startswith("kernels-line-") for name in ids)
+
+
+def test_a_drawing_on_a_page_says_each_style_once_in_classes_of_its_own_and_groups_only_what_belongs_together():
+    soup = html(Figure(drawing(), "", ""), "kernels.line").svg
+    rules = dict(re.findall(r"^\.(\S+) \{(.*)\}$", soup.style.get_text(), re.MULTILINE))
+    assert len(set(rules.values())) == len(rules) > 3
+    assert {name for element in soup.select("[class]") for name in element["class"]} == set(rules)
+    assert all(name.startswith("kernels-line-s") for name in rules)
+    assert not soup.select("[style]")
+    assert all(group.attrs for group in soup.select("g"))
+    placed = " ".join(element[at] for at in ("d", "x", "y", "transform") for element in soup.select(f"[{at}]"))
+    assert max(len(decimals) for decimals in re.findall(r"\.(\d+)", placed)) == 2
 
 
 def test_the_dark_theme_turns_lightness_round_and_keeps_the_hue():
@@ -134,13 +147,14 @@ def test_cells_are_escaped_and_nothing_is_a_dash():
     "cells", [[1, 2.5], [np.int64(1)], [Interval(47.5, 47.4, 47.6), None], [Marked(109.0, "† above the ceiling"), 2.5]]
 )
 def test_columns_of_numbers_are_set_right(cells):
-    soup = html(Table(pd.DataFrame({"x": cells}), ""))
-    assert all(cell["class"] == ["num"] for cell in soup.select("th, td"))
+    soup = html(Table(pd.DataFrame({"name": ["sdpa.flash"] * len(cells), "x": cells}), ""))
+    assert soup.table["class"] == ["n2"]
+    assert ".n2 tr > :nth-child(2)" in (paths.ROOT / "lib/attnlab/paper/template/attnlab/style.css").read_text()
 
 
 @pytest.mark.parametrize("cells", [["sdpa.flash"], [12, "n/a"], ["2026-11-21"], ["12"], [True, False], [None]])
 def test_other_columns_are_not(cells):
-    assert not html(Table(pd.DataFrame({"x": cells}), "")).select(".num")
+    assert not html(Table(pd.DataFrame({"x": cells}), "")).table["class"]
 
 
 def test_a_table_has_caption_note_and_one_highlighted_row():

@@ -13,6 +13,10 @@ LEAST_PX = 9.5
 """No letter is smaller on a page; a narrow screen scrolls the drawing instead."""
 _COLOUR = re.compile(r"#([0-9a-f]{6})\b")
 _IMPLEMENTATIONS = {colour.lower().removeprefix("#") for colour, _ in LOOKS.values()}
+_PLACED = re.compile(r' (?:d|x|y|points|transform)="[^"]*"')
+_LONG = re.compile(r"\d+\.\d{3,}")
+_STYLE = re.compile(r' style="([^"]*)"')
+_REFERENCE = re.compile(r'(?:href="#|url\(#)([^")]+)')
 _USED = re.compile(r"var\(--c([0-9a-f]{6}), #")
 
 
@@ -49,11 +53,32 @@ def inline(svg: str, name: str, alt: str) -> str:
         f'aria-label="{alt}" style="width: {width / 0.75:.0f}px; min-width: {least:.0f}px; fill: #000000">'
     )
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body[start:], flags=re.DOTALL)
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
-    body = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", body)
-    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
-    body = re.sub(r"\n\s*", "\n", body)
+    used = {id: f"{name}-{number}" for number, id in enumerate(dict.fromkeys(_REFERENCE.findall(body)))}
+    body = re.sub(r' id="([^"]*)"', lambda found: f' id="{used[found[1]]}"' if found[1] in used else "", body)
+    body = _REFERENCE.sub(lambda found: found[0].replace(found[1], used[found[1]]), body)
+    body = _PLACED.sub(lambda found: _LONG.sub(lambda number: f"{float(number[0]):.2f}", found[0]), body)
+    body = re.sub(r"\n\s*", "\n", _styled(_unwrapped(body), name))
     return _COLOUR.sub(r"var(--c\1, #\1)", head + body)
+
+
+def _styled(body: str, name: str) -> str:
+    """The same with each style once, as a class whose name begins with `name`."""
+    styles = {style: f"{name}-s{number}" for number, style in enumerate(dict.fromkeys(_STYLE.findall(body)))}
+    rules = "\n".join(f".{named} {{{style}}}" for style, named in styles.items())
+    return f"<style>\n{rules}\n</style>" + _STYLE.sub(lambda found: f' class="{styles[found[1]]}"', body)
+
+
+def _unwrapped(body: str) -> str:
+    """The same without the groups that say nothing of what they hold."""
+    kept, speaking = [], []
+    for part in re.split(r"(<g\b[^>]*>\s*|</g>\s*)", body):
+        if part.startswith("<g"):
+            speaking.append(part.rstrip() != "<g>")
+        if not part.startswith(("<g", "</g>")) or speaking[-1]:
+            kept.append(part)
+        if part.startswith("</g>"):
+            speaking.pop()
+    return "".join(kept)
 
 
 def dark(page: str) -> str:

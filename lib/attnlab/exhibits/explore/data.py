@@ -22,7 +22,7 @@ from attnlab.infer.results import Results
 
 MOST_SAMPLES, MOST_OF_OTHERS = 600_000, 200_000
 """Samples of the run, and of the others together, that are sent at first."""
-MOST_BYTES = 3_600_000
+MOST_BYTES = 3_500_000
 """As base64, a third more, and with the code beside it a page stays below 5 MB."""
 
 DARK_GROUND = "#17181a"
