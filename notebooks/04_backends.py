@@ -67,6 +67,9 @@ show("backends.few")
 # %%
 show("backends.decode")
 
+# %%
+show("backends.decode_elsewhere")
+
 # %% [markdown]
 # ### Sequences of many lengths
 
