@@ -52,6 +52,9 @@ def claims() -> list[str]:
     driver = re.search(r"^DRIVER := (\d+)$", MAKEFILE, re.MULTILINE)[1]
     dated = re.search(r"in reports of (\d+ and \d+ \w+ \d{4})\.", audit.across().note)[1]
     eager, device = dispatch.load(ROOT / "data/dispatch/nvidia-h200.json", "NVIDIA H200").regret
+    other_eager, other = dispatch.load(
+        ROOT / "data/dispatch/nvidia-h100-80gb-hbm3.json", "NVIDIA H100 80GB HBM3"
+    ).regret
     resamples = f"{rules.RESAMPLES:,}".replace(",", " ")
     return [
         f"With Python {python} or newer",
@@ -79,6 +82,9 @@ def claims() -> list[str]:
         f"and {eager.lead:.2f} times by the eager one; at the worst shape {device.least_lead:.2f} times",
         f"{device.mean_pct:.1f} % and {eager.mean_pct:.1f} % longer than the fastest in the mean",
         f"{device.worst_pct:.0f} % and {eager.worst_pct:.0f} % at the worst shape",
+        f"the lead at {other.shapes} such shapes is {other.lead:.2f} by the device clock",
+        f"and {other_eager.lead:.2f} by the eager one, but",
+        f"at the worst shape {other.least_lead:.2f} (`h100-grid-1`)",
         "a speedup of exactly 1 and $p = 1$",
     ]
 
