@@ -250,6 +250,8 @@ def test_a_shape_is_found_in_words(explorer, asked, differs):
         ("decode 256", "(2, 4, 1, 64) float16, 256 keys"),
         ("64 queries", "(2, 4, 64, 64) float16"),
         ("128 keys causal", "(2, 4, 128, 64) float16, causal"),
+        ("target SD 4", f"{TARGET.label}, sd 4 values"),
+        ("normal target", TARGET.label),
     ],
 )
 def test_numbers_and_kinds_of_attention_name_a_shape(explorer, asked, shape):

@@ -72,11 +72,12 @@ def beside(found: CrossDevice) -> Group:
 
 def _both(found: CrossDevice) -> Table:
     """Both leads at each shape."""
-    rows = []
+    rows, devices = [], [_device(side) for side in (found.here, found.there)]
+    if len({device.split()[0] for device in devices}) > 1:
+        devices = [device.split()[0] for device in devices]
     for shape, leads_there in found.leads.items():
         row: dict[str, Any] = {"shape": shape.label}
-        for lead, side in zip(leads_there, (found.here, found.there), strict=True):
-            device = _device(side)
+        for lead, device in zip(leads_there, devices, strict=True):
             row |= {device: lead.kernel, f"over, {device}": lead.over, f"ratio, {device}": lead.ratio}
         rows.append(row | {"sign": found.sign(shape)})
     caption = (

@@ -40,13 +40,18 @@ const KINDS = {
 };
 
 // What a request such as "S=1000 causal bf16", "32 8 512 64" or "target gqa" names; words that say nothing are returned
-// too. A number alone is a length: of keys where one query is asked for; "16k" is 16384, "8192 keys" is "keys=8192".
-function requested(text, target) {
+// too. A number alone is a length: of keys where one query is asked for; "16k" is 16384, "8192 keys" is "keys=8192". Kinds
+// of values are named as in `kinds`.
+function requested(text, target, kinds) {
   const wanted = {},
     unknown = [],
     numbers = [];
+  const longestFirst = [...kinds].sort((one, other) => other.length - one.length);
+  const named = longestFirst.find((kind) => ` ${text.toLowerCase()} `.includes(` ${kind} `));
+  if (named) wanted.drawn = named;
   for (const word of text
     .toLowerCase()
+    .replace(named ?? "", "")
     .replace(/\b(\d+)k\b/g, (_, thousands) => 1024 * thousands)
     .replace(/\b(\d+)[ -]?(keys|queries|heads)\b/g, "$2=$1")
     .split(/[\s,;()]+/)
@@ -75,7 +80,7 @@ function apart(shape, wanted) {
     .filter((axis) => axis in wanted && shape[axis] !== wanted[axis])
     .map((axis) => (axis === "causal" ? mask(shape) : shape.dtype));
   const asked = (wanted.kinds ?? []).map((kind) => [kind, KINDS[kind].axis]),
-    there = special(shape);
+    there = special(shape, wanted.drawn);
   const kinds = [
     ...there.filter(([axis]) => !wanted[axis] && !asked.some(([, one]) => one === axis)).map(([, words]) => words),
     ...asked.filter(([, axis]) => !there.some(([one]) => one === axis)).map(([kind]) => `no ${kind}`),
@@ -87,9 +92,9 @@ function apart(shape, wanted) {
   return { differs: [...sizes.map((axis) => `${LETTERS[axis]}=${shape[axis]}`), ...words, ...kinds], distance };
 }
 
-// What a shape is beside a forward pass of plain self-attention: the axes, and words for them.
-function special(shape) {
-  const plain = { kv_heads: shape.heads, kv_len: shape.seq_len, ...PLAIN };
+// What a shape is beside a forward pass of plain self-attention on these values: the axes, and words for them.
+function special(shape, values = PLAIN.values) {
+  const plain = { kv_heads: shape.heads, kv_len: shape.seq_len, ...PLAIN, values };
   const words = {
     kv_heads: `${shape.kv_heads} KV heads`,
     kv_len: `${shape.kv_len} keys`,
@@ -154,11 +159,12 @@ function answer(state) {
 
 function found(explorer) {
   const { state, data } = explorer,
-    { wanted, unknown } = requested(state.find, state.shown.shapes[state.shown.target]);
+    kinds = new Set(data.runs.flatMap((run) => run.shapes.map((shape) => shape.values))),
+    { wanted, unknown } = requested(state.find, state.shown.shapes[state.shown.target], kinds);
   const refused = unknown.length
     ? [
         notice(
-          `Not understood: ${unknown.join(", ")}. A request names B, H, S, D, keys, queries or KV with a number above 0, S alone or all of B, H, S and D by numbers only, causal or full, fp16, bf16 or fp32, gqa, mqa, decode, varlen or training, or the target.`,
+          `Not understood: ${unknown.join(", ")}. A request names B, H, S, D, keys, queries or KV with a number above 0, S alone or all of B, H, S and D by numbers only, causal or full, fp16, bf16 or fp32, gqa, mqa, decode, varlen or training, a kind of values, or the target.`,
         ),
       ]
     : [];
