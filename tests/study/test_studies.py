@@ -209,8 +209,8 @@ def test_a_mistake_is_one_line_that_names_file_and_problem(write_study, changes,
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("title: [unclosed", "is not valid YAML: while parsing a flow sequence"),
-        ("title: a: b", "is not valid YAML: mapping values are not allowed here"),
+        ("title: [unclosed", "is not valid YAML: while parsing a flow sequence in line 1, column 8"),
+        ("title: a: b", "is not valid YAML: mapping values are not allowed here in line 1, column 9"),
         ("title: 2026-13-45", "is not valid YAML"),
         ("title: !!python/object:os.system {}", "is not valid YAML: could not determine a constructor"),
         ("", "must be a mapping with the fields of a study"),

@@ -204,7 +204,8 @@ def load(name: str | Path) -> Study:
     try:
         stated = yaml.load(path.read_text(), _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that isn't one is a ValueError
-        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
+        words = " ".join(str(error).split()).replace('in "<unicode string>", line', "in line")
+        raise UserError(f"{where} is not valid YAML: {words}") from None
     if not isinstance(stated, dict):
         raise UserError(f"{where} must be a mapping with the fields of a study")
     study = parse({"name": path.stem, **stated}, where)
