@@ -78,7 +78,8 @@ def test_what_makes_a_run_one_of_few_queries_of_fp8_or_of_kinds_of_values():
     one = {"decode kv_len": [AXES | {"seq_len": 1, "kv_len": [256, 512]}]}
     chunk = {"chunk kv_len": [AXES | {"seq_len": [4, 128], "kv_len": 256}]}
     for name, sweeps in {"few": FEW, "one": one, "chunk": chunk}.items():
-        record(name, PLAIN | {"sweeps": PLAIN["sweeps"] | sweeps})
+        record(name, FLEX | {"sweeps": PLAIN["sweeps"] | sweeps})
+    record("few_alone", PLAIN | {"sweeps": PLAIN["sweeps"] | FEW})
     eight = PLAIN | {"implementations": [FALLBACK, CUDNN_FP8]}
     record("eight", eight, latencies_us={(CUDNN_FP8, synthetic.TARGET): 20.0})
     kinds = {"values": [AXES | {"seq_len": 128, "values": ["normal", "sd 4"]}]}

@@ -28,7 +28,10 @@ COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "choices": lambda study: "grid seq_len" in study["sweeps"],
     "peers": lambda study: PEERS[0] in study["implementations"] and "grouped kv_heads" in study["sweeps"],
     "attended": lambda study: DISPATCH in study["implementations"],
-    "decoded": lambda study: any(len(_few(block)) > 2 for sweep in study["sweeps"].values() for block in sweep),
+    "decoded": lambda study: (
+        not set(PEERS).isdisjoint(study["implementations"])  # a run without them can't say who leads
+        and any(len(_few(block)) > 2 for sweep in study["sweeps"].values() for block in sweep)
+    ),
     "eight_bits": lambda study: not set(FP8).isdisjoint(study["implementations"]),
     "valued": lambda study: any(
         block.get("values", NORMAL) != NORMAL for sweep in study["sweeps"].values() for block in sweep
