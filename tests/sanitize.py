@@ -95,8 +95,9 @@ def run(rung: Rung) -> int:
         for mask, length in product(tile.masks, LENGTHS):
             causal, seq_len = mask == ladder.MASKS[True], max(tile.shortest, min(length, tile.longest or length))
             queries = min(seq_len, rung.most_queries or seq_len)
-            queries *= 1 + (not rung.serves_rows(tile, queries))  # as much again makes the tiles even
-            shape = Shape(1, 2, queries, tile.head_dim, causal, rung.dtypes[0], kv_len=seq_len)
+            if not rung.serves_rows(tile, queries):  # one tile more makes them even
+                queries += tile.rows
+            shape = Shape(1, 2, queries, tile.head_dim, causal, rung.dtypes[0], kv_len=max(seq_len, queries))
             given = inputs.draw(shape, seq_len, torch.device("cpu"))
             print(f"{kernel.name} at {shape}", flush=True)
             try:
