@@ -16,7 +16,7 @@ _IMPLEMENTATIONS = {colour.lower().removeprefix("#") for colour, _ in LOOKS.valu
 _PLACED = re.compile(r' (?:d|x|y|points|transform)="[^"]*"')
 _LONG = re.compile(r"\d+\.\d{3,}")
 _STYLE = re.compile(r' style="([^"]*)"')
-_REFERENCE = re.compile(r'(?:href="#|url\(#)([^")]+)')
+_REFERENCE = re.compile(r'(?<=href="#)[^"]+|(?<=url\(#)[^)]+')
 _USED = re.compile(r"var\(--c([0-9a-f]{6}), #")
 
 
@@ -55,7 +55,7 @@ def inline(svg: str, name: str, alt: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body[start:], flags=re.DOTALL)
     used = {id: f"{name}-{number}" for number, id in enumerate(dict.fromkeys(_REFERENCE.findall(body)))}
     body = re.sub(r' id="([^"]*)"', lambda found: f' id="{used[found[1]]}"' if found[1] in used else "", body)
-    body = _REFERENCE.sub(lambda found: found[0].replace(found[1], used[found[1]]), body)
+    body = _REFERENCE.sub(lambda found: used[found[0]], body)
     body = _PLACED.sub(lambda found: _LONG.sub(lambda number: f"{float(number[0]):.2f}", found[0]), body)
     body = re.sub(r"\n\s*", "\n", _styled(_unwrapped(body), name))
     return _COLOUR.sub(r"var(--c\1, #\1)", head + body)

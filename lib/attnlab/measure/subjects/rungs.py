@@ -37,6 +37,8 @@ PACKED = ("views", ladder.SCALED)
 KEPT = 4096
 # Floats of a partial result besides its columns: its logarithm, and what keeps rows at multiples of 16 bytes.
 PARTIAL_EXTRA = 4
+# CTAs that load K and V for each other, as a cluster.
+PAIR = 2
 # The driver's errors for a launch that it refuses; any other error means that the device itself failed.
 REFUSED = (
     "CUDA_ERROR_INVALID_VALUE",
@@ -259,7 +261,7 @@ class Kernel(Launcher):
             )
         held = _held_in_clusters(function.kernel.ptr, tile, ctas_per_sm) if merge else ()
         if rung.paired:  # a pair is a cluster, and nothing else is
-            held = ((1, dict(held)[2]),)
+            held = ((1, dict(held)[PAIR]),)
         return _Compiled(function, expression, architecture, ctas_per_sm, merge, held)
 
 
@@ -358,8 +360,8 @@ def _split(
     of_head, all_kv_heads = packing.group * queries, batch * packing.kv_heads
     ctas = tile.items(of_head, all_kv_heads) * packing.clusters * packing.cluster
     parameters: Callable[[], Pointers] = partial(Pointers, [packing], 6)
-    if rung.paired:  # each of a pair loads half of a tile's keys
-        encoded = [maps.strided(tensor, _valid_address(tensor), tile.keys // 2) for tensor in (k, v)]
+    if rung.paired:  # each of a pair loads its part of a tile's keys
+        encoded = [maps.strided(tensor, _valid_address(tensor), tile.keys // PAIR) for tensor in (k, v)]
         parameters = partial(MappedPointers, [packing], 6, encoded)
     return SplitLaunch(
         compiled.function.kernel.ptr,
@@ -369,7 +371,7 @@ def _split(
         q.get_device(),
         lambda: (parameters(), Pointers([packing], 3)),
         partial(_failure, rung, tile, compiled.expression),
-        2 if rung.paired else packing.cluster,
+        PAIR if rung.paired else packing.cluster,
         compiled.merge.kernel.ptr,
         all_kv_heads * math.ceil(of_head / MERGE_ROWS),
         floats,
@@ -395,7 +397,8 @@ def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
     if refused := (_unlike_views if rung.arguments in ladder.STRIDED else _unlike_plain)(q, k, v, causal, scale):
         raise Unsupported(f"{rung.name} {refused}")
     kv_len, head_dim = k.shape[2:]
-    tiles = rung.tiles_for(head_dim, kv_len, causal, q.shape[2] * q.shape[1] // (k.shape[1] or 1))
+    rows = q.shape[2] * q.shape[1] // (k.shape[1] or 1)
+    tiles = rung.tiles_for(head_dim, kv_len, causal, rows)
     if not tiles:
         mask = ladder.MASKS[causal]
         raise Unsupported(f"{rung.name} has no tile for {kv_len} keys of head_dim {head_dim} and the mask {mask}")
@@ -403,7 +406,7 @@ def _tile(rung: Rung, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
         raise Unsupported(f"{rung.name} serves at most {rung.most_queries} queries of a head, not {q.shape[2]}")
     if not q.numel():
         raise Unsupported(f"{rung.name} serves no queries of {tuple(q.shape)}")
-    tile, rows = tiles[0], q.shape[2] * q.shape[1] // k.shape[1]
+    tile = tiles[0]
     if not rung.serves_rows(tile, rows):
         raise Unsupported(
             f"{rung.name} serves heads of K and V that have an even number of tiles of {tile.rows} queries, not {rows}"

@@ -46,8 +46,7 @@ function requested(text, target, kinds) {
   const wanted = {},
     unknown = [],
     numbers = [];
-  const longestFirst = [...kinds].sort((one, other) => other.length - one.length);
-  const named = longestFirst.find((kind) => ` ${text.toLowerCase()} `.includes(` ${kind} `));
+  const named = [...kinds].find((kind) => ` ${text.toLowerCase()} `.includes(` ${kind} `));
   if (named) wanted.drawn = named;
   for (const word of text
     .toLowerCase()
