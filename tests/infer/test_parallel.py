@@ -75,12 +75,13 @@ def test_a_process_beside_this_one_ends_with_the_context():
 
 
 BUSY = f"""
-import os, signal, sys, time
+import signal, sys
 from attnlab.infer import parallel
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
+BEGUN = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep("
 try:
-    with parallel.beside(time.sleep, 600):
-        parallel.each(time.sleep, [(float(sys.argv[1]),)] * {parallel.FEWEST})
+    with parallel.beside(exec, f"{{BEGUN}}600)"):
+        parallel.each(exec, [(f"{{BEGUN}}{{sys.argv[1]}})",)] * {parallel.FEWEST})
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -94,12 +95,11 @@ def test_no_process_is_left_behind(how, status, sleep_s):
     busy = subprocess.Popen(
         [sys.executable, "-c", BUSY, str(sleep_s)], start_new_session=True, stderr=subprocess.PIPE, text=True
     )
-    while len(members(busy.pid)) < 4:  # itself, the server that forks, and two that were forked
-        assert busy.poll() is None
-        time.sleep(0.01)
+    assert {busy.stderr.readline() for _ in range(2)} == {"begun\n"}
+    assert len(members(busy.pid)) >= 4  # itself, the server that forks, and two that were forked
     (busy.send_signal if how == signal.SIGKILL else lambda sent: os.killpg(busy.pid, sent))(how)
-    _, said = busy.communicate()
-    assert busy.returncode == status
+    said = busy.stderr.read()
+    assert busy.wait() == status
     assert "Traceback" not in said
     deadline = time.monotonic() + 60
     while members(busy.pid) and time.monotonic() < deadline:
