@@ -147,7 +147,7 @@ def test_the_kernel_takes_lengths_where_it_serves_and_sdpa_where_not(monkeypatch
         return "computed"
 
     monkeypatch.setattr(attend, "is_plain", lambda *_: True)
-    monkeypatch.setattr(attend, "_few", lambda: few)
+    monkeypatch.setattr(attend, "_split_keys", lambda: few)
     lengths = torch.tensor([3, 9])
     assert attnlab.attend(q, k, v, causal=True, kv_lens=lengths) == "computed"
     assert attnlab.attend(q, k, v, scale=0.5, kv_lens=lengths).shape == q.shape

@@ -27,6 +27,7 @@ from attnlab.compile.nvrtc import Build, Instance
 from attnlab.infer.kernels import rungs as recorded_rungs
 from attnlab.measure.session import record
 from attnlab.measure.subjects import launch, maps, registry, rungs
+from attnlab.measure.subjects.best import OfLengths
 from attnlab.measure.subjects.implementation import Broken, Implementation, Unsupported
 from attnlab.measure.subjects.problem import Packing
 from attnlab.measure.subjects.sdpa import sdpa
@@ -584,6 +585,14 @@ def test_the_best_of_few_queries_has_the_tile_for_their_rows(h200, folder):
     tuned(choice("rows_16", rows=4, seq_len=60, heads=2, causal=True))
     kernel = registry.find("kernel.best").call.kernel(on_gpu(2, 24, 8, 64), *[on_gpu(2, 1, 60, 64)] * 2, True)
     assert kernel.rung.tiles_for(64, 60, True, 192)[0].name == "rows_64"
+
+
+def test_lengths_go_to_what_was_chosen_if_it_splits_keys_and_else_to_few(h200, folder):
+    split = {"arguments": "split keys", "merge": "merge"}
+    named = (rung(TILE, name=name, **more) for name, more in {"plain": {}, "few": split, "other": split}.items())
+    ladders.write(folder, *named)
+    tuned(choice("", rung="plain"), choice("", rung="other", causal=True))
+    assert [OfLengths().kernel(Q, Q, Q, causal).rung.name for causal in (False, True)] == ["few", "other"]
 
 
 def test_the_best_is_chosen_once_for_a_layout(launched, monkeypatch):

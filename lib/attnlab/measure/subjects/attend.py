@@ -61,8 +61,6 @@ _NOTHING = _Ready(lambda q, k, v: False, False, None, scaled_dot_product_attenti
 _last = _NOTHING
 """What was called last, mostly by the layer before; it has no gradients."""
 SCALED = "attnlab.measure.fp8.attend"
-FEW = f"{PREFIX}few"
-"""The kernel that takes the lengths of sequences."""
 
 
 def attend(
@@ -99,9 +97,9 @@ def attend(
             compiled or captured, where gradients are needed, or for tensors that are SDPA's in any case.
         kv_lens: the number of keys of each sequence, whole numbers ``(batch,)`` on the device of `q`; None where all
             have as many as k holds. What k and v hold beyond is not looked at, a query that sees no key gives 0, and
-            the last query sees all keys of its sequence. `kernel.few` computes it in one launch where it serves these
-            tensors, whatever the table says; elsewhere SDPA does under a mask, from copies of k and v. Nothing waits
-            for the device.
+            the last query sees all keys of its sequence. A kernel that splits keys computes it where one serves these
+            tensors, whatever the table says: the one that `make tune` chose, or `kernel.few`. Elsewhere SDPA does under
+            a mask, from copies of k and v. Nothing waits for the device.
         scales: of q, k and v in float8_e4m3fn, as `attnlab.quantize` makes them: float32 ``(batch, heads, 1)``, or with
             1 in place of either. With `dtype=torch.float8_e4m3fn` a fourth, by which the output is divided, of the
             heads of q; what exceeds 448 of it is 448. `kernel.fp8` computes it where it serves these tensors, whatever
@@ -157,13 +155,11 @@ def _of_lengths_forward(
     """`_of_lengths` where nothing is traced and no gradients are needed."""
     if is_plain(q, k, v):
         with suppress(Unsupported, UserError):
-            return _few()(q, k, v, causal, scale, kv_lens.to(torch.int32))
+            return _split_keys()(q, k, v, causal, scale, kv_lens.to(torch.int32))
     return _masked(q, k, v, causal, scale, kv_lens, _by_sdpa)
 
 
-@cache
-def _few() -> rungs.Kernel:
-    return rungs.of(ladder.rung(FEW))
+_split_keys = cache(best.OfLengths)
 
 
 def _masked(

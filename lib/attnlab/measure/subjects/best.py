@@ -1,5 +1,7 @@
 """`kernel.best`: at each shape, the instance of a rung that the tuning of this device chose."""
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from attnlab.measure.subjects.rungs import Kernel, Launcher, Prepared
 from attnlab.study import ladder, tuning
 from attnlab.study.shapes import LAYOUTS, Shape
 from attnlab.study.tuning import Tuning
+
+FEW = f"{ladder.PREFIX}few"
 
 
 class Best(Launcher):
@@ -48,6 +52,17 @@ class Best(Launcher):
             return rungs.of(rung) if rung.merge else rungs.kernel(rung, tile)
         except (UserError, ValueError) as error:
             raise Unsupported(str(error)) from None
+
+
+class OfLengths(Best):
+    """What the tuning chose where that splits keys, and so takes the lengths of sequences; elsewhere `kernel.few`."""
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Kernel:
+        with suppress(Unsupported):
+            chosen = super().kernel(q, k, v, causal, scale)
+            if chosen.rung.splits_keys:
+                return chosen
+        return rungs.of(ladder.rung(FEW))
 
 
 def implementation(name: str) -> Implementation:
