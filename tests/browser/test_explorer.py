@@ -157,6 +157,24 @@ def test_the_matrix_and_the_statement_say_what_was_computed(explorer, pages):
     assert "in the order taken" in text(explorer, "cell").lower()
 
 
+def test_the_rows_are_put_in_order_by_a_column_smallest_first_then_largest(explorer):
+    heading = explorer.locator("table.matrix thead th").nth(1)
+    rows = explorer.locator("table.matrix tbody th")
+    studied = rows.all_inner_texts()
+    found = {}
+    for order in ("ascending", "descending"):
+        heading.get_by_role("button").click()
+        assert heading.get_attribute("aria-sort") == order
+        shown = explorer.locator("table.matrix tbody td:nth-child(2)").all_inner_texts()
+        found[order] = [float(number.split()[-1]) for number in shown]
+    assert found["ascending"] == sorted(found["descending"])
+    assert found["descending"] == sorted(found["ascending"], reverse=True)
+    assert "order=" in explorer.url
+    heading.get_by_role("button").press("Enter")
+    assert rows.all_inner_texts() == studied
+    assert "order=" not in explorer.url
+
+
 def test_another_clock_another_verdict(explorer):
     row = 1
     assert cell(explorer, "sdpa.flash", row).inner_text().startswith("★")

@@ -135,7 +135,7 @@ const CELL = ["baseline", "timing", "by", "place", "candidate"];
 const SHOWN = ["baseline", "timing", "candidates", "visible"];
 const SECTIONS = {
   find: { needs: ["find", "baseline", "timing", "place"], make: makeFind },
-  matrix: { needs: [...SHOWN, "metric", "by", "claim"], make: makeMatrix },
+  matrix: { needs: [...SHOWN, "metric", "by", "claim", "order"], make: makeMatrix },
   lines: { needs: [...CELL, "candidates", "axis", "metric", "claim"], make: makeLines },
   cell: { needs: CELL, make: makeCell },
   flips: { needs: ["against", ...SHOWN], make: makeFlips },

@@ -26,13 +26,13 @@ function briefly(shape, target) {
 function makeMatrix(explorer, part) {
   const { state, data } = explorer,
     run = state.shown;
-  const shapes = state.visible.map((place) => run.shapes[place]),
+  const shapes = inOrder(explorer).map((place) => run.shapes[place]),
     target = run.shapes[run.target];
   const head = h(
     "tr",
     {},
     h("th", { scope: "col" }, "shape"),
-    state.candidates.map((candidate) => h("th", { scope: "col" }, swatch(explorer, candidate), broken(candidate))),
+    state.candidates.map((candidate) => heading(explorer, candidate)),
   );
   const rows = shapes.map((shape) => {
     const place = run.shapeAt.get(shape.name);
@@ -89,6 +89,25 @@ function makeMatrix(explorer, part) {
     legend,
   );
   grid.parentElement?.scrollTo(scrollLeft, scrollTop);
+}
+
+// A candidate's title, by which the rows are put in order: smallest first, then largest, then as in the study.
+function heading(explorer, candidate) {
+  const orders = ["none", `${candidate} ascending`, `${candidate} descending`],
+    now = orders.indexOf(explorer.state.order);
+  const change = () => explorer.choose({ order: orders[(now + 1) % 3] ?? "none" });
+  const mark = now > 0 ? ["↑", "↓"][now - 1] : null;
+  const words = [swatch(explorer, candidate), ...broken(candidate), mark];
+  const title = button(words, change, { "data-at": `order/${candidate}`, title: "put the rows in order" });
+  return h("th", { scope: "col", "aria-sort": now > 0 ? orders[now].split(" ")[1] : null }, title);
+}
+
+// The places that are shown, in the order that is chosen; those without a number come last.
+function inOrder({ state, data }) {
+  const [name, direction] = state.order.split(" "),
+    sign = direction === "descending" ? -1 : 1;
+  const number = (place) => sign * (pointAt(state, place, name, data.metrics)?.value ?? sign * Infinity);
+  return direction ? state.visible.toSorted((one, other) => number(one) - number(other) || 0) : state.visible;
 }
 
 // The geometric mean of each candidate's speedups over the shapes shown, and over how many where it lacks some.

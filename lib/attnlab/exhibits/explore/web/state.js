@@ -22,6 +22,7 @@ const ONE_BY_ONE = [
   "metric",
   "by",
   "claim",
+  "order",
   "shape",
   "candidate",
   "find",
@@ -32,7 +33,7 @@ const DEFAULTED = ONE_BY_ONE.filter((name) => !["shape", "candidate", "find"].in
 const FASTEST = "fastest peer";
 const OURS = "kernel.";
 // What is chosen anew with a shape found in another run; clock and cache stay where it has them.
-const OF_RUN = ["against", "baseline", "mask", "dtype", "dim", "values", "axis", "claim", "candidates", "candidate"];
+const OF_RUN = ["against", "baseline", "mask", "dtype", "dim", "values", "axis", "claim", "order", "candidates", "candidate"];
 const unset = (names) => Object.fromEntries(names.map((name) => [name, undefined]));
 const distinct = (values) => [...new Set(values)];
 const mask = (shape) => (shape.causal ? "causal" : "full");
@@ -71,6 +72,8 @@ function resolve(data, raw) {
   const lost = wanted.filter((name) => !run.implementations.includes(name));
   if (lost.length) notices.push(`the run has no ${lost.map((name) => `“${name}”`).join(", ")}`);
   state.candidates = there.filter((name) => wanted.includes(name));
+  const orders = state.candidates.flatMap((name) => [`${name} ascending`, `${name} descending`]);
+  pick("order", ["none", ...orders], "none");
   state.visible = run.shapes
     .map((_, place) => place)
     .filter((place) =>
