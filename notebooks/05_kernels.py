@@ -57,6 +57,9 @@ show("kernels.lead")
 show("kernels.cross_device")
 
 # %%
+show("kernels.fp8.pays")
+
+# %%
 show("kernels.fp8")
 
 # %%

@@ -34,7 +34,13 @@ show
 # square of the length. Each later token is one query over the cache of keys and values.
 
 # %%
+show("model.said")
+
+# %%
 show("model.compared")
+
+# %%
+show("model.steps")
 
 # %% [markdown]
 # ## Whether the outputs agree

@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # Faster on which numbers? Attention kernels, measured on the values that models have
+# # Faster on which numbers? Attention kernels, measured on more than normal values
 
 # %% tags=["parameters"]
 run: str = ""  # a run in data/; empty for the newest of the study on this device, measured now if there is none
@@ -39,9 +39,12 @@ show("baseline.throughput")
 #
 # This paper asks which implementation of attention is faster, on which numbers, and how far the answer can be trusted. It
 # compares the implementations that PyTorch chooses among, which any new kernel has to beat, with each other, with other
-# packages and with kernels of our own. Of these, `kernel.bounded` guesses the largest score of a row and computes again where
-# the guess fails, which values decide; `kernel.lazy` guesses nothing; and `kernel.best` is, for a shape, the one that a device
-# was tuned to before the run. Which leads are *claimable* is in the Method, under Verdicts.
+# packages (`peer.flash4` is flash-attn-4) and with kernels of our own. `sdpa.auto` is PyTorch's own choice. Of our kernels,
+# `kernel.bounded` guesses the largest score of a row and computes again where the guess fails, which values decide;
+# `kernel.lazy` guesses nothing; `kernel.few` splits keys; and `kernel.best` is, for a shape, the one that a device was tuned to
+# before the run. A shape is written (B, H, S, D), batch, heads, length and dimension, and the *target* is the one that a study
+# is about. Kinds of values are named by what their scores do: `sd 6` have that standard deviation, `rising 24` rise by so
+# much along the keys. Which leads are *claimable* is in the Method, under Verdicts.
 
 # %%
 show("verdicts.findings")
@@ -115,15 +118,15 @@ show("roofline.regimes")
 show("environment.clocks")
 
 # %% [markdown]
-# **Order.** In a round every implementation is timed once, in random order. A replicate walks the whole study in a fresh
-# process, so that drift and the load of other programs affect all implementations equally. Inputs are drawn anew before each round.
+# **Order.** In a round every implementation is timed once, in random order, so that drift and the load of other programs
+# affect all equally. A replicate walks the whole study in fresh processes. Inputs are drawn anew before each round.
 #
 # **Values.** Each kind of numbers in Q, K and V is timed like a shape of its own: standard normal ones, larger scores,
-# a sink, positions that attract, scores that rise or fall, heads and rows of unlike scales, outliers, and what a trained
-# model's attention was called with. A verdict over all kinds is that on the worst. No benchmark of attention that is known
+# a sink, positions that attract, scores that rise or fall, heads and rows of unlike scales, outliers, and what the attention
+# of one trained model was called with. A verdict over all kinds is that on the worst. No benchmark of attention that is known
 # to us varies them.
 #
-# **Correctness.** Each case is compared with a float64 oracle before it is timed and again after, on inputs that it has not
+# **Correctness.** A gate compares each case with a float64 oracle before it is timed and again after, on inputs that it has not
 # seen, with its memory filled with NaN before. Its errors may be at most twice those of the same formula composed from
 # PyTorch operations [](#ref-dao2023). A case that fails has no latency.
 #
@@ -133,8 +136,8 @@ show("environment.clocks")
 # [](#ref-efron1993), and where neighbouring samples resemble each other, the replicate is cut into five stretches that stand
 # in for replicates [](#ref-nakayama2014). A speedup is a ratio of medians from rounds taken together.
 #
-# **Verdicts.** A candidate is *faster* or *slower* where the 95 % interval excludes 1, $p < 0.05$ after Holm's
-# adjustment [](#ref-holm1979) over the candidates at that shape, and the effect is at least the smallest that the baseline
+# **Verdicts.** A candidate is *faster* or *slower* where the 95 % interval excludes 1, $p < 0.05$ by Mann and Whitney's test,
+# and by a $t$ test over replicates where there are several, after Holm's adjustment [](#ref-holm1979) over the candidates at that shape, and the effect is at least the smallest that the baseline
 # measured against itself could show [](#ref-bloom1995). It is *equivalent* where the 90 % interval lies within ±2 %
 # [](#ref-schuirmann1987) and the run could have detected a difference of that size; else the comparison is *inconclusive*. A
 # faster candidate is *claimable* if its interval is apart from the baseline's, Cliff's $|\delta| \ge 0.3$ [](#ref-cliff1993) and
@@ -155,8 +158,10 @@ show("verdicts.statement")
 # ### Other clocks
 #
 # The same calls, from microseconds to milliseconds, were timed by every clock that was available. In [](#environment.panel)
-# a row is a clock. Those that time what ours times lie in the grey band around zero. The others differ for a reason: `eager`
-# includes the launch gap, Nsight Compute times kernels alone and after a pause, a traced span is lengthened by tracing.
+# a row is a clock. Those that time what ours times lie in the grey band around zero in most cases. The others differ for a
+# reason: `eager` includes the launch gap, Nsight Compute times kernels alone and after a pause, a traced span is lengthened by
+# tracing. CUPTI's time stamps are a *bracket*: the durations of the kernels of a replay leave out what lies between them, and
+# the time from the first one's start to the last one's end is longer by what tracing takes.
 
 # %%
 show("environment.panel")
@@ -210,7 +215,7 @@ show("environment.load")
 #
 # The hand-written kernels pass the same gate as every other implementation, in the same rounds and by the same clocks. Each
 # rung of [](#kernels.summary) states beforehand what it should gain over the rung that it builds on. An expectation that was
-# missed is as much a result as one that was exceeded. The last columns name the largest bottleneck by the counters: a unit
+# missed is as much a result as one that was exceeded. The last column names the largest bottleneck by the counters: a unit
 # from 60 % of its peak, or else what the warps waited for most.
 
 # %%
@@ -240,8 +245,12 @@ show("backends.few")
 # %% [markdown]
 # ## FP8, with its error
 #
-# FP8 halves what products take, and rounds Q, K, V and the probabilities to e4m3. [](#kernels.fp8.costs) has errors and, below
-# them, speeds on each kind of values; [05_kernels](05_kernels.html) has every shape.
+# In FP8 the tensor cores are twice as fast, and Q, K, V and the probabilities are rounded to e4m3. [](#kernels.fp8.pays) has
+# where that pays, given tensors in e4m3, and where 16 bits are quantised on the way; [](#kernels.fp8.costs) has errors and,
+# below them, speeds on each kind of values.
+
+# %%
+show("kernels.fp8.pays")
 
 # %%
 show("kernels.fp8.costs")
@@ -273,22 +282,31 @@ show("roofline.literature.shares")
 # %% [markdown]
 # ## In a model
 #
-# A faster kernel need not make a faster model. In [](#model.compared.first) and [](#model.compared.rest), models of Hugging
-# Face transformers generate text with `attnlab.attend` in place of the SDPA that they call by themselves. How much of their
-# time is attention is on the page [09_model](09_model.html).
+# A faster kernel need not make a faster model. Models of Hugging Face transformers generate text with `attnlab.attend`, which
+# chooses for each shape by a table that a run made, in place of the SDPA that they call by themselves.
+# [09_model](09_model.html) has every time.
 
 # %%
-show("model.compared")
+show("model.said")
+
+# %% [markdown]
+# [](#model.steps) has single steps, in which the host counts less.
+
+# %%
+show("model.steps")
 
 # %% [markdown]
 # ## Threats to validity
 #
-# - **One machine.** Another of the same model may differ by its silicon, cooling and power supply, and by the load of its
-#   neighbours; [](#environment.cards) says how far cards of this run differ.
+# - **One machine.** Other cards of the same model may differ by their silicon, cooling and power supply, and by the load of
+#   their neighbours; [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what
+#   another model of card says, where one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
+# - **Peers.** A lead is one over what was measured, and under sustained load over what was loaded. FlashAttention-3 and
+#   FlashInfer were not.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
-# - **Kinds of values.** Those of the figures, a few captured from models among them; where a run timed several, the rest of its
-#   shapes are timed on one of them.
+# - **Kinds of values.** Those of the figures; where a run timed several, the rest of its shapes are timed on one of them. The
+#   captured ones are of one model, and unless the study names another of a small one that was trained for minutes.
 # - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
@@ -302,10 +320,10 @@ show("environment.lacking")
 # ## Conclusion
 #
 # "Faster" is a statement about a pair of programs, a clock, and the numbers that they are given. A kernel that goes by the
-# scores may lead on standard normal numbers and lag on a model's, and a benchmark that draws no others cannot tell: it happened
-# to our own fastest kernel of its day (`kernel.bounded`). So a claim here is that on the worst kind of values. Nor is a lead
-# one everywhere: the findings say over how many queries, and in which format, it is lost. A reader whose program is timed otherwise should take the verdict of that timing,
-# and one who knows their numbers the verdict on those.
+# scores may lead on standard normal numbers and lag on others, and a benchmark that draws no others cannot tell: it happened to
+# `kernel.bounded`, which was our fastest. So a claim here is about the worst kind of values. Nor does a lead hold everywhere: the
+# findings say over how many queries, and in which format, it is lost. A reader whose program is timed otherwise should take the
+# verdict of that timing, and one who knows their numbers the verdict on those.
 
 # %% [markdown]
 # ## References

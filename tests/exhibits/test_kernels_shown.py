@@ -177,7 +177,7 @@ def test_the_lead_of_the_best_is_said(monkeypatch):
     assert told in plain(findings.findings(led))
     monkeypatch.setattr(few, "ahead_of_it", lambda _: ["peer.flash4"])
     abstract = plain(findings.abstract(led, decoded=led))
-    assert "none of which is of decoding; over few queries, as there, `peer.flash4` leads at some." in abstract
+    assert "none is of decoding, where `peer.flash4` leads at some." in abstract
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"
     assert lead.sentence(climbed()) == ""

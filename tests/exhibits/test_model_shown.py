@@ -109,7 +109,7 @@ def test_the_newest_complete_record_of_the_device_is_shown(data):
     write("old", created="2026-11-20")
     write("new", created="2026-11-23")
     write("cut", created="2026-11-24", complete=False)
-    said = model.compared(shown()).parts["said"].markdown
+    said = model.said(shown()).markdown
     assert said.startswith("The record `new` is of NVIDIA H200, transformers 5")
     assert "`old`" not in said
 
@@ -119,8 +119,8 @@ def test_records_of_unlike_models_are_shown_together(data):
     write("other", created="2026-11-23", plan=PLAN.model_copy(update={"models": [stated.MODELS["llama-64"]]}))
     parts = model.compared(shown()).parts
     assert list(parts["first"].frame["model"]) == ["llama-64", "gpt2", "llama-128"]
-    assert "The record `other` is" in parts["said"].markdown
-    assert "The record `both` is" in parts["said"].markdown
+    assert "The record `other` is" in model.said(shown()).markdown
+    assert "The record `both` is" in model.said(shown()).markdown
     assert "11 tokens in `other`, 5 replicates of 20 rounds and 11 tokens in `both`." in parts["first"].note
     assert len(model.outputs(shown()).frame) == 3
     write("newer", created="2026-11-24")
@@ -145,7 +145,7 @@ def test_a_record_that_was_damaged_is_left_out_and_named(data, name, change, why
     rest = path.parent.rename(path.parents[2] / "aside")
     write("old", created="2026-11-20")
     rest.rename(path.parent)
-    said = model.compared(shown()).parts["said"].markdown
+    said = model.said(shown()).markdown
     assert "The record `old` is of NVIDIA H200" in said
     assert f"A record was left out: {path.parent}/" in said
     assert why in said
@@ -182,7 +182,7 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
     assert list(first["decision"]) == ["equivalent", "faster,\nclaimable"]
     assert [cell.estimate for cell in rest["SDPA (tokens/s) [95 %]"]] == pytest.approx([4000] * 2, rel=1e-3)
     assert list(rest["decision"]) == ["equivalent"] * 2
-    steps = parts["steps"].frame
+    steps = model.steps(shown()).frame
     assert list(steps["step"]) == [DRAFT] * 2  # the others were not timed
     assert [cell.estimate for cell in steps["attend (ms) [95 %]"]] == pytest.approx([0.5] * 2, rel=1e-2)
 
@@ -192,7 +192,7 @@ def test_what_is_gained_and_what_ran(data):
     (record,) = models.newest(GPU)
     assert [kernels for _, kernels in kernels_of_prompts(record)] == [(), ("best<64>(args)",)]
     found = {
-        phase: {decision: [one.model.name for one in workloads] for decision, workloads in by.items()}
+        phase: {decision: [one.workload.model.name for one in found] for decision, found in by.items()}
         for phase, by in decided(comparisons(record)).items()
     }
     assert found == {
@@ -207,12 +207,12 @@ def test_weights_and_the_text_of_prompts_are_named(data, tokens):
     text = stated.Text(name="book.txt", sha256="b" * 64, tokens=tokens)
     mine = PLAN.models[1].model_copy(update={"name": "mine", "weights": "a" * 64})
     write("weighted", created="2026-11-23", plan=PLAN.model_copy(update={"models": [mine], "text": text}))
-    shows = model.compared(shown()).parts["said"].markdown
+    shows = model.said(shown()).markdown
     assert all(named in shows for named in ("`mine`", "aaaaaaaaaaaa…", "book.txt", "bbbbbbbbbbbb…"))
     assert ("tokenizer" in shows) == (tokens == "tokenizer")
     assert "random weights" not in shows + model.outputs(shown()).note
     write("random")
-    assert "random weights" in model.compared(shown()).parts["said"].markdown
+    assert "random weights" in model.said(shown()).markdown
 
 
 def test_outputs_are_compared(data):

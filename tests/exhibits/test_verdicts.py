@@ -168,9 +168,11 @@ def test_a_statement_says_what_was_found_whichever_way_it_came_out():
     assert ["but not claimable" in text for text in told] == [run is synthetic.unclaimable() for run, _ in found]
 
 
-def test_the_abstract_and_the_target_say_what_the_tables_do():
-    for show in (findings.abstract, findings.at_target):
-        assert "the verdict depends on the timing: faster by `device` warm (1.25" in plain(show(contradicted()))
+def test_the_abstract_and_the_findings_say_what_the_tables_do():
+    assert "the verdict depends on the timing: faster by `device` warm (1.25" in plain(
+        findings.abstract(contradicted())
+    )
+    assert "faster by `device` warm (1.25" in plain(findings.findings(contradicted()))
     assert "faster" not in plain(findings.abstract(lonely()))
 
 

@@ -1,11 +1,15 @@
 """What is said of a candidate over all kinds of values, from latencies that were chosen."""
 
+from dataclasses import replace
+
 import pytest
 import synthetic
-from synthetic import AXES, LONG, TARGET, VALUED_US, of_kinds, of_values, valued
+from synthetic import AXES, LONG, TARGET, VALUED_US, Recipe, of_kinds, of_values, valued
 
-from attnlab.infer import kinds
+from attnlab.infer import cases, kinds
+from attnlab.infer.kernels import rungs
 from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.results import Results
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -117,10 +121,29 @@ def test_values_are_told_apart_where_the_target_is_not_on_normal_ones_and_zeros_
 
 
 def test_those_whose_verdict_turns_and_the_safest_that_gains_most_on_its_worst_kind_and_lacks_none():
-    assert [one.candidate for one in kinds.turned(valued(), TARGET)] == ["sdpa.flash"]
+    assert [one.over.candidate for one in kinds.turned(valued(), TARGET)] == ["sdpa.flash"]
     assert kinds.turned(of_values("sdpa.cudnn"), TARGET) == []
-    assert kinds.safest(valued(), TARGET).candidate == "sdpa.cudnn"
+    assert kinds.safest(valued(), TARGET).over.candidate == "sdpa.cudnn"
     assert kinds.safest(of_values("sdpa.efficient"), TARGET) is None
+
+
+@pytest.mark.parametrize(("pace", "clocks"), [(0.5, ["eager"]), (1.0, [])])
+def test_the_timings_under_which_what_turns_is_slower_on_no_kind(pace, clocks):
+    us = {"sdpa.auto": _us(40.0, 40.0), "sdpa.flash": _us(20.0, 80.0)}
+    of = synthetic.infer(of_kinds(us, timings=synthetic.STUDY["timings"]))
+    samples = of.run.samples
+    quick = samples["implementation"].eq("sdpa.flash") & samples["clock"].eq("eager")
+    latencies = samples["latency_us"].where(~quick, pace * samples["latency_us"])
+    run = replace(of.run, samples=samples.assign(latency_us=latencies))
+    (found,) = kinds.turned(Results(run, cases.infer(run)), TARGET)
+    assert [timing.clock for timing in found.never_slower] == clocks
+
+
+def test_the_best_is_told_with_the_rung_that_it_launches_where_that_was_timed_too():
+    of = synthetic.infer(Recipe(study={"implementations": ["sdpa.auto", "kernel.wgmma", "kernel.tiled"]}))
+    renamed = of.run.resources.replace({"implementation": {"kernel.tiled": "kernel.best"}})
+    each = [synthetic.changed(of, resources=table) for table in (renamed, renamed.assign(function="one"))]
+    assert [rungs.launched(results, TARGET) for results in each] == ["", "kernel.wgmma"]
 
 
 def test_what_is_fast_on_normal_values_only_is_not_the_best():

@@ -20,6 +20,7 @@ from attnlab.runs.schema import is_of, is_under
 from attnlab.study import studies
 from attnlab.study.implementations import SDPA
 from attnlab.study.ladder import BEST
+from attnlab.study.shapes import Shape
 
 THROUGHPUT, LADDER = readme.BLOCKS
 LINES = {*SDPA, "peer.flex", "peer.flash4", BEST}
@@ -33,12 +34,13 @@ def published() -> Results:
         patch.delenv("ATTNLAB_DATA", raising=False)
         run = read.load(PUBLISHED)
     study = studies.recorded(run.manifest)
-    sweeps = (study.sweep(name) for name in ("seq_len", "causal seq_len", "values"))
-    shapes = {study.target_shape}.union(*sweeps)
-    headline, samples = study.timings[0], run.samples
-    there = np.logical_or.reduce([is_of(samples, shape) for shape in shapes])
-    under = is_under(samples, headline)
-    part = replace(run, samples=samples[there & (under | is_of(samples, study.target_shape))])
+    samples, target = run.samples, {study.target_shape, *study.sweep("values")}
+
+    def there(shapes: set[Shape]) -> np.ndarray:
+        return np.logical_or.reduce([is_of(samples, shape) for shape in shapes])
+
+    lengths = there({*study.sweep("seq_len"), *study.sweep("causal seq_len")})
+    part = replace(run, samples=samples[there(target) | (lengths & is_under(samples, study.timings[0]))])
     return Results(part, cases.infer(part))
 
 

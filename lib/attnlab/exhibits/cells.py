@@ -1,12 +1,14 @@
 """Cells and notes that several tables share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from attnlab.exhibits import formats
 from attnlab.infer.cases import AXES
+from attnlab.infer.kernels.rungs import stale
 from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Results, absence
-from attnlab.runs.schema import MEASURED
+from attnlab.runs.schema import MEASURED, Run
 from attnlab.study.shapes import Shape
 
 CAUSAL_NOTE = (
@@ -29,10 +31,17 @@ def without(results: Results, names: list[str], shape: Shape) -> str:
     return " ".join(f"`{name}` has no latency here: {formats.ended(reason, 160)}" for name, reason in reasons.items())
 
 
-def of_another(results: Results, found: Results) -> str:
+def since(run: Run, names: Iterable[str]) -> str:
+    """After the date of a run, which of these have changed since it was recorded; or nothing."""
+    changed = [name for name in names if name in stale(run)]
+    return f", since when {formats.names(changed)} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""
+
+
+def of_another(results: Results, found: Results, *names: str) -> str:
     """After a blank, the name and the date of a run that is not the one that is shown; or nothing.
 
-    Where the run ended before its last replicate, how many of its shapes have only one.
+    Where the run ended before its last replicate, how many of its shapes have only one; and which of these names have
+    changed since.
     """
     if found.run.name == results.run.name:
         return ""
@@ -40,7 +49,8 @@ def of_another(results: Results, found: Results) -> str:
     replicates = measured.groupby(AXES, sort=False)["replicate"].nunique()
     single = int((replicates == 1).sum()) if found.study.replicates > 1 else 0
     said = f"; {single} of its {len(replicates)} shapes in a single replicate" if single else ""
-    return f" (Run `{found.run.name}` of {found.run.manifest['created'][:10]}{said}.)"
+    date = found.run.manifest["created"][:10]
+    return f" (Run `{found.run.name}` of {date}{since(found.run, names)}{said}.)"
 
 
 def where(results: Results, row: Any) -> str:

@@ -1,6 +1,7 @@
 """The page 09_model: models of transformers with `attnlab.attend`, and with the SDPA that they call by themselves."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import matplotlib.pyplot as plt
 
@@ -15,7 +16,7 @@ from attnlab.infer.models.comparisons import Comparison, comparisons, decided, m
 from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_pct
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
-from attnlab.runs import models
+from attnlab.runs import dispatch, models
 from attnlab.runs.models import Record
 from attnlab.runs.schema import FIRST, PHASES, REST, STEPS
 from attnlab.study.implementations import FALLBACK, control
@@ -34,12 +35,19 @@ def _records(results: Results) -> tuple[list[Record], list[UserError]]:
     return found, refused
 
 
+@exhibit("model.said")
+def said(results: Results) -> Prose:
+    """What each record is of, what `attend` called there, and what is gained; a paragraph for each."""
+    records, refused = _records(results)
+    left_out = [f"A record was left out: {error}." for error in refused]
+    return Prose("\n\n".join([*map(_said, records), *left_out]))
+
+
 @exhibit("model.compared")
 def compared(results: Results) -> Group:
-    """Time to first token, tokens per second and single steps, with verdicts, and what is gained in a sentence."""
-    records, refused = _records(results)
-    said = [_said(record) for record in records] + [f"A record was left out: {error}." for error in refused]
-    found = [one for record in records for one in comparisons(record)]
+    """Time to first token and tokens per second, with verdicts."""
+    records, _ = _records(results)
+    found = _comparisons(records)
     manifests = [record.manifest for record in records]
     note = say("model.rounds", manifests=manifests, baseline=BASELINE, candidate=CANDIDATE)
     caption = "Time to the first token of every sequence of a batch."
@@ -47,12 +55,22 @@ def compared(results: Results) -> Group:
     first_table = _table(first, "ms", milliseconds, caption, note)
     caption = "Tokens per second of a whole batch, over the tokens after the first."
     rest_table = _table(rest, "tokens/s", tokens_per_second, caption, "As above, by the median time of a step.")
-    shown: dict[str, Prose | Table] = {"said": Prose("\n\n".join(said)), "first": first_table, "rest": rest_table}
-    if steps := [one for one in found if one.phase in STEPS]:
-        caption = "Steps after a prompt whose keys and values are in a static cache."
-        note = say("model.steps", drafted=DRAFTED)
-        shown["steps"] = _table(steps, "ms", milliseconds, caption, note)
-    return Group(shown)
+    return Group({"first": first_table, "rest": rest_table})
+
+
+@exhibit("model.steps")
+def steps(results: Results) -> Table:
+    """Single steps after a prompt, with verdicts."""
+    records, _ = _records(results)
+    found = [one for one in _comparisons(records) if one.phase in STEPS]
+    if not found:
+        raise NotMeasured("No single steps were timed")
+    caption = "Steps after a prompt whose keys and values are in a static cache."
+    return _table(found, "ms", milliseconds, caption, say("model.steps", drafted=DRAFTED))
+
+
+def _comparisons(records: Sequence[Record]) -> list[Comparison]:
+    return [one for record in records for one in comparisons(record)]
 
 
 def _said(record: Record) -> str:
@@ -60,8 +78,24 @@ def _said(record: Record) -> str:
     ran: dict[tuple[str, ...], list[Workload]] = {}
     for workload, kernels in kernels_of_prompts(record):
         ran.setdefault(tuple(map(formats.kernel, kernels)), []).append(workload)
-    phases = decided(comparisons(record))
-    return say("model.said", manifest=record.manifest, fallback=FALLBACK, ran=ran, phases=phases)
+    shares = [shares_pct(record, workload, phase).get(BASELINE) for workload in record.workloads for phase in PHASES]
+    return say(
+        "model.said",
+        manifest=record.manifest,
+        is_replaced=_is_replaced(record),
+        fallback=FALLBACK,
+        ran=ran,
+        shares_pct=[share for share in shares if share is not None],
+        phases=decided(comparisons(record)),
+    )
+
+
+def _is_replaced(record: Record) -> bool:
+    """Whether the dispatch table that a record went by is no longer the one of its device."""
+    device_name, used = record.manifest.device.name, record.manifest.dispatch
+    with suppress(UserError):
+        return used is not None and dispatch.load(dispatch.path(device_name), device_name).run != used.run
+    return True
 
 
 def _table(

@@ -279,7 +279,7 @@ def verbatim(text: str) -> str:
 
 
 def _float(kind: str, lines: Sequence[str]) -> str:
-    return "\n".join([rf"\begin{{{kind}}}[tbp]", *lines, rf"\end{{{kind}}}", "", ""])
+    return "\n".join([rf"\begin{{{kind}}}[htbp]", *lines, rf"\end{{{kind}}}", "", ""])
 
 
 def _caption(caption: str, anchor: str) -> str:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from attnlab.infer.families import opposed
+from attnlab.infer.kernels import rungs
+from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.runs.rules import CLAIM_DELTA, CLAIM_SPEEDUP
+from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 from attnlab.study.values import ZEROS
@@ -92,15 +95,51 @@ def candidates(results: Results, shape: Shape) -> list[OverKinds]:
     return [over(results, name, shape) for name in names]
 
 
-def turned(results: Results, shape: Shape) -> list[OverKinds]:
-    """The candidates at a shape that are faster on some kinds of values and slower on others."""
-    return [one for one in candidates(results, shape) if one.disagree]
+class Turned(NamedTuple):
+    """A candidate that is faster on some kinds of values and slower on others, under the headline's timing.
+
+    Attributes:
+        never_slower: the other timings under which it is slower on none.
+    """
+
+    over: OverKinds
+    timing: Timing
+    never_slower: list[Timing]
 
 
-def safest(results: Results, shape: Shape) -> OverKinds | None:
-    """The candidate with a latency on every kind at a shape that gains most on its worst; None where there is none."""
+def turned(results: Results, shape: Shape) -> list[Turned]:
+    """The candidates at a shape whose verdict the values turn round."""
+    others = [timing for timing in results.timings if timing != results.headline]
+
+    def never_slower(one: OverKinds, timing: Timing) -> bool:
+        found = known(lambda: over(results, one.candidate, shape, timing))
+        return found is not None and found.verdicts.keys() == one.verdicts.keys() and not found.where("slower")
+
+    return [
+        Turned(one, results.headline, [timing for timing in others if never_slower(one, timing)])
+        for one in candidates(results, shape)
+        if one.disagree
+    ]
+
+
+class Safest(NamedTuple):
+    """The candidate that gains most on its worst kind of values.
+
+    Attributes:
+        launches: of `kernel.best`, the rung that it launches there and that was timed by its own name; else empty.
+    """
+
+    over: OverKinds
+    launches: str
+
+
+def safest(results: Results, shape: Shape) -> Safest | None:
+    """Of the candidates with a latency on every kind at a shape, the safest; None where there is none."""
     complete = [one for one in candidates(results, shape) if not one.lacking]
-    return max(complete, key=lambda one: one.verdict.speedup.estimate, default=None)
+    if not complete:
+        return None
+    best = max(complete, key=lambda one: one.verdict.speedup.estimate)
+    return Safest(best, rungs.launched(results, shape) if best.candidate == BEST else "")
 
 
 def best(results: Results, shape: Shape) -> OverKinds:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from attnlab.exhibits import formats
+from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS
 from attnlab.exhibits.display import Prose, Table
@@ -34,7 +34,7 @@ def rules(results: Results) -> Table:
         for rule in found
     ]
     frame = pd.DataFrame(rows)
-    note = say("backends.advice", baseline=results.study.baseline)
+    note = f"{_of_run(results)}{say('backends.advice', baseline=results.study.baseline)}"
     return Table(
         frame if frame["but"].notna().any() else frame.drop(columns="but"), "What to use, and what to avoid.", note
     )
@@ -64,4 +64,10 @@ def summary(results: Results) -> Prose:
     found = advice.gains(results)
     if not found:
         raise NotMeasured(f"`{results.study.baseline}` was compared with nothing")
-    return Prose(say("backends.summary", baseline=results.study.baseline, gains=found))
+    return Prose(f"{_of_run(results)}{say('backends.summary', baseline=results.study.baseline, gains=found)}")
+
+
+def _of_run(results: Results) -> str:
+    """The run that this is by, and a blank, where some of its kernels have changed since; or nothing."""
+    since = cells.since(results.run, results.study.implementations)
+    return f"{say('backends.of_run', run=results.run, since=since)} " if since else ""

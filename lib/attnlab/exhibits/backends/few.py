@@ -17,6 +17,7 @@ from attnlab.infer.kernels import cross_device
 from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
 from attnlab.study.implementations import PEERS
+from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 
 MOST = 8
@@ -44,7 +45,7 @@ def in_short(results: Results, decoded: Results | None) -> str:
     if not groups:
         return ""
     said = say("backends.few_in_short", groups=groups, peers=_has_peers(found), among=found.study.shapes)
-    return f"{said}{cells.of_another(results, found)}"
+    return f"{said}{cells.of_another(results, found, BEST)}"
 
 
 def ahead_of_it(results: Results) -> list[str]:
@@ -57,7 +58,8 @@ def _has_peers(results: Results) -> bool:
 
 
 def _said(results: Results) -> str:
-    facts = {"run": results.run, "shapes": len(few.distinct(few.shapes(results))), "timing": results.headline.words}
+    facts = {"run": results.run, "since": cells.since(results.run, [BEST]), "timing": results.headline.words}
+    facts |= {"shapes": len(few.distinct(few.shapes(results)))}
     return say("backends.few", groups=few.groups(results), copy_gbs=results.ceilings.rate("copy"), **facts)
 
 

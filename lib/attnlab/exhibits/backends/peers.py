@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnlab.exhibits import formats
+from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.decisions import FASTER
 from attnlab.exhibits.display import Figure, Table
@@ -40,7 +40,9 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     alone = {name: _alone(results, name) for name in rows}
     frame = pd.DataFrame([{"implementation": name} | row for name, row in rows.items()])
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
+    since = cells.since(results.run, rows)
     note = say("backends.support", reasons=_reasons(results), run=run)
+    note = f"{say('backends.of_run', run=results.run, since=since)} {note}" if since else note
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
@@ -51,11 +53,13 @@ def dots(results: Results) -> Figure:
     name = results.study.baseline
     families = results.families_under(results.headline)
     titles = {shape: formats.shapes([shape], results.study.shapes) for shape in families}
-    found = {
+    every = {
         other: {titles[shape]: family.verdicts[other] for shape, family in families.items() if other in family.verdicts}
         for other in results.study.implementations
     }
-    found = {other: verdicts for other, verdicts in found.items() if verdicts}
+    # Other packages are as they were; of a kernel of ours that has changed since, a number is evidence for nothing.
+    changed = [other for other in stale(results.run) if every.get(other)]
+    found = {other: verdicts for other, verdicts in every.items() if verdicts and other not in changed}
     if not found:
         raise NotMeasured(f"Nothing was compared with `{name}` in the run of peers")
     series = {
@@ -71,7 +75,10 @@ def dots(results: Results) -> Figure:
     return Figure(
         drawing,
         f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}. "
-        + say("backends.peers_of", run=results.run, changed=[other for other in stale(results.run) if other in found]),
+        + " ".join(
+            [say("backends.of_run", run=results.run, since="")]
+            + ([say("backends.left_out", changed=changed)] if changed else [])
+        ),
         f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each implementation: {said}.",
     )
 

@@ -58,9 +58,21 @@ def throughput(results: Results) -> Figure:
     where, causal = cells.where(results, row), SWEEPS[1] in there
     return Figure(
         drawing,
-        say("baseline.throughput", row=row, where=where, timing=results.headline.words, causal=causal),
+        say(
+            "baseline.throughput",
+            row=row,
+            where=where,
+            values=_values(results, there),
+            timing=results.headline.words,
+            causal=causal,
+        ),
         "Line plots of throughput in TFLOP/s over sequence length S, a line for each implementation.",
     )
+
+
+def _values(results: Results, sweeps: list[str]) -> list[str]:
+    """The kinds of values of some sweeps, each once."""
+    return list(dict.fromkeys(shape.values for sweep in sweeps for shape in results.study.sweep(sweep)))
 
 
 def drawn(results: Results) -> list[str]:

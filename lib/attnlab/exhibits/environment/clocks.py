@@ -9,6 +9,7 @@ from attnlab.infer.machine.residency import CALLER
 from attnlab.infer.machine.residency import residency as of_residency
 from attnlab.infer.results import Results
 from attnlab.runs.methods import DEVICE
+from attnlab.study.studies import Timing
 
 GAPLESS = "k calls in a row, replayed by a graph into a busy stream, over k"
 SAMPLES = {
@@ -23,18 +24,23 @@ ANSWERS = {
     "eager": "how long a program waits that launches each call by itself",
     "cupti": "how long the kernels alone take",
 }
+AFTER_OTHERS = ", where other work has taken the cache before"
 
 
 @exhibit("environment.clocks")
 def clocks(results: Results) -> Table:
     """What a sample is under each timing of the run, and how fine the clock is."""
     rows = [
-        {"timing": str(timing), "a sample is": SAMPLES[timing.clock, timing.cache], "it answers": ANSWERS[timing.clock]}
+        {"timing": str(timing), "a sample is": SAMPLES[timing.clock, timing.cache], "it answers": _answer(timing)}
         for timing in results.timings or results.study.timings
     ]
     taken = formats.count(len(rows), "timing")
     caption = f"{taken} of the same calls: what a sample is, and which question it answers."
     return Table.of(rows, caption, say("environment.clock", clocks=results.run.manifest["clocks"]))
+
+
+def _answer(timing: Timing) -> str:
+    return ANSWERS[timing.clock] + AFTER_OTHERS * (timing.cache == "cold")
 
 
 @exhibit("environment.timings")

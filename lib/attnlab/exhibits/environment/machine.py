@@ -96,7 +96,7 @@ def effort(results: Results) -> Prose:
     e = of_effort(results)
     said = say("environment.effort", samples=sample_words(results.study), is_complete=results.run.complete, e=e)
     took = formats.number(e.seconds)
-    return Prose(f"Measuring took {took} s from the start of each process to its last sample, {said}.")
+    return Prose(f"Measuring took {took} s in all, of each process from its start to its last sample, {said}.")
 
 
 def sample_words(study: Study) -> str:

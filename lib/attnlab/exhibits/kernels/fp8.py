@@ -21,7 +21,7 @@ from attnlab.infer.kernels.leads import Lead, Leads
 from attnlab.infer.lookup import NotMeasured, on_values
 from attnlab.infer.results import Results, absence
 from attnlab.runs.schema import FAILED
-from attnlab.study.implementations import FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
+from attnlab.study.implementations import CUDNN_FP8, FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
 from attnlab.study.shapes import Shape
 from attnlab.study.values import CAPTURED
 
@@ -29,6 +29,8 @@ KINDS_ABREAST = 6
 """How many kinds of values the figure has side by side."""
 ROW_INCHES = 0.14
 TINY_PT = 7
+PAYING = (FP8_KERNEL, FP8_QUANTIZING[0], CUDNN_FP8)
+"""What is shown of whether FP8 pays."""
 ABSENT: dict[str, Any] = {"fontsize": TINY_PT, "color": "#444444", "va": "center"}
 """How the figure says that something has no throughput."""
 
@@ -46,32 +48,54 @@ def gains(results: Results) -> Table:
     """
     errors, names, rows = _errors(results), [n for n in results.study.implementations if in_fp8(n)], []
     leads, beside = dict[str, dict[Shape, Lead]](), list[_Error]()
-    for shape in results.study.shapes:
-        at = results.at(shape).index
-        others = [name for name in at if not in_fp8(name) and name not in REFERENCES]
-        if not others or not set(names) & set(at):
-            continue
-        fastest = results.fastest(shape, among=others)
-        there = {name: results.speedup(name, shape, baseline=fastest) for name in names if name in at}
-        for name, speedup in there.items():
-            leads.setdefault(name, {})[shape] = Lead(name, fastest, speedup)
+    for shape, there in _leads(results).items():
+        for name, lead in there.items():
+            leads.setdefault(name, {})[shape] = lead
+        fastest = next(iter(there.values())).over
         row: dict[str, Any] = {"shape": shape.label, "fastest in 16 bits": fastest}
-        row |= {"median_us": results.median(fastest, shape)} | there
+        row |= {"median_us": results.median(fastest, shape)} | {name: lead.ratio for name, lead in there.items()}
         named = {"16 bits": fastest} | {name: name for name in names if name not in FP8_QUANTIZING}
         rows.append(row | {f"error, {title}": errors.get((n, *shape.axes.values())) for title, n in named.items()})
         own = {name: error for name in names if (error := errors.get((name, *shape.axes.values())))}
         beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
-    if not rows:
-        raise NotMeasured("Nothing that computes in FP8 has a latency beside one in 16 bits")
     said = say(
         "kernels.fp8",
-        gains={name: Leads(results.headline, leads[name]) for name in names if name in leads},
+        gains={name: Leads(results.headline, leads[name]) for name in PAYING if name in leads},
         most=max(beside, default=None),
         least=min(beside, default=None),
         refused=_refused(results, names),
     )
     frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
-    return Table(frame, f"{said} {results.headline.words.capitalize()}.", say("kernels.fp8_note", run=results.run))
+    return Table(frame, f"{said} {results.headline.words.capitalize()}.", _note(results))
+
+
+@exhibit("kernels.fp8.pays", of="eight_bits", where=has_fp8)
+def pays(results: Results) -> Table:
+    """At each shape, on the first of its kinds of values, whether FP8 pays: given e4m3, and made while it is timed."""
+    found, seen, rows = _leads(results), set[Shape](), []
+    for shape, there in found.items():
+        if shape.plain not in seen:
+            rows.append({"shape": shape.label} | {name: there[name].ratio for name in PAYING if name in there})
+        seen.add(shape.plain)
+    frame = pd.DataFrame(rows, columns=["shape", *PAYING], dtype=object).dropna(axis="columns", how="all")
+    caption = say("kernels.fp8_pays", found=found, timing=results.headline.words)
+    since = cells.since(results.run, [FP8_KERNEL])
+    return Table(frame, caption, say("backends.of_run", run=results.run, since=since))
+
+
+def _leads(results: Results) -> dict[Shape, dict[str, Lead]]:
+    """At each shape, the leads of what computes in FP8 over the fastest in 16 bits, by name."""
+    found = {}
+    for shape in results.study.shapes:
+        at = results.at(shape).index
+        names, others = ([n for n in at if in_fp8(n) == eight and n not in REFERENCES] for eight in (True, False))
+        if names and others:
+            over = results.fastest(shape, among=others)
+            ordered = [name for name in results.study.implementations if name in names]
+            found[shape] = {name: Lead(name, over, results.speedup(name, shape, baseline=over)) for name in ordered}
+    if not found:
+        raise NotMeasured("Nothing that computes in FP8 has a latency beside one in 16 bits")
+    return found
 
 
 @exhibit("kernels.fp8.costs", of="eight_bits", where=has_fp8, shape=target)
@@ -105,12 +129,14 @@ def costs(results: Results, shape: Shape) -> Figure:
     listed = formats.listing([kind.values for kind in alike])
     return Figure(
         drawing,
-        " ".join(
-            filter(None, [said, say("kernels.fp8_lacking", lacking=lacking), say("kernels.fp8_note", run=results.run)])
-        ),
+        " ".join(filter(None, [said, say("kernels.fp8_lacking", lacking=lacking), _note(results)])),
         f"Points, a row for each implementation and two panels for each kind of values, {listed}: the error on a "
         f"logarithmic axis, and below it the throughput. {said}",
     )
+
+
+def _note(results: Results) -> str:
+    return say("kernels.fp8_note", run=results.run, since=cells.since(results.run, [FP8_KERNEL]))
 
 
 def _pairs(names: list[str], alike: list[Shape]) -> tuple[Drawing, dict[Shape, tuple[Axes, Axes]]]:
@@ -179,7 +205,7 @@ def in_short(results: Results, eight_bits: Results | None) -> str:
     """What FP8 gains, in a sentence that names the run where it is another one; empty without FP8."""
     found = eight_bits or results
     table = gains(found)
-    return f"{table.caption}{cells.of_another(results, found)}" if isinstance(table, Table) else ""
+    return f"{table.caption}{cells.of_another(results, found, FP8_KERNEL)}" if isinstance(table, Table) else ""
 
 
 def _errors(results: Results) -> dict[Any, float]:

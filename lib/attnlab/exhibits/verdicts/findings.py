@@ -38,7 +38,7 @@ def findings(
     finds: list[Callable[[], str]] = [
         lambda: say("verdicts.sign", lead=lead(results), baseline=baseline, label=label),
         lambda: f"**Lengths.** {costliest(results)}",
-        lambda: f"**Power.** {slowed(results)}",
+        lambda: f"**Sustained load.** {slowed(results)}",
         lambda: _ladder(results),
         lambda: f"**Few queries.** {queries}" if queries else "",
         lambda: f"**FP8.** {fewer_bits}" if fewer_bits else "",

@@ -7,6 +7,7 @@ from attnlab.exhibits.display import Prose, Table
 from attnlab.exhibits.formats import CI
 from attnlab.exhibits.words import say
 from attnlab.infer import simulation
+from attnlab.infer.kernels.rungs import two_names
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import NO_CONTROL, Results
 from attnlab.infer.simulation import CLAIMED, COVERED, EQUIVALENT, RATIO_COVERED, WRONG
@@ -103,12 +104,12 @@ def false_positives(results: Results) -> Prose:
     """How often this run called its baseline different from itself, and which effects it can detect."""
     found = results.false_positives
     effects_pct = [100 * results.smallest_effect(*place) for place in results.controlled()]
-    return Prose(
-        say(
-            "verdicts.false_positives",
-            baseline=results.study.baseline,
-            found=found,
-            effects_pct=effects_pct,
-            too_large=sum(effect > 100 * EQUIVALENCE_MARGIN for effect in effects_pct),
-        )
+    said = say(
+        "verdicts.false_positives",
+        baseline=results.study.baseline,
+        found=found,
+        effects_pct=effects_pct,
+        too_large=sum(effect > 100 * EQUIVALENCE_MARGIN for effect in effects_pct),
     )
+    differences_pct = two_names(results)
+    return Prose(f"{said} {say('verdicts.two_names', differences_pct=differences_pct)}" if differences_pct else said)

@@ -83,7 +83,15 @@ def _map(results: Results, shape: Shape) -> Figure:
     first = alike[0].values
     return Figure(
         _grid(medians, names, [one.values for one in alike]),
-        say("verdicts.values_map", said=said, label=shape.label, timing=results.headline, first=first, stretch=STRETCH),
+        say(
+            "verdicts.values_map",
+            said=said,
+            label=shape.label,
+            timing=results.headline,
+            first=first,
+            stretch=STRETCH,
+            unjudged=[one.values for one in alike if one not in kinds.shapes(results, shape)],
+        ),
         f"Grid of latencies in microseconds, implementations by kinds of values. {said}",
     )
 

@@ -147,6 +147,27 @@ def instances(results: Results) -> dict[str, dict[str, list[Shape]]]:
     return found
 
 
+def launched(results: Results, shape: Shape) -> str:
+    """The rung whose instance `kernel.best` launched at a shape, if it was timed there by its own name; else empty."""
+    rows = results.run.resources
+    if rows.empty:
+        return ""
+    there = rows[is_of(rows, shape)].drop_duplicates("implementation").set_index("implementation")["function"]
+    twins = [name for name, function in there.items() if name != BEST and function == there.get(BEST)]
+    return str(twins[0]) if twins else ""
+
+
+def two_names(results: Results) -> list[float]:
+    """By how much the medians of `kernel.best` and of the same kernel under its rung's name differ, in percent.
+
+    A number for each shape at which both were timed, under the headline's timing.
+    """
+    twins = {shape: launched(results, shape) for shape in results.study.shapes}
+    pairs = {shape: (BEST, name) for shape, name in twins.items() if {BEST, name} <= set(results.at(shape).index)}
+    medians = [[results.value(name, shape, "median_us") for name in pair] for shape, pair in pairs.items()]
+    return [100 * abs(one / other - 1) for one, other in medians]
+
+
 def stale(run: Run) -> list[str]:
     """The kernels of a run that changed since or no longer exist; empty where there is no ladder at all.
 

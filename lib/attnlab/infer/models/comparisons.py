@@ -50,11 +50,11 @@ def comparisons(record: Record) -> list[Comparison]:
     return found
 
 
-def decided(found: Sequence[Comparison]) -> dict[str, dict[stats.Decision, list[Workload]]]:
-    """The workloads of each phase by what was decided on them; a phase has only decisions that it holds."""
-    phases: dict[str, dict[stats.Decision, list[Workload]]] = {}
+def decided(found: Sequence[Comparison]) -> dict[str, dict[stats.Decision, list[Comparison]]]:
+    """The comparisons of each phase by what was decided; a phase has only decisions that it holds."""
+    phases: dict[str, dict[stats.Decision, list[Comparison]]] = {}
     for one in sorted(found, key=lambda one: DECISIONS.index(one.verdict.decision)):
-        phases.setdefault(one.phase, {}).setdefault(one.verdict.decision, []).append(one.workload)
+        phases.setdefault(one.phase, {}).setdefault(one.verdict.decision, []).append(one)
     return {phase: phases[phase] for phase in (*PHASES, *STEPS) if phase in phases}
 
 

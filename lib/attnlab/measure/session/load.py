@@ -16,6 +16,7 @@ from attnlab.measure.subjects.implementation import attempt
 from attnlab.runs import write
 from attnlab.runs.schema import Row
 from attnlab.runs.tables import ENDURANCE
+from attnlab.study.implementations import PEERS, SDPA
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
@@ -28,9 +29,9 @@ SLICE_US = 10_000
 
 
 def cases(study: Study) -> list[tuple[str, Shape]]:
-    """The loads: PyTorch's backends and the best of the ladder, at a length that keeps the device busy."""
+    """The loads: SDPA's backends, peers and the best of the ladder, at a length that keeps the device busy."""
     kernels = [name for name in study.implementations if name.startswith(PREFIX)]
-    backends = [name for name in study.implementations if name.startswith("sdpa.")]
+    backends = [name for name in study.implementations if name in SDPA + PEERS]
     shape = study.target_shape.resized(seq_len=SEQ_LEN, causal=False)
     return [(name, shape) for name in [*backends, *([BEST] if BEST in kernels else kernels[-1:])]]
 
