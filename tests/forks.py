@@ -75,6 +75,19 @@ class Forks:
         return self._process.stdout.readline()
 
 
+def members(group: int) -> list[int]:
+    """The processes of a group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, theirs = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(theirs) == group and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
 @dataclass
 class Fork:
     """One process group that was forked."""
@@ -98,21 +111,9 @@ class Fork:
     def gone(self, patience_s: float = 30) -> bool:
         """Whether every process of the group ends by itself; some may need a moment for tidying up."""
         deadline = time.monotonic() + patience_s
-        while self._members() and time.monotonic() < deadline:
+        while members(self.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return self._members() == []
-
-    def _members(self) -> list[int]:
-        """The processes of the group that still run."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
-            except OSError:
-                continue
-            if int(group) == self.pid and state != "Z":
-                found.append(int(stat.parent.name))
-        return found
+        return members(self.pid) == []
 
     def wait_for(self, there: Callable[[], object], patience_s: float = 60) -> None:
         """Wait until `there` returns something true."""

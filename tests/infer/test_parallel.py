@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import synthetic
+from forks import members
 
 from attnlab.base.errors import UserError
 from attnlab.infer import parallel, results
@@ -105,19 +105,6 @@ def test_no_process_is_left_behind(how, status, sleep_s):
     while members(busy.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert members(busy.pid) == []
-
-
-def members(group: int) -> list[int]:
-    """The processes of a group that still run."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, theirs = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(theirs) == group and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 def test_a_complete_run_in_use_is_inferred_from_once(monkeypatch):
