@@ -39,26 +39,6 @@ UNITS = {
 }
 """What can be busy, and the metric that says how much of its peak rate it was, over the kernel's whole time."""
 ISSUED, IDLE, BANKS = "instruction issued", "no work on the multiprocessor", "bank conflicts of shared memory"
-WAITS = {
-    "barrier": "a barrier of the CTA",
-    "branch_resolving": "a branch",
-    "dispatch_stall": "the dispatch",
-    "drain": "stores at the exit",
-    "gmma": "wgmma",
-    "imc_miss": "constants",
-    "lg_throttle": "room for loads and stores",
-    "long_scoreboard": "global memory",
-    "math_pipe_throttle": "a free pipe",
-    "membar": "a memory fence",
-    "mio_throttle": "room for shared memory and XU",
-    "misc": "something else",
-    "no_instruction": "instructions",
-    "short_scoreboard": "shared memory or XU",
-    "sleeping": "a sleep to end",
-    "tex_throttle": "room for textures",
-    "wait": "a fixed latency",
-}
-"""What warps wait for, by the name in Nsight Compute's metric; being selected, or not, is no waiting."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +218,7 @@ def steps(results: Results) -> list[Step]:
 def _cycles(launch: pd.Series) -> dict[str, float]:
     elapsed, active = launch[CYCLES], float(launch.get(metrics.CYCLES_ACTIVE, np.nan))
     issued = active * float(launch.get(metrics.ISSUED, np.nan)) / 100
-    warps = {title: float(launch.get(metrics.stalled(reason), np.nan)) for reason, title in WAITS.items()}
+    warps = {title: float(launch.get(metrics.stalled(reason), np.nan)) for reason, title in metrics.WAITS.items()}
     counted = {title: amount for title, amount in warps.items() if amount > 0}
     everything = sum(counted.values())
     waits = {title: (active - issued) * amount / everything for title, amount in counted.items()}

@@ -37,32 +37,30 @@ THREADS, CTAS = "launch__block_size", "launch__grid_size"
 CTA_LIMITS = {limit: f"launch__occupancy_limit_{limit}" for limit in ("registers", "shared_mem", "warps", "blocks")}
 """How many CTAs of the launch each resource of a multiprocessor allows."""
 
-STALLS = (
-    "barrier",
-    "branch_resolving",
-    "dispatch_stall",
-    "drain",
-    "gmma",
-    "imc_miss",
-    "lg_throttle",
-    "long_scoreboard",
-    "math_pipe_throttle",
-    "membar",
-    "mio_throttle",
-    "misc",
-    "no_instruction",
-    "not_selected",
-    "selected",
-    "short_scoreboard",
-    "sleeping",
-    "tex_throttle",
-    "wait",
-)
-"""The states of a warp that is not issuing, and of the one that is."""
+WAITS = {
+    "barrier": "a barrier of the CTA",
+    "branch_resolving": "a branch",
+    "dispatch_stall": "the dispatch",
+    "drain": "stores at the exit",
+    "gmma": "wgmma",
+    "imc_miss": "constants",
+    "lg_throttle": "room for loads and stores",
+    "long_scoreboard": "global memory",
+    "math_pipe_throttle": "a free pipe",
+    "membar": "a memory fence",
+    "mio_throttle": "room for shared memory and XU",
+    "misc": "something else",
+    "no_instruction": "instructions",
+    "short_scoreboard": "shared memory or XU",
+    "sleeping": "a sleep to end",
+    "tex_throttle": "room for textures",
+    "wait": "a fixed latency",
+}
+"""What warps wait for, by the name of the state in Nsight Compute's metric; being selected, or not, is no waiting."""
 
 
 def stalled(reason: str) -> str:
-    """Warps in one of the states `STALLS`, for each instruction that is issued."""
+    """Warps that wait for one of `WAITS`, are selected or not, for each instruction that is issued."""
     return f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
 
 
@@ -71,7 +69,7 @@ COUNTERS = (
     *(TENSOR_CORES_USED, MATRIX_PRODUCTS_USED, XU_USED, FMA_USED, ALU_USED, LSU_USED, L1_USED, SHARED_USED),
     *(SHARED_ACCESSES, SHARED_CONFLICTS, L1_HITS, L2_TO_L1, L2_USED, L2_HITS, DRAM_USED, DRAM_READ, DRAM_WRITTEN),
     *(INSTRUCTIONS, REGISTERS, SHARED_DYNAMIC, SHARED_STATIC, THREADS, CTAS, *CTA_LIMITS.values()),
-    *map(stalled, STALLS),
+    *map(stalled, sorted((*WAITS, "not_selected", "selected"))),
 )
 """What a profile asks for; a GPU that lacks a counter leaves it out."""
 
