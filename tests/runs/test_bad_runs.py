@@ -189,36 +189,22 @@ LARGE = "passed a check with errors of {} and {}, which are too large"
 SAME = "this row has the implementation, clock, cache, replicate, round of one/samples.parquet, row 1"
 VALUES = [
     ("samples", 3, "latency_us", NAN, "NaN"),
-    ("samples", 3, "latency_us", -1.5, "-1.5"),
     ("samples", 3, "latency_us", 1e-9, "1e-09"),
-    ("samples", 0, "latency_us", 0.0, "0.0"),
-    ("samples", 23, "latency_us", INFINITE, "inf"),
     ("samples", ..., "latency_us", "fast", "'fast'"),
     ("samples", ..., "latency_us", True, "True"),
     ("samples", ..., "latency_us", [1.0], "a list"),
-    ("samples", ..., "sm_clock_mhz", -1, "-1"),
     ("samples", 1, "round", 1.5, "1.5"),
     ("samples", 1, "launches", 0, "0"),
-    ("samples", 2, "heads", -4, "-4"),
-    ("cases", ..., "status", ["measured"], "a list"),
     ("cases", ..., "causal", "no", "'no'"),
     ("cases", 1, "status", "fine", "'fine'"),
     ("cases", 0, "status", None, "NaN"),
     ("checks", 0, "inputs", "", "''"),
-    ("checks", 1, "moment", "never", "'never'"),
     ("checks", 1, "route", "graph of 0", "'graph of 0'"),
-    ("checks", 1, "mean_error", -1e-9, "-1e-09"),
     ("checks", 1, "max_error", NAN, "NaN"),
     ("checks", 1, "differing", -1, "-1"),
     ("processes", 1, "setup_seconds", -0.5, "-0.5"),
     ("processes", 1, "process", "", "''"),
-    ("processes", ..., "power_limit_w", 0.0, "0.0"),
-    ("panel", 0, "method", "sundial", "'sundial'"),
     ("profile", 0, "metric", "sm__joy.sum", "'sm__joy.sum'"),
-    ("residency", 0, "clock", "wall", "'wall'"),
-    ("resources", 0, "threads", 0, "0"),
-    ("stream", 2, "host_us", 0.0, "0.0"),
-    ("endurance", 0, "started_s", -1.0, "-1.0"),
 ]
 """A value that its column can't hold, in one row or in all (...), and how it is told."""
 AUTO_WARM, MATH_WARM = f"{AUTO} under eager warm", f"{MATH} under eager warm"
@@ -302,41 +288,29 @@ ROWS = [
 ]
 FILES = ", ".join(f"{table}.parquet" for table in TABLES)
 MANIFESTS = [
-    (stated(complete=...), "the field 'complete' is missing"),
     (stated(complete="yes"), "complete: input should be a valid boolean, not 'yes'"),
-    (stated(device=...), "the field 'device' is missing"),
     (stated(device__kind="tpu"), "device.kind: input should be 'cuda' or 'cpu', not 'tpu'"),
-    (stated(device__l2_bytes=0), "device.l2_bytes: input should be greater than or equal to 1, not 0"),
     (
         stated(ceilings__copy__samples=[100.0, -3.0]),
         "ceilings.copy.samples.1: input should be greater than 0, not -3.0",
     ),
     (stated(ceilings__copy__samples=[NAN]), "ceilings.copy.samples.0: input should be a finite number, not nan"),
     (
-        stated(ceilings__copy__unit="TB/s"),
-        "ceilings.copy.unit: input should be 'TFLOP/s', 'GB/s' or 'Gexp/s', not 'TB/s'",
-    ),
-    (
         lambda tables, manifest: manifest["files"].update({"../two/samples.parquet": 64 * "0"}),
         f"files: '../two/samples.parquet' is no table of a run; tables are {FILES}",
     ),
     (lambda tables, manifest: manifest["files"].pop("samples.parquet"), "files: samples.parquet is missing"),
     (stated(study={}), "study: the field 'implementations' is missing, or is no list"),
-    (stated(study__target=...), "study: the field 'target' is missing"),
     (stated(study__replicates=0), "study: replicates: input should be greater than or equal to 1, not 0"),
     (
         stated(missing_clocks=["wall warm"]),
         "missing_clocks: 'wall warm' is no timing of the study; timings are eager warm",
     ),
-    (stated(clocks__tick_us=-1.0), "clocks.tick_us: input should be greater than or equal to 0, not -1.0"),
-    (stated(rules=...), "the field 'rules' is missing"),
     (stated(rules__alpha="5 %"), "rules.alpha: input should be a valid number, not '5 %'"),
     (stated(created="2026-11-21"), "created: input should have timezone info, not '2026-11-21'"),
-    (stated(finished=...), "the field 'finished' is missing"),
     (stated(environment__packages={}), "environment.packages: the version of torch is missing"),
     (stated(ladder=[{}]), "the field 'ladder.0.name' is missing"),
     (stated(device__threads=...), "device.threads is missing, and the device is of the kind cpu"),
-    (stated(rules__gate_factor=...), "the field 'rules.gate_factor' is missing"),
     (stated(rules__gate_factor=20.0), "rules.gate_factor: input should be less than or equal to 2, not 20.0"),
     (stated(rules__confidence=9.5), "rules.confidence: input should be less than 1, not 9.5"),
     (stated(ceilings={}), "ceilings: 'copy' is missing"),
@@ -345,13 +319,11 @@ MANIFESTS = [
         stated(order="2020-01-01T00:00:00+00:00+"),
         "order: '2020-01-01T00:00:00+00:00+' is neither 'created' nor that of a newer run and a '+'",
     ),
-    (stated(order="last"), f"order: string should match pattern '^({schema.TIME.pattern})?$', not 'last'"),
     (
         stated(ladder=[synthetic._rung("tiled") | {"after": "tiled"}]),
         "ladder.0: 'tiled' is there twice, or isn't after 'tiled'",
     ),
     (stated(device__name="<script>"), "device.name: string should match pattern '^[^<>]+$', not '<script>'"),
-    (stated(profile=...), "the field 'profile' is missing"),
     (
         stated(closed_early={"replicates": 1, "shapes": 2, "planned": 5}),
         "closed_early.planned: the study plans 4, not 5",
@@ -437,7 +409,6 @@ def test_a_table_that_no_run_of_models_can_hold_is_a_line_with_file_and_row(of_m
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (stated(tick_us=-1.0), "tick_us: input should be greater than or equal to 0, not -1.0"),
         (stated(plan__tokens=1), "plan.tokens: input should be greater than or equal to 2, not 1"),
         (stated(command=...), "the field 'command' is missing"),
         (
