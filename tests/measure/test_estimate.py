@@ -8,10 +8,8 @@ from conftest import TINY, tiny_study
 from attnlab.measure.clocks import originals
 from attnlab.measure.session import estimate
 from attnlab.measure.session.estimate import Cost
-from attnlab.measure.session.subject import Job
 from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.implementation import Implementation
-from attnlab.runs import schema
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -131,16 +129,3 @@ def test_a_study_of_this_machine_has_an_estimate():
     study = tiny_study()
     seconds, _ = estimate.planned(study, CPU)
     assert study.replicates * estimate.PROCESS_S < seconds < 3600
-
-
-def test_what_is_left_follows_the_shapes_measured_and_is_news_only_where_it_moved(monkeypatch):
-    study = tiny_study(replicates=1)
-    planned_s, clock = dict(zip(study.shapes, (15.0, 20.0, 20.0), strict=True)), iter([0.0, 80.0, 161.0])
-    monkeypatch.setattr(estimate, "recorded", lambda job: planned_s)
-    monkeypatch.setattr(estimate.time, "monotonic", lambda: next(clock))
-    pace = estimate.Pace([Job("one", study, "cpu", 0, tuple(study.shapes), "e" * 64)])
-    keys = [schema.shape_key(study, shape, 0) for shape in study.shapes]
-    assert pace.correction(keys[:0]) is None
-    assert pace.correction(keys[:1]) == pytest.approx(160)  # 20 s with its process's start took 80 s, and 40 are left
-    assert pace.correction(keys[:1]) is None
-    assert pace.correction(keys[:2]) is None  # 161 s for 40, and so 80.5 more: the same end

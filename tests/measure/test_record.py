@@ -199,16 +199,17 @@ def test_what_takes_longer_than_a_day_is_begun_only_on_request(data, one_thread,
     assert read.load("one").complete
 
 
-def test_progress_names_the_first_shape_that_is_left(begin, capsys):
+def test_progress_names_the_first_shape_that_is_left_and_how_long_all_take(begin, capsys, monkeypatch):
     study = tiny_study(replicates=1)
     name, bar = begin(study), tqdm(total=3, disable=True)
-    left = {schema.shape_key(study, shape, 0): shape.label for shape in study.shapes}
+    left = {schema.shape_key(study, shape, 0): (shape.label, 20.0) for shape in study.shapes}
+    monkeypatch.setattr(record.time, "monotonic", lambda: 80.0 * len(write.recorded(name, "cases")))
     for table, key, rows in small.blocks(study):
         write.add_part(name, table, key, rows)
-        record._show(bar, name, left, write.recorded(name, "cases"))
+        record._show(bar, name, left, 0.0)
     assert capsys.readouterr().err.splitlines() == [
-        f"begun: 1 of 3 shapes measured; the first that is left: {study.shapes[1].label}",
-        f"begun: 2 of 3 shapes measured; the first that is left: {study.shapes[2].label}",
+        f"begun: 1 of 3 shapes measured; about 3 minutes left; the first that is left: {study.shapes[1].label}",
+        f"begun: 2 of 3 shapes measured; about 80 seconds left; the first that is left: {study.shapes[2].label}",
         "begun: 3 of 3 shapes measured",
     ]
 

@@ -6,8 +6,7 @@ call takes at the study's shapes, by their FLOPs, and how many calls a sample, a
 """
 
 import math
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +20,6 @@ from attnlab.measure.subjects import registry
 from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs import read
-from attnlab.runs.schema import shape_key
 from attnlab.study.implementations import REFERENCES, under_control
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study, Timing
@@ -37,8 +35,6 @@ FIRST_FLOPS = 2**30
 PROCESS_S, CASE_S, SAMPLE_S = 5.0, 0.04, 120e-6
 FIRST_CALLS, CHECK_CALLS, ORACLES = 3, 12, 6
 PANEL_S = 120.0
-SHORTEST_LEFT_S = 10.0
-"""Less is over before it is read."""
 DRAW, SCRAMBLE = "draw", "scramble"
 Work = Callable[[Windows, Shape], object]
 
@@ -81,39 +77,6 @@ def recorded(job: Job) -> dict[Shape, float]:
     """About how long a replicate of each of the study's shapes takes, as it was estimated when the run began."""
     planned_s = read.read_manifest(job.run).get("planned_s") or [1.0] * len(job.study.shapes)
     return dict(zip(job.study.shapes, planned_s, strict=True))
-
-
-class Pace:
-    """What a run still takes, by the shapes that were measured so far against what was planned for them.
-
-    Its jobs are at least one.
-    """
-
-    def __init__(self, jobs: list[Job]) -> None:
-        self._began, self._done, self._ends = time.monotonic(), 0, -math.inf
-        self._planned_s: dict[str, float] = {}
-        shapes_s = recorded(jobs[0])
-        for job in jobs:
-            start_s = PROCESS_S
-            for shape in job.shapes:
-                self._planned_s[shape_key(job.study, shape, job.replicate)] = start_s + shapes_s[shape]
-                start_s = 0.0
-
-    def correction(self, done: Collection[str]) -> float | None:
-        """The seconds that are left; None unless that is news: the end moved by more than a quarter of them.
-
-        Args:
-            done: the keys of the shapes that are measured, in this run of the process or before.
-        """
-        measured_s = [seconds for key, seconds in self._planned_s.items() if key in done]
-        if len(measured_s) == self._done or not sum(measured_s):
-            return None
-        self._done, now = len(measured_s), time.monotonic()
-        left_s = (now - self._began) * (sum(self._planned_s.values()) / sum(measured_s) - 1)
-        if left_s < SHORTEST_LEFT_S or abs(now + left_s - self._ends) <= left_s / 4:
-            return None
-        self._ends = now + left_s
-        return left_s
 
 
 def shape_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost], device: torch.device) -> list[float]:

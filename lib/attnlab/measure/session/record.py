@@ -7,8 +7,9 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -234,37 +235,40 @@ def _progress(name: str, jobs: list[Job]) -> Iterator[None]:
     if not jobs:
         yield
         return
+    planned_s = estimate.recorded(jobs[0])
     left = {
-        schema.shape_key(job.study, shape, job.replicate): f"{shape.label}, replicate {job.replicate}"
+        schema.shape_key(job.study, shape, job.replicate): (
+            f"{shape.label}, replicate {job.replicate}",
+            planned_s[shape],
+        )
         for job in jobs
         for shape in job.shapes
     }
-    pace = estimate.Pace(jobs)
     shapes = max(1, len(write.recorded(name, "cases")) + len(left))
+    shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} shapes [{elapsed}{postfix}]"
     with (
-        tqdm(total=shapes, desc=name, unit="shape", disable=None, leave=False) as bar,
-        _every(POLL_S, partial(_look, bar, name, left, pace)),
+        tqdm(total=shapes, desc=name, bar_format=shown, disable=None, leave=False) as bar,
+        _every(POLL_S, partial(_show, bar, name, left, time.monotonic())),
     ):
         yield
 
 
-def _look(bar: tqdm, name: str, left: dict[str, str], pace: estimate.Pace) -> None:
-    """Show how far a run is by the blocks that are recorded, and say how long it still takes where that is news."""
+def _show(bar: tqdm, name: str, left: dict[str, tuple[str, float]], began_s: float) -> None:
+    """Show how many shapes are measured and how long the others take: in a terminal by the bar, else at every eighth.
+
+    Args:
+        left: what was left at `began_s`: a shape's name, and the seconds that were planned for it, by its key.
+    """
     done = write.recorded(name, "cases")
-    _show(bar, name, left, done)
-    left_s = pace.correction(done)
-    if left_s is not None:
-        tqdm.write(f"{name}: {_duration(left_s)} left, by the shapes measured so far", file=sys.stderr)
-
-
-def _show(bar: tqdm, name: str, left: dict[str, str], done: Collection[str]) -> None:
-    """Show how many shapes are measured, and the first that is left: in a terminal by the bar, else at every eighth."""
     before, bar.n, shapes = bar.n, len(done), bar.total or 1
-    following = next((shape for key, shape in left.items() if key not in done), "")
-    bar.set_postfix_str(following)
+    rest = [shape for key, shape in left.items() if key not in done]
+    rest_s = sum(seconds for _, seconds in rest)
+    done_s = sum(seconds for _, seconds in left.values()) - rest_s
+    words = [f"{_duration((time.monotonic() - began_s) * rest_s / done_s)} left"] if rest and done_s > 0 else []
+    words += [f"the first that is left: {shape}" for shape, _ in rest[:1]]
+    bar.set_postfix_str("; ".join(words))
     if bar.disable and 8 * bar.n // shapes > 8 * before // shapes:
-        then = following and f"; the first that is left: {following}"
-        print(f"{name}: {bar.n} of {shapes} shapes measured{then}", file=sys.stderr, flush=True)
+        print("; ".join([f"{name}: {bar.n} of {shapes} shapes measured", *words]), file=sys.stderr, flush=True)
 
 
 @contextmanager
