@@ -1,6 +1,5 @@
 """Many jobs are worked through by several processes, and nothing but the time that takes depends on them."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -42,46 +41,13 @@ def test_a_process_that_dies_is_told():
         parallel.each(os._exit, [(9,)] * parallel.FEWEST)
 
 
-def inferred_alone(count: int) -> tuple[bool, int]:
-    """Whether this is another process than the one that asks, and what `each` makes of many jobs there."""
-    return multiprocessing.parent_process() is not None, sum(parallel.each(pow, [(1, 1)] * count))
-
-
-def test_what_is_begun_beside_this_process_is_waited_for():
-    with parallel.beside(inferred_alone, parallel.FEWEST) as result:
-        assert result() == (True, parallel.FEWEST)
-
-
-def test_a_process_beside_this_one_has_its_environment(monkeypatch):
-    parallel.each(abs, [(1,)] * parallel.FEWEST)  # the server that forks has started
-    monkeypatch.setenv("ATTNLAB_DATA", "elsewhere")
-    with parallel.beside(os.getenv, "ATTNLAB_DATA") as result:
-        assert result() == "elsewhere"
-
-
-def test_what_fails_beside_this_process_is_told():
-    with parallel.beside(read.load, "missing") as result, pytest.raises(UserError, match="there is no run 'missing'"):
-        result()
-    with parallel.beside(os._exit, 9) as result, pytest.raises(UserError, match="a process that infers died"):
-        result()
-
-
-def test_a_process_beside_this_one_ends_with_the_context():
-    begun = time.monotonic()
-    with parallel.beside(time.sleep, 600):
-        (process,) = multiprocessing.active_children()
-    assert time.monotonic() - begun < 60
-    assert not process.is_alive()
-
-
 BUSY = f"""
 import signal, sys
 from attnlab.infer import parallel
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
 BEGUN = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep("
 try:
-    with parallel.beside(exec, f"{{BEGUN}}600)"):
-        parallel.each(exec, [(f"{{BEGUN}}{{sys.argv[1]}})",)] * {parallel.FEWEST})
+    parallel.each(exec, [(f"{{BEGUN}}{{sys.argv[1]}})",)] * {parallel.FEWEST})
 except KeyboardInterrupt:
     sys.exit(130)
 """

@@ -254,14 +254,6 @@ def load(name: str) -> Results:
     return _IN_USE.get(read.read_manifest(name)["seal"]) or of(read.load(name))
 
 
-def known(name: str, table: pd.DataFrame, families: dict[Place, Family]) -> Results:
-    """A complete run whose table and families another process inferred; errors as `load`."""
-    found = with_samples(name)
-    found = found if len(found.table) else Results(found.run, table)
-    found._known.update(families)
-    return found
-
-
 def inferred(found: Results) -> Results:
     """What `load` gives of a run that `with_samples` gave."""
     return _IN_USE.get(found.run.manifest["seal"]) or of(found.run)

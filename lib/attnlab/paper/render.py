@@ -36,10 +36,9 @@ def render(name: str) -> Path:
     values = {"run": name, "device": "none"}
     *several, paper = parts()
     with _alone(name):
-        with others.beside(run.manifest) as beside:
-            for part in several:
-                _page(part, name, values, engine.NAME)
-            explorer.write(in_use[0], beside, paths.reports() / name)
+        for part in several:
+            _page(part, name, values, engine.NAME)
+        explorer.write(in_use[0], others.others(run.manifest), paths.reports() / name)
         assembled = _executed(paper, name)
         assemble.assemble(_source(paper), [_executed(part, name) for part in several], assembled)
         return _paper(name, assembled)

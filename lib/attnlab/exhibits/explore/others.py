@@ -1,13 +1,12 @@
 """The runs that the explorer shows beside one: those that share the most cases with it, and one of another device."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from attnlab.exhibits.explore import between, recorded
 from attnlab.exhibits.explore.samples import Passed, passed
-from attnlab.infer import parallel, results
+from attnlab.infer import results
 from attnlab.infer.compare import repeat
 from attnlab.infer.results import Results
 from attnlab.runs.schema import Manifest
@@ -33,22 +32,3 @@ def others(mine: Manifest) -> Iterator[Told]:
     """The runs beside that of a manifest, each against its own baseline; each is inferred from as it is taken."""
     there = chain(islice(repeat.others(mine), MOST), islice(repeat.elsewhere(mine), 1))
     return (told(of, [of.study.baseline]) for of in map(results.inferred, there))
-
-
-@contextmanager
-def beside(mine: Manifest) -> Iterator[Iterator[Told]]:
-    """The same by another process, which begins now; whoever takes the first waits for that process.
-
-    Taking one raises what `parallel.beside` raises.
-    """
-    with parallel.beside(_known, mine) as known:
-        yield _received(known)
-
-
-def _received(known: Callable[[], list[tuple[Any, ...]]]) -> Iterator[Told]:
-    for of, said, rows in known():
-        yield Told(results.known(*of), said, rows)
-
-
-def _known(mine: Manifest) -> list[tuple[Any, ...]]:
-    return [((of.run.name, of.table, of.families), said, rows) for of, said, rows in others(mine)]
