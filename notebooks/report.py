@@ -237,7 +237,8 @@ show("kernels.summary")
 #
 # Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with
 # more. [](#backends.few.bandwidth) has the part of the memory's bandwidth that is reached;
-# [04_backends](04_backends.html) has every shape.
+# [04_backends](04_backends.html) has every shape. The peers are made for prompts: flash-attn-4 splits keys over
+# multiprocessors on later devices than Hopper alone, and no library for decoding, such as FlashInfer, was measured.
 
 # %%
 show("backends.few")
@@ -260,7 +261,7 @@ show("kernels.fp8.costs")
 #
 # [](#backends.peers.dots) has the implementations of other packages in a run of their own on the same device, at more kinds of
 # shapes. A mark right of the line is a shape at which PyTorch's own choice is not the fastest. FlashAttention-3 and FlashInfer
-# are not among them: the package index has no wheel of the first, and that of the second compiles its kernels on the user's
+# are not among them: the package index has no wheel of the first, and that of the second needs CUDA's compiler on the user's
 # machine.
 
 # %%

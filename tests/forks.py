@@ -155,15 +155,12 @@ def limit_files(most_bytes: int) -> None:
 
 def die_at_block(number: int) -> None:
     """Let the process that is about to record the block of this number die as if it was killed."""
-    add, added = write.add_part, []
+    _at_block(number, lambda: os._exit(9))
 
-    def counted(*arguments: Any) -> None:
-        added.append(arguments)
-        if len(added) == number:
-            os._exit(9)
-        add(*arguments)
 
-    write.add_part = counted
+def wait_at_block(number: int, lock: str) -> None:
+    """Let the process that is about to record the block of this number wait for a lock, which the test holds."""
+    _at_block(number, lambda: _pass(lock))
 
 
 def kill_at(step: int) -> None:
@@ -184,13 +181,13 @@ def live(name: str) -> int:
     return 0
 
 
-def render(name: str) -> int:
-    """Render a run from notebooks that only take time, and fail if another process writes there in the meantime."""
+def render(name: str, lock: str) -> int:
+    """Render a run from notebooks that only wait for a lock, and fail if another process writes there meanwhile."""
 
     def begin_and_end(notebook: Path, output: Path, *_: object, **__: object) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(f"{os.getpid()} begins")
-        time.sleep(0.2)
+        _pass(lock)
         assert output.read_text() == f"{os.getpid()} begins", "Traceback: another process wrote here too"
         output.write_text(f"{os.getpid()} ends")
 
@@ -207,6 +204,23 @@ def render(name: str) -> int:
     render_module.explorer.write = lambda *_: None
     latex.files, latex.packed, printed.tool = lambda notebook: {}, lambda *_: b"", lambda: ""
     return command("report", "--run", name)
+
+
+def _at_block(number: int, act: Callable[[], object]) -> None:
+    add, added = write.add_part, []
+
+    def counted(*arguments: Any) -> None:
+        added.append(arguments)
+        if len(added) == number:
+            act()
+        add(*arguments)
+
+    write.add_part = counted
+
+
+def _pass(lock: str) -> None:
+    with files.held(Path(lock)):
+        pass
 
 
 BLOCKS = small.blocks(small.study())

@@ -58,5 +58,5 @@ def make(*words: str, cwd: Path = paths.ROOT, **environment: str) -> subprocess.
     for name in ("PYTHON", "RUN", "STUDY", "RUNG", "DEVICE", "GPUS", "SCHEDULER", "PYTHONPATH"):
         inherited.pop(name, None)
     return subprocess.run(
-        ["make", *words], cwd=cwd, capture_output=True, text=True, env=inherited | environment, timeout=60
+        ["make", *words], cwd=cwd, capture_output=True, text=True, env=inherited | environment, timeout=600
     )

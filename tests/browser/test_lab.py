@@ -87,7 +87,7 @@ def test_run_all_then_another_clock_another_verdict(browser, lab):
     cell.first.wait_for()
     assert cell.first.inner_text() == "★ 1.250"
     opened.get_by_label("clock", exact=True).select_option("eager")
-    sync_api.expect(cell.first).to_have_text("★ 1.216")
+    sync_api.expect(cell.first).to_have_text("★ 1.216", timeout=PATIENCE_MS)
     assert "eager clock, warm cache" in opened.locator('[data-part="cell"]').inner_text()
     opened.close()
 

@@ -10,7 +10,7 @@ from attnlab.measure.session import worker
 from attnlab.measure.session.subject import Job
 from attnlab.runs import write
 
-FLAGS = "ATTNLAB_TEST_FLAGS"
+FLAGS, GO_ON = "ATTNLAB_TEST_FLAGS", "go on"
 BAD = 32
 """The length at which the device fails."""
 
@@ -41,6 +41,20 @@ def slowly(job: Job) -> None:
         time.sleep(0.2)
 
     write.add_part = patiently
+    worker.measure(job)
+
+
+def waits(job: Job) -> None:
+    """Measure, and among the samples of a second shape wait until a flag says to go on."""
+    add = write.add_part
+
+    def waiting(name: str, table: str, *block: object) -> None:
+        add(name, table, *block)
+        while table == "samples" and write.recorded(name, "cases") and not go_on.exists():
+            time.sleep(0.02)
+
+    go_on = Path(os.environ[FLAGS]) / GO_ON
+    write.add_part = waiting
     worker.measure(job)
 
 

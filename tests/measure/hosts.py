@@ -51,9 +51,9 @@ def worker(address: str, flags: str, path: str = "", threads: int = 1) -> None:
     asyncio.run(serve())
 
 
-def slowly() -> None:
-    """Have the processes of this client take a while over each block."""
-    record.worker.measure = faulty.slowly
+def waiting() -> None:
+    """Have the processes of this client wait among the samples of a second shape."""
+    record.worker.measure = faulty.waits
 
 
 def _fork(path: str, arguments: list[str], descriptors: list[int]) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import sizeof
 from functools import partial
+from itertools import count
 from pathlib import Path
-from time import sleep
 from types import SimpleNamespace
 
 import ladders
@@ -25,6 +25,7 @@ from attnlab.base.errors import UserError
 from attnlab.compile import check, nvrtc, occupancy
 from attnlab.compile.nvrtc import Build, Instance
 from attnlab.infer.kernels import rungs as recorded_rungs
+from attnlab.measure.clocks import originals
 from attnlab.measure.session import record
 from attnlab.measure.subjects import launch, maps, registry, rungs
 from attnlab.measure.subjects.best import OfLengths
@@ -706,9 +707,21 @@ def test_a_run_is_not_gone_on_with_once_the_tuning_changed(folder, begin, machin
     assert read.load(record.record("again", best, "cpu", one_thread)).complete
 
 
+class Clock:
+    """A clock on which calls take what they say, and the next reading a nanosecond more than the one before."""
+
+    ns, steps = 0, count(1000)
+
+    @classmethod
+    def now(cls) -> int:
+        cls.ns += next(cls.steps)
+        return cls.ns
+
+
 @pytest.fixture
 def measured(folder, begin, one_thread, unlocked, monkeypatch):
-    """Records a study in which kernel.plain is a function of this process."""
+    """Records a study in which kernel.plain is a function of this process, by `Clock`."""
+    monkeypatch.setattr(originals, "perf_counter_ns", Clock.now)
 
     def measure(call, resources=None, **changes) -> schema.Run:
 
@@ -745,7 +758,7 @@ def test_what_a_kernel_needs_is_recorded(measured):
 
 def test_a_call_that_takes_too_long_is_neither_checked_nor_timed(measured):
     def sleeps(q, k, v, causal):
-        sleep(0.06)
+        Clock.ns += 60_000_000
         return sdpa(q, k, v, causal)
 
     run = measured(sleeps, longest_call_ms=50)
@@ -763,7 +776,7 @@ def test_a_call_that_was_held_up_once_is_timed(measured):
     def hiccups(q, k, v, causal):
         calls.append(1)
         if len(calls) == 2:  # after the one that may compile
-            sleep(0.2)
+            Clock.ns += 200_000_000
         return sdpa(q, k, v, causal)
 
     run = measured(hiccups, longest_call_ms=100)

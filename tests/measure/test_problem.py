@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attnlab.base import paths
@@ -25,6 +25,8 @@ from attnlab.measure.subjects.problem import (
 )
 from attnlab.study.ladder import Tile
 
+properties = settings(deadline=None)
+
 
 @pytest.mark.parametrize(("structure", "size"), [(Divisor, 12), (Problem, 124)])
 def test_a_problem_is_what_the_header_declares(structure, size):
@@ -35,6 +37,7 @@ def test_a_problem_is_what_the_header_declares(structure, size):
     assert ctypes.sizeof(structure) == size
 
 
+@properties
 @given(number=st.integers(0, 2**31 - 1), by=st.integers(1, 2**31 - 1))
 @example(number=2**31 - 1, by=1)
 @example(number=2**31 - 1, by=2**31 - 1)
@@ -59,6 +62,7 @@ def test_a_problem_counts_heads_keys_and_work_items():
     assert (problem.whole, problem.shares.by) == (64, 2)
 
 
+@properties
 @given(items=st.integers(0, 5000), ctas=st.integers(1, 200), most=st.integers(1, 9))
 def test_the_shares_of_the_last_round_are_one_round(items, ctas, most):
     of_each, left = shares(items, ctas, most), items % ctas
@@ -145,6 +149,7 @@ def test_clusters_whose_keys_the_mask_hides_from_all_rows_take_no_turn():
     assert cost(3, 1, 64, 33, 128, 132, 1, hidden=1.0) < least
 
 
+@properties
 @given(items=st.integers(1, 3000), tiles=st.integers(1, 600), rows=st.integers(1, 64), held=st.integers(16, 300))
 def test_no_split_is_empty_and_few_heads_fill_the_device(items, tiles, rows, held):
     in_clusters = tuple((cluster, held // cluster * cluster) for cluster in CLUSTERS)

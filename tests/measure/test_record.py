@@ -217,19 +217,38 @@ def test_progress_names_the_first_shape_that_is_left_and_how_long_all_take(begin
 # Cut off
 
 
-def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin, unlocked):
-    # The command as a user gives it. In forks, which cost less, runs are killed in test_faults.py, many times.
+HELD_UP = """
+import signal, sys
+from attnlab import __main__
+from attnlab.runs import write
+
+def add_part(name, table, *block, add=write.add_part):
+    add(name, table, *block)
+    if table == "samples" and write.recorded(name, "cases"):
+        signal.pause()
+
+write.add_part = add_part  # in the process that measures too, which imports this
+if __name__ == "__main__":
+    sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+def test_a_run_that_is_killed_goes_on_and_loses_and_doubles_nothing(begin, unlocked, tmp_path):
+    # The command as a user gives it, but for waiting within its second shape to be killed. In forks, which cost less,
+    # runs are killed in test_faults.py, many times and anywhere.
+    (tmp_path / "held_up.py").write_text(HELD_UP)
     study = tiny_study(timings=BOTH_CACHES, implementations=["sdpa.auto", "sdpa.math"], replicates=1)
     name = begin(study)
-    command = subprocess.Popen([sys.executable, "-m", "attnlab", "measure", "--run", name], start_new_session=True)
-    while not write.recorded(name, "cases"):
+    words = [sys.executable, tmp_path / "held_up.py", "measure", "--run", name]
+    command = subprocess.Popen(words, start_new_session=True)
+    while len(write.recorded(name, "samples")) < 3:
         assert command.poll() is None
         time.sleep(0.002)
     os.killpg(command.pid, signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL
     cut = read.load(name)
     assert not cut.complete
-    assert 0 < len(cut.samples) < 3 * 3 * 5 * 2
+    assert len(cut.samples) == 3 * 3 * 5
 
     record.record(name, study, "cpu", ThreadPoolExecutor(1))
     run = read.load(name)

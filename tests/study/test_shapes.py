@@ -4,11 +4,12 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlab.study.shapes import Shape
 
+properties = settings(deadline=None)
 sizes = st.integers(1, 4096)
 
 
@@ -33,6 +34,7 @@ def test_hand_worked(shape, scores, flops, traffic, intensity):
     assert shape.intensity == intensity
 
 
+@properties
 @given(sizes, sizes, st.integers(1, 4095), sizes)
 def test_a_causal_row_more_adds_its_own_scores(batch, heads, seq_len, head_dim):
     shorter, longer = (Shape(batch, heads, length, head_dim, causal=True) for length in (seq_len, seq_len + 1))
@@ -97,6 +99,7 @@ def test_the_tokens_of_each_sequence(shape, sequences, tokens):
     assert shape.tokens == tokens
 
 
+@properties
 @given(sizes, st.integers(1, 64), sizes, st.booleans())
 def test_spread_lengths_never_fall_none_is_empty_and_the_last_is_whole(seq_len, batch, head_dim, causal):
     spread = Shape(batch, 2, seq_len, head_dim, causal, lengths="spread")
@@ -109,6 +112,7 @@ def test_spread_lengths_never_fall_none_is_empty_and_the_last_is_whole(seq_len, 
     assert spread.exponentials == sum(shape.exponentials for shape in apart)
 
 
+@properties
 @given(sizes, st.integers(1, 64), st.integers(1, 8), sizes, sizes, sizes)
 def test_sharing_keys_saves_bytes_and_no_work(batch, kv_heads, shared, seq_len, kv_len, head_dim):
     own = Shape(batch, kv_heads * shared, seq_len, head_dim, kv_len=kv_len)

@@ -48,7 +48,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = No
 
 
 def flash4(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
-    """flash-attn-4's `flash_attn_func`, whose causal mask is aligned to the end.
+    """flash-attn-4's `flash_attn_func`, whose causal mask is aligned to the end. On Hopper it can't split keys.
 
     Its tensors are ``(batch, seq_len, heads, head_dim)``: views, without a copy.
 
