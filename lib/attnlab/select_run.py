@@ -1,53 +1,27 @@
 """Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.base.errors import Outdated, UserError
+from attnlab.infer.compare.companions import COMPANIONS, companion_of
 from attnlab.infer.results import Results, load
 from attnlab.runs import dispatch, models, read, schema, write
 from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.schema import Manifest
 from attnlab.study import models as stated_models
-from attnlab.study import studies, tuning
-from attnlab.study.implementations import DISPATCH, FP8, PEERS
+from attnlab.study import studies
 from attnlab.study.studies import Study
-from attnlab.study.values import NORMAL
 
 if TYPE_CHECKING:
     from attnlab.exhibits.catalogue import Show
     from attnlab.measure.pretrained import Own
 
 DEVICES = ("auto", "cuda", "cpu", "none")
-COMPANIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "choices": lambda study: "grid seq_len" in study["sweeps"],
-    "peers": lambda study: PEERS[0] in study["implementations"] and "grouped kv_heads" in study["sweeps"],
-    "attended": lambda study: DISPATCH in study["implementations"],
-    "decoded": lambda study: (
-        not set(PEERS).isdisjoint(study["implementations"])  # a run without them can't say who leads
-        and any(len(_few(block)) > 2 for sweep in study["sweeps"].values() for block in sweep)
-    ),
-    "eight_bits": lambda study: not set(FP8).isdisjoint(study["implementations"]),
-    "valued": lambda study: any(
-        block.get("values", NORMAL) != NORMAL for sweep in study["sweeps"].values() for block in sweep
-    ),
-}
-"""By the name of a companion: whether a study holds what the companion is shown for."""
-
-
-def _few(block: dict[str, Any]) -> set[int]:
-    """The numbers of queries in a block of a sweep that are few over more keys."""
-    keys = max(_listed(block.get("kv_len", 0)))
-    return {queries for queries in _listed(block["seq_len"]) if tuning.are_few(queries, keys)}
-
-
-def _listed(sizes: int | list[int]) -> list[int]:
-    return sizes if isinstance(sizes, list) else [sizes]
 
 
 def exhibits(run: str = "", study: str = "quick", device: str = "auto") -> "Show":
@@ -70,17 +44,7 @@ def companions(shown: Results) -> list[Results]:
 
 
 def _companion(shown: Results, companion: str) -> Results:
-    """The newest complete run on this device whose study fits; the run itself if its own fits, or if none does."""
-    mine, fits = shown.run.manifest, COMPANIONS[companion]
-    if fits(mine["study"]):
-        return shown
-
-    for name, manifest in read.manifests():
-        same = manifest["device"]["name"] == mine["device"]["name"]
-        if manifest["complete"] and same and fits(manifest["study"]):
-            with suppress(UserError):  # a run that is refused is no companion
-                return load(name)
-    return shown
+    return companion_of(shown.run.manifest, companion, load) or shown
 
 
 def results(run: str = "", study: str = "quick", device: str = "auto") -> Results:

@@ -10,7 +10,7 @@ import pytest
 import synthetic
 from synthetic import TARGET, Recipe
 
-from attnlab.exhibits.explore import data, others
+from attnlab.exhibits.explore import data, others, recorded
 from attnlab.exhibits.explore.explorer import html
 from attnlab.infer import cases
 from attnlab.infer.results import Results
@@ -32,6 +32,8 @@ STUDY = {
     "sweeps": SHAPES,
 }
 ODD = ["peer.a_b%c&d#e$f^g~h", "peer.back\\slash{brace}", "peer.<b>tag</b>", "peer.naïve·漢字·🙂", f"peer.{'x' * 195}"]
+CHANGED = ["sdpa.auto", "kernel.tiled"]
+"""Said to have changed since the run `before`."""
 GONE = ("failed", "before timing, call: error against float64")
 CHANGES = {
     "clock": "eager",
@@ -87,6 +89,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
             "one implementation": synthetic.lonely(),
         }
         blocks = {name: data.payload(of, []) for name, of in alone.items()}
+        patch.setattr(recorded.rungs, "stale", lambda run: CHANGED if run.name == "before" else [])
         blocks["two runs"] = data.payload(here, [others.told(there, [there.study.baseline])])
     found = {}
     for name, block in blocks.items():
@@ -286,7 +289,21 @@ def test_thousands_are_of_1024_and_the_run_that_is_shown_comes_first(explorer):
         explorer.keyboard.press("Enter")
         first = explorer.locator('[data-part="find"] tbody tr').first.locator("td")
         assert "Not understood" not in text(explorer, "find")
-        assert (first.nth(1).inner_text(), first.last.inner_text()) == ("S=256", "before")
+        assert first.nth(1).inner_text() == "S=256"
+        assert first.last.inner_text().startswith("before, 20")  # and the rest of its date
+
+
+def test_a_kernel_that_has_changed_since_its_run_is_said_where_its_numbers_are(explorer):
+    changed = "sdpa.auto and kernel.tiled changed since"
+    assert changed not in explorer.locator("header").inner_text()
+    explorer.locator("#attnlab-run").select_option("before")
+    assert changed in explorer.locator("header").inner_text()
+    assert re.fullmatch(r"before, 20\d\d-\d\d-\d\d", explorer.locator("#attnlab-run option:checked").inner_text())
+    explorer.get_by_label("Which kernel for").fill("target")
+    explorer.keyboard.press("Enter")
+    rows = explorer.locator('[data-part="find"] tbody tr').all_inner_texts()
+    assert any("sdpa.auto, changed since" in row for row in rows)
+    assert all("before, " in row for row in rows if ", changed since" in row)
 
 
 @pytest.mark.parametrize("asked", ["fast please", "S=0", "1 2 3", "constructor"])

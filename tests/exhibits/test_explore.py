@@ -23,6 +23,7 @@ from attnlab.exhibits.quantities import QUANTITIES
 from attnlab.exhibits.style import LOOKS
 from attnlab.infer import cases
 from attnlab.infer.results import Results
+from attnlab.runs import read
 
 LIMIT_BYTES = 5_000_000
 MANY = 500_000
@@ -174,7 +175,7 @@ def test_the_page_of_half_a_million_samples_fits():
     many = synthetic.changed(of, samples=pd.concat(parts, ignore_index=True))
     packed = pack(passed(many), 1)
     assert packed.codes.size == len(many.passed) >= 0.9 * MANY
-    said, _ = data._said(of, [])
+    said = data._said(others.told(of, recorded.baselines(of)), [])
     block = data._block(said, [packed], [1])
     assert len(block) <= data.MOST_BYTES
     assert len(explorer.html("many", block).encode()) < LIMIT_BYTES
@@ -213,6 +214,40 @@ def test_a_run_beside_another_says_what_changed_as_benchstat_does(again):
     assert change.startswith("−2.9 %")
     assert back.startswith("+3.0 %")
     assert deltas["sdpa.auto"][4:6] == ["~", "~"]
+
+
+@pytest.mark.usefixtures("data")
+def test_the_runs_that_the_pages_show_are_beside_a_run_before_others(monkeypatch):
+    one = synthetic.LONELY
+    grid = replace(one, study=one.study | {"sweeps": {"grid seq_len": [synthetic.AXES | {"seq_len": [64, 128]}]}})
+    for name, recipe in {
+        "grid": grid,
+        "older": one,
+        "elsewhere": replace(one, device="NVIDIA L4"),
+        "newer": one,
+    }.items():
+        synthetic.write(name, recipe)
+    synthetic.write("mine", one)
+    mine = read.read_manifest("mine")
+    assert [each.of.run.name for each in others.others(mine)] == ["grid", "elsewhere", "newer", "older"]
+    monkeypatch.setattr(others, "MOST", 2)
+    assert [each.of.run.name for each in others.others(mine)] == ["grid", "elsewhere", "newer"]
+
+
+def test_where_room_lacks_the_last_of_the_other_runs_are_left_out(again, monkeypatch):
+    here, there = again
+    few, several = ([others.told(there, ["sdpa.auto"])] * number for number in (1, 3))
+    monkeypatch.setattr(data, "_thinned", lambda samples: iter([[1] * len(samples)]))
+    monkeypatch.setattr(data, "MOST_BYTES", len(data.payload(here, few)))
+    assert data.payload(here, several) == data.payload(here, few)
+
+
+def test_a_run_says_when_it_was_and_what_has_changed_since(monkeypatch):
+    assert (told()["label"], told()["since"]) == (f"synthetic, {told()['created']}", "")
+    monkeypatch.setattr(recorded.rungs, "stale", lambda run: ["kernel.tiled", "kernel.best"])
+    run = recorded.recorded(inferred(), [])
+    assert run["changed"] == ["kernel.tiled", "kernel.best"]
+    assert run["since"] == " · `kernel.tiled` and `kernel.best` changed since"
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

@@ -25,6 +25,8 @@ MOST_SAMPLES, MOST_OF_OTHERS = 600_000, 200_000
 MOST_BYTES = 3_500_000
 """As base64, a third more, and with the code beside it a page stays below 5 MB."""
 
+Beside = tuple[dict[str, Any], dict[str, Any], Passed]
+"""What is said of another run, and of it and the run that is shown; and its samples."""
 DARK_GROUND = "#17181a"
 FILLS = {
     CLAIMABLE: (("#08519c", "white"), ("#9ecae1", "#0b1c2c")),
@@ -38,12 +40,21 @@ FILLS = {
 
 
 def payload(shown: Results, others: Iterable[Told]) -> bytes:
-    """A run and the others beside it, as `gzip`; each of these is let go before the next is taken.
+    """A run and as many of the others beside it as fit, as `gzip`; each is let go before the next is taken.
 
     Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
     (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.
     """
-    said, rows = _said(shown, others)
+    beside = list(map(partial(_beside, shown), others))  # a loop would hold one run while the next is read
+    own = told(shown, recorded.baselines(shown))
+    while len(block := _thinned_to_fit(own, beside)) > MOST_BYTES and beside:
+        beside.pop()
+    return block
+
+
+def _thinned_to_fit(own: Told, beside: list[Beside]) -> bytes:
+    """All of it, with as many samples as fit; too long where even the fewest don't."""
+    said, rows = _said(own, beside), [own.rows, *(theirs for _, _, theirs in beside)]
     for steps in _thinned([len(each.case) for each in rows]):
         packed = [pack(each, every) for each, every in zip(rows, steps, strict=True)]
         block = _block(said, packed, steps)
@@ -52,13 +63,11 @@ def payload(shown: Results, others: Iterable[Told]) -> bytes:
     return block
 
 
-def _said(shown: Results, others: Iterable[Told]) -> tuple[dict[str, Any], list[Passed]]:
-    """What is said of the runs, and the samples of each."""
-    beside = list(map(partial(_beside, shown), others))  # a loop would hold one run while the next is read
-    _, run, rows = told(shown, recorded.baselines(shown))
-    runs = [run, *(said for said, _, _ in beside)]
+def _said(own: Told, beside: list[Beside]) -> dict[str, Any]:
+    """What is said of the runs."""
+    runs = [own.said, *(said for said, _, _ in beside)]
     metrics = {"speedup": "speedup", **recorded.METRICS}
-    said = {
+    return {
         "attnlab": VERSION,
         "confidence": formats.CI,
         "runs": runs,
@@ -71,11 +80,9 @@ def _said(shown: Results, others: Iterable[Told]) -> tuple[dict[str, Any], list[
         "colours": colours(dict.fromkeys(name for run in runs for name in run["implementations"])),
         "verdicts": signs(),
     }
-    return said, [rows, *(theirs for _, _, theirs in beside)]
 
 
-def _beside(shown: Results, other: Told) -> tuple[dict[str, Any], dict[str, Any], Passed]:
-    """What is said of another run, and of the two; and its samples."""
+def _beside(shown: Results, other: Told) -> Beside:
     pair = {"deltas": between.deltas(shown, other.of), "flips": between.flips_between(shown, other.of)}
     return other.said, pair, other.rows
 

@@ -10,7 +10,7 @@ from attnlab.exhibits.verdicts.target import judged, power, supported
 from attnlab.infer.bootstrap import sample_median
 from attnlab.infer.cases import AXES
 from attnlab.infer.families import Place
-from attnlab.infer.kernels import leads
+from attnlab.infer.kernels import leads, rungs
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Results, absence
 from attnlab.infer.stats import Interval, Verdict
@@ -51,10 +51,14 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
     """A run as lists: its axes, its cases, and the verdicts against each of the baselines."""
     manifest, study = results.run.manifest, results.study
     cases, listed = _cases(results)
+    changed = rungs.stale(results.run)
     return {
         "name": results.run.name,
+        "label": f"{results.run.name}, {manifest['created'][:10]}",
         "device": manifest["device"]["name"],
         "created": manifest["created"][:10],
+        "changed": changed,
+        "since": f" · {formats.names(changed)} changed since" if changed else "",
         "complete": results.run.complete,
         "samples": len(results.passed),
         "baseline": study.baseline,

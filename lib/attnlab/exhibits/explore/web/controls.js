@@ -42,7 +42,7 @@ function controls(explorer) {
   const show = (state) => {
     const run = state.shown;
     const filters = Object.entries(FILTERS).map(([name, of]) => [name, ["all", ...distinct(run.shapes.map(of))]]);
-    const runs = data.runs.map(({ name, device }) => [name, device === run.device ? name : `${name} (${device})`]);
+    const runs = data.runs.map((one) => [one.name, titled(one, run)]);
     const options = {
       run: runs,
       against: againstOf(data, run).map((name) => runs.find(([one]) => one === name) ?? [name, name]),

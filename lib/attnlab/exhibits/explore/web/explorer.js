@@ -83,7 +83,7 @@ class Explorer {
     const run = state.shown;
     this.heading.replaceChildren(
       ...rich(
-        `run \`${run.name}\` · ${run.device} · ${run.created} · attnlab ${this.data.attnlab}${run.complete ? "" : " · not complete"}`,
+        `run \`${run.name}\` · ${run.device} · ${run.created} · attnlab ${this.data.attnlab}${run.complete ? "" : " · not complete"}${run.since}`,
       ),
     );
     this.notice.textContent = state.notices.length ? `From the address: ${state.notices.join("; ")}.` : "";

@@ -189,10 +189,10 @@ function found(explorer) {
     return [
       button(shape.label, () => explorer.choose(chosen), { "data-at": `${run.name}/${shape.name}` }),
       differs.length ? differs.join(", ") : "nothing: as asked",
-      h("code", {}, name),
+      [h("code", {}, name), run.changed.includes(name) ? ", changed since" : ""],
       run.cases.interval[row],
       kind,
-      run.device === state.shown.device ? run.name : `${run.name} (${run.device})`,
+      titled(run, state.shown),
     ];
   });
   const exact = near[0].differs.length === 0;

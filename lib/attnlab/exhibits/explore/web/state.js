@@ -8,27 +8,9 @@ const AXES = {
   kv_len: "keys",
 };
 
-const ONE_BY_ONE = [
-  "run",
-  "against",
-  "baseline",
-  "clock",
-  "cache",
-  "mask",
-  "dtype",
-  "dim",
-  "values",
-  "axis",
-  "metric",
-  "by",
-  "claim",
-  "order",
-  "shape",
-  "candidate",
-  "find",
-];
-const KNOWN = [...ONE_BY_ONE, "candidates"];
-const DEFAULTED = ONE_BY_ONE.filter((name) => !["shape", "candidate", "find"].includes(name));
+const DEFAULTED = ["run", "against", "baseline", "clock", "cache", "mask", "dtype", "dim", "values", "axis", "metric"];
+DEFAULTED.push("by", "claim", "order");
+const KNOWN = [...DEFAULTED, "shape", "candidate", "find", "candidates"];
 // As a baseline: at each shape whichever peer has the smallest median there. As in recorded.py.
 const FASTEST = "fastest peer";
 const OURS = "kernel.";
@@ -100,6 +82,9 @@ const FILTERS = {
   dim: (shape) => String(shape.head_dim),
   values: (shape) => shape.values,
 };
+
+// A run in words; its device where that is another than of the run beside it.
+const titled = ({ label, device }, beside) => (device === beside.device ? label : `${label} (${device})`);
 
 // Those that verdicts were computed against come first.
 const baselinesOf = (run) =>
