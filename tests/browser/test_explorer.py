@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -210,6 +211,21 @@ def test_the_fastest_peer_is_another_at_another_shape_and_the_mean_is_over_what_
     assert all(
         sign.startswith("▼") for sign in explorer.locator("table.matrix tbody td:nth-child(4)").all_inner_texts()
     )
+
+
+def test_in_the_mean_a_shape_counts_once_by_its_worst_kind_of_values(explorer):
+    rows, means = explorer.locator("table.matrix tbody tr"), explorer.locator("table.matrix tfoot")
+    assert means.locator("th").inner_text() == f"geometric mean of {rows.count() - 1} shapes"
+    of_dim = {"dim": "64", "mask": "full", "dtype": "float16"}
+    for name, value in of_dim.items():
+        explorer.locator(f"#attnlab-{name}").select_option(value)
+    column = explorer.locator("table.matrix tbody td:nth-child(2)").all_inner_texts()
+    by_shape = dict(zip(rows.locator("th").all_inner_texts(), (float(one.split()[-1]) for one in column), strict=True))
+    plain, drawn = (
+        next(name for name in by_shape if name.startswith("S=128 ") and (word in name)) for word in ("target", "sd 4")
+    )
+    by_shape[plain] = min(by_shape[plain], by_shape.pop(drawn))
+    assert float(means.locator("td").first.inner_text()) == pytest.approx(geometric_mean(by_shape.values()), rel=1e-3)
 
 
 def test_an_odd_length_is_a_dot_beside_the_line(explorer):

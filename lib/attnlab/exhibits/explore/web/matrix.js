@@ -110,15 +110,22 @@ function inOrder({ state, data }) {
   return direction ? state.visible.toSorted((one, other) => number(one) - number(other) || 0) : state.visible;
 }
 
-// The geometric mean of each candidate's speedups over the shapes shown, and over how many where it lacks some.
+// The geometric mean of each candidate's speedups over the shapes shown, and over how many where it lacks some. Shapes
+// that differ in values alone are one, which counts by the kind at which it is worst.
 function meansRow(state) {
+  const shapes = {};
+  for (const place of state.visible)
+    (shapes[JSON.stringify({ ...state.shown.shapes[place], name: "", label: "", values: "" })] ??= []).push(place);
+  const all = Object.values(shapes);
   const cells = state.candidates.map((name) => {
-    const logs = state.visible.map((place) => Math.log(verdictAt(state, place, name)?.speedup)).filter(Number.isFinite);
+    const speedups = (places) => places.map((place) => verdictAt(state, place, name)?.speedup ?? Infinity);
+    const logs = all.map((places) => Math.log(Math.min(...speedups(places)))).filter(Number.isFinite);
     if (!logs.length) return h("td", {}, "");
     const mean = Math.exp(logs.reduce((sum, one) => sum + one, 0) / logs.length);
-    return h("td", {}, mean.toPrecision(4), logs.length < state.visible.length ? ` of ${logs.length}` : null);
+    return h("td", {}, mean.toPrecision(4), logs.length < all.length ? ` of ${logs.length}` : null);
   });
-  return h("tr", {}, h("th", { scope: "row" }, `geometric mean of ${state.visible.length}`), cells);
+  const title = `Geometric mean over ${all.length} shapes, each by its worst kind of values`;
+  return h("tr", {}, h("th", { scope: "row", title }, `geometric mean of ${all.length} shapes`), cells);
 }
 
 // Mark the selected cell, which alone is a stop of the tab key, and bring it into view.
