@@ -92,6 +92,9 @@ def pages(tmp_path_factory) -> dict[str, str]:
         blocks = {name: data.payload(of, []) for name, of in alone.items()}
         patch.setattr(recorded.rungs, "stale", lambda run: CHANGED if run.name == "before" else [])
         blocks["two runs"] = data.payload(here, [others.told(there, [there.study.baseline])])
+        of = there.run.manifest["device"] | {"name": "NVIDIA H100 80GB HBM3"}
+        run = replace(there.run, name="elsewhere", manifest={**there.run.manifest, "device": of})
+        blocks["two devices"] = data.payload(here, [others.told(replace(there, run=run), [there.study.baseline])])
     found = {}
     for name, block in blocks.items():
         path = folder / f"{name}.html"
@@ -320,6 +323,25 @@ def test_a_kernel_that_has_changed_since_its_run_is_said_where_its_numbers_are(e
     rows = explorer.locator('[data-part="find"] tbody tr').all_inner_texts()
     assert any("sdpa.auto, changed since" in row for row in rows)
     assert all("before, " in row for row in rows if ", changed since" in row)
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs"),
+    [("target h100", {"elsewhere"}), ("hbm3 128", {"elsewhere"}), ("H=100", {"elsewhere", "synthetic"})],
+)
+def test_a_device_in_a_request_is_that_of_the_runs(visit, pages, asked, runs):
+    opened = visit(pages["two devices"])
+    opened.get_by_label("Which kernel for").fill(asked)
+    opened.keyboard.press("Enter")
+    found = opened.locator('[data-part="find"] tbody td:last-child').all_inner_texts()
+    assert {words.split(",")[0] for words in found} == runs
+    assert "Not understood" not in text(opened, "find")
+
+
+def test_a_device_that_no_run_is_of_is_said(explorer):
+    explorer.get_by_label("Which kernel for").fill("target h100")
+    explorer.keyboard.press("Enter")
+    assert "No run of h100 here has a latency" in text(explorer, "find")
 
 
 @pytest.mark.parametrize("asked", ["fast please", "S=0", "1 2 3", "constructor"])

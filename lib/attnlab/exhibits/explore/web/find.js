@@ -2,30 +2,12 @@
 
 const MOST_FOUND = 12;
 
-const DTYPES = {
-  __proto__: null,
-  fp16: "float16",
-  half: "float16",
-  float16: "float16",
-  bf16: "bfloat16",
-  bfloat16: "bfloat16",
-  fp32: "float32",
-  float32: "float32",
-};
-const SIZES = {
-  __proto__: null,
-  b: "batch",
-  batch: "batch",
-  h: "heads",
-  heads: "heads",
-  s: "seq_len",
-  seq_len: "seq_len",
-  d: "head_dim",
-  head_dim: "head_dim",
-  keys: "kv_len",
-  kv: "kv_heads",
-  queries: "seq_len",
-};
+const DTYPES = { __proto__: null, fp16: "float16", half: "float16", bf16: "bfloat16", fp32: "float32" };
+for (const dtype of ["float16", "bfloat16", "float32"]) DTYPES[dtype] = dtype;
+const SIZES = { __proto__: null, b: "batch", h: "heads", s: "seq_len", d: "head_dim", keys: "kv_len", kv: "kv_heads" };
+for (const axis of ["batch", "heads", "seq_len", "head_dim"]) SIZES[axis] = axis;
+SIZES.queries = "seq_len";
+const DEVICES = ["h100", "h200"];
 // What plain self-attention is besides its sizes.
 const PLAIN = { lengths: "equal", direction: "forward", layout: "heads first", scale: 0, values: "normal" };
 // What a kind of attention differs in from that.
@@ -41,8 +23,8 @@ const KINDS = {
 
 // What a request such as "S=1000 causal bf16", "32 8 512 64" or "target gqa" names; words that say nothing are returned
 // too. A number alone is a length: of keys where one query is asked for; "16k" is 16384, "8192 keys" is "keys=8192". Kinds
-// of values are named as in `kinds`.
-function requested(text, target, kinds) {
+// of values are named as in `kinds`, devices by a word of their names, as in `devices`.
+function requested(text, target, kinds, devices) {
   const wanted = {},
     unknown = [],
     numbers = [];
@@ -57,6 +39,7 @@ function requested(text, target, kinds) {
     .filter(Boolean)) {
     const [, axis, size] = word.match(/^([a-z_]+)[=:]?(\d+)$/) ?? [];
     if (DTYPES[word]) wanted.dtype = DTYPES[word];
+    else if (isNaN(word) && devices.includes(word)) wanted.devices = [...(wanted.devices ?? []), word];
     else if (word === "target")
       for (const axis of ["batch", "heads", "seq_len", "head_dim", "causal", "dtype"]) wanted[axis] = target[axis];
     else if (KINDS[word]) Object.assign(wanted, KINDS[word].wanted, { kinds: [...(wanted.kinds ?? []), word] });
@@ -156,19 +139,23 @@ function answer(state) {
   return `At ${label}, ${words}: \`${name}\` has the smallest median, ${run.cases.interval[row]} µs.${compared}`;
 }
 
+const deviceWords = (run) => run.device.toLowerCase().split(/\s+/);
+
 function found(explorer) {
   const { state, data } = explorer,
     kinds = new Set(data.runs.flatMap((run) => run.shapes.map((shape) => shape.values))),
-    { wanted, unknown } = requested(state.find, state.shown.shapes[state.shown.target], kinds);
+    devices = [...DEVICES, ...data.runs.flatMap(deviceWords)],
+    { wanted, unknown } = requested(state.find, state.shown.shapes[state.shown.target], kinds, devices);
   const refused = unknown.length
     ? [
         notice(
-          `Not understood: ${unknown.join(", ")}. A request names B, H, S, D, keys, queries or KV with a number above 0, S alone or all of B, H, S and D by numbers only, causal or full, fp16, bf16 or fp32, gqa, mqa, decode, varlen or training, a kind of values, or the target.`,
+          `Not understood: ${unknown.join(", ")}. A request names B, H, S, D, keys, queries or KV with a number above 0, S alone or all of B, H, S and D by numbers only, causal or full, fp16, bf16 or fp32, gqa, mqa, decode, varlen or training, a kind of values, a device, or the target.`,
         ),
       ]
     : [];
   if (!Object.keys(wanted).length) return refused;
-  const near = data.runs.flatMap((run) => {
+  const here = data.runs.filter((run) => (wanted.devices ?? []).every((word) => deviceWords(run).includes(word)));
+  const near = here.flatMap((run) => {
     const timing = run.timings.findIndex((one) => one.clock === state.clock && one.cache === state.cache);
     const there = run.shapes.map((shape, place) => ({
       run,
@@ -179,7 +166,8 @@ function found(explorer) {
     }));
     return there.filter(({ first }) => first);
   });
-  if (!near.length) return [...refused, notice("No run here has a latency under this clock and cache.")];
+  const none = wanted.devices ? `No run of ${wanted.devices.join(" ")} here` : "No run here";
+  if (!near.length) return [...refused, notice(`${none} has a latency under this clock and cache.`)];
   const elsewhere = ({ run }) => run !== state.shown;
   near.sort((one, other) => one.distance - other.distance || elsewhere(one) - elsewhere(other));
   const rows = near.slice(0, MOST_FOUND).map(({ run, shape, first: [name, row], differs }) => {
