@@ -135,8 +135,8 @@ def test_the_sign_that_hangs_on_the_clock_is_listed():
 
 def test_samples_differ_from_the_recorded_ones_by_no_more_than_stated():
     of = controlled()
-    packed = pack(passed(of), 1)
-    assert 0 < packed.error_pct < 0.01
+    packed = pack(passed(of), None)
+    assert 0 < packed.error_pct < 0.02
     names, first = [*of.study.implementations, "control.sdpa.auto"], 0
     for row, sizes in enumerate(packed.cases["sizes"]):
         place = {axis: packed.cases[axis][row] for axis in ("timing", "shape", "implementation")}
@@ -150,15 +150,21 @@ def test_samples_differ_from_the_recorded_ones_by_no_more_than_stated():
 
 
 def test_clocks_and_throttling_are_those_of_the_samples():
-    packed = pack(passed(inferred()), 1)
+    packed = pack(passed(inferred()), None)
     expected = 1980 - np.arange(synthetic.ROUNDS) + THROTTLED * (np.arange(synthetic.ROUNDS) == 3)
     assert (packed.clocks.reshape(-1, synthetic.ROUNDS) == expected).all()
-    assert not pack(passed(synthetic.lonely()), 1).clocks.any()  # a CPU's clock is not read
+    assert not pack(passed(synthetic.lonely()), None).clocks.any()  # a CPU's clock is not read
 
 
-def test_of_every_so_many_rounds_the_first_is_kept():
-    packed = pack(passed(inferred()), 7)
-    assert set(np.concatenate(packed.cases["sizes"])) == {-(-synthetic.ROUNDS // 7)}
+@pytest.mark.parametrize("most", [1, 2, 12])
+def test_of_each_replicate_at_most_so_many_are_kept_evenly(most):
+    rows, packed = passed(inferred()), pack(passed(inferred()), most)
+    whole = pack(rows, None)
+    assert set(np.concatenate(packed.cases["sizes"])) == {most}
+    assert packed.cases["seconds"] == whole.cases["seconds"]
+    kept = packed.clocks[:most] % THROTTLED  # a clock for each round, 1 MHz less than in the one before
+    assert kept[0] == 1980
+    assert np.ptp(np.diff(kept.astype(int), append=1980 - synthetic.ROUNDS)) <= 1
 
 
 def test_the_page_of_half_a_million_samples_fits():
@@ -173,19 +179,21 @@ def test_the_page_of_half_a_million_samples_fits():
         for number in range(times)
     ]
     many = synthetic.changed(of, samples=pd.concat(parts, ignore_index=True))
-    packed = pack(passed(many), 1)
+    packed = pack(passed(many), None)
     assert packed.codes.size == len(many.passed) >= 0.9 * MANY
     said = data._said(others.told(of, recorded.baselines(of)), [])
-    block = data._block(said, [packed], [1])
+    block = data._block(said, [packed], [None])
     assert len(block) <= data.MOST_BYTES
     assert len(explorer.html("many", block).encode()) < LIMIT_BYTES
 
 
 def test_more_samples_than_fit_are_thinned(monkeypatch):
-    whole = len(ordinary())
-    monkeypatch.setattr(data, "MOST_BYTES", whole - 1)
-    (samples,) = unpacked(block_of(inferred()))[0]["samples"]
-    assert samples["every"] > 1
+    of = inferred()
+    said = data._said(others.told(of, recorded.baselines(of)), [])
+    monkeypatch.setattr(data, "MOST_BYTES", len(data._block(said, [pack(passed(of), 12)], [12])))
+    (samples,) = unpacked(block_of(of))[0]["samples"]
+    assert samples["most"] == 12
+    assert set(np.concatenate(samples["cases"]["sizes"])) == {12}
 
 
 # ------------------------------------------------------------------------------------------------------- two runs
@@ -237,7 +245,7 @@ def test_the_runs_that_the_pages_show_are_beside_a_run_before_others(monkeypatch
 def test_where_room_lacks_the_last_of_the_other_runs_are_left_out(again, monkeypatch):
     here, there = again
     few, several = ([others.told(there, ["sdpa.auto"])] * number for number in (1, 3))
-    monkeypatch.setattr(data, "_thinned", lambda samples: iter([[1] * len(samples)]))
+    monkeypatch.setattr(data, "FEWER", ((1, 1),))
     monkeypatch.setattr(data, "MOST_BYTES", len(data.payload(here, few)))
     assert data.payload(here, several) == data.payload(here, few)
 

@@ -2,9 +2,8 @@
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from math import ceil
 from typing import Any
 
 from matplotlib.colors import to_hex
@@ -20,8 +19,13 @@ from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.style import look
 from attnlab.infer.results import Results
 
-MOST_SAMPLES, MOST_OF_OTHERS = 600_000, 200_000
-"""Samples of the run, and of the others together, that are sent at first."""
+FEWER = (
+    *((None, None), (None, 48), (None, 24), (48, 24), (24, 24), (24, 16), (24, 12), (16, 12), (12, 12)),
+    *((most, most) for most in (8, 6, 4, 2, 1)),
+)
+"""At most so many samples of a replicate of the run are sent, and of the others': the first of these that fit."""
+MOST_SAMPLES = 800_000
+"""More are not packed to see whether they fit."""
 MOST_BYTES = 3_500_000
 """As base64, a third more, and with the code beside it a page stays below 5 MB."""
 
@@ -43,7 +47,7 @@ def payload(shown: Results, others: Iterable[Told]) -> bytes:
     """A run and as many of the others beside it as fit, as `gzip`; each is let go before the next is taken.
 
     Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
-    (`attnlab.exhibits.explore.samples`). Where they are more than fit, of every so many rounds the first is kept.
+    (`attnlab.exhibits.explore.samples`). Where they are more than fit, each replicate is thinned.
     """
     beside = list(map(partial(_beside, shown), others))  # a loop would hold one run while the next is read
     own = told(shown, recorded.baselines(shown))
@@ -55,9 +59,12 @@ def payload(shown: Results, others: Iterable[Told]) -> bytes:
 def _thinned_to_fit(own: Told, beside: list[Beside]) -> bytes:
     """All of it, with as many samples as fit; too long where even the fewest don't."""
     said, rows = _said(own, beside), [own.rows, *(theirs for _, _, theirs in beside)]
-    for steps in _thinned([len(each.case) for each in rows]):
-        packed = [pack(each, every) for each, every in zip(rows, steps, strict=True)]
-        block = _block(said, packed, steps)
+    for own_most, most in FEWER:
+        mosts = [own_most] + [most] * len(beside)
+        packed = [pack(each, most) for each, most in zip(rows, mosts, strict=True)]
+        if sum(one.codes.size for one in packed) > MOST_SAMPLES:
+            continue
+        block = _block(said, packed, mosts)
         if len(block) <= MOST_BYTES:
             break
     return block
@@ -91,19 +98,10 @@ def _named(quantity: Quantity) -> dict[str, str]:
     return {"title": quantity.title, "axis": quantity.axis, "suffix": quantity.suffix}
 
 
-def _thinned(samples: list[int]) -> Iterator[list[int]]:
-    """Of every how many rounds one is sent, for each run by its samples: the others are thinned first."""
-    shown, *others = samples
-    own, theirs = ceil(shown / MOST_SAMPLES) or 1, ceil(sum(others) / MOST_OF_OTHERS) or 1
-    for _ in range(12):
-        yield [own] + [theirs] * len(others)
-        own, theirs = own * 2, theirs * 4
-
-
-def _block(said: dict[str, Any], packed: list[Packed], steps: list[int]) -> bytes:
+def _block(said: dict[str, Any], packed: list[Packed], mosts: list[int | None]) -> bytes:
     samples = [
-        {"cases": one.cases, "count": int(one.codes.size), "every": every, "error_pct": one.error_pct}
-        for one, every in zip(packed, steps, strict=True)
+        {"cases": one.cases, "count": int(one.codes.size), "most": most, "error_pct": one.error_pct}
+        for one, most in zip(packed, mosts, strict=True)
     ]
     text = json.dumps(said | {"samples": samples}, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     parts = [planes(values) for one in packed for values in (one.codes, one.clocks)]

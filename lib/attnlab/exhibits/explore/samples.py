@@ -9,7 +9,7 @@ from attnlab.infer.cases import AXES, CASE, TIMING, numbered
 from attnlab.infer.results import Results
 from attnlab.study import implementations
 
-STEPS = 2**16 - 1
+STEPS = 2**12 - 1
 """Steps between the smallest and the largest sample of a case, equal on a logarithmic scale."""
 COLUMNS = [*CASE, *TIMING, "replicate", "round", "latency_us", "started_s", "sm_clock_mhz", "throttled"]
 THROTTLED = 2**15
@@ -62,29 +62,35 @@ def passed(results: Results) -> Passed:
     return Passed(_places(results, keys), ranks[order], **columns, clocks=_clocks(rows)[order])
 
 
-def pack(rows: Passed, every: int) -> Packed:
-    """The samples that passed, of every so many rounds the first."""
-    kept = rows.round % every == 0
-    case, replicate, latencies, started = (
-        column[kept] for column in (rows.case, rows.replicate, rows.latency_us, rows.started_s)
-    )
+def pack(rows: Passed, most: int | None) -> Packed:
+    """The samples that passed; of a replicate with more than `most`, so many, spread evenly over it."""
+    replicates = np.flatnonzero(np.diff(rows.case, prepend=-1) | np.diff(rows.replicate, prepend=0))
+    taken = np.diff(replicates, append=len(rows.case))
+    sizes = np.minimum(taken, most or taken)
+    kept = _spread(taken, sizes)
+    case, latencies = rows.case[kept], rows.latency_us[kept]
     first = np.flatnonzero(np.diff(case, prepend=-1))
-    replicates = np.union1d(first, np.flatnonzero(np.diff(replicate, prepend=0)))
     low = np.minimum.reduceat(latencies, first) if len(first) else latencies
     span = np.log(np.maximum.reduceat(latencies, first) / low) if len(first) else latencies
     lengths = np.diff(first, append=len(case))
     steps = np.log(latencies / np.repeat(low, lengths)) / np.repeat(np.where(span > 0, span, 1), lengths) * STEPS
-    ends = np.append(replicates[1:], len(case)) - 1
-    of_case = np.split(np.arange(len(replicates)), np.searchsorted(replicates, first[1:])) if len(first) else []
-    seconds = np.stack([started[replicates], started[ends]], axis=1).round(3) if len(first) else started
+    of_case = np.split(np.arange(len(replicates)), np.flatnonzero(np.diff(rows.case[replicates])) + 1)
+    seconds = np.stack([rows.started_s[replicates], rows.started_s[replicates + taken - 1]], axis=1).round(3)
     cases = {axis: [places[number] for number in case[first]] for axis, places in rows.cases.items()} | {
         "low_us": low.tolist(),
         "span": span.tolist(),
-        "sizes": [(ends[some] - replicates[some] + 1).tolist() for some in of_case],
-        "seconds": [seconds[some].tolist() for some in of_case],
+        "sizes": [sizes[some].tolist() for some in of_case if len(some)],
+        "seconds": [seconds[some].tolist() for some in of_case if len(some)],
     }
     error_pct = 100 * float(np.expm1(span.max(initial=0.0) / STEPS / 2))
     return Packed(cases, np.rint(steps).astype("<u2"), rows.clocks[kept], error_pct)
+
+
+def _spread(taken: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Which samples are kept, the first among them, of replicates of which so many were taken; `sizes` of each."""
+    of, some = np.repeat(taken, taken), np.repeat(sizes, taken)
+    place = np.arange(len(of)) - np.repeat(np.cumsum(taken) - taken, taken)
+    return place * some // of > (place - 1) * some // of
 
 
 def _ranks(rows: pd.DataFrame) -> tuple[np.ndarray, pd.DataFrame]:

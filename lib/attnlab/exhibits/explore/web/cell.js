@@ -71,9 +71,9 @@ function distributions(explorer, part) {
       dashed: true,
     });
   const width = Math.max(280, part.clientWidth || 400);
-  const { every, error_pct: error } = run.sampled;
-  const kept = every === 1 ? "Every sample is drawn" : `Of every ${every} rounds one is drawn`;
-  const rounded = `${kept}, rounded by at most ${Number(error.toPrecision(2))} %; the numbers above are of all samples as recorded.`;
+  const { most, error_pct: error } = run.sampled;
+  const kept = most ? `At most ${most} samples of each replicate are drawn, evenly over it` : "Every sample is drawn";
+  const rounded = `${kept}, rounded by at most ${Number(error.toPrecision(2))} %; curves are of what is drawn, the numbers above of all samples as recorded.`;
   return [
     h("h3", {}, "Samples in the order taken"),
     overTime(sides.slice(0, 2), width),
@@ -173,7 +173,7 @@ function overTime(sides, width) {
   const note = h(
     "p",
     { class: "note" },
-    `A dot for each sample, replicates side by side${known.length ? "; SM clock below, red where the card throttled" : "; the SM clock was not read"}.`,
+    `A dot for each sample that is drawn, replicates side by side${known.length ? "; SM clock below, red where the card throttled" : "; the SM clock was not read"}.`,
   );
   return h("div", {}, svg, note);
 }

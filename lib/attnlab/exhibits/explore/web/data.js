@@ -1,7 +1,7 @@
 // What was packed, unpacked and indexed.
 
 // As in samples.py.
-const STEPS = 65535;
+const STEPS = 4095;
 const THROTTLED = 32768;
 
 async function unpack(payload) {
