@@ -264,6 +264,8 @@ def test_one_run_beside_another(explorer):
     assert "sdpa.flash" in told
     assert "−33.3 %" in told
     assert "without a change that can be shown" in told
+    titles = explorer.locator('[data-part="beside"] thead th').all_text_contents()
+    assert titles[-3:] == ["change [95 %]", "p, n of B + A", "kernel"]
     assert "run" in explorer.locator('[data-part="flips"] td:nth-child(3)').all_text_contents()
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.explore.recorded import against
-from attnlab.infer.compare.repeat import Change, changes, in_percent, inverse, other_sources
+from attnlab.infer.compare.repeat import Change, changes, in_percent, inverse, other_sources, ratio_of
 from attnlab.infer.families import flipping_axes, opposed
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
@@ -43,7 +43,8 @@ def deltas(here: Results, there: Results) -> list[list[Any]]:
     """A row for each case in both runs.
 
     Timing, shape, implementation; the median here and there; how many samples each; the change from there to here and
-    from here to there, ``~`` where none can be shown; the p-value; and whether the kernel's source is another.
+    from here to there, with ``~`` after it where none can be shown; the p-value; and whether the kernel's source is
+    another.
     """
     others = other_sources(here, there)
     return [_delta(here, there, change, change.implementation in others) for change in changes(here, there)]
@@ -51,9 +52,8 @@ def deltas(here: Results, there: Results) -> list[list[Any]]:
 
 def _delta(here: Results, there: Results, change: Change, is_other: bool) -> list[Any]:
     sides = [(run.median(*change.place), run.samples(*change.place)) for run in (here, there)]
-    said = ["~", "~"]
-    if ratio := change.shown:
-        said = [formats.change(in_percent(one)) for one in (ratio, inverse(ratio))]
+    ratio = change.ratio or ratio_of(change, here, there)
+    said = [formats.change(in_percent(one)) + ("" if change.shown else " ~") for one in (ratio, inverse(ratio))]
     p = formats.pvalue(change.pvalue)
     return [
         *(str(change.timing), str(change.shape), change.implementation),

@@ -189,11 +189,20 @@ def changes(here: Results, there: Results) -> list[Change]:
         ]
         sides = [tuple(run.samples(name, shape, timing) for run in (there, here)) for shape, name in shared]
         pvalues = stats.holm([stats.difference_pvalue(its, mine) for its, mine in sides])
-        for (shape, name), (its, mine), p in zip(shared, sides, pvalues, strict=True):
-            tick = max(run.tick_us(run.row(name, shape, timing)["launches"]) for run in (here, there))
-            ratio = stats.ratio_ci(mine, its, tick=tick) if p < ALPHA else None  # the interval takes most of the time
-            found.append(Change(timing, shape, name, ratio, float(p)))
+        for (shape, name), p in zip(shared, pvalues, strict=True):
+            change = Change(timing, shape, name, None, float(p))
+            if p < ALPHA:  # the interval takes most of the time
+                change = change._replace(ratio=ratio_of(change, here, there))
+            found.append(change)
     return found
+
+
+def ratio_of(change: Change, here: Results, there: Results) -> Interval:
+    """The median here over the median there, be they shown to differ or not."""
+    name, shape, timing = change.place
+    mine, its = (run.samples(name, shape, timing) for run in (here, there))
+    tick = max(run.tick_us(run.row(name, shape, timing)["launches"]) for run in (here, there))
+    return stats.ratio_ci(mine, its, tick=tick)
 
 
 def find(results: Results) -> Repetition:

@@ -64,12 +64,13 @@ function makeBeside(explorer, part) {
       b,
       a,
       delta,
-      `${p} n=${pair.swapped ? `${n}+${m}` : `${m}+${n}`}`,
+      `${p}, n=${pair.swapped ? `${n}+${m}` : `${m}+${n}`}`,
       source ? "other source" : "",
     ];
   };
-  const [changed, same] = [here.filter((delta) => delta[7] !== "~"), here.filter((delta) => delta[7] === "~")];
-  const titles = ["case", "shape", `B (µs) [${data.confidence}]`, `A (µs) [${data.confidence}]`, "delta", "", ""];
+  const [changed, same] = [false, true].map((open) => here.filter((delta) => delta[7].endsWith("~") === open));
+  const titles = ["case", "shape", ...["B", "A"].map((run) => `${run} (µs) [${data.confidence}]`)];
+  titles.push(`change [${data.confidence}]`, "p, n of B + A", "kernel");
   const rest = h(
     "details",
     {
@@ -83,7 +84,7 @@ function makeBeside(explorer, part) {
     ...[
       ...start,
       said(
-        `From \`${state.against}\` (B) to \`${state.run}\` (A), ${state.shown.timings[state.timing].words}: ${changed.length} of ${here.length} medians changed; \`~\` where no change can be shown. p-values are adjusted by Holm over all cases under the timing; a minus is faster in A.`,
+        `From \`${state.against}\` (B) to \`${state.run}\` (A), ${state.shown.timings[state.timing].words}: ${changed.length} of ${here.length} medians changed; \`~\` after a change that can't be shown. p-values are adjusted by Holm over all cases under the timing; a minus is faster in A.`,
       ),
       here.length ? null : notice("The two share no case among what is chosen."),
       changed.length ? table(titles, changed.map(row), "run A against run B") : null,
