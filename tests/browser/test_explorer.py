@@ -188,6 +188,11 @@ def test_another_clock_another_verdict(explorer):
     explorer.get_by_label("clock", exact=True).select_option("eager")
     assert cell(explorer, "sdpa.flash", row).inner_text().startswith("▼")
     assert "faster by device warm" in text(explorer, "flips")
+    explorer.locator("#attnlab-baseline").select_option("fastest peer")
+    assert "No verdicts were computed against fastest peer." not in text(explorer, "flips")
+    assert "faster than fastest peer by one of these" in text(explorer, "flips")
+    explorer.locator("#attnlab-baseline").select_option("sdpa.cudnn")
+    assert "No verdicts were computed against sdpa.cudnn." in text(explorer, "flips")
 
 
 def test_a_baseline_without_verdicts_has_ratios_of_medians(explorer):

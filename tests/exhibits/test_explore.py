@@ -125,9 +125,22 @@ def test_a_case_without_a_latency_says_why():
 
 
 def test_the_sign_that_hangs_on_the_clock_is_listed():
-    (target,) = said(contradicted())["flips"]
+    (target,) = said(contradicted())["flips"]["sdpa.auto"]
     assert (target["shape"], target["candidate"], target["by"]) == (str(TARGET), "sdpa.flash", ["clock"])
     assert target["words"].startswith("faster by `device` warm (1.2500 [")
+
+
+def test_the_sign_that_hangs_on_the_values_is_listed_for_each_baseline():
+    flips = said(synthetic.of_values("sdpa.flash", "sdpa.cudnn"))["flips"]
+    (flip,) = flips["sdpa.auto"]
+    assert (flip["shape"], flip["candidate"]) == (str(TARGET.resized(values="rising 24")), "sdpa.flash")
+    assert flip["by"] == ["values"]
+    assert re.fullmatch(
+        r"device clock, warm cache: faster with normal, sd 4 and zeros \(2\.5\d* \[.*\] at best\), "
+        r"slower with rising 24 \(0\.8\d* \[.*\]\)",
+        flip["words"],
+    )
+    assert {flip["candidate"] for flip in flips["sdpa.flash"]} == {"sdpa.auto", "sdpa.cudnn"}
 
 
 # ------------------------------------------------------------------------------------------------------------ samples

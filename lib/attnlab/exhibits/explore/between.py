@@ -1,5 +1,6 @@
-"""Verdicts that change sign with the clock, the cache or the run, and one run beside another in benchstat's manner."""
+"""Verdicts that change sign with values, clock, cache or run, and one run beside another in benchstat's manner."""
 
+from dataclasses import replace
 from typing import Any
 
 from attnlab.exhibits import decisions, formats
@@ -8,16 +9,56 @@ from attnlab.infer.compare.repeat import Change, changes, in_percent, inverse, o
 from attnlab.infer.families import flipping_axes, opposed
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
+from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
+from attnlab.study.values import NORMAL
+
+Kinds = dict[Shape, Verdict]
+"""By shapes that differ in values alone."""
 
 
-def flips(results: Results) -> list[dict[str, Any]]:
-    """The candidates that are faster than the baseline under one timing and slower under another, by shape."""
+def flips(results: Results, baseline: str) -> list[dict[str, Any]]:
+    """The candidates that are faster than a baseline on one kind of values or under one timing and slower otherwise.
+
+    By shape; where it is the values, the shape is the one of the kind on which the candidate is the slowest.
+    """
+    verdicts = against(results, baseline)
+    of_kinds: dict[tuple[Shape, str], dict[Timing, Kinds]] = {}
+    for (shape, name), under in verdicts.items():
+        for timing, verdict in under.items():
+            kinds = of_kinds.setdefault((replace(shape, values=NORMAL), name), {}).setdefault(timing, {})
+            kinds[shape] = verdict
     return [
-        {"shape": str(shape), "candidate": name, "by": axes, "words": decisions.under_each(under)}
-        for (shape, name), under in against(results, results.study.baseline).items()
-        if (axes := flipping_axes([under]))
+        *(_by_values(name, found) for (_, name), under in of_kinds.items() if (found := _opposed(under))),
+        *(
+            {"shape": str(shape), "candidate": name, "by": axes, "words": decisions.under_each(under)}
+            for (shape, name), under in verdicts.items()
+            if (axes := flipping_axes([under]))
+        ),
     ]
+
+
+def _opposed(under: dict[Timing, Kinds]) -> dict[Timing, Kinds]:
+    """The timings under which the kinds of values are opposed."""
+    sides = {"faster", "slower"}
+    return {timing: kinds for timing, kinds in under.items() if sides <= {one.decision for one in kinds.values()}}
+
+
+def _by_values(name: str, under: dict[Timing, Kinds]) -> dict[str, Any]:
+    speedups = {shape: verdict.speedup.estimate for kinds in under.values() for shape, verdict in kinds.items()}
+    words = "; ".join(f"{timing.words}: {_sides(kinds)}" for timing, kinds in under.items())
+    return {"shape": str(min(speedups, key=speedups.__getitem__)), "candidate": name, "by": ["values"], "words": words}
+
+
+def _sides(kinds: Kinds) -> str:
+    """On which kinds of values a candidate is faster and on which slower, with the speedup farthest from 1."""
+    said = []
+    for decision, farthest, end in (("faster", max, " at best"), ("slower", min, " at worst")):
+        found = {shape.values: one.speedup for shape, one in kinds.items() if one.decision == decision}
+        most = farthest(found.values(), key=lambda speedup: speedup.estimate)
+        of_several = end if len(found) > 1 else ""
+        said.append(f"{decision} with {formats.listing([*found])} ({formats.interval(most)}{of_several})")
+    return ", ".join(said)
 
 
 def flips_between(here: Results, there: Results) -> list[dict[str, Any]]:

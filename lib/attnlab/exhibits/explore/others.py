@@ -27,7 +27,8 @@ class Told(NamedTuple):
 
 def told(of: Results, baselines: list[str]) -> Told:
     """A run with what is said of it against these baselines."""
-    return Told(of, recorded.recorded(of, baselines) | {"flips": between.flips(of)}, passed(of))
+    flips = {baseline: between.flips(of, baseline) for baseline in baselines}
+    return Told(of, recorded.recorded(of, baselines) | {"flips": flips}, passed(of))
 
 
 def others(mine: Manifest) -> Iterator[Told]:

@@ -22,7 +22,8 @@ function shownHere(state, name, candidate) {
 function makeFlips(explorer, part) {
   const { state } = explorer,
     pair = pairOf(explorer);
-  const all = [...state.shown.flips, ...(pair?.flips ?? [])].filter(({ shape, candidate }) =>
+  const between = state.baseline === state.shown.baseline ? (pair?.flips ?? []) : [];
+  const all = [...(state.shown.flips[state.baseline] ?? []), ...between].filter(({ shape, candidate }) =>
     shownHere(state, shape, candidate),
   );
   const rows = all.map(({ shape, candidate, by, words }) => [
@@ -33,13 +34,11 @@ function makeFlips(explorer, part) {
     by.join(", "),
     h("span", { class: "words" }, ...rich(words)),
   ]);
-  const none = state.shown.verdicts[state.shown.baseline].case?.length
-    ? "Among what is chosen, no sign flips."
-    : "This run holds no verdicts.";
+  const none = compared(state).trim() || "Among what is chosen, no sign flips.";
   part.replaceChildren(
-    h("h2", {}, `Where the clock, the cache or the run changes the sign (${all.length})`),
-    said(`Candidates that are faster than \`${state.shown.baseline}\` by one timing or run and slower by another.`),
-    rows.length ? table(["shape", "candidate", "flips with", "verdicts"], rows, "flips") : notice(none),
+    h("h2", {}, `Where values, clock, cache or run change the sign (${all.length})`),
+    said(`Candidates that are faster than \`${state.baseline}\` by one of these and slower by another.`),
+    rows.length ? table(["shape", "candidate", "flips with", "verdicts"], rows, "flips") : notice(...rich(none)),
   );
 }
 
