@@ -80,8 +80,9 @@ def pages(tmp_path_factory) -> dict[str, str]:
     there = altered(here, "before", device=1.5)
     shapes = here.study.shapes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "PACE", synthetic.PACE | dict.fromkeys(ODD, 1.1))
+        patch.setattr(synthetic, "PACE", synthetic.PACE | dict.fromkeys(ODD, 1.1) | {"kernel.tiled": 0.5})
         alone = {
+            "ours": made(Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "kernel.tiled"]})),
             "names": made(Recipe(study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", *ODD]})),
             "no baseline": made(Recipe(study=STUDY, fates={("sdpa.auto", shape): GONE for shape in shapes})),
             "failures": made(
@@ -210,7 +211,8 @@ def test_of_medians_alone_nothing_is_claimable_and_that_is_said(explorer):
 
 def test_the_fastest_peer_is_another_at_another_shape_and_the_mean_is_over_what_is_shown(explorer):
     explorer.locator("#attnlab-baseline").select_option("fastest peer")
-    assert cell(explorer, "sdpa.flash", 1).inner_text() == ""
+    assert re.fullmatch(r"base \d+\.\d+", cell(explorer, "sdpa.flash", 1).inner_text())
+    assert "base: the fastest peer there, with its median in µs" in text(explorer, "matrix")
     assert cell(explorer, "sdpa.flash", 1).get_attribute("aria-label").endswith("the baseline")
     assert cell(explorer, "sdpa.cudnn", 1).inner_text().startswith("▼ 0.796")
     assert explorer.locator("table.matrix tfoot td").last.inner_text()
@@ -219,6 +221,12 @@ def test_the_fastest_peer_is_another_at_another_shape_and_the_mean_is_over_what_
     assert all(
         sign.startswith("▼") for sign in explorer.locator("table.matrix tbody td:nth-child(4)").all_inner_texts()
     )
+
+
+def test_where_ours_loses_nowhere_the_kernel_is_named_and_the_shapes_are_counted(visit, pages):
+    said = "At none of the 1 shapes that both have a latency at is kernel.tiled slower."
+    assert said in text(visit(pages["ours"], "#claim=lost"), "matrix")
+    assert "None of our kernels is in this run." in text(visit(pages["one implementation"], "#claim=lost"), "matrix")
 
 
 def test_in_the_mean_a_shape_counts_once_by_its_worst_kind_of_values(explorer):

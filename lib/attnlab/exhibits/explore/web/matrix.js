@@ -63,6 +63,7 @@ function makeMatrix(explorer, part) {
     Object.entries(data.verdicts).map(([kind, { sign }]) =>
       h("span", {}, h("span", { class: "key", "data-kind": kind }, sign), ` ${kind}`),
     ),
+    state.baseline === FASTEST ? "base: the fastest peer there, with its median in µs" : null,
   );
   const what =
     state.metric === "speedup"
@@ -70,9 +71,13 @@ function makeMatrix(explorer, part) {
         ? `the speedup over ${state.baseline === FASTEST ? `the ${FASTEST} at each shape` : state.baseline}`
         : `in how many replicates the candidate's median is the smaller`
       : `${data.metrics[state.metric].axis}`;
+  const ours = judgedOurs(state);
+  const both = among(state).filter((place) => ours.some((name) => verdictAt(state, place, name)));
   const none = !shapes.length
     ? state.claim === "lost"
-      ? "At none of these shapes is ours slower."
+      ? ours.length
+        ? `At none of the ${both.length} shapes that both have a latency at is ${ours.join(" or ")} slower.`
+        : "None of our kernels is in this run."
       : "No shape is left: choose another mask, dtype, D, values or kind of verdicts."
     : !state.candidates.length
       ? "No candidate is chosen."
@@ -174,7 +179,7 @@ function matrixCell(explorer, place, candidate) {
     verdict = verdictAt(state, place, candidate);
   const why = run.absentAt.get(`${place}/${run.implementations.indexOf(candidate)}`) ?? "no latency under this timing";
   const kind = verdict?.kind ?? (row === undefined ? "no latency" : undefined);
-  const otherwise = verdict || row !== caseAt(state, place, state.baseline) ? "not judged" : "the baseline";
+  const isBase = row !== undefined && row === caseAt(state, place, state.baseline);
   const hidden = state.claim === "claimable" && kind !== "faster, claimable";
   const number =
     row === undefined
@@ -182,11 +187,13 @@ function matrixCell(explorer, place, candidate) {
       : state.metric !== "speedup"
         ? run.cases[`${state.metric} text`][row]
         : !verdict
-          ? ""
+          ? isBase
+            ? `base ${run.cases["latency text"][row]}`
+            : ""
           : state.by === "pooled"
             ? verdict.short
             : `${verdict.replicates.filter((ratio) => ratio > 1).length}/${verdict.replicates.length}`;
-  const words = `${candidate}, ${run.shapes[place].label}: ${kind ?? otherwise}${verdict ? `, speedup ${verdict.cells[0]}` : row === undefined ? `, ${why}` : ""}`;
+  const words = `${candidate}, ${run.shapes[place].label}: ${kind ?? (isBase ? "the baseline" : "not judged")}${verdict ? `, speedup ${verdict.cells[0]}` : row === undefined ? `, ${why}` : ""}`;
   return h(
     "td",
     {

@@ -56,12 +56,7 @@ function resolve(data, raw) {
   state.candidates = there.filter((name) => wanted.includes(name));
   const orders = state.candidates.flatMap((name) => [`${name} ascending`, `${name} descending`]);
   pick("order", ["none", ...orders], "none");
-  state.visible = run.shapes
-    .map((_, place) => place)
-    .filter((place) =>
-      Object.entries(FILTERS).every(([name, of]) => state[name] === "all" || of(run.shapes[place]) === state[name]),
-    )
-    .filter((place) => state.claim !== "lost" || isLost(state, place));
+  state.visible = among(state).filter((place) => state.claim !== "lost" || isLost(state, place));
   const target = state.visible.includes(run.target) ? run.target : state.visible[0];
   pick(
     "shape",
@@ -85,6 +80,12 @@ const FILTERS = {
 
 // A run in words; its device where that is another than of the run beside it.
 const titled = ({ label, device }, beside) => (device === beside.device ? label : `${label} (${device})`);
+
+// The places of the shapes that the filters leave.
+const among = (state) =>
+  [...state.shown.shapes.keys()].filter((place) =>
+    Object.entries(FILTERS).every(([name, of]) => ["all", of(state.shown.shapes[place])].includes(state[name])),
+  );
 
 // Those that verdicts were computed against come first.
 const baselinesOf = (run) =>
@@ -138,10 +139,15 @@ function verdictAt(state, shape, name) {
 // The kind of a verdict and its speedup, in words.
 const judged = ({ kind, cells }) => (kind ? `${kind} (${cells[0]})` : `a ratio of medians of ${cells[0]}, not judged`);
 
-// Whether our kernels are slower than the baseline at a shape: what the ladder comes to, or else all of them.
+// Of our kernels what the ladder comes to, or else all of them.
+function judgedOurs({ shown }) {
+  const ours = shown.ordered.filter((name) => name.startsWith(OURS));
+  return ours[0] === `${OURS}best` ? ours.slice(0, 1) : ours;
+}
+
+// Whether these are slower than the baseline at a shape.
 function isLost(state, place) {
-  const ours = state.shown.ordered.filter((name) => name.startsWith(OURS)),
-    verdicts = (ours[0] === `${OURS}best` ? ours.slice(0, 1) : ours).map((name) => verdictAt(state, place, name));
+  const verdicts = judgedOurs(state).map((name) => verdictAt(state, place, name));
   const there = verdicts.filter(Boolean);
   return there.length > 0 && there.every(({ kind, speedup }) => (kind ? kind === "slower" : speedup < 1));
 }
