@@ -375,6 +375,31 @@ def test_a_matrix_of_many_columns_is_whole_beside_its_cell_on_a_wide_screen(visi
     assert beside >= 22 * 16
 
 
+@pytest.mark.parametrize(("width", "columns"), [(1280, 10), (1920, 18)])
+def test_the_titles_of_rows_take_two_lines_at_most_and_leave_room_for_columns(visit, width, columns, pages):
+    opened = visit(pages["two runs"], width=width)
+    titles = opened.locator("table.matrix tbody th div")
+    heights = titles.evaluate_all(
+        "found => found.map((one) => one.offsetHeight / parseFloat(getComputedStyle(one).lineHeight))"
+    )
+    assert max(heights) <= 2.1
+    room = opened.locator("[data-part=matrix]").evaluate("one => one.clientWidth")
+    assert room >= 192 + 54 * columns  # the widest title, and the published run's columns
+
+
+def test_on_paper_the_matrix_is_whole_and_in_colour_and_nothing_is_left_to_press(explorer):
+    explorer.emulate_media(media="print", color_scheme="dark")
+    scroll = explorer.locator(".scroll:has(.matrix)")
+    assert scroll.evaluate("one => [getComputedStyle(one).overflow, getComputedStyle(one).maxHeight]") == [
+        "visible",
+        "none",
+    ]
+    colours = explorer.locator("td[data-kind]").first.evaluate("one => getComputedStyle(one).printColorAdjust")
+    assert colours == "exact"
+    assert explorer.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert explorer.locator("select:visible, input:visible").count() == 0
+
+
 def test_a_point_of_a_line_says_how_it_was_measured(explorer):
     explorer.locator("svg .touch").first.hover()
     assert re.search(r"n = 80, SM clock 1,9\d\d MHz, throttled 2\.5 %", explorer.locator(".tip").inner_text())

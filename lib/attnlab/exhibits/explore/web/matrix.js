@@ -40,8 +40,7 @@ function makeMatrix(explorer, part) {
     const label = h(
       "th",
       { scope: "row", title: shape.label },
-      briefly(shape, target),
-      shape === target ? h("span", { class: "target" }, " target") : null,
+      h("div", {}, briefly(shape, target), shape === target ? h("span", { class: "target" }, " target") : null),
     );
     return h("tr", {}, label, cells);
   });
