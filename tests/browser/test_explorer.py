@@ -463,6 +463,28 @@ def test_so_do_the_boxes(explorer):
     assert everything(explorer) == before
 
 
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        ("none", []),
+        ("ours", ["kernel.tiled"]),
+        ("peers", ["sdpa.cudnn", "sdpa.flash"]),
+        ("all", ["kernel.tiled", "sdpa.cudnn", "sdpa.flash"]),
+    ],
+)
+def test_candidates_are_chosen_together_and_one_is_alone_after_two_clicks(explorer, link, shown):
+    explorer.locator("summary", has_text="candidates (3 of 3)").click()
+    checks = explorer.locator(".checks")
+    checks.get_by_role("button", name="none").click()
+    assert "No candidate is chosen." in text(explorer, "matrix")
+    checks.get_by_label("sdpa.cudnn").check()
+    assert explorer.locator("table.matrix thead th").all_inner_texts() == ["shape", "sdpa.cudnn"]
+    checks.get_by_role("button", name=link).click()
+    boxes = checks.locator("input:checked").evaluate_all("found => found.map((one) => one.value)")
+    assert sorted(boxes) == shown
+    assert ("candidates=" in explorer.url) == (link != "all")
+
+
 def test_an_address_shows_the_same_elsewhere(visit, pages, explorer):
     cell(explorer, "sdpa.cudnn", 2).click()
     explorer.locator("#attnlab-clock").select_option("eager")

@@ -52,15 +52,8 @@ function controls(explorer) {
       ...Object.fromEntries(filters.map(([name, values]) => [name, values.map((value) => [value, value])])),
       axis: run.axes.map((axis) => [axis, AXES[axis]]),
       metric: Object.entries(data.metrics).map(([metric, { axis }]) => [metric, axis]),
-      by: [
-        ["pooled", "pooled"],
-        ["replicate", "by replicate"],
-      ],
-      claim: [
-        ["all", "all"],
-        ["claimable", "claimable only"],
-        ["lost", "only where ours loses"],
-      ],
+      by: Object.entries({ pooled: "pooled", replicate: "by replicate" }),
+      claim: Object.entries({ all: "all", claimable: "claimable only", lost: "only where ours loses" }),
     };
     for (const [name, select] of Object.entries(selects)) {
       const key = JSON.stringify(options[name]);
@@ -74,24 +67,22 @@ function controls(explorer) {
     summary.replaceChildren(`candidates (${state.candidates.length} of ${there.length})`);
     if (chosen.dataset.names !== JSON.stringify(there)) {
       chosen.dataset.names = JSON.stringify(there);
+      const choose = (fits) => {
+        const candidates = there.filter(fits);
+        const isAll = candidates.length === there.length;
+        explorer.choose({ candidates: isAll ? undefined : candidates, candidate: undefined });
+      };
+      const isChecked = (_, place) => chosen.querySelectorAll("input")[place].checked;
       chosen.replaceChildren(
+        button("all", () => choose(() => true)),
+        button("none", () => choose(() => false)),
+        button("ours", () => choose((name) => name.startsWith(OURS))),
+        button("peers", () => choose((name) => run.peers.includes(name))),
         ...there.map((name) =>
           h(
             "label",
             {},
-            h("input", {
-              type: "checkbox",
-              value: name,
-              onchange: () => {
-                const names = [...chosen.querySelectorAll("input")]
-                  .filter((box) => box.checked)
-                  .map((box) => box.value);
-                explorer.choose({
-                  candidates: names.length === there.length ? undefined : names,
-                  candidate: undefined,
-                });
-              },
-            }),
+            h("input", { type: "checkbox", value: name, onchange: () => choose(isChecked) }),
             swatch(explorer, name),
             h("span", {}, name),
           ),

@@ -32,11 +32,8 @@ function resolve(data, raw) {
       notices.push(`${name} “${wanted}” is not here, ${fallback === "" ? "none" : `“${fallback}”`} is shown`);
     state[name] = allowed.includes(wanted) ? wanted : fallback;
   };
-  pick(
-    "run",
-    data.runs.map((run) => run.name),
-    data.runs[0].name,
-  );
+  const runs = data.runs.map((run) => run.name);
+  pick("run", runs, runs[0]);
   const run = (state.shown = data.runs.find((one) => one.name === state.run));
   pick("against", againstOf(data, run), againstOf(data, run)[1] ?? "none");
   pick("baseline", baselinesOf(run), run.baseline);
@@ -58,11 +55,8 @@ function resolve(data, raw) {
   pick("order", ["none", ...orders], "none");
   state.visible = among(state).filter((place) => state.claim !== "lost" || isLost(state, place));
   const target = state.visible.includes(run.target) ? run.target : state.visible[0];
-  pick(
-    "shape",
-    run.shapes.map((shape) => shape.name),
-    run.shapes[target ?? 0].name,
-  );
+  const shapes = run.shapes.map((shape) => shape.name);
+  pick("shape", shapes, shapes[target ?? 0]);
   if (!state.visible.includes(run.shapeAt.get(state.shape)) && state.visible.length)
     state.shape = run.shapes[target].name;
   state.place = run.shapeAt.get(state.shape);
