@@ -262,6 +262,20 @@ def test_a_drawing_is_downloaded_as_it_is_shown(explorer):
     assert drawing.startswith("<svg")
     assert 'xmlns="http://www.w3.org/2000/svg"' in drawing
     assert "stroke: rgb(" in drawing
+    assert re.search(
+        r"run synthetic, NVIDIA H200, 20\d\d-\d\d-\d\d<.*device clock, warm cache; baseline sdpa.auto<", drawing
+    )
+    with explorer.expect_download() as started:
+        explorer.get_by_text("Download the distribution as SVG").click()
+    drawing = Path(started.value.path()).read_text()
+    for words in (
+        "■ sdpa.auto<",
+        "■ sdpa.flash<",
+        "■ sdpa.auto again (A/A)<",
+        "sdpa.flash against sdpa.auto<",
+        f"{TARGET.label}<",
+    ):
+        assert words in drawing
 
 
 @pytest.mark.parametrize("width", [390, 1120, 1280])

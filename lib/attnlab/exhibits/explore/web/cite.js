@@ -25,7 +25,7 @@ function makeCite(explorer, part) {
       button("Download what the matrix shows as CSV", () => save(csv(explorer.state), "text/csv", `${run.name}.csv`)),
       ...Object.entries(DRAWINGS).map(([name, where]) =>
         button(`Download the ${name} as SVG`, () =>
-          save(standalone(explorer.root.querySelector(where)), "image/svg+xml", `${run.name}-${name}.svg`),
+          save(standalone(explorer, name, where), "image/svg+xml", `${run.name}-${name}.svg`),
         ),
       ),
     ),
@@ -95,8 +95,23 @@ const DRAWINGS = {
 };
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "font-size"];
 
-// A drawing as a file of its own, with the styles and the ground that it has on the page.
-function standalone(svg) {
+// Below a drawing in a file of its own: what its lines are, and of what it is; each with its colour.
+function captions({ root, state }, name) {
+  const { shown, place, timing, baseline, candidate } = state;
+  const sides = name === "lines" ? [] : [...root.querySelectorAll('[data-part="cell"] .legend > span')];
+  const ink = getComputedStyle(root).color;
+  const pair =
+    name === "lines" ? `baseline ${baseline}` : `${candidate || "nothing"} against ${baselineAt(state, place)}`;
+  const words = [`run ${shown.name}, ${shown.device}, ${shown.created}`, `${shown.timings[timing].words}; ${pair}`];
+  return [
+    ...sides.map((side) => [`■${side.textContent}`, getComputedStyle(side.firstChild).borderTopColor]),
+    ...[...words, shown.shapes[place].label].map((line) => [line, ink]),
+  ];
+}
+
+// A drawing with these, and with the styles and the ground that it has on the page.
+function standalone(explorer, name, where) {
+  const svg = explorer.root.querySelector(where);
   if (!svg) return "";
   const copy = svg.cloneNode(true),
     copies = [...copy.querySelectorAll("*")];
@@ -104,8 +119,14 @@ function standalone(svg) {
     const style = getComputedStyle(one);
     copies[place].setAttribute("style", STYLES.map((name) => `${name}: ${style.getPropertyValue(name)}`).join("; "));
   });
-  const ground = getComputedStyle(svg.closest(".attnlab-explorer")).backgroundColor;
-  filled(copy, { xmlns: SVG, style: `background: ${ground}`, "font-family": "sans-serif" }, []);
+  const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
+  const below = captions(explorer, name).map(([words, fill], place) =>
+    s("text", { x: 4, y: height + 16 + 15 * place, fill, "font-size": 11 }, words),
+  );
+  const whole = height + 20 + 15 * below.length,
+    ground = getComputedStyle(explorer.root).backgroundColor;
+  const box = { viewBox: `0 0 ${width} ${whole}`, height: whole };
+  filled(copy, { xmlns: SVG, style: `background: ${ground}`, "font-family": "sans-serif", ...box }, below);
   return copy.outerHTML;
 }
 
