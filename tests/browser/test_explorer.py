@@ -367,6 +367,16 @@ def test_a_device_in_a_request_is_that_of_the_runs(visit, pages, asked, runs):
     assert "Not understood" not in text(opened, "find")
 
 
+def test_of_shapes_as_far_away_those_on_the_device_that_is_shown_come_first(visit, pages):
+    opened = visit(pages["two devices"], "#find=128")
+    found = opened.locator('[data-part="find"] tbody td:last-child').all_inner_texts()
+    exact = opened.locator('[data-part="find"] tbody tr', has_text="nothing: as asked").count()
+    assert exact >= 2
+    assert [words.split(",")[0] for words in found[:exact]] == ["synthetic"] * (exact // 2) + ["elsewhere"] * (
+        exact // 2
+    )
+
+
 def test_a_device_that_no_run_is_of_is_said(explorer):
     explorer.get_by_label("Which kernel for").fill("target h100")
     explorer.keyboard.press("Enter")

@@ -98,7 +98,8 @@ const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-li
 // Below a drawing in a file of its own: what its lines are, and of what it is; each with its colour.
 function captions({ root, state }, name) {
   const { shown, place, timing, baseline, candidate } = state;
-  const sides = name === "lines" ? [] : [...root.querySelectorAll('[data-part="cell"] .legend > span')];
+  const legend = [...root.querySelectorAll('[data-part="cell"] .legend > span')];
+  const sides = legend.slice(0, { lines: 0, samples: 2 }[name]);
   const ink = getComputedStyle(root).color;
   const pair =
     name === "lines" ? `baseline ${baseline}` : `${candidate || "nothing"} against ${baselineAt(state, place)}`;

@@ -168,8 +168,10 @@ function found(explorer) {
   });
   const none = wanted.devices ? `No run of ${wanted.devices.join(" ")} here` : "No run here";
   if (!near.length) return [...refused, notice(`${none} has a latency under this clock and cache.`)];
-  const elsewhere = ({ run }) => run !== state.shown;
-  near.sort((one, other) => one.distance - other.distance || elsewhere(one) - elsewhere(other));
+  // Of shapes as far away first those of the run that is shown, then of its device, and of these the newest.
+  const elsewhere = ({ run }) => (run !== state.shown) + (run.device !== state.shown.device);
+  const newer = (one, other) => other.run.created.localeCompare(one.run.created);
+  near.sort((one, other) => one.distance - other.distance || elsewhere(one) - elsewhere(other) || newer(one, other));
   const rows = near.slice(0, MOST_FOUND).map(({ run, shape, first: [name, row], differs }) => {
     const verdict = run.verdictAt[run.baseline].get(row);
     const kind = name === run.baseline ? "is the baseline" : verdict === undefined ? "not compared" : judged(verdict);
