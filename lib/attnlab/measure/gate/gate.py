@@ -37,7 +37,7 @@ from attnlab.measure.gate.check import NONE, OUTPUTS, UNBOUNDED, Check, Error
 from attnlab.measure.instruments import devices
 from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Call, Replay
-from attnlab.measure.subjects.implementation import Attention, Tensors, by_sequence, with_gradients
+from attnlab.measure.subjects.implementation import Attention, Broken, Tensors, by_sequence, with_gradients
 from attnlab.measure.subjects.inputs import Inputs
 from attnlab.measure.subjects.oracle import composed, of_each_head
 from attnlab.runs.schema import EXTREMES
@@ -218,10 +218,11 @@ class Gate:
         return []
 
     def _misshapen(self, returned: Tensors) -> str:
-        """The fault in the shapes of what was returned."""
+        """The fault in the shapes or dtypes of what was returned."""
         shapes = tuple(tensor.shape for tensor in returned)
         if shapes == self._shapes:
-            return ""
+            dtypes = {tensor.dtype for tensor in returned} - {self._inputs[0].dtype, torch.float64}  # the oracle's own
+            return f"returned {', '.join(map(str, dtypes))}, not {self._inputs[0].dtype}" if dtypes else ""
         there, wanted = (", ".join(str(tuple(shape)) for shape in each) for each in (shapes, self._shapes))
         return f"returned {there}, not {wanted}"
 
@@ -245,6 +246,8 @@ class Gate:
         try:
             with outputs.guarded(outputs.POISONS[turn]) as fresh:
                 returned = outputs.each(calling(call, self._inputs, self._values) if calling else call())
+            if others := [type(output).__name__ for output in returned if not isinstance(output, Tensor)]:
+                raise Broken(f"returned {', '.join(others)}, and no tensor")
             at_once = tuple(output.clone() for output in returned)
             devices.synchronize(device)
             return tuple(map(self._widened, at_once)), self._faults(returned, at_once, guards or fresh)

@@ -102,6 +102,8 @@ def with_gradients(attention: Attention, given: Tensors, causal: bool) -> Tensor
     *inputs, gradient = given
     q, k, v = (tensor.detach().requires_grad_() for tensor in inputs)
     output = attention(q, k, v, causal)
+    if not output.requires_grad:
+        raise Unsupported("computes no gradients")
     return output.detach(), *torch.autograd.grad(output, (q, k, v), gradient)
 
 
