@@ -147,10 +147,7 @@ def _open(pool: Executor, name: str, study: Study, device: str, long: bool, comm
     if recorded(manifest) != study:
         raise UserError(f"the run {name!r} is of another study ({manifest['study']['name']}): choose another name")
     write.require_incomplete(name, manifest)
-    before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
-    changed = [name for name in study.implementations if before.get(name) != now.get(name)]
-    if changed:
-        raise Outdated(f"{', '.join(changed)} changed since the run {name!r} began: start a new run")
+    worker.require_unchanged(study, manifest)
     if manifest["dispatch"] != _dispatched(study, manifest["device"]["name"]):
         raise Outdated(f"the dispatch table changed since the run {name!r} began: start a new run")
     if manifest.get("captured", {}) != captured.digests(study):

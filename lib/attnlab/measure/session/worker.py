@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attnlab.base.errors import UserError
+from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.clocks import cuda_events
 from attnlab.measure.instruments import devices, environment, telemetry
 from attnlab.measure.instruments.telemetry import Telemetry
@@ -14,9 +14,10 @@ from attnlab.measure.session import ceilings, estimate, requests
 from attnlab.measure.session.cases import measure_shape
 from attnlab.measure.session.subject import Job, Session
 from attnlab.measure.values import captured
-from attnlab.runs import write
-from attnlab.runs.schema import replicate_key
+from attnlab.runs import read, write
+from attnlab.runs.schema import Manifest, replicate_key
 from attnlab.runs.tables import PROCESSES
+from attnlab.study import tuning
 from attnlab.study.implementations import E4M3, in_fp8
 from attnlab.study.studies import Study
 
@@ -56,9 +57,10 @@ def measure(job: Job) -> None:
 
     Raises:
         UserError: the environment can't be locked.
-        Outdated: it isn't the one that the run began in.
+        Outdated: it isn't the one that the run began in, or what is measured has changed since.
     """
     started = time.monotonic()
+    require_unchanged(job.study, read.read_manifest(job.run))
     device = torch.device(job.device)
     environment.lock_as_begun(job.run, job.environment, device)
     captured.use(job.study)
@@ -80,3 +82,11 @@ def measure(job: Job) -> None:
         seed = zlib.crc32(f"stream {job.replicate}".encode())
         calls = requests.take(job.run, job.study, job.replicate, device, seed)
         write.add_part(job.run, "stream", key, calls.assign(process=session.process))
+
+
+def require_unchanged(study: Study, manifest: Manifest) -> None:
+    """Raise Outdated unless what a study measures (kernels, functions of a user's own) is as its run began with."""
+    before, now = manifest["kernels"], tuning.hashes(study.implementations, manifest["device"]["name"])
+    changed = [name for name in study.implementations if before.get(name) != now.get(name)]
+    if changed:
+        raise Outdated(f"{', '.join(changed)} changed since the run {manifest['name']!r} began: start a new run")
