@@ -3,9 +3,11 @@
 Torch is imported only by what needs it.
 """
 
+import importlib
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import starmap
@@ -363,3 +365,25 @@ def by_table(monkeypatch, data):
         attend.use()
 
     return use
+
+
+@pytest.fixture
+def write_module(tmp_path, monkeypatch) -> Iterator[Callable[..., Path]]:
+    """Writes a user's own module `own`, which Python finds beside the studies of `write_study` from then on."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def write(text: str, beside: str = ".") -> Path:
+        path = tmp_path / beside / "own.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        sys.path.append(os.fspath(tmp_path))
+        forget()
+        return path
+
+    def forget() -> None:
+        importlib.invalidate_caches()
+        for name in [name for name in sys.modules if name == "own" or name.startswith("folder")]:
+            del sys.modules[name]
+
+    yield write
+    forget()

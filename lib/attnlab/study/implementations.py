@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from attnlab.base.errors import UserError, suggestion
-from attnlab.study import ladder
+from attnlab.study import callables, ladder
 
 DISPATCH = "dispatch.attend"
 """`attnlab.attend`, where it is measured itself."""
@@ -30,12 +30,18 @@ _CONTROL = "control."
 def known(named: Collection[str] | None = None) -> tuple[str, ...]:
     """Every implementation that a study may name; a rung of the ladder is ``kernel.<rung>``.
 
+    Of the functions of one's own, ``python.<module>.<function>``, they are those that are named.
+
     Where there is a ladder, ``kernel.best`` is what the tuning of the device chose from it.
 
     Args:
         named: what a study names; if nothing of it is of the ladder, the ladder is not read.
+
+    Raises:
+        UserError: what is named as a function of one's own states no module or no function.
     """
-    fixed = (*SDPA, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH)
+    own = [name for name in callables.among(named or ()) if callables.parts(name)]
+    fixed = (*SDPA, *PEERS, CUDNN_FP8, *REFERENCES, DISPATCH, *own)
     if named is not None and set(named) <= set(fixed):
         return fixed
     rungs = tuple(rung.implementation for rung in ladder.load())

@@ -1,6 +1,7 @@
 """A study: the cases of a run, its baseline, and how they are timed."""
 
 import math
+import sys
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import product
@@ -14,7 +15,7 @@ from yaml.constructor import ConstructorError
 from attnlab.base import paths
 from attnlab.base.documents import Count, Positive, validated
 from attnlab.base.errors import UserError, suggestion
-from attnlab.study import drawn, implementations
+from attnlab.study import callables, drawn, implementations
 from attnlab.study import values as kinds
 from attnlab.study.shapes import Shape
 
@@ -189,6 +190,8 @@ def shown(name: str) -> str:
 def load(name: str | Path) -> Study:
     """Read a study: a name in studies/, or a path to a YAML file.
 
+    Where it names functions of one's own, their modules are from then on also found beside that file.
+
     Raises:
         UserError: there is no such file, it isn't valid YAML, or it states something that can't be measured.
     """
@@ -212,6 +215,8 @@ def load(name: str | Path) -> Study:
     for name in study.sweeps:
         if wrong := _misnamed(name, study.sweep(name)):
             raise UserError(f"{where}: sweeps: {wrong}: rename it")
+    if callables.among(study.implementations) and (beside := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(beside)  # processes that measure get it from this one
     return study
 
 

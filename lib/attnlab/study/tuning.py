@@ -13,7 +13,7 @@ from pydantic import BaseModel, model_validator
 from attnlab.base import documents, paths
 from attnlab.base.documents import Count, Positive, Size
 from attnlab.base.errors import UserError
-from attnlab.study import ladder
+from attnlab.study import callables, ladder
 from attnlab.study.implementations import FP8_ALIASES, FP8_KERNEL
 from attnlab.study.ladder import BEST, PREFIX, Rung, Tile
 from attnlab.study.shapes import Shape
@@ -249,18 +249,20 @@ def load(device_name: str) -> Tuning:
 
 
 def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
-    """By implementation, what identifies each kernel among `names` that is there.
+    """By implementation, what identifies each kernel among `names` that is there, and each function of one's own.
 
     It is that of `ladder.hashes`, of `kernel.fp8` also where that is called with other inputs. For `kernel.best`, it is
     a SHA-256 over the tuning of the device of this name and the hashes of the rungs that the tuning names.
+    For ``python.<module>.<function>``, it is that of the module's file.
 
     Raises:
-        UserError: `kernel.best` is among the names, and the file of the tuning holds none.
+        UserError: `kernel.best` is among the names, and the file of the tuning holds none; a module is not found.
     """
+    own = callables.hashes(names)
     if not any(name.startswith(PREFIX) for name in names):
-        return {}  # without reading the ladder
+        return own  # without reading the ladder
     kernels = ladder.hashes()
-    found = {name: value for name, value in kernels.items() if name in names}
+    found = own | {name: value for name, value in kernels.items() if name in names}
     if FP8_KERNEL in kernels:  # what quantises is of the measuring code
         found |= {name: kernels[FP8_KERNEL] for name in FP8_ALIASES if name in names}
     if BEST in names and path(device_name).is_file():

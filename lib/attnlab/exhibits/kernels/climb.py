@@ -23,7 +23,7 @@ RIVALS = ("sdpa.flash", "sdpa.cudnn")
 """The backends of SDPA that every rung is compared with."""
 
 
-@exhibit("kernels.stale", where=has_kernels)
+@exhibit("kernels.stale")
 def stale(results: Results) -> Prose | None:
     """The kernels whose source has changed since the run, so that its evidence is of an older source."""
     names = stale_kernels(results.run)

@@ -10,7 +10,7 @@ from attnlab.compile import occupancy
 from attnlab.infer.lookup import NotMeasured, known
 from attnlab.infer.results import Results
 from attnlab.runs.schema import CASE, Run, is_of
-from attnlab.study import ladder, tuning
+from attnlab.study import callables, ladder, tuning
 from attnlab.study.implementations import in_fp8
 from attnlab.study.ladder import BEST, Recorded
 from attnlab.study.shapes import Shape
@@ -169,16 +169,19 @@ def two_names(results: Results) -> list[float]:
 
 
 def stale(run: Run) -> list[str]:
-    """The kernels of a run that changed since or no longer exist; empty where there is no ladder at all.
+    """The kernels of a run that changed since or no longer exist; none of the ladder where there is no ladder at all.
 
     A kernel is its source, the headers of ours that it includes, and its entry in the ladder; `kernel.best` is the
     tuning of the run's device and the kernels that this names. Where another tuning runs the same at each shape of the
-    run, it has not changed.
+    run, it has not changed. A function of a user's own has changed if the file of its module is here, and is another.
     """
-    if not (paths.kernels() / "ladder.toml").is_file():
-        return []
-    measured = {name: value for name, value in run.manifest["kernels"].items() if name.startswith(ladder.PREFIX)}
+    prefixes = (ladder.PREFIX,) if (paths.kernels() / "ladder.toml").is_file() else ()
+    measured = {name: value for name, value in run.manifest["kernels"].items() if name.startswith(prefixes)}
     now = tuning.hashes(measured, run.manifest["device"]["name"])
+    for name in callables.among(run.manifest["kernels"]):
+        with suppress(UserError):  # it is not here
+            now |= callables.hashes([name])
+            measured[name] = run.manifest["kernels"][name]
     changed = [name for name, value in measured.items() if now.get(name) != value]
     return [name for name in changed if name != BEST or not _runs_the_same(run)]
 

@@ -16,7 +16,7 @@ from attnlab.measure.session.checks import gate_of
 from attnlab.measure.session.subject import Session, Subject, alive
 from attnlab.measure.subjects import outputs
 from attnlab.measure.subjects.case import Output
-from attnlab.measure.subjects.implementation import Broken, OutOfMemory, attempt
+from attnlab.measure.subjects.implementation import Broken, OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.inputs import Windows
 from attnlab.runs.schema import FAILED, OUT_OF_MEMORY, Row
 from attnlab.study.shapes import Shape
@@ -152,7 +152,7 @@ class Rounds:
             yield
         except (torch.OutOfMemoryError, OutOfMemory) as error:
             subject.drop(OUT_OF_MEMORY, f"while timed, {self._timing}: {error}")
-        except Broken as error:
+        except (Broken, Unsupported) as error:  # at a shape that it served before
             subject.drop(FAILED, f"while timed, {self._timing}: {error}")
 
 

@@ -97,9 +97,14 @@ class Subject:
 
     def attempt(self, work: Callable[[], T]) -> T | None:
         """The result of `work`; where it can't be done, None, and the subject is dropped with the reason."""
+
+        def selected() -> T:
+            with self.implementation.selected():
+                return work()
+
         try:
-            with originals.intact(), self.implementation.selected():
-                return attempt(work)
+            with originals.intact():
+                return attempt(selected)
         except Unsupported as error:
             self.drop(SKIPPED, str(error))
         except OutOfMemory as error:

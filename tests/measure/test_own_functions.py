@@ -1,0 +1,196 @@
+"""Functions of a user's own: how they are called, what is said of those that can't be, and runs that hold them."""
+
+import importlib
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from conftest import Quickly, gated, timed, tiny_study, told
+
+from attnlab.base.errors import Outdated
+from attnlab.infer.kernels import rungs
+from attnlab.measure.instruments import environment
+from attnlab.measure.session import record, worker
+from attnlab.measure.session.subject import Job
+from attnlab.measure.subjects import registry
+from attnlab.runs import read, schema
+from attnlab.study import callables, studies
+from attnlab.study.shapes import Shape
+from attnlab.study.studies import Timing
+
+OWN = "python.own.attention"
+HEAD = "import torch\ndef attention(q, k, v, causal, scale):\n "
+RIGHT = "mask = torch.ones(q.shape[2], k.shape[2], dtype=bool).tril(k.shape[2] - q.shape[2]) if causal else None\n "
+RIGHT += "return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale)\n"
+SHAPE = Shape(2, 3, 17, 64, dtype="float32")
+LONE = {"batch": 1, "heads": 2, "seq_len": 16, "head_dim": 32, "dtype": "float32"}
+
+pytestmark = pytest.mark.usefixtures("locked")
+
+
+# How it is called
+
+
+@pytest.mark.parametrize(
+    "shape", [SHAPE, Shape(2, 3, 5, 64, True, "float16", kv_len=9), Shape(1, 2, 8, 32, dtype="bfloat16", scale=0.3)]
+)
+def test_a_function_passes_the_gate_as_an_implementation(write_module, shape):
+    write_module(HEAD + RIGHT)
+    subject, checks = gated(registry.find(OWN), shape)
+    assert subject.reason == ""
+    assert checks["passed"].all()
+
+
+def test_it_is_called_by_its_place_and_with_a_scale_by_name(write_module):
+    write_module("seen = []\ndef attention(*given, scale):\n seen.append((len(given), scale))\n return given[0] + 1")
+    for scale in (0.0, 0.3):
+        q = torch.zeros(1, 2, 8, 32)
+        registry.find(OWN).bound((q, q, q), Shape(1, 2, 8, 32, scale=scale))()
+    assert sys.modules["own"].seen == [(4, None), (4, 0.3)]
+
+
+def test_what_states_no_signature_is_called_all_the_same(write_module):
+    write_module("import operator\nattention = operator.itemgetter")
+    assert registry.find(OWN).name == OWN
+
+
+def test_its_gradients_are_those_that_torch_finds(write_module):
+    training = Shape(1, 2, 16, 32, dtype="bfloat16", direction="training")
+    write_module(HEAD + RIGHT)
+    assert gated(registry.find(OWN), training)[0].reason == ""
+    write_module(HEAD + "return (q @ k.mT).softmax(-1).matmul(v).detach()")
+    assert gated(registry.find(OWN), training)[0].reason == "computes no gradients"
+
+
+# What can't be called
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def atention(): pass", "/own.py has no 'attention'; did you mean 'atention'?"),
+        ("attention = 3", "/own.py: 'attention' is of type int, and no function"),
+        ("def attention(q, k, v): pass", "/own.py: attention(q, k, v) has to take (q, k, v, causal, scale)"),
+        ("import tritno", "/own.py can't be imported: ModuleNotFoundError: No module named 'tritno'"),
+        ("def attention(:", "/own.py can't be imported: SyntaxError: invalid syntax (own.py, line 1)"),
+        ("raise SystemExit(2)", "/own.py can't be imported: SystemExit: 2"),
+        ("raise OSError('a\\nb ' + 400 * 'x')", "/own.py can't be imported: OSError: a b …"),
+    ],
+)
+def test_what_cannot_be_called_is_said_in_a_line(write_module, text, said):
+    write_module(text)
+    found = told(lambda: registry.find(OWN))
+    assert found.startswith(f"{OWN}: /")
+    assert found.endswith(said)
+
+
+# What goes wrong at a shape
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ("raise NotImplementedError('16 queries\\n at most')", schema.SKIPPED, "16 queries at most"),
+        ("raise NotImplementedError", schema.SKIPPED, "NotImplementedError"),
+        ("raise ValueError('16 queries at most')", schema.SKIPPED, "16 queries at most"),
+        ("raise KeyError('tile')", schema.FAILED, "KeyError: 'tile'"),
+        ("return q @ q", schema.FAILED, "RuntimeError: Expected size for first two dimensions"),
+        ("exit(3)", schema.FAILED, "SystemExit: 3"),
+        ("raise torch.OutOfMemoryError('too large')", schema.OUT_OF_MEMORY, "too large"),
+        ("return None", schema.FAILED, "returned NoneType, and no tensor"),
+        ("return v[:, :, 1:] + 0", schema.FAILED, "returned (2, 3, 16, 64), not (2, 3, 17, 64)"),
+        ("return (v + 0).half()", schema.FAILED, "returned torch.float16, not torch.float32"),
+        ("return v + 0", schema.FAILED, "error against float64: max"),
+        ("return q", schema.FAILED, "returned memory of its inputs"),
+    ],
+)
+def test_what_goes_wrong_ends_the_case_alone(write_module, body, status, reason):
+    write_module(HEAD + body)
+    subject, _ = gated(registry.find(OWN), SHAPE)
+    assert subject.status == status
+    assert reason in subject.reason
+
+
+@pytest.mark.parametrize("error", ["ValueError", "RuntimeError"])
+def test_what_goes_wrong_while_it_is_timed_ends_the_case_alone(write_module, error):
+    write_module(f"calls = []\n{HEAD}calls.append(0)\n if len(calls) > 40: raise {error}('tired')\n {RIGHT}")
+    subject, samples = timed(registry.find(OWN), SHAPE, Timing(clock="eager", cache="warm"))
+    assert (subject.status, len(samples) < 100) == (schema.FAILED, True)
+    assert subject.reason.startswith("while timed, eager warm: ")
+    assert subject.reason.endswith("tired")
+
+
+def test_the_settings_that_are_locked_stay_so(write_module):
+    loosen = "torch.set_float32_matmul_precision('high')"
+    write_module(f"import torch\n{loosen}\n{HEAD}{loosen}\n {RIGHT}")
+    before = environment.settings()
+    subject, _ = gated(registry.find(OWN), SHAPE)
+    assert subject.reason == "changed settings of torch: float32_matmul_precision, tf32_matmul"
+    assert environment.settings() == before
+
+
+# Runs
+
+
+@pytest.fixture
+def study(write_study, write_module) -> studies.Study:
+    """A study of a function that is right, one that is wrong, and one that serves nothing."""
+    wrong = "def wrong(q, k, v, causal, scale=None):\n return 1.01 * attention(q, k, v, causal, scale)\n"
+    refusing = "def refusing(q, k, v, causal, scale=None):\n raise NotImplementedError('not yet')\n"
+    write_module(HEAD + RIGHT + wrong + refusing)
+    sys.path.pop()
+    named = [OWN, "python.own.wrong", "python.own.refusing"]
+    sweeps = {"alone": LONE}
+    return studies.load(write_study(implementations=["sdpa.auto", *named], target=LONE, sweeps=sweeps, replicates=1))
+
+
+def test_a_run_measures_functions_in_processes_of_its_own(begin, study, write_module, unlocked):
+    name = begin(study, kernels=callables.hashes(study.implementations))
+    record.record(name, study, "cpu")
+    run = read.load(name)
+    fates = run.cases.set_index("implementation")["status"].to_dict()
+    assert fates == {
+        "sdpa.auto": schema.MEASURED,
+        OWN: schema.MEASURED,
+        "python.own.wrong": schema.FAILED,
+        "python.own.refusing": schema.SKIPPED,
+        "control.sdpa.auto": schema.MEASURED,
+    }
+    assert set(run.samples["implementation"]) == {"sdpa.auto", OWN, "control.sdpa.auto"}
+    assert run.checks.loc[run.checks["implementation"] == "python.own.wrong", "passed"].tolist() == [False]
+
+    assert rungs.stale(run) == []
+    path = write_module("another")
+    assert rungs.stale(run) == study.implementations[1:]
+    path.unlink()
+    importlib.invalidate_caches()
+    assert rungs.stale(run) == []  # what is not here can't be told to have changed
+
+
+def test_a_run_begins_with_the_hashes_and_goes_on_only_with_the_same_files(data, study, write_module, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "measure", interrupted)
+        told(lambda: record.record("one", study, "cpu", Quickly(ThreadPoolExecutor(1))))
+    manifest = read.read_manifest("one")
+    assert manifest["kernels"] == callables.hashes(study.implementations)
+    write_module("another")
+    going_on = partial(record.record, "one", study, "cpu", ThreadPoolExecutor(1))
+    # Each process looks too: a file may be edited while a run measures, and another host may have another file.
+    process = partial(worker.measure, Job("one", study, "cpu", 0, (), manifest["environment"]["hash"]))
+    for refused in (going_on, process):
+        assert told(refused, Outdated) == (
+            f"{', '.join(study.implementations[1:])} changed since the run 'one' began: start a new run"
+        )
+
+
+def interrupted(job):
+    raise KeyboardInterrupt
+
+
+def test_a_study_of_what_cannot_be_called_begins_no_run(data, one_thread, write_module):
+    write_module("attention = 3")
+    study = tiny_study(implementations=["sdpa.auto", OWN])
+    assert told(lambda: record.record("one", study, "cpu", Quickly(one_thread))).endswith("int, and no function")
+    assert not (data / "one" / "manifest.json").exists()

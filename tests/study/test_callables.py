@@ -1,0 +1,64 @@
+"""Functions of one's own: their names, where they are found, and how it is noticed that one has changed."""
+
+import hashlib
+import sys
+
+import pytest
+from conftest import TINY, tiny_study, told
+
+from attnlab.study import callables, implementations, studies, tuning
+
+OWN = "python.own.attention"
+
+
+def test_a_study_may_name_functions_beside_what_is_known():
+    named = [*TINY["implementations"], OWN, "python.folder.own.attention_2"]
+    assert tiny_study(implementations=named).implementations == named
+    assert tiny_study(implementations=named, baseline=OWN).subjects[-1] == implementations.control(OWN)
+    assert OWN not in implementations.known()
+    assert callables.parts("python.folder.own.attention_2") == ("folder.own", "attention_2")
+
+
+@pytest.mark.parametrize("name", ["python.own", "python.", "python.own.", "python..attention", "python.own:attention"])
+def test_a_name_states_a_module_and_a_function(name):
+    assert told(lambda: tiny_study(implementations=["sdpa.auto", name])) == (
+        f"tiny.yaml: {name!r} names no function: state python.<module>.<function>, such as python.mine.attention"
+    )
+
+
+def test_a_module_is_found_beside_the_study_that_names_it(write_study, write_module):
+    write_module("raise AssertionError('nobody imports it')")
+    sys.path.pop()
+    assert studies.load(write_study()).implementations == TINY["implementations"]
+    assert "there is no module 'own': put own.py beside" in told(lambda: callables.file(OWN))
+    path = write_study(implementations=["sdpa.auto", OWN])
+    for _ in range(2):
+        studies.load(path)
+    assert sys.path.count(str(path.parent)) == 1
+    assert callables.file(OWN) == path.parent / "own.py"
+
+
+def test_a_module_may_lie_in_a_package(write_module):
+    path = write_module("", beside="folder")
+    assert callables.file("python.folder.own.attention") == path
+    (path.parent / "__init__.py").write_text("import nothing_of_this_name")
+    write_module("", beside="folder")
+    assert "there is no module 'folder.own': put folder/own.py" in told(
+        lambda: callables.file("python.folder.own.attention")
+    )
+
+
+@pytest.mark.parametrize("module", ["folder", "sys", "own.sub"])
+def test_what_has_no_file_is_no_module_of_ones_own(write_module, module):
+    write_module("")
+    write_module("", beside="folder")
+    assert f"there is no module {module!r}: " in told(lambda: callables.file(f"python.{module}.attention"))
+
+
+def test_the_hash_is_of_the_file(write_module):
+    path = write_module("one")
+    before = tuning.hashes(["sdpa.auto", OWN, "kernel.mma"], "no such device")
+    assert set(before) == {OWN, "kernel.mma"}
+    assert before[OWN] == hashlib.sha256(path.read_bytes()).hexdigest()
+    write_module("another")
+    assert callables.hashes(["sdpa.auto", OWN]) != {OWN: before[OWN]}
