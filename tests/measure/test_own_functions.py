@@ -1,6 +1,7 @@
 """Functions of a user's own: how they are called, what is said of those that can't be, and runs that hold them."""
 
 import importlib
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,6 +10,7 @@ import pytest
 import torch
 from conftest import Quickly, gated, timed, tiny_study, told
 
+from attnlab.base import paths
 from attnlab.base.errors import Outdated
 from attnlab.infer.kernels import rungs
 from attnlab.measure.instruments import environment
@@ -41,6 +43,20 @@ def test_a_function_passes_the_gate_as_an_implementation(write_module, shape):
     subject, checks = gated(registry.find(OWN), shape)
     assert subject.reason == ""
     assert checks["passed"].all()
+
+
+def test_the_example_of_the_page_passes_the_gate(write_module, tmp_path):
+    page = (paths.ROOT / "docs" / "kernels.md").read_text()
+    blocks = [
+        re.search(rf"^```{start}.*?^```", page, re.DOTALL | re.MULTILINE)[0] for start in ("python", "\\ntitle: My f")
+    ]
+    text, stated = (block.partition("\n")[2].removesuffix("```") for block in blocks)
+    write_module(text)
+    (tmp_path / "mine.yaml").write_text(stated.replace("python.mine.", "python.own."))
+    (name,) = callables.among(studies.load(tmp_path / "mine.yaml").implementations)
+    for shape in (Shape(1, 2, 33, 64, True, kv_len=40), Shape(1, 2, 33, 64, layout="tokens first", scale=0.5)):
+        assert gated(registry.find(name), shape)[0].reason == ""
+    assert gated(registry.find(name), Shape(1, 4, 33, 64, kv_heads=2))[0].reason == "no grouped heads"
 
 
 def test_it_is_called_by_its_place_and_with_a_scale_by_name(write_module):
