@@ -13,7 +13,7 @@ from attnlab.infer.kernels.rungs import stale
 from attnlab.infer.results import Results
 from attnlab.runs.schema import Manifest
 
-MOST = 5
+MOST = 4
 """Other runs on a device of the same name, where the pages show no more; one more is of another device."""
 
 
