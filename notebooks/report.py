@@ -237,8 +237,8 @@ show("kernels.summary")
 #
 # Decoding asks with one query over the keys so far, speculative decoding with a few, and the last chunk of a prompt with
 # more. [](#backends.few.bandwidth) has the part of the memory's bandwidth that is reached;
-# [04_backends](04_backends.html) has every shape. The peers are made for prompts: flash-attn-4 splits keys over
-# multiprocessors on later devices than Hopper alone, and no library for decoding, such as FlashInfer, was measured.
+# [04_backends](04_backends.html) has every shape. The peers are made for prompts: flash-attn-4 splits keys only on devices
+# after Hopper, and no library for decoding, such as FlashInfer, was measured.
 
 # %%
 show("backends.few")
@@ -324,7 +324,8 @@ show("environment.lacking")
 # scores may lead on standard normal numbers and lag on others, and a benchmark that draws no others cannot tell: it happened to
 # `kernel.bounded`, which was our fastest. So a claim here is about the worst kind of values. Nor does a lead hold everywhere: the
 # findings say over how many queries, and in which format, it is lost. A reader whose program is timed otherwise should take the
-# verdict of that timing, and one who knows their numbers the verdict on those.
+# verdict of that timing, and one who knows their numbers the verdict on those. On a card of one's own, `make report` measures what
+# this paper has, and `attnlab.tune` what to call for tensors of one layout.
 
 # %% [markdown]
 # ## References

@@ -49,7 +49,7 @@ def climb(results: Results, shape: Shape) -> Figure:
             axes.hlines(place, *ends, color="#222222", linewidth=1.4)
             axes.text(ends[1] + 0.012 * reach, place, f"{formats.number(row['median_us'])} µs", va="center", fontsize=8)
         else:
-            why = formats.clause(absence(results, name, shape), 70)
+            why = formats.clause(absence(results, name, shape), 84)
             axes.text(0.012 * reach, place, why, va="center", fontsize=8, color="#666666", style="italic")
     best = {"hand-written": _nearest(at, kernels), "of SDPA": _nearest(at, backends)}
     if (rival := best["of SDPA"]) is not None:
@@ -62,8 +62,8 @@ def climb(results: Results, shape: Shape) -> Figure:
     return Figure(
         drawing,
         f"{said} Floor by the measured ceilings over the median, with its {CI} "
-        f"interval, and the median itself, at {shape.label}, {results.headline.words}. SDPA's backends are below; "
-        "the dotted line is the fastest of them.".strip(),
+        f"interval, and the median itself, at {shape.label}, {results.headline.words}. SDPA's backends and all else "
+        "are below; the dotted line is the fastest backend.".strip(),
         "Horizontal bars, one for each rung of the ladder and each backend of SDPA: percent of the speed of light, "
         f"labelled with the latency in microseconds. {said}",
     )
