@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"attnlab {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, about in (
-        ("measure", _measure, "measure a study into a new run, or continue a run that was cut off"),
+        ("measure", _measure_alone, "measure a study into a new run, or continue a run that was cut off"),
         ("report", _report, "render a recorded run, or measure one and render it"),
     ):
         sub = commands.add_parser(name, help=about)
@@ -141,6 +141,13 @@ def _measure(options: argparse.Namespace) -> str:
     name = select_run.measured(options.run, study, options.device, options.long, *where, stated=stated)
     print(f"recorded {paths.shown(schema.folder(name))}/")
     return name
+
+
+def _measure_alone(options: argparse.Namespace) -> None:
+    from attnlab.exhibits.verdicts import target
+    from attnlab.infer import results
+
+    print(target.in_short(results.at_target(read.load(_measure(options)))))
 
 
 def _model(options: argparse.Namespace) -> None:

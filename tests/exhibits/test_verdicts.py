@@ -10,7 +10,19 @@ import scipy.stats
 import synthetic
 from reading import column, exhibit, plain
 from statsmodels.stats.multitest import multipletests
-from synthetic import ONE_BATCH, TARGET, VALUED_US, climbed, contradicted, controlled, few, inferred, lonely, valued
+from synthetic import (
+    GONE,
+    ONE_BATCH,
+    TARGET,
+    VALUED_US,
+    climbed,
+    contradicted,
+    controlled,
+    few,
+    inferred,
+    lonely,
+    valued,
+)
 
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure
@@ -18,7 +30,7 @@ from attnlab.exhibits.environment import clocks
 from attnlab.exhibits.verdicts import every, findings, target
 from attnlab.exhibits.words import say
 from attnlab.export.report import SECTIONS
-from attnlab.infer import stats
+from attnlab.infer import results, stats
 from attnlab.infer.kinds import Steadiness, Stretch
 from attnlab.infer.results import Results
 from attnlab.study import values as kinds_of_values
@@ -166,6 +178,22 @@ def test_a_statement_says_what_was_found_whichever_way_it_came_out():
     told = [re.sub(r"[\d.]+", "", plain(target.statement(run, shape))) for run, shape in found]
     assert len(set(told)) == len(told)
     assert ["but not claimable" in text for text in told] == [run is synthetic.unclaimable() for run, _ in found]
+
+
+def test_a_run_is_summed_up_at_its_target_as_the_table_has_it():
+    of = inferred()
+    alone = results.at_target(of.run)
+    first, *lines = target.in_short(alone).splitlines()
+    assert first == f"{TARGET.label}, device clock, warm cache: sdpa.auto 40.000 [39.991, 40.009] µs, and over it"
+    assert list(map(str.split, lines)) == [
+        ["sdpa.flash", "1.2500", "[1.2499,", "1.2501]", "faster,", "claimable"],
+        ["sdpa.cudnn", "0.9950", "[0.9949,", "0.9951]", "equivalent"],
+        ["sdpa.efficient", "0.6667", "[0.6666,", "0.6667]", "slower"],
+        ["sdpa.math", "0.2500", "[0.2500,", "0.2500]", "slower"],
+    ]
+    assert alone.compare("sdpa.flash", TARGET) == of.compare("sdpa.flash", TARGET)
+    gone = synthetic.infer(synthetic.Recipe(study=synthetic.AT_TARGET, fates={("sdpa.flash", TARGET): GONE}))
+    assert "  sdpa.flash      failed, before timing" in target.in_short(gone)
 
 
 def test_the_abstract_and_the_findings_say_what_the_tables_do():

@@ -1,7 +1,7 @@
 """The results of a run: a row for each case, and verdicts on each candidate against the baseline."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -16,7 +16,7 @@ from attnlab.infer.lookup import Lookup, NotMeasured
 from attnlab.infer.stats import Verdict
 from attnlab.runs import read, schema
 from attnlab.runs.rules import CONFIDENCE
-from attnlab.study import implementations
+from attnlab.study import implementations, studies
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -244,6 +244,14 @@ def of(run: schema.Run) -> Results:
     if run.complete:
         _IN_USE[run.manifest["seal"]] = found
     return found
+
+
+def at_target(run: schema.Run) -> Results:
+    """What a run says of its target alone, which is inferred at once, whatever else it holds."""
+    target = studies.recorded(run.manifest).target_shape
+    part = replace(run, samples=run.samples[schema.is_of(run.samples, target)])
+    taken = by_case(passed_samples(part))
+    return Results(part, infer(part, taken), taken)
 
 
 def load(name: str) -> Results:

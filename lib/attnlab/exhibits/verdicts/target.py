@@ -18,7 +18,7 @@ from attnlab.infer import kinds, regimes, stats
 from attnlab.infer.compare.repeat import in_percent
 from attnlab.infer.families import disagree
 from attnlab.infer.lookup import NotMeasured, on_values
-from attnlab.infer.results import NO_CONTROL, Pair, Results
+from attnlab.infer.results import NO_CONTROL, Pair, Results, absence
 from attnlab.infer.stats import Verdict
 from attnlab.runs.rules import CLAIM_SPEEDUP, GATE_FACTOR
 from attnlab.runs.schema import is_of
@@ -119,6 +119,21 @@ def judged(results: Results, pair: Pair, shape: Shape, timing: Timing, verdict: 
         "decision": decisions.kind(verdict),
         "regime": regimes.compared(results, pair, shape, timing),
     }
+
+
+def in_short(results: Results) -> str:
+    """What the baseline takes at the target, and a line for each candidate: the verdict, or why it has no latency."""
+    study, shape = results.study, results.study.target_shape
+    there = results.at(shape).index
+    if study.baseline not in there:
+        return f"{study.baseline} has no latency at {shape.label}: {absence(results, study.baseline, shape)}"
+    others = [name for name in study.implementations if name != study.baseline]
+    width = max(map(len, study.implementations))
+    verdicts = {name: results.compare(name, shape) for name in others if name in there}
+    words = {name: f"{formats.interval(found.speedup)}  {decisions.kind(found)}" for name, found in verdicts.items()}
+    lines = [f"  {name:{width}}  {words.get(name) or absence(results, name, shape)}" for name in others]
+    median = formats.interval(results.median(study.baseline, shape))
+    return "\n".join([f"{shape.label}, {results.headline.words}: {study.baseline} {median} µs, and over it", *lines])
 
 
 @exhibit("verdicts.timings", shape=target)
