@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import Quickly, gated, timed, tiny_study, told
+from conftest import EVERY_TIMING, Quickly, gated, timed, tiny_study, told
 
 from attnlab.base import paths
 from attnlab.base.errors import Outdated
@@ -183,6 +183,18 @@ def test_a_run_measures_functions_in_processes_of_its_own(begin, study, write_mo
     path.unlink()
     importlib.invalidate_caches()
     assert rungs.stale(run) == []  # what is not here can't be told to have changed
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_function_is_captured_unless_it_waits_for_the_device(data, write_module, write_study, unlocked):
+    waits = "def waits(q, k, v, causal, scale=None):\n q.sum().item()\n return attention(q, k, v, causal, scale)\n"
+    write_module(HEAD + RIGHT + waits)
+    names, target = [OWN, "python.own.waits"], LONE | {"head_dim": 64, "dtype": "float16"}
+    stated = {"timings": EVERY_TIMING, "target": target, "sweeps": {"alone": target}, "replicates": 1}
+    path = write_study(device="cuda", implementations=["sdpa.auto", *names], **stated)
+    run = read.load(record.record("own", studies.load(path), "cuda"))
+    fates = run.cases.set_index("implementation")["status"]
+    assert fates[names].tolist() == [schema.MEASURED, schema.FAILED]
 
 
 def test_a_run_begins_with_the_hashes_and_goes_on_only_with_the_same_files(data, study, write_module, monkeypatch):
