@@ -1,6 +1,5 @@
 """Verdicts that change sign with values, clock, cache or run, and one run beside another in benchstat's manner."""
 
-from dataclasses import replace
 from typing import Any
 
 from attnlab.exhibits import decisions, formats
@@ -11,7 +10,7 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
-from attnlab.study.values import NORMAL
+from attnlab.study.values import ZEROS
 
 Kinds = dict[Shape, Verdict]
 """By shapes that differ in values alone."""
@@ -26,8 +25,8 @@ def flips(results: Results, baseline: str) -> list[dict[str, Any]]:
     of_kinds: dict[tuple[Shape, str], dict[Timing, Kinds]] = {}
     for (shape, name), under in verdicts.items():
         for timing, verdict in under.items():
-            kinds = of_kinds.setdefault((replace(shape, values=NORMAL), name), {}).setdefault(timing, {})
-            kinds[shape] = verdict
+            kinds = of_kinds.setdefault((shape.plain, name), {}).setdefault(timing, {})
+            kinds |= {shape: verdict} if shape.values != ZEROS else {}  # which count in no verdict over kinds
     return [
         *(_by_values(name, found) for (_, name), under in of_kinds.items() if (found := _opposed(under))),
         *(
