@@ -158,7 +158,7 @@ show("verdicts.statement")
 # ### Other clocks
 #
 # The same calls, from microseconds to milliseconds, were timed by every clock that was available. In [](#environment.panel)
-# a row is a clock. Those that time what ours times lie in the grey band around zero in most cases. The others differ for a
+# a row is a clock. Those that time what ours times lie in or near the grey band around zero. The others differ for a
 # reason: `eager` includes the launch gap, Nsight Compute times kernels alone and after a pause, a traced span is lengthened by
 # tracing. CUPTI's time stamps are a *bracket*: the durations of the kernels of a replay leave out what lies between them, and
 # the time from the first one's start to the last one's end is longer by what tracing takes.
