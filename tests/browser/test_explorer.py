@@ -178,6 +178,10 @@ def test_the_rows_are_put_in_order_by_a_column_smallest_first_then_largest(explo
     assert found["ascending"] == sorted(found["descending"])
     assert found["descending"] == sorted(found["ascending"], reverse=True)
     assert "order=" in explorer.url
+    other = explorer.locator("table.matrix thead th").nth(2)
+    other.get_by_role("button").click()
+    assert (other.get_attribute("aria-sort"), heading.get_attribute("aria-sort")) == ("ascending", None)
+    explorer.go_back()
     heading.get_by_role("button").press("Enter")
     assert rows.all_inner_texts() == studied
     assert "order=" not in explorer.url

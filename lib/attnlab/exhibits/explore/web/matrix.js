@@ -99,7 +99,7 @@ function makeMatrix(explorer, part) {
 function heading(explorer, candidate) {
   const orders = ["none", `${candidate} ascending`, `${candidate} descending`],
     now = orders.indexOf(explorer.state.order);
-  const change = () => explorer.choose({ order: orders[(now + 1) % 3] ?? "none" });
+  const change = () => explorer.choose({ order: orders[(Math.max(now, 0) + 1) % 3] });
   const mark = now > 0 ? ["↑", "↓"][now - 1] : null;
   const words = [swatch(explorer, candidate), ...broken(candidate), mark];
   const title = button(words, change, { "data-at": `order/${candidate}`, title: "put the rows in order" });
