@@ -239,8 +239,7 @@ _IN_USE: WeakValueDictionary[str, Results] = WeakValueDictionary()
 
 
 def of(run: schema.Run) -> Results:
-    taken = by_case(passed_samples(run))
-    found = Results(run, infer(run, taken), taken)
+    found = _inferred_from(run)
     if run.complete:
         _IN_USE[run.manifest["seal"]] = found
     return found
@@ -249,9 +248,12 @@ def of(run: schema.Run) -> Results:
 def at_target(run: schema.Run) -> Results:
     """What a run says of its target alone, which is inferred at once, whatever else it holds."""
     target = studies.recorded(run.manifest).target_shape
-    part = replace(run, samples=run.samples[schema.is_of(run.samples, target)])
-    taken = by_case(passed_samples(part))
-    return Results(part, infer(part, taken), taken)
+    return _inferred_from(replace(run, samples=run.samples[schema.is_of(run.samples, target)]))
+
+
+def _inferred_from(run: schema.Run) -> Results:
+    taken = by_case(passed_samples(run))
+    return Results(run, infer(run, taken), taken)
 
 
 def load(name: str) -> Results:

@@ -34,7 +34,8 @@ def rules(results: Results) -> Table:
         for rule in found
     ]
     frame = pd.DataFrame(rows)
-    note = f"{_of_run(results)}{say('backends.advice', baseline=results.study.baseline)}"
+    by = cells.by_older_run(results.run, results.study.implementations)
+    note = f"{by}{say('backends.advice', baseline=results.study.baseline)}"
     return Table(
         frame if frame["but"].notna().any() else frame.drop(columns="but"), "What to use, and what to avoid.", note
     )
@@ -64,10 +65,5 @@ def summary(results: Results) -> Prose:
     found = advice.gains(results)
     if not found:
         raise NotMeasured(f"`{results.study.baseline}` was compared with nothing")
-    return Prose(f"{_of_run(results)}{say('backends.summary', baseline=results.study.baseline, gains=found)}")
-
-
-def _of_run(results: Results) -> str:
-    """The run that this is by, and a blank, where some of its kernels have changed since; or nothing."""
-    since = cells.since(results.run, results.study.implementations)
-    return f"{say('backends.of_run', run=results.run, since=since)} " if since else ""
+    by = cells.by_older_run(results.run, results.study.implementations)
+    return Prose(f"{by}{say('backends.summary', baseline=results.study.baseline, gains=found)}")

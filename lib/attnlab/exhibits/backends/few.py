@@ -58,9 +58,15 @@ def _has_peers(results: Results) -> bool:
 
 
 def _said(results: Results) -> str:
-    facts = {"run": results.run, "since": cells.since(results.run, [BEST]), "timing": results.headline.words}
-    facts |= {"shapes": len(few.distinct(few.shapes(results)))}
-    return say("backends.few", groups=few.groups(results), copy_gbs=results.ceilings.rate("copy"), **facts)
+    return say(
+        "backends.few",
+        run=results.run,
+        since=cells.since(results.run, [BEST]),
+        shapes=len(few.distinct(few.shapes(results))),
+        timing=results.headline.words,
+        groups=few.groups(results),
+        copy_gbs=results.ceilings.rate("copy"),
+    )
 
 
 def _drawn(results: Results) -> Figure:

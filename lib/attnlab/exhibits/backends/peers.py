@@ -40,9 +40,8 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     alone = {name: _alone(results, name) for name in rows}
     frame = pd.DataFrame([{"implementation": name} | row for name, row in rows.items()])
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
-    since = cells.since(results.run, rows)
-    note = say("backends.support", reasons=_reasons(results), run=run)
-    note = f"{say('backends.of_run', run=results.run, since=since)} {note}" if since else note
+    by = cells.by_older_run(results.run, rows)
+    note = f"{by}{say('backends.support', reasons=_reasons(results), run=run)}"
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
@@ -72,13 +71,11 @@ def dots(results: Results) -> Figure:
         for other, verdicts in found.items()
     }
     said = say("backends.faster", counts=counts)
+    left_out = f" {say('backends.left_out', changed=changed)}" if changed else ""
     return Figure(
         drawing,
         f"Compared with `{name}`, {said}: speedups on the same card, {results.headline.words}. "
-        + " ".join(
-            [say("backends.of_run", run=results.run, since="")]
-            + ([say("backends.left_out", changed=changed)] if changed else [])
-        ),
+        f"{cells.by_run(results.run)}{left_out}",
         f"Dots on a logarithmic axis around 1, a row for each shape and a mark for each implementation: {said}.",
     )
 

@@ -63,10 +63,6 @@ def bursts(results: Results) -> Prose:
     by_regime: dict[str, list[Shape]] = {}
     for shape, regime in shapes.items():
         by_regime.setdefault(regime, []).append(shape)
-    facts = {
-        "slower_pct": regimes.SLOWER_PCT,
-        "mostly_pct": regimes.MOSTLY_PCT,
-        "timing": results.headline,
-        "shapes": len(shapes),
-    }
-    return Prose(say("environment.load", loads=loads, by_regime=by_regime, **facts))
+    facts = {"slower_pct": regimes.SLOWER_PCT, "timing": results.headline, "shapes": len(shapes)}
+    said = say("environment.load", loads=loads, by_regime=by_regime, **facts)
+    return Prose(f"{said} {say('verdicts.regime_note', mostly=regimes.MOSTLY_PCT)}")

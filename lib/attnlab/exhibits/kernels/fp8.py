@@ -47,10 +47,9 @@ def gains(results: Results) -> Table:
     What quantises while it is timed has the errors of what is given the same in e4m3.
     """
     errors, names, rows = _errors(results), [n for n in results.study.implementations if in_fp8(n)], []
-    leads, beside = dict[str, dict[Shape, Lead]](), list[_Error]()
-    for shape, there in _leads(results).items():
-        for name, lead in there.items():
-            leads.setdefault(name, {})[shape] = lead
+    leads, beside = _leads(results), list[_Error]()
+    by_name = {name: {shape: there[name] for shape, there in leads.items() if name in there} for name in PAYING}
+    for shape, there in leads.items():
         fastest = next(iter(there.values())).over
         row: dict[str, Any] = {"shape": shape.label, "fastest in 16 bits": fastest}
         row |= {"median_us": results.median(fastest, shape)} | {name: lead.ratio for name, lead in there.items()}
@@ -60,7 +59,7 @@ def gains(results: Results) -> Table:
         beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
     said = say(
         "kernels.fp8",
-        gains={name: Leads(results.headline, leads[name]) for name in PAYING if name in leads},
+        gains={name: Leads(results.headline, found) for name, found in by_name.items() if found},
         most=max(beside, default=None),
         least=min(beside, default=None),
         refused=_refused(results, names),
@@ -79,8 +78,7 @@ def pays(results: Results) -> Table:
         seen.add(shape.plain)
     frame = pd.DataFrame(rows, columns=["shape", *PAYING], dtype=object).dropna(axis="columns", how="all")
     caption = say("kernels.fp8_pays", found=found, timing=results.headline.words)
-    since = cells.since(results.run, [FP8_KERNEL])
-    return Table(frame, caption, say("backends.of_run", run=results.run, since=since))
+    return Table(frame, caption, cells.by_run(results.run, [FP8_KERNEL]))
 
 
 def _leads(results: Results) -> dict[Shape, dict[str, Lead]]:
@@ -88,11 +86,11 @@ def _leads(results: Results) -> dict[Shape, dict[str, Lead]]:
     found = {}
     for shape in results.study.shapes:
         at = results.at(shape).index
-        names, others = ([n for n in at if in_fp8(n) == eight and n not in REFERENCES] for eight in (True, False))
+        names = [name for name in results.study.implementations if in_fp8(name) and name in at]
+        others = [name for name in at if not in_fp8(name) and name not in REFERENCES]
         if names and others:
             over = results.fastest(shape, among=others)
-            ordered = [name for name in results.study.implementations if name in names]
-            found[shape] = {name: Lead(name, over, results.speedup(name, shape, baseline=over)) for name in ordered}
+            found[shape] = {name: Lead(name, over, results.speedup(name, shape, baseline=over)) for name in names}
     if not found:
         raise NotMeasured("Nothing that computes in FP8 has a latency beside one in 16 bits")
     return found
@@ -136,7 +134,7 @@ def costs(results: Results, shape: Shape) -> Figure:
 
 
 def _note(results: Results) -> str:
-    return say("kernels.fp8_note", run=results.run, since=cells.since(results.run, [FP8_KERNEL]))
+    return say("kernels.fp8_note", by=cells.by_run(results.run, [FP8_KERNEL]))
 
 
 def _pairs(names: list[str], alike: list[Shape]) -> tuple[Drawing, dict[Shape, tuple[Axes, Axes]]]:

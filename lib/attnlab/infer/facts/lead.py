@@ -3,9 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from attnlab.infer import kinds
 from attnlab.infer.families import flipping_axes, tally
-from attnlab.infer.kinds import OverKinds
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.studies import Timing
@@ -20,7 +18,6 @@ class Lead:
         counts: under each timing, the tally of the verdicts over all shapes, and how many shapes these are.
         axes: the timing axes (clock, cache) that flip the sign, at `flips` of `shapes` shapes.
         at_target: the verdict under each timing.
-        over: the verdicts over every kind of values at the target.
     """
 
     candidate: str
@@ -30,7 +27,6 @@ class Lead:
     flips: int
     shapes: int
     at_target: dict[Timing, Verdict]
-    over: OverKinds
 
 
 def lead(results: Results) -> Lead:
@@ -49,5 +45,4 @@ def lead(results: Results) -> Lead:
         sum({"faster", "slower"} <= {verdict.decision for verdict in under.values()} for under in found.values()),
         len(found),
         results.under_each(name, shape),
-        kinds.over(results, name, shape),
     )
