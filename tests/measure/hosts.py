@@ -53,7 +53,7 @@ def worker(address: str, flags: str, path: str = "", threads: int = 1) -> None:
 
 def waiting() -> None:
     """Have the processes of this client wait among the samples of a second shape."""
-    record.worker.measure = faulty.waits
+    record._take = faulty.waits
 
 
 def _fork(path: str, arguments: list[str], descriptors: list[int]) -> int:

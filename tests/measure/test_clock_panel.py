@@ -201,10 +201,11 @@ def test_a_run_takes_once_what_its_study_asks_for_on_a_gpu(monkeypatch, device, 
     class Pool:
         def map(self, work, parts):
             asked.extend(part.name for part in parts)
-            return [{"why": part.name} for part in parts]
+            return iter([{"why": part.name} for part in parts])
 
     for _ in range(2):
-        record._take_once(Pool(), "any", tiny_study(panel=wanted), device, "e")
+        lacking = record._lacking_once("any", tiny_study(panel=wanted), device, "e")
+        record._measure(Pool(), "any", lacking, [])
     assert asked == taken
     why = "counters" if taken else "Nsight Compute profiles NVIDIA GPUs, which this device is not"
     assert manifest["profile"]["why"] == why

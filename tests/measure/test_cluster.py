@@ -24,6 +24,7 @@ from forks import Fork, Forks
 from attnlab import __main__ as command_line
 from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.session import record
+from attnlab.measure.session.subject import Job
 from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
 
@@ -150,7 +151,7 @@ def cluster(forks, tmp_path):
 @pytest.fixture
 def instead(monkeypatch):
     """Have the measuring processes do something else."""
-    return lambda work: monkeypatch.setattr(record.worker, "measure", work)
+    return lambda work: monkeypatch.setattr(record, "_take", work)
 
 
 def require_whole(name: str, study) -> schema.Run:
@@ -212,6 +213,18 @@ def test_a_new_run_is_surveyed_by_a_worker(two, data, write_study, capsys):
 def test_what_a_run_takes_once_is_taken_on_several_cards_at_the_same_time(two):
     with two.fleet() as executor:
         assert list(executor.map(faulty.meets, ["part a", "part b"])) == ["part a of 2", "part b of 2"]
+
+
+def test_while_a_part_is_taken_the_other_card_measures_replicates(two, begin):
+    study = tiny_study(**FEW)
+    name = begin(study)
+    environment = read.read_manifest(name)["environment"]["hash"]
+    jobs = [Job(name, study, "cpu", number, tuple(study.shapes), environment) for number in range(study.replicates)]
+    with two.fleet() as executor:
+        done = executor.map(faulty.meets, ["part a", *jobs])
+        assert next(done) == "part a of 2"
+        assert list(done) == [None] * len(jobs)
+    assert len(write.recorded(name, "cases")) == len(study.shapes) * study.replicates
 
 
 # Workers

@@ -10,11 +10,12 @@ import pickle
 import sys
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pkgutil import resolve_name
 from typing import Any
 
@@ -107,7 +108,7 @@ class Fleet(Executor):
         assert not named
         one = Work(work, arguments)
         try:
-            self._do([one])
+            deque(self._do([one]), maxlen=0)
         except Exception as error:
             one.done.set_exception(error)
         return one.done
@@ -115,23 +116,24 @@ class Fleet(Executor):
     def map(
         self, work: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Any]:
-        """Measure replicates in pieces on all cards; anything else is done as a whole, each on one card.
+        """Measure replicates in pieces on all cards; anything else, before them, is done as a whole, each on one card.
 
-        It begins when the first result is asked for.
+        It begins when the first result is asked for. The results of whole things come first, as soon as they are there.
 
         Raises:
             BrokenExecutor: the scheduler or the last worker is lost.
             Outdated, UserError, torch.AcceleratorError, OSError, MemoryError: as what was measured raised it.
         """
         every: list[Any] = list(*iterables)
-        if not all(isinstance(one, Job) for one in every):
-            yield from self._do([Work(work, (one,)) for one in every])
-            return
-        cut = scheduling.pieces(every, estimate.recorded(every[0]), len(self._cards))
-        self._do([Work(work, (piece,), number) for number, piece in cut])
+        jobs = [one for one in every if isinstance(one, Job)]
+        whole = [Work(work, (one,)) for one in every if not isinstance(one, Job)]
+        cut = scheduling.pieces(jobs, estimate.recorded(jobs[0]), len(self._cards)) if jobs else []
+        done = self._do([*whole, *(Work(work, (piece,), number) for number, piece in cut)])
+        yield from islice(done, len(whole))
+        deque(done, maxlen=0)
         # A stream of requests builds on all shapes of its replicate.
-        self._do([Work(work, (replace(job, shapes=()),)) for job in every if job.stream])
-        yield from [None] * len(every)
+        deque(self._do([Work(work, (replace(job, shapes=()),)) for job in jobs if job.stream]), maxlen=0)
+        yield from [None] * len(jobs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Give up what waits and what is on its way."""
@@ -141,25 +143,24 @@ class Fleet(Executor):
                 card.begun[1].cancel()
                 card.begun = None
 
-    def _do(self, works: list[Work]) -> list[Any]:
-        """Do these at the same time, as far as there are cards; their values."""
+    def _do(self, works: list[Work]) -> Iterator[Any]:
+        """Do these at the same time, as far as there are cards; their values in order, each as soon as it is there."""
         self._waiting = list(works)
         try:
-            while not all(work.done.done() for work in works):
-                self._look_around()
-                self._hand_out()
-                self._take_home()
+            for work in works:
+                while not work.done.done():
+                    self._look_around()
+                    self._hand_out()
+                    self._take_home()
+                yield work.done.result()
         except BaseException:
             self.shutdown()
             raise
-        return [work.done.result() for work in works]
 
     def _hand_out(self) -> None:
         for card in [card for card in self._cards.values() if not card.begun]:
-            pieces = [(work.number, work.arguments[0]) for work in self._waiting if work.number is not None]
-            taken = {other.name: self._taken[other.name] for other in self._cards.values()}
-            chosen = scheduling.choose(pieces, card.name, taken) if pieces else 0
-            if chosen is None or not self._waiting:
+            chosen = self._choose(card)
+            if chosen is None:
                 continue
             work = self._waiting.pop(chosen)
             card.begun = work, self._submit(card.address, work)
@@ -167,6 +168,16 @@ class Fleet(Executor):
                 self._taken[card.name][work.number] += 1
                 job: Job = work.arguments[0]
                 _say(f"{card}: replicate {job.replicate}, {len(job.shapes)} shape{'s' * (len(job.shapes) != 1)}")
+
+    def _choose(self, card: Card) -> int | None:
+        """The index of what a card that is free does next of what waits: what isn't a piece comes first."""
+        whole = [index for index, work in enumerate(self._waiting) if work.number is None]
+        if whole or not self._waiting:
+            return next(iter(whole), None)
+        pieces = [(work.number, work.arguments[0]) for work in self._waiting if work.number is not None]
+        return scheduling.choose(
+            pieces, card.name, {other.name: self._taken[other.name] for other in self._cards.values()}
+        )
 
     def _submit(self, address: str, work: Work) -> distributed.Future:
         packed = pickle.dumps(Task(work.call, work.arguments, run_sync.files(work.arguments[0]), self._topic))

@@ -1,6 +1,6 @@
 """The parts that a run takes once, after its first replicate: the panel of clocks, the loads, and the counters.
 
-Each is taken in a process of its own, on one card; where there are several cards, at the same time.
+Each is taken in a process of its own, on one card; where there are several cards, the others go on with the replicates.
 """
 
 from dataclasses import dataclass

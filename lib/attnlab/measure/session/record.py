@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,10 @@ def record(
         environment = _open(pool, name, study, device, long, command)
         jobs = _jobs(name, study, device, environment)
         with _progress(name, jobs):
-            _measure(pool, [job for job in jobs if not job.replicate])
-            # Before the other replicates, so that a run that is closed early has it.
-            _take_once(pool, name, study, device, environment)
-            _measure(pool, [job for job in jobs if job.replicate])
+            _measure(pool, name, [], [job for job in jobs if not job.replicate])
+            # Begun before the other replicates, so that a run that is closed early has it.
+            once_only = _lacking_once(name, study, device, environment)
+            _measure(pool, name, once_only, [job for job in jobs if job.replicate])
         write.finish(name)
     return name
 
@@ -221,9 +221,21 @@ def lacking(job: Job) -> Job | None:
     return replace(job, shapes=shapes, stream=stream) if shapes or stream else None
 
 
-def _measure(pool: Executor, jobs: list[Job]) -> None:
-    if jobs:
-        deque(pool.map(worker.measure, jobs), maxlen=0)
+def _measure(pool: Executor, name: str, parts: list[once.Part], jobs: list[Job]) -> None:
+    """Take parts that a run takes once, and measure jobs: on several cards at the same time."""
+    done = pool.map(_take, [*parts, *jobs])
+    if parts:
+        tqdm.write(f"{name}: {' and '.join(part.name for part in parts)}", file=sys.stderr)
+        *_, profile = islice(done, len(parts))
+        write.state(name, {"profile": profile})
+    deque(done, maxlen=0)
+
+
+def _take(one: once.Part | Job) -> dict[str, str] | None:
+    if isinstance(one, once.Part):
+        return once.take(one)
+    worker.measure(one)
+    return None
 
 
 @contextmanager
@@ -287,17 +299,14 @@ def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
         act()
 
 
-def _take_once(pool: Executor, name: str, study: Study, device: str, environment: str) -> None:
-    """Take what a run takes once, if it wasn't taken yet; its manifest then says how its counters were."""
+def _lacking_once(name: str, study: Study, device: str, environment: str) -> list[once.Part]:
+    """What a run takes once, if it wasn't taken yet; its manifest then says how its counters were."""
     if "profile" in read.read_manifest(name):
-        return
+        return []
     if device != "cuda":  # no process is started to say that there are none
         write.state(name, {"profile": counters.take(name, study, device)})
-        return
-    parts = once.parts(name, study, device, environment)
-    tqdm.write(f"{name}: {' and '.join(part.name for part in parts)}", file=sys.stderr)
-    *_, profile = pool.map(once.take, parts)
-    write.state(name, {"profile": profile})
+        return []
+    return once.parts(name, study, device, environment)
 
 
 def _commit() -> str:
