@@ -29,7 +29,7 @@ from attnlab.runs import read, schema, write
 from attnlab.study.shapes import Shape
 
 distributed = pytest.importorskip("distributed")
-from attnlab.measure.cluster import admission, fleet, run_sync, start  # noqa: E402
+from attnlab.measure.cluster import admission, fleet, remote, run_sync, start  # noqa: E402
 
 FEW = {"implementations": ["sdpa.math"], "baseline": "sdpa.math", "samples": 2}
 
@@ -225,6 +225,13 @@ def test_while_a_part_is_taken_the_other_card_measures_replicates(two, begin):
         assert next(done) == "part a of 2"
         assert list(done) == [None] * len(jobs)
     assert len(write.recorded(name, "cases")) == len(study.shapes) * study.replicates
+
+
+def test_what_comes_home_meanwhile_is_whole():
+    samples, cases = ["samples.r00-s000-device-warm", "samples.r00-s001-device-warm"], ["cases.r00-s000"]
+    panel = ["residency.c00", "panel.c00", "residency.c01"]
+    blocks = {name: Path(f"{name}.d1.parquet") for name in [*samples, *cases, *panel, "processes.r00-aa"]}
+    assert remote._whole(blocks).keys() == {samples[0], *cases, *panel[:2], "processes.r00-aa"}
 
 
 # Workers

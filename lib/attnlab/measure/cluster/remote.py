@@ -15,6 +15,7 @@ from distributed import Status, Worker, get_worker
 
 from attnlab.measure import processes
 from attnlab.runs.schema import PARTS, of_shape
+from attnlab.runs.write import LAST
 
 POLL_S = 0.1
 
@@ -67,7 +68,7 @@ def carry_out(packed: bytes) -> Outcome:
             doing = pool.submit(task.call, *task.arguments)
             sent = set(task.files)
             while _is_wanted(worker, key) and not wait([doing], POLL_S).done:
-                if whole := _of_whole_shapes(_recorded(folder, sent)):
+                if whole := _whole(_recorded(folder, sent)):
                     # Pairs: to a dictionary, the scheduler would add the worker's address.
                     worker.log_event(task.topic, (task.arguments[0].run, list(_contents(whole).items())))
                     sent |= whole.keys()
@@ -84,10 +85,10 @@ def _recorded(folder: str, known: Collection[str]) -> dict[str, Path]:
     return {name: there[name] for name in there.keys() - set(known)}
 
 
-def _of_whole_shapes(blocks: dict[str, Path]) -> dict[str, Path]:
-    """Those of shapes of which all is recorded, and of processes: whoever has them can go on from there."""
+def _whole(blocks: dict[str, Path]) -> dict[str, Path]:
+    """Those of shapes and the panel's cases of which all is recorded, and of processes: from there others can go on."""
     keys = {name: part.name.split(".")[:2] for name, part in blocks.items()}
-    whole = {key for table, key in keys.values() if table == "cases"}
+    whole = {key for table, key in keys.values() if table in LAST}
     return {name: blocks[name] for name, (table, key) in keys.items() if table == "processes" or of_shape(key) in whole}
 
 
