@@ -243,8 +243,14 @@ def test_a_rung_that_does_not_build_on_the_row_above_is_named(monkeypatch):
 # ------------------------------------------------------------------------------------------------------ other devices
 
 
-@pytest.mark.parametrize(("times", "said"), [(0.9, "At all of them the sign"), (1.25, "**The two runs disagree at ")])
-def test_whether_another_device_agrees_is_said(times, said):
+@pytest.mark.parametrize(
+    ("times", "said", "short"),
+    [
+        (0.9, "At all of them the sign", "at 1 of 1 shape: 1.11×, least at "),
+        (1.25, "**The two runs disagree at ", f"**The sign is another one at {TARGET.label}.** (Run `there`, in "),
+    ],
+)
+def test_whether_another_device_agrees_is_said(times, said, short, monkeypatch):
     other = changed(climbed(), name="there", manifest={"kernels": {"kernel.mma": "8" * 64}})
     mine = Lead("kernel.mma", "sdpa.flash", Interval(1.25, 1.24, 1.26))
     leads = {TARGET: (mine, replace(mine, ratio=Interval(1 / times, 0.99 / times, 1.01 / times)))}
@@ -254,3 +260,5 @@ def test_whether_another_device_agrees_is_said(times, said):
     assert said in words.markdown
     assert "Between the two, the source of `kernel.mma` changed" in words.markdown
     assert table.frame["sign"].tolist() == [found.sign(TARGET)]
+    monkeypatch.setattr(lead.cross_device, "find", lambda results: found)
+    assert short in lead.elsewhere(climbed())

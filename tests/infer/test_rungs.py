@@ -206,6 +206,14 @@ def test_a_lead_has_one_sign_another_or_none_on_another_device(data):
         cross_device.OPEN,
     ]
     assert len(found.leads) == len(bare("here").study.shapes)
+    assert [found.theirs.by_shape[shape].sign for shape in (TARGET, LONG, SHORT)] == [1, -1, 1]
+
+
+def test_of_several_runs_on_other_devices_that_which_shares_the_most_shapes_is_taken(data):
+    for name, device in {"here": "NVIDIA H200", "there": H100}.items():
+        record(name, {TARGET: 0.8}, device)
+    synthetic.write("newer", Recipe(H100, LADDER.study | {"sweeps": {"alone": TARGET.axes}}, fates={}))
+    assert cross_device.elsewhere(bare("here")) == ["there", "newer"]
 
 
 def test_kernels_of_another_source_are_named(data, monkeypatch):

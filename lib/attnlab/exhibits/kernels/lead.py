@@ -53,6 +53,21 @@ def on_another_device(results: Results) -> Group:
     return beside(cross_device.find(results))
 
 
+def elsewhere(results: Results) -> str:
+    """How the fastest hand-written kernel stands on another device, in a sentence; empty where no run says so."""
+    found = known(lambda: cross_device.find(results))
+    if found is None:
+        return ""
+    return say(
+        "kernels.elsewhere",
+        name=found.there.run.name,
+        there=_device(found.there),
+        replicates=replicate_words(found.there),
+        leads=found.theirs,
+        differing=found.where(cross_device.DIFFERENT),
+    )
+
+
 def beside(found: CrossDevice) -> Group:
     """The leads of two runs, in a sentence and shape by shape."""
     told = say(

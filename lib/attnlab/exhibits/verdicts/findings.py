@@ -35,6 +35,7 @@ def findings(
     """The findings of the run, a line for each kind that it has; what the values change, first."""
     baseline, label = results.study.baseline, results.study.target_shape.label
     queries, fewer_bits = few.in_short(results, decoded), fp8.in_short(results, eight_bits)
+    there = of_kernels.elsewhere(results)
     finds: list[Callable[[], str]] = [
         lambda: say("verdicts.sign", lead=lead(results), baseline=baseline, label=label),
         lambda: f"**Lengths.** {costliest(results)}",
@@ -42,6 +43,7 @@ def findings(
         lambda: _ladder(results),
         lambda: f"**Few queries.** {queries}" if queries else "",
         lambda: f"**FP8.** {fewer_bits}" if fewer_bits else "",
+        lambda: f"**Another device.** {there}" if there else "",
         lambda: say(
             "verdicts.instrument", baseline=baseline, found=results.false_positives, agreeing=agreeing(results)
         ),

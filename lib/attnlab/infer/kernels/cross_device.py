@@ -6,13 +6,14 @@ import numpy as np
 
 from attnlab.infer import stats
 from attnlab.infer.compare.repeat import other_sources
-from attnlab.infer.kernels.leads import Lead
+from attnlab.infer.kernels.leads import Lead, Leads
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results, with_samples
 from attnlab.runs import read
 from attnlab.study import implementations
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
+from attnlab.study.studies import recorded
 
 SAME, DIFFERENT, OPEN = "the same", "different", "open"
 
@@ -37,27 +38,27 @@ class CrossDevice:
         return [shape for shape in self.leads if self.sign(shape) == sign]
 
     @property
+    def theirs(self) -> Leads:
+        """The leads on the other device."""
+        return Leads(self.there.headline, {shape: there for shape, (_, there) in self.leads.items()})
+
+    @property
     def changed(self) -> list[str]:
         """The kernels whose source differs; `kernel.best` is each device's own tuning, and always differs."""
         return sorted(other_sources(self.here, self.there) - {BEST})
 
 
 def find(results: Results) -> CrossDevice:
-    """The run on a device of another name that shares the most shapes with this one; of several, the newest.
+    """The first run of `elsewhere` that measured a shape of this one.
 
     Raises NotMeasured where there is none.
     """
     mine = {shape: one for shape in results.study.shapes if (one := lead(results, shape))}
-
-    def beside(name: str) -> CrossDevice:
-        other = with_samples(name)
+    for other in map(with_samples, elsewhere(results)):
         theirs = {shape: lead(other, shape) for shape in mine}
-        return CrossDevice(results, other, {shape: (mine[shape], of) for shape, of in theirs.items() if of})
-
-    best = max(map(beside, elsewhere(results)), key=lambda found: len(found.leads), default=None)
-    if best is None or not best.leads:
-        raise NotMeasured("No complete run on another device shares a shape at which a hand-written kernel was timed")
-    return best
+        if leads := {shape: (mine[shape], of) for shape, of in theirs.items() if of}:
+            return CrossDevice(results, other, leads)
+    raise NotMeasured("No complete run on another device shares a shape at which a hand-written kernel was timed")
 
 
 def lead(results: Results, shape: Shape) -> Lead | None:
@@ -78,10 +79,11 @@ def lead(results: Results, shape: Shape) -> Lead | None:
 
 
 def elsewhere(results: Results) -> list[str]:
-    """The complete runs of kernels on devices of another name, the newest first."""
-    device = results.run.manifest["device"]["name"]
-    return [
-        name
+    """The complete runs of kernels on other devices: those that share the most shapes first, of these the newest."""
+    device, mine = results.run.manifest["device"]["name"], set(results.study.shapes)
+    shared = {
+        name: len(mine & set(recorded(manifest).shapes))
         for name, manifest in read.manifests()
         if manifest["complete"] and manifest["kernels"] and manifest["device"]["name"] != device
-    ]
+    }
+    return sorted(shared, key=lambda name: -shared[name])
