@@ -76,7 +76,7 @@ def test_a_drawing_on_a_page_says_each_style_once_in_classes_of_its_own_and_grou
 def test_the_dark_theme_turns_lightness_round_and_keeps_the_hue():
     rules = dict(re.findall(r"--c(\w+): #(\w+);", page_drawing.dark("var(--c000000, #000000) var(--cffffff, #ffffff)")))
     assert rules == {"000000": "e6e6e6", "ffffff": "181818"}
-    for colour, _ in style.LOOKS.values():
+    for colour, _ in (*style.LOOKS.values(), *style.OTHERS):
         (found,) = re.findall(r": #(\w+);", page_drawing.dark(f"var(--c{colour[1:].lower()}, {colour.lower()})"))
         assert max(bytes.fromhex(found)) + min(bytes.fromhex(found)) >= 255
     (orange,) = re.findall(r": #(\w+);", page_drawing.dark("var(--cd55e00, #d55e00)"))
@@ -94,9 +94,8 @@ def oklab(colour: str) -> np.ndarray:
 
 def test_what_stands_in_one_figure_differs_in_marker_and_in_colour_on_both_grounds():
     together = (*SDPA, *PEERS, DISPATCH, "kernel.lazy", "kernel.few", BEST)
-    markers = [style.look(name)["marker"] for name in together]
+    light, markers = zip(*(style.LOOKS[name] for name in together), *style.OTHERS, strict=True)
     assert len(set(markers)) == len(markers)
-    light = [style.look(name)["color"] for name in together]
     for colours in (light, [page_drawing.inverted(colour[1:].lower()) for colour in light]):
         for one, other in combinations(map(oklab, colours), 2):
             assert np.linalg.norm(one - other) > 0.08

@@ -7,12 +7,12 @@ from io import BytesIO
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from attnlab.exhibits.style import LOOKS, STYLE
+from attnlab.exhibits.style import LOOKS, OTHERS, STYLE
 
 LEAST_PX = 9.5
 """No letter is smaller on a page; a narrow screen scrolls the drawing instead."""
 _COLOUR = re.compile(r"#([0-9a-f]{6})\b")
-_IMPLEMENTATIONS = {colour.lower().removeprefix("#") for colour, _ in LOOKS.values()}
+_IMPLEMENTATIONS = {colour.lower().removeprefix("#") for colour, _ in (*LOOKS.values(), *OTHERS)}
 _PLACED = re.compile(r' (?:d|x|y|points|transform)="[^"]*"')
 _LONG = re.compile(r"\d+\.\d{3,}")
 _STYLE = re.compile(r' style="([^"]*)"')

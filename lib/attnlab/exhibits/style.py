@@ -56,8 +56,15 @@ LOOKS = {
     "peer.cudnn_fp8": ("#00838F", "^"),
     "kernel.best": ("#B5179E", "H"),
 }
-OTHERS = (("#E69F00", "X"), ("#8C6D1F", "P"), ("#7F7F7F", "*"), ("#B8860B", "d"))
-"""For implementations without a look of their own; the name alone decides which."""
+OTHERS = (
+    ("#C938FA", "x"),
+    ("#05C705", "+"),
+    ("#8EB946", "1"),
+    ("#5B3894", "2"),
+    ("#FA38C9", "3"),
+    ("#FA3838", "4"),
+)
+"""For implementations without a look of their own, of which the name alone decides the colour and the marker."""
 CHOOSING = ("sdpa.auto", BEST)
 """What runs another implementation: in its marker, which is hollow, that one's shows."""
 LEGEND_COLUMNS = 5
@@ -75,7 +82,8 @@ AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "hea
 
 def look(name: str) -> dict[str, Any]:
     """Colour, marker and label of an implementation, as arguments of a plot."""
-    colour, marker = LOOKS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
+    number, more = divmod(zlib.crc32(name.encode()), len(OTHERS))
+    colour, marker = LOOKS.get(name) or (OTHERS[more][0], OTHERS[number % len(OTHERS)][1])
     hollow = {"markerfacecolor": "none", "markersize": 8} if name in CHOOSING else {}
     return {"color": colour, "marker": marker, "label": name} | hollow
 
