@@ -26,8 +26,8 @@ FEWER = (
 """At most so many samples of a replicate of the run are sent, and of the others': the first of these that fit."""
 MOST_SAMPLES = 800_000
 """More are not packed to see whether they fit."""
-MOST_BYTES = 3_500_000
-"""As base64, a third more, and with the code beside it a page stays below 5 MB."""
+MOST_BYTES = 2_600_000
+"""As base64, a third more, and with the code beside it a page stays below 3.6 MB."""
 
 Beside = tuple[dict[str, Any], dict[str, Any], Passed]
 """What is said of another run, and of it and the run that is shown; and its samples."""

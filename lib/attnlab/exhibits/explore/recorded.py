@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
@@ -22,14 +22,8 @@ Verdicts = dict[tuple[Shape, str], dict[Timing, Verdict]]
 Columns = dict[str, list[Any]]
 
 
-class Listed(NamedTuple):
-    """Where a case stands among those of a run, and the median of each of its replicates or cards, in us."""
-
-    place: int
-    medians_us: list[float]
-
-
-Cases = dict[tuple[Timing, Shape, str], Listed]
+Cases = dict[tuple[Timing, Shape, str], int]
+"""Where a case stands among those of a run."""
 METRICS = {"latency": "median_us", "throughput": "throughput_tflops", "bandwidth": "bandwidth_gbs"}
 METRICS |= {"light": "speed_of_light_pct"}
 """The quantity of each metric of a case."""
@@ -108,7 +102,7 @@ def _cases(results: Results) -> tuple[Columns, Cases]:
             for row in results.at(shape, timing).to_dict("records"):
                 name = row["implementation"]
                 medians_us = [sample_median(samples) for samples in results.samples(name, shape, timing)]
-                listed[timing, shape, name] = Listed(len(rows), medians_us)
+                listed[timing, shape, name] = len(rows)
                 rows.append(
                     {"timing": number, "shape": place, "implementation": results.study.implementations.index(name)}
                     | _case(row, medians_us)
@@ -141,19 +135,16 @@ def _said(results: Results, baseline: str, verdicts: Verdicts, listed: Cases) ->
             over = fastest.get((shape, timing), baseline)
             pair = over, name
             alike = {other: found for other, found in under.items() if fastest.get((shape, other), baseline) == over}
-            its, ours = (listed[timing, shape, each].medians_us for each in pair)
-            ratios = [one / other for one, other in zip(its, ours, strict=True)]
             cells = judged(results, pair, shape, timing, verdict)
             titles = [QUANTITIES[name].head for name in cells]
             rows.append(
                 {
-                    "case": listed[timing, shape, name].place,
+                    "case": listed[timing, shape, name],
                     "kind": decisions.kind(verdict),
                     "speedup": _number(verdict.speedup.estimate),
                     "low": _number(verdict.speedup.low),
                     "high": _number(verdict.speedup.high),
                     "short": short(verdict.speedup.estimate),
-                    "replicates": [_number(ratio) for ratio in ratios],
                     "cells": [_shown(name, cell) for name, cell in cells.items()],
                     "statement": supported(results, pair, shape, timing, alike),
                     "power": power(results, shape, timing, verdict),

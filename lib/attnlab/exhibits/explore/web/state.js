@@ -117,16 +117,17 @@ const baselineAt = (state, shape) =>
   state.shown.implementations[state.shown.cases.implementation?.[caseAt(state, shape, state.baseline)]] ??
   state.baseline;
 
-// The verdict on a candidate at a shape; against a baseline that no verdicts were computed against, the ratio of the
-// medians alone. Undefined where there is none.
+// The verdict on a candidate at a shape, with the ratios of each replicate; against a baseline that no verdicts were
+// computed against, the ratio of the medians alone. Undefined where there is none.
 function verdictAt(state, shape, name) {
   const { cases, verdictAt } = state.shown,
     [base, row] = [state.baseline, name].map((one) => caseAt(state, shape, one));
-  if (verdictAt[state.baseline]) return verdictAt[state.baseline].get(row);
   if (base === undefined || row === undefined || base === row) return undefined;
-  const speedup = cases.latency[base] / cases.latency[row],
-    short = speedup.toPrecision(4),
+  const verdicts = verdictAt[state.baseline],
     replicates = cases.replicates_us[row].map((us, place) => cases.replicates_us[base][place] / us);
+  if (verdicts) return verdicts.has(row) ? { ...verdicts.get(row), replicates } : undefined;
+  const speedup = cases.latency[base] / cases.latency[row],
+    short = speedup.toPrecision(4);
   return { speedup, short, replicates, cells: [short] };
 }
 
