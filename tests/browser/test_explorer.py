@@ -33,6 +33,7 @@ STUDY = {
     "sweeps": SHAPES,
 }
 ODD = ["peer.a_b%c&d#e$f^g~h", "peer.back\\slash{brace}", "peer.<b>tag</b>", "peer.naïve·漢字·🙂", f"peer.{'x' * 195}"]
+KINDS_US = {"normal": 40.0, "sd 4": 40.0, "zeros": 30.0}, {"normal": 25.0, "sd 4": 32.0, "zeros": 40.0}
 CHANGED = ["sdpa.auto", "kernel.tiled"]
 """Said to have changed since the run `before`."""
 GONE = ("failed", "before timing, call: error against float64")
@@ -89,6 +90,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
                 Recipe(study=STUDY, fates={(name, one): GONE for name in STUDY["implementations"] for one in shapes})
             ),
             "one implementation": synthetic.lonely(),
+            "kinds": made(synthetic.of_kinds(dict(zip(("sdpa.auto", "sdpa.flash"), KINDS_US, strict=True)))),
         }
         blocks = {name: data.payload(of, []) for name, of in alone.items()}
         patch.setattr(recorded.rungs, "stale", lambda run: CHANGED if run.name == "before" else [])
@@ -246,6 +248,11 @@ def test_in_the_mean_a_shape_counts_once_by_its_worst_kind_of_values(explorer):
     )
     by_shape[plain] = min(by_shape[plain], by_shape.pop(drawn))
     assert float(means.locator("td").first.inner_text()) == pytest.approx(geometric_mean(by_shape.values()), rel=1e-3)
+
+
+def test_zeros_are_no_worst_kind(visit, pages):
+    mean = visit(pages["kinds"]).locator("table.matrix tfoot td").last
+    assert float(mean.inner_text()) == pytest.approx(40 / 32, rel=0.01)
 
 
 def test_an_odd_length_is_a_dot_beside_the_line(explorer):

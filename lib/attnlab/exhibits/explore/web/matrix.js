@@ -115,10 +115,11 @@ function inOrder({ state, data }) {
 }
 
 // The geometric mean of each candidate's speedups over the shapes shown, and over how many where it lacks some. Shapes
-// that differ in values alone are one, which counts by the kind at which it is worst.
+// that differ in values alone are one, which counts by the kind at which it is worst; zeros are no such kind.
 function meansRow(state) {
-  const shapes = {};
-  for (const place of state.visible)
+  const shapes = {},
+    judged = state.visible.filter((place) => state.shown.shapes[place].values !== "zeros");
+  for (const place of judged.length ? judged : state.visible)
     (shapes[JSON.stringify({ ...state.shown.shapes[place], name: "", label: "", values: "" })] ??= []).push(place);
   const all = Object.values(shapes);
   const cells = state.candidates.map((name) => {

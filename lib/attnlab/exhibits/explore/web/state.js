@@ -126,9 +126,8 @@ function verdictAt(state, shape, name) {
   const verdicts = verdictAt[state.baseline],
     replicates = cases.replicates_us[row].map((us, place) => cases.replicates_us[base][place] / us);
   if (verdicts) return verdicts.has(row) ? { ...verdicts.get(row), replicates } : undefined;
-  const speedup = cases.latency[base] / cases.latency[row],
-    short = speedup.toPrecision(4);
-  return { speedup, short, replicates, cells: [short] };
+  const speedup = cases.latency[base] / cases.latency[row];
+  return { speedup, short: speedup.toPrecision(4), replicates, cells: [speedup.toPrecision(4)] };
 }
 
 // The kind of a verdict and its speedup, in words.
