@@ -25,7 +25,7 @@ def test_a_cost_is_interpolated_and_grows_with_the_work_beyond_it():
 def test_a_replicate_takes_what_its_calls_take():
     study = tiny_study(implementations=["sdpa.auto", "sdpa.math"], samples=10, stream=7)
     took = {"sdpa.auto": 0.1, "sdpa.math": 0.2, "reference.float64": 0.3, "draw": 0.01, "scramble": 0.001}
-    costs = {name: Cost([1e9], [seconds]) for name, seconds in took.items()}
+    costs = {name: Cost([1e9], [seconds], 0.0) for name, seconds in took.items()}
     assert max(shape.flops for shape in study.shapes) < 1e9  # so that every shape takes the same
     oracles = estimate.ORACLES * 0.3
     rounds = 10 * (0.01 + 0.1)
@@ -42,6 +42,16 @@ def test_a_replicate_takes_what_its_calls_take():
     short = study.model_copy(update={"longest_call_ms": 150.0})
     timed_s = (estimate.CHECK_CALLS + 20) * 0.2 + 10 * (estimate.SAMPLE_S + 2 * 0.2 + 2 * 0.001)
     assert estimate.shape_seconds(short, study.shapes, costs, CPU) == pytest.approx([one - timed_s for one in each])
+
+
+def test_a_first_call_counts_once_for_shapes_that_differ_in_values_alone():
+    axes = TINY["target"] | {"values": ["normal", "sd 4"]}
+    study = tiny_study(implementations=["sdpa.auto", "sdpa.math"], sweeps={"values": axes, "batch": TINY["target"]})
+    names = ("sdpa.auto", "sdpa.math", "reference.float64", "draw", "scramble")
+    compiled, not_compiled = ({name: Cost([1e9], [0.1], new_s) for name in names} for new_s in (3.0, 0.0))
+    compiled["sdpa.math"] = not_compiled["sdpa.math"] = Cost()  # not served
+    both = (estimate.shape_seconds(study, study.shapes, costs, CPU) for costs in (compiled, not_compiled))
+    assert [one - other for one, other in zip(*both, strict=True)] == pytest.approx([3.0, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -102,8 +112,8 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
     monkeypatch.setattr(originals, "perf_counter_ns", lambda: 1000 * now_us[0])
 
     def slow(q, k, v, causal):
+        now_us[0] += q.shape[2] ** 2 + 7000 * (q.shape[2] not in called)
         called.append(q.shape[2])
-        now_us[0] += q.shape[2] ** 2
         return torch.empty_like(q)
 
     def refuses(q, k, v, causal):
@@ -121,6 +131,7 @@ def test_nothing_is_called_for_long_and_what_is_not_served_takes_nothing(monkeyp
     assert set(called) == {32, 64, 128, 256}
     assert costs["sdpa.auto"].flops == [4 * 4 * length**2 * 64 for length in (32, 64, 128, 256)]
     assert costs["sdpa.auto"].at(np.array([study.target_shape.flops]))[0] == pytest.approx(4096**2 * 1e-6)
+    assert costs["sdpa.auto"].new_shape_s == pytest.approx(7e-3)
     assert costs["sdpa.math"].flops == costs["reference.float64"].flops == []
     assert min(len(costs[name].flops) for name in ("draw", "scramble")) >= 4
 

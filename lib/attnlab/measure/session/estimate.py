@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import torch
 
 from attnlab.measure.clocks import cuda_events
@@ -29,22 +30,27 @@ LONGEST_CALL_S = 0.2
 """A call that would take longer, by the last one, is not made."""
 FIRST_FLOPS = 2**30
 """The first call has no more FLOPs than this."""
-# Besides its timed calls, as runs on an H200 and on two cores show: seconds of a process, of a case (profiler, graphs,
-# checks) and of a sample on the host; calls that tell whether a case is timed; calls that check it; oracles of a shape
-# with the framework's own result.
+# Besides its timed calls, as runs on an H200, an H100 and two cores show: seconds of a process, of a case (profiler,
+# graphs, checks) and of a sample on the host; calls that tell whether a case is timed; calls that check it; oracles
+# of a shape with the framework's own result.
 PROCESS_S, CASE_S, SAMPLE_S = 5.0, 0.04, 120e-6
 FIRST_CALLS, CHECK_CALLS, ORACLES = 3, 12, 6
-PANEL_S = 120.0
+PANEL_S = 270.0
 DRAW, SCRAMBLE = "draw", "scramble"
 Work = Callable[[Windows, Shape], object]
 
 
 @dataclass
 class Cost:
-    """The cost of a call at some amounts of work: seconds, and the FLOPs of each shape, ascending."""
+    """The cost of a call at some amounts of work: seconds, and the FLOPs of each shape, ascending.
+
+    `new_shape_s` is what the first call at a shape takes besides: compiling, or choosing among plans. It is the least
+    that it took, so that what is done once for all shapes doesn't count.
+    """
 
     flops: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    new_shape_s: float = math.inf
 
     def at(self, flops: np.ndarray) -> np.ndarray:
         """Seconds of a call, interpolated on logarithmic axes, and beyond the largest in proportion to FLOPs.
@@ -87,6 +93,8 @@ def shape_seconds(study: Study, shapes: list[Shape], costs: dict[str, Cost], dev
     # In each round, inputs are drawn, and the output that all others are compared with is computed.
     round_s = took[DRAW] + took[study.baseline]
     spent = ORACLES * took[REFERENCES[0]] + sum(study.rounds(timing) for timing in timings) * round_s
+    is_new = ~pd.Series([shape.plain for shape in shapes]).duplicated().to_numpy()
+    spent += is_new * sum(costs[name].new_shape_s for name in study.implementations if costs[name].flops)
     for name in map(under_control, study.subjects):
         call_s = took[name]
         samples_s = sum(study.rounds(timing) * _sample_s(timing, call_s, took[SCRAMBLE]) for timing in timings)
@@ -149,13 +157,14 @@ def _add(cost: Cost, call: Callable[[], object], shape: Shape, device: torch.dev
     """Add what a call takes at a shape, undisturbed; nothing where it can't be called."""
     took_s: list[float] = []
     try:
-        attempt(call)  # compiles, and is not counted
+        first_s = cuda_events.timed(device, partial(attempt, call))[0] / 1e6
         while not took_s or (len(took_s) < CALLS and sum(took_s) < LONGEST_CALL_S):
             took_s.append(cuda_events.timed(device, partial(attempt, call))[0] / 1e6)
     except (Unsupported, OutOfMemory, Broken):
         return
     cost.flops.append(shape.flops)
     cost.seconds.append(min(took_s))
+    cost.new_shape_s = min(cost.new_shape_s, max(0.0, first_s - min(took_s)))
 
 
 def _attend(implementation: Implementation, windows: Windows, shape: Shape) -> None:
