@@ -437,6 +437,23 @@ def test_a_lost_scheduler_ends_the_run_in_a_line(cluster, forks, begin):
     assert len(read.load(name).samples) > 0
 
 
+def test_what_fails_in_dasks_own_loop_is_not_printed(two, caplog, monkeypatch):
+    called = threading.Event()
+
+    def fails():
+        called.set()
+        raise OSError("as where the scheduler is lost while a result is on its way")
+
+    loop = logging.getLogger("tornado.application")
+    loop.setLevel(logging.ERROR)
+    monkeypatch.setattr(loop, "handlers", [caplog.handler])
+    with start.fleet("", two.address, "cpu") as executor:
+        executor._client.loop.add_callback(fails)
+        assert called.wait(60)
+        executor._client.sync(executor._client.scheduler.identity)  # another turn of the loop
+    assert "as where the scheduler is lost" not in caplog.text
+
+
 def test_a_client_that_is_killed_is_resumed(two, forks, begin):
     study = tiny_study(replicates=2)
     name = begin(study)

@@ -59,8 +59,9 @@ def fleet(gpus: str, scheduler: str, wanted: str) -> Iterator[Any]:
         from attnlab.measure.cluster.fleet import Fleet
     except ImportError as error:
         raise UserError(f"measuring on several GPUs needs {error.name}, {NEEDS}") from None
-    # What Dask says of lost workers and other versions, the fleet says in a line.
-    for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]:
+    # What Dask, and the loop that it runs in, say of lost workers and other versions, the fleet says in a line.
+    of_dask = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]
+    for name in (*of_dask, "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", category=distributed.versions.VersionMismatchWarning)
     # A run that goes on is sent to who counts in it; and the address of the dashboard is printed, whichever it is.
