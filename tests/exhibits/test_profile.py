@@ -1,6 +1,7 @@
 """Counters made into bottlenecks by the stated rule, and what is shown of them."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,11 @@ def test_a_run_that_was_closed_early_says_that_its_counters_were_not_taken(data)
     write.close_early("cut")
     told = profile.how(taken.of(read.load("cut"))).markdown
     assert told.endswith(": the run was closed before its counters were taken.*")
+
+
+def test_a_run_that_was_cut_off_among_its_counters_says_so_and_shows_those_that_are_there():
+    of = profiled()
+    rest = {name: value for name, value in of.run.manifest.items() if name != "profile"}
+    cut = Results(replace(of.run, manifest=rest), of.table)
+    assert "cut off before all of its counters were taken" in profile.how(cut).markdown
+    assert profile.traffic(cut).frame.equals(profile.traffic(of).frame)

@@ -29,7 +29,9 @@ PLACES = ("first", "second", "third")
 @exhibit("profile.how")
 def how(results: Results) -> Prose:
     """How the counters were taken and what they are not used for, or why there are none."""
-    profiles, taken = counters.of(results), results.run.manifest["profile"]
+    profiles, taken = counters.of(results), results.run.manifest.get("profile")
+    if taken is None:
+        raise NotMeasured("The run was cut off before all of its counters were taken; it can go on")
     return Prose(say("profile.how", shape=results.study.target_shape, profiles=profiles, taken=taken))
 
 
