@@ -87,9 +87,9 @@ class Study(BaseModel, extra="forbid", frozen=True, strict=True):
     not far slower than the fastest there. A sweep is a mapping of axes, or a list of such mappings; lists of values are
     multiplied out, and ``values: all`` is read as the list of all that are timed by default, so that a run records
     these. If one call of a case takes longer than `longest_call_ms`, it is neither checked nor timed. With `panel`, a
-    run on a GPU ends with a panel that times the same calls with every available clock, and with loads without pause;
-    this takes about a minute. After its shapes, a replicate answers `stream` requests of random shapes. Captured values
-    come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
+    run on a GPU takes, after its first replicate, a panel that times the same calls with every available clock, and
+    loads without pause; this takes minutes. After its shapes, a replicate answers `stream` requests of random shapes.
+    Captured values come from the file `captured`. The shapes `drawn` follow those of the sweeps, and belong to none.
     """
 
     name: Annotated[str, Field(max_length=LONGEST, pattern=r"^[^\r\n<>]+$")]
