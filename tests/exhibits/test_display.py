@@ -94,7 +94,8 @@ def oklab(colour: str) -> np.ndarray:
 
 def test_what_stands_in_one_figure_differs_in_marker_and_in_colour_on_both_grounds():
     together = (*SDPA, *PEERS, DISPATCH, "kernel.lazy", "kernel.few", BEST)
-    light, markers = zip(*(style.LOOKS[name] for name in together), *style.OTHERS, strict=True)
+    looks = [(look["color"], look["marker"]) for look in map(style.look, together)]
+    light, markers = zip(*looks, *style.OTHERS, strict=True)
     assert len(set(markers)) == len(markers)
     for colours in (light, [page_drawing.inverted(colour[1:].lower()) for colour in light]):
         for one, other in combinations(map(oklab, colours), 2):

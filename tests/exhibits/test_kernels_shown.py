@@ -261,4 +261,4 @@ def test_whether_another_device_agrees_is_said(times, said, short, monkeypatch):
     assert "Between the two, the source of `kernel.mma` changed" in words.markdown
     assert table.frame["sign"].tolist() == [found.sign(TARGET)]
     monkeypatch.setattr(lead.cross_device, "find", lambda results: found)
-    assert short in lead.elsewhere(climbed())
+    assert short in lead.elsewhere_in_short(climbed())

@@ -20,8 +20,6 @@ from attnlab.study.studies import Timing
 Verdicts = dict[tuple[Shape, str], dict[Timing, Verdict]]
 """By shape and candidate: the verdict under each timing that has both sides."""
 Columns = dict[str, list[Any]]
-
-
 Cases = dict[tuple[Timing, Shape, str], int]
 """Where a case stands among those of a run."""
 METRICS = {"latency": "median_us", "throughput": "throughput_tflops", "bandwidth": "bandwidth_gbs"}

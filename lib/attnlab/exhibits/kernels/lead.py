@@ -53,13 +53,13 @@ def on_another_device(results: Results) -> Group:
     return beside(cross_device.find(results))
 
 
-def elsewhere(results: Results) -> str:
+def elsewhere_in_short(results: Results) -> str:
     """How the fastest hand-written kernel stands on another device, in a sentence; empty where no run says so."""
     found = known(lambda: cross_device.find(results))
     if found is None:
         return ""
     return say(
-        "kernels.elsewhere",
+        "kernels.elsewhere_in_short",
         name=found.there.run.name,
         there=_device(found.there),
         replicates=replicate_words(found.there),

@@ -35,7 +35,7 @@ def findings(
     """The findings of the run, a line for each kind that it has; what the values change, first."""
     baseline, label = results.study.baseline, results.study.target_shape.label
     queries, fewer_bits = few.in_short(results, decoded), fp8.in_short(results, eight_bits)
-    there = of_kernels.elsewhere(results)
+    there = of_kernels.elsewhere_in_short(results)
     finds: list[Callable[[], str]] = [
         lambda: say("verdicts.sign", lead=lead(results), baseline=baseline, label=label),
         lambda: f"**Lengths.** {costliest(results)}",

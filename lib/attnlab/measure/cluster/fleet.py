@@ -171,13 +171,13 @@ class Fleet(Executor):
 
     def _choose(self, card: Card) -> int | None:
         """The index of what a card that is free does next of what waits: what isn't a piece comes first."""
-        whole = [index for index, work in enumerate(self._waiting) if work.number is None]
-        if whole or not self._waiting:
-            return next(iter(whole), None)
-        pieces = [(work.number, work.arguments[0]) for work in self._waiting if work.number is not None]
-        return scheduling.choose(
-            pieces, card.name, {other.name: self._taken[other.name] for other in self._cards.values()}
-        )
+        pieces: list[tuple[int, Job]] = []
+        for index, work in enumerate(self._waiting):
+            if work.number is None:
+                return index
+            pieces.append((work.number, work.arguments[0]))
+        taken = {other.name: self._taken[other.name] for other in self._cards.values()}
+        return scheduling.choose(pieces, card.name, taken)
 
     def _submit(self, address: str, work: Work) -> distributed.Future:
         packed = pickle.dumps(Task(work.call, work.arguments, run_sync.files(work.arguments[0]), self._topic))

@@ -300,7 +300,7 @@ def _every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
 
 
 def _lacking_once(name: str, study: Study, device: str, environment: str) -> list[once.Part]:
-    """What a run takes once, if it wasn't taken yet; its manifest then says how its counters were."""
+    """What a run takes once and lacks: its manifest says how its counters were, on a CPU from here on."""
     if "profile" in read.read_manifest(name):
         return []
     if device != "cuda":  # no process is started to say that there are none
