@@ -66,6 +66,10 @@ class Interval:
         """Whether the two intervals share a point."""
         return self.low <= other.high and other.low <= self.high
 
+    def holds(self, value: float) -> bool:
+        """Whether a value lies in the interval."""
+        return self.low <= value <= self.high
+
     def scaled(self, factor: float) -> "Interval":
         """The interval of a positive multiple."""
         return Interval(factor * self.estimate, factor * self.low, factor * self.high)

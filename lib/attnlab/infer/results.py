@@ -197,7 +197,7 @@ class Results(Lookup):
         wrong = sum(decision in ("faster", "slower") for decision in decisions)
         exact = scipy.stats.binomtest(wrong, len(decisions)).proportion_ci(CONFIDENCE, method="exact")
         rate = stats.Interval(wrong / len(decisions), float(exact.low), float(exact.high))
-        apart = sum(control.speedup.low > 1 or control.speedup.high < 1 for control in controls)
+        apart = sum(not control.speedup.holds(1) for control in controls)
         return FalsePositives(wrong, apart, len(decisions), rate)
 
     def _smallest(self, shape: Shape, timing: Timing | None) -> float:

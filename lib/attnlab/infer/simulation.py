@@ -217,8 +217,8 @@ def simulate(cell: Cell, simulation: int, effects: tuple[float, ...] = ()) -> di
         stats.verdict(simulated.baseline, candidate, paired=True, **settings) for candidate in simulated.candidates
     )
     return {
-        COVERED: median.low <= simulated.median_us <= median.high,
-        RATIO_COVERED: none.speedup.low <= 1 <= none.speedup.high,
+        COVERED: median.holds(simulated.median_us),
+        RATIO_COVERED: none.speedup.holds(1),
         WRONG: none.decision in ("faster", "slower"),
         CLAIMED: none.claimable,
         EQUIVALENT: none.decision == "equivalent",

@@ -381,7 +381,7 @@ def verdict(
     is_near = smallest_effect <= margin and is_within(ratio.floor, margin)
     if is_near and is_within(ratio.interval(1 - 2 * alpha), margin):
         decision = "equivalent"
-    elif p < alpha and seen and not speedup.low <= 1 <= speedup.high:
+    elif p < alpha and seen and not speedup.holds(1):
         decision = "faster" if speedup.low > 1 else "slower"
 
     def apart() -> bool:

@@ -16,7 +16,6 @@ from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
 GRID = "grid seq_len"
 
@@ -38,14 +37,14 @@ class Setting:
         return median_of(self.row).scaled(1e3 / self.shape.tokens)
 
 
-def best(results: Results, shape: Shape, timing: Timing | None = None) -> Setting:
+def best(results: Results, shape: Shape) -> Setting:
     """The fastest backend at a shape, and those that can't be distinguished from it.
 
     Raises NotMeasured where nothing has a latency there.
     """
-    fastest, rows = results.fastest(shape, timing), results.at(shape, timing)
+    fastest, rows = results.fastest(shape), results.at(shape)
     others = [str(name) for name in rows.index if name != fastest]
-    same = tuple(name for name in others if holds_one(results.speedup(name, shape, timing, fastest)))
+    same = tuple(name for name in others if results.speedup(name, shape, baseline=fastest).holds(1))
     return Setting(shape, rows.loc[fastest], same)
 
 
@@ -60,10 +59,6 @@ def along(results: Results, sweep: str) -> list[Setting]:
     return found
 
 
-def holds_one(ratio: Interval) -> bool:
-    return ratio.low <= 1 <= ratio.high
-
-
 def cheapest_of(settings: Sequence[Setting]) -> int:
     """Position of the setting with the least time a token."""
     return int(np.argmin([setting.per_token_ns().estimate for setting in settings]))
@@ -73,7 +68,7 @@ def _equal_per_token(results: Results, one: Setting, other: Setting) -> bool:
     """Whether the ratio of two medians per token has an interval that holds 1; the two share no rounds."""
     mine, its = ([us / of.shape.tokens for us in results.samples(of.name, of.shape)] for of in (one, other))
     tick = max(results.tick_us(of.row["launches"]) / of.shape.tokens for of in (one, other))
-    return holds_one(stats.ratio_ci(mine, its, tick=tick))
+    return stats.ratio_ci(mine, its, tick=tick).holds(1)
 
 
 @dataclass(frozen=True)

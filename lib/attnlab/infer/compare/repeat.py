@@ -175,7 +175,7 @@ class Change(NamedTuple):
     @property
     def shown(self) -> Interval | None:
         """The ratio where the medians are shown to differ: the p-value is below ALPHA and the interval excludes 1."""
-        return None if self.ratio is None or self.ratio.low <= 1 <= self.ratio.high else self.ratio
+        return None if self.ratio is None or self.ratio.holds(1) else self.ratio
 
 
 def changes(here: Results, there: Results) -> list[Change]:
