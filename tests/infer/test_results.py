@@ -301,9 +301,9 @@ def test_the_axes_that_flip_a_verdict_are_those_that_do_so_alone(judged, axes):
 
 
 def test_verdicts_are_opposed_or_disagree():
-    assert opposed(SLOWER, FASTER)
-    assert not opposed(FASTER, FASTER)
-    assert not opposed(SLOWER, EQUIVALENT)
+    assert opposed([SLOWER, FASTER, EQUIVALENT])
+    assert not opposed([FASTER, FASTER])
+    assert not opposed([SLOWER, EQUIVALENT])
     assert disagree({DEVICE: FASTER, EAGER: EQUIVALENT})
     assert not disagree({DEVICE: FASTER, EAGER: FASTER})
 

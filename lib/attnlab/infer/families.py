@@ -104,8 +104,9 @@ def tally(verdicts: Iterable[stats.Verdict]) -> Counter[str]:
     return counts
 
 
-def opposed(one: stats.Verdict, other: stats.Verdict) -> bool:
-    return {one.decision, other.decision} == {"faster", "slower"}
+def opposed(verdicts: Iterable[stats.Verdict]) -> bool:
+    """Whether some of the verdicts are faster and others slower."""
+    return {"faster", "slower"} <= {verdict.decision for verdict in verdicts}
 
 
 def disagree(under: Mapping[Timing, stats.Verdict]) -> bool:
@@ -123,7 +124,7 @@ def flipping_axes(judged: Iterable[Mapping[Timing, stats.Verdict]]) -> list[str]
         {axis for axis in Timing.model_fields if getattr(one, axis) != getattr(other, axis)}
         for under in judged
         for (one, first), (other, second) in combinations(under.items(), 2)
-        if opposed(first, second)
+        if opposed((first, second))
     ]
     fewest = min(map(len, flips), default=0)
     return [axis for axis in Timing.model_fields if any(axis in axes for axes in flips if len(axes) == fewest)]

@@ -57,7 +57,7 @@ class OverKinds:
     @property
     def disagree(self) -> bool:
         """Whether it is faster on some values and slower on others."""
-        return bool(self.where("faster") and self.where("slower"))
+        return opposed(self.verdicts.values())
 
 
 def shapes(results: Results, shape: Shape, timing: Timing | None = None) -> list[Shape]:
@@ -235,7 +235,7 @@ class Statement:
     @property
     def contradicting(self) -> dict[Timing, Verdict]:
         """The timings that say slower where the headline's says faster, or the other way round."""
-        return {timing: found for timing, found in self.under.items() if opposed(found, self.verdict)}
+        return {timing: found for timing, found in self.under.items() if opposed((found, self.verdict))}
 
     @property
     def lacks(self) -> list[str]:

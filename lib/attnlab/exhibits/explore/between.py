@@ -28,7 +28,11 @@ def flips(results: Results, baseline: str) -> list[dict[str, Any]]:
             kinds = of_kinds.setdefault((shape.plain, name), {}).setdefault(timing, {})
             kinds |= {shape: verdict} if shape.values != ZEROS else {}  # which count in no verdict over kinds
     return [
-        *(_by_values(name, found) for (_, name), under in of_kinds.items() if (found := _opposed(under))),
+        *(
+            _by_values(name, found)
+            for (_, name), under in of_kinds.items()
+            if (found := {timing: kinds for timing, kinds in under.items() if opposed(kinds.values())})
+        ),
         *(
             {"shape": str(shape), "candidate": name, "by": axes, "words": decisions.under_each(under)}
             for (shape, name), under in verdicts.items()
@@ -37,13 +41,8 @@ def flips(results: Results, baseline: str) -> list[dict[str, Any]]:
     ]
 
 
-def _opposed(under: dict[Timing, Kinds]) -> dict[Timing, Kinds]:
-    """The timings under which the kinds of values are opposed."""
-    sides = {"faster", "slower"}
-    return {timing: kinds for timing, kinds in under.items() if sides <= {one.decision for one in kinds.values()}}
-
-
 def _by_values(name: str, under: dict[Timing, Kinds]) -> dict[str, Any]:
+    """What is said of a candidate that turns with the values, under each timing under which it does."""
     speedups = {shape: verdict.speedup.estimate for kinds in under.values() for shape, verdict in kinds.items()}
     words = "; ".join(f"{timing.words}: {_sides(kinds)}" for timing, kinds in under.items())
     return {"shape": str(min(speedups, key=speedups.__getitem__)), "candidate": name, "by": ["values"], "words": words}
@@ -69,7 +68,7 @@ def flips_between(here: Results, there: Results) -> list[dict[str, Any]]:
         {"shape": str(shape), "candidate": name, "by": ["run"], "words": _both(timing, verdict, other, here, there)}
         for (shape, name), under in against(here, here.study.baseline).items()
         for timing, verdict in under.items()
-        if (other := theirs.get((shape, name), {}).get(timing)) and opposed(verdict, other)
+        if (other := theirs.get((shape, name), {}).get(timing)) and opposed((verdict, other))
     ]
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from attnlab.infer.families import flipping_axes, tally
+from attnlab.infer.families import flipping_axes, opposed, tally
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.studies import Timing
@@ -42,7 +42,7 @@ def lead(results: Results) -> Lead:
         len(results.candidates(shape)) == 1,
         {timing: (tally(verdicts), len(verdicts)) for timing, verdicts in judged.items() if verdicts},
         flipping_axes(found.values()),
-        sum({"faster", "slower"} <= {verdict.decision for verdict in under.values()} for under in found.values()),
+        sum(opposed(under.values()) for under in found.values()),
         len(found),
         results.under_each(name, shape),
     )
