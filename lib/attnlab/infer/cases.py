@@ -132,7 +132,7 @@ def _context(samples: Samples) -> dict[str, float]:
 
 
 def _rates(key: tuple[object, ...], row: dict[str, float], ceilings: Ceilings) -> dict[str, object]:
-    shape = Shape(**dict(zip(AXES, key[1 : 1 + len(AXES)], strict=True)))  # type: ignore[arg-type]
+    shape = Shape(*key[1 : 1 + len(AXES)])  # type: ignore[arg-type]
     median_us, cache, work = row["median_us"], str(key[-1]), work_of(str(key[0]), shape)
     floor_us = ceilings.floor_us(work, cache)
     return {

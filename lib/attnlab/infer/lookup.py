@@ -235,7 +235,7 @@ class Lookup:
         """The shapes that had more than half of their samples, all implementations', taken at a throttled clock."""
         rows = self.under(self.headline)
         shares = rows.groupby(AXES, sort=False)["throttled_pct"].mean()
-        return [Shape(**dict(zip(AXES, key, strict=True))) for key in shares[shares > 50].index]
+        return [Shape(*key) for key in shares[shares > 50].index]
 
     @cached_property
     def _samples_by_case(self) -> dict[Any, Samples]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.compile import occupancy
-from attnlab.infer.lookup import NotMeasured, known
+from attnlab.infer.lookup import NotMeasured, known, shape_of
 from attnlab.infer.results import Results
 from attnlab.runs.schema import CASE, Run, is_of
 from attnlab.study import callables, ladder, tuning
@@ -143,7 +143,7 @@ def instances(results: Results) -> dict[str, dict[str, list[Shape]]]:
     found: dict[str, dict[str, list[Shape]]] = {}
     for row in rows[rows["implementation"].isin(names)].drop_duplicates([*CASE, "function"]).to_dict("records"):
         shapes = found.setdefault(row["implementation"], {}).setdefault(row["function"], [])
-        shapes.append(Shape(**{axis: row[axis] for axis in Shape.AXES}))
+        shapes.append(shape_of(row))
     return found
 
 
@@ -192,7 +192,7 @@ def _runs_the_same(run: Run) -> bool:
         tuned = tuning.load(run.manifest["device"]["name"])
         launched = run.resources[run.resources["implementation"] == BEST].drop_duplicates([*CASE, "function"])
         for row in launched.to_dict("records"):
-            shape = Shape(**{axis: row[axis] for axis in Shape.AXES})
+            shape = shape_of(row)
             choice = tuned.choice(shape)
             rung, tile = tuned.instance(choice)
             same = rung.expression(shape.dtype, tile, shape.causal) == row["function"]
