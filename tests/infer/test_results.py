@@ -40,7 +40,7 @@ def test_median_spread_and_extremes(inferred):
 def test_no_interval_is_narrower_than_the_tick_over_the_launches(inferred, timing, launches):
     row = inferred.at(CONSTANT, timing).loc["sdpa.auto"]  # its samples are all the same
     assert (row["launches"], row["launches_most"]) == (launches, launches)
-    assert inferred.tick_us(row["launches"]) == pytest.approx(TICK_US / launches)
+    assert inferred.tick_us("sdpa.auto", CONSTANT, timing) == pytest.approx(TICK_US / launches)
     assert row["high_us"] - row["low_us"] == pytest.approx(TICK_US / launches)
     assert row["std_us"] == 0
     assert row["lag1"] == 0

@@ -253,7 +253,7 @@ class Records:
         return case | {
             "throughput_note": row["throughput_mark"][2:] or None,
             "bandwidth_note": row["bandwidth_mark"][2:] or None,
-            "tick_us": self.results.tick_us(row["launches"]),
+            "tick_us": self.results.tick_us(name, shape, timing),
             "median_interval": _method([samples], paired=False),
             "regime": regimes.compared(self.results, [name], shape, timing),
             "verdict": self._verdict(shape, name, timing),

@@ -215,9 +215,10 @@ class Lookup:
         throttled = np.concatenate([NO_SAMPLES.throttled, *of])
         return int((~np.isnan(throttled)).sum()), int(np.nansum(throttled))
 
-    def tick_us(self, launches: int) -> float:
-        """Resolution of samples: the clock's tick over the fewest launches that one of them spans."""
-        return float(self.run.manifest["clocks"]["tick_us"]) / launches
+    def tick_us(self, implementation: str, shape: Shape, timing: Timing | None = None) -> float:
+        """Resolution of the samples of one case in us: the clock's tick over the fewest launches that one spans."""
+        launches = self.samples_of(implementation, shape, timing).launches
+        return float(self.run.manifest["clocks"]["tick_us"]) / int(launches.min())
 
     def fastest(self, shape: Shape, timing: Timing | None = None, among: Sequence[str] | None = None) -> str:
         """The implementation, of all or of some, with the smallest median at a shape; NotMeasured without any there."""

@@ -222,11 +222,10 @@ class Results(Lookup):
     def _sides(self, pair: Pair, shape: Shape, timing: Timing | None) -> Sides:
         """The samples of a pair, and the resolution of both."""
         baseline, candidate = (self.samples(name, shape, timing) for name in pair)
-        cases = [self.samples_of(name, shape, timing) for name in pair]
-        launches = min(int(case.launches.min()) for case in cases if case.launches.size)
+        tick_us = max(self.tick_us(name, shape, timing) for name in pair)
         one, other = (self._medians.get((name, *self._place(shape, timing))) for name in pair)
         medians = (one, other) if one and other else None
-        return Sides(baseline, candidate, self.tick_us(launches), medians)
+        return Sides(baseline, candidate, tick_us, medians)
 
     @cached_property
     def _medians(self) -> dict[Any, stats.Interval]:

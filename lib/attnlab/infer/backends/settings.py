@@ -67,7 +67,7 @@ def cheapest_of(settings: Sequence[Setting]) -> int:
 def _equal_per_token(results: Results, one: Setting, other: Setting) -> bool:
     """Whether the ratio of two medians per token has an interval that holds 1; the two share no rounds."""
     mine, its = ([us / of.shape.tokens for us in results.samples(of.name, of.shape)] for of in (one, other))
-    tick = max(results.tick_us(of.row["launches"]) / of.shape.tokens for of in (one, other))
+    tick = max(results.tick_us(of.name, of.shape) / of.shape.tokens for of in (one, other))
     return stats.ratio_ci(mine, its, tick=tick).holds(1)
 
 

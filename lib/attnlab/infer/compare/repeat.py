@@ -199,9 +199,8 @@ def changes(here: Results, there: Results) -> list[Change]:
 
 def ratio_of(change: Change, here: Results, there: Results) -> Interval:
     """The median here over the median there, be they shown to differ or not."""
-    name, shape, timing = change.place
-    mine, its = (run.samples(name, shape, timing) for run in (here, there))
-    tick = max(run.tick_us(run.row(name, shape, timing)["launches"]) for run in (here, there))
+    mine, its = (run.samples(*change.place) for run in (here, there))
+    tick = max(run.tick_us(*change.place) for run in (here, there))
     return stats.ratio_ci(mine, its, tick=tick)
 
 
@@ -301,7 +300,7 @@ def _side(results: Results, name: str, shape: Shape, timing: Timing) -> Side:
     apart_us = max(medians) - min(medians) if len(medians) > 1 else np.nan
     return Side(
         independent(taken, results.cards),
-        results.tick_us(int(taken.launches.min())),
+        results.tick_us(name, shape, timing),
         100 * apart_us / float(np.median(taken.latency_us)),
         taken.clock_mhz,
         taken.throttled_pct,

@@ -128,7 +128,7 @@ def _reach(distances: np.ndarray) -> float:
 
 def _job(here: Results, there: Results, change: Change, least: float) -> tuple[Any, ...]:
     place = change.place
-    tick_us = max(run.tick_us(run.row(*place)["launches"]) for run in (here, there))
+    tick_us = max(run.tick_us(*place) for run in (here, there))
     return there.samples(*place), here.samples(*place), tick_us, change.pvalue, max(least, EQUIVALENCE_MARGIN)
 
 

@@ -59,5 +59,5 @@ def _next_multiple(shape: Shape) -> Shape | None:
 
 def _more(results: Results, name: str, pair: Pair) -> Interval:
     longer, usual = ([us / shape.scores for us in results.samples(name, shape)] for shape in pair)
-    tick = max(results.tick_us(results.row(name, shape)["launches"]) / shape.scores for shape in pair)
+    tick = max(results.tick_us(name, shape) / shape.scores for shape in pair)
     return in_percent(ratio_ci(longer, usual, tick=tick))
