@@ -63,19 +63,22 @@ class Family:
 
 def infer_family(pairs: dict[str, Sides], control: Sides | None) -> Family:
     """The verdicts on candidates at one shape, each from its and the baseline's samples, and on the baseline itself."""
-    itself, smallest = None, 0.0
-    if control is not None:
-        sides = control.baseline, control.candidate
-        itself = stats.verdict(*sides, tick=control.tick_us, paired=True)
-        smallest = stats.smallest_effect(*sides, tick=control.tick_us, paired=True)
-    return replace(judge_family(pairs, smallest), control=itself)
+    if control is None:
+        return judge_family(pairs, 0.0)
+    itself = stats.verdict(control.baseline, control.candidate, tick=control.tick_us, paired=True)
+    return replace(judge_family(pairs, smallest_effect(control)), control=itself)
 
 
-def judge_family(pairs: dict[str, Sides], smallest_effect: float) -> Family:
+def smallest_effect(control: Sides) -> float:
+    """The smallest effect that could be seen beside a control, a fraction: `stats.smallest_effect` of its rounds."""
+    return stats.smallest_effect(control.baseline, control.candidate, tick=control.tick_us, paired=True)
+
+
+def judge_family(pairs: dict[str, Sides], smallest: float) -> Family:
     """The verdicts on candidates at one shape, with the smallest effect that could be seen there; without a control."""
-    verdicts, pvalues = judge(list(pairs.values()), [smallest_effect] * len(pairs))
+    verdicts, pvalues = judge(list(pairs.values()), [smallest] * len(pairs))
     named = dict(zip(pairs, verdicts, strict=True)), dict(zip(pairs, pvalues, strict=True))
-    return Family(*named, None, smallest_effect)
+    return Family(*named, None, smallest)
 
 
 def judge(family: Sequence[Sides], smallest_effects: Sequence[float]) -> tuple[list[stats.Verdict], list[float]]:

@@ -12,7 +12,7 @@ from attnlab.infer import parallel, stats
 from attnlab.infer.bootstrap import student
 from attnlab.infer.compare import repeat
 from attnlab.infer.compare.repeat import Change
-from attnlab.infer.families import Place, Sides
+from attnlab.infer.families import Place, smallest_effect
 from attnlab.infer.lookup import NotMeasured, median_of
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
@@ -111,14 +111,10 @@ def _smallest_effects(changes: Sequence[Change], *runs: Results) -> dict[Place, 
     """At each place the larger of what the controls of both runs leave to be seen; 0 without a control."""
     found = dict.fromkeys([(change.shape, change.timing) for change in changes], 0.0)
     controlled = [(place, run.control_sides(*place)) for run in runs for place in found if run.is_controlled(*place)]
-    smallest = parallel.each(_smallest_effect, [(sides,) for _, sides in controlled])
+    smallest = parallel.each(smallest_effect, [(sides,) for _, sides in controlled])
     for (place, _), effect in zip(controlled, smallest, strict=True):
         found[place] = max(found[place], effect)
     return found
-
-
-def _smallest_effect(sides: Sides) -> float:
-    return stats.smallest_effect(sides.baseline, sides.candidate, tick=sides.tick_us, paired=True)
 
 
 def _reach(distances: np.ndarray) -> float:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnlab.infer import stats
 from attnlab.infer.bootstrap import Interval
-from attnlab.infer.families import Sides, judge
+from attnlab.infer.families import Sides, judge, smallest_effect
 from attnlab.runs.models import Record
 from attnlab.runs.schema import FIRST, PHASES, STEPS
 from attnlab.study.implementations import control
@@ -41,7 +41,7 @@ def comparisons(record: Record) -> list[Comparison]:
     timed = [*PHASES, *(step for step, column in STEPS.items() if record.samples[column].notna().all())]
     places = [(workload, phase) for phase in timed for workload in record.workloads]
     sides = [_sides(record, *place) for place in places]
-    smallest = [stats.smallest_effect(sdpa, again, tick=tick_us, paired=True) for sdpa, _, again in sides]
+    smallest = [smallest_effect(Sides(sdpa, again, tick_us)) for sdpa, _, again in sides]
     verdicts, _ = judge([Sides(sdpa, ours, tick_us) for sdpa, ours, _ in sides], smallest)
     found = []
     for place, (sdpa, ours, _), verdict, effect in zip(places, sides, verdicts, smallest, strict=True):
