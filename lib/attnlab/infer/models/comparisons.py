@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE, Workload
 
 Samples = list[np.ndarray]
-DECISIONS: tuple[stats.Decision, ...] = ("faster", "slower", "equivalent", "inconclusive")
+DECISIONS: tuple[stats.Decision, ...] = get_args(stats.Decision)
 
 
 @dataclass(frozen=True)
