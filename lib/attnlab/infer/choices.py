@@ -14,6 +14,7 @@ from attnlab.infer import kinds
 from attnlab.infer.kernels import rungs
 from attnlab.infer.kinds import OverKinds
 from attnlab.infer.lookup import NotMeasured
+from attnlab.infer.machine.clocks import DEVICE, EAGER
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.runs.dispatch import Choice, Dispatch, Regret
@@ -23,7 +24,7 @@ from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-CLOCKS = [Timing(clock=clock, cache="warm") for clock in ("eager", "device")]
+CLOCKS = [EAGER, DEVICE]
 """The timings that decide: what a program sees that calls, launch gap included, and one that replays graphs."""
 CALLABLE = ("sdpa.", PREFIX)
 REQUESTS = 2000

@@ -10,14 +10,13 @@ from attnlab.exhibits.words import say
 from attnlab.infer.backends import settings
 from attnlab.infer.backends.settings import Setting, best
 from attnlab.infer.lookup import NotMeasured, median_of
+from attnlab.infer.machine.clocks import EAGER
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval, ratio_ci
 from attnlab.study.shapes import Shape
-from attnlab.study.studies import Timing
 
 GROUPED = "grouped kv_heads"
 TRAINING, RAGGED = "training seq_len", "end to end seq_len"
-EAGER = Timing(clock="eager", cache="warm")
 
 
 @exhibit("backends.grouped", of="choices")
