@@ -75,7 +75,7 @@ def over(results: Results, candidate: str, shape: Shape, timing: Timing | None =
     alike = shapes(results, shape, timing)
     timed = [other for other in alike if candidate in results.at(other, timing).index]
     if not timed:
-        results.row(candidate, shape, timing)
+        results.require(candidate, shape, timing)
     verdicts = {other: results.compare(candidate, other, timing) for other in timed}
     return OverKinds(candidate, verdicts, [other for other in alike if other not in timed])
 

@@ -54,7 +54,7 @@ def launch_gaps(results: Results) -> list[LaunchGap]:
 
 def _launch_gap(results: Results, shape: Shape) -> LaunchGap:
     name = results.study.baseline
-    results.row(name, shape, EAGER)
+    results.require(name, shape, EAGER)
     eager, device = (results.samples(name, shape, timing) for timing in (EAGER, DEVICE))
     gap = over_replicates([float(np.median(one) - np.median(other)) for one, other in zip(eager, device, strict=True)])
     return LaunchGap(shape, gap, float(results.row(name, shape, DEVICE)["median_us"]))
