@@ -10,9 +10,8 @@ from typing import Any
 
 from attnlab.exhibits import formats
 from attnlab.infer.stats import Interval
-from attnlab.runs.rules import CONFIDENCE
 
-INTERVAL = f"{100 * CONFIDENCE:g} % interval"
+INTERVAL = f"{formats.CI} interval"
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,7 @@ class Quantity:
 QUANTITIES = {
     "samples": Quantity("samples", "how many, over all replicates; none dropped", show=formats.whole),
     "replicates": Quantity("replicates", "fresh processes that measured this case", show=formats.whole),
-    "median_us": Quantity(
-        "median", f"median over all samples, and its {INTERVAL}", "µs", formats.number, ("low_us", "high_us")
-    ),
+    "median_us": Quantity("median", f"median over all samples, and its {INTERVAL}", "µs", ends=("low_us", "high_us")),
     "mean_us": Quantity("mean", "of all samples; no verdict rests on it", "µs"),
     "std_us": Quantity("standard deviation", "of all samples; no verdict rests on it", "µs"),
     "cv_pct": Quantity("CV", "standard deviation over mean; no verdict rests on it", "%", formats.percent),
@@ -78,7 +75,7 @@ QUANTITIES = {
     "max_us": Quantity("maximum", "the longest sample", "µs"),
     "outliers_pct": Quantity("outliers", "share beyond Tukey's fences; labelled, not dropped", "%", formats.percent),
     "lag1": Quantity("lag-1 autocorrelation", "of the samples in their order", show=formats.signed),
-    "effective_n": Quantity("effective N", "how many independent samples tell as much", show=formats.number),
+    "effective_n": Quantity("effective N", "how many independent samples tell as much"),
     "p95_us": Quantity(
         "P95",
         "95th percentile, and its interval from order statistics",

@@ -12,10 +12,10 @@ from attnlab.exhibits.markdown import Inline, parser, slug
 
 TEXT_WIDTH_IN = 6.5
 """The width of the text on a page."""
-TALLEST_IN = 8.0
-"""The height of the tallest figure, which leaves room for its caption on a page."""
 TEXT_WIDTH = 104
 """The same in letters of the font of tables."""
+TALLEST_IN = 8.0
+"""The height of the tallest figure, which leaves room for its caption on a page."""
 GAP = 1.8
 """The space between two columns, in letters."""
 LONGEST = 24
