@@ -159,7 +159,7 @@ def counted_shapes(results: Results) -> list[Shape]:
 
 def _rows_of(results: Results, shape: Shape) -> pd.DataFrame:
     rows = results.run.profile
-    return rows[is_of(rows, shape)] if len(rows) else rows
+    return rows[is_of(rows, shape)]
 
 
 def beyond_us(profile: Profile, latency_us: float, floor_us: float) -> dict[str, float]:

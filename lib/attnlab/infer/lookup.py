@@ -246,8 +246,8 @@ class Lookup:
     def lost(self) -> dict[Any, str]:
         """What became of each case that was not measured, in the first replicate that lost it, by values of `CASE`."""
         cases = self.run.cases
-        rows = cases[cases["status"] != MEASURED].drop_duplicates(CASE) if len(cases) else cases
-        said = rows[[*CASE, "status", "reason"]].itertuples(index=False, name=None) if len(rows) else []
+        rows = cases[cases["status"] != MEASURED].drop_duplicates(CASE)
+        said = rows[[*CASE, "status", "reason"]].itertuples(index=False, name=None)
         return {tuple(case): f"{status}, {reason}" if reason else str(status) for *case, status, reason in said}
 
     @cached_property

@@ -70,7 +70,7 @@ def _print_dollars(cost: Interval) -> str:
 def _energy(results: Results) -> Table | Prose:
     """The energy of a call under a load without pause, once the card has settled."""
     slices = results.run.endurance
-    slices = slices[slices["latency_us"].notna() & slices["power_w"].notna()] if not slices.empty else slices
+    slices = slices.dropna(subset=["latency_us", "power_w"])
     if slices.empty:
         return Prose("No load without pause was recorded with its power, so a call's energy is not known.")
     rows = []

@@ -114,8 +114,7 @@ class Resources:
 def resources(results: Results, rung: Recorded, shape: Shape) -> Resources | None:
     """The resources of a rung at a shape; None where it wasn't launched there."""
     rows = results.run.resources
-    rows = rows[rows["implementation"] == rung.implementation]
-    rows = rows[is_of(rows, shape)] if len(rows) else rows
+    rows = rows[is_of(rows, shape) & (rows["implementation"] == rung.implementation)]
     if rows.empty:
         return None
     row, device = rows.iloc[0], results.run.manifest["device"]
@@ -136,8 +135,6 @@ def instances(results: Results) -> dict[str, dict[str, list[Shape]]]:
     It has to be said of `kernel.best`, and of a rung that ran several instances for one head_dim, mask and dtype.
     """
     rows = results.run.resources
-    if rows.empty:
-        return {}
     several = rows.groupby(["implementation", "head_dim", "causal", "dtype"])["function"].nunique() > 1
     names = {BEST, *several[several].index.get_level_values("implementation")}
     found: dict[str, dict[str, list[Shape]]] = {}
@@ -150,8 +147,6 @@ def instances(results: Results) -> dict[str, dict[str, list[Shape]]]:
 def launched(results: Results, shape: Shape) -> str:
     """The rung whose instance `kernel.best` launched at a shape, if it was timed there by its own name; else empty."""
     rows = results.run.resources
-    if rows.empty:
-        return ""
     there = rows[is_of(rows, shape)].drop_duplicates("implementation").set_index("implementation")["function"]
     twins = [name for name, function in there.items() if name != BEST and function == there.get(BEST)]
     return str(twins[0]) if twins else ""
