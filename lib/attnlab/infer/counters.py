@@ -182,12 +182,10 @@ def distances(results: Results, shape: Shape) -> Distances:
     Raises NotMeasured where the run holds no counters at the shape, or the baseline has no latency there.
     """
     floor_us = float(results.row(results.study.baseline, shape)["floor_us"])
-    medians = {p.implementation: float(results.row(p.implementation, shape)["median_us"]) for p in of(results, shape)}
-    found = {
-        profile.implementation: beyond_us(profile, medians[profile.implementation], floor_us)
-        for profile in of(results, shape)
-        if medians[profile.implementation] <= FAR * floor_us
-    }
+    profiles = {profile.implementation: profile for profile in of(results, shape)}
+    medians = {name: float(results.row(name, shape)["median_us"]) for name in profiles}
+    near = {name: profile for name, profile in profiles.items() if medians[name] <= FAR * floor_us}
+    found = {name: beyond_us(profile, medians[name], floor_us) for name, profile in near.items()}
     totals: Counter[str] = Counter()
     for parts in found.values():
         totals.update({what: us for what, us in parts.items() if what != IDLE})
