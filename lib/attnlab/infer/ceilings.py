@@ -107,7 +107,8 @@ class Ceilings:
     def __init__(self, manifest: dict[str, Any]) -> None:
         sheet = datasheet(manifest["device"]["name"])
         self.l2_bytes = int(manifest["device"]["l2_bytes"])
-        self.all = [_ceiling(name, found, sheet) for name, found in manifest["ceilings"].items()]
+        self.by_name = {name: _ceiling(name, found, sheet) for name, found in manifest["ceilings"].items()}
+        self.all = list(self.by_name.values())
         self._rates = {c.name: c.measured.estimate * PER_US[c.unit] for c in self.all if c.measured}
 
     @property
@@ -153,7 +154,8 @@ class Ceilings:
 
     def rate(self, name: str) -> float:
         """The measured ceiling in its unit; NaN where there is none."""
-        return next((c.measured.estimate for c in self.all if c.name == name and c.measured), np.nan)
+        found = self.by_name.get(name)
+        return found.measured.estimate if found and found.measured else np.nan
 
     def throughput_mark(self, work: Work, median_us: float) -> str:
         """The mark of a throughput in FLOP/s: empty, or a sign and the ceilings that it exceeds."""

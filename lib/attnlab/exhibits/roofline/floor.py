@@ -89,7 +89,7 @@ def roofline(results: Results) -> Figure:
 
 def _roof(axes: Axes, span: np.ndarray, results: Results, dtype: str) -> list[Any]:
     """Draw the ceilings over a span of intensities and return what a legend needs."""
-    ceilings = {ceiling.name: ceiling for ceiling in results.ceilings.all}
+    ceilings = results.ceilings.by_name
     product = ceilings.get(results.ceilings.product(dtype))
     roofs = [("measured", "copy", "-"), ("datasheet", "copy", "--")]
     if results.headline.cache == "warm":

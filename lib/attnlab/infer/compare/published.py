@@ -111,7 +111,7 @@ class Cases:
     def shares_pct(self, dtype: str, tflops: float) -> tuple[float, float]:
         """A throughput over the dense peak in the datasheet, and over the measured matrix product, in percent."""
         name, ceilings = f"matmul.{dtype}", self.results.ceilings
-        stated = next((ceiling.datasheet for ceiling in ceilings.all if ceiling.name == name), None)
+        stated = ceilings.by_name[name].datasheet if name in ceilings.by_name else None
         return 100 * tflops / (stated or math.nan), 100 * tflops / ceilings.rate(name)
 
 

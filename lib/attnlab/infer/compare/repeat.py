@@ -236,10 +236,10 @@ def differences(here: Results, there: Results) -> Differences:
     files = read.sources_changed(mine, its)
     if files:
         rows.append(("measuring code", f"commit {mine['commit'][:7]}", f"commit {its['commit'][:7]}"))
-    theirs = {ceiling.name: ceiling.measured for ceiling in there.ceilings.all}
-    for ceiling in here.ceilings.all:
-        if ceiling.measured and theirs.get(ceiling.name):
-            rows.append((f"{ceiling.title} ({ceiling.unit})", ceiling.measured, theirs[ceiling.name]))
+    for name, ceiling in here.ceilings.by_name.items():
+        other = there.ceilings.by_name.get(name)
+        if ceiling.measured and other and other.measured:
+            rows.append((f"{ceiling.title} ({ceiling.unit})", ceiling.measured, other.measured))
     apart = {name.split()[0] for name in differing.index}
     same = [field for field in FIELDS if field in mine["environment"] and field not in apart]
     return Differences(rows, same, len(files))
