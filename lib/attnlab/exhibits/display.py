@@ -120,9 +120,15 @@ class Table(_Exhibit):
         note: str = "",
         highlight: int | None = None,
         shows: Shows = MappingProxyType({}),
+        sparse: bool = False,
     ) -> "Table":
-        """A table of rows, each its cells by the names of their columns; numbers stay of the kind that they are."""
-        return cls(pd.DataFrame(rows, dtype=object), caption, note, highlight, shows)
+        """A table of rows, each its cells by the names of their columns; numbers stay of the kind that they are.
+
+        Args:
+            sparse: leave out the columns that have no value in any row.
+        """
+        frame = pd.DataFrame(rows, dtype=object)
+        return cls(frame.dropna(axis="columns", how="all") if sparse else frame, caption, note, highlight, shows)
 
     def __post_init__(self) -> None:
         if self.frame.empty:

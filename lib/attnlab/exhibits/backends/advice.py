@@ -1,7 +1,5 @@
 """What to use and what to avoid: rules that follow from the verdicts, each with the comparison that supports it."""
 
-import pandas as pd
-
 from attnlab.exhibits import cells, formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import LETTERS
@@ -33,12 +31,9 @@ def rules(results: Results) -> Table:
         }
         for rule in found
     ]
-    frame = pd.DataFrame(rows)
     by = cells.by_older_run(results.run, results.study.implementations)
     note = f"{by}{say('backends.advice', baseline=results.study.baseline)}"
-    return Table(
-        frame if frame["but"].notna().any() else frame.drop(columns="but"), "What to use, and what to avoid.", note
-    )
+    return Table.of(rows, "What to use, and what to avoid.", note, sparse=True)
 
 
 def _where(results: Results, rule: Rule) -> str:

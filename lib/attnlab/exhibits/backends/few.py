@@ -2,7 +2,6 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure as Drawing
 
@@ -145,9 +144,8 @@ def every(results: Results) -> Table:
             | {"of the measured copy": 100 * row["bandwidth_gbs"] / copy_gbs}
             | {"lead of kernel.best": lead.ratio if lead else None, "over": lead.over if lead else None}
         )
-    frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
-    caption = f"Few queries over more keys; {results.headline.words}."
-    return Table(frame, caption, say("backends.decode"), shows={"of the measured copy": formats.percent})
+    caption, shows = f"Few queries over more keys; {results.headline.words}.", {"of the measured copy": formats.percent}
+    return Table.of(rows, caption, say("backends.decode"), shows=shows, sparse=True)
 
 
 @exhibit("backends.decode_elsewhere", of="decoded", where=cross_device.elsewhere)

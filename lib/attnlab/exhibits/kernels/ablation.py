@@ -3,8 +3,6 @@
 from itertools import pairwise
 from typing import Any
 
-import pandas as pd
-
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.catalogue import exhibit, target
 from attnlab.exhibits.display import Group, Prose, Table
@@ -74,11 +72,12 @@ def summary(results: Results, shape: Shape) -> Table:
         for above, step in pairwise(found)
         if step.verdict and step.rung.before != above.rung.implementation
     }
-    return Table(
-        pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all"),
+    return Table.of(
+        rows,
         f"Of {formats.count(len(outcomes), 'expectation')} of the ladder, {counts}: each rung against the rung that it "
         f"builds on at {shape.label}, {results.headline.words}.",
         say("kernels.summary", others=others) + (f" {say('profile.by_design')}" if limits else ""),
+        sparse=True,
     )
 
 

@@ -64,8 +64,7 @@ def gains(results: Results) -> Table:
         least=min(beside, default=None),
         refused=_refused(results, names),
     )
-    frame = pd.DataFrame(rows, dtype=object).dropna(axis="columns", how="all")
-    return Table(frame, f"{said} {results.headline.words.capitalize()}.", _note(results))
+    return Table.of(rows, f"{said} {results.headline.words.capitalize()}.", _note(results), sparse=True)
 
 
 @exhibit("kernels.fp8.pays", of="eight_bits", where=has_fp8)
@@ -74,11 +73,11 @@ def pays(results: Results) -> Table:
     found, seen, rows = _leads(results), set[Shape](), []
     for shape, there in found.items():
         if shape.plain not in seen:
-            rows.append({"shape": shape.label} | {name: there[name].ratio for name in PAYING if name in there})
+            gained = {name: there[name].ratio if name in there else None for name in PAYING}
+            rows.append({"shape": shape.label} | gained)
         seen.add(shape.plain)
-    frame = pd.DataFrame(rows, columns=["shape", *PAYING], dtype=object).dropna(axis="columns", how="all")
     caption = say("kernels.fp8_pays", found=found, timing=results.headline.words)
-    return Table(frame, caption, cells.by_run(results.run, [FP8_KERNEL]))
+    return Table.of(rows, caption, cells.by_run(results.run, [FP8_KERNEL]), sparse=True)
 
 
 def _leads(results: Results) -> dict[Shape, dict[str, Lead]]:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pandas as pd
-
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.environment.machine import replicate_words
@@ -25,16 +23,15 @@ def table(results: Results) -> Table:
     for shape in results.study.shapes:
         row: dict[str, Any] = {"shape": shape.label}
         for one in found:
-            if lead := one.by_shape.get(shape):
-                row |= {str(one.timing): lead.ratio, f"over, {one.timing}": lead.over}
-        rows += [row] if len(row) > 1 else []
+            lead = one.by_shape.get(shape)
+            row |= {str(one.timing): lead and lead.ratio, f"over, {one.timing}": lead and lead.over}
+        if any(shape in one.by_shape for one in found):
+            rows.append(row)
     note = (
         f"Ratios of medians from rounds taken together with {CI} intervals, and the other. They are not adjusted for "
         "their number; the other is chosen by the same samples, which favours it."
     )
-    columns = ["shape", *(title for one in found for title in (str(one.timing), f"over, {one.timing}"))]
-    frame = pd.DataFrame(rows, columns=columns, dtype=object).dropna(axis="columns", how="all")
-    return Table(frame, _said(results, found), note)
+    return Table.of(rows, _said(results, found), note)
 
 
 def sentence(results: Results) -> str:
