@@ -8,11 +8,10 @@ from matplotlib.figure import Figure as Drawing
 from attnlab.exhibits import cells, formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
-from attnlab.exhibits.kernels.lead import beside
+from attnlab.exhibits.kernels.lead import on_another_device
 from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PANELS, few_powers_of_two, look
 from attnlab.exhibits.words import say
 from attnlab.infer.backends import few
-from attnlab.infer.kernels import cross_device
 from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
 from attnlab.study.implementations import PEERS
@@ -148,7 +147,4 @@ def every(results: Results) -> Table:
     return Table.of(rows, caption, say("backends.decode"), shows=shows, sparse=True)
 
 
-@exhibit("backends.decode_elsewhere", of="decoded", where=cross_device.elsewhere)
-def on_another_device(results: Results) -> Group:
-    """The fastest hand-written kernel over the fastest of all else at few queries, here and on another device."""
-    return beside(cross_device.find(results))
+exhibit("backends.decode_elsewhere", of="decoded")(on_another_device)
