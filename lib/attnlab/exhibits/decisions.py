@@ -16,14 +16,13 @@ INCONCLUSIVE: Decision = "inconclusive"
 CLAIMABLE = f"{FASTER}, claimable"
 SIGNS = {CLAIMABLE: "★", FASTER: "▲", EQUIVALENT: "=", INCONCLUSIVE: "?", SLOWER: "▼"}
 """The sign of each kind of verdict, which distinguishes them in grey."""
-_RELATIONS = {
-    FASTER: "faster than",
-    SLOWER: "slower than",
-    EQUIVALENT: f"equivalent within ±{MARGIN} to",
-    INCONCLUSIVE: "not distinguished from",
+_WORDS = {
+    FASTER: ("faster", "than"),
+    SLOWER: ("slower", "than"),
+    EQUIVALENT: (f"equivalent within ±{MARGIN}", "to"),
+    INCONCLUSIVE: ("not distinguished", "from"),
 }
-_ALONE = _RELATIONS | {FASTER: "faster", SLOWER: "slower", EQUIVALENT: f"equivalent within ±{MARGIN}"}
-_ALONE |= {INCONCLUSIVE: "not distinguished"}
+"""What a sentence calls each decision, and the preposition between that and the baseline."""
 
 
 def kind(verdict: Verdict) -> str:
@@ -37,13 +36,13 @@ def marked(verdict: Verdict) -> Marked:
 
 
 def cell(verdict: Verdict) -> str:
-    """The same in a table of many columns, on two lines."""
+    """The kind in a table of many columns, on two lines."""
     return kind(verdict).replace(", ", ",\n")
 
 
 def relation(verdict: Verdict) -> str:
     """How the candidate compares, before the name of the baseline: ``faster than``."""
-    return _RELATIONS[verdict.decision]
+    return " ".join(_WORDS[verdict.decision])
 
 
 def claim(verdict: Verdict) -> str:
@@ -68,7 +67,7 @@ def under_each(verdicts: Mapping[Timing, Verdict]) -> str:
     for timing, verdict in verdicts.items():
         speedup = f"{formats.interval(verdict.speedup)}{', claimable' if verdict.claimable else ''}"
         groups.setdefault(verdict.decision, []).append(f"`{timing.clock}` {timing.cache} ({speedup})")
-    parts = [f"{_ALONE[decision]} by {formats.listing(found)}" for decision, found in groups.items()]
+    parts = [f"{_WORDS[decision][0]} by {formats.listing(found)}" for decision, found in groups.items()]
     said = formats.listing(parts) if len(parts) < 2 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
     faster = [verdict for verdict in verdicts.values() if verdict.decision == FASTER]
     return f"{said}; not claimable" if faster and not any(verdict.claimable for verdict in faster) else said
