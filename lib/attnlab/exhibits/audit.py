@@ -18,6 +18,7 @@ from attnlab.literature import audit
 from attnlab.literature.audit import latencies
 from attnlab.literature.audit.latencies import Point
 from attnlab.literature.audit.reference import DOCUMENTS
+from attnlab.study.ladder import MASKS
 
 TIMED = ("000", "002", "003", "004")
 """The documents that give latencies."""
@@ -117,8 +118,7 @@ def across() -> Table:
 
 def _sizes(point: Point) -> dict[str, Any]:
     shape = point.shape
-    mask = "causal" if shape.causal else "full"
-    return {"what": point.subject, "B": shape.batch, "H": shape.heads, "S": shape.seq_len, "mask": mask}
+    return {"what": point.subject, "B": shape.batch, "H": shape.heads, "S": shape.seq_len, "mask": MASKS[shape.causal]}
 
 
 @exhibit("audit.roofline")

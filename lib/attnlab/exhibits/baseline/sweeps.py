@@ -21,6 +21,7 @@ from attnlab.infer.results import Results, absences
 from attnlab.infer.stats import samples_needed
 from attnlab.runs.schema import MEASURED
 from attnlab.study import implementations
+from attnlab.study.ladder import MASKS
 from attnlab.study.shapes import Shape
 
 SIZES = ("batch", "heads", "seq_len")
@@ -111,7 +112,7 @@ def every_case(results: Results) -> Table:
         {
             "implementation": row["implementation"],
             "B, H, S, D": f"{row['batch']}, {row['heads']}, {row['seq_len']}, {row['head_dim']}",
-            "mask": "causal" if row["causal"] else "full",
+            "mask": MASKS[row["causal"]],
             "timing": f"{row['clock']} {row['cache']}",
             "k": "–".join(dict.fromkeys((f"{row['launches']}", f"{row['launches_most']}"))),
         }

@@ -12,6 +12,7 @@ from attnlab.infer.families import tally
 from attnlab.infer.results import Comparison, Results, comparisons
 from attnlab.infer.stats import holm
 from attnlab.runs.rules import ALPHA
+from attnlab.study.ladder import MASKS
 from attnlab.study.shapes import Shape
 
 
@@ -82,4 +83,4 @@ def every(results: Results) -> Table:
 
 def _mask(shape: Shape, target: Shape) -> str:
     dtype = [] if shape.dtype == target.dtype else [shape.dtype]
-    return ", ".join(["causal" if shape.causal else "full", *dtype, *shape.special])
+    return ", ".join([MASKS[shape.causal], *dtype, *shape.special])
