@@ -74,7 +74,10 @@ PANELS = 4
 """Small multiples side by side."""
 TIMINGS = (("#0072B2", "o"), ("#56B4E9", "s"), ("#D55E00", "^"), ("#009E73", "D"))
 """Colours and markers of a run's timings, in the order of its study."""
-AXIS_TITLES = {"seq_len": "sequence length S", "batch": "batch B", "heads": "heads H"} | {
+AXIS_TITLES = {
+    "seq_len": "sequence length S",
+    "batch": "batch B",
+    "heads": "heads H",
     "kv_heads": "heads of keys and values",
     "kv_len": "keys",
 }

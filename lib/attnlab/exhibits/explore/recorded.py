@@ -22,8 +22,12 @@ Verdicts = dict[tuple[Shape, str], dict[Timing, Verdict]]
 Columns = dict[str, list[Any]]
 Cases = dict[tuple[Timing, Shape, str], int]
 """Where a case stands among those of a run."""
-METRICS = {"latency": "median_us", "throughput": "throughput_tflops", "bandwidth": "bandwidth_gbs"}
-METRICS |= {"light": "speed_of_light_pct"}
+METRICS = {
+    "latency": "median_us",
+    "throughput": "throughput_tflops",
+    "bandwidth": "bandwidth_gbs",
+    "light": "speed_of_light_pct",
+}
 """The quantity of each metric of a case."""
 SIDES = {
     "interval": "median_us",

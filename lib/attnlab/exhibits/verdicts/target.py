@@ -27,8 +27,16 @@ from attnlab.study.implementations import in_fp8
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
-JUDGED = ["speedup", "p (Mann-Whitney)", "p_holm", "cliffs_delta", "hedges_g", "intervals_of_medians", "decision"]
-JUDGED += ["regime"]
+JUDGED = [
+    "speedup",
+    "p (Mann-Whitney)",
+    "p_holm",
+    "cliffs_delta",
+    "hedges_g",
+    "intervals_of_medians",
+    "decision",
+    "regime",
+]
 
 
 @exhibit("verdicts.publishable", shape=target)
