@@ -67,16 +67,15 @@ class Figure(_Exhibit):
 
     @cached_property
     def svg(self) -> bytes:
-        """The drawing as SVG; the same drawing gives the same bytes."""
+        """The drawing as SVG."""
         return drawing.svg(self.figure).encode()
 
     @cached_property
     def pdf(self) -> bytes:
-        """The drawing as PDF; the same drawing gives the same bytes."""
+        """The drawing as PDF."""
         return drawing.pdf(self.figure)
 
     def bundle(self, anchor: str = "") -> Bundle:
-        """The figure in every format, with its anchor on the page."""
         name = _name(anchor)
         picture = drawing.inline(self.svg.decode(), name, escape(self.alt))
         html = _float(anchor, "plot", f'<div class="drawing" tabindex="0">{picture}</div>', _caption(self.caption))
@@ -135,7 +134,6 @@ class Table(_Exhibit):
             raise NotMeasured(f"Nothing was measured for “{self.caption.rstrip('.')}”")
 
     def bundle(self, anchor: str = "") -> Bundle:
-        """The table in every format, with its anchor on the page."""
         # The table says which columns are aligned right: to say it in each cell takes a sixth of a page.
         numbers = " ".join(f"n{place}" for place, numeric in enumerate(self._numeric, 1) if numeric)
         table = f'<div class="scroll" tabindex="0"><table class="{numbers}">{self._rows()}</table></div>'
@@ -244,7 +242,6 @@ class Box(_Exhibit):
     text: str
 
     def bundle(self, anchor: str = "") -> Bundle:
-        """The frame in every format."""
         named = f' id="{escape(anchor)}"' if anchor else ""
         title = f"<p><strong>{escape(self.title)}</strong></p>"
         html = f'<aside{named} class="box">{title}{markdown.block(self.text)}</aside>'

@@ -108,14 +108,14 @@ def bootstrap_ci(
 
     One replicate whose samples don't resemble their neighbours: the percentile bootstrap (Efron & Tibshirani 1993,
     section 13.3). Several replicates: Student's t over the medians of the replicates, by their logarithms where all
-    samples are positive, so that no interval of a duration reaches 0. For samples of one process
-    share what that process drew (addresses, clocks, temperature) and the next process draws anew, so that a replicate
-    counts once however many samples it has (Kalibera & Jones 2013, Rigorous benchmarking in reasonable time, ISMM). It
-    is at least half as long as the percentile interval of the two-level bootstrap, replicates first and then the
-    samples within each (Davison & Hinkley 1997, section 3.8), which by itself covers about 86 % of the time where five
-    replicates differ, and 98 % where they don't. Several cards: the same over cards, so that the interval covers the
-    median of cards like these. One replicate whose samples do resemble their neighbours: the same, over five stretches
-    of it (`bootstrap.blocks`).
+    samples are positive, so that no interval of a duration reaches 0. All samples of one process share what that
+    process drew (addresses, clocks, temperature), and the next process draws anew: a replicate counts once however many
+    samples it has (Kalibera & Jones 2013, Rigorous benchmarking in reasonable time, ISMM). The interval is at least
+    half as long as the percentile interval of the two-level bootstrap, replicates first and then the samples within
+    each (Davison & Hinkley 1997, section 3.8), which by itself covers about 86 % of the time where five replicates
+    differ, and 98 % where they don't. Several cards: the same over cards, so that the interval covers the median of
+    cards like these. One replicate whose samples do resemble their neighbours: the same, over five stretches of it
+    (`bootstrap.blocks`).
 
     The interval holds the estimate and is no narrower than `tick`, the step of the clock that took the samples: medians
     of quantised samples repeat, and the interval would collapse to a certainty that the clock does not have.

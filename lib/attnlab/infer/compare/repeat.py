@@ -113,6 +113,7 @@ class Repetition:
 
     @property
     def moved_surely(self) -> int:
+        """How many of those that moved have a change whose whole interval is beyond `NEAR_PCT`."""
         return sum(not case.change.overlaps(Interval(0, -NEAR_PCT, NEAR_PCT)) for case in self.moved)
 
     @property
