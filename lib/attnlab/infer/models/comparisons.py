@@ -8,14 +8,13 @@ import numpy as np
 import pandas as pd
 
 from attnlab.infer import stats
-from attnlab.infer.bootstrap import Interval
+from attnlab.infer.bootstrap import Interval, Side
 from attnlab.infer.families import Sides, judge, smallest_effect
 from attnlab.runs.models import Record
 from attnlab.runs.schema import FIRST, PHASES, STEPS
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE, Workload
 
-Samples = list[np.ndarray]
 DECISIONS: tuple[stats.Decision, ...] = get_args(stats.Decision)
 
 
@@ -69,7 +68,7 @@ def tokens_per_second(workload: Workload, us: Interval) -> Interval:
     return Interval(estimate, low, high)
 
 
-def _sides(record: Record, workload: Workload, phase: str) -> tuple[Samples, ...]:
+def _sides(record: Record, workload: Workload, phase: str) -> tuple[Side, ...]:
     """The latencies in µs of the baseline, the candidate and the control, an array per replicate."""
     rows = record.at("samples", workload)
     taken = rows.assign(us=_us(rows, phase, record.manifest.plan.tokens)).sort_values(["replicate", "round"])
