@@ -41,7 +41,7 @@ class Results(Lookup):
         if not samples or not implementations.is_control(name):
             self.require(name, shape, timing)
             return self._medians[name, *self._place(shape, timing)]
-        return stats.bootstrap_ci(samples, tick=self._sides((name, name), shape, timing).tick_us)
+        return stats.bootstrap_ci(samples, tick=self.tick_us(name, shape, timing))
 
     def candidates(self, shape: Shape, timing: Timing | None = None) -> list[str]:
         """The implementations compared with the baseline at one shape: one family of tests.
