@@ -115,6 +115,15 @@ def test_what_sharing_keys_and_values_saves():
     assert [ratio.estimate for ratio in saved[1:]] == pytest.approx([2, 4], rel=5e-3)
 
 
+def test_no_ratio_of_two_settings_is_surer_than_the_clock():
+    coarse = changed(chosen(), manifest={"clocks": {"tick_us": 1.0 * synthetic.LAUNCHES}})  # 1 us a sample
+    halved, _ = workloads.grouped(coarse).frame["over KV heads=4 [95 %]"][1:]
+    (padded,) = workloads.ragged(coarse).frame["padded over end to end [95 %]"]
+    # 16 us over 8 and 32 over 8, each half a us to either side
+    assert (halved.low, halved.high) == pytest.approx((15.5 / 8.5, 16.5 / 7.5), rel=5e-3)
+    assert (padded.low, padded.high) == pytest.approx((31.5 / 8.5, 32.5 / 7.5), rel=5e-3)
+
+
 def test_one_number_of_shared_heads_is_compared_with_nothing():
     sweeps = {"seq_len": [AXES | {"seq_len": 128}], "grouped kv_heads": [AXES | {"seq_len": 128, "kv_heads": [2]}]}
     one = synthetic.infer(Recipe(study={"implementations": ["sdpa.auto"], "sweeps": sweeps}, fates={}))

@@ -42,8 +42,9 @@ def grouped(results: Results) -> Table:
 
 def _ratio(results: Results, baseline: Setting, candidate: Setting) -> Interval:
     """The ratio of the medians of two settings, which share no rounds."""
-    sides = [results.samples(setting.name, setting.shape) for setting in (baseline, candidate)]
-    return ratio_ci(sides[0], sides[1])
+    places = [(setting.name, setting.shape) for setting in (baseline, candidate)]
+    theirs, ours = (results.samples(*place) for place in places)
+    return ratio_ci(theirs, ours, tick=max(results.tick_us(*place) for place in places))
 
 
 @exhibit("backends.ragged", of="choices")
