@@ -209,6 +209,17 @@ def test_a_lead_has_one_sign_another_or_none_on_another_device(data):
     assert [found.theirs.by_shape[shape].sign for shape in (TARGET, LONG, SHORT)] == [1, -1, 1]
 
 
+def test_a_lead_is_as_sure_as_the_clock_is_of_the_two_compared():
+    climb, samples = climbed(), climbed().run.samples.copy()
+    samples.loc[samples["implementation"] == "kernel.naive", "launches"] = 1  # read ten times as coarsely as the others
+    coarse = synthetic.changed(climb, samples=samples, manifest={"clocks": {"tick_us": 1.0 * synthetic.LAUNCHES}})
+    lead = cross_device.lead(coarse, TARGET)
+    assert lead.kernel != "kernel.naive"
+    theirs, ours = (latency_us(name, TARGET) for name in (lead.over, lead.kernel))
+    ends = ((theirs - 0.5) / (ours + 0.5), (theirs + 0.5) / (ours - 0.5))  # half a us to either side of both
+    assert (lead.ratio.low, lead.ratio.high) == pytest.approx(ends, rel=5e-3)
+
+
 def test_of_several_runs_on_other_devices_that_which_shares_the_most_shapes_is_taken(data):
     for name, device in {"here": "NVIDIA H200", "there": H100}.items():
         record(name, {TARGET: 0.8}, device)

@@ -72,7 +72,7 @@ def lead(results: Results, shape: Shape) -> Lead | None:
     if not kernels or not others:
         return None
     kernel, over = (min(side, key=lambda name: float(np.median(taken[name].latency_us))) for side in (kernels, others))
-    tick_us = max(results.tick_us(name, shape) for name in taken)
+    tick_us = max(results.tick_us(name, shape) for name in (over, kernel))
     theirs, ours = (results.samples(name, shape) for name in (over, kernel))
     return Lead(kernel, over, stats.ratio_ci(theirs, ours, tick=tick_us, paired=True))
 
