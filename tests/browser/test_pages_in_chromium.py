@@ -13,6 +13,8 @@ LETTERS = """() => [...document.querySelectorAll("figure svg text")].map(text =>
   const matrix = text.getScreenCTM();
   return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(matrix.a, matrix.b);
 })"""
+CUT_OFF = """() => [...document.querySelectorAll("main .table .scroll")]
+  .filter(e => e.scrollWidth > e.clientWidth).map(e => e.closest("[id]").id)"""
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 named = pytest.mark.parametrize("file", PAGES, ids=lambda file: file.stem)
 
@@ -60,9 +62,11 @@ def lightness(colour: str) -> float:
 
 @named
 def test_no_table_is_cut_off_where_the_screen_has_room(visit, file):
-    cut = "() => [...document.querySelectorAll('main .table .scroll')].filter(e => e.scrollWidth > e.clientWidth)"
-    page = visit(file, 1920).page
-    assert page.evaluate(f"() => ({cut})().map(e => e.closest('[id]').id)") == []
+    assert visit(file, 1920).page.evaluate(CUT_OFF) == []
+
+
+def test_no_table_of_the_paper_is_cut_off_on_a_small_laptop(visit):
+    assert visit(REPORTS / "report.html", 1280).page.evaluate(CUT_OFF) == []
 
 
 def test_the_contents_stay_beside_the_text_where_there_is_room(visit):

@@ -182,11 +182,16 @@ def test_a_column_named_like_a_quantity_is_printed_as_that_says():
 
 
 def test_intervals_of_wide_tables_take_two_lines():
-    narrow, wide = ({f"c{n}": [Interval(2.0, 1.0, 3.0)] for n in range(count)} for count in (3, 8))
+    narrow, wide = ({f"c{n}": [Interval(2.0, 1.0, 3.0)] for n in range(count)} for count in (5, 6))
     assert html(Table(pd.DataFrame(narrow), "")).td.get_text() == "2.00 [1.00, 3.00]"
     assert html(Table(pd.DataFrame(wide), "")).td.get_text() == "2.00\n[1.00, 3.00]"
     cells = {"x": [Interval(47.4567, 47.41, 47.52)]} | wide
     assert html(Table(pd.DataFrame(cells), "")).td.get_text() == "47.46\n[47.41, 47.52]"
+
+
+def test_a_title_is_broken_within_names_and_never_before_a_percent_sign():
+    table = Table(pd.DataFrame({"over sdpa.flash [95 %]": [1]}), "")
+    assert "over sdpa.<wbr>flash [95\u00a0%]" in table._repr_mimebundle_()["text/html"]
 
 
 def test_a_table_without_rows_is_not_there():
@@ -249,6 +254,16 @@ def test_a_figure_looks_as_it_did(tmp_path):
 def panels(figure) -> dict[str, Any]:
     """The panels of small multiples, by the implementation in their titles."""
     return {axes.get_title(): axes for axes in figure.figure.axes if axes.get_visible()}
+
+
+@pytest.mark.parametrize(
+    ("count", "labels"), [(3, ["64", "128", "256"]), (8, ["64", "", "256", "", "1024", "", "4096", ""])]
+)
+def test_of_many_sizes_every_second_has_a_label(count, labels):
+    figure, axes = plt.subplots()
+    style.powers_of_two(axes, [64 * 2**power for power in range(count)])
+    plt.close(figure)
+    assert [label.get_text() for label in axes.get_xticklabels()] == labels
 
 
 @pytest.mark.parametrize(

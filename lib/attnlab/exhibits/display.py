@@ -31,12 +31,12 @@ FILES = "application/vnd.attnlab.files+json"
 Bundle: TypeAlias = dict[str, Any]
 """An exhibit in every format, by MIME type."""
 MISSING = "—"
-LONG = 36
+LONG = 34
 FEW_ROWS = 2
 """In a table of so few rows, a column may have one value by chance."""
 NUMBERS = (Real, Interval, Marked)
 
-WIDE = 6
+WIDE = 5
 """In a table of more columns, the ends of an interval stand below its estimate."""
 Shows: TypeAlias = Mapping[str, Callable[[Any], str]]
 """How the values of some columns are printed, by the columns' names."""
@@ -311,8 +311,8 @@ def _cell(cell: object) -> str:
 
 
 def _breakable(title: str) -> str:
-    """A title that may be broken within names, so that a table of many implementations fits a printed page."""
-    return re.sub(r"(?<=[a-z])\.(?=[a-z])", ".<wbr>", escape(title))
+    """A title that may be broken within names, so that a table of many implementations fits, but not before ``%``."""
+    return re.sub(r"(?<=[a-z])\.(?=[a-z])", ".<wbr>", escape(title)).replace(" %", "\u00a0%")
 
 
 def _flat(text: object) -> str:

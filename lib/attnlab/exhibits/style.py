@@ -201,8 +201,11 @@ def lines(results: Results, sweep: str, column: str) -> dict[str, tuple[Any, Any
 
 
 def powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
+    """A tick for each size; of many, every second has a label, as all of them would nearly touch."""
+    ticks = sorted(set(sizes))
+    every = 1 if len(ticks) < 7 else 2
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(set(sizes)), [f"{size}" for size in sorted(set(sizes))])
+    axes.set_xticks(ticks, ["" if place % every else f"{size}" for place, size in enumerate(ticks)])
     axes.xaxis.set_minor_locator(NullLocator())
 
 

@@ -59,7 +59,7 @@ def summary(results: Results, shape: Shape) -> Table:
             "what it changes": step.rung.title,
             "median (µs)": results.value(step.rung.implementation, shape, "median_us"),
             "speedup": step.verdict.speedup if step.verdict else None,
-            "expected": f"{formats.times(step.rung.expected_speedup)}, {step.outcome}" if step.verdict else None,
+            "expected": f"{formats.times(step.rung.expected_speedup)},\n{step.outcome}" if step.verdict else None,
             "largest bottleneck": f"{limit.title}, {formats.percent(limit.share_pct)}" if limit else None,
         }
         for step in found
