@@ -30,7 +30,7 @@ from attnlab.runs import read, schema
 from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
-RUN = "h200-2026-11-23"
+RUN = "h200-2026-11-24"
 REPLICATES = 5
 GPUS = (1, 2, 4, 8, 32, 256)
 WORKERS = (2, 4, 8, 16)
@@ -70,9 +70,10 @@ def _scaled() -> None:
     """How long the study `scaling` took on one card of a host, and on several."""
     print("measured, the study scaling:")
     print(f"{'GPUs':>8} {'run s':>10} {'busy s':>10} {'times as fast':>14}")
-    for pair in neighbours.pairs(read.read_manifest(RUN)["device"]["name"]):
-        alone_s = _busiest_s(pair.alone)
-        for run, took_s in ((pair.alone, alone_s), (pair.beside, _busiest_s(pair.beside))):
+    compared = neighbours.compared(read.read_manifest(RUN)["device"]["name"])
+    for one in (one for one in compared if one.timing == compared[0].timing):
+        alone_s = _busiest_s(one.alone)
+        for run, took_s in ((one.alone, alone_s), (one.beside, _busiest_s(one.beside))):
             print(f"{len(run.cards):>8} {_run_s(run):>10.0f} {took_s:>10.1f} {alone_s / took_s:>14.2f}")
 
 
@@ -92,7 +93,7 @@ def _plan() -> None:
     """Deal the replicates of the published run's study, by how long its shapes took, and print how long cards need."""
     study = studies.recorded(read.read_manifest(RUN))
     took_s = _shape_seconds()
-    jobs = [Job(RUN, study, "cuda", number, study.shapes, "") for number in range(REPLICATES)]
+    jobs = [Job(RUN, study, "cuda", number, tuple(study.shapes), "") for number in range(REPLICATES)]
     print(f"{REPLICATES} replicates of {RUN}, the longest shape {max(took_s.values()):.0f} s; not measured, computed:")
     print(f"{'GPUs':>8} {'s':>10} {'times as fast':>14} {'processes a GPU':>16}")
     alone_s = 0.0

@@ -73,7 +73,8 @@ def parts() -> dict[str, Part]:
 def host_us(timed: dict[str, Part]) -> dict[str, float]:
     """The median host time of a call of each, in microseconds."""
     attend.use()
-    words = attend.layout_words(*inputs.draw(TINY, 0, torch.device("cuda")), False, None)
+    q, k, v = inputs.draw(TINY, 0, torch.device("cuda"))
+    words = attend.layout_words(q, k, v, False, None)
     took: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(ROUNDS):
         for name, (call, chosen, _) in timed.items():
