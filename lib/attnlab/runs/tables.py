@@ -134,8 +134,7 @@ SHARED = (IMPLEMENTATION, *AXES, REPLICATE, PROCESS)
 CLOCK = Column(
     "clock",
     one_of(get_args(Timing.model_fields["clock"].annotation)),
-    "`device`: launch gap removed; `eager`: one call as a program makes it; `cupti`: the durations of its "
-    "kernels, added up",
+    "`device`: launch gap removed; `eager`: one call as a program makes it; `cupti`: for how long its kernels ran",
     key=True,
 )
 CACHE = Column(

@@ -126,7 +126,7 @@ def spread(values: Sequence[float]) -> Interval | None:
 def brackets(panel: Panel) -> dict[Within, list[Case]]:
     """The cases that CUPTI brackets, by whether our clock is in the bracket or near it; empty where it timed none.
 
-    The bracket reaches from the sum of the kernels' durations to the time from the first kernel to the last. It is
+    The bracket reaches from how long the kernels ran to the time from the first kernel to the last. It is
     "unsure" where the intervals allow both.
     """
     found: dict[Within, list[Case]] = {}

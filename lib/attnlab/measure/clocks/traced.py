@@ -18,7 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Piece:
-    """The sum of the durations of whatever ran on the device, and the time from its first start to its last end."""
+    """For how long anything ran on the device, and the time from its first start to its last end.
+
+    Where two kernels ran at a time, that time counts once: one that is launched early waits for the one before it
+    within its own duration (programmatic dependent launch).
+    """
 
     kernels_us: float
     span_us: float
@@ -99,5 +103,9 @@ def _pieces(events: list[Any]) -> Iterator[Piece]:
 
 
 def _piece(events: list[Any]) -> Piece:
-    end = max(event.end_ns() for event in events)
-    return Piece(sum(event.duration_ns() for event in events) / 1e3, (end - events[0].start_ns()) / 1e3)
+    begin_ns = end_ns = events[0].start_ns()
+    busy_ns = 0
+    for event in events:
+        busy_ns += max(event.end_ns() - max(event.start_ns(), end_ns), 0)
+        end_ns = max(end_ns, event.end_ns())
+    return Piece(busy_ns / 1e3, (end_ns - begin_ns) / 1e3)
