@@ -118,7 +118,11 @@ class Profile(Part):
 
 
 class Common(Part):
-    """What the manifest of a run of any kind says."""
+    """What the manifest of a run of any kind says.
+
+    Attributes:
+        converted: how it came into this layout, if it was recorded in another.
+    """
 
     files_of: ClassVar[tuple[str, ...]]
     """The files that a complete run has."""
@@ -138,6 +142,7 @@ class Common(Part):
     rules: Rules
     sources: dict[str, Hash]
     files: dict[str, Hash] = {}
+    converted: str = ""
 
     @model_validator(mode="after")
     def _states_files_and_packages(self) -> "Common":
@@ -164,7 +169,6 @@ class ModelFields(Common):
     Attributes:
         tick_us: the step of the host's clock.
         dispatch: the table that `attend` went by; None where it had none, as on a CPU.
-        converted: how it came into this layout, if it was recorded in another.
     """
 
     files_of = tuple(f"{table}.parquet" for table in MODEL_TABLES)
@@ -172,7 +176,6 @@ class ModelFields(Common):
     tick_us: NotNegative
     plan: Plan
     dispatch: Annotated[Dispatch | None, BeforeValidator(lifted)]
-    converted: str = ""
 
 
 class Fields(Common):
