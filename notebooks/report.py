@@ -276,9 +276,8 @@ show("backends.peers.dots")
 show("roofline.literature.shares")
 
 # %% [markdown]
-# **An audit.** Five reports on an NVIDIA L4 asked the questions that this paper asks. Their numbers were
-# transcribed, and every claim was recomputed from the numbers that they print; the page [08_audit](08_audit.html) has each claim with
-# its arithmetic.
+# **An audit.** Five reports on an NVIDIA L4 asked the questions that this paper asks. Every claim was recomputed from the
+# numbers that they print; [08_audit](08_audit.html) has the arithmetic.
 
 # %% [markdown]
 # ## In a model
@@ -302,8 +301,7 @@ show("model.steps")
 # - **One machine.** Other cards of the same model may differ by their silicon, cooling and power supply, and by the load of
 #   their neighbours; [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what
 #   another model of card says, where one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
-# - **Peers.** A lead is one over what was measured, and under sustained load over what was loaded. FlashAttention-3 and
-#   FlashInfer were not.
+# - **Peers.** A lead is one over what was measured, and under sustained load over what was loaded.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
 # - **Kinds of values.** Those of the figures; where a run timed several, the rest of its shapes are timed on one of them. The
@@ -311,6 +309,7 @@ show("model.steps")
 # - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
+# - **Calls in a row.** In warm `device` samples `kernel.few` is launched as the last call ends.
 # - **Few replicates.** Student's $t$ over a handful of processes is at its stated level if their medians are roughly normal.
 #   A single replicate is evidence about its own process alone.
 
@@ -333,11 +332,11 @@ show("environment.lacking")
 # %% [markdown]
 # ## Appendix: Everything else, and how to reproduce it
 #
-# The run folder holds every sample. It is refused when a file no longer matches its hash. The pages beside this paper hold
-# every table: [01_environment](01_environment.html) the machine, its ceilings, clocks and power, what was not measured and
-# why, and the answers to the rules of Hoefler and Belli; [02_baseline](02_baseline.html) every case;
-# [03_roofline](03_roofline.html) floors, and every published number; [04_backends](04_backends.html) which backend to choose,
-# and peers; [05_kernels](05_kernels.html) each rung; [06_verdicts](06_verdicts.html) every comparison;
+# The run folder holds every sample; a file that no longer matches its hash is refused. The pages beside this paper hold
+# every table: [01_environment](01_environment.html) the machine, its ceilings, clocks and power, what was not measured, and
+# the rules of Hoefler and Belli; [02_baseline](02_baseline.html) every case;
+# [03_roofline](03_roofline.html) floors and published numbers; [04_backends](04_backends.html) backends and peers;
+# [05_kernels](05_kernels.html) each rung; [06_verdicts](06_verdicts.html) every comparison;
 # [07_profile](07_profile.html) counters; [08_audit](08_audit.html) the audit; [09_model](09_model.html) models.
 
 # %%

@@ -17,7 +17,7 @@ SAMPLES = {
     ("device", "cold"): "one call on a held stream, after twice the last level of cache was overwritten",
     ("eager", "warm"): "one call into an idle stream, between events; on a CPU, between readings of its counter",
     ("eager", "cold"): "the same, after twice the last level of cache was overwritten",
-    ("cupti", "warm"): "the durations of the kernels in a graph of k calls, by the device's time stamps, over k",
+    ("cupti", "warm"): "for how long the kernels of a graph of k calls run, by the device's time stamps, over k",
 }
 ANSWERS = {
     "device": "how long the device works: a program that replays graphs, or keeps the device ahead of the host",
