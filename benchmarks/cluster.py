@@ -71,9 +71,12 @@ def _scaled() -> None:
     print("measured, the study scaling:")
     print(f"{'GPUs':>8} {'run s':>10} {'busy s':>10} {'times as fast':>14}")
     compared = neighbours.compared(read.read_manifest(RUN)["device"]["name"])
-    for one in (one for one in compared if one.timing == compared[0].timing):
-        alone_s = _busiest_s(one.alone)
-        for run, took_s in ((one.alone, alone_s), (one.beside, _busiest_s(one.beside))):
+    pairs = {
+        (one.alone.name, one.beside.name): (one.alone, one.beside) for one in compared
+    }  # once, not for each timing
+    for alone, beside in pairs.values():
+        alone_s = _busiest_s(alone)
+        for run, took_s in ((alone, alone_s), (beside, _busiest_s(beside))):
             print(f"{len(run.cards):>8} {_run_s(run):>10.0f} {took_s:>10.1f} {alone_s / took_s:>14.2f}")
 
 
