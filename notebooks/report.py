@@ -309,7 +309,7 @@ show("model.steps")
 # - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
-# - **Calls in a row.** In warm `device` samples `kernel.few` is launched as the last call ends.
+# - **Calls in a row.** In warm `device` samples the call before hides part of `kernel.few`'s launch.
 # - **Few replicates.** Student's $t$ over a handful of processes is at its stated level if their medians are roughly normal.
 #   A single replicate is evidence about its own process alone.
 

@@ -16,7 +16,7 @@ from attnlab.exhibits.display import Missing, Prose
 from attnlab.exhibits.kernels import ablation, climb, compiled, lead
 from attnlab.exhibits.verdicts import findings
 from attnlab.infer.kernels.cross_device import CrossDevice
-from attnlab.infer.kernels.leads import Lead
+from attnlab.infer.kernels.leads import Lead, Leads
 from attnlab.infer.kernels.steps import steps
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
@@ -178,6 +178,8 @@ def test_the_lead_of_the_best_is_said(monkeypatch):
     monkeypatch.setattr(few, "ahead_of_it", lambda _: ["peer.flash4"])
     abstract = plain(findings.abstract(led, decoded=led))
     assert "none is of decoding, where `peer.flash4` leads at some." in abstract
+    monkeypatch.setattr(Leads, "cached", 1)
+    assert " shapes. In a run of decoding, `peer.flash4` leads at some." in plain(findings.abstract(led, decoded=led))
     frame = lead.table(led).frame.set_index("shape")
     assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"
     assert lead.sentence(climbed()) == ""
