@@ -63,6 +63,9 @@ show("kernels.fp8.pays")
 show("kernels.fp8")
 
 # %%
+show("kernels.fp8.errors")
+
+# %%
 show("kernels.fp8.costs")
 
 # %%

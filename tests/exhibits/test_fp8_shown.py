@@ -39,8 +39,13 @@ def test_fp8_is_over_the_fastest_in_16_bits(run):
     assert isinstance(pays, Table)
     assert list(pays.frame) == ["shape", "kernel.fp8", "kernel.fp8_quantizing"]
     assert column(pays, "shape") == [TARGET.label]  # once, whatever its kinds of values are
-    assert list(shown.frame["error, kernel.fp8"]) == [2e-4] * 2
-    assert list(shown.frame["error, kernel.fp8_rotated"]) == [2e-4] * 2
+
+
+def test_what_is_given_e4m3_has_its_error_beside_that_of_16_bits(run):
+    shown = Show(run)("kernels.fp8.errors").content
+    assert isinstance(shown, Table)
+    assert list(shown.frame) == ["shape", "16 bits", "kernel.fp8", "peer.cudnn_fp8", "kernel.fp8_rotated"]
+    assert list(shown.frame["kernel.fp8"]) == list(shown.frame["kernel.fp8_rotated"]) == [2e-4] * 2
 
 
 def test_what_it_gains_is_a_finding_of_the_run_itself_or_of_another(run):
@@ -61,16 +66,16 @@ def test_the_largest_and_the_least_error_are_named(run):
     checks = run.run.checks.copy()
     for name, values_, error in (("kernel.fp8_quantizing", "outliers", 3e-3), ("kernel.fp8_rotated", "normal", 1e-4)):
         checks.loc[(checks["implementation"] == name) & (checks["values"] == values_), "drawn_rms_error"] = error
-    shown = fp8.gains(changed(run, checks=checks))
+    shown = fp8.accuracy(changed(run, checks=checks))
     assert "at most 15.0×, of `kernel.fp8_quantizing` on `outliers` values" in shown.caption
     assert "at least 0.500×, of `kernel.fp8_rotated` on `normal` ones" in shown.caption
 
 
 def test_what_the_gate_refused_is_said(run):
     refused = "The gate refused `peer.cudnn_fp8` at 2 shapes (normal and outliers values)."
-    assert refused in fp8.gains(run).caption
+    assert refused in fp8.accuracy(run).caption
     served = run.run.cases[run.run.cases["status"] != FAILED]
-    assert "refused" not in fp8.gains(changed(run, cases=served)).caption
+    assert "refused" not in fp8.accuracy(changed(run, cases=served)).caption
 
 
 def test_each_has_a_row_with_its_error_and_its_throughput_on_each_kind(run):
@@ -104,7 +109,9 @@ def test_what_the_gate_refused_has_its_error_and_no_throughput(run):
 
 
 def test_a_run_without_fp8_shows_nothing_of_it():
-    assert [Show(inferred())(id).content for id in ("kernels.fp8", "kernels.fp8.costs")] == [None, None]
+    assert [Show(inferred())(id).content for id in ("kernels.fp8", "kernels.fp8.errors", "kernels.fp8.costs")] == [
+        None
+    ] * 3
 
 
 @pytest.mark.parametrize("page", ["baseline", "roofline", "kernels", "verdicts"])
@@ -112,9 +119,16 @@ def test_every_exhibit_can_be_made_of_a_run_with_fp8(run, page):
     of_page = [id for id in every() if id.startswith(f"{page}.")]
     told = {id: Show(run)(id).markdown for id in of_page}
     # FP8 has no part in what compares errors that are all of 16 bits, nor in the climb.
-    apart = ("kernels.fp8", "kernels.fp8.costs", "verdicts.accuracy", "kernels.climb", "kernels.standing")
+    apart = (
+        "kernels.fp8",
+        "kernels.fp8.errors",
+        "kernels.fp8.costs",
+        "verdicts.accuracy",
+        "kernels.climb",
+        "kernels.standing",
+    )
     named = [id for id in apart if "kernel.fp8" in told.get(id, "")]
-    assert named == [id for id in apart[:2] if id in told]
+    assert named == [id for id in apart[:3] if id in told]
 
 
 def test_what_each_rounding_costs_is_shown_for_every_kind_of_values(run):

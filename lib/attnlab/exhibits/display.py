@@ -312,7 +312,7 @@ def _cell(cell: object) -> str:
 
 def _breakable(title: str) -> str:
     """A title that may be broken within names, so that a table of many implementations fits, but not before ``%``."""
-    return re.sub(r"(?<=[a-z])\.(?=[a-z])", ".<wbr>", escape(title)).replace(" %", "\u00a0%")
+    return re.sub(r"(?<=[a-z0-9])([._])(?=[a-z])", r"\1<wbr>", escape(title)).replace(" %", "\u00a0%")
 
 
 def _flat(text: object) -> str:

@@ -18,7 +18,7 @@ from attnlab.exhibits.words import say
 from attnlab.infer import kinds
 from attnlab.infer.cases import CASE
 from attnlab.infer.kernels.leads import Lead, Leads
-from attnlab.infer.lookup import NotMeasured, on_values
+from attnlab.infer.lookup import NotMeasured, known, on_values
 from attnlab.infer.results import Results, absence
 from attnlab.runs.schema import FAILED
 from attnlab.study.implementations import CUDNN_FP8, FP8_KERNEL, FP8_QUANTIZING, REFERENCES, in_fp8
@@ -42,29 +42,28 @@ def has_fp8(results: Results) -> bool:
 
 @exhibit("kernels.fp8", of="eight_bits", where=has_fp8)
 def gains(results: Results) -> Table:
-    """At each shape, the speedup of what computes in FP8 over the fastest in 16 bits, and errors.
-
-    What quantises while it is timed has the errors of what is given the same in e4m3.
-    """
-    errors, names, rows = _errors(results), [n for n in results.study.implementations if in_fp8(n)], []
-    leads, beside = _leads(results), list[_Error]()
-    by_name = {name: {shape: there[name] for shape, there in leads.items() if name in there} for name in PAYING}
-    for shape, there in leads.items():
+    """At each shape, the speedup of what computes in FP8 over the fastest in 16 bits."""
+    rows = []
+    for shape, there in _leads(results).items():
         fastest = next(iter(there.values())).over
         row: dict[str, Any] = {"shape": shape.label, "fastest in 16 bits": fastest}
         row |= {"median_us": results.median(fastest, shape)} | {name: lead.ratio for name, lead in there.items()}
-        named = {"16 bits": fastest} | {name: name for name in names if name not in FP8_QUANTIZING}
-        rows.append(row | {f"error, {title}": errors.get((n, *shape.axes.values())) for title, n in named.items()})
-        own = {name: error for name in names if (error := errors.get((name, *shape.axes.values())))}
-        beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
-    said = say(
-        "kernels.fp8",
-        gains={name: Leads(results.headline, found) for name, found in by_name.items() if found},
-        most=max(beside, default=None),
-        least=min(beside, default=None),
-        refused=_refused(results, names),
-    )
-    return Table.of(rows, f"{said} {results.headline.words.capitalize()}.", _note(results), sparse=True)
+        rows.append(row)
+    return Table.of(rows, _gained(results), _note(results), sparse=True)
+
+
+@exhibit("kernels.fp8.errors", of="eight_bits", where=has_fp8)
+def accuracy(results: Results) -> Table:
+    """At each shape, the error of what computes in FP8, and of the fastest in 16 bits.
+
+    What quantises while it is timed has the errors of what is given the same in e4m3.
+    """
+    errors, names, rows = _errors(results), list(filter(in_fp8, results.study.implementations)), []
+    for shape, there in _leads(results).items():
+        named = {"16 bits": next(iter(there.values())).over} | {n: n for n in names if n not in FP8_QUANTIZING}
+        found = {title: errors.get((name, *shape.axes.values())) for title, name in named.items()}
+        rows.append({"shape": shape.label} | found)
+    return Table.of(rows, _erred(results), _note(results), sparse=True)
 
 
 @exhibit("kernels.fp8.pays", of="eight_bits", where=has_fp8)
@@ -199,10 +198,33 @@ class _Error(NamedTuple):
 
 
 def in_short(results: Results, eight_bits: Results | None) -> str:
-    """What FP8 gains, in a sentence that names the run where it is another one; empty without FP8."""
+    """What FP8 gains and costs, in a few words that name the run where it is another one; empty without FP8."""
     found = eight_bits or results
-    table = gains(found)
-    return f"{table.caption}{cells.of_another(results, found, FP8_KERNEL)}" if isinstance(table, Table) else ""
+    said = known(lambda: f"{_gained(found)} {_erred(found)}")
+    return f"{said}{cells.of_another(results, found, FP8_KERNEL)}" if said else ""
+
+
+def _gained(results: Results) -> str:
+    """The speedups of what computes in FP8 over the fastest in 16 bits, and under which timing."""
+    leads = _leads(results)
+    by_name = {name: {shape: there[name] for shape, there in leads.items() if name in there} for name in PAYING}
+    gained = {name: Leads(results.headline, found) for name, found in by_name.items() if found}
+    return f"{say('kernels.fp8', gains=gained)} {results.headline.words.capitalize()}."
+
+
+def _erred(results: Results) -> str:
+    """The largest and the least error beside that of `FP8_KERNEL`, and what the gate refused."""
+    errors, names = _errors(results), list(filter(in_fp8, results.study.implementations))
+    beside = list[_Error]()
+    for shape in _leads(results):
+        own = {name: error for name in names if (error := errors.get((name, *shape.axes.values())))}
+        beside += [_Error(own[name] / own[FP8_KERNEL], name, shape.values) for name in own if FP8_KERNEL in own]
+    return say(
+        "kernels.fp8_errors",
+        most=max(beside, default=None),
+        least=min(beside, default=None),
+        refused=_refused(results, names),
+    )
 
 
 def _errors(results: Results) -> dict[Any, float]:
