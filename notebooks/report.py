@@ -39,20 +39,20 @@ show("baseline.throughput")
 #
 # This paper asks which implementation of attention is faster, on which numbers, and how far the answer can be trusted. It
 # compares the implementations that PyTorch chooses among, which any new kernel has to beat, with each other, with other
-# packages (`peer.flash4` is flash-attn-4) and with kernels of our own. `sdpa.auto` is PyTorch's own choice. Of our kernels,
-# `kernel.bounded` guesses the largest score of a row and computes again where the guess fails, which values decide;
-# `kernel.lazy` guesses nothing; `kernel.few` splits keys; and `kernel.best` is, for a shape, the one that a device was tuned to
-# before the run. A shape is written (B, H, S, D), batch, heads, length and dimension, and the *target* is the one that a study
-# is about. Kinds of values are named by what their scores do: `sd 6` have that standard deviation, `rising 24` rise by so
-# much along the keys. Which leads are *claimable* is in the Method, under Verdicts.
+# packages (`peer.flash4` is flash-attn-4, `peer.flex` FlexAttention) and with kernels of our own. `sdpa.auto` is PyTorch's own
+# choice. Of our kernels, `kernel.bounded` guesses the largest score of a row and computes again where the guess fails, which
+# values decide; `kernel.lazy` guesses nothing; `kernel.few` splits keys; and `kernel.best` is, for a shape, the one that a
+# device was tuned to before the run. A shape is written (B, H, S, D), batch, heads, length and dimension, and the *target* is
+# the one that a study is about. Kinds of values are named by what their scores do: `sd 6` have that standard deviation,
+# `rising 24` rise by so much along the keys. The Method says, under Verdicts, which leads are *claimable*.
 
 # %%
 show("verdicts.findings")
 
 # %% [markdown]
 # [](#verdicts.values) is the finding to keep: a row is an implementation, a column a kind of numbers, and where a row changes
-# its colour, what a benchmark on standard normal values finds need not hold for a model. What each kind is,
-# [06_verdicts](06_verdicts.html) says.
+# its colour, what a benchmark on standard normal values finds need not hold for a model. [06_verdicts](06_verdicts.html) says
+# what each kind is.
 
 # %%
 show("verdicts.values")
@@ -301,11 +301,13 @@ show("model.steps")
 # - **One machine.** Other cards of the same model may differ by their silicon, cooling and power supply, and by the load of
 #   their neighbours; [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what
 #   another model of card says, where one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
-# - **Peers.** A lead is one over what was measured, and under sustained load over what was loaded.
+# - **Peers.** A lead is over what was measured: FlashAttention-3 and libraries that are made for decoding were not.
+# - **Layout.** Q, K and V are contiguous, head by head; on views, as models pass them, other runs have a few shapes
+#   ([04_backends](04_backends.html)).
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
-# - **Kinds of values.** Those of the figures; where a run timed several, the rest of its shapes are timed on one of them. The
-#   captured ones are of one model, and unless the study names another of a small one that was trained for minutes.
+# - **Kinds of values.** Most shapes are timed on one kind. The captured ones are of one model, a small one that was trained for
+#   minutes unless the study names another.
 # - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
@@ -321,8 +323,8 @@ show("environment.lacking")
 #
 # "Faster" is a statement about a pair of programs, a clock, and the numbers that they are given. A kernel that goes by the
 # scores may lead on standard normal numbers and lag on others, and a benchmark that draws no others cannot tell: it happened to
-# `kernel.bounded`, which was our fastest. So a claim here is about the worst kind of values. Nor does a lead hold everywhere: the
-# findings say over how many queries, and in which format, it is lost. A reader whose program is timed otherwise should take the
+# `kernel.bounded`, which was our fastest. So a claim over all values is made on the worst kind, and a result on normal ones says
+# no more than that. Nor does a lead hold everywhere: the findings say over how many queries, and in which format, it is lost. A reader whose program is timed otherwise should take the
 # verdict of that timing, and one who knows their numbers the verdict on those. On a card of one's own, `make report` measures what
 # this paper has, and `attnlab.tune` what to call for tensors of one layout.
 

@@ -67,8 +67,8 @@ def test_the_largest_and_the_least_error_are_named(run):
     for name, values_, error in (("kernel.fp8_quantizing", "outliers", 3e-3), ("kernel.fp8_rotated", "normal", 1e-4)):
         checks.loc[(checks["implementation"] == name) & (checks["values"] == values_), "drawn_rms_error"] = error
     shown = fp8.accuracy(changed(run, checks=checks))
-    assert "at most 15.0×, of `kernel.fp8_quantizing` on `outliers` values" in shown.caption
-    assert "at least 0.500×, of `kernel.fp8_rotated` on `normal` ones" in shown.caption
+    assert "0.500× (`kernel.fp8_rotated` on `normal` values) to 15.0×" in shown.caption
+    assert "(`kernel.fp8_quantizing` on `outliers` ones) those of `kernel.fp8`." in shown.caption
 
 
 def test_what_the_gate_refused_is_said(run):
@@ -139,7 +139,7 @@ def test_what_each_rounding_costs_is_shown_for_every_kind_of_values(run):
     assert len(frame.columns) == 1 + 2 * len(SCALES)
     assert frame.notna().all(axis=None)
     rotated, plain = (frame.loc["outliers", f"e4m3 per head{word}"] for word in (", rotated", ""))
-    assert f"from {plain:.2g} to {rotated:.2g} with" in " ".join(str(table.caption).split())
+    assert f"it is {plain:.2g} on `outliers`, and {rotated:.2g} where" in " ".join(str(table.caption).split())
 
 
 def test_fp8_stands_under_its_own_ceiling():

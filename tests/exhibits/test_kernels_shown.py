@@ -177,7 +177,7 @@ def test_the_lead_of_the_best_is_said(monkeypatch):
     assert told in plain(findings.findings(led))
     monkeypatch.setattr(few, "ahead_of_it", lambda _: ["peer.flash4"])
     abstract = plain(findings.abstract(led, decoded=led))
-    assert "none is of decoding, where `peer.flash4` leads at some." in abstract
+    assert "none of them is decoding, where `peer.flash4` leads at some." in abstract
     monkeypatch.setattr(Leads, "cached", 1)
     assert " shapes. In a run of decoding, `peer.flash4` leads at some." in plain(findings.abstract(led, decoded=led))
     frame = lead.table(led).frame.set_index("shape")

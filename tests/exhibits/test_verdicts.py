@@ -210,8 +210,8 @@ def test_what_lies_between_operations_is_a_share_of_the_lead():
     between = np.where(of.table["implementation"] == "sdpa.auto", 3.0, 1.0) * (of.table["clock"] == "cupti")
     told = plain(findings.at_target(synthetic.changed(of, of.table.assign(median_us=of.table["median_us"] - between))))
     # 40 us and 32 us by `device`
-    assert "3.00 µs of `sdpa.auto` and 1.00 µs of `sdpa.flash` lie between the operations" in told
-    assert "25 % of the lead. Beside its kernel, a call of `sdpa.auto` has `second` on the device." in told
+    assert "A call of `sdpa.auto` runs `second` beside its kernel. What `device` reads and `cupti` doesn't" in told
+    assert "is 3.00 µs of `sdpa.auto` and 1.00 µs of `sdpa.flash`: 25 % of the lead." in told
     assert "of the lead" not in plain(findings.at_target(inferred()))
 
 

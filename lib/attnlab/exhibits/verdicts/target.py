@@ -100,6 +100,7 @@ def verdicts(results: Results, shape: Shape) -> Table:
             family=family,
             mostly=regimes.MOSTLY_PCT,
             no_control=NO_CONTROL,
+            turned=kinds.turned(results, shape),
             absent=without(results, [name for name in results.study.implementations if name not in names], shape),
         ),
         0,
