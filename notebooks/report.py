@@ -130,11 +130,11 @@ show("environment.clocks")
 # seen, with its memory filled with NaN before. Its errors may be at most twice those of the same formula composed from
 # PyTorch operations [](#ref-dao2023). A case that fails has no latency.
 #
-# **Estimates and intervals.** An estimate is the median of all samples; nothing is dropped. Over several replicates its
-# interval is Student's $t$ over their log medians, at least half as long as that of a bootstrap over replicates and the samples
-# within them; for a single one it is the percentile bootstrap's with 10 000 resamples
-# [](#ref-efron1993), and where neighbouring samples resemble each other, the replicate is cut into five stretches that stand
-# in for replicates [](#ref-nakayama2014). A speedup is a ratio of medians from rounds taken together.
+# **Estimates and intervals.** An estimate is the median of all samples; none is dropped, but those of a shape that was cut off
+# before its last checks. Over several replicates its interval is Student's $t$ over their log medians, at least half as long as
+# that of a bootstrap over replicates and the samples within them; for a single one it is the percentile bootstrap's with 10 000
+# resamples [](#ref-efron1993), and where neighbouring samples resemble each other, the replicate is cut into five stretches that
+# stand in for replicates [](#ref-nakayama2014). A speedup is a ratio of medians from rounds taken together.
 #
 # **Verdicts.** A candidate is *faster* or *slower* where the 95 % interval excludes 1, $p < 0.05$ by Mann and Whitney's test,
 # and by a $t$ test over replicates where there are several, after Holm's adjustment [](#ref-holm1979) over the candidates at that shape, and the effect is at least the smallest that the baseline
@@ -313,7 +313,8 @@ show("model.steps")
 #   cold one carries it whole. Nothing is subtracted.
 # - **Calls in a row.** In warm `device` samples the call before hides part of `kernel.few`'s launch.
 # - **Few replicates.** Student's $t$ over a handful of processes is at its stated level if their medians are roughly normal.
-#   A single replicate is evidence about its own process alone.
+#   A single replicate is evidence about its own process alone: where processes differ, up to four in ten of its verdicts err
+#   in simulation ([06_verdicts](06_verdicts.html)).
 
 # %%
 show("environment.lacking")

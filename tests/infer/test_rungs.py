@@ -2,11 +2,27 @@
 
 import math
 
+import pandas as pd
 import pytest
 import synthetic
-from synthetic import LADDER, LONG, ORDINARY, PACE, RUNGS, SHORT, TARGET, Recipe, bare, climbed, inferred, latency_us
+from synthetic import (
+    LADDER,
+    LONG,
+    ORDINARY,
+    PACE,
+    RUNGS,
+    SHORT,
+    TARGET,
+    Recipe,
+    bare,
+    climbed,
+    inferred,
+    latency_us,
+    of_kinds,
+)
 
 from attnlab.infer import results
+from attnlab.infer.facts.lead import lead
 from attnlab.infer.kernels import cross_device, leads, rungs, steps
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval
@@ -242,3 +258,26 @@ def test_a_device_of_the_same_name_or_without_kernels_is_no_other(data):
     synthetic.write("peers", Recipe(H100, ORDINARY.study))
     with pytest.raises(NotMeasured, match=r"^No complete run on another device shares a shape at which"):
         cross_device.find(bare("here"))
+
+
+def two_names():
+    """A run in which a rung has a smaller median than `kernel.best`, on normal values and on zeros."""
+    us = {"sdpa.auto": 40.0, "sdpa.cudnn": 41.0, "kernel.wgmma": 20.0, "kernel.best": 22.0}
+    return synthetic.infer(of_kinds({name: dict.fromkeys(("normal", "zeros"), slow) for name, slow in us.items()}))
+
+
+def test_zeros_are_no_lead_and_a_rung_that_is_faster_than_the_best_is_found():
+    of = two_names()
+    (found,) = leads.of_best(of)
+    assert list(found.by_shape) == [TARGET]
+    outrun = leads.outrun(of, found.by_shape)
+    assert [(one.kernel, round(one.ratio.estimate, 2)) for one in outrun.values()] == [("kernel.wgmma", 1.1)]
+    assert leads.outrun(synthetic.led(), synthetic.led().study.shapes) == {}
+
+
+def test_of_a_kernel_with_two_names_the_one_leads_that_was_chosen_before_the_run():
+    of = two_names()
+    assert (lead(of).candidate, lead(of).launches) == ("kernel.wgmma", "")
+    rows = of.run.resources.assign(function="one")
+    both = synthetic.changed(of, resources=pd.concat([rows, rows.assign(implementation="kernel.best")]))
+    assert (lead(both).candidate, lead(both).launches) == ("kernel.best", "kernel.wgmma")

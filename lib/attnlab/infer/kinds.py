@@ -5,6 +5,7 @@ what power does.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from attnlab.infer.families import opposed
@@ -19,7 +20,7 @@ from attnlab.study.studies import Timing
 from attnlab.study.values import ZEROS
 
 STEADY_PCT = 5
-"""An implementation whose medians on all kinds lie within so many percent of each other takes the same time on all."""
+"""An implementation takes the same time on all kinds where the medians, by their intervals, are no farther apart."""
 
 
 @dataclass(frozen=True)
@@ -99,27 +100,24 @@ class Turned(NamedTuple):
     """A candidate that is faster on some kinds of values and slower on others, under the headline's timing.
 
     Attributes:
-        never_slower: the other timings under which it is slower on none.
+        under: the same under each of the other timings by which it has a latency.
     """
 
     over: OverKinds
     timing: Timing
-    never_slower: list[Timing]
+    under: dict[Timing, OverKinds]
 
 
 def turned(results: Results, shape: Shape) -> list[Turned]:
     """The candidates at a shape whose verdict the values turn round."""
     others = [timing for timing in results.timings if timing != results.headline]
 
-    def never_slower(one: OverKinds, timing: Timing) -> bool:
-        found = known(lambda: over(results, one.candidate, shape, timing))
-        return found is not None and found.verdicts.keys() == one.verdicts.keys() and not found.where("slower")
+    def under(name: str) -> dict[Timing, OverKinds]:
+        found = {timing: known(partial(over, results, name, shape, timing)) for timing in others}
+        return {timing: one for timing, one in found.items() if one}
 
-    return [
-        Turned(one, results.headline, [timing for timing in others if never_slower(one, timing)])
-        for one in candidates(results, shape)
-        if one.disagree
-    ]
+    turned_over = [one for one in candidates(results, shape) if one.disagree]
+    return [Turned(one, results.headline, under(one.candidate)) for one in turned_over]
 
 
 class Safest(NamedTuple):
@@ -168,7 +166,7 @@ class Steadiness(NamedTuple):
     """How much the time that implementations take depends on the values.
 
     Attributes:
-        steady: those that take the same time on all kinds within `within_pct`.
+        steady: those that certainly take the same time on all kinds within `within_pct`, by their intervals.
         stretched: those that certainly don't, the worst first.
         untold: those of which neither can be said.
     """
@@ -198,11 +196,10 @@ def steadiness(results: Results, shape: Shape) -> Steadiness:
         if len(timed) < 2:
             continue
         slowest, fastest = (end(timed, key=lambda kind: timed[kind].estimate) for end in (max, min))
-        ratio = timed[slowest].estimate / timed[fastest].estimate
-        if 100 * (ratio - 1) <= STEADY_PCT:
+        if timed[slowest].high / timed[fastest].low <= 1 + STEADY_PCT / 100:
             steady.append(name)
-        elif 100 * (timed[slowest].low / timed[fastest].high - 1) > STEADY_PCT:
-            stretched.append(Stretch(name, ratio, slowest))
+        elif timed[slowest].low / timed[fastest].high > 1 + STEADY_PCT / 100:
+            stretched.append(Stretch(name, timed[slowest].estimate / timed[fastest].estimate, slowest))
         else:
             untold.append(name)
     return Steadiness(steady, sorted(stretched, key=lambda one: one.ratio, reverse=True), untold)

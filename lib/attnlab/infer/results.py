@@ -75,22 +75,6 @@ class Results(Lookup):
         sides = [self.median(name, shape, timing) for name in (self.study.baseline, candidate)]
         return not sides[0].overlaps(sides[1])
 
-    def leader(self) -> str:
-        """The candidate with the smallest median at the target; NotMeasured where it has none, or no baseline."""
-        shape = self.study.target_shape
-        return self.fastest(shape, among=self.candidates(shape))
-
-    def leads(self) -> dict[Shape, dict[Timing, Verdict]]:
-        """The verdicts on the leader at each shape that has the target's values, under each timing.
-
-        Raises NotMeasured where there is no leader.
-        """
-        name, found = self.leader(), dict[Shape, dict[Timing, Verdict]]()
-        for shape in self.study.shapes:
-            if shape.values == self.study.target_shape.values and (under := self.under_each(name, shape)):
-                found[shape] = under
-        return found
-
     def family(self, shape: Shape, timing: Timing | None = None) -> Family:
         """The verdicts at one shape under one timing; NotMeasured where the baseline has no latency there."""
         place = (shape, timing or self.headline)

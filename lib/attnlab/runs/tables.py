@@ -157,7 +157,7 @@ METRIC = Column(
 WHY = Column("why", TEXT, "why there is no value, in a row that has none", empty=True)
 SAMPLES = Table(
     "samples",
-    "a row per timed latency, none dropped",
+    "a row per timed latency",
     (
         *(IMPLEMENTATION, *AXES, CLOCK, CACHE, REPLICATE, PROCESS),
         Column("round", COUNT, "the round within the replicate", key=True),

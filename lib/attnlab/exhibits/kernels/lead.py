@@ -41,7 +41,9 @@ def sentence(results: Results) -> str:
 
 
 def _said(results: Results, found: list[Leads]) -> str:
-    return say("kernels.lead", leads=found, others=leads.others(results), headline=results.headline)
+    headline = next((one for one in found if one.timing == results.headline), None)
+    outrun = leads.outrun(results, headline.by_shape) if headline else {}
+    return say("kernels.lead", leads=found, others=leads.others(results), headline=headline, outrun=outrun)
 
 
 @exhibit("kernels.cross_device", where=cross_device.elsewhere)

@@ -112,4 +112,6 @@ def false_positives(results: Results) -> Prose:
         too_large=sum(effect > 100 * EQUIVALENCE_MARGIN for effect in effects_pct),
     )
     differences_pct = two_names(results)
-    return Prose(f"{said} {say('verdicts.two_names', differences_pct=differences_pct)}" if differences_pct else said)
+    if not differences_pct:
+        return Prose(said)
+    return Prose(f"{said} {say('verdicts.two_names', differences_pct=differences_pct, timing=results.headline)}")

@@ -4,8 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from attnlab.infer.families import flipping_axes, opposed, tally
+from attnlab.infer.kernels import rungs
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
+from attnlab.study.ladder import BEST
 from attnlab.study.studies import Timing
 
 
@@ -14,6 +16,7 @@ class Lead:
     """The comparisons of one candidate.
 
     Attributes:
+        launches: of `kernel.best`, the rung that it launches at the target, timed by its own name too; else empty.
         is_alone: whether there is no other candidate at the target.
         counts: under each timing, the tally of the verdicts over all shapes, and how many shapes these are.
         axes: the timing axes (clock, cache) that flip the sign, at `flips` of `shapes` shapes.
@@ -21,6 +24,7 @@ class Lead:
     """
 
     candidate: str
+    launches: str
     is_alone: bool
     counts: dict[Timing, tuple[Counter[str], int]]
     axes: list[str]
@@ -30,15 +34,22 @@ class Lead:
 
 
 def lead(results: Results) -> Lead:
-    """The comparisons of the candidate with the smallest median at the target.
+    """The comparisons of the candidate with the smallest median at the target, at each shape that has its values.
+
+    Of a kernel that was timed by two names it is `kernel.best`, as which it was chosen before the run.
 
     Raises:
         NotMeasured: there is no candidate or no baseline there.
     """
-    shape, name, found = results.study.target_shape, results.leader(), results.leads()
+    shape, twin = results.study.target_shape, rungs.launched(results, results.study.target_shape)
+    fastest = results.fastest(shape, among=results.candidates(shape))
+    name = BEST if fastest == twin and BEST in results.candidates(shape) else fastest
+    alike = [other for other in results.study.shapes if other.values == shape.values]
+    found = {other: under for other in alike if (under := results.under_each(name, other))}
     judged = {timing: [under[timing] for under in found.values() if timing in under] for timing in results.timings}
     return Lead(
         name,
+        twin if name == BEST else "",
         len(results.candidates(shape)) == 1,
         {timing: (tally(verdicts), len(verdicts)) for timing, verdicts in judged.items() if verdicts},
         flipping_axes(found.values()),

@@ -14,6 +14,7 @@ from attnlab.study import implementations
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import recorded
+from attnlab.study.values import ZEROS
 
 SAME, DIFFERENT, OPEN = "the same", "different", "open"
 
@@ -39,8 +40,9 @@ class CrossDevice:
 
     @property
     def theirs(self) -> Leads:
-        """The leads on the other device."""
-        return Leads(self.there.headline, {shape: there for shape, (_, there) in self.leads.items()})
+        """The leads on the other device, at every shape that its run measured but those of zeros."""
+        shapes = [shape for shape in self.there.study.shapes if shape.values != ZEROS]
+        return Leads(self.there.headline, {shape: one for shape in shapes if (one := lead(self.there, shape))})
 
     @property
     def changed(self) -> list[str]:

@@ -7,10 +7,11 @@ from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
 from attnlab.runs.rules import CLAIM_SPEEDUP
-from attnlab.study.implementations import FALLBACK, PEERS, SDPA
-from attnlab.study.ladder import BEST
+from attnlab.study.implementations import FALLBACK, PEERS, SDPA, in_fp8
+from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
+from attnlab.study.values import ZEROS
 
 Ends = tuple[float, float]
 
@@ -83,14 +84,26 @@ def ends(numbers: Iterable[float]) -> Ends:
 
 
 def of_best(results: Results) -> list[Leads]:
-    """The leads of `kernel.best` under each timing.
+    """The leads of `kernel.best` under each timing, at all shapes but those of zeros.
 
     Raises NotMeasured where it was measured beside no other implementation.
     """
-    shapes = results.study.shapes
+    shapes = [shape for shape in results.study.shapes if shape.values != ZEROS]
     found = [Leads(timing, by_shape) for timing in results.timings if (by_shape := under(results, timing, shapes))]
     if not found:
         raise NotMeasured(f"`{BEST}` was measured beside no other implementation")
+    return found
+
+
+def outrun(results: Results, shapes: Iterable[Shape]) -> dict[Shape, Lead]:
+    """The shapes at which another rung is faster than `kernel.best` by the interval of the ratio, and by how much."""
+    found = {}
+    for shape in shapes:
+        rungs = [name for name in results.at(shape).index if name.startswith(PREFIX) and not in_fp8(name)]
+        name = results.fastest(shape, among=rungs)
+        lead = Lead(name, BEST, results.speedup(name, shape, baseline=BEST))
+        if lead.sign > 0:
+            found[shape] = lead
     return found
 
 
