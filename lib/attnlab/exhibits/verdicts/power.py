@@ -15,16 +15,9 @@ from attnlab.runs.rules import EQUIVALENCE_MARGIN
 
 KEY = ["kind", "replicates", "processes"]
 FOUND = {simulation.power(effect): f"{100 * effect:.0f} % found" for effect in simulation.EFFECTS}
-MEASURES = {
-    COVERED: "median covered",
-    RATIO_COVERED: "ratio covered",
-    WRONG: "faster or slower",
-    CLAIMED: "claimable",
-    EQUIVALENT: "equivalent",
-    **FOUND,
-}
-"""What was simulated: titles of columns."""
-SHOWS = dict.fromkeys(MEASURES.values(), "{:.1f}".format)
+"""Titles of the columns of power; the other columns are titled as their measures are named."""
+MEASURES = [COVERED, RATIO_COVERED, WRONG, CLAIMED, EQUIVALENT, *FOUND]
+SHOWS = dict.fromkeys([FOUND.get(measure, measure) for measure in MEASURES], "{:.1f}".format)
 
 
 @exhibit("verdicts.calibration")
@@ -38,7 +31,7 @@ def calibration() -> Table:
         usual=shares[~alone],
         independent=shares[~alone].xs("independent", level="kind"),
         alone=shares[alone],
-        titles={"median": MEASURES[COVERED], "ratio": MEASURES[RATIO_COVERED], "wrong": MEASURES[WRONG]},
+        titles={"median": COVERED, "ratio": RATIO_COVERED, "wrong": WRONG},
         simulation=simulation,
         counts=simulated["simulations"].max(),
         errors_pct=100 * simulated["standard_error"].max(),
@@ -56,12 +49,12 @@ def brief(results: Results) -> Table:
     replicates = max(fewer, default=several[0]) if taken > 1 else one
     shares = _shares().xs((replicates, "differ" if replicates > 1 else "alike"), level=("replicates", "processes"))
     smallest, *_ = FOUND.values()
-    frame = shares.drop(columns=[MEASURES[EQUIVALENT], smallest]).rename_axis("samples").reset_index()
+    frame = shares.drop(columns=[EQUIVALENT, smallest]).rename_axis("samples").reset_index()
     return Table(
         frame,
         say(
             "verdicts.calibration_brief",
-            worst=shares[MEASURES[WRONG]].max(),
+            worst=shares[WRONG].max(),
             replicates=replicates,
             rounds=simulation.ROUNDS[replicates],
             taken=results.study.samples,
@@ -75,8 +68,8 @@ def _shares() -> pd.DataFrame:
     """Percentages by kind of samples, replicates and processes, a column for each measure, in the order simulated."""
     simulated = simulation.load()
     order = pd.MultiIndex.from_frame(simulated[KEY].drop_duplicates())
-    shares = 100 * simulated.pivot(index=KEY, columns="measure", values="value").loc[order, list(MEASURES)]
-    return shares.rename(columns=MEASURES).rename_axis(columns=None)
+    shares = 100 * simulated.pivot(index=KEY, columns="measure", values="value").loc[order, MEASURES]
+    return shares.rename(columns=FOUND).rename_axis(columns=None)
 
 
 @exhibit("verdicts.controls")
