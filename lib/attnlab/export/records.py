@@ -14,7 +14,7 @@ import pandas as pd
 from attnlab.infer import bootstrap, regimes, stats
 from attnlab.infer.cases import CASE, TIMING
 from attnlab.infer.kernels import rungs
-from attnlab.infer.lookup import on_values
+from attnlab.infer.lookup import known, on_values
 from attnlab.infer.results import NO_CONTROL, Results, absence
 from attnlab.runs import rules
 from attnlab.study import implementations
@@ -184,10 +184,9 @@ class Records:
         )
 
     def _false_positives(self) -> Record:
-        controls = [family.control for family in self.results.families.values() if family.control]
-        if not controls:
+        found = known(lambda: self.results.false_positives)
+        if found is None:
             return {"comparisons": 0, "why": NO_CONTROL}
-        found = self.results.false_positives
         return {
             "comparisons": found.comparisons,
             "called_faster_or_slower": found.wrong,
