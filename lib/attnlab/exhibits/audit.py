@@ -20,8 +20,6 @@ from attnlab.literature.audit.latencies import Point
 from attnlab.literature.audit.reference import DOCUMENTS
 from attnlab.study.ladder import MASKS
 
-TIMED = ("000", "002", "003", "004")
-"""The documents that give latencies."""
 MEANINGS = {
     "holds": "the recomputed number prints as stated, or the statement is true",
     "rounding": "it does not, but the printed digits allow for the difference",
@@ -103,7 +101,7 @@ def across() -> Table:
     repeated = latencies.repeated()
     rows = [
         _sizes(one.points[0])
-        | {f"{name} (ms)": "\n".join(one.of(name)) or None for name in TIMED}
+        | {f"{name} (ms)": "\n".join(one.of(name)) or None for name in latencies.MEASURED}
         | {"apart": one.apart_pct}
         for one in repeated
     ]
