@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnlab.base import paths
 from attnlab.base.errors import UserError
-from attnlab.runs.schema import MODELS, PARTS
+from attnlab.runs.schema import MODELS, PARTS, of_shape
 from attnlab.runs.tables import Column, Table
 from attnlab.study.shapes import Shape
 
@@ -111,7 +111,7 @@ def _measured_again(part: Path) -> str:
     run, within = part.parent.parent.name, part.parents[2].name
     together, command = f"{key}.*", "make model" if within == MODELS else "make measure"
     if within != MODELS and table in OF_SHAPE:
-        together = "-".join(key.split("-")[:2]) + "*"
+        together = f"{of_shape(key)}*"
     elif table == "processes":
         together = key.split("-")[0] + "*"
     return f"delete {paths.shown(part.with_name(f'*.{together}'))}, and `{command} RUN={run}` measures that again"
