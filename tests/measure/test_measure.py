@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import small_copy, tiny_study, told, torch_as_it_was
 
+from attnlab.base import documents
 from attnlab.compile import check, nvrtc, occupancy
 from attnlab.measure.clocks import cuda_events, originals
 from attnlab.measure.gate.check import Check, Error
@@ -30,7 +31,7 @@ from attnlab.measure.subjects import inputs, oracle, outputs, sdpa
 from attnlab.measure.subjects.case import Case, Replay
 from attnlab.measure.subjects.implementation import Broken, Implementation, OutOfMemory, Unsupported, attempt
 from attnlab.measure.subjects.sdpa import REGISTRY
-from attnlab.runs import read, schema, write
+from attnlab.runs import read, write
 from attnlab.study import implementations, ladder
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -104,7 +105,7 @@ def test_a_seed_that_does_not_take_stops_the_run(unlocked, monkeypatch):
 def test_the_fingerprint_is_the_same_twice_and_changes_with_its_content(locked, monkeypatch):
     first = environment.fingerprint(CPU, environment.PACKAGES)
     assert environment.fingerprint(CPU, environment.PACKAGES) == first
-    assert first["hash"] == schema.digest({key: value for key, value in first.items() if key != "hash"})
+    assert first["hash"] == documents.digest({key: value for key, value in first.items() if key != "hash"})
     assert first["settings"] == LOCKED
     assert first["packages"]["torch"] == torch.__version__
     with monkeypatch.context() as patch:

@@ -13,6 +13,7 @@ from bs4 import BeautifulSoup
 from nbformat import v4
 
 from attnlab import export
+from attnlab.base import documents
 from attnlab.base.errors import UserError
 from attnlab.base.paths import ROOT
 from attnlab.exhibits import catalogue, markdown
@@ -262,7 +263,7 @@ def resealed() -> Results:
         table = path.with_name("cases.parquet")
         pd.read_parquet(table).assign(kernels=TAG).to_parquet(table)
         stated["files"][table.name] = hashlib.sha256(table.read_bytes()).hexdigest()
-        stated["seal"] = schema.digest({key: value for key, value in stated.items() if key != "seal"})
+        stated["seal"] = documents.digest({key: value for key, value in stated.items() if key != "seal"})
         path.write_text(json.dumps(stated))
         return results.of(read.load("resealed"))
 

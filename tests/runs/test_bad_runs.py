@@ -14,7 +14,7 @@ import small
 import synthetic
 from conftest import told
 
-from attnlab.base import paths
+from attnlab.base import documents, paths
 from attnlab.runs import consistency, manifest, methods, metrics, read, schema, write
 from attnlab.runs.held import Rows
 from attnlab.runs.tables import MODEL_TABLES, TABLES
@@ -115,7 +115,7 @@ def seal(path: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest as if it had been recorded with the files beside it."""
     files = {name: hashlib.sha256(path.with_name(name).read_bytes()).hexdigest() for name in manifest["files"]}
     body = {key: value for key, value in manifest.items() if key != "seal"} | {"files": files}
-    path.write_text(json.dumps(body | {"seal": schema.digest(body)}))
+    path.write_text(json.dumps(body | {"seal": documents.digest(body)}))
 
 
 # Ways to spoil it

@@ -1,5 +1,6 @@
 """Pydantic models of what is stated or recorded: what they have in common, and JSON files that hold one each."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -66,3 +67,8 @@ def read(path: Path, model: type[Model], kind: str, absent: str, command: str) -
     except (ValueError, RecursionError):
         raise UserError(f"{where} is no {kind}: `{command}` writes one") from None
     return validated(model, stated, f"{where} is no {kind}")
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of anything that JSON can hold, independent of the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

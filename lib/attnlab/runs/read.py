@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow
 
-from attnlab.base import paths
+from attnlab.base import documents, paths
 from attnlab.base.errors import UserError
 from attnlab.runs import consistency, schema
 from attnlab.runs.held import Rows, refusal
@@ -113,7 +113,7 @@ def read_manifest(name: str) -> schema.Manifest:
         older = isinstance(version, int) and version < schema.SCHEMA
         advice = "measure again" if older else "update attnlab"
         raise UserError(f"{where} has schema {version}, this attnlab reads {schema.SCHEMA}: {advice}")
-    if manifest.get("seal") != schema.digest({key: value for key, value in manifest.items() if key != "seal"}):
+    if manifest.get("seal") != documents.digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
     with suppress(TypeError, KeyError):  # a run of models, or what is wrong is said next
         stated = manifest["study"]

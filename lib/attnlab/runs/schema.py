@@ -1,7 +1,6 @@
 """What both halves spell alike: the folder of a run, its keys, statuses, kinds of inputs."""
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,11 +135,6 @@ def require_of_study(name: str) -> None:
         raise UserError(
             f"{name!r} is in the folder of what `make model` records: name a run of a study, by its name alone"
         )
-
-
-def digest(content: Any) -> str:
-    """SHA-256 of anything that JSON can hold, independent of the order of keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def is_of(rows: pd.DataFrame, shape: Shape) -> pd.Series:

@@ -18,11 +18,11 @@ from typing import NoReturn
 
 import pandas as pd
 
-from attnlab.base import files, paths
+from attnlab.base import documents, files, paths
 from attnlab.base.errors import UserError
 from attnlab.base.files import write_atomically
 from attnlab.runs.read import judge, newest_order, read_manifest, tables_of_parts
-from attnlab.runs.schema import PARTS, SCHEMA, Manifest, digest, folder, short_hash
+from attnlab.runs.schema import PARTS, SCHEMA, Manifest, folder, short_hash
 from attnlab.runs.tables import of
 from attnlab.study import studies
 
@@ -203,7 +203,7 @@ def _packed(frame: pd.DataFrame) -> bytes:
 
 def _write_manifest(target: Path, manifest: Manifest) -> None:
     body = {key: value for key, value in manifest.items() if key != "seal"}
-    sealed = body | {"seal": digest(body)}
+    sealed = body | {"seal": documents.digest(body)}
     write_atomically(target / "manifest.json", json.dumps(sealed, indent=1).encode() + b"\n")
 
 

@@ -5,7 +5,6 @@ Nothing here needs a GPU or a compiler. `attnlab.compile` compiles a rung, and t
 
 import ast
 import hashlib
-import json
 import math
 import operator
 import re
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from attnlab.base import paths
-from attnlab.base.documents import Count, Positive, Size, validated
+from attnlab.base.documents import Count, Positive, Size, digest, validated
 from attnlab.base.errors import UserError, suggestion
 from attnlab.study.shapes import Shape
 
@@ -399,7 +398,7 @@ def _hash(rung: Rung) -> str:
     files = {path.name: hashlib.sha256(code(_text(path)).encode()).hexdigest() for path in sources(rung)}
     # Only fields that are stated: one that a later attnlab adds must not make older measurements stale.
     content = {"entry": rung.model_dump(mode="json", exclude_unset=True), "files": files}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return digest(content)
 
 
 def _sized(tile: Any, sizes: dict[str, Any]) -> Any:

@@ -1,7 +1,6 @@
 """Tunings: which instance of which rung `kernel.best` runs at a shape, as `make tune` measured it on one device."""
 
 import hashlib
-import json
 import math
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -269,5 +268,5 @@ def hashes(names: Collection[str], device_name: str) -> dict[str, str]:
         file = hashlib.sha256(path(device_name).read_bytes()).hexdigest()
         named = {PREFIX + choice.rung for choice in load(device_name).choices}
         content = {"file": file, "kernels": {name: kernels.get(name, "") for name in named}}
-        found[BEST] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        found[BEST] = documents.digest(content)
     return found

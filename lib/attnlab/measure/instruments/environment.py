@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnlab.base import documents
 from attnlab.base.errors import Outdated, UserError
 from attnlab.measure.instruments import devices
 from attnlab.measure.instruments.telemetry import Telemetry
-from attnlab.runs import read, rules, schema, tuned
+from attnlab.runs import read, rules, tuned
 
 CUBLAS_WORKSPACE = ":4096:8"
 PACKAGES = ("torch", "numpy")
@@ -138,7 +139,7 @@ def fingerprint(device: torch.device, packages: Iterable[str]) -> dict[str, Any]
         "card": Telemetry(device).limits(),
         "threads": torch.get_num_threads(),
     }
-    return found | {"hash": schema.digest(found)}
+    return found | {"hash": documents.digest(found)}
 
 
 def _version(package: str) -> str:
