@@ -63,6 +63,11 @@ def preferred(path: Path) -> Path:
     return own if own.is_file() else path
 
 
+def of_device(name: str) -> str:
+    """What a file of a device of this name is named, such as ``nvidia-h200``."""
+    return "-".join(name.lower().split())
+
+
 def shown(path: Path) -> str:
     """A path as messages show it: relative to the folder of the runs and reports if it lies inside."""
     path, folder = Path(path).resolve(), working()

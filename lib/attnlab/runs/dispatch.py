@@ -253,7 +253,7 @@ def lifted(recorded: Any) -> Any:
 
 def path(device_name: str) -> Path:
     """The file of the table for a device of this name."""
-    return paths.preferred(paths.dispatch() / f"{'-'.join(device_name.lower().split())}.json")
+    return paths.preferred(paths.dispatch() / f"{paths.of_device(device_name)}.json")
 
 
 def write(table: Dispatch) -> Path:

@@ -38,7 +38,7 @@ class Tuned(BaseModel, extra="forbid", frozen=True, strict=True):
 
 def path(device_name: str, torch: str) -> Path:
     """The file for a device of this name and a version of PyTorch."""
-    return paths.cache() / "layouts" / f"{'-'.join(device_name.lower().split())}-torch-{torch}.json"
+    return paths.cache() / "layouts" / f"{paths.of_device(device_name)}-torch-{torch}.json"
 
 
 def load(device_name: str, torch: str) -> dict[str, str]:

@@ -224,7 +224,7 @@ def _serves(rung: Rung, tile: Tile, shape: Shape) -> bool:
 
 def path(device_name: str) -> Path:
     """The file of the tuning of a device of this name."""
-    return paths.preferred(paths.kernels() / "tuned" / f"{'-'.join(device_name.lower().split())}.json")
+    return paths.preferred(paths.kernels() / "tuned" / f"{paths.of_device(device_name)}.json")
 
 
 def write(tuning: Tuning) -> Path:
