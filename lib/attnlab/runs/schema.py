@@ -59,6 +59,11 @@ def of_shape(block: str) -> str:
     return "-".join(block.split("-")[:2])
 
 
+def implementation_key(name: str) -> str:
+    """The key of the block of one implementation, without dots, as a key ends at the first."""
+    return name.replace(".", "-")
+
+
 def model_key(replicate: int, model: str) -> str:
     """The key of the blocks of one model in one replicate."""
     return f"{replicate_key(replicate)}-{model}".replace(".", "_")  # names of blocks have dots of their own

@@ -22,6 +22,7 @@ from attnlab.measure.instruments import devices, environment, tool
 from attnlab.measure.instruments.tool import Refused
 from attnlab.measure.subjects import inputs, registry
 from attnlab.runs import metrics, read, rules, schema, write
+from attnlab.runs.schema import implementation_key
 from attnlab.runs.tables import PROFILE
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Study
@@ -47,8 +48,8 @@ def take(name: str, study: Study, device: str) -> dict[str, str]:
         found = version(ncu)
     except Refused as refused:
         return _stated(why=str(refused))
-    there = write.recorded(name, "profile")  # by keys, which end at the first dot and so hold none
-    wanted = {one: shapes for one, shapes in _counted(name, study).items() if one.replace(".", "-") not in there}
+    there = write.recorded(name, "profile")
+    wanted = {one: shapes for one, shapes in _counted(name, study).items() if implementation_key(one) not in there}
     problems = dict.fromkeys(problem for family in _families(wanted) for problem in _taken(name, ncu, family))
     words = ["python" if word == sys.executable else word for word in command({"IMPLEMENTATION": [study.target_shape]})]
     return _stated(found, "; ".join(problems), shlex.join(words))
@@ -77,7 +78,7 @@ def _taken(name: str, ncu: str, wanted: Shapes) -> list[str]:
             return [problem for one, shapes in wanted.items() for problem in _taken(name, ncu, {one: shapes})]
         return [f"{one}: {refused}" for one in wanted]
     for implementation, own in rows.groupby("implementation", sort=False):
-        write.add_part(name, "profile", str(implementation).replace(".", "-"), own.reset_index(drop=True))
+        write.add_part(name, "profile", implementation_key(str(implementation)), own.reset_index(drop=True))
     return []
 
 

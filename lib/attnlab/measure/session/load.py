@@ -14,7 +14,7 @@ from attnlab.measure.session.panel import reason
 from attnlab.measure.subjects.case import Case
 from attnlab.measure.subjects.implementation import attempt
 from attnlab.runs import write
-from attnlab.runs.schema import Row
+from attnlab.runs.schema import Row, implementation_key
 from attnlab.runs.tables import ENDURANCE
 from attnlab.study.implementations import PEERS, SDPA
 from attnlab.study.ladder import BEST, PREFIX
@@ -39,7 +39,7 @@ def cases(study: Study) -> list[tuple[str, Shape]]:
 def take(run: str, study: Study, device: torch.device) -> None:
     """Take what a run still lacks of its loads; one that fails costs the run its own rows, which say why."""
     for implementation, shape in cases(study):
-        key = implementation.replace(".", "-")  # a key ends at the first dot, so it holds none
+        key = implementation_key(implementation)
         if key not in write.recorded(run, "endurance"):
             write.add_part(run, "endurance", key, ENDURANCE.frame(_rows(implementation, shape, device)))
             devices.release(device)
