@@ -38,8 +38,8 @@ class Outcome:
     agrees: bool | None = None
 
 
-Apply: TypeAlias = Callable[..., Outcome]
 T = TypeVar("T")
+Apply: TypeAlias = Callable[..., Outcome]
 """Takes the row that states something, and the inputs that the claim names."""
 
 
