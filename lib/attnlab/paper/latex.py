@@ -108,7 +108,7 @@ def _body(notebook: Path) -> tuple[str, dict[str, bytes]]:
             data: dict[str, Any] = output.get("data", {})
             parts.append(data.get("text/latex") or tex.escape(data.get("text/plain", "")))
             figures |= {name: base64.b64decode(file) for name, file in data.get(FILES, {}).items()}
-    return "\n".join(filter(None, (part.strip() and part for part in parts))), figures
+    return "\n".join(part for part in parts if part.strip()), figures
 
 
 def _referred(found: re.Match[str], labels: set[str]) -> str:
