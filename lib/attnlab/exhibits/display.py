@@ -68,7 +68,7 @@ class Figure(_Exhibit):
     @cached_property
     def svg(self) -> bytes:
         """The drawing as SVG."""
-        return drawing.svg(self.figure).encode()
+        return drawing.svg(self.figure)
 
     @cached_property
     def pdf(self) -> bytes:

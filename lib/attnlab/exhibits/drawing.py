@@ -20,9 +20,9 @@ _REFERENCE = re.compile(r'(?<=href="#)[^"]+|(?<=url\(#)[^)]+')
 _USED = re.compile(r"var\(--c([0-9a-f]{6}), #")
 
 
-def svg(drawing: Figure) -> str:
-    """The drawing as SVG; the same drawing gives the same text."""
-    return _saved(drawing, "svg", {"Date": None}).decode()
+def svg(drawing: Figure) -> bytes:
+    """The drawing as SVG; the same drawing gives the same bytes."""
+    return _saved(drawing, "svg", {"Date": None})
 
 
 def pdf(drawing: Figure) -> bytes:
