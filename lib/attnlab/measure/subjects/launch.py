@@ -131,7 +131,7 @@ class Launch:
         """
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) % maps.ALIGNMENT:
-            raise Unsupported(f"tensors have to begin at addresses that are multiples of {maps.ALIGNMENT}")
+            raise Unsupported(maps.MISALIGNED)
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 return self(q, k, v)
@@ -189,7 +189,7 @@ class ScaledLaunch(Launch):
         given = q, k, v
         addresses = tuple(tensor.data_ptr() for tensor in given)
         if any(address % maps.ALIGNMENT for address in addresses):
-            raise Unsupported(f"tensors have to begin at addresses that are multiples of {maps.ALIGNMENT}")
+            raise Unsupported(maps.MISALIGNED)
         with torch.cuda.device(self.device):
             output = outputs.like(q, dtype)
             parameters = getattr(self._own, "parameters", None) or self._of_this_thread()
@@ -234,7 +234,7 @@ class SplitLaunch(Launch):
         """
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (at_q | at_k | at_v) % maps.ALIGNMENT:
-            raise Unsupported(f"tensors have to begin at addresses that are multiples of {maps.ALIGNMENT}")
+            raise Unsupported(maps.MISALIGNED)
         if kv_lens is not None:
             self._require_lengths(kv_lens)
         if torch._C._cuda_getDevice() != self.device:

@@ -17,6 +17,7 @@ BOX_COLUMNS = 64
 # What the driver asks of addresses and of strides, in bytes (cuTensorMapEncodeTiled).
 ALIGNMENT = 16
 FARTHEST = 2**40
+MISALIGNED = f"tensors have to begin at addresses that are multiples of {ALIGNMENT}"
 # Kernels that take views pack a head, and its batch above it, into 32 bits; all number their work items in 31.
 MOST_HEADS, MOST_BATCHES, MOST_ITEMS = 2**16 - 1, 2**15 - 1, 2**31 - 1
 

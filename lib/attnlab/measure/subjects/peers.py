@@ -210,7 +210,7 @@ class CudnnPlan:
         """Launch it on torch's current stream of the tensors' device: Q, K, V and O, and what else the graph takes."""
         q, k, v, *_ = tensors
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % maps.ALIGNMENT:
-            raise Unsupported(f"tensors have to begin at addresses that are multiples of {maps.ALIGNMENT}")
+            raise Unsupported(maps.MISALIGNED)
         if torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 return self(*tensors)
