@@ -100,14 +100,15 @@ def _parser() -> argparse.ArgumentParser:
         ("readme", _readme, "write the READMEs' pictures and tables from a recorded run"),
         ("export", _export, "write a recorded run as JSON, NumPy arrays and a report in Markdown"),
         ("close", _close, "close a run that was cut off with the replicates that it holds"),
-        ("dispatch", _dispatch, "write the table of what attnlab.attend calls at each shape, from runs"),
     ):
         sub = commands.add_parser(name, help=about)
-        named = "names of runs in data/, by commas" if name == "dispatch" else "name of a run in data/"
-        sub.add_argument("--run", required=True, help=named)
-        if name == "dispatch":
-            sub.add_argument("--replace", action="store_true", help="write over another table of this device")
+        sub.add_argument("--run", required=True, help="name of a run in data/")
         sub.set_defaults(command=command)
+    about = "write the table of what attnlab.attend calls at each shape, from runs"
+    dispatch = commands.add_parser("dispatch", help=about)
+    dispatch.add_argument("--run", required=True, help="names of runs in data/, by commas")
+    dispatch.add_argument("--replace", action="store_true", help="write over another table of this device")
+    dispatch.set_defaults(command=_dispatch)
     compare = commands.add_parser("compare", help="judge each case of a run against the same case of the run before it")
     compare.add_argument("before", metavar="A", help="name of a run in data/")
     compare.add_argument("after", metavar="B", help="name of the run that is judged")
