@@ -215,8 +215,8 @@ class Fields(Common):
         known = [str(timing) for timing in study.timings]
         if unknown := [clock for clock in self.missing_clocks if clock not in known]:
             raise UserError(f"missing_clocks: {unknown[0]!r} is no timing of the study; timings are {', '.join(known)}")
-        if self.closed_early and self.closed_early.planned != len(study.shapes) * study.replicates:
-            planned = len(study.shapes) * study.replicates
+        planned = len(study.shapes) * study.replicates
+        if self.closed_early and self.closed_early.planned != planned:
             raise UserError(f"closed_early.planned: the study plans {planned}, not {self.closed_early.planned}")
 
 
