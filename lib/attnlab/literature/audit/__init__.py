@@ -39,7 +39,7 @@ def audit(folder: Path = paths.REFERENCE) -> pd.DataFrame:
     """
     reference = Reference(folder)
     rows, claims = {}, list(reference.claims())
-    for claim, place in claims:
+    for place, claim in claims:
         try:
             rows[claim.id] = _judged(claim, reference)
         except (UserError, ZeroDivisionError, ValueError) as error:
@@ -68,7 +68,7 @@ def advice(claims: pd.DataFrame, folder: Path = paths.REFERENCE) -> pd.DataFrame
     """
     found = claims.set_index("id")["finding"]
     rows = []
-    for given, place in Reference(folder).advice():
+    for place, given in Reference(folder).advice():
         for claim in given.claims:
             if claim not in found:
                 raise UserError(f"{place}: there is no claim {claim!r}{suggestion(claim, list(found.index))}")
@@ -80,22 +80,22 @@ def advice(claims: pd.DataFrame, folder: Path = paths.REFERENCE) -> pd.DataFrame
     return pd.DataFrame(rows)
 
 
-def _premises_first(claims: list[tuple[Claim, str]]) -> list[Claim]:
+def _premises_first(claims: list[tuple[str, Claim]]) -> list[Claim]:
     """The claims in an order in which each comes after those that it rests on.
 
     Raises UserError where a claim rests on one that doesn't exist, or on itself.
     """
-    places = {claim.id: (claim, place) for claim, place in claims}
-    for claim, place in claims:
+    by_id = {claim.id: (place, claim) for place, claim in claims}
+    for place, claim in claims:
         for name in claim.rests_on:
-            if name not in places:
-                raise UserError(f"{place}: there is no claim {name!r}{suggestion(name, list(places))}")
+            if name not in by_id:
+                raise UserError(f"{place}: there is no claim {name!r}{suggestion(name, list(by_id))}")
     try:
-        order = list(TopologicalSorter({claim.id: claim.rests_on for claim, _ in claims}).static_order())
+        order = list(TopologicalSorter({claim.id: claim.rests_on for _, claim in claims}).static_order())
     except CycleError as error:
-        claim, place = places[error.args[1][0]]
+        place, claim = by_id[error.args[1][0]]
         raise UserError(f"{place}: claim {claim.id!r} rests on itself: take it out of its premises' premises") from None
-    return [places[name][0] for name in order]
+    return [by_id[name][1] for name in order]
 
 
 def _judged(claim: Claim, reference: Reference) -> dict[str, object]:

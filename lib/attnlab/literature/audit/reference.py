@@ -165,19 +165,18 @@ class Reference:
         self.folder = folder
         self.rows = {name: self._document(name) for name in DOCUMENTS} | self._sheets()
 
-    def claims(self) -> Iterator[tuple[Claim, str]]:
-        """The claims, each with the place that an error message names."""
+    def claims(self) -> Iterator[tuple[str, Claim]]:
+        """The claims, each after the place that an error message names."""
         seen = set()
         for place, claim in tables.read(self.folder / "claims.csv", Claim):
             if claim.id in seen:
                 raise UserError(f"{place}: an earlier claim has the id {claim.id!r}: choose another")
             seen.add(claim.id)
-            yield claim, place
+            yield place, claim
 
-    def advice(self) -> Iterator[tuple[Advice, str]]:
-        """The documents' advice, each with the place that an error message names."""
-        for place, advice in tables.read(self.folder / "advice.csv", Advice):
-            yield advice, place
+    def advice(self) -> Iterator[tuple[str, Advice]]:
+        """The documents' advice, each after the place that an error message names."""
+        return tables.read(self.folder / "advice.csv", Advice)
 
     def row(self, name: str, document: str) -> Row:
         """The row of an id; for an id after ±, the row whose value is the number printed after ±.
