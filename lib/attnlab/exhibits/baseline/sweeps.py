@@ -162,12 +162,6 @@ def _named(axis: str, value: Any) -> str:
     return f"{'D' if axis == 'head_dim' else LETTERS[axis]}={value}" if isinstance(value, int) else str(value)
 
 
-def place(results: Results, shapes: list[Shape]) -> int | None:
-    """The position of the target among shapes."""
-    target = results.study.target_shape
-    return shapes.index(target) if target in shapes else None
-
-
 def _fixed(shapes: list[Shape], axis: str) -> str:
     first = shapes[0]
     sizes = {"B": first.batch, "H": first.heads, "S": first.seq_len, "D": first.head_dim}

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from attnlab.exhibits import cells, formats, quantities
 from attnlab.exhibits.baseline.figures import SWEEPS, dashed, drawn
-from attnlab.exhibits.baseline.sweeps import over, place
+from attnlab.exhibits.baseline.sweeps import over
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.cells import CAUSAL_NOTE
 from attnlab.exhibits.display import Figure, Group, Prose, Table
@@ -161,7 +161,9 @@ def floors(results: Results, name: str, implementation: str) -> Table:
         f"Roofline along the sequence length S, `{implementation}`{', causal' if shapes[0].causal else ''}: the least "
         f"time by each ceiling, and the largest of these over the median; {results.headline.words}."
     )
-    return Table.of(rows, caption, _note(results, shapes), place(results, shapes))
+    target = results.study.target_shape
+    highlight = shapes.index(target) if target in shapes else None
+    return Table.of(rows, caption, _note(results, shapes), highlight)
 
 
 def _note(results: Results, shapes: list[Shape]) -> str:
