@@ -15,7 +15,7 @@ from attnlab.study.studies import Study
 
 AXES = list(Shape.AXES)
 CASE = list(schema.CASE)
-TIMING = ["clock", "cache"]
+TIMING = list(schema.TIMING)
 QUANTILES = (0.95, 0.99)
 LEAST_CARDS = 3
 """Fewer can't stand for others of their kind: an interval over two cards is 12.7 standard errors to either side."""

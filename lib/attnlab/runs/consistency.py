@@ -27,7 +27,7 @@ from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 from attnlab.study.values import NORMAL
 
-AXES, TIMING = list(Shape.AXES), ["clock", "cache"]
+AXES, TIMING = list(Shape.AXES), list(schema.TIMING)
 BLOCK, FATE = [*AXES, "replicate"], [*schema.CASE, "replicate"]
 TIMED = [*FATE, *TIMING]
 WHO_OF_MODELS = [column.name for column in WHO]

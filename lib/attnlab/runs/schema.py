@@ -18,6 +18,8 @@ Row = dict[str, Any]
 SCHEMA, OLDEST = 9, 6
 """The version of the layout, and the oldest of complete runs that are still read."""
 CASE = ("implementation", *Shape.AXES)
+TIMING = tuple(Timing.model_fields)
+"""The columns that name a case, and those that name a timing."""
 MEASURED, SKIPPED, FAILED, OUT_OF_MEMORY = STATUSES = ("measured", "skipped", "failed", "out of memory")
 """What became of a case."""
 TOO_LONG = "one call takes"
