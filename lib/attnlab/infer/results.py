@@ -93,8 +93,6 @@ class Results(Lookup):
 
     def families_against(self, baseline: str) -> dict[Place, Family]:
         """As `families`, against any implementation, with the smallest effect that the study's baseline could show."""
-        if baseline == self.study.baseline:
-            return self.families
         places = [place for place in self._places if baseline in self.at(*place).index]
         return self.families_over(dict.fromkeys(places, baseline))
 
