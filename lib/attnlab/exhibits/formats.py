@@ -65,8 +65,8 @@ def change(value: Interval) -> str:
         return "—"
     widths = Interval(abs(value.estimate), value.low, value.high)
     decimals = min(1, decimals_for(widths)) if abs(value.estimate) < 1000 else 0
-    ends = (_with_minus(f"{end:+,.{decimals}f}") for end in (value.low, value.high))
-    return f"{_with_minus(f'{value.estimate:+,.{decimals}f}')} % [{', '.join(ends)}]"
+    estimate, low, high = (_with_minus(f"{end:+,.{decimals}f}") for end in (value.estimate, value.low, value.high))
+    return f"{estimate} % [{low}, {high}]"
 
 
 def times(value: float) -> str:
