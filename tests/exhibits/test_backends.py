@@ -318,6 +318,7 @@ def test_where_few_queries_lag_most_is_a_finding():
     told = few.in_short(decoded(), None)
     assert "behind at 2, where `sdpa.cudnn` is the fastest, most at B=2 H=" in told
     assert told.count("most at") == 1
+    assert "(`kernel.best` takes 1.10× as long)." in told
     assert few.ahead_of_it(decoded()) == ["sdpa.cudnn"]
     assert few.ahead_of_it(inferred()) == []
 
