@@ -13,6 +13,7 @@ from synthetic import TARGET, Recipe
 
 from attnlab.exhibits.explore import data, others, recorded
 from attnlab.exhibits.explore.explorer import html
+from attnlab.exhibits.verdicts.target import supported
 from attnlab.infer import cases
 from attnlab.infer.results import Results
 from browser.conftest import REPORTS
@@ -97,7 +98,11 @@ def pages(tmp_path_factory) -> dict[str, str]:
         blocks["two runs"] = data.payload(here, [others.told(there, [there.study.baseline])])
         of = there.run.manifest["device"] | {"name": "NVIDIA H100 80GB HBM3"}
         run = replace(there.run, name="elsewhere", manifest={**there.run.manifest, "device": of})
-        blocks["two devices"] = data.payload(here, [others.told(replace(there, run=run), [there.study.baseline])])
+        elsewhere = others.told(replace(there, run=run), [there.study.baseline])
+        blocks["two devices"] = data.payload(here, [elsewhere])
+        blocks["three runs"] = data.payload(here, [elsewhere, others.told(there, [there.study.baseline])])
+        patch.setattr(data, "MOST_BYTES", len(blocks["ours"]) + 100)
+        blocks["no room"] = data.payload(alone["ours"], [elsewhere])
     found = {}
     for name, block in blocks.items():
         path = folder / f"{name}.html"
@@ -301,6 +306,7 @@ def test_one_run_beside_another(explorer):
     assert "From before (B) to synthetic (A)" in told
     assert "sdpa.flash" in told
     assert "−33.3 %" in told
+    assert re.search(r"\d{3}\.\d+ \[[\d., ]+\]\d{2,3}\.\d+ \[[\d., ]+\]−33\.3 % \[.*\]p<0\.0001, n=80\+80", told)
     assert "without a change that can be shown" in told
     titles = explorer.locator('[data-part="beside"] thead th').all_text_contents()
     assert titles[-3:] == ["change [95 %]", "p, n of B + A", "kernel"]
@@ -391,7 +397,28 @@ def test_of_shapes_as_far_away_those_on_the_device_that_is_shown_come_first(visi
 def test_a_device_that_no_run_is_of_is_said(explorer):
     explorer.get_by_label("Which kernel for").fill("target h100")
     explorer.keyboard.press("Enter")
-    assert "No run of h100 here has a latency" in text(explorer, "find")
+    assert "No run of an H100 is in this page." in text(explorer, "find")
+
+
+def test_a_run_that_was_left_out_for_its_size_is_named(visit, pages):
+    opened = visit(pages["no room"], "#find=h100")
+    assert "No run of an H100 is in this page. Left out for size: elsewhere (NVIDIA H100 80GB HBM3)." in text(
+        opened, "find"
+    )
+    assert "Left out for size: elsewhere (NVIDIA H100" in opened.locator('[data-part="beside"]').text_content()
+
+
+def test_a_run_of_the_same_device_is_run_b_before_one_of_another(visit, pages):
+    assert visit(pages["three runs"]).locator("#attnlab-against").input_value() == "before"
+
+
+def test_the_statement_on_a_cell_is_that_of_06_verdicts(explorer):
+    of, pair = (
+        altered(made(Recipe(study=STUDY, fates={}, control_pace=1.0)), "synthetic", eager=3.0),
+        ("sdpa.auto", "sdpa.flash"),
+    )
+    statement = supported(of, pair, TARGET, of.headline, of.under_each("sdpa.flash", TARGET))
+    assert re.sub("[`*]", "", statement) == explorer.locator('[data-part="cell"] .statement').inner_text()
 
 
 @pytest.mark.parametrize("asked", ["fast please", "S=0", "1 2 3", "constructor"])

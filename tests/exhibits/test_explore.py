@@ -94,8 +94,25 @@ def test_the_statements_and_the_power_are_those_of_06_verdicts():
     columns = told()["verdicts"]["sdpa.auto"]
     at_target = places_at_target(columns)
     lines = exhibit(controlled, "verdicts.publishable").markdown.splitlines()
-    assert [f"- {columns['statement'][place]}" for place in at_target] == lines
+    assert [f"- {filled(columns, place)}" for place in at_target] == lines
+    assert len(columns["statements"]) < len(columns["case"]) / 3
     assert any(columns["power"][place] in exhibit(controlled, "verdicts.statement").markdown for place in at_target)
+
+
+def filled(columns: dict, row: int) -> str:
+    """The statement of a verdict at the target, as the page fills it in; there the test in Chromium reads it."""
+    cases, case = told()["cases"], columns["case"][row]
+    same = [n for n in range(len(cases["shape"])) if cases["shape"][n] == told()["target"]]
+    at = {(cases["timing"][n], told()["implementations"][cases["implementation"][n]]): n for n in same}
+    timing, names = cases["timing"][case], ["sdpa.auto", told()["implementations"][cases["implementation"][case]]]
+    texts = {
+        "n": names.__getitem__,
+        "m": lambda which: cases["interval"][at[timing, names[which]]],
+        "c": columns["cells"][row].__getitem__,
+        "t": lambda other: columns["cells"][columns["case"].index(at[other, names[1]])][0],
+    }
+    template = columns["statements"][columns["statement"][row]]
+    return re.sub(r"\{([nmct])(\d)\}", lambda mark: texts[mark[1]](int(mark[2])), template)
 
 
 def places_at_target(columns: dict) -> list[int]:
@@ -209,6 +226,12 @@ def test_more_samples_than_fit_are_thinned(monkeypatch):
     assert set(np.concatenate(samples["cases"]["sizes"])) == {12}
 
 
+def test_samples_of_which_none_is_left_out_are_said_to_be_whole(monkeypatch):
+    monkeypatch.setattr(data, "FEWER", ((synthetic.ROUNDS, 1),))
+    (samples,) = unpacked(block_of(inferred()))[0]["samples"]
+    assert (samples["most"], samples["count"]) == (None, len(inferred().passed))
+
+
 # ------------------------------------------------------------------------------------------------------- two runs
 
 
@@ -229,16 +252,15 @@ def test_a_run_beside_another_says_what_changed_as_benchstat_does(again):
     assert [run["name"] for run in block["runs"]] == ["synthetic", "before"]
     (pair,) = block["pairs"]
     deltas = {name: rest for _, shape, name, *rest in pair["deltas"] if shape == str(TARGET)}
-    *medians, n, m, change, back, p, other = deltas["sdpa.flash"]
-    assert medians == ["32.000 [31.983, 32.017]", "32.960 [32.942, 32.978]"] or all("[" in one for one in medians)
-    assert (n, m, p, other) == (80, 80, "p<0.0001", False)
+    change, back, p, other = deltas["sdpa.flash"]
+    assert (p, other) == ("p<0.0001", False)
     assert change.startswith("−2.9 %")
     assert back.startswith("+3.0 %")
-    assert [re.fullmatch(r"[+−]0\.\d+ % \[.*\] ~", one) is not None for one in deltas["sdpa.auto"][4:6]] == [True, True]
+    assert [re.fullmatch(r"[+−]0\.\d+ % \[.*\] ~", one) is not None for one in deltas["sdpa.auto"][:2]] == [True, True]
 
 
 @pytest.mark.usefixtures("data")
-def test_the_runs_that_the_pages_show_are_beside_a_run_before_others(monkeypatch):
+def test_one_of_another_device_and_the_runs_that_the_pages_show_are_beside_a_run_before_others(monkeypatch):
     one = synthetic.LONELY
     grid = replace(one, study=one.study | {"sweeps": {"grid seq_len": [synthetic.AXES | {"seq_len": [64, 128]}]}})
     for name, recipe in {
@@ -250,17 +272,21 @@ def test_the_runs_that_the_pages_show_are_beside_a_run_before_others(monkeypatch
         synthetic.write(name, recipe)
     synthetic.write("mine", one)
     mine = read.read_manifest("mine")
-    assert [each.of.run.name for each in others.others(mine)] == ["grid", "elsewhere", "newer", "older"]
+    assert [each.of.run.name for each in others.others(mine)] == ["elsewhere", "grid", "newer", "older"]
     monkeypatch.setattr(others, "MOST", 2)
-    assert [each.of.run.name for each in others.others(mine)] == ["grid", "elsewhere", "newer"]
+    assert [each.of.run.name for each in others.others(mine)] == ["elsewhere", "grid", "newer"]
 
 
-def test_where_room_lacks_the_last_of_the_other_runs_are_left_out(again, monkeypatch):
+def test_where_room_lacks_the_last_of_the_other_runs_are_left_out_and_named(again, monkeypatch):
     here, there = again
-    few, several = ([others.told(there, ["sdpa.auto"])] * number for number in (1, 3))
+    beside = [others.told(there, ["sdpa.auto"])] * 3
+    for number, one in enumerate(beside):
+        beside[number] = one._replace(said=one.said | {"label": f"run {number}"})
     monkeypatch.setattr(data, "FEWER", ((1, 1),))
-    monkeypatch.setattr(data, "MOST_BYTES", len(data.payload(here, few)))
-    assert data.payload(here, several) == data.payload(here, few)
+    monkeypatch.setattr(data, "MOST_BYTES", len(data.payload(here, beside[:1])) + 100)
+    told, _ = unpacked(data.payload(here, beside))
+    assert [run["label"] for run in told["runs"][1:]] == ["run 0"]
+    assert [run["label"] for run in told["left_out"]] == ["run 1", "run 2"]
 
 
 def test_a_run_says_when_it_was_and_what_has_changed_since(monkeypatch):

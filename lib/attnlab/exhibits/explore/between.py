@@ -81,23 +81,19 @@ def _both(timing: Timing, mine: Verdict, other: Verdict, here: Results, there: R
 def deltas(here: Results, there: Results) -> list[list[Any]]:
     """A row for each case in both runs.
 
-    Timing, shape, implementation; the median here and there; how many samples each; the change from there to here and
-    from here to there, with ``~`` after it where none can be shown; the p-value; and whether the kernel's source is
-    another.
+    Timing, shape, implementation; the change from there to here and from here to there, with ``~`` after it where none
+    can be shown; the p-value; and whether the kernel's source is another. The medians are among the cases of each run.
     """
     others = other_sources(here, there)
     return [_delta(here, there, change, change.implementation in others) for change in changes(here, there)]
 
 
 def _delta(here: Results, there: Results, change: Change, is_other: bool) -> list[Any]:
-    sides = [(run.median(*change.place), run.samples(*change.place)) for run in (here, there)]
     ratio = change.ratio or ratio_of(change, here, there)
     said = [formats.change(in_percent(one)) + ("" if change.shown else " ~") for one in (ratio, inverse(ratio))]
     p = formats.pvalue(change.pvalue)
     return [
         *(str(change.timing), str(change.shape), change.implementation),
-        *(formats.interval(median) for median, _ in sides),
-        *(sum(block.size for block in samples) for _, samples in sides),
         *said,
         f"p{p}" if p.startswith("<") else f"p={p}",
         is_other,

@@ -20,7 +20,8 @@ from attnlab.exhibits.style import look
 from attnlab.infer.results import Results
 
 FEWER = (
-    *((None, None), (None, 48), (None, 24), (48, 24), (24, 24), (24, 16), (24, 12), (16, 12), (12, 12)),
+    *((None, None), (None, 48), (None, 24), (48, 24), (24, 24), (24, 16), (24, 12), (24, 8)),
+    *((16, 12), (12, 12)),
     *((most, most) for most in (8, 6, 4, 2, 1)),
 )
 """At most so many samples of a replicate of the run are sent, and of the others': the first of these that fit."""
@@ -47,30 +48,38 @@ def payload(shown: Results, others: Iterable[Told]) -> bytes:
     """A run and as many of the others beside it as fit, as `gzip`; each is let go before the next is taken.
 
     Within: the length of a JSON text in four bytes, little-endian, that text in UTF-8, and the samples of each run
-    (`attnlab.exhibits.explore.samples`). Where they are more than fit, each replicate is thinned.
+    (`attnlab.exhibits.explore.samples`). Where they are more than fit, each replicate is thinned, and then the last of
+    the others are left out, which `left_out` names.
     """
     beside = list(map(partial(_beside, shown), others))  # a loop would hold one run while the next is read
-    own = told(shown, recorded.baselines(shown))
-    while len(block := _thinned_to_fit(own, beside)) > MOST_BYTES and beside:
-        beside.pop()
-    return block
+    return _fitted(told(shown, recorded.baselines(shown)), beside)
 
 
-def _thinned_to_fit(own: Told, beside: list[Beside]) -> bytes:
-    """All of it, with as many samples as fit; too long where even the fewest don't."""
-    said, rows = _said(own, beside), [own.rows, *(theirs for _, _, theirs in beside)]
-    for own_most, most in FEWER:
-        mosts = [own_most] + [most] * len(beside)
-        packed = [pack(each, most) for each, most in zip(rows, mosts, strict=True)]
-        if sum(one.codes.size for one in packed) > MOST_SAMPLES:
-            continue
-        block = _block(said, packed, mosts)
+def _fitted(own: Told, beside: list[Beside]) -> bytes:
+    """As many of the runs as fit; too long where even the first alone doesn't."""
+    for many in range(len(beside), -1, -1):
+        block = _thinned_to_fit(own, beside[:many], [said for said, _, _ in beside[many:]])
         if len(block) <= MOST_BYTES:
             break
     return block
 
 
-def _said(own: Told, beside: list[Beside]) -> dict[str, Any]:
+def _thinned_to_fit(own: Told, beside: list[Beside], left_out: list[dict[str, Any]]) -> bytes:
+    """All of it, with as many samples as fit; too long where even the fewest don't."""
+    said, rows = _said(own, beside, left_out), [own.rows, *(theirs for _, _, theirs in beside)]
+    for own_most, most in FEWER:
+        mosts = [own_most] + [most] * len(beside)
+        packed = [pack(each, most) for each, most in zip(rows, mosts, strict=True)]
+        if sum(one.codes.size for one in packed) > MOST_SAMPLES:
+            continue
+        is_whole = [one.codes.size == len(each.case) for one, each in zip(packed, rows, strict=True)]
+        block = _block(said, packed, [None if whole else most for whole, most in zip(is_whole, mosts, strict=True)])
+        if len(block) <= MOST_BYTES:
+            break
+    return block
+
+
+def _said(own: Told, beside: list[Beside], left_out: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
     """What is said of the runs."""
     runs = [own.said, *(said for said, _, _ in beside)]
     metrics = {"speedup": "speedup", **recorded.METRICS}
@@ -78,6 +87,7 @@ def _said(own: Told, beside: list[Beside]) -> dict[str, Any]:
         "attnlab": VERSION,
         "confidence": formats.CI,
         "runs": runs,
+        "left_out": [{"label": said["label"], "device": said["device"]} for said in left_out],
         "pairs": [{"other": place} | pair for place, (_, pair, _) in enumerate(beside, start=1)],
         "metrics": {name: _named(QUANTITIES[quantity]) for name, quantity in metrics.items()},
         "sides": [

@@ -34,13 +34,13 @@ def told(of: Results, baselines: list[str]) -> Told:
 def others(mine: Manifest) -> Iterator[Told]:
     """The runs beside that of a manifest, each against its own baseline; each is inferred from as it is taken.
 
-    First the companions that the pages show, then one of another device, then those that share the most cases: of
+    First one of another device, then the companions that the pages show, then those that share the most cases: of
     these the newest first, and last those whose kernels have changed since. Where room lacks, the last go.
     """
     cited = _companions(mine)
     rest = (of for of in repeat.others(mine) if of.run.name not in cited)
     some = sorted(islice(rest, max(0, MOST - len(cited))), key=_worth, reverse=True)
-    there = chain(cited.values(), islice(repeat.elsewhere(mine), 1), some)
+    there = chain(islice(repeat.elsewhere(mine), 1), cited.values(), some)
     return (told(of, [of.study.baseline]) for of in map(results.inferred, there))
 
 

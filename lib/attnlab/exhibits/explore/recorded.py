@@ -12,7 +12,7 @@ from attnlab.infer.cases import AXES
 from attnlab.infer.families import Place
 from attnlab.infer.kernels import leads, rungs
 from attnlab.infer.lookup import median_of
-from attnlab.infer.results import Results, absence
+from attnlab.infer.results import Pair, Results, absence
 from attnlab.infer.stats import Interval, Verdict
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
@@ -129,8 +129,8 @@ def _case(row: dict[str, Any], medians_us: list[float]) -> dict[str, Any]:
 
 
 def _said(results: Results, baseline: str, verdicts: Verdicts, listed: Cases) -> Columns:
-    """A row for each verdict: numbers to draw, and what the pages say."""
-    rows, titles = [], list[str]()
+    """A row for each verdict: numbers to draw, and what the pages say; `statements` are the templates of all."""
+    rows, titles, statements = [], list[str](), dict[str, int]()
     fastest = _fastest(results) if baseline == FASTEST else {}
     for (shape, name), under in verdicts.items():
         for timing, verdict in under.items():
@@ -139,6 +139,9 @@ def _said(results: Results, baseline: str, verdicts: Verdicts, listed: Cases) ->
             alike = {other: found for other, found in under.items() if fastest.get((shape, other), baseline) == over}
             cells = judged(results, pair, shape, timing, verdict)
             titles = [QUANTITIES[name].head for name in cells]
+            shown = [_shown(name, cell) for name, cell in cells.items()]
+            statement = supported(results, pair, shape, timing, alike)
+            template = _without(statement, _elsewhere(results, pair, shape, timing, alike, shown))
             rows.append(
                 {
                     "case": listed[timing, shape, name],
@@ -147,12 +150,32 @@ def _said(results: Results, baseline: str, verdicts: Verdicts, listed: Cases) ->
                     "low": _number(verdict.speedup.low),
                     "high": _number(verdict.speedup.high),
                     "short": short(verdict.speedup.estimate),
-                    "cells": [_shown(name, cell) for name, cell in cells.items()],
-                    "statement": supported(results, pair, shape, timing, alike),
+                    "cells": shown,
+                    "statement": statements.setdefault(template, len(statements)),
                     "power": power(results, shape, timing, verdict),
                 }
             )
-    return _columns(rows) | {"titles": titles}
+    return _columns(rows) | {"titles": titles, "statements": [*statements]}
+
+
+def _elsewhere(
+    results: Results, pair: Pair, shape: Shape, timing: Timing, under: dict[Timing, Verdict], cells: list[str]
+) -> dict[str, str]:
+    """What a statement repeats of what is sent anyhow, by the mark for it; `stated` in cell.js looks it up.
+
+    Of the pair the names and the medians, the speedup under each timing, and the first cells of the verdict.
+    """
+    medians = [formats.interval(results.median(name, shape, timing)) for name in pair]
+    speedups = {results.timings.index(other): formats.interval(one.speedup) for other, one in under.items()}
+    found = {"n": dict(enumerate(pair)), "t": speedups, "m": dict(enumerate(medians)), "c": dict(enumerate(cells[:3]))}
+    return {f"{{{of}{place}}}": text for of, texts in found.items() for place, text in texts.items()}
+
+
+def _without(statement: str, texts: dict[str, str]) -> str:
+    """A statement with marks instead of these texts: thousands of statements are a few hundred templates."""
+    for mark, text in texts.items():
+        statement = statement.replace(text, mark)
+    return statement
 
 
 def _absent(results: Results) -> list[list[Any]]:

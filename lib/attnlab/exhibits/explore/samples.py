@@ -22,8 +22,8 @@ class Packed(NamedTuple):
     Attributes:
         cases: a list per column, all of one length: the places of a case's timing, shape and implementation (one
             beyond the last for the control), its smallest sample in us (`low_us`), the logarithm of the ratio of the
-            largest to it (`span`), and for each replicate its number of samples (`sizes`) and when the first and the
-            last was taken (`seconds`).
+            largest to it (`span`), and for each replicate its number of samples (`sizes`) and how long after the first
+            the last was taken (`seconds`).
         codes: uint16 for each sample, in the order of `cases`, replicates and rounds: `STEPS` at the largest.
         clocks: uint16 for each sample: the SM clock in MHz, and `THROTTLED`.
         error_pct: the most by which a sample differs from what was recorded, in percent.
@@ -70,12 +70,12 @@ def pack(rows: Passed, most: int | None) -> Packed:
     kept = _spread(taken, sizes)
     case, latencies = rows.case[kept], rows.latency_us[kept]
     first = np.flatnonzero(np.diff(case, prepend=-1))
-    low = np.minimum.reduceat(latencies, first) if len(first) else latencies
-    span = np.log(np.maximum.reduceat(latencies, first) / low) if len(first) else latencies
+    low = _short(np.minimum.reduceat(latencies, first) if len(first) else latencies)
+    span = _short(np.log(np.maximum.reduceat(latencies, first) / low) if len(first) else latencies)
     lengths = np.diff(first, append=len(case))
     steps = np.log(latencies / np.repeat(low, lengths)) / np.repeat(np.where(span > 0, span, 1), lengths) * STEPS
     of_case = np.split(np.arange(len(replicates)), np.flatnonzero(np.diff(rows.case[replicates])) + 1)
-    seconds = np.stack([rows.started_s[replicates], rows.started_s[replicates + taken - 1]], axis=1).round(3)
+    seconds = (rows.started_s[replicates + taken - 1] - rows.started_s[replicates]).round(1)
     cases = {axis: [places[number] for number in case[first]] for axis, places in rows.cases.items()} | {
         "low_us": low.tolist(),
         "span": span.tolist(),
@@ -84,6 +84,11 @@ def pack(rows: Passed, most: int | None) -> Packed:
     }
     error_pct = 100 * float(np.expm1(span.max(initial=0.0) / STEPS / 2))
     return Packed(cases, np.rint(steps).astype("<u2"), rows.clocks[kept], error_pct)
+
+
+def _short(values: np.ndarray) -> np.ndarray:
+    """Seven significant digits, which is nearer than a step."""
+    return np.array([float(f"{value:.7g}") for value in values])
 
 
 def _spread(taken: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ function makeCell(explorer, part) {
   );
   const verdict = verdictAt(state, state.place, state.candidate);
   const words = verdict?.kind
-    ? [said(verdict.statement, { class: "statement" }), said(verdict.power, { class: "power" })]
+    ? [said(stated(state, verdict), { class: "statement" }), said(verdict.power, { class: "power" })]
     : [];
   const rows = distinct([baselineAt(state, state.place), state.candidate])
     .map((name) => [name, caseAt(state, state.place, name)])
@@ -51,6 +51,20 @@ function makeCell(explorer, part) {
     .filter(Boolean)
     .map((mark) => h("p", { class: "note" }, mark));
   part.replaceChildren(...start, ...why, ...words, ...cases, ...marks, ...distributions(explorer, part));
+}
+
+// The statement on the selected cell: its template, and what _elsewhere in recorded.py left out of it.
+function stated(state, { statement, cells }) {
+  const { shown, baseline, candidate, place } = state,
+    pair = [baselineAt(state, place), candidate];
+  const texts = {
+    n: (which) => pair[which],
+    m: (which) => shown.cases.interval[caseAt(state, place, pair[which])],
+    c: (which) => cells[which],
+    t: (timing) => verdictAt({ ...state, timing }, place, candidate).cells[0],
+  };
+  const template = shown.verdicts[baseline].statements[statement];
+  return template.replace(/\{([nmct])(\d)\}/g, (_, of, which) => texts[of](Number(which)));
 }
 
 function distributions(explorer, part) {
@@ -159,12 +173,11 @@ function overTime(sides, width) {
           s("path", { class: "clock held", d: held.join("") }),
         );
       }
-      const [start, end] = here[0].seconds;
       group.append(
         s(
           "text",
           { x: from + 3, y: height - 6 },
-          each > 90 ? `replicate ${replicate}, ${(end - start).toFixed(1)} s` : `r${replicate}`,
+          each > 90 ? `replicate ${replicate}, ${here[0].seconds.toFixed(1)} s` : `r${replicate}`,
         ),
       );
     }

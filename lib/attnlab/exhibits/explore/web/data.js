@@ -29,15 +29,9 @@ function index(run, samples, cases) {
   run.sampled = samples;
   run.caseAt = new Map((run.cases.timing ?? []).map((_, row) => [key(run.cases, row), row]));
   run.verdictAt = {};
-  for (const [baseline, columns] of Object.entries(run.verdicts)) {
-    const rows = columns.case?.map((_, place) =>
-      Object.fromEntries(
-        Object.entries(columns)
-          .filter(([field]) => field !== "titles")
-          .map(([field, values]) => [field, values[place]]),
-      ),
-    );
-    run.verdictAt[baseline] = new Map(rows?.map((verdict) => [verdict.case, verdict]));
+  for (const [baseline, { titles, statements, ...columns }] of Object.entries(run.verdicts)) {
+    const row = (place) => Object.fromEntries(Object.entries(columns).map(([field, values]) => [field, values[place]]));
+    run.verdictAt[baseline] = new Map(columns.case?.map((of, place) => [of, row(place)]));
   }
   run.samplesAt = new Map();
   let first = 0;

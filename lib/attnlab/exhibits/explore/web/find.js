@@ -154,9 +154,15 @@ function found(explorer) {
       ]
     : [];
   if (!Object.keys(wanted).length) return refused;
-  const here = data.runs.filter((run) => (wanted.devices ?? []).every((word) => deviceWords(run).includes(word)));
+  const ofDevice = (run) => (wanted.devices ?? []).every((word) => deviceWords(run).includes(word));
+  const here = data.runs.filter(ofDevice);
+  if (!here.length) {
+    const device = wanted.devices.join(" ").toUpperCase();
+    const words = `No run of an ${device} is in this page.${leftOut(data.left_out.filter(ofDevice))}`;
+    return [...refused, notice(...rich(words))];
+  }
   const near = here.flatMap((run) => {
-    const timing = run.timings.findIndex((one) => one.clock === state.clock && one.cache === state.cache);
+    const timing = timingOf(run, state);
     const there = run.shapes.map((shape, place) => ({
       run,
       shape,
@@ -166,8 +172,7 @@ function found(explorer) {
     }));
     return there.filter(({ first }) => first);
   });
-  const none = wanted.devices ? `No run of ${wanted.devices.join(" ")} here` : "No run here";
-  if (!near.length) return [...refused, notice(`${none} has a latency under this clock and cache.`)];
+  if (!near.length) return [...refused, notice("No run here has a latency under this clock and cache.")];
   // Of shapes as far away first those of the run that is shown, then of its device, and of these the newest.
   const elsewhere = ({ run }) => (run !== state.shown) + (run.device !== state.shown.device);
   const newer = (one, other) => other.run.created.localeCompare(one.run.created);

@@ -42,10 +42,14 @@ function makeFlips(explorer, part) {
   );
 }
 
+// In words, runs that this page has no room for.
+const leftOut = (runs) =>
+  runs.map(({ label, device }) => ` Left out for size: \`${label.split(",")[0]}\` (${device}).`).join("");
+
 function makeBeside(explorer, part) {
   const { state, data } = explorer,
     pair = pairOf(explorer),
-    start = [h("h2", {}, "Run A against run B")];
+    start = [h("h2", {}, "Run A against run B"), said(leftOut(data.left_out))];
   if (!pair) {
     const why = data.runs.length > 1 ? "No run B is chosen." : "There is no other complete run.";
     part.replaceChildren(...start, notice(why));
@@ -55,19 +59,16 @@ function makeBeside(explorer, part) {
   const here = pair.deltas.filter(
     ([timing, shape, name]) => timing === `${clock} ${cache}` && shownHere(state, shape, name),
   );
-  const row = ([, shape, name, mine, theirs, n, m, change, back, p, source]) => {
-    const [a, b, delta] = pair.swapped ? [theirs, mine, back] : [mine, theirs, change];
-    return [
-      h("code", {}, name),
-      state.shown.shapes[state.shown.shapeAt.get(shape)].label,
-      b,
-      a,
-      delta,
-      `${p}, n=${pair.swapped ? `${n}+${m}` : `${m}+${n}`}`,
-      source ? "other source" : "",
-    ];
+  const sides = [state.against, state.run].map((name) => data.runs.find((run) => run.name === name));
+  const row = ([, shape, name, change, back, p, source]) => {
+    const rows = sides.map((run) => caseAt({ shown: run, timing: timingOf(run, state) }, run.shapeAt.get(shape), name));
+    const [b, a] = sides.map((run, place) => run.cases.interval[rows[place]]);
+    const counts = sides.map((run, place) => run.cases.samples[rows[place]]);
+    const { label } = state.shown.shapes[state.shown.shapeAt.get(shape)];
+    const delta = pair.swapped ? back : change;
+    return [h("code", {}, name), label, b, a, delta, `${p}, n=${counts.join("+")}`, source ? "other source" : ""];
   };
-  const [changed, same] = [false, true].map((open) => here.filter((delta) => delta[7].endsWith("~") === open));
+  const [changed, same] = [false, true].map((open) => here.filter((delta) => delta[3].endsWith("~") === open));
   const titles = ["case", "shape", ...["B", "A"].map((run) => `${run} (µs) [${data.confidence}]`)];
   titles.push(`change [${data.confidence}]`, "p, n of B + A", "kernel");
   const rest = h(

@@ -40,7 +40,7 @@ function resolve(data, raw) {
   pick("clock", distinct(run.timings.map((timing) => timing.clock)), run.timings[0].clock);
   const caches = run.timings.filter((timing) => timing.clock === state.clock).map((timing) => timing.cache);
   pick("cache", caches, caches[0]);
-  state.timing = run.timings.findIndex((timing) => timing.clock === state.clock && timing.cache === state.cache);
+  state.timing = timingOf(run, state);
   for (const [name, of] of Object.entries(FILTERS)) pick(name, ["all", ...distinct(run.shapes.map(of))], "all");
   pick("axis", run.axes, run.axes[0]);
   pick("metric", Object.keys(data.metrics), Object.keys(run.verdicts[run.baseline]).length > 1 ? "speedup" : "latency");
@@ -86,7 +86,10 @@ const baselinesOf = (run) =>
   distinct([...Object.keys(run.verdicts), ...(run.peers.length ? [FASTEST] : []), ...run.implementations]);
 
 function againstOf(data, run) {
-  const byCount = data.pairs.toSorted((one, other) => other.deltas.length - one.deltas.length);
+  const isFar = ({ other }) => data.runs[other].device !== run.device;
+  const byCount = data.pairs.toSorted(
+    (one, other) => isFar(one) - isFar(other) || other.deltas.length - one.deltas.length,
+  );
   return ["none", ...(run === data.runs[0] ? byCount.map((pair) => data.runs[pair.other].name) : [data.runs[0].name])];
 }
 
@@ -106,6 +109,9 @@ function alongside(run, shape, axis) {
   const found = run.shapes.map((_, place) => place).filter((place) => loose(run.shapes[place]) === wanted);
   return found.sort((one, other) => run.shapes[one][axis] - run.shapes[other][axis]);
 }
+
+// Where the clock and the cache that are chosen stand among the timings of a run.
+const timingOf = (run, { clock, cache }) => run.timings.findIndex((one) => one.clock === clock && one.cache === cache);
 
 const caseAt = ({ shown, timing }, shape, name) =>
   name === FASTEST
