@@ -33,8 +33,26 @@ STUDY = {
     "timings": [*synthetic.STUDY["timings"], {"clock": "device", "cache": "cold"}],
     "sweeps": SHAPES,
 }
+LABELLED = [
+    TARGET.resized(seq_len=1, kv_heads=2, kv_len=256, causal=True),
+    TARGET.resized(layout="tokens first", causal=True),
+    TARGET.resized(scale=0.05),
+    TARGET.resized(lengths="spread", causal=True),
+    TARGET.resized(direction="training", causal=True),
+    TARGET.resized(values="captured early"),
+]
+"""A shape for each kind of words that a label has."""
+LABELS = {
+    "implementations": ["sdpa.auto", "sdpa.flash"],
+    "timings": synthetic.STUDY["timings"][:1],
+    "sweeps": {
+        "labels seq_len": [shape.axes for shape in LABELLED],
+        **{name: SHAPES[name] for name in ("seq_len", "batch", "grouped kv_heads", "decode kv_len")},
+    },
+}
 ODD = ["peer.a_b%c&d#e$f^g~h", "peer.back\\slash{brace}", "peer.<b>tag</b>", "peer.naïve·漢字·🙂", f"peer.{'x' * 195}"]
 KINDS_US = {"normal": 40.0, "sd 4": 40.0, "zeros": 30.0}, {"normal": 25.0, "sd 4": 32.0, "zeros": 40.0}
+UNSTEADY_US = {"normal": 40.0, "sd 4": 40.0}, {"normal": 25.0, "sd 4": 45.0}
 CHANGED = ["sdpa.auto", "kernel.tiled"]
 """Said to have changed since the run `before`."""
 GONE = ("failed", "before timing, call: error against float64")
@@ -91,6 +109,22 @@ def pages(tmp_path_factory) -> dict[str, str]:
                 Recipe(study=STUDY, fates={(name, one): GONE for name in STUDY["implementations"] for one in shapes})
             ),
             "one implementation": synthetic.lonely(),
+            "labels": made(Recipe(study=LABELS, fates={})),
+            "unsteady": made(
+                synthetic.of_kinds(
+                    dict(zip(("sdpa.auto", "sdpa.flash"), UNSTEADY_US, strict=True)),
+                    sweeps={
+                        "values": [synthetic.AXES | {"seq_len": 128, "values": ["normal", "sd 4"]}],
+                        "seq_len": [synthetic.AXES | {"seq_len": 64}],
+                    },
+                )
+            ),
+            "fp8": made(
+                Recipe(
+                    study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "kernel.fp8"]},
+                    latencies_us={("kernel.fp8", TARGET): 20.0},
+                )
+            ),
             "kinds": made(synthetic.of_kinds(dict(zip(("sdpa.auto", "sdpa.flash"), KINDS_US, strict=True)))),
         }
         blocks = {name: data.payload(of, []) for name, of in alone.items()}
@@ -242,7 +276,8 @@ def test_where_ours_loses_nowhere_the_kernel_is_named_and_the_shapes_are_counted
 
 def test_in_the_mean_a_shape_counts_once_by_its_worst_kind_of_values(explorer):
     rows, means = explorer.locator("table.matrix tbody tr"), explorer.locator("table.matrix tfoot")
-    assert means.locator("th").inner_text() == f"geometric mean of {rows.count() - 1} shapes"
+    title = f"geometric mean of {rows.count() - 1} shapes, each by its worst kind of values"
+    assert means.locator("th").inner_text() == title
     of_dim = {"dim": "64", "mask": "full", "dtype": "float16"}
     for name, value in of_dim.items():
         explorer.locator(f"#attnlab-{name}").select_option(value)
@@ -347,6 +382,80 @@ def test_numbers_and_kinds_of_attention_name_a_shape(explorer, asked, shape):
     assert first.locator("td").all_inner_texts()[:2] == [shape, "nothing: as asked"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [
+        *((shape.label, shape.label) for shape in LABELLED),
+        ("S = 256", "(2, 4, 256, 64) float16"),
+        ("batch 1 heads 4", "(1, 4, 128, 64) float16"),
+        ("1 query", "(2, 4, 1, 64) float16, 256 keys"),
+        ("1 4 128", "(1, 4, 128, 64) float16"),
+        ("captured 128", "(2, 4, 128, 64) float16, captured early values"),
+    ],
+)
+def test_labels_of_the_page_and_words_with_spaces_name_a_shape(visit, pages, asked, shape):
+    opened = visit(pages["labels"], f"#find={quote(asked)}")
+    first = opened.locator('[data-part="find"] tbody tr').first
+    assert first.locator("td").all_inner_texts()[:2] == [shape, "nothing: as asked"]
+    assert "Not understood" not in text(opened, "find")
+
+
+@pytest.mark.parametrize("asked", ["not causal", "non-causal", "full"])
+def test_a_mask_that_is_denied_is_not_asked_for(visit, pages, asked):
+    opened = visit(pages["two runs"], f"#find={asked} 128")
+    as_asked = opened.locator('[data-part="find"] tbody tr', has_text="as asked").locator("td:first-child")
+    assert as_asked.count()
+    assert not [label for label in as_asked.all_inner_texts() if "causal" in label]
+
+
+def test_nothing_is_as_asked_where_a_word_was_not_understood(visit, pages):
+    opened = visit(pages["two runs"], "#find=128 causal fast")
+    assert "Not understood: fast." in text(opened, "find")
+    assert "Measured as far as that was understood" in text(opened, "find")
+    assert "as asked" not in text(opened, "find")
+
+
+def test_what_is_as_asked_stands_apart_from_what_is_nearest(visit, pages):
+    opened = visit(pages["labels"], "#find=gqa")
+    tables = opened.locator('[data-part="find"] table')
+    assert opened.locator('[data-part="find"] h3').all_inner_texts() == ["Measured as asked", "The nearest beside"]
+    grouped = tables.first.locator("tbody td:first-child").all_inner_texts()
+    assert grouped == ["(2, 4, 128, 64) float16, 2 KV heads"]
+    nearest = tables.last.locator("tbody td").all_inner_texts()
+    assert nearest[:2] == ["(2, 4, 1, 64) float16, causal, 2 KV heads, 256 keys", "256 keys"]
+    assert "no gqa" in nearest
+
+
+def test_a_request_is_answered_by_the_worst_kind_of_values(visit, pages):
+    opened = visit(pages["kinds"], "#find=target")
+    row = opened.locator('[data-part="find"] tbody tr').first.locator("td").all_inner_texts()
+    assert row[2] == "sdpa.flash"
+    assert re.fullmatch(r"32\.\d+ \[.*\], on sd 4, its worst of 2 kinds", row[3])
+    assert "on sd 4, its worst of 2 kinds" in text(visit(pages["kinds"]), "find")
+    own = visit(pages["kinds"], "#find=target normal").locator('[data-part="find"] tbody tr').first
+    assert re.fullmatch(r"25\.\d+ \[.*\]", own.locator("td").nth(3).inner_text())
+
+
+def test_what_goes_by_the_values_is_passed_over_where_one_kind_was_timed(visit, pages):
+    opened = visit(pages["unsteady"], "#find=S=64")
+    row = opened.locator('[data-part="find"] tbody tr').first.locator("td").all_inner_texts()
+    assert row[2] == "sdpa.auto (sdpa.flash passed over)"
+    assert re.search(r"sdpa\.flash takes 1\.\d+× as long on sd 4 values as on its fastest", text(opened, "find"))
+    here = text(visit(pages["unsteady"], "#shape=" + quote(str(TARGET.resized(seq_len=64)))), "find")
+    assert "sdpa.auto has the smallest median" in here
+    assert "sdpa.flash takes 1." in here
+
+
+def test_fp8_answers_only_who_asks_for_it(visit, pages):
+    opened = visit(pages["fp8"], "#find=target")
+    assert "FP8 are left out: ask for fp8." in text(opened, "find")
+    assert "kernel.fp8" not in text(opened, "find")
+    assert "sdpa.auto has the smallest median in 16 bits" in text(visit(pages["fp8"]), "find")
+    opened = visit(pages["fp8"], "#find=target fp8")
+    assert opened.locator('[data-part="find"] tbody td:nth-child(3)').all_inner_texts() == ["kernel.fp8, changed since"]
+    assert "in e4m3: quantising them isn't timed" in text(opened, "find")
+
+
 def test_thousands_are_of_1024_and_the_run_that_is_shown_comes_first(explorer):
     explorer.locator("#attnlab-run").select_option("before")
     for asked in ("S=16k", "16384"):
@@ -421,7 +530,7 @@ def test_the_statement_on_a_cell_is_that_of_06_verdicts(explorer):
     assert re.sub("[`*]", "", statement) == explorer.locator('[data-part="cell"] .statement').inner_text()
 
 
-@pytest.mark.parametrize("asked", ["fast please", "S=0", "1 2 3", "constructor"])
+@pytest.mark.parametrize("asked", ["fast please", "S=0", "1 2", "constructor"])
 def test_words_that_name_no_shape_are_said(explorer, asked):
     explorer.get_by_label("Which kernel for").fill(asked)
     explorer.keyboard.press("Enter")

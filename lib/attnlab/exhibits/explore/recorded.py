@@ -7,6 +7,7 @@ from typing import Any
 from attnlab.exhibits import decisions, formats
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.verdicts.target import judged, power, supported
+from attnlab.infer import kinds
 from attnlab.infer.bootstrap import sample_median
 from attnlab.infer.cases import AXES
 from attnlab.infer.families import Place
@@ -14,6 +15,7 @@ from attnlab.infer.kernels import leads, rungs
 from attnlab.infer.lookup import median_of
 from attnlab.infer.results import Pair, Results, absence
 from attnlab.infer.stats import Interval, Verdict
+from attnlab.study.implementations import in_fp8
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
 
@@ -54,6 +56,8 @@ def recorded(results: Results, baselines: Sequence[str]) -> dict[str, Any]:
         "device": manifest["device"]["name"],
         "created": manifest["created"][:10],
         "changed": changed,
+        "fp8": [name for name in study.implementations if in_fp8(name)],
+        "unsteady": _unsteady(results),
         "since": f" · {formats.names(changed)} changed since" if changed else "",
         "complete": results.run.complete,
         "samples": len(results.passed),
@@ -84,6 +88,16 @@ def against(results: Results, baseline: str) -> Verdicts:
         for name, verdict in family.verdicts.items():
             found.setdefault((shape, name), {})[timing] = verdict
     return found
+
+
+def _unsteady(results: Results) -> dict[str, str]:
+    """The implementations whose time goes by the values at some shape: by how much at most, on which kind and where."""
+    found = [(one, shape) for shape in kinds.several(results) for one in kinds.steadiness(results, shape).stretched]
+    worst = {one.implementation: (one, shape) for one, shape in sorted(found, key=lambda each: each[0].ratio)}
+    return {
+        name: f"{formats.times(one.ratio)} as long on {one.slowest} values as on its fastest at {shape.label}"
+        for name, (one, shape) in worst.items()
+    }
 
 
 def _fastest(results: Results) -> dict[Place, str]:

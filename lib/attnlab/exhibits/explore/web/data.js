@@ -48,6 +48,12 @@ function index(run, samples, cases) {
   });
   run.absentAt = new Map(run.absent.map(([shape, implementation, why]) => [`${shape}/${implementation}`, why]));
   run.shapeAt = new Map(run.shapes.map((shape, place) => [shape.name, place]));
+  const alike = {};
+  const plainly = run.shapes.map((shape) => JSON.stringify({ ...shape, name: "", label: "", values: "" }));
+  for (const [place, { values }] of run.shapes.entries())
+    if (values !== "zeros") (alike[plainly[place]] ??= []).push(place);
+  // The shapes that differ from one in values alone, itself among them; zeros are no such kind.
+  run.kindsAt = run.shapes.map((_, place) => alike[plainly[place]] ?? [place]);
   run.along = Object.fromEntries(
     Object.keys(AXES).map((axis) => [axis, run.shapes.map((shape) => alongside(run, shape, axis))]),
   );

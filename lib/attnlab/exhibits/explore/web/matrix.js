@@ -115,13 +115,10 @@ function inOrder({ state, data }) {
 }
 
 // The geometric mean of each candidate's speedups over the shapes shown, and over how many where it lacks some. Shapes
-// that differ in values alone are one, which counts by the kind at which it is worst; zeros are no such kind.
+// that differ in values alone are one, which counts by the kind at which it is worst.
 function meansRow(state) {
-  const shapes = {},
-    judged = state.visible.filter((place) => state.shown.shapes[place].values !== "zeros");
-  for (const place of judged.length ? judged : state.visible)
-    (shapes[JSON.stringify({ ...state.shown.shapes[place], name: "", label: "", values: "" })] ??= []).push(place);
-  const all = Object.values(shapes);
+  const shapes = distinct(state.visible.map((place) => state.shown.kindsAt[place]));
+  const all = shapes.map((places) => places.filter((place) => state.visible.includes(place)));
   const cells = state.candidates.map((name) => {
     const speedups = (places) => places.map((place) => verdictAt(state, place, name)?.speedup ?? Infinity);
     const logs = all.map((places) => Math.log(Math.min(...speedups(places)))).filter(Number.isFinite);
@@ -129,8 +126,8 @@ function meansRow(state) {
     const mean = Math.exp(logs.reduce((sum, one) => sum + one, 0) / logs.length);
     return h("td", {}, mean.toPrecision(4), logs.length < all.length ? ` of ${logs.length}` : null);
   });
-  const title = `Geometric mean over ${all.length} shapes, each by its worst kind of values`;
-  return h("tr", {}, h("th", { scope: "row", title }, `geometric mean of ${all.length} shapes`), cells);
+  const kinds = all.some((places) => places.length > 1) ? ", each by its worst kind of values" : "";
+  return h("tr", {}, h("th", { scope: "row" }, `geometric mean of ${all.length} shapes${kinds}`), cells);
 }
 
 // Mark the selected cell, which alone is a stop of the tab key, and bring it into view.
