@@ -84,11 +84,15 @@ def test_the_dark_theme_turns_lightness_round_and_keeps_the_hue():
     assert red > green > blue
 
 
-def oklab(colour: str) -> np.ndarray:
-    """Lightness and two axes of colour, 0 to 1, in which distances are as large as they look (Ottosson 2020, Oklab)."""
+def linear(colour: str) -> np.ndarray:
+    """How much light of red, green and blue a colour is, 0 to 1."""
     parts = np.array(to_rgb(colour))
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]]) @ linear
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(light: np.ndarray) -> np.ndarray:
+    """Lightness and two axes of colour, 0 to 1, in which distances are as large as they look (Ottosson 2020, Oklab)."""
+    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]]) @ light
     return np.array([[0.2105, 0.7936, -0.0041], [1.978, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]) @ np.cbrt(cones)
 
 
@@ -98,8 +102,28 @@ def test_what_stands_in_one_figure_differs_in_marker_and_in_colour_on_both_groun
     light, markers = zip(*looks, *style.OTHERS, strict=True)
     assert len(set(markers)) == len(markers)
     for colours in (light, [page_drawing.inverted(colour[1:].lower()) for colour in light]):
-        for one, other in combinations(map(oklab, colours), 2):
+        for one, other in combinations(map(oklab, map(linear, colours)), 2):
             assert np.linalg.norm(one - other) > 0.08
+
+
+COLOUR_BLIND = {
+    "no red": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.052]],
+    "no green": [[0.3673, 0.8606, -0.228], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.969]],
+    "no blue": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+"""What who lacks a kind of cones sees of linear red, green and blue (Machado, Oliveira and Fernandes 2009)."""
+
+
+@pytest.mark.parametrize("seen", COLOUR_BLIND)
+def test_a_kernel_that_is_often_beside_the_baseline_is_told_from_it_and_the_others_whoever_looks(seen):
+    def looks(colour: str) -> np.ndarray:
+        return oklab(np.clip(np.array(COLOUR_BLIND[seen]) @ linear(colour), 0, 1))
+
+    of = {name: looks(style.look(name)["color"]) for name in style.LOOKS}
+    apart = {name: np.linalg.norm(of["kernel.bounded"] - other) for name, other in of.items()}
+    assert apart.pop("kernel.bounded") == 0
+    assert apart["sdpa.auto"] > 0.4
+    assert min(apart.values()) > 0.04
 
 
 def test_a_figure_is_a_pdf_of_the_same_bytes_that_its_latex_includes():

@@ -35,7 +35,7 @@ LOOKS = {
     "peer.cudnn": ("#3A9BDC", "<"),
     "peer.xformers": ("#000099", "d"),
     "dispatch.attend": ("#7F7F7F", "p"),
-    # The ladder goes from light to dark.
+    # The ladder goes from light to dark, but for the last rungs.
     "kernel.naive": ("#C9B3E6", "p"),
     "kernel.tiled": ("#B79DDB", "h"),
     "kernel.mma": ("#A588D0", "<"),
@@ -44,7 +44,7 @@ LOOKS = {
     "kernel.wgmma": ("#6A3FA0", "*"),
     "kernel.overlap": ("#532680", "8"),
     "kernel.jobs": ("#3C1260", "D"),
-    "kernel.bounded": ("#240540", "s"),
+    "kernel.bounded": ("#A830E4", "s"),
     "kernel.short": ("#00798C", "v"),
     "kernel.lazy": ("#401AFF", ">"),
     "kernel.few": ("#521433", "*"),
