@@ -672,6 +672,76 @@ def test_what_an_address_asks_for_in_vain_falls_back_and_is_said_in_one_line(vis
     assert opened.locator("#attnlab-clock").input_value() == "device"
 
 
+@pytest.mark.parametrize("width", [400, 1280])
+def test_what_is_said_of_a_cell_that_is_chosen_comes_into_view(visit, pages, width):
+    opened = visit(pages["two runs"], "#find=gqa", width=width)
+    top = '() => document.querySelector("[data-part=cell] h2").getBoundingClientRect().top'
+    opened.locator('[data-part="find"] tbody button').first.click()
+    assert -1 < opened.evaluate(top) < 450
+    cell(opened, "sdpa.flash", 0).click()
+    assert -1 < opened.evaluate(top) < 450
+    assert "at (2, 4, 64, 64)" in text(opened, "cell")
+
+
+@pytest.mark.parametrize(("page", "hash"), [("two runs", "#mask=causal&dtype=bfloat16"), ("ours", "#claim=lost")])
+def test_where_no_shape_is_left_no_cell_is_shown(visit, pages, page, hash):
+    opened = visit(pages[page], hash)
+    words = "What is chosen leaves no shape, and so no cell to show."
+    assert text(opened, "cell") == f"The selected cell\n\n{words}"
+    assert text(opened, "lines") == ""
+    assert words in text(opened, "find")
+    assert "smallest median" not in text(opened, "find")
+    assert "Shape(" not in text(opened, "cite")
+
+
+def test_another_baseline_keeps_the_candidates_and_the_cell(visit, pages):
+    chosen = "#candidates=sdpa.flash&candidates=sdpa.cudnn&candidate=sdpa.cudnn&order=sdpa.flash+ascending"
+    opened = visit(pages["two runs"], chosen)
+    opened.locator("#attnlab-baseline").select_option("fastest peer")
+    heads = opened.locator("table.matrix thead th")
+    assert [one.strip("↑") for one in heads.all_inner_texts()] == ["shape", "sdpa.flash", "sdpa.cudnn"]
+    assert "sdpa.cudnn against sdpa.flash" in text(opened, "cell")
+    opened.locator("#attnlab-baseline").select_option("sdpa.flash")
+    assert heads.all_inner_texts() == ["shape", "sdpa.cudnn"]
+    assert "sdpa.cudnn against sdpa.flash" in text(opened, "cell")
+    assert opened.locator("p.notice[role=status]").inner_text() == ""
+
+
+def test_our_kernel_as_the_baseline_is_said_to_be_ours(visit, pages):
+    opened = visit(pages["ours"], "#claim=lost&baseline=kernel.tiled")
+    assert "The baseline kernel.tiled is ours: choose another" in text(opened, "matrix")
+    label = visit(pages["ours"]).locator("#attnlab-claim option").last.inner_text()
+    assert label == "only where ours loses (kernel.tiled)"
+
+
+def test_a_long_request_is_not_echoed_whole(visit, pages):
+    opened = visit(pages["ours"], f"#find={'x' * 20_000}")
+    assert "Not understood: xxx" in text(opened, "find")
+    assert len(text(opened, "find")) < 1000
+
+
+# ----------------------------------------------------------------------------------------------------- what it means
+
+
+def test_terms_are_explained_and_a_link_leads_to_how_verdicts_are_made(explorer):
+    link = explorer.get_by_role("link").get_attribute("href")
+    page, anchor = link.split("#")
+    assert f'id="{anchor}"' in (REPORTS / page).read_text(encoding="utf-8")
+    assert "in reports/synthetic/" in text(explorer, "matrix")
+    titles = dict(explorer.locator("abbr").evaluate_all("found => found.map((one) => [one.textContent, one.title])"))
+    assert titles["faster, claimable"].startswith("Claimable: faster, the intervals of the medians apart, a speedup")
+    assert titles["equivalent"].startswith("Equivalent: within ±2 %")
+    assert titles["regime"].startswith("Regime: burst if")
+
+
+def test_a_verdict_that_another_kind_of_values_turns_says_so(visit, pages):
+    opened = visit(pages["unsteady"], "#candidate=sdpa.flash")
+    assert "Faster, and claimable." in text(opened, "cell")
+    worst = r"On sd 4 values, the worst of 2 kinds timed at this shape: slower \(0\.8\d+ \[.*\]\)\."
+    assert re.search(worst, text(opened, "cell"))
+    assert "the worst of" not in text(visit(pages["kinds"], "#candidate=sdpa.flash"), "cell")
+
+
 # ------------------------------------------------------------------------------------------------------------ by keys
 
 

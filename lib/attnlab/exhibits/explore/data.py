@@ -17,6 +17,8 @@ from attnlab.exhibits.explore.others import Told, told
 from attnlab.exhibits.explore.samples import Packed, Passed, pack, planes
 from attnlab.exhibits.quantities import QUANTITIES, Quantity
 from attnlab.exhibits.style import look
+from attnlab.exhibits.words import say
+from attnlab.infer import regimes
 from attnlab.infer.results import Results
 
 FEWER = (
@@ -96,6 +98,7 @@ def _said(own: Told, beside: list[Beside], left_out: Iterable[dict[str, Any]] = 
         ],
         "colours": colours(dict.fromkeys(name for run in runs for name in run["implementations"])),
         "verdicts": signs(),
+        "definitions": definitions(),
     }
 
 
@@ -122,6 +125,15 @@ def colours(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """The colour of each implementation's lines on a light and on a dark ground."""
     found = {name: to_hex(look(name)["color"]) for name in names}
     return {name: {"light": colour, "dark": inverted(colour.removeprefix("#"))} for name, colour in found.items()}
+
+
+def definitions() -> dict[str, str]:
+    """What the terms of a verdict mean, in the words of 06_verdicts."""
+    return {
+        CLAIMABLE: say("verdicts.claimable"),
+        EQUIVALENT: say("verdicts.equivalent"),
+        QUANTITIES["regime"].head: say("verdicts.regime_note", mostly=regimes.MOSTLY_PCT),
+    }
 
 
 def signs() -> dict[str, dict[str, list[str] | str]]:

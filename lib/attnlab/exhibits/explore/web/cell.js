@@ -6,6 +6,7 @@ function makeCell(explorer, part) {
   const { state, data } = explorer,
     run = state.shown,
     shape = run.shapes[state.place];
+  if (!shape) return part.replaceChildren(h("h2", {}, "The selected cell"), notice(NO_CELL));
   const start = [
     h("h2", {}, "The selected cell"),
     said(
@@ -25,7 +26,10 @@ function makeCell(explorer, part) {
   );
   const verdict = verdictAt(state, state.place, state.candidate);
   const words = verdict?.kind
-    ? [said(stated(state, verdict), { class: "statement" }), said(verdict.power, { class: "power" })]
+    ? [
+        said(stated(state, verdict) + onWorst(state, verdict), { class: "statement" }),
+        said(verdict.power, { class: "power" }),
+      ]
     : [];
   const rows = distinct([baselineAt(state, state.place), state.candidate])
     .map((name) => [name, caseAt(state, state.place, name)])
@@ -43,7 +47,7 @@ function makeCell(explorer, part) {
     cases.unshift(
       table(
         ["", h("code", {}, state.candidate)],
-        run.verdicts[state.baseline].titles.map((title, place) => [title, verdict.cells[place]]),
+        run.verdicts[state.baseline].titles.map((title, place) => [defined(data, title), verdict.cells[place]]),
         "the verdict",
       ),
     );
@@ -65,6 +69,16 @@ function stated(state, { statement, cells }) {
   };
   const template = shown.verdicts[baseline].statements[statement];
   return template.replace(/\{([nmct])(\d)\}/g, (_, of, which) => texts[of](Number(which)));
+}
+
+// How the candidate fares on the kind of values that is its worst at the selected shape, where the verdict is another.
+function onWorst(state, { kind }) {
+  const { shown, place, candidate } = state;
+  const verdicts = shown.kindsAt[place].map((one) => [shown.shapes[one].values, verdictAt(state, one, candidate)]);
+  const there = verdicts.filter(([, verdict]) => verdict);
+  const [values, worst] = there.toSorted(([, one], [, other]) => one.speedup - other.speedup)[0] ?? [];
+  const words = `the worst of ${there.length} kinds timed at this shape: **${worst?.kind}** (${worst?.cells[0]}).`;
+  return worst && worst.kind !== kind ? ` On ${values} values, ${words}` : "";
 }
 
 function distributions(explorer, part) {

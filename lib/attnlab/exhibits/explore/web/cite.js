@@ -4,10 +4,11 @@ function makeCite(explorer, part) {
   const { state } = explorer,
     run = state.shown,
     shape = run.shapes[state.place],
-    quoted = JSON.stringify;
+    quoted = JSON.stringify,
+    drawings = shape ? Object.entries(DRAWINGS) : [];
   const link =
     explorer.model.address?.() ?? `reports/${run.name}/explore.html${hashOf(explorer.model.get("state") ?? {})}`;
-  const python = [
+  const python = shape && [
     `from attnlab import Shape, select_run`,
     `shape = Shape(${[shape.batch, shape.heads, shape.seq_len, shape.head_dim].join(", ")}, causal=${shape.causal ? "True" : "False"}, dtype=${quoted(shape.dtype)}${extra(shape)})`,
     `results = select_run.results(${quoted(run.name)}, device="none")`,
@@ -18,12 +19,12 @@ function makeCite(explorer, part) {
     h("h2", {}, "Cite"),
     copied("Link to this view", link),
     copied("Render the run again, from its samples", commands),
-    state.baseline === run.baseline ? copied("The verdict of the selected cell in Python", python) : "",
+    state.baseline === run.baseline && shape ? copied("The verdict of the selected cell in Python", python) : "",
     h(
       "p",
       {},
       button("Download what the matrix shows as CSV", () => save(csv(explorer.state), "text/csv", `${run.name}.csv`)),
-      ...Object.entries(DRAWINGS).map(([name, where]) =>
+      ...drawings.map(([name, where]) =>
         button(`Download the ${name} as SVG`, () =>
           save(standalone(explorer, name, where), "image/svg+xml", `${run.name}-${name}.svg`),
         ),

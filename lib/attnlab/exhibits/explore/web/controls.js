@@ -27,7 +27,7 @@ function controls(explorer) {
       shape: keptShape(explorer, run),
     })),
     select("against", "run B"),
-    select("baseline", "baseline", (baseline) => ({ baseline, candidates: undefined, candidate: undefined })),
+    select("baseline", "baseline", (baseline) => ({ baseline, ...keptCandidates(explorer, baseline) })),
     select("clock", "clock", (clock) => ({ clock, cache: keptCache(explorer, clock) })),
     select("cache", "cache"),
     Object.keys(FILTERS).map((name) =>
@@ -43,6 +43,8 @@ function controls(explorer) {
     const run = state.shown;
     const filters = Object.entries(FILTERS).map(([name, of]) => [name, ["all", ...distinct(run.shapes.map(of))]]);
     const runs = data.runs.map((one) => [one.name, titled(one, run)]);
+    const judged = judgedOurs({ shown: run }),
+      ours = judged.length === 1 ? ` (${judged[0]})` : "";
     const options = {
       run: runs,
       against: againstOf(data, run).map((name) => runs.find(([one]) => one === name) ?? [name, name]),
@@ -53,7 +55,7 @@ function controls(explorer) {
       axis: run.axes.map((axis) => [axis, AXES[axis]]),
       metric: Object.entries(data.metrics).map(([metric, { axis }]) => [metric, axis]),
       by: Object.entries({ pooled: "pooled", replicate: "by replicate" }),
-      claim: Object.entries({ all: "all", claimable: "claimable only", lost: "only where ours loses" }),
+      claim: Object.entries({ all: "all", claimable: "claimable only", lost: `only where ours loses${ours}` }),
     };
     for (const [name, select] of Object.entries(selects)) {
       const key = JSON.stringify(options[name]);
@@ -107,6 +109,17 @@ function keptChoices(explorer, run) {
     names = ["baseline", "clock", "cache", "claim", "axis", ...Object.keys(FILTERS)].filter((name) => raw[name]);
   const there = resolve(explorer.data, { ...Object.fromEntries(names.map((name) => [name, raw[name]])), run });
   return Object.fromEntries(names.filter((name) => there[name] === raw[name]).map((name) => [name, raw[name]]));
+}
+
+// Of the candidates, all but the one that becomes the baseline.
+function keptCandidates(explorer, baseline) {
+  const { candidates, candidate, order } = explorer.model.get("state") ?? {},
+    others = candidates?.filter((name) => name !== baseline);
+  return {
+    candidates: others?.length ? others : undefined,
+    candidate: candidate === baseline ? undefined : candidate,
+    order: order?.startsWith(`${baseline} `) ? undefined : order,
+  };
 }
 
 function keptCache(explorer, clock) {

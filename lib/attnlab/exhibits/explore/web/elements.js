@@ -30,6 +30,10 @@ const said = (text, attributes = {}) => h("p", attributes, ...rich(text));
 const notice = (...words) => h("p", { class: "notice" }, ...words);
 const button = (words, onclick, attributes = {}) => h("button", { type: "button", onclick, ...attributes }, words);
 
+// A term, with what it means where that is told.
+const defined = ({ definitions }, term) =>
+  definitions[term] ? h("abbr", { title: definitions[term] }, term) : h("span", {}, term);
+
 function table(titles, rows, caption) {
   const named = (cell, place) => h("td", { "data-title": titles[place].textContent ?? titles[place] }, cell);
   const head = titles.map((title) => h("th", { scope: "col" }, title));

@@ -78,6 +78,13 @@ class Explorer {
     this.model.save_changes();
   }
 
+  // Choose a cell, and bring what is said of it into view.
+  select(changes) {
+    this.choose(changes);
+    const { top } = this.parts.cell.getBoundingClientRect();
+    if (top < 0 || top > innerHeight / 2) this.parts.cell.scrollIntoView();
+  }
+
   show() {
     const state = (this.state = resolve(this.data, this.model.get("state") ?? {}));
     const run = state.shown;

@@ -19,7 +19,7 @@ function makeFind(explorer, part) {
     part.append(h("h2", {}, "Which kernel?"), form, h("div", { class: "found", "aria-live": "polite" }));
   }
   part.querySelector("input").value = state.find;
-  const shown = state.find ? found(explorer) : [said(answer(state))];
+  const shown = state.find ? found(explorer) : [said(state.place === undefined ? NO_CELL : answer(state))];
   part.querySelector(".found").replaceChildren(...shown);
 }
 
@@ -111,7 +111,7 @@ function found(explorer) {
     rest = rows.filter(({ differs }) => differs.length);
   const { words } = state.shown.timings[state.timing];
   const asked = unknown.length ? "Measured as far as that was understood" : "Measured as asked";
-  const over = near.find(({ first }) => first.over);
+  const over = rows.find(({ first }) => first.over);
   return [
     ...refused,
     said(`Ranked by each implementation's worst kind of values at a shape, ${words}.${inFp8(data, wanted)}`),
@@ -141,7 +141,7 @@ function foundTable(explorer, found, unknown = []) {
     const chosen = { ...unset(OF_RUN), run: run === data.runs[0] ? undefined : run.name, shape: shape.name };
     const nothing = unknown.length ? "nothing that was understood" : "nothing: as asked";
     return [
-      button(shape.label, () => explorer.choose(chosen), { "data-at": `${run.name}/${shape.name}` }),
+      button(shape.label, () => explorer.select(chosen), { "data-at": `${run.name}/${shape.name}` }),
       differs.join(", ") || nothing,
       [
         h("code", {}, name),

@@ -4,6 +4,7 @@ function makeLines(explorer, part) {
   const { state, data } = explorer,
     run = state.shown,
     axis = state.axis;
+  if (state.place === undefined) return part.replaceChildren();
   const places = run.along[axis][state.place];
   const names = [state.baseline, ...state.candidates].filter(
     (name) =>
@@ -164,7 +165,7 @@ function drawnLine(explorer, name, points, x, y) {
         onpointermove: (event) => explorer.point(event, lines),
         onpointerleave: () => (explorer.tip.hidden = true),
         onclick: () =>
-          explorer.choose({
+          explorer.select({
             shape: explorer.state.shown.shapes[point.place].name,
             candidate: name === state.baseline ? undefined : name,
           }),

@@ -56,33 +56,17 @@ function makeMatrix(explorer, part) {
     h("tbody", {}, rows),
     state.metric === "speedup" && state.by === "pooled" ? h("tfoot", {}, meansRow(state)) : null,
   );
-  const legend = h(
-    "p",
-    { class: "legend" },
-    Object.entries(data.verdicts).map(([kind, { sign }]) =>
-      h("span", {}, h("span", { class: "key", "data-kind": kind }, sign), ` ${kind}`),
-    ),
-    state.baseline === FASTEST ? "base: the fastest peer there, with its median in µs" : null,
+  const legend = Object.entries(data.verdicts).map(([kind, { sign }]) =>
+    h("span", {}, h("span", { class: "key", "data-kind": kind }, sign), " ", defined(data, kind)),
   );
-  const what =
-    state.metric === "speedup"
-      ? state.by === "pooled"
-        ? `the speedup over ${state.baseline === FASTEST ? `the ${FASTEST} at each shape` : state.baseline}`
-        : `in how many replicates the candidate's median is the smaller`
-      : `${data.metrics[state.metric].axis}`;
-  const ours = judgedOurs(state);
-  const both = among(state).filter((place) => ours.some((name) => verdictAt(state, place, name)));
-  const none = !shapes.length
-    ? state.claim === "lost"
-      ? ours.length
-        ? `At none of the ${both.length} shapes that both have a latency at is ${ours.join(" or ")} slower.`
-        : "None of our kernels is in this run."
-      : "No shape is left: choose another mask, dtype, D, values or kind of verdicts."
-    : !state.candidates.length
-      ? "No candidate is chosen."
-      : state.claim === "claimable" && !run.verdicts[state.baseline]
-        ? `Nothing can be claimed against ${state.baseline}: choose a baseline that isn't of medians alone.`
-        : "";
+  const base = state.baseline === FASTEST ? "base: the fastest peer there, with its median in µs" : null;
+  const over = state.baseline === FASTEST ? `the ${FASTEST} at each shape` : state.baseline;
+  const speedup =
+    state.by === "pooled" ? `the speedup over ${over}` : `in how many replicates the candidate's median is the smaller`;
+  const what = state.metric === "speedup" ? speedup : data.metrics[state.metric].axis;
+  const none = nothing(state),
+    section = "the report, section 3.1",
+    report = explorer.model.address ? h("a", { href: REPORT }, section) : section;
   const { scrollTop = 0, scrollLeft = 0 } = part.querySelector(".scroll") ?? {};
   part.replaceChildren(
     h("h2", {}, "Verdicts"),
@@ -90,9 +74,33 @@ function makeMatrix(explorer, part) {
       `Against \`${state.baseline}\`, ${run.timings[state.timing].words}; the number is ${what}.${compared(state)} A row names S, and what else differs from the target ${target.label}. Arrows move, Enter selects.`,
     ),
     none ? notice(none) : h("div", { class: "scroll" }, grid),
-    legend,
+    h("p", { class: "legend" }, legend, base),
+    h("p", { class: "note" }, "How a verdict is made of samples: ", report, reportAt(run)),
   );
   grid.parentElement?.scrollTo(scrollLeft, scrollTop);
+}
+
+// Beside the page, which may have been sent without it.
+const REPORT = "report.html#sec-one-verdict-from-samples-to-sentence";
+const reportAt = ({ name }) => `, in reports/${name}/, where this page lies too; make report RUN=${name} renders it.`;
+
+// Why the matrix has no cell, in words.
+function nothing(state) {
+  const { baseline, candidates, claim, shown, visible } = state,
+    ours = judgedOurs(state);
+  if (claim === "lost" && !visible.length) {
+    const both = among(state).filter((place) => ours.some((name) => verdictAt(state, place, name)));
+    if (ours.length)
+      return `At none of the ${both.length} shapes that both have a latency at is ${ours.join(" or ")} slower.`;
+    return shown.ordered.some((name) => name.startsWith(OURS))
+      ? `The baseline ${baseline} is ours: choose another to see where ours loses to it.`
+      : "None of our kernels is in this run.";
+  }
+  if (!visible.length) return "No shape is left: choose another mask, dtype, D, values or kind of verdicts.";
+  if (!candidates.length) return "No candidate is chosen.";
+  return claim === "claimable" && !shown.verdicts[baseline]
+    ? `Nothing can be claimed against ${baseline}: choose a baseline that isn't of medians alone.`
+    : "";
 }
 
 // A candidate's title, by which the rows are put in order: smallest first, then largest, then as in the study.
@@ -201,7 +209,7 @@ function matrixCell(explorer, place, candidate) {
       "data-at": `${place}/${candidate}`,
       class: hidden ? "quiet" : undefined,
       "data-kind": hidden ? undefined : kind,
-      onclick: () => explorer.choose({ shape: run.shapes[place].name, candidate }),
+      onclick: () => explorer.select({ shape: run.shapes[place].name, candidate }),
       onpointerenter: (event) => (event.target.title = words),
     },
     hidden ? "·" : `${kind ? data.verdicts[kind].sign : ""} ${number}`.trim(),

@@ -27,7 +27,7 @@ function makeFlips(explorer, part) {
     shownHere(state, shape, candidate),
   );
   const rows = all.map(({ shape, candidate, by, words }) => [
-    button(state.shown.shapes[state.shown.shapeAt.get(shape)].label, () => explorer.choose({ shape, candidate }), {
+    button(state.shown.shapes[state.shown.shapeAt.get(shape)].label, () => explorer.select({ shape, candidate }), {
       "data-at": `${shape}/${candidate}/${by}`,
     }),
     h("code", {}, candidate),

@@ -16,6 +16,8 @@ const FASTEST = "fastest peer";
 const OURS = "kernel.";
 // What is chosen anew with a shape found in another run; clock and cache stay where it has them.
 const OF_RUN = ["against", "baseline", "mask", "dtype", "dim", "values", "axis", "claim", "order", "candidates", "candidate"];
+// Where no shape is left.
+const NO_CELL = "What is chosen leaves no shape, and so no cell to show.";
 const unset = (names) => Object.fromEntries(names.map((name) => [name, undefined]));
 const distinct = (values) => [...new Set(values)];
 const mask = (shape) => (shape.causal ? "causal" : "full");
@@ -56,9 +58,8 @@ function resolve(data, raw) {
   state.visible = among(state).filter((place) => state.claim !== "lost" || isLost(state, place));
   const target = state.visible.includes(run.target) ? run.target : state.visible[0];
   const shapes = run.shapes.map((shape) => shape.name);
-  pick("shape", shapes, shapes[target ?? 0]);
-  if (!state.visible.includes(run.shapeAt.get(state.shape)) && state.visible.length)
-    state.shape = run.shapes[target].name;
+  pick("shape", shapes, shapes[target] ?? "");
+  if (!state.visible.includes(run.shapeAt.get(state.shape))) state.shape = shapes[target] ?? "";
   state.place = run.shapeAt.get(state.shape);
   const best = bestAt(state) ?? state.candidates[0] ?? "";
   pick("candidate", state.candidates, best);
@@ -139,10 +140,10 @@ function verdictAt(state, shape, name) {
 // The kind of a verdict and its speedup, in words.
 const judged = ({ kind, cells }) => (kind ? `${kind} (${cells[0]})` : `a ratio of medians of ${cells[0]}, not judged`);
 
-// Of our kernels what the ladder comes to, or else all of them.
-function judgedOurs({ shown }) {
+// Of our kernels what the ladder comes to, or else all of them; none where that is the baseline itself.
+function judgedOurs({ shown, baseline }) {
   const ours = shown.ordered.filter((name) => name.startsWith(OURS));
-  return ours[0] === `${OURS}best` ? ours.slice(0, 1) : ours;
+  return (ours[0] === `${OURS}best` ? ours.slice(0, 1) : ours).filter((name) => name !== baseline);
 }
 
 // Whether these are slower than the baseline at a shape.
