@@ -4,22 +4,17 @@ function makeCite(explorer, part) {
   const { state } = explorer,
     run = state.shown,
     shape = run.shapes[state.place],
-    quoted = JSON.stringify,
     drawings = shape ? Object.entries(DRAWINGS) : [];
   const link =
     explorer.model.address?.() ?? `reports/${run.name}/explore.html${hashOf(explorer.model.get("state") ?? {})}`;
-  const python = shape && [
-    `from attnlab import Shape, select_run`,
-    `shape = Shape(${[shape.batch, shape.heads, shape.seq_len, shape.head_dim].join(", ")}, causal=${shape.causal ? "True" : "False"}, dtype=${quoted(shape.dtype)}${extra(shape)})`,
-    `results = select_run.results(${quoted(run.name)}, device="none")`,
-    `results.compare(${quoted(state.candidate)}, shape, results.timings[${state.timing}])`,
-  ].join("\n");
   const commands = `make report RUN=${run.name}`;
   part.replaceChildren(
     h("h2", {}, "Cite"),
     copied("Link to this view", link),
     copied("Render the run again, from its samples", commands),
-    state.baseline === run.baseline && shape ? copied("The verdict of the selected cell in Python", python) : "",
+    state.baseline === run.baseline && shape
+      ? copied("The verdict of the selected cell in Python", inPython(state, shape))
+      : "",
     h(
       "p",
       {},
@@ -33,7 +28,18 @@ function makeCite(explorer, part) {
   );
 }
 
-const extra = (shape) => special(shape).map(([axis]) => `, ${axis}=${JSON.stringify(shape[axis])}`).join("");
+function inPython({ shown, candidate, timing }, shape) {
+  const quoted = JSON.stringify,
+    sizes = [shape.batch, shape.heads, shape.seq_len, shape.head_dim].join(", "),
+    causal = shape.causal ? "True" : "False",
+    more = special(shape).map(([axis]) => `, ${axis}=${quoted(shape[axis])}`);
+  return [
+    `from attnlab import Shape, select_run`,
+    `shape = Shape(${sizes}, causal=${causal}, dtype=${quoted(shape.dtype)}${more.join("")})`,
+    `results = select_run.results(${quoted(shown.name)}, device="none")`,
+    `results.compare(${quoted(candidate)}, shape, results.timings[${timing}])`,
+  ].join("\n");
+}
 
 function copied(label, text) {
   const status = h("span", { role: "status", class: "note" });
@@ -62,26 +68,14 @@ function csv(state) {
     const baseline = baselineAt(state, place);
     return distinct([baseline, ...state.candidates]).map((name) => {
       const row = caseAt(state, place, name),
-        verdict = verdictAt(state, place, name),
+        { kind, speedup, low, high } = verdictAt(state, place, name) ?? {},
         { samples, latency, low_us, high_us } = run.cases;
-      const isLeftOut = state.claim === "claimable" && verdict?.kind !== "faster, claimable" && name !== baseline;
+      const isLeftOut = state.claim === "claimable" && kind !== "faster, claimable" && name !== baseline;
       if (row === undefined || isLeftOut) return undefined;
-      return {
-        run: run.name,
-        implementation: name,
-        ...Object.fromEntries(axes.map((axis) => [axis, run.shapes[place][axis]])),
-        clock,
-        cache,
-        samples: samples[row],
-        median_us: latency[row],
-        low_us: low_us[row],
-        high_us: high_us[row],
-        baseline,
-        verdict: verdict?.kind,
-        speedup: verdict?.speedup,
-        speedup_low: verdict?.low,
-        speedup_high: verdict?.high,
-      };
+      const sizes = Object.fromEntries(axes.map((axis) => [axis, run.shapes[place][axis]]));
+      const median = { samples: samples[row], median_us: latency[row], low_us: low_us[row], high_us: high_us[row] };
+      const verdict = { baseline, verdict: kind, speedup, speedup_low: low, speedup_high: high };
+      return { run: run.name, implementation: name, ...sizes, clock, cache, ...median, ...verdict };
     });
   });
   const there = rows.filter(Boolean);

@@ -80,15 +80,10 @@ function controls(explorer) {
         button("none", () => choose(() => false)),
         button("ours", () => choose((name) => name.startsWith(OURS))),
         button("peers", () => choose((name) => run.peers.includes(name))),
-        ...there.map((name) =>
-          h(
-            "label",
-            {},
-            h("input", { type: "checkbox", value: name, onchange: () => choose(isChecked) }),
-            swatch(explorer, name),
-            h("span", {}, name),
-          ),
-        ),
+        ...there.map((value) => {
+          const box = h("input", { type: "checkbox", value, onchange: () => choose(isChecked) });
+          return h("label", {}, box, swatch(explorer, value), h("span", {}, value));
+        }),
       );
     }
     for (const box of chosen.querySelectorAll("input")) box.checked = state.candidates.includes(box.value);

@@ -44,12 +44,8 @@ class Explorer {
         `.attnlab-explorer [data-kind="${kind}"] { background: light-dark(${light[0]}, ${dark[0]}); color: light-dark(${light[1]}, ${dark[1]}); }`,
     );
     this.controls = controls(this);
-    const columns = h(
-      "div",
-      { class: "columns" },
-      h("div", {}, this.parts.matrix, this.parts.lines),
-      h("div", {}, this.parts.cell),
-    );
+    const left = h("div", {}, this.parts.matrix, this.parts.lines);
+    const columns = h("div", { class: "columns" }, left, h("div", {}, this.parts.cell));
     root.replaceChildren(
       h("style", {}, rules.join("\n")),
       h("header", {}, h("h1", {}, "Explore a run"), this.heading),
@@ -88,11 +84,8 @@ class Explorer {
   show() {
     const state = (this.state = resolve(this.data, this.model.get("state") ?? {}));
     const run = state.shown;
-    this.heading.replaceChildren(
-      ...rich(
-        `run \`${run.name}\` · ${run.device} · ${run.created} · attnlab ${this.data.attnlab}${run.complete ? "" : " · not complete"}${run.since}`,
-      ),
-    );
+    const of = `run \`${run.name}\` · ${run.device} · ${run.created} · attnlab ${this.data.attnlab}`;
+    this.heading.replaceChildren(...rich(`${of}${run.complete ? "" : " · not complete"}${run.since}`));
     this.notice.textContent = state.notices.length ? `From the address: ${state.notices.join("; ")}.` : "";
     this.controls.show(state);
     this.draw();

@@ -47,9 +47,7 @@ function safest(run, timing, place, { fp8 = false, values }) {
 
 // Why an implementation that is faster on the only kind of values is passed over.
 const passed = (run, { over }) =>
-  over
-    ? ` Passed over, as one kind of values alone was timed here: \`${over.name}\` takes ${run.unsteady[over.name]}.`
-    : "";
+  over ? ` Passed over, as one kind of values was timed here: \`${over.name}\` takes ${run.unsteady[over.name]}.` : "";
 
 // A sentence on the selected shape.
 function answer(state) {
@@ -78,13 +76,8 @@ function found(explorer) {
     { wanted, unknown } = requested(state.find, state.shown.shapes[state.shown.target], shapes, devices);
   const echoed = unknown.join(", "),
     cut = echoed.length > MOST_ECHOED ? `${echoed.slice(0, MOST_ECHOED)}…` : echoed;
-  const refused = unknown.length
-    ? [
-        notice(
-          `Not understood: ${cut}. A request names B, H, S, D, keys, queries or KV with a number above 0, S alone or B, H, S and perhaps D by numbers only, causal or full, fp16, bf16, fp32 or fp8, gqa, mqa, decode, varlen or training, a kind of values, a device, or the target; or it is the label of a shape.`,
-        ),
-      ]
-    : [];
+  const words = `Not understood: ${cut}. A request names B, H, S, D, keys, queries or KV with a number above 0, S alone or B, H, S and perhaps D by numbers only, causal or full, fp16, bf16, fp32 or fp8, gqa, mqa, decode, varlen or training, a kind of values, a device, or the target; or it is the label of a shape.`;
+  const refused = unknown.length ? [notice(words)] : [];
   if (!Object.keys(wanted).length) return refused;
   const ofDevice = (run) => (wanted.devices ?? []).every((word) => deviceWords(run).includes(word));
   const here = data.runs.filter(ofDevice);
@@ -93,37 +86,45 @@ function found(explorer) {
     const words = `No run of an ${device} is in this page.${leftOut(data.left_out.filter(ofDevice))}`;
     return [...refused, notice(...rich(words))];
   }
-  const near = here.flatMap((run) => {
-    const timing = timingOf(run, state),
-      places = [...run.shapes.keys()].filter((place) => wanted.values || run.kindsAt[place][0] === place);
-    return places
-      .map((place) => ({ run, shape: run.shapes[place], first: safest(run, timing, place, wanted) }))
-      .filter(({ first }) => first)
-      .map((one) => ({ ...one, ...apart(one.shape, wanted) }));
-  });
-  if (!near.length) return [...refused, notice("No run here has a latency under this clock and cache.")];
-  // Of shapes as far away first those of the run that is shown, then of its device, and of these the newest.
-  const elsewhere = ({ run }) => (run !== state.shown) + (run.device !== state.shown.device);
-  const newer = (one, other) => other.run.created.localeCompare(one.run.created);
-  near.sort((one, other) => one.distance - other.distance || elsewhere(one) - elsewhere(other) || newer(one, other));
-  const rows = near.slice(0, MOST_FOUND),
+  const rows = nearest(state, here, wanted).slice(0, MOST_FOUND);
+  if (!rows.length)
+    return [...refused, notice(`No run here has a latency${wanted.fp8 ? " in FP8" : ""} under this clock and cache.`)];
+  const ranked = `Ranked by each implementation's worst kind of values at a shape, ${state.shown.timings[state.timing].words}.`,
+    asked = unknown.length ? "Measured as far as that was understood" : "Measured as asked",
     exact = rows.filter(({ differs }) => !differs.length),
-    rest = rows.filter(({ differs }) => differs.length);
-  const { words } = state.shown.timings[state.timing];
-  const asked = unknown.length ? "Measured as far as that was understood" : "Measured as asked";
-  const over = rows.find(({ first }) => first.over);
+    over = rows.find(({ first }) => first.over);
+  const headed = (title, some) => (some.length ? [h("h3", {}, title), foundTable(explorer, some, unknown)] : []);
   return [
     ...refused,
-    said(`Ranked by each implementation's worst kind of values at a shape, ${words}.${inFp8(data, wanted)}`),
-    ...(exact.length ? [h("h3", {}, asked), foundTable(explorer, exact, unknown)] : []),
-    ...(rest.length
-      ? [
-          h("h3", {}, exact.length ? "The nearest beside" : "None was measured exactly so; the nearest"),
-          foundTable(explorer, rest),
-        ]
-      : []),
+    said(ranked + inFp8(data, wanted)),
+    ...headed(asked, exact),
+    ...headed(
+      exact.length ? "The nearest beside" : "None was measured exactly so; the nearest",
+      rows.slice(exact.length),
+    ),
     ...(over ? [said(passed(over.run, over.first).trim())] : []),
   ];
+}
+
+// The shapes of some runs at which something has a latency, the nearest to what is wanted first; of those as far away
+// first those of the run that is shown, then of its device, and of these the newest.
+function nearest(state, runs, wanted) {
+  const near = runs.flatMap((run) => {
+    const places = [...run.shapes.keys()].filter((place) => wanted.values || run.kindsAt[place][0] === place);
+    const answered = places.map((place) => ({ place, first: safest(run, timingOf(run, state), place, wanted) }));
+    const timed = answered.filter(({ first }) => first);
+    return timed.map(({ place, first }) => ({
+      run,
+      shape: run.shapes[place],
+      first,
+      ...apart(run.shapes[place], wanted),
+    }));
+  });
+  const elsewhere = ({ run }) => (run !== state.shown) + (run.device !== state.shown.device);
+  const newer = (one, other) => other.run.created.localeCompare(one.run.created);
+  return near.sort(
+    (one, other) => one.distance - other.distance || elsewhere(one) - elsewhere(other) || newer(one, other),
+  );
 }
 
 // What FP8 implementations are given, or that they are left out.

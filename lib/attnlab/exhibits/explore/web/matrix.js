@@ -32,30 +32,19 @@ function makeMatrix(explorer, part) {
     "tr",
     {},
     h("th", { scope: "col" }, "shape"),
-    state.candidates.map((candidate) => heading(explorer, candidate)),
+    state.candidates.map((name) => heading(explorer, name)),
   );
   const rows = shapes.map((shape) => {
-    const place = run.shapeAt.get(shape.name);
-    const cells = state.candidates.map((candidate) => matrixCell(explorer, place, candidate));
-    const label = h(
-      "th",
-      { scope: "row", title: shape.label },
-      h("div", {}, briefly(shape, target), shape === target ? h("span", { class: "target" }, " target") : null),
-    );
-    return h("tr", {}, label, cells);
+    const cells = state.candidates.map((candidate) => matrixCell(explorer, run.shapeAt.get(shape.name), candidate)),
+      mark = shape === target ? h("span", { class: "target" }, " target") : null,
+      words = h("div", {}, briefly(shape, target), mark);
+    return h("tr", {}, h("th", { scope: "row", title: shape.label }, words), cells);
   });
-  const grid = h(
-    "table",
-    {
-      role: "grid",
-      class: "matrix",
-      "aria-label": `Verdicts against ${state.baseline}, shapes by candidates`,
-      onkeydown: (event) => move(explorer, event),
-    },
-    h("thead", {}, head),
-    h("tbody", {}, rows),
-    state.metric === "speedup" && state.by === "pooled" ? h("tfoot", {}, meansRow(state)) : null,
-  );
+  const means = state.metric === "speedup" && state.by === "pooled" ? h("tfoot", {}, meansRow(state)) : null;
+  const label = `Verdicts against ${state.baseline}, shapes by candidates`,
+    onkeydown = (event) => move(explorer, event),
+    parts = [h("thead", {}, head), h("tbody", {}, rows), means];
+  const grid = h("table", { role: "grid", class: "matrix", "aria-label": label, onkeydown }, parts);
   const legend = Object.entries(data.verdicts).map(([kind, { sign }]) =>
     h("span", {}, h("span", { class: "key", "data-kind": kind }, sign), " ", defined(data, kind)),
   );
@@ -177,28 +166,25 @@ function compared(state) {
 
 const broken = (name) => name.split(/(?<=\.)/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
 
+// What a cell of the matrix prints.
+function numberIn({ shown: { cases }, metric, by }, row, verdict, isBase) {
+  if (row === undefined) return "";
+  if (metric !== "speedup") return cases[`${metric} text`][row];
+  if (!verdict) return isBase ? `base ${cases["latency text"][row]}` : "";
+  const { short, replicates } = verdict;
+  return by === "pooled" ? short : `${replicates.filter((ratio) => ratio > 1).length}/${replicates.length}`;
+}
+
 function matrixCell(explorer, place, candidate) {
   const { state, data } = explorer,
     run = state.shown,
     row = caseAt(state, place, candidate),
     verdict = verdictAt(state, place, candidate);
-  const why = run.absentAt.get(`${place}/${run.implementations.indexOf(candidate)}`) ?? "no latency under this timing";
   const kind = verdict?.kind ?? (row === undefined ? "no latency" : undefined);
   const isBase = row !== undefined && row === caseAt(state, place, state.baseline);
   const hidden = state.claim === "claimable" && kind !== "faster, claimable";
-  const number =
-    row === undefined
-      ? ""
-      : state.metric !== "speedup"
-        ? run.cases[`${state.metric} text`][row]
-        : !verdict
-          ? isBase
-            ? `base ${run.cases["latency text"][row]}`
-            : ""
-          : state.by === "pooled"
-            ? verdict.short
-            : `${verdict.replicates.filter((ratio) => ratio > 1).length}/${verdict.replicates.length}`;
-  const words = `${candidate}, ${run.shapes[place].label}: ${kind ?? (isBase ? "the baseline" : "not judged")}${verdict ? `, speedup ${verdict.cells[0]}` : row === undefined ? `, ${why}` : ""}`;
+  const number = numberIn(state, row, verdict, isBase);
+  const words = `${candidate}, ${run.shapes[place].label}: ${kind ?? (isBase ? "the baseline" : "not judged")}${verdict ? `, speedup ${verdict.cells[0]}` : row === undefined ? `, ${absence(run, place, candidate)}` : ""}`;
   return h(
     "td",
     {
@@ -234,10 +220,7 @@ function move(explorer, event) {
   else if (event.key in there) {
     const next = there[event.key];
     if (next?.tagName === "TD") {
-      cell
-        .closest("table")
-        .querySelectorAll('td[tabindex="0"]')
-        .forEach((one) => one.setAttribute("tabindex", -1));
+      for (const one of cell.closest("table").querySelectorAll('td[tabindex="0"]')) one.setAttribute("tabindex", -1);
       next.setAttribute("tabindex", 0);
       next.focus();
     }

@@ -49,7 +49,7 @@ const leftOut = (runs) =>
 function makeBeside(explorer, part) {
   const { state, data } = explorer,
     pair = pairOf(explorer),
-    start = [h("h2", {}, "Run A against run B"), said(leftOut(data.left_out))];
+    start = [h("h2", {}, "Run A against run B"), ...(data.left_out.length ? [said(leftOut(data.left_out))] : [])];
   if (!pair) {
     const why = data.runs.length > 1 ? "No run B is chosen." : "There is no other complete run.";
     part.replaceChildren(...start, notice(why));
@@ -71,24 +71,16 @@ function makeBeside(explorer, part) {
   const [changed, same] = [false, true].map((open) => here.filter((delta) => delta[3].endsWith("~") === open));
   const titles = ["case", "shape", ...["B", "A"].map((run) => `${run} (µs) [${data.confidence}]`)];
   titles.push(`change [${data.confidence}]`, "p, n of B + A", "kernel");
-  const rest = h(
-    "details",
-    {
-      ontoggle: () =>
-        rest.children.length > 1 ||
-        rest.append(table(titles, same.map(row), "cases without a change that can be shown")),
-    },
-    h("summary", {}, `${same.length} without a change that can be shown`),
-  );
-  part.replaceChildren(
-    ...[
-      ...start,
-      said(
-        `From \`${state.against}\` (B) to \`${state.run}\` (A), ${state.shown.timings[state.timing].words}: ${changed.length} of ${here.length} medians changed; \`~\` after a change that can't be shown. p-values are adjusted by Holm over all cases under the timing; a minus is faster in A.`,
-      ),
-      here.length ? null : notice("The two share no case among what is chosen."),
-      changed.length ? table(titles, changed.map(row), "run A against run B") : null,
-      same.length ? rest : null,
-    ].filter(Boolean),
-  );
+  const rest = h("details", {}, h("summary", {}, `${same.length} without a change that can be shown`));
+  const fill = () => table(titles, same.map(row), "cases without a change that can be shown");
+  rest.addEventListener("toggle", () => rest.children.length > 1 || rest.append(fill()));
+  const words = `From \`${state.against}\` (B) to \`${state.run}\` (A), ${state.shown.timings[state.timing].words}: ${changed.length} of ${here.length} medians changed; \`~\` after a change that can't be shown. p-values are adjusted by Holm over all cases under the timing; a minus is faster in A.`;
+  const parts = [
+    ...start,
+    said(words),
+    here.length ? null : notice("The two share no case among what is chosen."),
+    changed.length ? table(titles, changed.map(row), "run A against run B") : null,
+    same.length ? rest : null,
+  ];
+  part.replaceChildren(...parts.filter(Boolean));
 }

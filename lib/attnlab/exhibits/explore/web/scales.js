@@ -39,12 +39,19 @@ function frame(width, height, words) {
   return s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": words });
 }
 
+// Text in a drawing, at its start, middle or end.
+const letters = (x, y, words, anchor = "start", attributes = {}) =>
+  s("text", { x, y, "text-anchor": anchor, ...attributes }, words);
+
+// The smallest and the largest; of many values, which are too many for arguments.
+const endsOf = (values) => [Math.min, Math.max].map((end) => values.reduce((one, other) => end(one, other)));
+
 function yAxis(y, left, right, title, top) {
   return [
     s("text", { x: left, y: top, class: "title" }, title),
     ...y.ticks.flatMap((value) => [
       s("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "grid" }),
-      s("text", { x: left - 5, y: y(value) + 3.5, "text-anchor": "end" }, plain(value)),
+      letters(left - 5, y(value) + 3.5, plain(value), "end"),
     ]),
   ];
 }

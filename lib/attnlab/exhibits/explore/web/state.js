@@ -15,7 +15,8 @@ const KNOWN = [...DEFAULTED, "shape", "candidate", "find", "candidates"];
 const FASTEST = "fastest peer";
 const OURS = "kernel.";
 // What is chosen anew with a shape found in another run; clock and cache stay where it has them.
-const OF_RUN = ["against", "baseline", "mask", "dtype", "dim", "values", "axis", "claim", "order", "candidates", "candidate"];
+const OF_RUN = ["against", "baseline", "mask", "dtype", "dim", "values", "axis", "claim", "order"];
+OF_RUN.push("candidates", "candidate");
 // Where no shape is left.
 const NO_CELL = "What is chosen leaves no shape, and so no cell to show.";
 const unset = (names) => Object.fromEntries(names.map((name) => [name, undefined]));
@@ -45,7 +46,7 @@ function resolve(data, raw) {
   state.timing = timingOf(run, state);
   for (const [name, of] of Object.entries(FILTERS)) pick(name, ["all", ...distinct(run.shapes.map(of))], "all");
   pick("axis", run.axes, run.axes[0]);
-  pick("metric", Object.keys(data.metrics), Object.keys(run.verdicts[run.baseline]).length > 1 ? "speedup" : "latency");
+  pick("metric", Object.keys(data.metrics), run.verdicts[run.baseline].case ? "speedup" : "latency");
   pick("by", ["pooled", "replicate"], "pooled");
   pick("claim", ["all", "claimable", "lost"], "all");
   const there = run.ordered.filter((name) => name !== state.baseline);
@@ -87,10 +88,8 @@ const baselinesOf = (run) =>
   distinct([...Object.keys(run.verdicts), ...(run.peers.length ? [FASTEST] : []), ...run.implementations]);
 
 function againstOf(data, run) {
-  const isFar = ({ other }) => data.runs[other].device !== run.device;
-  const byCount = data.pairs.toSorted(
-    (one, other) => isFar(one) - isFar(other) || other.deltas.length - one.deltas.length,
-  );
+  const far = ({ other, deltas }) => [data.runs[other].device !== run.device, -deltas.length];
+  const byCount = data.pairs.toSorted((one, other) => far(one)[0] - far(other)[0] || far(one)[1] - far(other)[1]);
   return ["none", ...(run === data.runs[0] ? byCount.map((pair) => data.runs[pair.other].name) : [data.runs[0].name])];
 }
 
@@ -118,6 +117,10 @@ const caseAt = ({ shown, timing }, shape, name) =>
   name === FASTEST
     ? fastest(shown, timing, shape, shown.peers)?.[1]
     : shown.caseAt.get(`${timing}/${shape}/${shown.implementations.indexOf(name)}`);
+
+// Why an implementation has no latency at a shape.
+const absence = (run, place, name) =>
+  run.absentAt.get(`${place}/${run.implementations.indexOf(name)}`) ?? "no latency under this timing";
 
 // Which implementation the baseline is at a shape.
 const baselineAt = (state, shape) =>
