@@ -121,7 +121,7 @@ def pages(tmp_path_factory) -> dict[str, str]:
             ),
             "fp8": made(
                 Recipe(
-                    study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "kernel.fp8"]},
+                    study=synthetic.AT_TARGET | {"implementations": ["sdpa.auto", "sdpa.flash", "kernel.fp8"]},
                     latencies_us={("kernel.fp8", TARGET): 20.0},
                 )
             ),
@@ -442,15 +442,22 @@ def test_what_goes_by_the_values_is_passed_over_where_one_kind_was_timed(visit, 
     assert row[2] == "sdpa.auto (sdpa.flash passed over)"
     assert re.search(r"sdpa\.flash takes 1\.\d+× as long on sd 4 values as on its fastest", text(opened, "find"))
     here = text(visit(pages["unsteady"], "#shape=" + quote(str(TARGET.resized(seq_len=64)))), "find")
-    assert "sdpa.auto has the smallest median" in here
+    assert re.search(r"sdpa\.auto has the smallest median, [\d.]+ \[.*\] µs, on normal values alone\.", here)
     assert "sdpa.flash takes 1." in here
+
+
+def test_a_shape_that_was_found_is_shown_with_its_answer(visit, pages):
+    opened = visit(pages["fp8"], "#find=target")
+    assert "kernel.fp8 against sdpa.auto" in text(opened, "cell")
+    opened.locator('[data-part="find"] tbody button').first.click()
+    assert "sdpa.flash against sdpa.auto" in text(opened, "cell")
 
 
 def test_fp8_answers_only_who_asks_for_it(visit, pages):
     opened = visit(pages["fp8"], "#find=target")
     assert "FP8 are left out: ask for fp8." in text(opened, "find")
     assert "kernel.fp8" not in text(opened, "find")
-    assert "sdpa.auto has the smallest median in 16 bits" in text(visit(pages["fp8"]), "find")
+    assert "sdpa.flash has the smallest median in 16 bits" in text(visit(pages["fp8"]), "find")
     opened = visit(pages["fp8"], "#find=target fp8")
     assert opened.locator('[data-part="find"] tbody td:nth-child(3)').all_inner_texts() == ["kernel.fp8, changed since"]
     assert "in e4m3: quantising them isn't timed" in text(opened, "find")

@@ -42,7 +42,8 @@ function safest(run, timing, place, { fp8 = false, values }) {
   const [first] = timed,
     over = timed.find((one) => one.isUnsteady && median(one) < median(first));
   const kind = first && run.shapes[run.cases.shape[first.row]].values;
-  return first && { ...first, on: places.length > 1 ? `, on ${kind}, its worst of ${places.length} kinds` : "", over };
+  const alone = values ? "" : `, on ${kind} values alone`;
+  return first && { ...first, on: places.length > 1 ? `, on ${kind}, its worst of ${places.length} kinds` : alone, over };
 }
 
 // Why an implementation that is faster on the only kind of values is passed over.
@@ -139,16 +140,14 @@ function foundTable(explorer, found, unknown = []) {
   const rows = found.map(({ run, shape, first: { name, row, on, over }, differs }) => {
     const verdict = run.verdictAt[run.baseline].get(row);
     const kind = name === run.baseline ? "is the baseline" : verdict === undefined ? "not compared" : judged(verdict);
-    const chosen = { ...unset(OF_RUN), run: run === data.runs[0] ? undefined : run.name, shape: shape.name };
+    const candidate = name === run.baseline ? undefined : name;
+    const chosen = { ...unset(OF_RUN), run: run === data.runs[0] ? undefined : run.name, shape: shape.name, candidate };
+    const changed = run.changed.includes(name) ? ", changed since" : "";
     const nothing = unknown.length ? "nothing that was understood" : "nothing: as asked";
     return [
       button(shape.label, () => explorer.select(chosen), { "data-at": `${run.name}/${shape.name}` }),
       differs.join(", ") || nothing,
-      [
-        h("code", {}, name),
-        run.changed.includes(name) ? ", changed since" : "",
-        over ? ` (${over.name} passed over)` : "",
-      ],
+      [h("code", {}, name), changed, over ? ` (${over.name} passed over)` : ""],
       `${run.cases.interval[row]}${on}`,
       kind,
       titled(run, state.shown),

@@ -54,7 +54,7 @@ function requested(request, target, shapes, devices) {
     .replace(/\bkv[\s_-]*heads?\b/g, "kv");
   for (const [phrase, { axis, values }] of phrasesOf(shapes)) {
     const escaped = phrase.replace(/[^\w ]/g, "\\$&");
-    const rest = text.replace(new RegExp(`(?<![\\w.])${escaped}(?![\\w.])`, "gu"), " ");
+    const rest = text.replace(new RegExp(`(?<![\\w.])${escaped}(?![\\w.])`, "g"), " ");
     if (rest !== text) wanted[axis] = [...(wanted[axis] ?? []), ...values];
     text = rest;
   }
