@@ -42,8 +42,9 @@ function safest(run, timing, place, { fp8 = false, values }) {
   const [first] = timed,
     over = timed.find((one) => one.isUnsteady && median(one) < median(first));
   const kind = first && run.shapes[run.cases.shape[first.row]].values;
-  const alone = values ? "" : `, on ${kind} values alone`;
-  return first && { ...first, on: places.length > 1 ? `, on ${kind}, its worst of ${places.length} kinds` : alone, over };
+  const alone = values ? "" : `, on ${kind} values alone`,
+    on = places.length > 1 ? `, on ${kind}, its worst of ${places.length} kinds` : alone;
+  return first && { ...first, on, over };
 }
 
 // Why an implementation that is faster on the only kind of values is passed over.
