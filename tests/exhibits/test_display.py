@@ -22,7 +22,7 @@ from attnlab.exhibits import style
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure, Group, Prose, Table, files
 from attnlab.exhibits.markdown import Inline
-from attnlab.exhibits.quantities import Marked
+from attnlab.exhibits.quantities import Marked, Named
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval
 from attnlab.study.implementations import DISPATCH, PEERS, SDPA
@@ -205,12 +205,27 @@ def test_a_column_named_like_a_quantity_is_printed_as_that_says():
     assert table.legend == "Note. † above the ceiling."
 
 
-def test_intervals_of_wide_tables_take_two_lines():
-    narrow, wide = ({f"c{n}": [Interval(2.0, 1.0, 3.0)] for n in range(count)} for count in (5, 6))
-    assert html(Table(pd.DataFrame(narrow), "")).td.get_text() == "2.00 [1.00, 3.00]"
-    assert html(Table(pd.DataFrame(wide), "")).td.get_text() == "2.00\n[1.00, 3.00]"
-    cells = {"x": [Interval(47.4567, 47.41, 47.52)]} | wide
-    assert html(Table(pd.DataFrame(cells), "")).td.get_text() == "47.46\n[47.41, 47.52]"
+@pytest.mark.parametrize(
+    ("columns", "shown"), [(5, "2.00 [1.00, 3.00]"), (9, "2.00\n[1.00, 3.00]"), (13, "2.00\n[1.00,\n3.00]")]
+)
+def test_intervals_take_as_many_lines_as_the_width_of_the_table_needs(columns, shown):
+    table = Table(pd.DataFrame({f"c{n}": [Interval(2.0, 1.0, 3.0)] for n in range(columns)}), "")
+    assert html(table).td.get_text() == shown
+    assert table.grid.splitlines()[-1].startswith("| 2.00 [1.00, 3.00] |")
+
+
+def test_what_a_number_is_of_stands_below_it_in_short_lines():
+    cell = Named(Interval(2.0, 1.0, 3.0), "room for shared memory and XU")
+    soup = html(Table(pd.DataFrame({"x": [cell, None]}), ""))
+    assert soup.td.get_text() == "2.00 [1.00, 3.00]\nroom for shared memory\nand XU"
+    assert soup.table["class"] == ["n1"]
+
+
+def test_long_cells_may_be_broken_and_texts_have_wider_lines():
+    cells = ["kernel.naive", "(2, 4, 8, 64) float16", "words " * 12, Inline("[](#ref-somebody-2026)")]
+    soup = html(Table(pd.DataFrame({"x": cells}), ""))
+    assert [cell.get("class") for cell in soup.select("td")] == [None, ["long"], ["text"], None]
+    assert not html(Table(pd.DataFrame({"x": [Interval(1234.5, 1230.1, 1240.2)]}), "")).td.attrs
 
 
 def test_a_title_is_broken_within_names_and_never_before_a_percent_sign():

@@ -83,8 +83,8 @@ def _by_document(found: pd.DataFrame) -> Table:
 def _claims(claims: pd.DataFrame, caption: str) -> Table:
     rows = [
         {
-            "document": row["source"],
             "claim (where it stands)": f"{row['claim']} ({row['place']})",
+            "document": row["source"],
             "stated": row["stated"] if row["unit"] in WITHOUT_UNIT else f"{row['stated']} {row['unit']}",
             "recomputed": row["recomputed"],
             "finding": row["finding"],

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from numbers import Integral, Real
+from textwrap import fill
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -22,7 +23,7 @@ import pandas as pd
 
 from attnlab.exhibits import drawing, formats, markdown, tex
 from attnlab.exhibits.markdown import Inline
-from attnlab.exhibits.quantities import QUANTITIES, Marked
+from attnlab.exhibits.quantities import QUANTITIES, Marked, Named
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.stats import Interval
 
@@ -31,13 +32,18 @@ FILES = "application/vnd.attnlab.files+json"
 Bundle: TypeAlias = dict[str, Any]
 """An exhibit in every format, by MIME type."""
 MISSING = "—"
-LONG = 34
+LONG, TEXT = 16, 60
+"""Cells of more letters may be broken, those of a text into wider lines."""
+NAME = 22
+"""The letters of a line of what a number is of."""
 FEW_ROWS = 2
 """In a table of so few rows, a column may have one value by chance."""
-NUMBERS = (Real, Interval, Marked)
+NUMBERS = (Real, Interval, Marked, Named)
+ENDS: Sequence[Mapping[str, str]] = ({}, {" [": "\n["}, {" [": "\n[", ", ": ",\n"})
+"""How an interval is broken into lines: not at all, before its ends, and between them."""
+LETTERS, SMALL_LETTERS, MANY = 120, 135, 7
+"""How many letters stand side by side on a small laptop, and in tables of so many columns, which are set smaller."""
 
-WIDE = 5
-"""In a table of more columns, the ends of an interval stand below its estimate."""
 Shows: TypeAlias = Mapping[str, Callable[[Any], str]]
 """How the values of some columns are printed, by the columns' names."""
 
@@ -142,9 +148,10 @@ class Table(_Exhibit):
         return _bundle(html, self._shown.to_string(index=False), self._latex(anchor))
 
     def _latex(self, anchor: str) -> str:
+        shown = self._within(tex.TEXT_WIDTH)
         return tex.table(
-            list(self._shown.columns),
-            list(self._shown.itertuples(index=False, name=None)),
+            list(shown.columns),
+            list(shown.itertuples(index=False, name=None)),
             self._numeric,
             caption=tex.inline(self.caption),
             note=tex.inline(self.legend),
@@ -168,11 +175,13 @@ class Table(_Exhibit):
     @cached_property
     def _printed(self) -> pd.DataFrame:
         """The whole frame in print: heads, and cells as texts or `Inline`."""
-        is_wide = self.frame.shape[1] > WIDE
+        return self._as_text(ENDS[0])
+
+    def _as_text(self, breaks: Mapping[str, str]) -> pd.DataFrame:
         columns = {}
         for place, name in enumerate(self.frame.columns):
             show = self.shows.get(name) or (QUANTITIES[name].show if name in QUANTITIES else printed)
-            columns[place] = [_text(cell, show, is_wide) for cell in self.frame.iloc[:, place]]
+            columns[place] = [_text(cell, show, breaks) for cell in self.frame.iloc[:, place]]
         heads = [QUANTITIES[name].head if name in QUANTITIES else str(name) for name in self.frame.columns]
         return pd.DataFrame(columns, dtype=object).set_axis(heads, axis=1)
 
@@ -191,7 +200,17 @@ class Table(_Exhibit):
 
     @cached_property
     def _shown(self) -> pd.DataFrame:
-        return self._printed.iloc[:, self._kept]
+        """What is shown of it on a page."""
+        return self._within(LETTERS if len(self._kept) < MANY else SMALL_LETTERS)
+
+    def _within(self, letters: float) -> pd.DataFrame:
+        """What is shown of it, with intervals on as few lines as this width takes."""
+        for breaks in ENDS:
+            shown = self._as_text(breaks).iloc[:, self._kept]
+            widths = map(_letters, shown.columns, shown.to_numpy().T, self._numeric)
+            if sum(tex.GAP + width for width in widths) <= letters:
+                break
+        return shown
 
     @cached_property
     def legend(self) -> str:
@@ -211,7 +230,7 @@ class Table(_Exhibit):
         body = ""
         for position, row in enumerate(self._shown.itertuples(index=False, name=None)):
             emphasis = ' class="target"' if position == self.highlight else ""
-            body += f"<tr{emphasis}>{''.join(map(_cell, row))}</tr>"
+            body += f"<tr{emphasis}>{''.join(map(_cell, row, self._numeric))}</tr>"
         return f"<thead><tr>{''.join(titles)}</tr></thead><tbody>{body}</tbody>"
 
 
@@ -303,16 +322,31 @@ def _caption(text: str) -> str:
     return f"<figcaption>{markdown.inline(text)}</figcaption>"
 
 
-def _cell(cell: object) -> str:
+def _cell(cell: object, is_number: bool) -> str:
+    """A cell; numbers and short texts keep their lines as they are."""
     text = str(cell)
-    # Short cells keep their lines as they are; only those that read like text may be broken.
-    kind = ' class="long"' if max(map(len, text.split("\n"))) > LONG else ""
-    return f"<td{kind}>{markdown.inline(text) if isinstance(cell, Inline) else escape(text)}</td>"
+    longest = 0 if is_number else _width(text)
+    kind = ' class="text"' if longest > TEXT else ' class="long"' if longest > LONG else ""
+    html = markdown.inline(text) if isinstance(cell, Inline) else _breakable(text) if kind else escape(text)
+    return f"<td{kind}>{html}</td>"
 
 
-def _breakable(title: str) -> str:
-    """A title that may be broken within names, so that a table of many implementations fits, but not before ``%``."""
-    return re.sub(r"(?<=[a-z0-9])([._])(?=[a-z])", r"\1<wbr>", escape(title)).replace(" %", "\u00a0%")
+def _breakable(text: str) -> str:
+    """A text that may be broken within names, so that a table of many implementations fits, but not before ``%``."""
+    return _WITHIN.sub(r"\g<0><wbr>", escape(text)).replace(" %", "\u00a0%")
+
+
+_WITHIN = re.compile(r"(?<=[a-z0-9])[._](?=[a-z])")
+
+
+def _letters(title: str, cells: Sequence[object], is_numeric: bool) -> int:
+    """How wide a column is at least: titles are broken as `_breakable` says, and longer texts between words."""
+    most = max(map(_width, cells))
+    return max([*map(len, _WITHIN.sub(" ", title).split()), most if is_numeric else min(most, LONG)])
+
+
+def _width(cell: object) -> int:
+    return max(map(len, tex.LINK.sub("[00]", str(cell)).split("\n")))
 
 
 def _flat(text: object) -> str:
@@ -330,13 +364,15 @@ def printed(value: Any) -> str:
     return formats.number(float(value)) if is_fraction else str(value)
 
 
-def _text(cell: Any, show: Callable[[Any], str], is_wide: bool) -> "str | Inline":
+def _text(cell: Any, show: Callable[[Any], str], breaks: Mapping[str, str]) -> "str | Inline":
     """A cell in print; an interval or a marked number stands for itself, whatever its column says."""
     if isinstance(cell, Inline):
         return cell
     if isinstance(cell, Marked):
-        return f"{_text(cell.value, show, is_wide)} {cell.mark[0]}"
+        return f"{_text(cell.value, show, breaks)} {cell.mark[0]}"
+    if isinstance(cell, Named):
+        return f"{_text(cell.value, show, breaks)}\n{fill(cell.name, NAME)}"
     if isinstance(cell, Interval):
         shown = (formats.interval if show in (formats.number, printed) else show)(cell)
-        return shown.replace(" [", "\n[") if is_wide else shown
+        return re.sub("|".join(map(re.escape, breaks)), lambda found: breaks[found[0]], shown) if breaks else shown
     return MISSING if pd.isna(cell) else cell if isinstance(cell, str) else show(cell)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from attnlab.exhibits import formats
 from attnlab.infer.stats import Interval
 
@@ -20,6 +22,14 @@ class Marked:
 
     value: float | Interval
     mark: str
+
+
+@dataclass(frozen=True)
+class Named:
+    """A number with what it is of, which stands below it."""
+
+    value: float | Interval
+    name: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,9 @@ class Quantity:
         return f" {self.unit}" if self.unit and self.show is not formats.percent else ""
 
     def of(self, name: str, row: Mapping[str, Any]) -> Any:
-        """The value in a row of results as a table takes it: an interval or with its mark where it has one."""
+        """The value in a row of results as a table takes it: an interval or with its mark where it has one, or None."""
+        if pd.isna(row[name]):
+            return None
         if self.ends:
             return Interval(row[name], *(row[end] for end in self.ends))
         return Marked(row[name], row[self.mark]) if self.mark and row[self.mark] else row[name]

@@ -291,7 +291,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[float | None]:
 
     Where the cells don't fit side by side, columns of text are broken, the longest most.
     """
-    columns = [[_LINK.sub("[00]", cell) for cell in column] for column in zip(*rows, strict=True)]
+    columns = [[LINK.sub("[00]", cell) for cell in column] for column in zip(*rows, strict=True)]
     natural = [GAP + max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
     if sum(natural) <= TEXT_WIDTH:
         return [None] * len(natural)
@@ -332,5 +332,5 @@ def _cell(cell: str | Inline, width: float | None, right: bool, bold: bool) -> s
     return rf"\begin{{tabular}}[t]{{@{{}}{side}@{{}}}}{text}\end{{tabular}}"
 
 
-_LINK = re.compile(r"\[\]\([^)]*\)")
+LINK = re.compile(r"\[\]\([^)]*\)")
 """A link whose text is a number, in Markdown."""

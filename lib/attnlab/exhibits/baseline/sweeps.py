@@ -102,7 +102,8 @@ def tails(results: Results) -> Table:
     along = results.along("seq_len", name)
     rows = [{"S": shape.seq_len} | quantities.cells(row, *TAILS) for shape, row in along]
     note = say("baseline.tails", p95=samples_needed(0.95), p99=samples_needed(0.99), intervals=interval_words(results))
-    return Table.of(rows, f"Spread and tails of the latency, `{name}`; {results.headline.words}.", note)
+    caption = f"Spread and tails of the latency, `{name}`; {results.headline.words}."
+    return Table.of(rows, caption, note, sparse=True)
 
 
 @exhibit("baseline.every_case")
