@@ -84,7 +84,7 @@ def test_the_verdicts_are_those_of_06_verdicts_in_the_same_words():
         sizes = ", ".join(str(shape[axis]) for axis in ("batch", "heads", "seq_len", "head_dim"))
         name = run["implementations"][of_case["implementation"][case]]
         mask = "causal" if shape["causal"] else "full"
-        shown.add((name, sizes, mask, f"{timing['clock']} {timing['cache']}", *cells))
+        shown.add((name, sizes, mask, f"{timing['clock']}\n{timing['cache']}", *cells))
     printed = [[recorded._shown(name, cell) for cell in frame[name]] for name in frame.columns[-6:]]
     assert shown == set(zip(*(frame[name] for name in frame.columns[:-6]), *printed, strict=True))
     assert len(shown) == len(frame) > 50

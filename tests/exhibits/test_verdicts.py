@@ -83,7 +83,7 @@ def test_holm_over_all_at_once_is_statsmodels():
 def test_every_comparison_has_a_row():
     frame = exhibit(controlled, "verdicts.every").frame
     row = frame[(frame["B, H, S, D"] == "2, 4, 128, 64") & (frame["candidate"] == "sdpa.flash")].iloc[0]
-    assert list(row[["mask", "timing", "decision", "regime"]]) == ["full", "device warm", "faster, claimable", "burst"]
+    assert list(row[["mask", "timing", "decision", "regime"]]) == ["full", "device\nwarm", "faster, claimable", "burst"]
     assert row["speedup"] == controlled().compare("sdpa.flash", TARGET).speedup
     assert set(frame["mask"]) == {"full", "causal"}
 

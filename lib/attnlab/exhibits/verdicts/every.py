@@ -72,7 +72,7 @@ def every(results: Results) -> Table:
             "candidate": one.candidate,
             "B, H, S, D": f"{one.shape.batch}, {one.shape.heads}, {one.shape.seq_len}, {one.shape.head_dim}",
             "mask": _mask(one.shape, target),
-            "timing": str(one.timing),
+            "timing": str(one.timing).replace(" ", "\n"),
         }
         | judged(results, (baseline, one.candidate), one.shape, one.timing, one.verdict)
         for one in comparisons(results)

@@ -29,12 +29,12 @@ from attnlab.study.studies import Timing
 
 JUDGED = [
     "speedup",
+    "decision",
     "p (Mann-Whitney)",
     "p_holm",
     "cliffs_delta",
     "hedges_g",
     "intervals_of_medians",
-    "decision",
     "regime",
 ]
 
@@ -122,10 +122,10 @@ def judged(results: Results, pair: Pair, shape: Shape, timing: Timing, verdict: 
     """The cells of the verdict on a pair of (baseline, candidate), by the names of quantities."""
     return {
         "speedup": verdict.speedup,
+        "decision": decisions.kind(verdict),
         "p_holm": verdict.pvalue,
         "cliffs_delta": verdict.delta,
         "hedges_g": verdict.g,
-        "decision": decisions.kind(verdict),
         "regime": regimes.compared(results, pair, shape, timing),
     }
 
@@ -232,7 +232,6 @@ def accuracy(results: Results, shape: Shape) -> Table:
             "implementation": name,
             "median_us": results.median(name, shape),
             "mean error": errors.at[name, "mean"],
-            "its largest": errors.at[name, "max"],
             "of the limit": 100 * errors.at[name, "max"] / allowed,
         }
         for name in there
