@@ -79,6 +79,8 @@ def test_instances_are_shown_where_there_are_several_for_a_shape():
     assert set(ran) == {"short", "long"}
     assert "B=2 H=4 S=32" in ran["short"]
     assert "B=2 H=4 S=128, " in ran["long"]
+    on_kinds = [TARGET.resized(seq_len=length, values=kind) for length in (64, 128) for kind in ("normal", "sink 4")]
+    assert compiled._sizes(on_kinds) == "B=2 H=4 S=64, 128, 2 kinds of values"
 
 
 def test_instances_of_the_best_are_always_shown():
@@ -181,7 +183,7 @@ def test_the_lead_of_the_best_is_said(monkeypatch):
     monkeypatch.setattr(Leads, "cached", 1)
     assert " shapes. In a run of decoding, `peer.flash4` leads at some." in plain(findings.abstract(led, decoded=led))
     frame = lead.table(led).frame.set_index("shape")
-    assert frame.loc[TARGET.label, "over, device warm"] == "peer.flash4"
+    assert frame.loc[TARGET.label, "device warm"].name == "over peer.flash4"
     assert lead.sentence(climbed()) == ""
     assert isinstance(lead.table(climbed()), Missing)
 

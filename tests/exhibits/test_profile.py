@@ -10,6 +10,7 @@ from reading import plain
 from synthetic import Recipe
 
 from attnlab.exhibits import profile
+from attnlab.exhibits.quantities import Named
 from attnlab.infer import counters as inferred
 from attnlab.infer import results as taken
 from attnlab.infer.lookup import NotMeasured
@@ -155,8 +156,8 @@ def test_the_tables_have_a_row_for_each():
     traffic = profile.traffic(results).frame.set_index("implementation")
     assert traffic.loc["sdpa.math", ["µs in ncu", "DRAM (MB)", "bank conflicts"]].tolist() == [1, 0.3, 25]
     assert profile.bottlenecks(results).frame.loc[1].tolist() == [
-        *("sdpa.flash", "exponentials (XU)", 72, "tensor cores", 61),
-        *("waiting for global memory", pytest.approx(45)),
+        *("sdpa.flash", Named(72, "exponentials (XU)"), Named(61, "tensor cores")),
+        Named(pytest.approx(45), "waiting for global memory"),
     ]
 
 
@@ -190,16 +191,11 @@ def test_the_steps_tell_where_cycles_went(monkeypatch):
     results = synthetic.changed(found, manifest={"ladder": rungs})
     (row,) = profile.steps(results).frame.to_dict("records")
     assert row == {
-        "rung": "tiled",
-        "after": "naive",
-        "cycles before": 10_000,
-        "cycles": 4_000,
-        "saved most": "global memory",
-        "saved most, by": -3937.5,
-        "then": "instruction issued",
-        "then, by": -1750,
-        "added most": "no work on the multiprocessor",
-        "added most, by": 1000,
+        "rung": "tiled\nafter naive",
+        "cycles": Named(4_000, "from 10,000"),
+        "saved most": Named(-3937.5, "global memory"),
+        "then": Named(-1750, "instruction issued"),
+        "added most": Named(1000, "no work on the multiprocessor"),
     }
 
 

@@ -15,6 +15,7 @@ first; then the largest losses: reasons to wait, multiprocessors without work, b
 from attnlab.exhibits import formats
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
+from attnlab.exhibits.quantities import Named
 from attnlab.exhibits.words import say
 from attnlab.infer import counters
 from attnlab.infer.counters import FAR, SATURATED_PCT, has_counters
@@ -88,9 +89,9 @@ def bottlenecks(results: Results) -> Table:
     for profile in counters.of(results):
         row: dict[str, object] = {"implementation": profile.implementation}
         for place, bottleneck in zip(PLACES, profile.bottlenecks, strict=False):
-            row |= {place: bottleneck.title, f"share of the {place}": bottleneck.share_pct}
+            row[place] = Named(bottleneck.share_pct, bottleneck.title)
         rows.append(row)
-    shows = {f"share of the {place}": formats.percent for place in PLACES}
+    shows = dict.fromkeys(PLACES, formats.percent)
     note = say("profile.bottlenecks", saturated_pct=SATURATED_PCT)
     return Table.of(rows, "The first three bottlenecks, ranked by the counters.", note, shows=shows)
 
@@ -116,7 +117,7 @@ def steps(results: Results) -> Table:
     rows = []
     for step in counters.steps(results):
         ends = {"saved most": step.changes[0], "then": step.changes[1], "added most": step.changes[-1]}
-        changes = {title: cell for end, (what, by) in ends.items() for title, cell in ((end, what), (f"{end}, by", by))}
-        cycles = {"cycles before": step.cycles_before, "cycles": step.cycles}
-        rows.append({"rung": step.rung, "after": step.after} | cycles | changes)
+        changes = {title: Named(by, what) for title, (what, by) in ends.items()}
+        cycles = Named(step.cycles, f"from {formats.whole(step.cycles_before)}")
+        rows.append({"rung": f"{step.rung}\nafter {step.after}", "cycles": cycles} | changes)
     return Table.of(rows, "Where each rung of the ladder saves and adds cycles.", say("profile.steps"))

@@ -74,9 +74,11 @@ def _instances(ran: dict[str, dict[str, list[Shape]]]) -> Table:
 
 
 def _sizes(shapes: list[Shape]) -> str:
-    """The sizes of shapes of one head_dim, with the lengths of one batch and number of heads together."""
-    lengths: dict[tuple[int, int], list[int]] = {}
+    """The sizes of shapes of one head_dim, each once, and the number of kinds of values that they were on."""
+    lengths: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
-        lengths.setdefault((shape.batch, shape.heads), []).append(shape.seq_len)
+        lengths.setdefault((shape.batch, shape.heads), set()).add(shape.seq_len)
     named = {sizes: ", ".join(map(str, sorted(found))) for sizes, found in lengths.items()}
-    return "; ".join(f"B={batch} H={heads} S={all_of}" for (batch, heads), all_of in named.items())
+    on_kinds = len({shape.values for shape in shapes})
+    said = "; ".join(f"B={batch} H={heads} S={all_of}" for (batch, heads), all_of in named.items())
+    return f"{said}, {on_kinds} kinds of values" if on_kinds > 1 else said

@@ -6,6 +6,7 @@ from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Group, Prose, Table
 from attnlab.exhibits.environment.machine import replicate_words
 from attnlab.exhibits.formats import CI
+from attnlab.exhibits.quantities import Named
 from attnlab.exhibits.words import say
 from attnlab.infer.kernels import cross_device, leads
 from attnlab.infer.kernels.cross_device import CrossDevice
@@ -24,7 +25,7 @@ def table(results: Results) -> Table:
         row: dict[str, Any] = {"shape": shape.label}
         for one in found:
             lead = one.by_shape.get(shape)
-            row |= {str(one.timing): lead and lead.ratio, f"over, {one.timing}": lead and lead.over}
+            row[str(one.timing)] = lead and Named(lead.ratio, f"over {lead.over}")
         if any(shape in one.by_shape for one in found):
             rows.append(row)
     note = (
