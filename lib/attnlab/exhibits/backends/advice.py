@@ -24,8 +24,7 @@ def rules(results: Results) -> Table:
         {
             "rule": "crossover" if rule.sweep else rule.kind,
             "implementation": rule.name,
-            "where": f"{_where(results, rule)}; {rule.timing.words}",
-            "but": _but(results, rule),
+            "where": "; ".join([_where(results, rule), rule.timing.words, *_but(results, rule)]),
             "speedup": rule.verdict.speedup,
             "of the weakest, at": rule.weakest.label,
         }
@@ -33,7 +32,7 @@ def rules(results: Results) -> Table:
     ]
     by = cells.by_older_run(results.run, results.study.implementations)
     note = f"{by}{say('backends.advice', baseline=results.study.baseline)}"
-    return Table.of(rows, "What to use, and what to avoid.", note, sparse=True)
+    return Table.of(rows, "What to use, and what to avoid.", note)
 
 
 def _where(results: Results, rule: Rule) -> str:
@@ -48,10 +47,10 @@ def _where(results: Results, rule: Rule) -> str:
     return formats.shapes(rule.shapes, results.study.shapes)
 
 
-def _but(results: Results, rule: Rule) -> str | None:
+def _but(results: Results, rule: Rule) -> list[str]:
     """The other timings under which it is slower, and where."""
     where = {timing: formats.shapes(shapes, results.study.shapes) for timing, shapes in rule.slower.items()}
-    return "; ".join(f"slower at {shapes}; {timing.words}" for timing, shapes in where.items()) or None
+    return [f"but slower at {shapes}, {timing.words}" for timing, shapes in where.items()]
 
 
 @exhibit("backends.summary", of="choices")
