@@ -182,17 +182,17 @@ def test_what_each_supports_in_a_word():
     ]
     frame = frame.drop(columns="same bits alone")
     assert frame.loc["sdpa.flash"].drop("end to end").tolist() == ["yes"] * 7
-    assert frame.loc["sdpa.flash", "end to end"] == "yes, failed"
+    assert frame.loc["sdpa.flash", "end to end"] == "yes at 1 of 2"
     assert frame.loc["sdpa.auto", "end to end"] == "failed"
     assert frame.loc["peer.flex", "decode"] == "out of memory"
-    assert frame.loc["peer.flash4", ["plain", "training"]].tolist() == ["yes, failed", "no"]
+    assert frame.loc["peer.flash4", ["plain", "training"]].tolist() == ["yes at 2 of 3", "no"]
     assert "`peer.flash4`: no gradients on this device." in table.note
 
 
 def test_what_was_not_reached_is_not_tried():
     begun = synthetic.infer(replace(synthetic.CHOICES, shapes=1))
     assert set(peers.support(begun).frame["training"]) == {"not tried"}
-    assert set(peers.support(begun).frame["plain"]) == {"yes, not tried"}
+    assert set(peers.support(begun).frame["plain"]) == {"yes at 1 of 3"}
 
 
 def test_what_took_too_long_is_supported_and_the_worst_replicate_is_what_is_said():
@@ -338,7 +338,7 @@ def test_few_queries_are_a_finding_of_the_run_itself_or_of_another():
 def test_what_serves_few_queries_is_told_by_the_run_that_has_them():
     other = changed(decoded(), name="few")
     frame = peers.support(chosen(), other).frame.set_index("implementation")
-    assert frame.loc[["sdpa.flash", "kernel.best"], "few queries"].tolist() == ["yes, failed", "yes"]
+    assert frame.loc[["sdpa.flash", "kernel.best"], "few queries"].tolist() == ["yes at 6 of 7", "yes"]
     assert frame.loc["peer.flex", ["few queries"]].isna().all()
     assert "few queries" not in peers.support(chosen(), inferred()).frame
 

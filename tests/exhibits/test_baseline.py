@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import synthetic
-from synthetic import ONE_BATCH, TARGET, changed, inferred, lonely
+from synthetic import ONE_BATCH, TARGET, Recipe, changed, inferred, lonely
 
+from attnlab.exhibits import cells
 from attnlab.exhibits.baseline import correctness, sweeps
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Missing
@@ -109,9 +110,28 @@ def throttled_from(length: int) -> Results:
     return changed(inferred(), samples=run.samples.assign(throttled=held))
 
 
+def test_each_reason_is_said_once_with_all_that_lack_a_latency_for_it():
+    slow = "skipped, one call takes {} ms, longer than the study's longest_call_ms of 12"
+    found = [Absence("sdpa.math", 3, 8, slow.format(16)), Absence("kernel.naive", 4, 8, slow.format("1.2e+02"))]
+    found += [Absence("kernel.mma", 1, 8, "skipped, mma takes one shape, not (1, 2) and (3, 4)")]
+    assert cells.absent([*found, Absence("peer.flex", 8, 8, "failed, peer.flex broke; later in another way")]) == (
+        "No latency of `sdpa.math` at 3 and `kernel.naive` at 4 of 8: skipped, one call takes longer than the study's "
+        "longest_call_ms of 12. No latency of `kernel.mma` at 1 of 8: skipped, takes one shape. "
+        "No latency of `peer.flex` at 8 of 8: failed, broke."
+    )
+
+
+def test_who_has_no_latency_at_all_is_said_once_below_the_tables():
+    lost = {("sdpa.math", shape): synthetic.GONE for shape in inferred().study.shapes}
+    group = sweeps.every_sweep(synthetic.infer(Recipe(fates=lost)))
+    *tables, said = group.parts.values()
+    assert said.markdown.startswith(f"No latency of `sdpa.math` at {len(lost)} of {len(lost)}: ")
+    assert all("sdpa.math" not in table.markdown for table in tables)
+
+
 def test_tables_say_in_which_regime_and_who_is_absent():
     note = sweeps.backends(inferred(), "seq_len").note
-    assert note.startswith("All shapes were timed in bursts. `sdpa.cudnn` has no latency at 1 of 4: skipped, cuDNN")
+    assert note.startswith("All shapes were timed in bursts. No latency of `sdpa.cudnn` at 1 of 4: skipped, cuDNN")
     assert sweeps.backends(lonely(), "seq_len").note == "All shapes were timed in a regime that was not recorded."
     bursts = "Shapes timed in bursts: B=2 H=4 S=32 and 64; under sustained load: B=2 H=4 S=128 and 256."
     assert sweeps.backends(throttled_from(128), "seq_len").note.startswith(bursts)

@@ -1,5 +1,6 @@
 """Cells and notes that several tables share."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,8 +8,8 @@ from attnlab.exhibits import formats
 from attnlab.infer.cases import AXES
 from attnlab.infer.kernels.rungs import stale
 from attnlab.infer.lookup import shape_of
-from attnlab.infer.results import Results, absence
-from attnlab.runs.schema import MEASURED, Run
+from attnlab.infer.results import Absence, Results, absence
+from attnlab.runs.schema import MEASURED, TOO_LONG, Run
 from attnlab.study.shapes import Shape
 
 CAUSAL_NOTE = (
@@ -29,6 +30,25 @@ def without(results: Results, names: list[str], shape: Shape) -> str:
     there = results.at(shape).index
     reasons = {name: absence(results, name, shape) for name in names if name not in there}
     return " ".join(f"`{name}` has no latency here: {formats.ended(reason, 160)}" for name, reason in reasons.items())
+
+
+def absent(found: Iterable[Absence]) -> str:
+    """Sentences on the implementations that have no latency at some of a table's shapes, each reason once."""
+    by_reason: dict[tuple[int, str], list[str]] = {}
+    for one in found:
+        said = f"`{one.implementation}` at {one.missing}"
+        by_reason.setdefault((one.of, alike(one.reason, one.implementation)), []).append(said)
+    return " ".join(
+        f"No latency of {formats.listing(names)} of {of}: {formats.ended(reason)}"
+        for (of, reason), names in by_reason.items()
+    )
+
+
+def alike(reason: str, name: str) -> str:
+    """Why an implementation has no latency: the first reason, without its name and what differs from shape to shape."""
+    first = re.sub(rf"({TOO_LONG}) [^ ]+ ms, longer", r"\1 longer", reason.split("; ")[0])
+    of_itself = "|".join(map(re.escape, (name, name.split(".")[-1])))
+    return re.sub(rf"(?:(^|, )(?:{of_itself}) )|(?:, not \(.*)", r"\1", first)
 
 
 def since(run: Run, names: Iterable[str]) -> str:

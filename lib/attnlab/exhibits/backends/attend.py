@@ -58,7 +58,7 @@ def regret(results: Results) -> Table | Prose:
             "best (%)": one.best_pct,
             "longer, mean (%)": one.mean_pct,
             "longer, worst (%)": one.worst_pct,
-            "worst at": one.worst,
+            "worst at": one.worst if one.worst_pct else None,
             "worst that is certain (%)": one.certain_pct,
             f"lead over {FALLBACK}": one.lead,
             "least lead": one.least_lead,

@@ -21,6 +21,9 @@ from attnlab.study.shapes import Shape
 
 FATES = {FAILED: FAILED, OUT_OF_MEMORY: OUT_OF_MEMORY, SKIPPED: "no", MEASURED: "yes"}
 """What is shown for each status of a case, the worst first."""
+TOO_SLOW = "too slow to time"
+RUNS = (FATES[MEASURED], TOO_SLOW)
+"""What is shown for what is supported."""
 
 
 @exhibit("backends.peers.support", of="peers")
@@ -41,7 +44,7 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     frame = pd.DataFrame([{"implementation": name} | row for name, row in rows.items()])
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
     by = cells.by_older_run(results.run, rows)
-    note = f"{by}{say('backends.support', reasons=_reasons(results), run=run)}"
+    note = f"{by}{say('backends.support', reasons=[], run=run)} {_reasons(results)}"
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
@@ -103,7 +106,8 @@ def _of_shapes(same: pd.Series) -> str:
 def _over(shapes: list[Shape], name: str, fates: dict[Any, str]) -> str:
     """What is shown for an implementation at all shapes of a sweep."""
     found = [fates.get((name, *shape.axes.values()), "not tried") for shape in shapes]
-    return ", ".join(dict.fromkeys(found))
+    runs = sum(fate in RUNS for fate in found)
+    return f"yes at {runs} of {len(found)}" if 0 < runs < len(found) else ", ".join(dict.fromkeys(found))
 
 
 def _fates(results: Results) -> dict[Any, str]:
@@ -113,12 +117,15 @@ def _fates(results: Results) -> dict[Any, str]:
     worst = {case: next(status for status in FATES if status in found) for case, found in statuses.items()}
     too_long = set(cases[cases["reason"].str.startswith(TOO_LONG)][CASE].itertuples(index=False, name=None))
     slow = {case for case, status in worst.items() if status == SKIPPED and case in too_long}
-    return {case: "too slow to time" if case in slow else FATES[status] for case, status in worst.items()}
+    return {case: TOO_SLOW if case in slow else FATES[status] for case, status in worst.items()}
 
 
-def _reasons(results: Results) -> list[tuple[str, str]]:
+def _reasons(results: Results) -> str:
     """Why implementations have no latency at some shapes, each reason once."""
     cases = results.run.cases
     lost = cases[cases["implementation"].isin(results.study.implementations) & (cases["status"] != MEASURED)]
-    lost = lost.drop_duplicates(["implementation", "reason"]).drop_duplicates(["implementation", *AXES])
-    return list(dict.fromkeys(lost[["implementation", "reason"]].itertuples(index=False, name=None)))
+    names: dict[str, list[str]] = {}
+    for name, reason in lost[["implementation", "reason"]].drop_duplicates().itertuples(index=False, name=None):
+        names.setdefault(cells.alike(reason, name), []).append(name)
+    said = {reason: formats.names(list(dict.fromkeys(found))) for reason, found in names.items()}
+    return " ".join(f"{found}: {formats.ended(reason)}" for reason, found in said.items())

@@ -1,6 +1,6 @@
 """Tables along the sweeps of a study: latency, throughput, bandwidth, memory, and how they grow."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import combinations
@@ -55,11 +55,17 @@ def every_sweep(results: Results) -> Group:
     """Every implementation along every sweep, but for those of kinds of values, which `verdicts.values` shows."""
     plain = {name: {shape.plain for shape in results.sweep(name)} for name in results.study.sweeps}
     sweeps = [name for name, shapes in plain.items() if not len(results.sweep(name)) > len(shapes) == 1]
-    return over(sweeps, lambda name: backends(results, name))
+    nowhere = [one for one in absences(results, results.study.shapes) if one.missing == one.of]
+    left_out = {one.implementation for one in nowhere}
+    tables = over(sweeps, lambda name: backends(results, name, left_out))
+    return Group(tables.parts | {"nowhere": Prose(cells.absent(nowhere))}) if nowhere else tables
 
 
-def backends(results: Results, name: str) -> Table:
+def backends(results: Results, name: str, left_out: Collection[str] = ()) -> Table:
     """Every implementation along one sweep, a column for each shape; a row for each where these are more.
+
+    Args:
+        left_out: implementations without a row and a word, since they have no latency at all.
 
     Raises:
         NotMeasured: the study has no such sweep, or nothing a latency in it.
@@ -69,9 +75,11 @@ def backends(results: Results, name: str) -> Table:
     at = _fixed(shapes, axis) if by_axis else f"at the shapes of “{name}”"
     caption = f"Median latency in µs with {CI} interval, every implementation, {at}; {results.headline.words}."
     in_regimes = say("environment.at_shapes", by_regime=grouped(results, shapes), among=results.study.shapes)
-    note = f"{in_regimes} {say('baseline.absent', all=absences(results, shapes))}".strip()
+    names = [each for each in results.study.implementations if each not in left_out]
+    lacking = (one for one in absences(results, shapes) if one.implementation in names)
+    note = f"{in_regimes} {cells.absent(lacking)}".strip()
     titles = [f"{LETTERS[axis]}={getattr(s, axis)}" if by_axis else _sizes(s) for s in shapes]
-    frame = _medians(results, shapes, titles)
+    frame = _medians(results, names, shapes, titles)
     if not by_axis and len(shapes) > len(frame):
         frame = frame.set_index("implementation").T.rename_axis("shape", axis=0).reset_index()
     return Table(frame, caption, note)
@@ -85,12 +93,11 @@ def _sizes(shape: Shape) -> str:
     return f"B={shape.batch} H={shape.heads} S={shape.seq_len}"
 
 
-def _medians(results: Results, shapes: list[Shape], titles: list[str]) -> pd.DataFrame:
-    """Every implementation's median at each shape, a row for each implementation."""
+def _medians(results: Results, names: list[str], shapes: list[Shape], titles: list[str]) -> pd.DataFrame:
+    """The medians of implementations at each shape, a row for each implementation."""
     there = [results.at(shape) for shape in shapes]
     if all(rows.empty for rows in there):
         raise NotMeasured(f"Nothing has a latency at {formats.shapes(shapes)}")
-    names = results.study.implementations
     rows = [[name, *(median_of(at.loc[name]) if name in at.index else None for at in there)] for name in names]
     return pd.DataFrame(rows, columns=["implementation", *titles])
 
