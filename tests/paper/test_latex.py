@@ -25,6 +25,7 @@ from attnlab.infer.stats import Interval
 from attnlab.paper import latex, printed, render
 
 CREATED = "2026-11-21T10:00:00+00:00"
+KERNELS = r"\mbox{\texttt{05\_kernels}}"
 NAME = r"a_b % & # $ ^ ~ \ { } größe 核 " + "x" * 200
 TEX = pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
 BROWSER = next(filter(None, map(shutil.which, printed.BROWSERS)), "")
@@ -69,7 +70,7 @@ def test_the_parts_are_in_their_places(tmp_path):
     source = text(tmp_path)
     assert r"\title{A title of \texttt{names}}" in source
     assert "\\begin{abstract}\nShort.\n\\end{abstract}" in source
-    assert r"\autoref{kernels.rows}, \autoref{kernels.line} and \cite{holm1979}; \texttt{06\_" in source
+    assert r"\autoref{kernels.rows}, \autoref{kernels.line} and \cite{holm1979}; \texttt{\mbox{" in source
     assert source.index(r"\input{main.bbl}") < source.index(r"\appendix") < source.index(r"\section{More}")
 
 
@@ -101,6 +102,7 @@ def test_pdflatex_alone_compiles_it_to_the_same_bytes_with_nothing_undefined_or_
     for name in ("a.pdf", "b.pdf"):
         printed.compile(source, tmp_path / name, CREATED)
     assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+    assert b"pdfusetitle" in source["main.tex"]  # the title and the author stand in the PDF's metadata
     for name, content in source.items():
         (tmp_path / "by hand" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "by hand" / name).write_bytes(content)
@@ -213,6 +215,7 @@ def test_text_is_escaped(text, latex):
         ("as in [](#ref-holm1979)", r"as in \cite{holm1979}"),
         ("[](#kernels.ladder) and [it](#kernels.climb)", r"\autoref{kernels.ladder} and \hyperref[kernels.climb]{it}"),
         (r"$\frac{a}{b}$ costs \$3", r"$\frac{a}{b}$ costs \$3"),
+        ("05_kernels, `05_kernels` too", rf"{KERNELS}, \texttt{{{KERNELS}}} too"),
         ("[x](https://a.org/b_c#d)", r"\href{https://a.org/b\_c\#d}{x}"),
     ],
 )
@@ -241,6 +244,11 @@ def test_a_table_has_rules_caption_note_and_one_highlighted_row():
     assert r"a\_\allowbreak{}b & 1.00 {[}0.90, 1.10{]} \\" in latex
     assert r"\rowcolor{target}\textbf{c} & \textbf{2} \\" in latex
     assert r"see \cite{holm1979}" in latex
+
+
+def test_the_lines_of_a_cell_in_a_narrow_column_are_all_set_right():
+    wide = {f"column {place}": [Interval(10_593, 10_585, 10_601)] * 2 for place in range(16)}
+    assert r"10,593\linebreak {[}10,585,\linebreak 10,601{]}" in latex_of(pd.DataFrame(wide))
 
 
 def test_only_cells_in_markdown_are_read_as_such():

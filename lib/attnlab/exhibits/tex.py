@@ -106,8 +106,20 @@ def code(text: str) -> str:
 
 
 def breakable(text: str) -> str:
-    """Plain text as LaTeX whose words may be broken: behind punctuation, and anywhere if they are long."""
-    return "".join(r"\allowbreak{}".join(map(escape, _pieces(word))) for word in re.split(r"(\s+)", _tied(text)))
+    """Plain text as LaTeX whose words may be broken: behind punctuation, and anywhere if they are long.
+
+    The names of pages, such as ``01_environment``, are set as code and on one line wherever they stand.
+    """
+    return "".join(
+        rf"\mbox{{\texttt{{{escape(word)}}}}}"
+        if _PAGE.fullmatch(word)
+        else r"\allowbreak{}".join(map(escape, _pieces(word)))
+        for word in _WORDS.split(_tied(text))
+    )
+
+
+_PAGE = re.compile(r"\b\d\d_[a-z]+\b")
+_WORDS = re.compile(rf"(\s+|{_PAGE.pattern})")
 
 
 def _pieces(word: str) -> list[str]:
@@ -327,7 +339,7 @@ def _cell(cell: str | Inline, width: float | None, right: bool, bold: bool) -> s
     if len(lines) == 1:
         return lines[0]
     if width is not None:
-        return r"\newline ".join(lines)
+        return r"\linebreak ".join(lines)  # \newline would centre what is set right
     side, text = "r" if right else "l", r" \\ ".join(lines)
     return rf"\begin{{tabular}}[t]{{@{{}}{side}@{{}}}}{text}\end{{tabular}}"
 

@@ -25,7 +25,7 @@ PREAMBLE = rf"""\documentclass[10pt]{{article}}
 \usepackage{{graphicx, array, booktabs, longtable, caption}}
 \usepackage{{flafter}} % no table stands before the section that shows it
 \usepackage[table]{{xcolor}}
-\usepackage[colorlinks, allcolors=link]{{hyperref}}
+\usepackage[colorlinks, allcolors=link, pdfusetitle]{{hyperref}}
 \definecolor{{link}}{{HTML}}{{1F4E8C}}
 \definecolor{{target}}{{HTML}}{{FDF3D7}}
 \definecolor{{rule}}{{HTML}}{{8A8A85}}
