@@ -84,6 +84,12 @@ def test_the_dark_theme_turns_lightness_round_and_keeps_the_hue():
     assert red > green > blue
 
 
+def test_a_tint_becomes_a_shade_of_no_more_colour_and_white_one_of_none():
+    turned = {tint: bytes.fromhex(page_drawing.inverted(tint)[1:]) for tint in ("ffffff", "f9eeea", "f4a582")}
+    chromas = {tint: max(parts) - min(parts) for tint, parts in turned.items()}
+    assert chromas == {tint: max(parts) - min(parts) for tint in turned for parts in [bytes.fromhex(tint)]}
+
+
 def linear(colour: str) -> np.ndarray:
     """How much light of red, green and blue a colour is, 0 to 1."""
     parts = np.array(to_rgb(colour))

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import synthetic
+from matplotlib.colors import to_hex, to_rgb
 from reading import column, exhibit, plain
 from statsmodels.stats.multitest import multipletests
 from synthetic import (
@@ -24,10 +25,11 @@ from synthetic import (
     valued,
 )
 
+from attnlab.exhibits import drawing
 from attnlab.exhibits.catalogue import Show
 from attnlab.exhibits.display import Figure
 from attnlab.exhibits.environment import clocks
-from attnlab.exhibits.verdicts import every, findings, target
+from attnlab.exhibits.verdicts import every, findings, target, values
 from attnlab.exhibits.words import say
 from attnlab.export.report import SECTIONS
 from attnlab.infer import results, stats
@@ -309,6 +311,21 @@ def test_a_cell_is_coloured_by_its_ratio_to_the_first_kind():
     flash = list(VALUED_US).index("sdpa.flash")
     assert float(drawn[flash, KINDS.index("rising 24")]) == pytest.approx(1)  # twice as long
     assert drawn.mask[flash + 3].all()
+
+
+def luminance(colour: str) -> float:
+    """By WCAG 2.2."""
+    parts = np.array(to_rgb(colour))
+    return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
+
+
+def test_the_numbers_can_be_read_on_every_cell_in_both_themes_and_the_reference_has_no_colour():
+    shades = [to_hex(values.COLOURS(place)) for place in range(values.COLOURS.N)]
+    assert shades[len(shades) // 2] == "#ffffff"
+    for theme in (str, lambda colour: drawing.inverted(colour[1:])):
+        ink = luminance(theme("#000000")) + 0.05
+        for cell in (luminance(theme(shade)) + 0.05 for shade in shades):
+            assert max(ink, cell) / min(ink, cell) >= 4.5
 
 
 def test_of_which_implementations_the_values_matter_is_said_of_all():

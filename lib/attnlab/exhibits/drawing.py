@@ -11,6 +11,8 @@ from attnlab.exhibits.style import LOOKS, OTHERS, STYLE
 
 LEAST_PX = 9.5
 """No letter is smaller on a page; a narrow screen scrolls the drawing instead."""
+LARGER = 1.35
+"""How many times as large a drawing is on a page as on paper, where the page has room."""
 _COLOUR = re.compile(r"#([0-9a-f]{6})\b")
 _IMPLEMENTATIONS = {colour.lower().removeprefix("#") for colour, _ in (*LOOKS.values(), *OTHERS)}
 _PLACED = re.compile(r' (?:d|x|y|points|transform)="[^"]*"')
@@ -50,7 +52,7 @@ def inline(svg: str, name: str, alt: str) -> str:
     least = min(width * LEAST_PX / smallest, 2 * width)
     head = (
         f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="{alt}" style="width: {width / 0.75:.0f}px; min-width: {least:.0f}px; fill: #000000">'
+        f'aria-label="{alt}" style="width: {LARGER * width / 0.75:.0f}px; min-width: {least:.0f}px; fill: #000000">'
     )
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body[start:], flags=re.DOTALL)
     used = {id: f"{name}-{number}" for number, id in enumerate(dict.fromkeys(_REFERENCE.findall(body)))}
@@ -89,9 +91,13 @@ def dark(page: str) -> str:
 def inverted(colour: str) -> str:
     """The same hue as light as it was dark, from the dark page's own black to its white.
 
-    Lines of implementations stay in the lighter half: a pale one would vanish.
+    Lines of implementations stay in the lighter half: a pale one would vanish. Other colours get no more colourful: a
+    tint that can hardly be told from white can hardly be told from black.
     """
     hue, lightness, saturation = colorsys.rgb_to_hls(*(int(colour[place : place + 2], 16) / 255 for place in (0, 2, 4)))
-    reach = 0.45 if colour in _IMPLEMENTATIONS else 0.805
-    red, green, blue = colorsys.hls_to_rgb(hue, 0.9 - reach * lightness, saturation)
+    is_line = colour in _IMPLEMENTATIONS
+    turned = 0.9 - (0.45 if is_line else 0.805) * lightness
+    if not is_line:
+        saturation = min(saturation, saturation * (1 - abs(2 * lightness - 1)) / (1 - abs(2 * turned - 1)))
+    red, green, blue = colorsys.hls_to_rgb(hue, turned, saturation)
     return "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))

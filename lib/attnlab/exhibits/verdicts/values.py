@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Drawing
 
 from attnlab.exhibits import formats
@@ -16,6 +17,8 @@ from attnlab.study.shapes import Shape
 
 STRETCH = 1.6
 """The ratio to the first kind at which a cell has its full colour."""
+COLOURS = LinearSegmentedColormap.from_list("ratios", ["#78b7e6", "#ffffff", "#f0735a"], N=257)
+"""From faster to slower. Black can be read on all of them, and in the dark theme what becomes of it."""
 
 
 @exhibit("verdicts.kinds", of="valued")
@@ -106,16 +109,15 @@ def _grid(medians: np.ndarray, names: list[str], columns: list[str]) -> Drawing:
         np.arange(len(columns)),
         np.arange(len(names)),
         ratios,
-        cmap="RdBu_r",
+        cmap=COLOURS,
         vmin=-reach,
         vmax=reach,
         edgecolors="face",
     )
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(names) - 0.5, -0.5))
     for row, column in np.ndindex(*medians.shape):
-        ink = "white" if abs(ratios[row, column]) > 0.6 * reach else "#222222"
         words = "–" if np.isnan(medians[row, column]) else formats.number(float(medians[row, column]))
-        axes.text(column, row, words, ha="center", va="center", fontsize=7, color=ink)
+        axes.text(column, row, words, ha="center", va="center", fontsize=7, color="black")
     axes.set_xticks(range(len(columns)), columns, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(names)), names)
