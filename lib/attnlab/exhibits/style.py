@@ -209,12 +209,16 @@ def powers_of_two(axes: Axes, sizes: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
+PLAIN = FuncFormatter(lambda value, _: f"{value:,.10g}")
+"""Numbers of an axis as tables print them."""
+
+
 def plain_logarithm(axis: Any) -> None:
     """Label a logarithmic axis in plain numbers, with more labels where it spans little."""
     low, high = axis.get_view_interval()
     subs = (1.0, 1.5, 2.0, 3.0, 5.0) if high < 10 * low else (1.0, 2.0, 5.0) if high < 50 * low else (1.0,)
     axis.set_major_locator(LogLocator(base=10, subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_major_formatter(PLAIN)
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -9,7 +9,7 @@ from attnlab.exhibits import cells, formats, quantities
 from attnlab.exhibits.catalogue import exhibit
 from attnlab.exhibits.display import Figure, Group, Prose, Table
 from attnlab.exhibits.kernels.lead import on_another_device
-from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PANELS, few_powers_of_two, look
+from attnlab.exhibits.style import AXIS_TITLES, LEGEND_COLUMNS, PANELS, PLAIN, few_powers_of_two, look
 from attnlab.exhibits.words import say
 from attnlab.infer.backends import few
 from attnlab.infer.lookup import known
@@ -96,6 +96,7 @@ def _panels(results: Results, axis: str, series: list[list[Shape]], copy_gbs: fl
         if copy_gbs == copy_gbs:
             labelled[COPY] = axes.axhline(copy_gbs, color="#444444", linewidth=1, linestyle=":")
         axes.set_title(_title(shapes[0], axis, results), fontsize=8)
+        axes.yaxis.set_major_formatter(PLAIN)
     for axes in grid.flat[len(series) :]:
         axes.set_visible(False)
     few_powers_of_two(grid[0][0], sizes)

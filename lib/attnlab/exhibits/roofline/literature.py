@@ -114,7 +114,6 @@ def shares(results: Results, peers: Results | None = None) -> Figure:
                 ha="left" if side > 0 else "right",
                 va="center",
                 fontsize=7,
-                color=colour,
             )
     titles = [f"{number.implementation}, {number.device.removeprefix('NVIDIA ')}" for number, _ in pairs]
     axes.set_yticks(range(len(pairs)), titles, fontsize=7.5)
