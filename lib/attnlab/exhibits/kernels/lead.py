@@ -30,7 +30,8 @@ def table(results: Results) -> Table:
             rows.append(row)
     note = (
         f"Ratios of medians from rounds taken together with {CI} intervals, and the other. They are not adjusted for "
-        "their number; the other is chosen by the same samples, which favours it."
+        "their number; the other is chosen by the same samples, which favours it. An interval always holds its "
+        "estimate: where one ends at it, the blocks of the bootstrap lie to one side, and it was stretched."
     )
     return Table.of(rows, _said(results, found), note)
 
