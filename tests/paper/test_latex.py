@@ -248,7 +248,7 @@ def test_a_table_has_rules_caption_note_and_one_highlighted_row():
 
 def test_the_lines_of_a_cell_in_a_narrow_column_are_all_set_right():
     wide = {f"column {place}": [Interval(10_593, 10_585, 10_601)] * 2 for place in range(16)}
-    assert r"10,593\linebreak {[}10,585,\linebreak 10,601{]}" in latex_of(pd.DataFrame(wide))
+    assert r"10,593\linebreak {[}10,585, 10,601{]}" in latex_of(pd.DataFrame(wide))
 
 
 def test_only_cells_in_markdown_are_read_as_such():

@@ -5,6 +5,7 @@ of an exhibit, for "Figure 3".
 """
 
 import base64
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +40,13 @@ NAME = 22
 FEW_ROWS = 2
 """In a table of so few rows, a column may have one value by chance."""
 NUMBERS = (Real, Interval, Marked, Named)
-ENDS: Sequence[Mapping[str, str]] = ({}, {" [": "\n["}, {" [": "\n[", ", ": ",\n"})
+Forms: TypeAlias = Sequence[tuple[float, Mapping[str, str]]]
+WHOLE, BELOW = dict[str, str](), {" [": "\n["}
+APART = BELOW | {", ": ",\n"}
 """How an interval is broken into lines: not at all, before its ends, and between them."""
-LETTERS, SMALL_LETTERS, MANY = 120, 135, 7
-"""How many letters stand side by side on a small laptop, and in tables of so many columns, which are set smaller."""
+ON_PAGE = ((118, WHOLE), (135, BELOW), (math.inf, APART))
+ON_PAPER = ((tex.TEXT_WIDTH, WHOLE), (math.inf, BELOW))
+"""How intervals are broken in tables that are at most so many letters wide: on a small laptop, and in the PDF."""
 
 Shows: TypeAlias = Mapping[str, Callable[[Any], str]]
 """How the values of some columns are printed, by the columns' names."""
@@ -148,7 +152,7 @@ class Table(_Exhibit):
         return _bundle(html, self._shown.to_string(index=False), self._latex(anchor))
 
     def _latex(self, anchor: str) -> str:
-        shown = self._within(tex.TEXT_WIDTH)
+        shown = self._within(ON_PAPER)
         return tex.table(
             list(shown.columns),
             list(shown.itertuples(index=False, name=None)),
@@ -175,7 +179,7 @@ class Table(_Exhibit):
     @cached_property
     def _printed(self) -> pd.DataFrame:
         """The whole frame in print: heads, and cells as texts or `Inline`."""
-        return self._as_text(ENDS[0])
+        return self._as_text(WHOLE)
 
     def _as_text(self, breaks: Mapping[str, str]) -> pd.DataFrame:
         columns = {}
@@ -201,14 +205,14 @@ class Table(_Exhibit):
     @cached_property
     def _shown(self) -> pd.DataFrame:
         """What is shown of it on a page."""
-        return self._within(LETTERS if len(self._kept) < MANY else SMALL_LETTERS)
+        return self._within(ON_PAGE)
 
-    def _within(self, letters: float) -> pd.DataFrame:
-        """What is shown of it, with intervals on as few lines as this width takes."""
-        for breaks in ENDS:
+    def _within(self, forms: Forms) -> pd.DataFrame:
+        """What is shown of it, in the first of the forms that is no wider than that may be."""
+        for most, breaks in forms:
             shown = self._as_text(breaks).iloc[:, self._kept]
             widths = map(_letters, shown.columns, shown.to_numpy().T, self._numeric)
-            if sum(tex.GAP + width for width in widths) <= letters:
+            if sum(tex.GAP + width for width in widths) <= most:
                 break
         return shown
 

@@ -58,7 +58,7 @@ def every_sweep(results: Results) -> Group:
     nowhere = [one for one in absences(results, results.study.shapes) if one.missing == one.of]
     left_out = {one.implementation for one in nowhere}
     tables = over(sweeps, lambda name: backends(results, name, left_out))
-    return Group(tables.parts | {"nowhere": Prose(cells.absent(nowhere))}) if nowhere else tables
+    return Group({**tables.parts, "nowhere": Prose(cells.absent(nowhere))}) if nowhere else tables
 
 
 def backends(results: Results, name: str, left_out: Collection[str] = ()) -> Table:

@@ -142,9 +142,8 @@ def _pairs(names: list[str], alike: list[Shape]) -> tuple[Drawing, dict[Shape, t
     drawing, grid = plt.subplots(
         rows, columns, sharey=True, squeeze=False, figsize=(6.5, rows * (0.5 + ROW_INCHES * len(names)))
     )
-    drawing.set_layout_engine(
-        "constrained", w_pad=0.08
-    )  # the last number of a panel stands apart from the first of the next
+    # The last number of a panel stands apart from the first of the next.
+    drawing.set_layout_engine("constrained", w_pad=0.08)
     pairs = grid.reshape(-1, 2, columns).swapaxes(1, 2).reshape(-1, 2)
     for axes in pairs[len(alike) :].flat:
         axes.set_visible(False)
