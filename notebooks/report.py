@@ -298,9 +298,9 @@ show("model.steps")
 # %% [markdown]
 # ## Threats to validity
 #
-# - **One machine.** Other cards of the same model may differ by their silicon, cooling and power supply, and by the load of
-#   their neighbours; [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what
-#   another model of card says, where one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
+# - **One machine.** Other cards of the same model may differ by silicon, cooling, power supply and neighbours;
+#   [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what another model says, where
+#   one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
 # - **Peers.** A lead is over what was measured: FlashAttention-3 and libraries that are made for decoding were not.
 # - **Layout.** Q, K and V are contiguous, head by head; on views, as models pass them, other runs have a few shapes
 #   ([04_backends](04_backends.html)).
@@ -308,13 +308,12 @@ show("model.steps")
 #   kernel without pause.
 # - **Kinds of values.** Most shapes are timed on one kind. The captured ones are of one model, a small one that was trained for
 #   minutes unless the study names another.
-# - **Host time.** By the `eager` clock it depends on this host's processor and Python, and says little about another's.
+# - **Host time.** What the `eager` clock reads depends on this host's processor and Python.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
 # - **Calls in a row.** In warm `device` samples the call before hides part of `kernel.few`'s launch.
 # - **Few replicates.** Student's $t$ over a handful of processes is at its stated level if their medians are roughly normal.
-#   A single replicate is evidence about its own process alone: where processes differ, up to four in ten of its verdicts err
-#   in simulation ([06_verdicts](06_verdicts.html)).
+#   A single replicate tells of its own process: in simulations of processes that differ, up to four in ten of its verdicts err.
 
 # %%
 show("environment.lacking")
