@@ -251,6 +251,14 @@ def test_the_lines_of_a_cell_in_a_narrow_column_are_all_set_right():
     assert r"10,593\linebreak {[}10,585, 10,601{]}" in latex_of(pd.DataFrame(wide))
 
 
+def test_an_interval_in_a_narrow_column_is_broken_before_its_ends():
+    row = ["10.766 [10.740, 10.793]", "words " * 30]
+    latex = tex.table(["a", "b"], [row], [True, False], caption="", note="", anchor="", highlight=None)
+    assert r"10.766 {[}10.740, 10.793{]} &" in latex  # wide enough
+    latex = tex.table(["a"] * 6, [row[:1] * 6], [True] * 6, caption="", note="", anchor="", highlight=None)
+    assert latex.count(r"10.766\linebreak {[}10.740, 10.793{]}") == 6
+
+
 def test_only_cells_in_markdown_are_read_as_such():
     latex = latex_of(pd.DataFrame({"source": [Inline("[](#ref-a)")], "text": ["[](#ref-a)"]}))
     assert r"\cite{a} & {[}{]}(\#ref-\allowbreak{}a) \\" in latex

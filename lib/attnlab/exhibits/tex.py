@@ -335,6 +335,8 @@ def _kind(width: float | None, right: bool) -> str:
 
 def _cell(cell: str | Inline, width: float | None, right: bool, bold: bool) -> str:
     set_line = inline if isinstance(cell, Inline) else breakable
+    if right and width is not None:  # an interval is broken before its ends rather than between them
+        cell = str(cell).replace(" [", "\n[")
     lines = [rf"\textbf{{{line}}}" if bold and line else line for line in map(set_line, str(cell).split("\n"))]
     if len(lines) == 1:
         return lines[0]
