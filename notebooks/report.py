@@ -302,8 +302,7 @@ show("model.steps")
 #   [](#environment.cards) says how far those of this run differ, and [05_kernels](05_kernels.html) what another model says, where
 #   one was measured. Versions of PyTorch, cuDNN and the driver are one of each.
 # - **Peers.** A lead is over what was measured: FlashAttention-3 and libraries that are made for decoding were not.
-# - **Layout.** Q, K and V are contiguous, head by head; on views, as models pass them, other runs have a few shapes
-#   ([04_backends](04_backends.html)).
+# - **Layout.** Q, K and V are contiguous; of views, as models pass them, [04_backends](04_backends.html) has a few shapes.
 # - **Bursts.** Implementations take turns and the host pauses between samples, so the device is cooler than under one
 #   kernel without pause.
 # - **Kinds of values.** Most shapes are timed on one kind. The captured ones are of one model, a small one that was trained for
@@ -312,8 +311,8 @@ show("model.steps")
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
 # - **Calls in a row.** In warm `device` samples the call before hides part of `kernel.few`'s launch.
-# - **Few replicates.** Student's $t$ over a handful of processes is at its stated level if their medians are roughly normal.
-#   A single replicate tells of its own process: in simulations of processes that differ, up to four in ten of its verdicts err.
+# - **Few replicates.** Student's $t$ over a handful of processes supposes medians that are roughly normal. A single replicate
+#   tells of its own process: in simulations of processes that differ, up to four in ten of its verdicts err.
 
 # %%
 show("environment.lacking")

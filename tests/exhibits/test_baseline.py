@@ -251,7 +251,6 @@ LIMITS = {"numbers": 258, "whole": 200, "grouped": 9, "untyped": 3, "at_once": 2
 
 BRANCHES = {
     "baseline.correctness": (GATE, GATE | {"failed": 0, "outputs": None, "differing": []}),
-    "baseline.absent": ({"all": [Absence("sdpa.math", 1, 4, "skipped, too long")]},),
     "baseline.costliest": ({"c": COSTLIEST, "tile": 64},),
     "baseline.by_clock": tuple(MOVED | {"in_cycles_pct": pct} for pct in (None, [2.0, 2.0, 2.0], [], [2.5])),
     "baseline.cards": tuple(

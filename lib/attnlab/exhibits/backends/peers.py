@@ -44,7 +44,7 @@ def support(results: Results, decoded: Results | None = None) -> Table:
     frame = pd.DataFrame([{"implementation": name} | row for name, row in rows.items()])
     frame["same bits alone"] = [_of_shapes(same) if len(same) else None for same in alone.values()]
     by = cells.by_older_run(results.run, rows)
-    note = f"{by}{say('backends.support', reasons=[], run=run)} {_reasons(results)}"
+    note = f"{by}{say('backends.support', run=run)} {_reasons(results)}"
     return Table(frame, "What each implementation supports, by kind of shape.", note)
 
 
