@@ -281,3 +281,4 @@ def test_of_a_kernel_with_two_names_the_one_leads_that_was_chosen_before_the_run
     rows = of.run.resources.assign(function="one")
     both = synthetic.changed(of, resources=pd.concat([rows, rows.assign(implementation="kernel.best")]))
     assert (lead(both).candidate, lead(both).launches) == ("kernel.best", "kernel.wgmma")
+    assert leads.outrun(both, both.study.shapes) == {}

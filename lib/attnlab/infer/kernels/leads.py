@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from attnlab.infer.kernels import rungs
 from attnlab.infer.lookup import NotMeasured
 from attnlab.infer.results import Results
 from attnlab.infer.stats import Interval
@@ -96,13 +97,13 @@ def of_best(results: Results) -> list[Leads]:
 
 
 def outrun(results: Results, shapes: Iterable[Shape]) -> dict[Shape, Lead]:
-    """The shapes at which another rung is faster than `kernel.best` by the interval of the ratio, and by how much."""
+    """The shapes at which another kernel of the ladder is faster than `kernel.best`, by the interval of the ratio."""
     found = {}
     for shape in shapes:
-        rungs = [name for name in results.at(shape).index if name.startswith(PREFIX) and not in_fp8(name)]
-        name = results.fastest(shape, among=rungs)
+        named = [name for name in results.at(shape).index if name.startswith(PREFIX) and not in_fp8(name)]
+        name = results.fastest(shape, among=named)
         lead = Lead(name, BEST, results.speedup(name, shape, baseline=BEST))
-        if lead.sign > 0:
+        if lead.sign > 0 and name != rungs.launched(results, shape):
             found[shape] = lead
     return found
 
