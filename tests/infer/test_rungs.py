@@ -176,7 +176,7 @@ def test_where_the_fastest_rung_stands():
 
 
 def test_the_best_is_set_against_whoever_else_is_the_fastest_at_each_shape():
-    (found,) = leads.of_best(synthetic.led())
+    (found,) = leads.of_best(synthetic.led()).values()
     assert {shape: lead.over for shape, lead in found.by_shape.items()} == {
         shape: "peer.flash4" if shape == TARGET else "sdpa.flash" for shape in synthetic.led().study.shapes
     }
@@ -268,7 +268,7 @@ def two_names():
 
 def test_zeros_are_no_lead_and_a_rung_that_is_faster_than_the_best_is_found():
     of = two_names()
-    (found,) = leads.of_best(of)
+    (found,) = leads.of_best(of).values()
     assert list(found.by_shape) == [TARGET]
     outrun = leads.outrun(of, found.by_shape)
     assert [(one.kernel, round(one.ratio.estimate, 2)) for one in outrun.values()] == [("kernel.wgmma", 1.1)]

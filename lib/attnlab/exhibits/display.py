@@ -47,7 +47,7 @@ APART = BELOW | {", ": ",\n"}
 ON_PAGE = ((118, WHOLE), (135, BELOW), (math.inf, APART))
 ON_PAPER = ((tex.TEXT_WIDTH, WHOLE), (math.inf, BELOW))
 """How intervals are broken in tables that are at most so many letters wide: on a small laptop, and in the PDF."""
-
+_WITHIN = re.compile(r"(?<=[a-z0-9])[._](?=[a-z])")
 Shows: TypeAlias = Mapping[str, Callable[[Any], str]]
 """How the values of some columns are printed, by the columns' names."""
 
@@ -340,9 +340,6 @@ def _breakable(text: str) -> str:
     return _WITHIN.sub(r"\g<0><wbr>", escape(text)).replace(" %", "\u00a0%")
 
 
-_WITHIN = re.compile(r"(?<=[a-z0-9])[._](?=[a-z])")
-
-
 def _letters(title: str, cells: Sequence[object], is_numeric: bool) -> int:
     """How wide a column is at least: titles are broken as `_breakable` says, and longer texts between words."""
     most = max(map(_width, cells))
@@ -378,5 +375,7 @@ def _text(cell: Any, show: Callable[[Any], str], breaks: Mapping[str, str]) -> "
         return f"{_text(cell.value, show, breaks)}\n{fill(cell.name, NAME)}"
     if isinstance(cell, Interval):
         shown = (formats.interval if show in (formats.number, printed) else show)(cell)
-        return re.sub("|".join(map(re.escape, breaks)), lambda found: breaks[found[0]], shown) if breaks else shown
+        for whole, broken in breaks.items():
+            shown = shown.replace(whole, broken)
+        return shown
     return MISSING if pd.isna(cell) else cell if isinstance(cell, str) else show(cell)

@@ -17,7 +17,6 @@ from attnlab.runs.rules import CLAIM_DELTA, CLAIM_SPEEDUP
 from attnlab.study.ladder import BEST
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
-from attnlab.study.values import ZEROS
 
 STEADY_PCT = 5
 """An implementation takes the same time on all kinds where the medians, by their intervals, are no farther apart."""
@@ -68,7 +67,7 @@ def shapes(results: Results, shape: Shape, timing: Timing | None = None) -> list
     """
     alike = [other for other in results.study.shapes if other.plain == shape.plain]
     timed = [other for other in alike if results.study.baseline in results.at(other, timing).index]
-    return [other for other in timed if other.values != ZEROS] or timed
+    return [other for other in timed if other.is_judged] or timed
 
 
 def over(results: Results, candidate: str, shape: Shape, timing: Timing | None = None) -> OverKinds:

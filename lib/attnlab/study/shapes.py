@@ -129,6 +129,11 @@ class Shape:
         return replace(self, values=kinds.NORMAL)
 
     @property
+    def is_judged(self) -> bool:
+        """Whether it counts in what is said over shapes or kinds: zeros, which no program has, show what power does."""
+        return self.values != kinds.ZEROS
+
+    @property
     def rows(self) -> int:
         """The queries of all heads that share a head of K and V."""
         return self.seq_len * self.heads // self.kv_heads

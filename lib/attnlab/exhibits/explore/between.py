@@ -10,7 +10,6 @@ from attnlab.infer.results import Results
 from attnlab.infer.stats import Verdict
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
-from attnlab.study.values import ZEROS
 
 Kinds = dict[Shape, Verdict]
 """By shapes that differ in values alone."""
@@ -26,7 +25,7 @@ def flips(results: Results, baseline: str) -> list[dict[str, Any]]:
     for (shape, name), under in verdicts.items():
         for timing, verdict in under.items():
             kinds = of_kinds.setdefault((shape.plain, name), {}).setdefault(timing, {})
-            kinds |= {shape: verdict} if shape.values != ZEROS else {}  # which count in no verdict over kinds
+            kinds |= {shape: verdict} if shape.is_judged else {}
     return [
         *(
             _by_values(name, found)

@@ -14,6 +14,7 @@ from attnlab.infer.kernels.leads import Leads
 from attnlab.infer.kernels.rungs import has_kernels
 from attnlab.infer.lookup import known
 from attnlab.infer.results import Results
+from attnlab.study.studies import Timing
 
 
 @exhibit("kernels.lead", where=has_kernels)
@@ -23,10 +24,10 @@ def table(results: Results) -> Table:
     rows = []
     for shape in results.study.shapes:
         row: dict[str, Any] = {"shape": shape.label}
-        for one in found:
+        for timing, one in found.items():
             lead = one.by_shape.get(shape)
-            row[str(one.timing)] = lead and Named(lead.ratio, f"over {lead.over}")
-        if any(shape in one.by_shape for one in found):
+            row[str(timing)] = lead and Named(lead.ratio, f"over {lead.over}")
+        if any(shape in one.by_shape for one in found.values()):
             rows.append(row)
     note = (
         f"Ratios of medians from rounds taken together with {CI} intervals, and the other. They are not adjusted for "
@@ -42,10 +43,12 @@ def sentence(results: Results) -> str:
     return _said(results, found) if found else ""
 
 
-def _said(results: Results, found: list[Leads]) -> str:
-    headline = next((one for one in found if one.timing == results.headline), None)
+def _said(results: Results, found: dict[Timing, Leads]) -> str:
+    headline = found.get(results.headline)
     outrun = leads.outrun(results, headline.by_shape) if headline else {}
-    return say("kernels.lead", leads=found, others=leads.others(results), headline=headline, outrun=outrun)
+    return say(
+        "kernels.lead", leads=list(found.values()), others=leads.others(results), headline=headline, outrun=outrun
+    )
 
 
 @exhibit("kernels.cross_device", where=cross_device.elsewhere)

@@ -88,8 +88,8 @@ def abstract(results: Results, valued: Results | None = None, decoded: Results |
 
 def _best(results: Results) -> Leads | None:
     """The leads of `kernel.best` under the headline timing, if it has any."""
-    found = known(lambda: leads.of_best(results)) or []
-    return next((one for one in found if one.timing == results.headline), None)
+    found = known(lambda: leads.of_best(results)) or {}
+    return found.get(results.headline)
 
 
 def _ahead(results: Results) -> Lead | None:

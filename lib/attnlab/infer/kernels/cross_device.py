@@ -14,7 +14,6 @@ from attnlab.study import implementations
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import recorded
-from attnlab.study.values import ZEROS
 
 SAME, DIFFERENT, OPEN = "the same", "different", "open"
 
@@ -41,7 +40,7 @@ class CrossDevice:
     @property
     def theirs(self) -> Leads:
         """The leads on the other device, at every shape that its run measured but those of zeros."""
-        shapes = [shape for shape in self.there.study.shapes if shape.values != ZEROS]
+        shapes = [shape for shape in self.there.study.shapes if shape.is_judged]
         return Leads(self.there.headline, {shape: one for shape in shapes if (one := lead(self.there, shape))})
 
     @property

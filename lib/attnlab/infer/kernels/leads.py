@@ -12,7 +12,6 @@ from attnlab.study.implementations import FALLBACK, PEERS, SDPA, in_fp8
 from attnlab.study.ladder import BEST, PREFIX
 from attnlab.study.shapes import Shape
 from attnlab.study.studies import Timing
-from attnlab.study.values import ZEROS
 
 Ends = tuple[float, float]
 
@@ -84,16 +83,16 @@ def ends(numbers: Iterable[float]) -> Ends:
     return min(found), max(found)
 
 
-def of_best(results: Results) -> list[Leads]:
-    """The leads of `kernel.best` under each timing, at all shapes but those of zeros.
+def of_best(results: Results) -> dict[Timing, Leads]:
+    """The leads of `kernel.best` under each timing that has any, at all shapes but those of zeros.
 
     Raises NotMeasured where it was measured beside no other implementation.
     """
-    shapes = [shape for shape in results.study.shapes if shape.values != ZEROS]
-    found = [Leads(timing, by_shape) for timing in results.timings if (by_shape := under(results, timing, shapes))]
-    if not found:
+    shapes = [shape for shape in results.study.shapes if shape.is_judged]
+    found = {timing: under(results, timing, shapes) for timing in results.timings}
+    if not any(found.values()):
         raise NotMeasured(f"`{BEST}` was measured beside no other implementation")
-    return found
+    return {timing: Leads(timing, by_shape) for timing, by_shape in found.items() if by_shape}
 
 
 def outrun(results: Results, shapes: Iterable[Shape]) -> dict[Shape, Lead]:
