@@ -254,6 +254,7 @@ def test_the_lead_under_load_stands_beside_that_of_the_burst_and_the_energy_of_a
     assert "Under load, `kernel.best` is 1.40× as fast as `sdpa.auto`, the fastest of the others, and 1.00×" in told
     assert "; a call takes 0.0480 J instead of 0.0672 J (one load each, so without an interval)." in told
     assert "the fastest of the others" not in plain(load.bursts(slowed()))
+    assert "by the medians of the load's last 1 s and of its first slices" in load.slowed(slowed())
 
 
 def test_timings_say_the_largest_change():

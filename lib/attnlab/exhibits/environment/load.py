@@ -53,7 +53,7 @@ def endurance(results: Results) -> Figure:
 
 def slowed(results: Results) -> str:
     """By how much a load without pause slows the implementations, in a sentence."""
-    return say("environment.slowed", loads=regimes.loads(results))
+    return say("environment.slowed", loads=regimes.loads(results), settled_s=regimes.SETTLED_S)
 
 
 @exhibit("environment.load")
