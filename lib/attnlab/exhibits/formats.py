@@ -94,6 +94,14 @@ def pvalue(value: float) -> str:
     return "<0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
+def cudnn(version: str) -> str:
+    """A version of cuDNN as its releases are called, ``9.19.0``; since 9 it gives itself as 91900, before as 8907."""
+    if not version.isdigit():
+        return version
+    scale = 10_000 if int(version) >= 90_000 else 1000
+    return f"{int(version) // scale}.{int(version) % scale // 100}.{int(version) % 100}"
+
+
 def kernel(name: str) -> str:
     """A kernel's name without its arguments.
 

@@ -138,7 +138,7 @@ def machine_table(results: Results) -> Table:
         "power limit": _with_unit(card.get("power_limit_w"), "W"),
         **{title: words for column, title in SETTINGS.items() if (words := _of_processes(results, column))},
         "driver": environment["driver"],
-        "CUDA, cuDNN": f"{environment['cuda']}, {environment['cudnn']}",
+        "CUDA, cuDNN": f"{environment['cuda']}, {formats.cudnn(environment['cudnn'])}",
         "PyTorch": environment["packages"]["torch"],
         "Python, system": f"{environment['python']}, {environment['system']}",
         "telemetry": manifest["telemetry"],

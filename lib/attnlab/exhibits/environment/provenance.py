@@ -29,12 +29,13 @@ def checklist(results: Results) -> Table:
     """The points of a reproducibility checklist, answered from the manifest and the tables."""
     manifest, checks = results.run.manifest, results.run.checks
     environment, study = manifest["environment"], results.study
+    cudnn = formats.cudnn(environment["cudnn"])
     packages, longest_ms = environment["packages"], f"{study.longest_call_ms:g} ms"
     samples = f"{sample_words(study)} in each of {formats.count(effort(results).replicates, 'replicate')}"
     resamples = f"{rules.RESAMPLES:,}".replace(",", " ")
     rows = [
         ("hardware named", f"{manifest['device']['name']}, driver {environment['driver']}"),
-        ("software pinned", f"PyTorch {packages['torch']}, CUDA {environment['cuda']}, cuDNN {environment['cudnn']}"),
+        ("software pinned", f"PyTorch {packages['torch']}, CUDA {environment['cuda']}, cuDNN {cudnn}"),
         ("settings locked and asserted", f"{len(environment['settings'])} settings, hash {environment['hash'][:16]}"),
         ("inputs", "of the shape's values, seeded by shape, replicate and purpose"),
         ("samples a case and timing", Inline(samples)),
