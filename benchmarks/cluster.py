@@ -31,7 +31,6 @@ from attnlab.study import studies
 from attnlab.study.shapes import Shape
 
 RUN = "h200-2026-11-24"
-REPLICATES = 5
 GPUS = (1, 2, 4, 8, 32, 256)
 WORKERS = (2, 4, 8, 16)
 EMPTY_TASKS = 500
@@ -96,8 +95,9 @@ def _plan() -> None:
     """Deal the replicates of the published run's study, by how long its shapes took, and print how long cards need."""
     study = studies.recorded(read.read_manifest(RUN))
     took_s = _shape_seconds()
-    jobs = [Job(RUN, study, "cuda", number, tuple(study.shapes), "") for number in range(REPLICATES)]
-    print(f"{REPLICATES} replicates of {RUN}, the longest shape {max(took_s.values()):.0f} s; not measured, computed:")
+    jobs = [Job(RUN, study, "cuda", number, tuple(study.shapes), "") for number in range(study.replicates)]
+    longest = f"the longest shape {max(took_s.values()):.0f} s"
+    print(f"the {study.replicates} replicates of {RUN}, {longest}; not measured, computed:")
     print(f"{'GPUs':>8} {'s':>10} {'times as fast':>14} {'processes a GPU':>16}")
     alone_s = 0.0
     for gpus in GPUS:
