@@ -18,6 +18,7 @@ from sanitize import each_arriving
 from tools import environment_yml
 
 from attnlab.base import paths
+from attnlab.runs.dispatch import Dispatch
 from attnlab.study import ladder, shapes, studies
 
 ROOT = paths.ROOT
@@ -228,6 +229,11 @@ def test_the_example_of_a_kernel_is_a_rung(tmp_path, monkeypatch):
 def test_the_fields_of_a_rung_are_explained():
     for field in [*ladder.Rung.model_fields, *ladder.Tile.model_fields]:
         assert field == "tiles" or f"`{field}`" in TEXTS["kernels/README.md"]
+
+
+def test_the_fields_of_a_dispatch_table_are_explained():
+    explained = TEXTS["data/README.md"].split("## dispatch/")[1].split("\n## ")[0]
+    assert [field for field in Dispatch.model_fields if f"`{field}`" not in explained] == []
 
 
 def test_the_fields_of_a_study_are_explained_with_their_defaults():
