@@ -1,5 +1,5 @@
 """Our clocks. ``eager``: one call as a program makes it, with the launch gap. ``device``: without the launch gap.
-``cupti``: what CUPTI says that the kernels of a call took, one by one (`attnlab.measure.clocks.traced`).
+``cupti``: for how long kernels of a call ran, by CUPTI; what overlaps counts once (`attnlab.measure.clocks.traced`).
 
 Something untimed precedes every sample. For a ``warm`` cache it is the same work on other values, after which those to
 be timed on are put in place: the L2 holds what this implementation and whoever wrote its inputs leave in it. For a
