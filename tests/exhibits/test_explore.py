@@ -354,8 +354,8 @@ def test_headless_the_exhibit_is_a_link(monkeypatch):
     for name in explorer.WATCHED:
         monkeypatch.delenv(name, raising=False)
     bundle, _ = Show(inferred())("explore.explorer")._repr_mimebundle_()
-    assert set(bundle) == {"text/markdown", "text/latex", "text/plain"}
-    assert "(explore.html)" in bundle["text/markdown"]
+    assert set(bundle) == {"text/html", "text/latex", "text/plain"}
+    assert 'href="explore.html"' in bundle["text/html"]
     monkeypatch.setenv(explorer.WATCHED[0], "10_explore.ipynb")
     monkeypatch.setattr(explorer, "find_spec", lambda name: None)  # no anywidget
     assert Show(inferred())("explore.explorer")._repr_mimebundle_()[0] == bundle

@@ -47,6 +47,8 @@ APART = BELOW | {", ": ",\n"}
 ON_PAGE = ((118, WHOLE), (135, BELOW), (math.inf, APART))
 ON_PAPER = ((tex.TEXT_WIDTH, WHOLE), (math.inf, BELOW))
 """How intervals are broken in tables that are at most so many letters wide: on a small laptop, and in the PDF."""
+_OPENED = re.compile(r"<\w+")
+"""The first tag of an HTML text, as far as its name."""
 _WITHIN = re.compile(r"(?<=[a-z0-9])[._](?=[a-z])")
 Shows: TypeAlias = Mapping[str, Callable[[Any], str]]
 """How the values of some columns are printed, by the columns' names."""
@@ -245,8 +247,9 @@ class Prose(_Exhibit):
     markdown: str
 
     def bundle(self, anchor: str = "") -> Bundle:
-        """The paragraphs, which have no anchor."""
-        return {"text/markdown": self.markdown, "text/plain": self.markdown, "text/latex": tex.block(self.markdown)}
+        # A link leads to the first paragraph: the page has no wrappers around outputs.
+        html = _OPENED.sub(rf"\g<0>{_id(anchor)}", markdown.block(self.markdown), count=1)
+        return _bundle(html, self.markdown, tex.block(self.markdown))
 
 
 class Missing(Prose):
@@ -265,9 +268,8 @@ class Box(_Exhibit):
     text: str
 
     def bundle(self, anchor: str = "") -> Bundle:
-        named = f' id="{escape(anchor)}"' if anchor else ""
         title = f"<p><strong>{escape(self.title)}</strong></p>"
-        html = f'<aside{named} class="box">{title}{markdown.block(self.text)}</aside>'
+        html = f'<aside{_id(anchor)} class="box">{title}{markdown.block(self.text)}</aside>'
         head = rf"\textbf{{{tex.escape(self.title)}}}\par"
         latex = f"\\begin{{findings}}\n{head}\n{tex.block(self.text)}\\end{{findings}}\n\n"
         return _bundle(html, f"{self.title}\n\n{self.text}", latex)
@@ -287,9 +289,9 @@ class Group(_Exhibit):
     def bundle(self, anchor: str = "") -> Bundle:
         """All parts in every format; the anchor of each is that of the group and its own name."""
         bundles = [part.bundle(f"{anchor}.{name}") for name, part in self.parts.items()]
-        html = [bundle.get("text/html") or markdown.block(bundle["text/markdown"]) for bundle in bundles]
+        html = "\n".join(bundle["text/html"] for bundle in bundles)
         plain, latex = ("\n\n".join(bundle[kind] for bundle in bundles) for kind in ("text/plain", "text/latex"))
-        return _bundle("\n".join(html), plain, latex)
+        return _bundle(html, plain, latex)
 
     @property
     def markdown(self) -> str:
@@ -317,9 +319,13 @@ def _name(anchor: str) -> str:
     return tex.label(anchor).replace(".", "-")
 
 
+def _id(anchor: str) -> str:
+    """An anchor as an attribute; empty where there is none."""
+    return f' id="{escape(anchor)}"' if anchor else ""
+
+
 def _float(anchor: str, kind: str, *parts: str) -> str:
-    named = f' id="{escape(anchor)}"' if anchor else ""
-    return f'<figure{named} class="{kind}">{"".join(parts)}</figure>'
+    return f'<figure{_id(anchor)} class="{kind}">{"".join(parts)}</figure>'
 
 
 def _caption(text: str) -> str:
