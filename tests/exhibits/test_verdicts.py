@@ -352,11 +352,13 @@ def test_each_kind_is_listed_once_with_its_words():
     assert "section 3" in table.frame.set_index("values").loc["sink 8", "source"]
 
 
-def test_the_abstract_and_findings_of_a_run_without_kinds_name_the_other():
+def test_of_a_run_without_kinds_the_findings_name_the_other_and_the_abstract_claims_nothing_of_it():
     mine = synthetic.changed(inferred(), name="mine")
     show = Show(mine, {"valued": valued})
-    assert f"values (run `{valued().run.name}`)" in plain(show("verdicts.abstract").content)
-    assert "(run `" not in plain(exhibit(valued, "verdicts.abstract"))
+    abstract = plain(show("verdicts.abstract").content)
+    assert "kinds of values" not in abstract
+    assert "At the target, all of this is of normal values alone." in abstract
+    assert "kinds of values" in plain(exhibit(valued, "verdicts.abstract"))
     first = show("verdicts.findings").content.text.splitlines()[0]
     assert first.startswith(f"1. **Values.** {TURNED}")
     assert first.endswith(f"(Run `{valued().run.name}`.)")

@@ -59,13 +59,12 @@ def _ladder(results: Results) -> str:
 
 
 @exhibit("verdicts.abstract")
-def abstract(results: Results, valued: Results | None = None, decoded: Results | None = None) -> Prose:
+def abstract(results: Results, decoded: Results | None = None) -> Prose:
     """The paper in one paragraph."""
-    study, found = results.study, valued or results
+    study, shape = results.study, results.study.target_shape
     if results.table.empty:
         return Prose(_nothing(results))
-    shape = found.study.target_shape
-    names = [one.values for one in kinds.shapes(found, shape)]
+    names = [one.values for one in kinds.shapes(results, shape)]
     return Prose(
         say(
             "verdicts.abstract",
@@ -74,10 +73,9 @@ def abstract(results: Results, valued: Results | None = None, decoded: Results |
             device=device_words(results),
             kinds=len(names),
             captured=any(name.startswith(CAPTURED) for name in names),
-            plain=study.target_shape.values,
-            turned_over=kinds.turned(found, shape),
-            safest_over=kinds.safest(found, shape),
-            run="" if found.run.name == results.run.name else found.run.name,
+            plain=shape.values,
+            turned_over=kinds.turned(results, shape),
+            safest_over=kinds.safest(results, shape),
             baseline=study.baseline,
             best=_best(results),
             leading=few.ahead_of_it(decoded) if decoded else [],
