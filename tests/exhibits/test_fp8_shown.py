@@ -8,7 +8,9 @@ from synthetic import CEILINGS, TARGET, Recipe, changed, infer, inferred, manife
 
 from attnlab.exhibits.catalogue import Show, every
 from attnlab.exhibits.display import Figure, Table
+from attnlab.exhibits.explore import recorded
 from attnlab.exhibits.kernels import fp8
+from attnlab.export import explained
 from attnlab.infer.ceilings import Ceilings, InFp8, work_of
 from attnlab.measure.fp8.quantize import SCALES
 from attnlab.runs.schema import FAILED
@@ -46,6 +48,23 @@ def test_what_is_given_e4m3_has_its_error_beside_that_of_16_bits(run):
     assert isinstance(shown, Table)
     assert list(shown.frame) == ["shape", "16 bits", "kernel.fp8", "peer.cudnn_fp8", "kernel.fp8_rotated"]
     assert list(shown.frame["kernel.fp8"]) == list(shown.frame["kernel.fp8_rotated"]) == [2e-4] * 2
+
+
+def test_every_statement_says_what_fp8_is_given_and_whether_quantising_is_timed(run):
+    given = "given Q, K and V in e4m3: quantising isn't timed."
+    quantizing = "given 16 bits: quantising to e4m3 is timed."
+    lines = {line.split("`")[3]: line for line in Show(run)("verdicts.publishable").content.markdown.splitlines()}
+    assert lines["kernel.fp8"].endswith(f"`kernel.fp8` is {given}")
+    assert lines["kernel.fp8_quantizing"].endswith(f"`kernel.fp8_quantizing` is {quantizing}")
+    assert "e4m3" not in lines["kernel.best"]
+    for id in ("abstract", "findings", "statement", "values.said"):
+        assert f"`kernel.fp8` is {given}" in Show(run)(f"verdicts.{id}").markdown
+    note = Show(run)("verdicts.target").content.note
+    assert f" `kernel.fp8` and `kernel.fp8_rotated` are {given}" in note
+    assert f"`kernel.fp8_quantizing` and `kernel.fp8_quantizing_rotated` are {quantizing}" in note
+    statements = recorded.recorded(run, ["sdpa.auto"])["verdicts"]["sdpa.auto"]["statements"]
+    assert [f"`{{n1}}` is {words}" in " ".join(statements) for words in (given, quantizing)] == [True] * 2
+    assert f" are {given} `kernel.fp8_quantizing` and" in explained.readme(run, "")
 
 
 def test_what_it_gains_is_a_finding_of_the_run_itself_or_of_another(run):

@@ -10,6 +10,7 @@ from attnlab.infer.kernels.rungs import stale
 from attnlab.infer.lookup import shape_of
 from attnlab.infer.results import Absence, Results, absence
 from attnlab.runs.schema import MEASURED, TOO_LONG, Run
+from attnlab.study.implementations import FP8_QUANTIZING, in_fp8
 from attnlab.study.shapes import Shape
 
 CAUSAL_NOTE = (
@@ -82,6 +83,18 @@ def of_another(results: Results, found: Results, *names: str) -> str:
     said = f"; {single} of its {len(replicates)} shapes in a single replicate" if single else ""
     date = found.run.manifest["created"][:10]
     return f" (Run `{found.run.name}` of {date}{since(found.run, names)}{said}.)"
+
+
+def given(names: Iterable[str]) -> str:
+    """After a blank, what those that compute in FP8 are given, and whether quantising is timed; nothing of others."""
+    fp8 = list(filter(in_fp8, names))
+    quantizing = [name for name in fp8 if name in FP8_QUANTIZING]
+    stated = {
+        "given Q, K and V in e4m3: quantising isn't timed": [name for name in fp8 if name not in quantizing],
+        "given 16 bits: quantising to e4m3 is timed": quantizing,
+    }
+    found = {words: names for words, names in stated.items() if names}
+    return "".join(f" {formats.names(of)} {'is' if len(of) == 1 else 'are'} {words}." for words, of in found.items())
 
 
 def where(results: Results, row: Any) -> str:

@@ -16,7 +16,7 @@ from attnlab.runs import rules
 
 FOLDER = Path(__file__).with_name("templates")
 # Filters are these and the functions that print numbers, by their own names.
-WORDS = (cells.explained, decisions.against, decisions.claim, decisions.relation, decisions.under_each)
+WORDS = (cells.explained, cells.given, decisions.against, decisions.claim, decisions.relation, decisions.under_each)
 
 
 def say(id: str, **facts: Any) -> str:

@@ -1,5 +1,6 @@
 """The README of an export, which explains every field of its JSON."""
 
+from attnlab.exhibits.cells import given
 from attnlab.exhibits.quantities import INTERVAL, QUANTITIES
 from attnlab.export.records import LATENCIES, RENAMED
 from attnlab.infer import cases
@@ -127,7 +128,7 @@ def readme(results: Results, example: str) -> str:
         "An array holds its samples in the order taken. Element i of two arrays that differ in the implementation "
         "alone was taken in the same round, so that they may be paired. Replicates are never joined: each is a process "
         "of its own. `control.*` is the baseline's second turn in each round. Samples of a case that failed a check "
-        "are not here.",
+        f"are not here.{given(results.study.implementations)}",
         *([_example(example)] if example else []),
         *sections,
         f"## env.json\n\n{ENV}",

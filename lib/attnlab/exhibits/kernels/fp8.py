@@ -132,7 +132,7 @@ def costs(results: Results, shape: Shape) -> Figure:
 
 
 def _note(results: Results) -> str:
-    return say("kernels.fp8_note", by=cells.by_run(results.run, [FP8_KERNEL]))
+    return say("kernels.fp8_note", by=cells.by_run(results.run, [FP8_KERNEL]), names=results.study.implementations)
 
 
 def _pairs(names: list[str], alike: list[Shape]) -> tuple[Drawing, dict[Shape, tuple[Axes, Axes]]]:
@@ -203,7 +203,8 @@ def in_short(results: Results, eight_bits: Results | None) -> str:
     """What FP8 gains and costs, in a few words that name the run where it is another one; empty without FP8."""
     found = eight_bits or results
     said = known(lambda: f"{_gained(found)} {_erred(found)}")
-    return f"{said}{cells.of_another(results, found, FP8_KERNEL)}" if said else ""
+    given = cells.given(name for name in PAYING if name in found.study.implementations)
+    return f"{said}{given}{cells.of_another(results, found, FP8_KERNEL)}" if said else ""
 
 
 def _gained(results: Results) -> str:
