@@ -65,6 +65,9 @@ def test_an_interval_shows_its_width_to_two_digits_and_its_estimate_to_three(est
         (formats.interval, Interval(math.nan, 1.0, 2.0), "—"),
         (formats.interval, Interval(-4.2, -7.9, -0.5), "−4.2 [−7.9, −0.5]"),
         (formats.interval, Interval(20.0, -math.inf, math.inf), "20.0 [−∞, ∞]"),
+        (formats.interval, Interval(165.0, 1.6e-4, 1.67e8), "165 [<1, >100,000]"),  # of two replicates far apart
+        (formats.interval, Interval(0.5, 0.02, 30.0), "0.500 [0.020, 30.000]"),
+        (formats.interval, Interval(2.0, 1e-5, 3e3), "2.00 [<0.01, >1,000]"),
         (formats.percent, 9.94, "9.9 %"),
         (formats.percent, 10.0, "10 %"),
         (formats.percent, 150.4, "150 %"),
@@ -83,6 +86,7 @@ def test_an_interval_shows_its_width_to_two_digits_and_its_estimate_to_three(est
         (formats.change, Interval(-20.0, -20.5, -19.5), "−20.0 % [−20.5, −19.5]"),
         (formats.change, Interval(300.0, 250.0, 350.0), "+300 % [+250, +350]"),
         (formats.change, Interval(0.123, -0.2, 0.4), "+0.1 % [−0.2, +0.4]"),
+        (formats.change, Interval(65.0, -90.0, 2e8), "+65.0 % [−90.0, >100,000]"),
         (formats.change, Interval(math.nan, math.nan, math.nan), "—"),
         (formats.times, 1.3, "1.30×"),
         (formats.kibibytes, 131184, "128.1"),

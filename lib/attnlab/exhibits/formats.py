@@ -11,6 +11,8 @@ CI = f"{100 * rules.CONFIDENCE:g} %"
 """The confidence of every interval."""
 MARGIN = f"{100 * rules.EQUIVALENCE_MARGIN:g} %"
 """The margin of equivalence."""
+FARTHEST = 1000
+"""An end of an interval that is more times its estimate says nothing by its digits."""
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -44,12 +46,12 @@ def decimals_for(interval: Interval) -> int:
 
 
 def interval(value: Interval) -> str:
-    """``47.46 [47.41, 47.52]``."""
+    """``47.46 [47.41, 47.52]``; an end without a digit, or far above the estimate, as a bound: ``[<1, >10,000]``."""
     if math.isnan(value.estimate):
         return "—"
     decimals = decimals_for(value)
     estimate, low, high = (_fixed(end, decimals) for end in (value.estimate, value.low, value.high))
-    return f"{estimate} [{low}, {high}]"
+    return f"{estimate} [{low}, {_bound(value.estimate, value.high) or high}]"
 
 
 def percent(value: float) -> str:
@@ -66,7 +68,7 @@ def change(value: Interval) -> str:
     widths = Interval(abs(value.estimate), value.low, value.high)
     decimals = min(1, decimals_for(widths)) if abs(value.estimate) < 1000 else 0
     estimate, low, high = (_with_minus(f"{end:+,.{decimals}f}") for end in (value.estimate, value.low, value.high))
-    return f"{estimate} % [{low}, {high}]"
+    return f"{estimate} % [{low}, {_bound(100, value.high) or high}]"
 
 
 def times(value: float) -> str:
@@ -193,7 +195,16 @@ def _of_one_kind(kind: str, found: list[tuple[str, str]]) -> str:
 
 
 def _fixed(value: float, decimals: int) -> str:
+    """A value with so many decimals; what is above zero and would read as it, as below a unit of the last."""
+    if value > 0 and round(value, decimals) == 0:
+        return f"<{10**-decimals:.{decimals}f}"
     return _with_minus(f"{value:,.{decimals}f}").replace("inf", "∞")
+
+
+def _bound(estimate: float, high: float) -> str:
+    """For an upper end that is `FARTHEST` times the estimate and more, the power of ten below that; else nothing."""
+    far = FARTHEST * estimate
+    return f">{10 ** math.floor(math.log10(far)):,}" if 0 < far < high < math.inf else ""
 
 
 def _with_minus(text: str) -> str:
