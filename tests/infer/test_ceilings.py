@@ -107,7 +107,10 @@ def test_memory_and_matrix_product_meet_at_the_ridge():
 
 L2 = "† above the copy ceiling: the tensors fit the last level of cache, explained by the L2's own ceiling"
 WHY = ", not explained by a cache: take it for an error until it is explained"
-COPY = f"‡ above the measured ceiling of memory copy{WHY}"
+COPY = (
+    "‡ above the measured ceiling of memory copy, not explained by a cache: take it for an error unless the call "
+    "mostly reads, which the copy doesn't"
+)
 PRODUCT = f"‡ above the measured ceiling of matrix product, float16{WHY}"
 LARGE = Shape(64, 4, 16, 64)
 

@@ -27,6 +27,8 @@ from attnlab.study.shapes import BYTES_PER_ELEMENT, Shape
 # Factor from a unit to operations, bytes or exponentials per microsecond.
 PER_US = {"TFLOP/s": 1e6, "GB/s": 1e3, "Gexp/s": 1e3}
 UNEXPLAINED = ", not explained by a cache: take it for an error until it is explained"
+ABOVE_COPY = ", not explained by a cache: take it for an error unless the call mostly reads, which the copy doesn't"
+"""A few queries over many keys write next to nothing; the copy writes as much as it reads."""
 PRODUCTS = {"matmul": "matrix product", "wgmma": "wgmma"}
 """The ceilings of FLOPs, each for a dtype, and their titles."""
 TITLES = PRODUCTS | {"copy": "memory copy", "l2": "L2 reads", "exponentials": "exponentials"}
@@ -167,7 +169,7 @@ class Ceilings:
         if not self._exceeds("copy", work.bytes, median_us):
             return ""
         if cache == "cold" or not self.fits(work):
-            return f"‡ above the measured ceiling of {self._titles(['copy'])}{UNEXPLAINED}"
+            return f"‡ above the measured ceiling of {self._titles(['copy'])}{ABOVE_COPY}"
         if "l2" not in self._rates:
             return "† above the copy ceiling: the tensors fit the last level of cache, whose ceiling was not measured"
         if self._exceeds("l2", work.bytes, median_us):
