@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow
 
 from attnlab.base import documents, paths
-from attnlab.base.errors import UserError
+from attnlab.base.errors import UserError, suggestion
 from attnlab.runs import consistency, schema
 from attnlab.runs.held import Rows, refusal
 from attnlab.runs.manifest import require as require_manifest
@@ -101,18 +101,20 @@ def read_manifest(name: str) -> schema.Manifest:
     """
     path = schema.folder(name) / "manifest.json"
     if not path.is_file():
-        there = ", ".join(names()) or "none yet; `make report` records one"
-        raise UserError(f"there is no run {name!r}; those that are: {there}")
+        there = names()
+        listed = ", ".join(there) or "none yet; `make report` records one"
+        raise UserError(f"there is no run {name!r}; those that are: {listed}{suggestion(name, there)}")
     where = paths.shown(path)
     try:
         manifest: schema.Manifest = json.loads(path.read_text())
         version = manifest["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{where} is not a manifest: restore it from where the run came from") from None
-    if version != schema.SCHEMA and not (version in range(schema.OLDEST, schema.SCHEMA) and manifest.get("complete")):
-        older = isinstance(version, int) and version < schema.SCHEMA
-        advice = "measure again" if older else "update attnlab"
-        raise UserError(f"{where} has schema {version}, this attnlab reads {schema.SCHEMA}: {advice}")
+    oldest = schema.OLDEST if manifest.get("complete") else schema.SCHEMA
+    if version not in range(oldest, schema.SCHEMA + 1):
+        advice = "measure again" if isinstance(version, int) and version < oldest else "update attnlab"
+        reads = f"{schema.OLDEST} to {schema.SCHEMA}, and of a run that was cut off {schema.SCHEMA} alone"
+        raise UserError(f"{where} has schema {version}, this attnlab reads {reads}: {advice}")
     if manifest.get("seal") != documents.digest({key: value for key, value in manifest.items() if key != "seal"}):
         raise UserError(f"{where} was changed after it was recorded, so the run is refused: restore it")
     with suppress(TypeError, KeyError):  # a run of models, or what is wrong is said next
