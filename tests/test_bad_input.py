@@ -193,7 +193,11 @@ COMMANDS = [
     (nothing, (*RUN, "--long"), "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHED"),
     (nothing, (*RUN, "--device", "cpu"), "RUN renders what was recorded and measures nothing: leave STUDY, DEV"),
     (nothing, ("report", "--run", "nope"), "there is no run 'nope'; those that are: there, cut"),
-    (nothing, ("report", "--run", "their"), "there is no run 'their'; those that are: there, cut; did you mean 'there'?"),
+    (
+        nothing,
+        ("report", "--run", "their"),
+        "there is no run 'their'; those that are: there, cut; did you mean 'there'?",
+    ),
     (nothing, ("export",), "the following arguments are required: --run"),
     (nothing, ("export", "--run", ""), "'' can't be the name of a run: name a folder in "),
     (exported("notes.txt"), EXPORT, "/exports/there/ is there and is no export: move it away"),

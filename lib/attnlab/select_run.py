@@ -1,5 +1,6 @@
 """Finds the run that is shown, or measures it, and finds its companions: other runs on the same device."""
 
+import shlex
 import sys
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -13,8 +14,8 @@ from attnlab.runs import dispatch, models, read, schema, write
 from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.schema import Manifest
+from attnlab.study import callables, studies
 from attnlab.study import models as stated_models
-from attnlab.study import studies
 from attnlab.study.studies import Study
 
 if TYPE_CHECKING:
@@ -120,9 +121,11 @@ def measured(
         kind = described["kind"]
         where = f"GPUS={gpus}" if gpus else "SCHEDULER=tcp://HOST:PORT" if scheduler else ""
         begun = record.command_for(studies.shown(stated) or study.name, where or f"DEVICE={kind}")
+        # A function of one's own lies beside the file of its study, which a run alone doesn't lead to.
+        own = f"STUDY={shlex.quote(stated)}" if stated and callables.among(study.implementations) else ""
 
         def recorded(run: str) -> str:
-            again = where and f"make measure RUN={run} {where}"
+            again = " ".join(filter(None, (f"make measure RUN={run}", own, where)))
             return str(record.record(run, study, kind, executor, long, begun, again))
 
         unfinished = "" if name else _newest(study, described["name"], complete=False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import EVERY_TIMING, Quickly, gated, timed, tiny_study, told
 
+from attnlab import select_run
 from attnlab.base import paths
 from attnlab.base.errors import Outdated
 from attnlab.infer.kernels import rungs
@@ -213,12 +214,21 @@ def test_a_run_begins_with_the_hashes_and_goes_on_only_with_the_same_files(data,
         )
 
 
+@pytest.mark.parametrize(("own", "stated"), [([OWN], "RUN=one STUDY='my own/tiny.yaml'"), ([], "RUN=one")])
+def test_to_go_on_is_to_name_the_study_beside_which_a_function_lies(monkeypatch, own, stated):
+    monkeypatch.setattr(record, "record", lambda *given: given[-1])
+    study = tiny_study(implementations=["sdpa.auto", *own])
+    assert select_run.measured("one", study, "cpu", stated="my own/tiny.yaml") == f"make measure {stated}"
+
+
 def interrupted(job):
     raise KeyboardInterrupt
 
 
-def test_a_study_of_what_cannot_be_called_begins_no_run(data, one_thread, write_module):
-    write_module("attention = 3")
+def test_a_study_of_what_cannot_be_called_begins_no_run(data, one_thread, write_module, capsys):
     study = tiny_study(implementations=["sdpa.auto", OWN])
+    assert "there is no module 'own'" in told(lambda: record.record("one", study, "cpu", Quickly(one_thread)))
+    assert capsys.readouterr().err == ""  # the machine was not looked at
+    write_module("attention = 3")
     assert told(lambda: record.record("one", study, "cpu", Quickly(one_thread))).endswith("int, and no function")
     assert not (data / "one" / "manifest.json").exists()

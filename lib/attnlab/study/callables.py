@@ -40,7 +40,8 @@ def file(name: str) -> Path:
         spec = None
     if spec is None or spec.origin is None or not spec.has_location:
         path = f"{module.replace('.', '/')}.py"
-        raise UserError(f"{name}: there is no module {module!r}: put {path} beside the study's file, or on PYTHONPATH")
+        where = "beside the study's file, which STUDY names, or on PYTHONPATH"
+        raise UserError(f"{name}: there is no module {module!r}: put {path} {where}")
     return Path(spec.origin)
 
 

@@ -32,7 +32,7 @@ from attnlab.measure.session import estimate, once, worker
 from attnlab.measure.session.subject import Job
 from attnlab.measure.values import captured
 from attnlab.runs import dispatch, read, rules, schema, write
-from attnlab.study import implementations, ladder, tuning
+from attnlab.study import callables, implementations, ladder, tuning
 from attnlab.study.studies import Study, recorded
 
 POLL_S = 0.5
@@ -139,6 +139,7 @@ def new_name(described: dict[str, Any]) -> str:
 def _open(pool: Executor, name: str, study: Study, device: str, long: bool, command: str) -> str:
     """Begin the run, or resume one that was cut off; returns the hash of its environment."""
     if not (schema.folder(name) / "manifest.json").is_file():
+        callables.hashes(study.implementations)  # which refuses what has no file, before the machine is looked at
         print(f"{name}: looking at the machine and its ceilings", file=sys.stderr)
         found, seconds = pool.submit(worker.survey, device, study).result()
         _announce(study, seconds, long)
