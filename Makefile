@@ -204,8 +204,8 @@ NEEDED := pandas papermill pydantic yaml
 .usable:
 	refuse() { echo "PYTHON=$$PYTHON $$1, or leave PYTHON out" >&2; exit 1; }; \
 	set -- $$PYTHON; command -v "$$1" >/dev/null || refuse 'is not there: name an interpreter that is'; \
-	new=$$($(python) -c 'import sys; print(sys.version_info >= (3, 11))' 2>/dev/null); \
-	[ "$$new" = True ] || refuse 'is not Python 3.11 or newer: name one that is'; \
+	new=$$($(python) -c 'import sys; print(sys.version_info >= (3, 11) or "Python " + sys.version.split()[0])' 2>/dev/null); \
+	[ "$$new" = True ] || refuse "is $${new:-no Python}, and attnlab needs 3.11 or newer: name one that is"; \
 	lacks=$$($(python) -c 'import sys; from importlib.util import find_spec; print(*[name for name in sys.argv[1:] if not find_spec(name)])' $(NEEDED)); \
 	[ -z "$$lacks" ] || refuse "lacks $$lacks: install attnlab into it"
 

@@ -185,9 +185,9 @@ COMMANDS = [
     (nothing, ("messure",), "invalid choice: 'messure' (choose from "),
     (nothing, ("measure", "--device", "tpu"), "argument --device: invalid choice: 'tpu' (choose from "),
     (nothing, ("measure", "--run"), "argument --run: expected one argument"),
-    (nothing, ("report", "--what"), "unrecognized arguments: --what; `python -m attnlab --help` lists what there is"),
+    (nothing, ("report", "--what"), "unrecognized arguments: --what; `python -m attnlab report --help` lists what "),
     (nothing, ("measure", "a\nb"), "unrecognized arguments: a b; "),
-    (nothing, ("model", "--batc", "1"), "unrecognized arguments: --batc 1; "),
+    (nothing, ("model", "--batc", "1"), "--batc 1; did you mean '--batch'?; `python -m attnlab model --help` lists"),
     (nothing, ("notebook",), "the following arguments are required: name; `python -m attnlab notebook --help`"),
     (nothing, (*RUN, "--study", "quick"), "RUN renders what was recorded and measures nothing: leave STUDY, "),
     (nothing, (*RUN, "--long"), "RUN renders what was recorded and measures nothing: leave STUDY, DEVICE, GPUS, SCHED"),
@@ -199,7 +199,8 @@ COMMANDS = [
         "there is no run 'their'; those that are: there, cut; did you mean 'there'?",
     ),
     (nothing, ("export",), "the following arguments are required: --run"),
-    (nothing, ("export", "--run", ""), "'' can't be the name of a run: name a folder in "),
+    (nothing, ("export", "--run", ""), "attnlab: no run is named: RUN=<name> names a folder in "),
+    (nothing, ("dispatch", "--run", "there,"), "attnlab: no run is named: RUN=<name> names a folder in "),
     (exported("notes.txt"), EXPORT, "/exports/there/ is there and is no export: move it away"),
     (exported(""), EXPORT, "/exports/there is no folder of an export: move it away"),
     (nowhere, EXPORT, "/exports; what was recorded is kept"),
@@ -209,7 +210,12 @@ COMMANDS = [
     (nothing, ("report", "--run", "../there"), "'../there' can't be the name of a run: name a folder in "),
     (nothing, ("report", "--run", "models/x"), "'models/x' is in the folder of what `make model` records: name a run"),
     (nothing, ("measure", "--run", "models/new", "--study", "{study}"), "'models/new' is in the folder of what `make"),
-    (nothing, ("compare", "there", "there"), "two runs are compared: name both, the one before as A and the one that "),
+    (
+        nothing,
+        ("compare", "there", "there"),
+        "two runs are compared, and both are 'there': name the one before as A and t",
+    ),
+    (nothing, ("compare", "", "there"), "two runs are compared: name the one before as A and the one that is judged "),
     (nothing, ("measure", "--run", ".hidden"), "'.hidden' can't be the name of a run: name a folder in "),
     (nothing, ("measure", "--run", "{a}"), "'{a}' can't be the name of a run: use letters, digits and '_', from the "),
     (nothing, ("measure", "--run", 300 * "x"), "File name too long: "),
@@ -343,7 +349,7 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
     [
         ([*WORDS[0][0], f"PYTHON={sys.executable}"], WORDS[0][1]),
         (["report", "PYTHON=/no/python"], "PYTHON=/no/python is not there: name an interpreter that is, or leave"),
-        (["report", "PYTHON=/bin/true"], "PYTHON=/bin/true is not Python 3.11 or newer: name one that is, or leave"),
+        (["report", "PYTHON=/bin/true"], "PYTHON=/bin/true is no Python, and attnlab needs 3.11 or newer: name one "),
     ],
 )
 def test_bad_input_to_make_is_one_line_besides_its_own(place, words, said):
@@ -356,11 +362,17 @@ def test_bad_input_to_make_is_one_line_besides_its_own(place, words, said):
     assert held(place.data) == before
 
 
-def test_an_interpreter_without_what_a_report_needs_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (f'exec {sys.executable} -S "$@"', "lacks pandas papermill pydantic yaml: install attnlab into it"),
+        ("echo Python 3.10.2", "is Python 3.10.2, and attnlab needs 3.11 or newer: name one that is"),
+    ],
+)
+def test_an_interpreter_that_is_too_old_or_lacks_what_a_report_needs_is_told(tmp_path, does, said):
     bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.write_text(f"#!/bin/sh\n{does}\n")
     bare.chmod(0o755)
     ended = make("report", "RUN=x", f"PYTHON={bare}")
     assert ended.returncode == 2
-    expected = f"PYTHON={bare} lacks pandas papermill pydantic yaml: install attnlab into it, or leave PYTHON out"
-    assert ended.stderr.splitlines()[0] == expected
+    assert ended.stderr.splitlines()[0] == f"PYTHON={bare} {said}, or leave PYTHON out"

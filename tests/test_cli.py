@@ -63,7 +63,10 @@ def test_without_a_gpu(capsys, data, write_study, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    expected = "device: cuda was asked for, but torch sees no NVIDIA GPU here: use device=cpu, or RUN=<name>"
+    expected = (
+        'cuda was asked for, but torch sees no NVIDIA GPU here: use DEVICE=cpu, in a notebook device = "cpu", or '
+    )
+    expected += "render a recorded run by `make report RUN=<name>`"
     assert said(capsys, "measure", "--device", "cuda") == expected
     assert said(capsys, "measure", "--study", str(write_study()), "--device", "cuda") == expected
     assert said(capsys, "measure", "--study", str(write_study(device="cuda"))) == expected
@@ -166,7 +169,7 @@ def test_as_a_program(data):
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ended.returncode == 1
     assert ended.stdout == ""
-    assert ended.stderr.startswith("attnlab: device: cuda was asked for, but torch sees no NVIDIA GPU here: use ")
+    assert ended.stderr.startswith("attnlab: cuda was asked for, but torch sees no NVIDIA GPU here: use ")
     assert read.names() == []
 
 

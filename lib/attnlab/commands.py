@@ -12,7 +12,7 @@ import yaml
 
 from attnlab import select_run
 from attnlab.base import files, paths
-from attnlab.base.errors import Slower, UserError
+from attnlab.base.errors import Slower, UserError, suggestion
 from attnlab.base.version import VERSION
 from attnlab.compile import check
 from attnlab.runs import models as recorded
@@ -56,6 +56,14 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
+        """As of every parser, but none passes what it doesn't know on to the one above it, which knows less of it."""
+        found, unknown = super().parse_known_args(*given, **named)
+        if unknown:
+            near = suggestion(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"attnlab: {' '.join(message.split())}; `python -m {self.prog} --help` lists what there is\n")
@@ -246,7 +254,8 @@ def _compare(options: argparse.Namespace) -> None:
     from attnlab.infer.lookup import NotMeasured
 
     if not (options.before and options.after) or options.before == options.after:
-        raise UserError("two runs are compared: name both, the one before as A and the one that is judged as B")
+        same = f", and both are {options.before!r}" if options.before and options.after else ""
+        raise UserError(f"two runs are compared{same}: name the one before as A and the one that is judged as B")
     there, here = results.load(options.before), results.load(options.after)
     comparison = Comparison(here, there)
     try:

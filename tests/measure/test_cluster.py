@@ -372,7 +372,7 @@ def test_workers_without_the_device_are_refused(two, capsys):
         fleet.Fleet(client, "cuda")
     said = lines(capsys)
     assert len(said) == 2
-    assert all("UserError: device: cuda was asked for, but torch sees no NVIDIA GPU here" in line for line in said)
+    assert all("UserError: cuda was asked for, but torch sees no NVIDIA GPU here" in line for line in said)
 
 
 # Cards and processes

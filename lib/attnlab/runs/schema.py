@@ -124,8 +124,10 @@ def folder(name: str) -> Path:
         UserError: no run can have this name.
     """
     own = name.removeprefix(OF_MODELS)
-    if not own or own != Path(own).name or own.startswith("."):
-        where = paths.shown(paths.data())
+    where = paths.shown(paths.data())
+    if not own:
+        raise UserError(f"no run is named: RUN=<name> names a folder in {where}/")
+    if own != Path(own).name or own.startswith("."):
         raise UserError(f"{own!r} can't be the name of a run: name a folder in {where}/, without the path to it")
     if not NAME.fullmatch(own):
         raise UserError(

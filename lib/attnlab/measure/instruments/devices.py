@@ -24,7 +24,8 @@ def resolve(wanted: str) -> torch.device:
     """
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
-        raise UserError("device: cuda was asked for, but torch sees no NVIDIA GPU here: use device=cpu, or RUN=<name>")
+        instead = 'use DEVICE=cpu, in a notebook device = "cpu", or render a recorded run by `make report RUN=<name>`'
+        raise UserError(f"cuda was asked for, but torch sees no NVIDIA GPU here: {instead}")
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
