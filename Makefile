@@ -12,16 +12,16 @@ DEVICE ?=
 GPUS ?=
 # The address of a Dask scheduler, tcp://HOST:PORT: measure on the cluster behind it.
 SCHEDULER ?=
-# Anything: measure a study even if that takes longer than a day.
+# 1: measure a study even if that takes longer than a day. As of every such switch, 0 is as if it were not stated.
 LONG ?=
 # For `make kernels`: the name of a rung to compile alone.
 RUNG ?=
-# For `make dispatch`, anything: write over another table of the device.
+# For `make dispatch`, 1: write over another table of the device.
 REPLACE ?=
 # For `make notebook`: which, and NAME=VALUE pairs; for `make model` pairs alone.
 NAME =
 PARAMS =
-# For `make compare`: the run before, the run that is judged; anything: for a pull request; slower: fail.
+# For `make compare`: the run before, the run that is judged; 1: for a pull request; slower: fail.
 A =
 B =
 MARKDOWN ?=
@@ -65,8 +65,10 @@ export PYTHONPATH := $(CURDIR)/lib$(if $(PYTHONPATH),:$(PYTHONPATH))
 export JUPYTER_PLATFORM_DIRS := 1
 # What Arrow's own allocator has freed, nothing else in a process can use.
 export ARROW_DEFAULT_MEMORY_POOL := system
+# $(call switch,NAME,--option): the option if the variable NAME is on.
+switch = $(if $(filter-out 0,$($(1))),$(2))
 OPTIONS = $${RUN:+--run="$$RUN"} $${STUDY:+--study="$$STUDY"} $${DEVICE:+--device="$$DEVICE"} $${GPUS:+--gpus="$$GPUS"} \
-  $${SCHEDULER:+--scheduler="$$SCHEDULER"} $${LONG:+--long}
+  $${SCHEDULER:+--scheduler="$$SCHEDULER"} $(call switch,LONG,--long)
 # What measuring needs here: Dask only where it was asked for.
 MEASURING = $(HARDWARE)$(if $(GPUS)$(SCHEDULER),-dask)$(if $(GPUS),-gpus)
 
@@ -155,10 +157,10 @@ ifeq ($(HARDWARE),cuda)
 endif
 
 dispatch: $(rendering)  ## write the table of what attnlab.attend calls at each shape, from runs: RUN=<name>[,<name>]
-	$(python) -m attnlab dispatch --run="$$RUN" $${REPLACE:+--replace}
+	$(python) -m attnlab dispatch --run="$$RUN" $(call switch,REPLACE,--replace)
 
 compare: $(rendering)  ## judge each case of a run against the run before it: A=<run> B=<run>
-	$(python) -m attnlab compare $${MARKDOWN:+--markdown} $${FAIL_IF:+--fail-if="$$FAIL_IF"} -- "$$A" "$$B"
+	$(python) -m attnlab compare $(call switch,MARKDOWN,--markdown) $${FAIL_IF:+--fail-if="$$FAIL_IF"} -- "$$A" "$$B"
 
 calibrate: $(rendering)  ## simulate how often the inference is wrong, into data/reference/calibration.csv; takes minutes
 	$(python) -m attnlab calibrate

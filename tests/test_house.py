@@ -119,6 +119,13 @@ def test_words_reach_the_command_as_they_were_typed():
     assert said.stdout.splitlines()[-1].endswith("""'--batch=1'\\''' '--prompt=2'""")
 
 
+@pytest.mark.parametrize("words", ["measure LONG={}", "dispatch RUN=x REPLACE={}", "compare A=a B=b MARKDOWN={}"])
+def test_a_switch_is_off_by_0_and_by_nothing(words):
+    said = [make("-n", "PYTHON=python", *words.format(value).split()).stdout for value in ("", 0, 1)]
+    option = f"--{words.split()[-1].partition('=')[0].lower()}"
+    assert [option in words for words in said] == [False, False, True]
+
+
 def test_an_interpreter_that_is_there_keeps_its_path_and_gets_nothing():
     ended = make("-n", "report", "PYTHON=some-python")
     assert ended.stdout.splitlines()[-1].startswith("some-python -m attnlab report")
