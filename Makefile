@@ -69,8 +69,8 @@ export ARROW_DEFAULT_MEMORY_POOL := system
 switch = $(if $(filter-out 0,$($(1))),$(2))
 OPTIONS = $${RUN:+--run="$$RUN"} $${STUDY:+--study="$$STUDY"} $${DEVICE:+--device="$$DEVICE"} $${GPUS:+--gpus="$$GPUS"} \
   $${SCHEDULER:+--scheduler="$$SCHEDULER"} $(call switch,LONG,--long)
-# What measuring needs here: Dask only where it was asked for.
-MEASURING = $(HARDWARE)$(if $(GPUS)$(SCHEDULER),-dask)$(if $(GPUS),-gpus)
+# What measuring needs here: Dask only where it was asked for, and before it is installed for GPUs, a GPU.
+MEASURING = $(if $(GPUS),$(if $(PYTHON),,.gpu)) $(call ready,$(HARDWARE)$(if $(GPUS)$(SCHEDULER),-dask)$(if $(GPUS),-gpus))
 
 # $(call ready,EXTRA-EXTRA): the stamp of a .venv that has these extras of pyproject.toml. `render` stands for no extras:
 # any stamp that exists will do.
@@ -94,10 +94,10 @@ help:  ## list the targets
 	echo '  variables: RUN=<a run in data/> STUDY=<a file in studies/> DEVICE=<cuda|cpu> LONG=1 PYTHON=<an interpreter>'
 	echo '  many GPUs: GPUS=<a number of them here|all>, or SCHEDULER=<the address of a Dask scheduler>'
 
-report: $(if $(RUN),$(rendering),$(call ready,$(MEASURING)))  ## measure on the best device here and render; RUN=<name> renders a recorded run and measures nothing
+report: $(if $(RUN),$(rendering),$(MEASURING))  ## measure on the best device here and render; RUN=<name> renders a recorded run and measures nothing
 	$(python) -m attnlab report $(OPTIONS)
 
-measure: $(call ready,$(MEASURING))  ## measure a study into a new run, or continue a run that was cut off
+measure: $(MEASURING)  ## measure a study into a new run, or continue a run that was cut off
 	$(python) -m attnlab measure $(OPTIONS)
 
 close: $(rendering)  ## close a run that was cut off with the replicates that it holds: RUN=<name>
@@ -167,6 +167,7 @@ calibrate: $(rendering)  ## simulate how often the inference is wrong, into data
 
 wheel: $(rendering)  ## build dist/attnlab-*.whl: the package with its kernels, studies, notebooks and tables
 	$(python) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	echo "built $$(ls -t dist/attnlab-*.whl | head -n 1)"
 
 check: $(call ready,cpu-check)  ## check format, lint, types and notebook pairs
 	$(python) -m ruff format --check --quiet $(CODE)
@@ -198,7 +199,7 @@ clean:  ## delete everything generated except runs and the environment
 
 .PHONY: .gpu
 .gpu:
-	[ '$(HARDWARE)' = cuda ] || { echo 'this needs an NVIDIA GPU with a driver from $(DRIVER) on, and none is here' >&2; exit 1; }
+	[ '$(HARDWARE)' = cuda ] || { echo 'this needs an NVIDIA GPU with a driver from $(DRIVER) on, and $(if $(filter cpu,$(DEVICE)),DEVICE says cpu,none is here)$(if $(GPUS),: leave GPUS out)' >&2; exit 1; }
 
 # An interpreter that was named, into which nothing is installed, has to have what a report needs.
 NEEDED := pandas papermill pydantic yaml
@@ -224,5 +225,7 @@ NEEDED := pandas papermill pydantic yaml
 .venv/.ready-%: pyproject.toml requirements.lock | .venv/bin/python
 	echo 'installing attnlab [$(subst -,$(comma) ,$*)] as requirements.lock pins it; .venv/pip.log says how far it is'
 	.venv/bin/python -m pip install --no-input -c requirements.lock -e '.$(patsubst %,[%],$(subst -,$(comma),$(filter-out render,$*)))' \
-	  > .venv/pip.log 2>&1 || { grep -v "^WARNING" .venv/pip.log | tail -n 5 >&2; exit 1; }
+	  > .venv/pip.log 2>&1 || { if grep -q 'Retry(total=0' .venv/pip.log; \
+	  then echo 'the package index does not answer: connect this machine, or name a mirror by PIP_INDEX_URL'; \
+	  else grep -v "^WARNING" .venv/pip.log | tail -n 5; fi >&2; exit 1; }
 	touch $@

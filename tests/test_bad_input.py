@@ -348,6 +348,10 @@ def test_bad_input_to_make_reaches_the_command_as_it_was_written(tmp_path, place
     ("words", "said"),
     [
         ([*WORDS[0][0], f"PYTHON={sys.executable}"], WORDS[0][1]),
+        (
+            ["measure", "GPUS=2", "DEVICE=cpu"],
+            "NVIDIA GPU with a driver from 580 on, and DEVICE says cpu: leave GPUS out",
+        ),
         (["report", "PYTHON=/no/python"], "PYTHON=/no/python is not there: name an interpreter that is, or leave"),
         (["report", "PYTHON=/bin/true"], "PYTHON=/bin/true is no Python, and attnlab needs 3.11 or newer: name one "),
     ],

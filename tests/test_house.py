@@ -166,6 +166,28 @@ def test_each_target_installs_only_what_it_needs(tmp_path, words, stamp):
     assert "pip install" in make("-n", *words, cwd=tmp_path).stdout
 
 
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken",
+            "the package index does not answer: ",
+        ),
+        ("WARNING: Retrying (Retry(total=4, connect=None)) after\nERROR: No space left", "ERROR: No space left"),
+    ],
+)
+def test_what_stops_an_installation_is_said(tmp_path, log, said):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho '{log}'\nexit 1\n")
+    python.chmod(0o755)
+    first, *others = make("report", "RUN=x", cwd=tmp_path).stderr.splitlines()
+    assert first.startswith(said)
+    assert [line.startswith("make: ***") for line in others] == [True]
+
+
 def test_without_a_python_new_enough_it_says_so(tmp_path):
     for name in ("Makefile", "pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path)
