@@ -2,11 +2,11 @@
 
 import sys
 
-from attnlab.base.parent import ctrl_c_blocked
+from attnlab.base.parent import ctrl_c_blocked, terminated_as_by_ctrl_c
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status, as `commands.run`; after Ctrl-C one line says so.
+    """Run one command and return its exit status, as `commands.run`; after Ctrl-C or SIGTERM one line says so.
 
     Raises:
         SystemExit: the arguments can't be parsed; the status is 2.
@@ -16,7 +16,8 @@ def main(arguments: list[str] | None = None) -> int:
         with ctrl_c_blocked():
             from attnlab import commands
 
-        return commands.run(arguments)
+        with terminated_as_by_ctrl_c():
+            return commands.run(arguments)
     except KeyboardInterrupt:
         print("attnlab: interrupted; what was recorded is kept", file=sys.stderr)
         return 130

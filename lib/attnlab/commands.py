@@ -23,7 +23,8 @@ from attnlab.study import implementations, models, studies
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    It is 1 after an error, which is reported in one line, 3 where `compare` was to fail, and 130 after Ctrl-C.
+    It is 1 after an error, which is reported in one line, 3 where `compare` was to fail, and 130 where measuring was
+    cut off by Ctrl-C or SIGTERM.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, where nothing was being measured.

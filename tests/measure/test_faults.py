@@ -244,10 +244,13 @@ def test_a_measuring_process_does_not_outlive_the_one_that_started_it(held_up, b
 # Interrupted
 
 
-def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_it_has(held_up, begin):
+@pytest.mark.parametrize(
+    ("send", "how"), [(os.killpg, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.kill, signal.SIGTERM)]
+)
+def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_it_has(held_up, begin, send, how):
     name = begin(tiny_study(timings=BOTH_CACHES))
     with held_up(name, ("command", "measure", "--run", name)) as fork:
-        fork.kill(signal.SIGINT)
+        send(fork.pid, how)
         status, lines = fork.end()
         assert fork.gone()
     said = [line for line in lines if line.startswith("attnlab:")]

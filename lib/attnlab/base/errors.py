@@ -25,7 +25,7 @@ class UserError(Exception):
 
 
 class Interrupted(UserError):
-    """The user pressed Ctrl-C. What was recorded is kept."""
+    """The user pressed Ctrl-C, or SIGTERM came. What was recorded is kept."""
 
     status = 130
 

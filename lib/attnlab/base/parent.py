@@ -1,4 +1,4 @@
-"""The process that started this one, and Ctrl-C, which reaches both."""
+"""The process that started this one, Ctrl-C, which reaches both, and SIGTERM."""
 
 import multiprocessing
 import os
@@ -18,6 +18,17 @@ def end_with_parent() -> None:
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
     parent.join()
     os._exit(1)
+
+
+@contextmanager
+def terminated_as_by_ctrl_c() -> Iterator[None]:
+    """Inside, SIGTERM, by which containers and schedulers of jobs end a process, does what Ctrl-C does."""
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before if before is signal.SIG_IGN else signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

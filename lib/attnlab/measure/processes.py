@@ -41,6 +41,7 @@ def begin(variables: Mapping[str, str]) -> None:
     # The lock on a run ends with the process that holds it: one that resumes the run must not find this one measuring.
     end_with_parent()
     os.environ.update(variables)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which `stop` ends it
     # Ctrl-C reaches the whole process group, and the parent explains it. Under nohup, or as a shell's background job,
     # the parent goes on after it and needs this process.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
