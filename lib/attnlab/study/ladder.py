@@ -244,7 +244,7 @@ class Rung(Step):
                 that hold them, or `TILE_ROWS` of them, the one that leaves the fewest rows empty; 0 for all.
         """
         tiles = [tile for tile in self.tiles if tile.serves(head_dim, kv_len, causal)]
-        if rows and self.splits_keys:
+        if rows and tiles and self.splits_keys:
             held = min(rows, TILE_ROWS, max(tile.rows for tile in tiles))
             large = [tile for tile in tiles if tile.rows >= held]
             return [min(large, key=lambda tile: (tile.items(rows, 1) * tile.rows, tile.rows))]
