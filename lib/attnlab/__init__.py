@@ -30,6 +30,11 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     # Imported on first use: every process begins with this module, and rendering a recorded run needs no torch.
     if name in _HOMES:
-        found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        try:
+            found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            extra = "[model]" if error.name == "transformers" else "[cuda], or [cpu]"
+            said = f"attnlab.{name} needs {error.name}, which is not installed: install attnlab with its extra {extra}"
+            raise ModuleNotFoundError(said, name=error.name) from None
         return found
     raise AttributeError(f"module 'attnlab' has no attribute {name!r}")

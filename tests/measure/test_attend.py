@@ -1,5 +1,6 @@
 """`attnlab.attend` without a GPU: SDPA itself, and what it would do by a table. With one: test_gpu_backends.py."""
 
+import math
 import re
 import subprocess
 import sys
@@ -125,13 +126,13 @@ def test_lengths_of_sequences_have_gradients():
     assert not v.grad[0, :, 5:].any()
 
 
-@pytest.mark.parametrize("lengths", [torch.tensor([1]), torch.tensor([[1, 2]]), torch.tensor([1.0, 2.0])])
+@pytest.mark.parametrize("lengths", [[1], [[1, 2]], [1.0, 2.0], [True, False], [1j, 2j]])
 def test_lengths_that_do_not_fit_are_refused(lengths):
     q, k, v = inputs.draw(Shape(2, 2, 4, 32, dtype="float32"), 0, CPU)
     with pytest.raises(
         ValueError, match=r"^kv_lens has to hold a whole number for each sequence of q \(2, 2, 4, 32\)$"
     ):
-        attnlab.attend(q, k, v, kv_lens=lengths)
+        attnlab.attend(q, k, v, kv_lens=torch.tensor(lengths))
     with pytest.raises(TypeError, match=r"^attend takes tensors, and kv_lens is of type list$"):
         attnlab.attend(q, k, v, kv_lens=[1, 2])
 
@@ -412,6 +413,51 @@ def test_keys_and_values_of_other_lengths_are_refused_in_a_line(called, monkeypa
             attend.attend(given, given, given[:, :, 1:])
 
 
+TAKES = r"takes q \(batch, heads, seq_len, head_dim\) and k and v \(batch, .+ divides heads, not q \("
+DTYPES = "takes tensors in float16, bfloat16, float32 or float64, and q is torch."
+
+
+@pytest.mark.parametrize("on", ["a GPU", "a CPU"])
+@pytest.mark.parametrize(
+    ("sizes", "options", "said"),
+    [
+        ((Q[1:], Q), {}, TAKES + r"4, 33, 32\), k \(2, 4, 33, 32\), v \(2, 4, 33, 32\)$"),
+        ((Q, (2, 4, 33, 16)), {}, TAKES),
+        ((Q, (2, 3, 33, 32)), {}, TAKES),
+        ((Q[3:], Q[3:]), {}, TAKES),
+        ((Q, Q), {"dtype": torch.float8_e5m2}, DTYPES + "float8_e5m2$"),
+        ((Q, Q), {"dtype": torch.bool}, DTYPES + "bool$"),
+        ((Q, Q), {"scale": math.nan}, "takes a finite scale, not nan$"),
+    ],
+)
+def test_what_there_is_no_attention_of_is_refused_in_a_line(called, monkeypatch, on, sizes, options, said):
+    made = [tensor(*size, dtype=options.get("dtype", torch.float16)) for size in sizes]
+    if on == "a CPU":
+        monkeypatch.setattr(attend, "KIND", torch.Tensor)
+        made = [one.as_subclass(torch.Tensor) for one in made]
+    q, k = made
+    with pytest.raises(ValueError, match=f"^attend {said}"):
+        attend.attend(q, k, k, scale=options.get("scale"))
+    if len(sizes[0]) == len(sizes[1]) == 4:
+        with pytest.raises(ValueError, match=f"^attend {said}"):
+            attend.attend(q, k, k, scale=options.get("scale"), kv_lens=torch.tensor([1, 2]))
+    assert called.names == []
+
+
+def test_lengths_at_a_head_dim_that_no_kernel_serves_are_for_sdpa(called):
+    attend.attend(tensor(*Q), tensor(*Q), tensor(*Q), kv_lens=torch.tensor([1, 2]))
+    assert called.names == ["sdpa"]
+
+
+def test_without_transformers_register_says_what_is_missing(monkeypatch):
+    monkeypatch.delitem(vars(attnlab), "register", raising=False)
+    monkeypatch.delitem(sys.modules, attnlab._HOMES["register"], raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    said = r"^attnlab\.register needs transformers, which is not installed: install attnlab with its extra \[model\]$"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        attnlab.register()
+
+
 def test_layouts_are_not_remembered_without_end(called, monkeypatch):
     monkeypatch.setattr(rungs, "KEPT", 8)
     for length in range(1, 40):
@@ -439,7 +485,6 @@ BAD = {
     "no queries": lambda q: (q[:, :, :0], q, q),
     "no tensors": lambda q: (q, None, q),
     "three dimensions": lambda q: (q[0], q[0], q[0]),
-    "heads that don't divide": lambda q: (q, q[:, :3], q[:, :3]),
     "sparse": lambda q: (q.to_sparse(), q, q),
 }
 

@@ -31,7 +31,12 @@ def drawn(*sizes, dtype=torch.float32, seed=0):
 
 
 def quantized(tensor, scales="block", rows=ROWS):
-    return quantize(tensor, tensor, tensor, scales, rows)[2]
+    return quantize(tensor, tensor, tensor, scales, of_block(scales, rows))[2]
+
+
+def of_block(scales, rows=ROWS):
+    """The rows to state for a block; None for what has none."""
+    return rows if scales == "block" else None
 
 
 def of_each_element(found):
@@ -141,6 +146,7 @@ def test_views_are_quantised_as_copies_of_them_are():
         (drawn(1, 1, 8, 64).double(), {}, "not torch.float64 of"),
         (drawn(1, 1, 0, 64), {}, r"of \[1, 1, 0, 64\]"),
         (drawn(1, 1, 8, 64), {"scales": "block", "rows": 0}, "at least one row, not 0"),
+        (drawn(1, 1, 8, 64), {"rows": 8}, "state scales=\"block\" with them, not 'head', or leave them out"),
         (drawn(1, 1, 8, 96), {"rotated": True}, "a power of two, not 96"),
     ],
 )
@@ -187,7 +193,7 @@ def test_rotating_spreads_an_outlier_and_v_is_left_alone():
 def test_attention_errs_by_the_rounding_of_its_probabilities(causal, kv_heads, kv_len, scale, scales):
     q = drawn(2, 4, 48, 64)
     k, v = drawn(2, kv_heads, kv_len, 64, seed=1), drawn(2, kv_heads, kv_len, 64, seed=2)
-    found = quantize(q, k, v, scales, ROWS)
+    found = quantize(q, k, v, scales, of_block(scales))
     output = accuracy.attention(*found, causal, scale, torch.float32).double()
     q, k, v = (tensor.dequantized().double() for tensor in found)
     # A probability errs by 1/16 of itself, or 2^-10 of a step, over a sum that is at least 1.
@@ -269,8 +275,8 @@ def test_a_deviation_is_the_root_of_the_mean_square_and_the_largest():
 @pytest.mark.parametrize("scales", SCALES)
 def test_a_gpu_quantises_to_the_same_bits(scales, rotated):
     given = [drawn(2, 3, 40, 64, dtype=torch.float16, seed=seed) for seed in range(3)]
-    on_gpu = quantize(*(tensor.cuda() for tensor in given), scales, ROWS, rotated)
-    for there, here in zip(on_gpu, quantize(*given, scales, ROWS, rotated), strict=True):
+    on_gpu = quantize(*(tensor.cuda() for tensor in given), scales, of_block(scales), rotated)
+    for there, here in zip(on_gpu, quantize(*given, scales, of_block(scales), rotated), strict=True):
         assert torch.equal(there.values.view(torch.uint8).cpu(), here.values.view(torch.uint8))
         assert torch.equal(there.scales.cpu(), here.scales)
 

@@ -151,6 +151,7 @@ def costs(shape: Shape, device: torch.device, seed: int = 0, rows: int = 64) -> 
     exact = oracle.float64(q, k, v, shape.causal, shape.scale)
     found = {shape.dtype: Deviation.between(oracle.composed(q, k, v, shape.causal, shape.scale), exact)}
     for scales, rotated in product(SCALES, (False, True)):
-        output = attention(*quantize(q, k, v, scales, rows, rotated), shape.causal, shape.scale or None, q.dtype)
+        of_block = rows if scales == "block" else None
+        output = attention(*quantize(q, k, v, scales, of_block, rotated), shape.causal, shape.scale or None, q.dtype)
         found[f"e4m3 per {scales}{ROTATED * rotated}"] = Deviation.between(output, exact)
     return found

@@ -56,27 +56,31 @@ class Quantized:
 
 
 def quantize(
-    q: Tensor, k: Tensor, v: Tensor, scales: str = "head", rows: int = 64, rotated: bool = False
+    q: Tensor, k: Tensor, v: Tensor, scales: str = "head", rows: int | None = None, rotated: bool = False
 ) -> tuple[Quantized, Quantized, Quantized]:
     """Q, K and V in e4m3.
 
     Args:
         scales: one of `SCALES`.
-        rows: the rows of a block, if each has a scale.
+        rows: the rows of a block, 64 by default, if each has a scale.
         rotated: whether Q and K are rotated first (`rotate`), which leaves scores as they are and spreads what is large
             over a row.
 
     Raises:
-        ValueError: `scales` is none of them, a tensor is empty or not of `DTYPES`, a block has no rows, or a head_dim
-            that is to be rotated is no power of two.
+        ValueError: `scales` is none of them, a tensor is empty or not of `DTYPES`, a block has no rows, rows are stated
+            of what has none, or a head_dim that is to be rotated is no power of two.
     """
+    if rows is not None and scales != "block":
+        raise ValueError(
+            f'rows are those of a block: state scales="block" with them, not {scales!r}, or leave them out'
+        )
     tensors = (q, k, v)
     if scales == "head" and all(tensor.numel() for tensor in tensors) and quantizing.serves(*tensors):
         made = quantizing.quantized(tensors, _signs(q.shape[-1], torch.device("cpu")) if rotated else None)
         found = [Quantized(*one, tensor.shape[2]) for one, tensor in zip(made, tensors, strict=True)]
     else:
         turned = (rotate(q), rotate(k), v) if rotated else tensors
-        found = [_quantized(tensor, scales, rows) for tensor in turned]
+        found = [_quantized(tensor, scales, 64 if rows is None else rows) for tensor in turned]
     return found[0], found[1], found[2]
 
 

@@ -1,5 +1,6 @@
 """`attnlab.attend`: attention by the implementation that a run found to be the fastest at such shapes, or by SDPA."""
 
+import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ _tuned: dict[str, str] = {}
 """What to call at each layout that was tuned, by `layout_words`."""
 _looked = False
 """Whether the table of this device was looked for, and what was tuned on it."""
+WHOLE = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 TUNER = "attnlab.autotune"
 """What tunes, by its name: it infers from what it measures, and so stands above this."""
 
@@ -109,7 +111,8 @@ def attend(
 
     Raises:
         TypeError: q, k or v is no tensor.
-        ValueError: k and v differ in length, or kv_lens, scales or dtype do not fit them.
+        ValueError: there is no attention of tensors of these shapes and dtypes, or scale, kv_lens, scales or dtype do
+            not fit them.
         RuntimeError: the chosen implementation failed at what it serves, or the device or its memory did.
     """
     if scales is not None or dtype is not None:
@@ -136,7 +139,7 @@ def attend(
 def _of_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor) -> Tensor:
     """`attend` where each sequence has its own number of keys."""
     _require_tensors(q, k, v, kv_lens=kv_lens)
-    if (q.ndim, k.ndim, kv_lens.shape) != (4, 4, q.shape[:1]) or kv_lens.is_floating_point():
+    if (q.ndim, k.ndim, kv_lens.shape) != (4, 4, q.shape[:1]) or kv_lens.dtype not in WHOLE:
         raise ValueError(f"kv_lens has to hold a whole number for each sequence of q {tuple(q.shape)}")
     differentiable = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if is_compiling():
@@ -166,6 +169,8 @@ def _masked(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, kv_lens: Tensor, attention: Attention
 ) -> Tensor:
     """SDPA of sequences whose keys end before those of k and v do."""
+    if not is_compiling():
+        _require_attention(q, k, v, scale)
     queries, keys = q.shape[2], k.shape[2]
     ends = kv_lens.to(q.device).clamp(0, keys)
     absent = ~oracle.seen(ends, queries, keys, causal=False).transpose(2, 3)
@@ -205,7 +210,7 @@ def anew(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, aut
     """`attend` where nothing is traced, and anything may have been called last."""
     global _last
     if not is_plain(q, k, v):
-        _require_tensors(q, k, v)
+        _require_attention(q, k, v, scale)
         return sdpa.sdpa(q, k, v, causal, scale)
     differentiable = q.requires_grad or k.requires_grad or v.requires_grad
     if differentiable and torch.is_grad_enabled():
@@ -283,6 +288,28 @@ def _require_tensors(q: object, k: object, v: object, **others: object) -> None:
         raise ValueError(f"k and v differ in length: {tuple(k.shape)} and {tuple(v.shape)}")
 
 
+def _require_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
+    """Raise what `_require_tensors` does, and ValueError where torch would fail in words of its own, or give NaN."""
+    _require_tensors(q, k, v)
+    if isinstance(scale, float) and not math.isfinite(scale):
+        raise ValueError(f"attend takes a finite scale, not {scale}")
+    given = {"q": q, "k": k, "v": v}
+    if any(type(tensor) is not KIND or tensor.is_nested for tensor in given.values()):
+        return  # torch says which it takes
+    for name, tensor in given.items():
+        if not tensor.is_floating_point() or tensor.itemsize == 1:
+            raise ValueError(
+                f"attend takes tensors in float16, bfloat16, float32 or float64, and {name} is {tensor.dtype}"
+            )
+    alike = q.ndim == k.ndim == v.ndim > 1 and q.shape[-1] == k.shape[-1]
+    if not alike or (q.ndim == 4 and k.shape[1] and q.shape[1] % k.shape[1]):
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items())
+        raise ValueError(
+            "attend takes q (batch, heads, seq_len, head_dim) and k and v (batch, kv_heads, kv_len, head_dim), where "
+            f"kv_heads divides heads, not {shapes}"
+        )
+
+
 def use(source: Path | str | None = None) -> Dispatch | None:
     """Make `attend` use this dispatch table from now on; None for the one that `make dispatch` wrote for this device.
 
@@ -332,6 +359,7 @@ def _prepare(
     key: Hashable, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, autotune: bool
 ) -> _Ready:
     """The call for tensors of a layout; it is kept."""
+    _require_attention(q, k, v, scale)
     settled = autotune and _settled(q, k, v, causal, scale)
     try:
         call = call_of(_chosen(q, k, v, causal, scale), q, k, v, causal, scale)
