@@ -366,7 +366,7 @@ def as_transformers(model: Model, context: int) -> Any:
     return made
 
 
-def _of_layer(block: Block) -> Iterator[tuple[str, Tensor]]:
+def _of_layer(block: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a layer by their names in transformers."""
     for name, tensor in zip("qkv", block.attention.qkv.weight.chunk(3), strict=True):
         yield f"self_attn.{name}_proj.weight", tensor

@@ -16,7 +16,8 @@ def current(text: str) -> str:
     for name, columns in declared().items():
         begin, end = markers(name)
         block = f"{begin}\n\n{_table(columns)}\n\n{end}"
-        text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, block=block: block, text, flags=re.DOTALL)
+        for held in re.findall(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL):
+            text = text.replace(held, block)
     return text
 
 

@@ -15,6 +15,7 @@ import math
 import random
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,11 +158,13 @@ class Fp8:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(self.function, attribute, instance.shared_bytes))
 
-    def prepare(self, q: Quantized, k: Quantized, v: Quantized):
+    def prepare(self, q: Quantized, k: Quantized, v: Quantized) -> Callable[[], Tensor]:
         """A call without arguments, whose output is the same memory each time."""
         i, driver = self.instance, maps.driver()
         rows = 64 * i.consumers
-        tile = SimpleNamespace(rows=rows, keys=i.keys, box=64, items=lambda queries, heads: -(-queries // rows) * heads)
+        tile: Any = SimpleNamespace(
+            rows=rows, keys=i.keys, box=64, items=lambda queries, heads: -(-queries // rows) * heads
+        )
         batch, heads, queries, head_dim = q.values.shape
         properties = torch.cuda.get_device_properties(DEVICE)
         held = properties.multi_processor_count
@@ -180,11 +184,11 @@ class Fp8:
             _checked(driver.cuLaunchKernel(*fixed, stream, parameters.address, 0))
             return output
 
-        call.kept = (q, k, v, scales)
+        call.kept = (q, k, v, scales)  # type: ignore[attr-defined]
         return call
 
 
-def _checked(answer):
+def _checked(answer: tuple[Any, ...]) -> Any:
     status, *values = answer
     if status.value:
         raise RuntimeError(status.name)
@@ -198,16 +202,16 @@ def check(kernels: dict[tuple[Instance, bool], Fp8], head_dim: int) -> None:
         drawn_of = "normal" if kind == "minus 1" else kind
         shape = Shape(batch, heads, seq_len, head_dim, causal, kv_heads=kv_heads, kv_len=kv_len, values=drawn_of)
         try:
-            drawn = inputs.draw(shape, 1, DEVICE)
+            drawn_q, drawn_k, drawn_v = inputs.draw(shape, 1, DEVICE)
         except Exception as error:  # captured values that aren't here
             print(f"  {kind}: {error}")
             continue
         if kind == "minus 1":
-            drawn[0].abs_(), drawn[1].abs_().neg_()
-        q, k, v = quantize(*drawn)
+            drawn_q.abs_(), drawn_k.abs_().neg_()
+        q, k, v = quantize(drawn_q, drawn_k, drawn_v)
         if layout == "tokens first":  # quantising makes tensors contiguous
             q, k, v = (Quantized(_tokens_first(t.values), t.scales, t.rows) for t in (q, k, v))
-        exact = oracle.float64(*(tensor.dequantized() for tensor in (q, k, v)), causal)
+        exact = oracle.float64(q.dequantized(), k.dequantized(), v.dequantized(), causal)
         formula = Error.between(accuracy.attention(q, k, v, causal), exact)
         print(
             f"D={head_dim} {batch},{heads},{seq_len},{kv_heads},{kv_len}{'c' * causal} {layout} {kind}: {formula}",
@@ -236,8 +240,8 @@ def measure(
     """Print the TFLOP/s of each instance at a shape, and of what stands beside them."""
     batch, heads, length, head_dim, causal = shape
     asked = Shape(batch, heads, length, head_dim, causal=causal, values=kind)
-    given = inputs.draw(asked, 1, DEVICE)
-    q, k, v = quantize(*given)
+    given = drawn_q, drawn_k, drawn_v = inputs.draw(asked, 1, DEVICE)
+    q, k, v = quantize(drawn_q, drawn_k, drawn_v)
     timed = [i for i, c in kernels if i.head_dim == head_dim and c == causal]
     calls = {i.name: kernels[i, causal].prepare(q, k, v) for i in timed}
     try:
@@ -247,14 +251,16 @@ def measure(
     except Exception as error:  # a peer that is missing is no reason to stop
         print(f"  kernel.best: {error}")
     try:
-        calls["cudnn to e4m3"] = partial(cudnn.attention, *quantize(*given, scales="tensor"), causal, given[0].dtype)
+        of_tensors = quantize(drawn_q, drawn_k, drawn_v, scales="tensor")
+        calls["cudnn to e4m3"] = partial(cudnn.attention, *of_tensors, causal, drawn_q.dtype)
         calls["cudnn to e4m3"]()
     except Exception as error:
         calls.pop("cudnn to e4m3")
         print(f"  cudnn: {error}")
     flops = 4 * batch * heads * length**2 * head_dim / (2 if causal else 1)
     count = max(1, round(2e-3 / (flops / 8e14)))
-    graphs, took = {}, {}
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    took: dict[str, list[float]] = {}
     for name, call in calls.items():
         call()
         torch.cuda.synchronize()

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from statistics import mean, median
 from typing import Any
 from unittest.mock import patch
@@ -55,7 +56,8 @@ CONSTANTS = ((0.5, 1, 1.5, 2, 3), (0.5, 1, 1.5, 2, 3, 4), (25, 50, 100, 200, 400
 NAMES = ("START_TILES", "MERGE_TILES", "CLUSTER_ROWS", "WORKSPACE_ROWS")
 
 Split = tuple[int, int]
-Inputs = list[list[torch.Tensor]]
+Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Inputs = list[Given]
 
 
 def main(shapes: list[str]) -> None:
@@ -83,7 +85,7 @@ def _tiles(head_dim: int) -> list[Tile]:
         rows, warps, keys, stages, *_ = stated
         shared = 2 * head_dim * (rows + 2 * stages * keys)
         name = "_".join(map(str, ("rows", *stated)))
-        sizes = {"rows": rows, "keys": keys, "threads": 32 * warps, "shared_bytes": shared}
+        sizes: dict[str, Any] = {"rows": rows, "keys": keys, "threads": 32 * warps, "shared_bytes": shared}
         made.append(Tile(head_dim=head_dim, template=template, name=name, **sizes))
     return own + made
 
@@ -128,8 +130,8 @@ def _check(head_dim: int, variants: list[rungs.Kernel]) -> int:
                 try:
                     output = kernel(q, k, v, True, None, kv_lens)
                     repeats &= torch.equal(output, kernel(q, k, v, True, None, kv_lens))
-                except (Broken, Unsupported) as error:
-                    print(f"  {kernel.rung.tiles[0].name}, {split}: {error}", flush=True)
+                except (Broken, Unsupported) as refused:
+                    print(f"  {kernel.rung.tiles[0].name}, {split}: {refused}", flush=True)
                     wrong += 1
                     continue
             expected = _float64(q, k, v, lengths if kv_lens is not None else [keys] * batch)
@@ -169,8 +171,9 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
     rows, kv_bytes = heads // kv_heads * queries, 4 * batch * kv_heads * keys * head_dim
     memories = min(CALLS, 1 + math.ceil(2 * torch.cuda.get_device_properties(0).L2_cache_size / kv_bytes))
     dtype = torch.bfloat16 if head_dim == 128 else torch.float16
-    shapes = (batch, heads, queries, head_dim), *2 * [(batch, kv_heads, keys, head_dim)]
-    inputs = [[torch.randn(size, device="cuda", dtype=dtype) for size in shapes] for _ in range(memories)]
+    drawn = partial(torch.randn, device="cuda", dtype=dtype)
+    of_q, of_k = (batch, heads, queries, head_dim), (batch, kv_heads, keys, head_dim)
+    inputs = [(drawn(of_q), drawn(of_k), drawn(of_k)) for _ in range(memories)]
     fits, own = [], ladder.rung("kernel.few").tiles_for(head_dim, keys, True, rows)[0]
     seen = keys - (queries - 1) / 2  # by a query, on average
     for kernel in variants[head_dim]:
@@ -196,7 +199,7 @@ def _time(sizes: tuple[int, ...], queries: int, variants: dict[int, list[rungs.K
     return fits
 
 
-def _sizes(kernel: rungs.Kernel, given: list[torch.Tensor]) -> tuple[Any, ...]:
+def _sizes(kernel: rungs.Kernel, given: Given) -> tuple[Any, ...]:
     """What `problem.splits` is asked for these inputs."""
     with patch.object(problem, "splits", side_effect=problem.splits) as asked:
         kernel.prepare(*given, True, None)

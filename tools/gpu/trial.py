@@ -49,11 +49,12 @@ def main() -> None:
 
 
 def _shape(stated: str, kind: str) -> Shape:
-    sizes = [int(size) for size in stated.rstrip("cb").split(",")]
+    batch, heads, seq_len, head_dim, *more = (int(size) for size in stated.rstrip("cb").split(","))
     ending = stated[len(stated.rstrip("cb")) :]
-    kv_heads, kv_len = sizes[4:] or (0, 0)
+    kv_heads, kv_len = more or (0, 0)
     dtype = "bfloat16" if "b" in ending else "float16"
-    return Shape(*sizes[:4], causal="c" in ending, dtype=dtype, values=kind, kv_heads=kv_heads, kv_len=kv_len)
+    causal = "c" in ending
+    return Shape(batch, heads, seq_len, head_dim, causal, dtype, kv_heads=kv_heads, kv_len=kv_len, values=kind)
 
 
 def _case(name: str, all_windows: list[Windows], shape: Shape) -> Case:
@@ -83,8 +84,8 @@ def _time(shape: Shape, names: list[str], first: str, rounds: int, apart: bool) 
         memory.draw(number)
     cases: dict[str, Case] = {}
     errors: dict[str, tuple[float, float]] = {}
-    first_heads = (tensor[:1, :COMPARED_HEADS].double() for tensor in of_each_head(*windows[0]))
-    exact = float64(*first_heads, shape.causal)
+    q, k, v = (tensor[:1, :COMPARED_HEADS].double() for tensor in of_each_head(*windows[0]))
+    exact = float64(q, k, v, shape.causal)
     for name in names:
         case = _case(name, all_windows, shape)
         try:

@@ -23,5 +23,5 @@ def as_tracked(model: dict[str, Any], path: str, **_: Any) -> None:
 
 
 warnings.filterwarnings("ignore", "Overriding existing pre_save_hook")  # the server reads this file more than once
-c = get_config()  # noqa: F821
+c = get_config()  # type: ignore[name-defined]  # noqa: F821
 c.ContentsManager.pre_save_hook = as_tracked
