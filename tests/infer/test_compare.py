@@ -293,4 +293,4 @@ def test_runs_that_share_nothing_are_one_line(data, capsys):
     said = "attnlab: `before` and `after` share no case under the same timing: name runs that do\n"
     assert capsys.readouterr() == ("", said)
     assert __main__.main(["compare", "before", ""]) == 1
-    assert "name both" in capsys.readouterr().err
+    assert "two runs are compared: name" in capsys.readouterr().err

@@ -95,11 +95,12 @@ def record_models(
             goes_on = f"`{command(name, begun.plan)}` goes on with it"
             raise UserError(f"the record {name!r} is of another plan: {goes_on}, or name another with RUN")
         if begun.dispatch:
-            documents.write(target / DISPATCH, begun.dispatch)
+            documents.write(target / DISPATCH, begun.dispatch)  # for the processes that measure
         read.held(run)  # which refuses blocks that were lost or changed, before others are measured
         for job in _jobs(run, begun, device, own):
             pool.submit(take, job).result()
         write.finish(run)
+        (target / DISPATCH).unlink(missing_ok=True)
 
 
 def survey(kind: str) -> dict[str, Any]:
