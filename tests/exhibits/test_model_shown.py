@@ -10,7 +10,6 @@ import pytest
 import small
 import synthetic
 
-from attnlab.base import paths
 from attnlab.base.errors import UserError
 from attnlab.exhibits import model
 from attnlab.exhibits.catalogue import Show
@@ -94,15 +93,6 @@ def test_without_a_record_of_the_device_a_line_says_how_to_make_one(data):
     assert Show(shown())("model.compared").markdown == told
     write(on="another")
     assert "No model was measured" in Show(shown())("model.share").markdown
-
-
-def test_the_record_in_the_repository_is_read_though_its_table_is_of_the_first_version(monkeypatch):
-    monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
-    refused: list[UserError] = []
-    records = {record.manifest.name: record for record in models.newest(GPU, refused.append)}
-    table = records["h200-models"].manifest.dispatch
-    assert refused == []
-    assert {choice.implementation for choice in table.choices} == set(table.sources) == {"kernel.best"}
 
 
 def test_the_newest_complete_record_of_the_device_is_shown(data):

@@ -259,8 +259,7 @@ def test_what_is_tracked_can_still_be_read(monkeypatch):
     records = read.names(schema.OF_MODELS)
     assert records
     assert all(read.read_manifest(name)["complete"] for name in [*read.names(), *records])
-    tables = {name: ModelFields.model_validate(read.held(name)[0]).dispatch for name in records}
-    assert list(tables["models/h200-models"].sources) == ["kernel.best"]
+    assert all(ModelFields.model_validate(read.held(name)[0]).dispatch for name in records)
 
 
 NO_MANIFESTS = [b"", b"{", b"[1]", b"7", b"null", b'"schema"', b"{}", b'{"created": [1]}', b"\xff\xfe", 10**5 * b"["]

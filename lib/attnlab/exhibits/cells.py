@@ -90,8 +90,8 @@ def given(names: Iterable[str]) -> str:
     fp8 = list(filter(in_fp8, names))
     quantizing = [name for name in fp8 if name in FP8_QUANTIZING]
     stated = {
-        "given Q, K and V in e4m3: quantising isn't timed": [name for name in fp8 if name not in quantizing],
-        "given 16 bits: quantising to e4m3 is timed": quantizing,
+        "given e4m3; quantising isn't timed": [name for name in fp8 if name not in quantizing],
+        "given 16 bits; quantising is timed": quantizing,
     }
     found = {words: names for words, names in stated.items() if names}
     return "".join(f" {formats.names(of)} {'is' if len(of) == 1 else 'are'} {words}." for words, of in found.items())

@@ -3,7 +3,7 @@
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, model_validator
 
@@ -237,18 +237,6 @@ def _place(shape: Shape) -> tuple[float, ...]:
     sizes = heads, shape.seq_len, shape.heads // shape.kv_heads, min(tiles, FULL)
     few = FEW_APART if tuning.rows_of(shape) else 0.0
     return *map(math.log2, sizes), math.log2(shape.kv_len) / 2, few
-
-
-def lifted(recorded: Any) -> Any:
-    """A table that a record holds, as tables are today; in the first version, each choice had its kernel's hash."""
-    try:
-        if recorded["version"] != 1:
-            return recorded
-        choices = [{name: choice[name] for name in choice if name != "source"} for choice in recorded["choices"]]
-        sources = {choice["implementation"]: choice["source"] for choice in recorded["choices"] if choice["source"]}
-        return recorded | {"version": 2, "choices": choices, "sources": sources}
-    except (TypeError, KeyError):
-        return recorded  # no table of the first version either: what is wrong is said of the present one
 
 
 def path(device_name: str) -> Path:

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from attnlab.base.documents import Count, Hash, Positive, Size, Words, validated
 from attnlab.base.errors import UserError
-from attnlab.runs.dispatch import Dispatch, lifted
+from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.rules import GATE_FACTOR
 from attnlab.runs.schema import NAME, TIME, Manifest
 from attnlab.runs.tables import MODEL_TABLES, TABLES
@@ -175,7 +175,7 @@ class ModelFields(Common):
     packages_of = ("torch", "transformers")
     tick_us: NotNegative
     plan: Plan
-    dispatch: Annotated[Dispatch | None, BeforeValidator(lifted)]
+    dispatch: Dispatch | None
 
 
 class Fields(Common):

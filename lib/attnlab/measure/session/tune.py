@@ -41,10 +41,8 @@ VALUES = ("normal", "sd 6", "rising 24")
 """Values on which a kernel that goes by the scores may take long: besides normal ones, maxima that jump or rise."""
 SEQ_LENS = (56, 120, 184, 248, 376, 504, 760, 1016, 1528, 2040, 4088, 8184)
 """A little below lengths that are used, so that as much of a tile is filled as there."""
-HEADS = ((3, 8), (30, 8))
-"""Batch and heads."""
-BY_HEADS = [((batch, 7), 508) for batch in (9, 18, 36)]
-"""Batch and heads between those, at a length where the fastest tile depends on how many rounds the heads fill."""
+HEADS = ((3, 8), (9, 7), (18, 7), (30, 8))
+"""Batch and heads, dense enough that what fills the device at one fills it nearby."""
 FEW = [(3, 32, 8, queries, 3000) for queries in (1, 5, 14)] + [
     (batch, 32, 8, queries, keys)
     for batch, queries in ((1, 40), (9, 40), (1, 60), (8, 60), (10, 60), (16, 60))
@@ -63,9 +61,7 @@ CHUNKS = [
 the device."""
 SHAPES = [
     Shape(batch, heads, seq_len, head_dim, causal, "float16")
-    for head_dim, causal, ((batch, heads), seq_len) in product(
-        (64, 128), (False, True), [*product(HEADS, SEQ_LENS), *BY_HEADS]
-    )
+    for head_dim, causal, (batch, heads), seq_len in product((64, 128), (False, True), HEADS, SEQ_LENS)
 ] + [
     Shape(batch, heads, queries, head_dim, causal, "float16", kv_heads=kv_heads, kv_len=keys)
     for head_dim, causal, (batch, heads, kv_heads, queries, keys) in product((64, 128), (False, True), [*FEW, *CHUNKS])
