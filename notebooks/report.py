@@ -283,17 +283,12 @@ show("roofline.literature.shares")
 # ## In a model
 #
 # A faster kernel need not make a faster model. Models of Hugging Face transformers generate text with `attnlab.attend`, which
-# chooses for each shape by a table that a run made, in place of the SDPA that they call by themselves.
+# chooses for each shape by a table that a run made, in place of the SDPA that they call by themselves. Steps of one token, or of
+# a draft of eight, read a static cache of the prompt; under a CUDA graph what the host takes is left out.
 # [09_model](09_model.html) has every time.
 
 # %%
 show("model.said")
-
-# %% [markdown]
-# [](#model.steps) has single steps, in which the host counts less.
-
-# %%
-show("model.steps")
 
 # %% [markdown]
 # ## Threats to validity
@@ -310,7 +305,8 @@ show("model.steps")
 # - **Host time.** What the `eager` clock reads depends on this host's processor and Python.
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
-# - **Calls in a row.** In warm `device` samples the call before hides part of `kernel.few`'s launch.
+# - **Calls in a row.** In warm `device` samples the call before hides part of `kernel.few`'s launch, and every sample finds
+#   instructions in the caches, which a model evicts between two calls: its steps may gain less than the kernels do, or lose.
 # - **Few replicates.** Student's $t$ over a handful of processes supposes medians that are roughly normal. A single replicate
 #   tells of its own process: in simulations of processes that differ, up to four in ten of its verdicts err.
 

@@ -45,7 +45,7 @@ BUSY = f"""
 import signal, sys
 from attnlab.infer import parallel
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
-BEGUN = "import sys, time; print('begun', file=sys.stderr, flush=True); "
+BEGUN = "import sys, time; sys.stderr.write('begun' + chr(10)); "
 try:
     parallel.each(exec, [(f"{{BEGUN}}open({{sys.argv[1]!r}})",)] * {parallel.FEWEST})
 except KeyboardInterrupt:

@@ -302,14 +302,17 @@ def test_what_is_chosen_is_expected_to_be_the_fastest(flash, cudnn, expected):
     assert made.choose(Shape(2, 8, 256, 64)) == "sdpa.auto"  # as the verdict at this very shape says
 
 
-def test_best_counts_where_it_still_runs_the_instance_that_was_measured(monkeypatch):
-    changed = Shape(2, 8, 256, 64)
+def test_a_shape_at_which_best_runs_another_instance_now_is_estimated_by_others(monkeypatch):
+    changed, kept = Shape(2, 8, 256, 64), Shape(2, 8, 512, 64)
     now = SimpleNamespace(running=lambda shape: "new" if shape == changed else "old")
     monkeypatch.setattr(tuning, "load", lambda device_name: now)
-    old = {"speedups": {"kernel.best": 1.5}, "instance": "old"}
-    made = table(*(choice(shape, "kernel.best", **old) for shape in (changed, Shape(64, 8, 2048, 64))))
-    assert [made.choose(choice.shape) for choice in made.choices] == ["sdpa.auto", "kernel.best"]
-    assert made.estimate(Shape(2, 8, 300, 64)) == {}  # one of its neighbours has no speedup any more
+    ran = [choice(shape, "kernel.best", speedups={"kernel.best": 1.5}, instance="old") for shape in (changed, kept)]
+    made = table(*ran)
+    assert [made.choose(one.shape) for one in ran] == ["kernel.best"] * 2
+    assert made.estimate(Shape(2, 8, 300, 64)) == pytest.approx({"kernel.best": 1.5})
+    assert (made.estimate(kept), table(ran[0]).choose(changed)) == ({}, "sdpa.auto")  # it is nobody's neighbour
+    slower = choice(changed, "sdpa.auto", speedups={"kernel.best": 0.9}, instance="old")
+    assert table(slower, ran[1]).choose(changed) == "sdpa.auto"
 
 
 def test_the_error_of_estimates_is_that_at_each_measured_shape_by_the_others():

@@ -2,6 +2,7 @@
 
 import math
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -143,12 +144,12 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         """What to call at a shape: what was chosen there, or else what is expected to be the fastest.
 
         It is the fallback where nothing is expected to be faster, or nothing near was measured. A wrong choice costs as
-        much as one that was not made, so none is asked to be ahead by the error of its estimate.
+        much as one that was not made, so none is asked to be ahead by the error of its estimate. Where `kernel.best`
+        was chosen and now runs another instance, the shape counts as not measured.
         """
-        if measured := self._at.get(shape):
-            name = measured.implementation
-            changed = name == BEST and self._runs_another(shape, measured.instance)
-            return name if name in self.named and not changed else FALLBACK
+        measured = self._at.get(shape)
+        if measured and (measured.implementation != BEST or self._holds(measured)):
+            return measured.implementation if measured.implementation in self.named else FALLBACK
         expected = {name: speedup for name, speedup in self.estimate(shape).items() if name in self.named}
         best = max(expected, key=lambda name: expected[name], default=FALLBACK)
         return best if expected.get(best, 0) > 1 else FALLBACK
@@ -159,11 +160,11 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         It is the mean of their logarithms, weighted by the inverse square of the distance (Shepard 1968), among shapes
         of the same head_dim and mask, in 16 or in 32 bits alike. The shape itself is no neighbour of its own.
         """
-        near = sorted(self._near(shape), key=lambda pair: pair[0])[:NEAREST]
+        near = list(islice((pair for pair in self._near(shape) if self._holds(pair[1])), NEAREST))
         if not near or near[0][0] > FARTHEST:
             return {}
         weights = [1 / (distance + SOFTENING) ** 2 for distance, _ in near]
-        speedups = [self._speedups(choice) for _, choice in near]
+        speedups = [choice.speedups for _, choice in near]
         return {
             name: math.exp(
                 sum(w * math.log(each[name]) for w, each in zip(weights, speedups, strict=True)) / sum(weights)
@@ -177,11 +178,9 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         ran = measured.instance if measured else self.drawn.get(shape.label)
         return ran is not None and not self._runs_another(shape, ran)
 
-    def _speedups(self, choice: Choice) -> dict[str, float]:
-        """What was measured at a shape, without `kernel.best` where it now runs another instance there."""
-        if BEST not in choice.speedups or not self._runs_another(choice.shape, choice.instance):
-            return choice.speedups
-        return {name: value for name, value in choice.speedups.items() if name != BEST}
+    def _holds(self, choice: Choice) -> bool:
+        """Whether `kernel.best` still runs what was measured at a shape."""
+        return BEST not in choice.speedups or not self._runs_another(choice.shape, choice.instance)
 
     def _runs_another(self, shape: Shape, ran: str) -> bool:
         """Whether `kernel.best` now runs another instance at a shape than the one it ran; asked once of each."""
@@ -202,11 +201,11 @@ class Dispatch(BaseModel, extra="forbid", frozen=True, strict=True):
         return {}
 
     def _near(self, shape: Shape) -> list[tuple[float, Choice]]:
-        """The measured shapes that are like one in what is no size, each with its distance."""
+        """The measured shapes that are like one in what is no size, each with its distance, the nearest first."""
         own, place = self._at.get(shape), _place(shape)
-        return [
-            (math.dist(place, its), choice) for choice, its in self._places.get(_kind(shape), []) if choice is not own
-        ]
+        alike = self._places.get(_kind(shape), [])
+        found = [(math.dist(place, its), choice) for choice, its in alike if choice is not own]
+        return sorted(found, key=lambda pair: pair[0])
 
     @cached_property
     def _at(self) -> dict[Shape, Choice]:
