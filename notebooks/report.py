@@ -284,7 +284,7 @@ show("roofline.literature.shares")
 #
 # A faster kernel need not make a faster model. Models of Hugging Face transformers generate text with `attnlab.attend`, which
 # chooses for each shape by a table that a run made, in place of the SDPA that they call by themselves. Steps of one token, or of
-# a draft of eight, read a static cache of the prompt; under a CUDA graph what the host takes is left out.
+# a draft of eight, read a static cache of the prompt.
 # [09_model](09_model.html) has every time.
 
 # %%

@@ -89,7 +89,7 @@ def model_manifest(plan: models.Plan = PLAN, **changes: Any) -> dict[str, Any]:
     stated = manifest()
     packages = stated["environment"]["packages"] | {"transformers": "5"}
     kept = ("attnlab", "commit", "command", "device", "rules", "sources")
-    own = {"plan": plan.model_dump(mode="json"), "tick_us": 1e-3, "dispatch": None}
+    own = {"plan": plan.model_dump(mode="json"), "tick_us": 1e-3, "dispatch": {}}
     environment = {"environment": stated["environment"] | {"packages": packages}}
     return {field: stated[field] for field in kept} | environment | own | changes
 

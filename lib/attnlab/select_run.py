@@ -11,7 +11,6 @@ from attnlab.base.errors import Outdated, UserError
 from attnlab.infer.compare.companions import COMPANIONS, companion_of
 from attnlab.infer.results import Results, load
 from attnlab.runs import dispatch, models, read, schema, write
-from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.schema import Manifest
 from attnlab.study import callables, studies
@@ -181,7 +180,7 @@ def modelled(name: str, device: str, stated: dict[str, Any], weights: str = "", 
         plan = stated_models.plan(found.type, **stated)
     if own:
         own.require_passages(plan)
-    table = _table_of(devices.describe(found)["name"]) if found.type == "cuda" and not begun else None
+    table = _table_of(devices.describe(found)["name"]) if found.type == "cuda" else {}
     record_models(name, plan, found, table, own=own)
     return name
 
@@ -197,13 +196,12 @@ def _own(weights: str, text: str, models: list[str] | None, kind: str) -> "Own |
     return pretrained.read(weights, text, kind) if weights else None
 
 
-def _table_of(device_name: str) -> Dispatch | None:
-    """The dispatch table that `attend` goes by on this device; None, with a line that says so, where there is none."""
-    file = dispatch.path(device_name)
-    if file.is_file():
-        return dispatch.load(file, device_name)
-    print(f"no dispatch table of {device_name}: `attend` calls SDPA; `make dispatch` makes one", file=sys.stderr)
-    return None
+def _table_of(device_name: str) -> dict[str, str]:
+    """The dispatch table that `attend` goes by on this device; empty, with a line that says so, where there is none."""
+    found = dispatch.identity(device_name)
+    if not found:
+        print(f"no dispatch table of {device_name}: `attend` calls SDPA; `make dispatch` makes one", file=sys.stderr)
+    return found
 
 
 def _newest(study: Study, device: str, complete: bool) -> str:

@@ -16,11 +16,11 @@ from attnlab.exhibits.catalogue import Show
 from attnlab.infer.models.comparisons import comparisons, decided
 from attnlab.infer.models.outputs import agreements, kernels_of_prompts, shares_pct
 from attnlab.infer.results import Results
-from attnlab.runs import dispatch, models, schema
+from attnlab.runs import models, schema
 from attnlab.runs import write as runs_write
 from attnlab.runs.schema import FIRST, REST, STEPS
 from attnlab.study import models as stated
-from attnlab.study.implementations import FALLBACK, control
+from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE
 
 GPU = "NVIDIA H200"
@@ -38,33 +38,23 @@ def shown() -> Results:
 
 def write(
     name: str = "mine",
-    called: str = "kernel.best",
     created: str = "2026-11-22",
     on: str = GPU,
     complete: bool = True,
     plan: stated.Plan = PLAN,
+    **more: object,
 ) -> None:
     """A record whose first token takes 10 ms with SDPA, and each later one 1 ms."""
-    choices = [
-        dispatch.Choice(
-            **{axis: getattr(workload.shape, axis) for axis in dispatch.Choice.AXES},
-            implementation=called if FASTER.get(one.name, 1) > 1 else FALLBACK,
-            **dict.fromkeys(("speedup", "low", "high"), 1.5),
-        )
-        for one in plan.models
-        for workload in plan.workloads(one)
-    ]
-    table = dispatch.Dispatch(run="theirs", seal="s", device=GPU, torch="2", timing="eager clock", choices=choices)
     card = {"kind": "cuda", "name": on, "multiprocessors": 132, "compute_capability": "9.0"}
     environment = small.model_manifest()["environment"]
     fields = {
         "created": f"{created}T09:00:00+00:00",
         "device": small.manifest()["device"] | card,
         "environment": environment | {"packages": {"transformers": "5", "torch": "2"}},
-        "dispatch": table.model_dump(mode="json"),
+        "dispatch": {"run": "theirs", "gpu.json": "0" * 64},
     }
     run = models.run_of(name)
-    runs_write.create(run, small.model_manifest(plan, **fields))
+    runs_write.create(run, small.model_manifest(plan, **fields, **more))
     for part, key, rows in small.model_blocks(plan):
         runs_write.add_part(run, part, key, chosen(part, rows))
     if complete:
@@ -175,6 +165,15 @@ def test_the_tables_show_each_phase_in_its_unit_with_verdicts(data):
     steps = model.steps(shown()).frame
     assert list(steps["step"]) == [DRAFT] * 2  # the others were not timed
     assert [cell.estimate for cell in steps["attend (ms) [95 %]"]] == pytest.approx([0.5] * 2, rel=1e-2)
+
+
+def test_it_is_said_of_which_record_the_launch_of_a_graph_counts(data):
+    write("before", created="2026-11-20")
+    write("mine", queued=True, plan=PLAN.model_copy(update={"models": [stated.MODELS["llama-64"]]}))
+    before, mine = sorted(model.said(shown()).markdown.split("\n\n"))
+    assert before.endswith(" Of a CUDA graph, the host's launch counts.")
+    assert "launch" not in mine
+    assert " one before, but in `before`: there the host's launch counts. " in model.steps(shown()).note
 
 
 def test_what_is_gained_and_what_ran(data):

@@ -11,11 +11,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from attnlab import __main__, select_run
 from attnlab.base import paths
-from attnlab.base.errors import Interrupted, UserError
+from attnlab.base.errors import Interrupted, Outdated, UserError
 from attnlab.measure import processes, subjects
 from attnlab.measure.session import models as session
 from attnlab.measure.subjects import model
 from attnlab.runs import models, read, schema, write
+from attnlab.runs.manifest import ModelFields
 from attnlab.study import models as stated
 from attnlab.study.implementations import control
 from attnlab.study.models import BASELINE, CANDIDATE
@@ -261,7 +262,7 @@ def test_a_record_holds_what_its_plan_states(recording):
     recording()
     (record,) = newest()
     assert record.manifest.complete
-    assert record.manifest.dispatch is None
+    assert (record.manifest.dispatch, record.manifest.queued) == ({}, True)
     assert record.manifest.command == "make model RUN=mine"
     assert record.manifest.environment.packages["transformers"][0].isdigit()
     attentions = {BASELINE, CANDIDATE, control(BASELINE)}
@@ -282,9 +283,9 @@ def test_a_record_holds_what_its_plan_states(recording):
 
 def test_attend_goes_by_the_table_of_the_device_if_there_is_one(capsys, monkeypatch):
     monkeypatch.setenv("ATTNLAB_DATA", str(paths.ROOT / "data"))
-    assert select_run._table_of("NVIDIA none") is None
+    assert select_run._table_of("NVIDIA none") == {}
     assert capsys.readouterr().err.startswith("no dispatch table of NVIDIA none: `attend` calls SDPA; `make dispatch`")
-    assert select_run._table_of("NVIDIA H200").device == "NVIDIA H200"
+    assert list(select_run._table_of("NVIDIA H200")) == ["run", "nvidia-h200.json"]
 
 
 def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
@@ -302,6 +303,9 @@ def test_a_record_that_was_interrupted_goes_on(recording, monkeypatch):
         recording()
     assert write.recorded(MINE, "samples") == {"r00-tiny-gpt2", "r00-tiny-llama"}
     assert newest() == []
+    plan = ModelFields.model_validate(read.read_manifest(MINE)).plan
+    with pytest.raises(Outdated, match=r"the dispatch table changed since the record 'mine' began: start a new one"):
+        session.record_models("mine", plan, torch.device("cpu"), {"run": "another"}, ThreadPoolExecutor(1))
     taken.append("again")
     assert select_run.modelled("mine", "cpu", {}) == "mine"  # the plan is the one that it began with
     assert taken == [0, "again", 1]

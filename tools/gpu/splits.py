@@ -220,20 +220,22 @@ def _splits(*sizes: Any) -> list[Split]:
 
 def _launches(kernel: rungs.Kernel, inputs: Inputs, split: Split) -> str:
     """The time without launching early, and with the merge's multiprocessor at its most shared memory."""
-    late = _us(kernel, inputs, split, early=False)
+    waiting = _us(kernel, inputs, split, early=False)
     merge = kernel.prepared(*inputs[0], True).compiled.merge
     before = merge.preferred_shared_memory_carveout
     merge.preferred_shared_memory_carveout = 100
     carved = _us(kernel, inputs, split)
     merge.preferred_shared_memory_carveout = before
-    return f"not early {late:.2f}, merge beside all shared memory {carved:.2f}, again {_us(kernel, inputs, split):.2f}"
+    return (
+        f"not early {waiting:.2f}, merge beside all shared memory {carved:.2f}, again {_us(kernel, inputs, split):.2f}"
+    )
 
 
 def _us(kernel: rungs.Kernel, inputs: Inputs, split: Split, early: bool = True) -> float:
     """The median over replays of a graph that goes from one memory to the next; endless where it can't be launched."""
     with _at(split), ExitStack() as stack:
         if not early:
-            stack.enter_context(patch.object(launch, "early", _late))
+            stack.enter_context(patch.object(launch, "early", late))
         kernel._prepared.clear()
         try:
             kernel(*inputs[0], True)
@@ -259,7 +261,7 @@ def _us(kernel: rungs.Kernel, inputs: Inputs, split: Split, early: bool = True) 
 _EARLY = launch.early
 
 
-def _late(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> object:
+def late(ctas: int, threads: int, shared_bytes: int = 0, cluster: int = 1) -> object:
     """As `launch.early`, but only the merge, which has no dynamic memory, is launched before what it follows ended."""
     config = _EARLY(ctas, threads, shared_bytes, cluster)
     if shared_bytes:

@@ -45,10 +45,10 @@ def main() -> None:
     for stated in options.shapes:
         print(f"{stated:>28}  " + " ".join(f"{name:>14}" for name in names))
         for kind in options.values.split(","):
-            _time(_shape(stated, kind), names, others[0], options.rounds, options.apart)
+            _time(shape_of(stated, kind), names, others[0], options.rounds, options.apart)
 
 
-def _shape(stated: str, kind: str) -> Shape:
+def shape_of(stated: str, kind: str) -> Shape:
     batch, heads, seq_len, head_dim, *more = (int(size) for size in stated.rstrip("cb").split(","))
     ending = stated[len(stated.rstrip("cb")) :]
     kv_heads, kv_len = more or (0, 0)

@@ -66,7 +66,8 @@ def steps(results: Results) -> Table:
     if not found:
         raise NotMeasured("No single steps were timed")
     caption = "Steps after a prompt whose keys and values are in a static cache."
-    return _table(found, "ms", milliseconds, caption, say("model.steps", drafted=DRAFTED))
+    launched = [record.manifest.name for record in records if not record.manifest.queued]
+    return _table(found, "ms", milliseconds, caption, say("model.steps", drafted=DRAFTED, launched=launched))
 
 
 def _comparisons(records: Sequence[Record]) -> list[Comparison]:
@@ -92,9 +93,9 @@ def _said(record: Record) -> str:
 
 def _is_replaced(record: Record) -> bool:
     """Whether the dispatch table that a record went by is no longer the one of its device."""
-    device_name, used = record.manifest.device.name, record.manifest.dispatch
+    used = record.manifest.dispatch
     with suppress(UserError):
-        return used is not None and dispatch.load(dispatch.path(device_name), device_name).run != used.run
+        return bool(used) and dispatch.identity(record.manifest.device.name) != used
     return True
 
 

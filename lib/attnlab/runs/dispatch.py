@@ -1,5 +1,6 @@
 """Dispatch tables: which implementation `attnlab.attend` calls at each shape, by the results of a run on one device."""
 
+import hashlib
 import math
 from functools import cached_property
 from itertools import islice
@@ -236,6 +237,18 @@ def _place(shape: Shape) -> tuple[float, ...]:
     sizes = heads, shape.seq_len, shape.heads // shape.kv_heads, min(tiles, FULL)
     few = FEW_APART if tuning.rows_of(shape) else 0.0
     return *map(math.log2, sizes), math.log2(shape.kv_len) / 2, few
+
+
+def identity(device_name: str, torch: str | None = None) -> dict[str, str]:
+    """The runs that the table of a device was made from, and its SHA-256 by the name of its file; empty without one.
+
+    Raises:
+        UserError: `load` refuses the table.
+    """
+    file = path(device_name)
+    if not file.is_file():
+        return {}
+    return {"run": load(file, device_name, torch).run, file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
 def path(device_name: str) -> Path:

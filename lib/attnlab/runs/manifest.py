@@ -6,7 +6,6 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 
 from attnlab.base.documents import Count, Hash, Positive, Size, Words, validated
 from attnlab.base.errors import UserError
-from attnlab.runs.dispatch import Dispatch
 from attnlab.runs.rules import GATE_FACTOR
 from attnlab.runs.schema import NAME, TIME, Manifest
 from attnlab.runs.tables import MODEL_TABLES, TABLES
@@ -168,14 +167,17 @@ class ModelFields(Common):
 
     Attributes:
         tick_us: the step of the host's clock.
-        dispatch: the table that `attend` went by; None where it had none, as on a CPU.
+        dispatch: the table that `attend` went by, as `dispatch.identity` gives it; empty without one, as on a CPU.
+        queued: whether the host launched a CUDA graph while the device was busy, so that its time doesn't count in the
+            step.
     """
 
     files_of = tuple(f"{table}.parquet" for table in MODEL_TABLES)
     packages_of = ("torch", "transformers")
     tick_us: NotNegative
     plan: Plan
-    dispatch: Dispatch | None
+    dispatch: dict[str, str]
+    queued: bool = False
 
 
 class Fields(Common):

@@ -34,6 +34,8 @@ STEPS = {
     "one token, CUDA graph": "graph_us",
 }
 """Single steps after a prompt that a model is timed in besides, each with the column that holds its time."""
+GRAPHS = [column for step, column in STEPS.items() if "CUDA graph" in step]
+"""The columns of steps that are replays."""
 LARGE_LOGITS, CONSTANT_ROWS = EXTREMES = ("large logits", "constant rows")
 """Kinds of inputs that an implementation is checked on at each shape, besides the values that it is timed on."""
 PARTS = "parts"

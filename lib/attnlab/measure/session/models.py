@@ -17,19 +17,17 @@ from typing import Any
 
 import torch
 
-from attnlab.base import documents
-from attnlab.base.errors import UserError
+from attnlab.base.errors import Outdated, UserError
 from attnlab.measure import pretrained, processes
 from attnlab.measure.clocks import cuda_events, traced
 from attnlab.measure.instruments import devices, environment, inspection
 from attnlab.measure.session import record
 from attnlab.measure.subjects import attend, model
 from attnlab.measure.subjects.implementation import ran_out_of_memory
-from attnlab.runs import models, read, rules, schema, write
-from attnlab.runs.dispatch import Dispatch
+from attnlab.runs import dispatch, models, read, rules, schema, write
 from attnlab.runs.manifest import ModelFields
 from attnlab.runs.models import WORKLOAD
-from attnlab.runs.schema import FIRST, PHASES, REST, STEPS, Row
+from attnlab.runs.schema import FIRST, GRAPHS, PHASES, REST, STEPS, Row
 from attnlab.runs.tables import GENERATIONS, MODEL_TABLES
 from attnlab.study.models import BASELINE, CANDIDATE, Model, Plan, Workload, command
 
@@ -39,8 +37,6 @@ WARMUPS = 2
 WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 """The type in which the same weights are the reference for logits."""
 WATCHED = "attnlab.watched"
-DISPATCH = "dispatch.json"
-"""The file in the run's folder by which `attend` chooses."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +61,14 @@ def record_models(
     name: str,
     plan: Plan,
     device: torch.device,
-    table: Dispatch | None,
+    dispatched: dict[str, str],
     executor: Executor | None = None,
     own: pretrained.Own | None = None,
 ) -> None:
     """Measure into the record `name`, which is new, or was cut off and is resumed.
 
     Args:
-        table: the dispatch table that `attend` goes by; None for SDPA alone.
+        dispatched: the dispatch table that `attend` goes by, as `dispatch.identity` gives it; empty for SDPA alone.
         executor: runs the jobs in fresh processes; default `processes.fresh_processes`.
         own: the model and the text of the plan, where it names a text.
 
@@ -85,22 +81,19 @@ def record_models(
     with write.lock(run), executor or processes.fresh_processes() as pool, record.explained(target, pool, again):
         if not (target / "manifest.json").is_file():
             found = pool.submit(survey, device.type).result() | {"plan": plan.model_dump(mode="json")}
-            write.create(
-                run, record.begun(again, __name__, found | {"dispatch": table and table.model_dump(mode="json")})
-            )
+            write.create(run, record.begun(again, __name__, found | {"dispatch": dispatched, "queued": True}))
         begun = ModelFields.model_validate(read.read_manifest(run))
         if begun.complete:
             raise UserError(f"the record {name!r} is complete: name another with RUN")
         if begun.plan != plan or (plan.text is None) != (own is None):
             goes_on = f"`{command(name, begun.plan)}` goes on with it"
             raise UserError(f"the record {name!r} is of another plan: {goes_on}, or name another with RUN")
-        if begun.dispatch:
-            documents.write(target / DISPATCH, begun.dispatch)  # for the processes that measure
+        if begun.dispatch != dispatched:
+            raise Outdated(f"the dispatch table changed since the record {name!r} began: start a new one")
         read.held(run)  # which refuses blocks that were lost or changed, before others are measured
         for job in _jobs(run, begun, device, own):
             pool.submit(take, job).result()
         write.finish(run)
-        (target / DISPATCH).unlink(missing_ok=True)
 
 
 def survey(kind: str) -> dict[str, Any]:
@@ -114,7 +107,7 @@ def survey(kind: str) -> dict[str, Any]:
 
 def _jobs(run: str, begun: ModelFields, device: torch.device, own: pretrained.Own | None) -> Iterator[Job]:
     done = write.recorded(run, GENERATIONS.name)
-    table = schema.folder(run) / DISPATCH if begun.dispatch else None
+    table = dispatch.path(begun.device.name) if begun.dispatch else None
     for replicate in range(begun.plan.replicates):
         lacking = tuple(one for one in begun.plan.models if schema.model_key(replicate, one.name) not in done)
         if lacking:
@@ -263,8 +256,12 @@ class _Taking:
         """How long each step takes, in µs; NaN for those that this device doesn't have."""
         self._by(attention)
         device = torch.device(self.job.device)
-        found_us = {column: cuda_events.timed(device, step)[0] for column, step in steps.items()}
-        return dict.fromkeys(STEPS.values(), math.nan) | found_us
+        found_us = dict.fromkeys(STEPS.values(), math.nan)
+        for column, step in steps.items():
+            if column in GRAPHS:
+                step()  # the host launches what is timed while the device is busy with this
+            found_us[column] = cuda_events.timed(device, step)[0]
+        return found_us
 
     def _by(self, attention: str) -> Any:
         """The model, which computes attention by this one from now on."""

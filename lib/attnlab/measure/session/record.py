@@ -1,7 +1,6 @@
 """Recording a run: whatever the study asks for and the run lacks is handed to processes; then the run is closed."""
 
 import errno
-import hashlib
 import os
 import shlex
 import subprocess
@@ -201,11 +200,8 @@ def begun(command: str, module: str, found: schema.Manifest) -> schema.Manifest:
 
 def _dispatched(study: Study, device_name: str) -> dict[str, str]:
     """The dispatch table of `attnlab.attend` in this run, and its hash; empty if the study doesn't measure `attend`."""
-    table = dispatch.path(device_name)
-    if implementations.DISPATCH not in study.implementations or not table.is_file():
-        return {}
-    digest = hashlib.sha256(table.read_bytes()).hexdigest()
-    return {"run": dispatch.load(table, device_name, torch.__version__).run, table.name: digest}
+    named = implementations.DISPATCH in study.implementations
+    return dispatch.identity(device_name, torch.__version__) if named else {}
 
 
 def _jobs(name: str, study: Study, device: str, environment: str) -> list[Job]:
