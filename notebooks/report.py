@@ -306,7 +306,7 @@ show("model.said")
 # - **Events.** A pair of events around nothing reads more than nothing; a warm `device` sample spreads that over its calls, a
 #   cold one carries it whole. Nothing is subtracted.
 # - **Calls in a row.** In warm `device` samples the call before hides part of `kernel.few`'s launch, and every sample finds
-#   instructions in the caches, which a model evicts between two calls: its steps may gain less than the kernels do, or lose.
+#   its instructions in the caches, where in a model other kernels run between two calls.
 # - **Few replicates.** Student's $t$ over a handful of processes supposes medians that are roughly normal. A single replicate
 #   tells of its own process: in simulations of processes that differ, up to four in ten of its verdicts err.
 
